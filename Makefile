@@ -1,0 +1,43 @@
+# The two commands of the README are `make profile` and `make test`; each sets up what it needs.
+
+PYTHON ?= python3
+VENV := .venv
+INTEGRATIONS := .venv-integrations
+PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: profile test test-integrations lint bench venv clean
+
+profile: venv
+	$(VENV)/bin/python profile_training.py
+
+test: venv
+	$(VENV)/bin/python -m pytest
+
+# Frameworks that bring many packages stay out of the environment of `make test`.
+test-integrations: $(INTEGRATIONS)/.made
+	$(INTEGRATIONS)/bin/python -m pytest -m integrations integrations_tests
+
+lint: venv
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: $(INTEGRATIONS)/.made
+	$(INTEGRATIONS)/bin/python -m benchmarks
+
+venv: $(VENV)/.made
+
+$(VENV)/.made: constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "training_profiler needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python $(PIP) --editable '.[examples,dev]'
+	@touch $@
+
+$(INTEGRATIONS)/.made: constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python $(PIP) --editable '.[examples,integrations]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(INTEGRATIONS) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

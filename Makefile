@@ -15,7 +15,7 @@ test: venv
 
 # Frameworks that bring many packages stay out of the environment of `make test`.
 test-integrations: $(INTEGRATIONS)/.made
-	$(INTEGRATIONS)/bin/python -m pytest -m integrations integrations_tests
+	$(INTEGRATIONS)/bin/python -m pytest -m integrations tests/integrations
 
 lint: venv
 	$(VENV)/bin/ruff check .

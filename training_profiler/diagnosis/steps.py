@@ -1,0 +1,124 @@
+"""Rules about how step time varies: spread, warm-up, trend, first batches."""
+
+from typing import Final
+
+from training_profiler.diagnosis.insight import Insight
+from training_profiler.diagnosis.shares import WORTH_AT_LEAST_S
+from training_profiler.snapshot import OTHER, Snapshot
+
+VARIATION: Final = 0.10  # standard deviation over mean
+VARIATION_NEEDS: Final = 20  # steps after warm-up; the deviation of fewer is itself too uncertain
+RISE: Final = 0.05  # over the run
+RISE_NEEDS: Final = 100  # steps after warm-up
+RISE_P_VALUE: Final = 0.001  # neighbouring steps are alike, so chance alone rises more often than in theory
+FIRST_FETCH_RATIO: Final = 5.0
+FIRST_FETCH_SHARE: Final = 0.01  # of the epoch
+COUPLED: Final = 0.30  # of the variance of step time; from here on a section is named as the one that moves with it
+
+_WHY = {
+    "data_loading": "data stalls: more workers, a larger prefetch_factor, samples of more even cost",
+    "data_generation": "data of uneven cost: generate ahead, in workers",
+    "data_transfer": "transfers: pinned memory, non_blocking=True",
+    "forward_pass": "shapes that change from batch to batch, or other work on the machine",
+    "backward_pass": "shapes that change from batch to batch, or allocator fragmentation",
+    "synchronization": "a rank that is sometimes late",
+    OTHER: "something no section covers: logging, garbage collection, other work on the machine",
+}
+
+
+def step_time_varies(snapshot: Snapshot) -> Insight | None:
+    """Flag step times whose deviation is above 10 % of their mean; None below 20 steps after warm-up."""
+    step = snapshot.step
+    if step is None or step.settled_count < VARIATION_NEEDS or not step.avg_s:
+        return None
+    variation = step.std_s / step.avg_s
+    worth_s = max(0.0, step.avg_s - step.median_s) * step.settled_count
+    if variation <= VARIATION or worth_s < WORTH_AT_LEAST_S:
+        return None
+    cause, part = max(step.explained.items(), key=lambda item: item[1], default=("", 0.0))
+    named = f"; {part:.0%} of the variation comes from {cause}" if part >= COUPLED else ""
+    evidence: dict[str, float | int | str] = {
+        "coefficient_of_variation": variation,
+        "threshold": VARIATION,
+        "avg_s": step.avg_s,
+        "std_s": step.std_s,
+        "max_s": step.max_s,
+        "max_step": step.max_step,
+    }
+    if named:
+        evidence |= {"moves_with": cause, "explained": part}
+    why = _WHY.get(cause, f"look at what makes {cause} uneven") if named else ""
+    return Insight(
+        code="step-time-varies",
+        finding=f"step time varies by {variation:.0%} (std over mean; longest {step.max_s:.4f}s at step "
+        f"{step.max_step}, median {step.median_s:.4f}s){named}",
+        evidence=evidence,
+        worth_s=worth_s,
+        remedy=why or "data stalls, shapes that change, allocator fragmentation, or other work on the machine",
+    )
+
+
+def warm_up(snapshot: Snapshot) -> Insight | None:
+    """Tell first steps that took more than 3 medians apart; None without such."""
+    step = snapshot.step
+    if step is None or not step.warmup_count or not step.settled_count:
+        return None
+    extra_s = step.warmup_s - step.warmup_count * step.avg_s
+    avg_s = step.warmup_s / step.warmup_count
+    if extra_s < WORTH_AT_LEAST_S or avg_s <= 3 * step.median_s:
+        return None
+    first = "step was" if step.warmup_count == 1 else f"{step.warmup_count} steps were"
+    return Insight(
+        code="warm-up",
+        finding=f"the first {first} warm-up: {avg_s:.4f}s against {step.median_s:.4f}s after; "
+        f"step averages leave {'it' if step.warmup_count == 1 else 'them'} out",
+        evidence={"warmup_steps": step.warmup_count, "warmup_s": step.warmup_s, "median_s": step.median_s},
+        worth_s=extra_s,
+        remedy="worker start, torch.compile and cuDNN autotuning happen once; only short runs notice",
+    )
+
+
+def slowing_down(snapshot: Snapshot) -> Insight | None:
+    """Flag step times that rise by more than 5 % over the run, with confidence; None below 100 steps."""
+    step = snapshot.step
+    if step is None or step.rise is None or step.rise_p_value is None or step.settled_count < RISE_NEEDS:
+        return None
+    # A linear rise by r costs on average half of it, compared with the pace of the start.
+    worth_s = step.avg_s * step.settled_count * (step.rise / 2) / (1 + step.rise / 2)
+    if step.rise <= RISE or step.rise_p_value > RISE_P_VALUE or worth_s < WORTH_AT_LEAST_S:
+        return None
+    return Insight(
+        code="slowing-down",
+        finding=f"steps become slower: {step.rise:.0%} longer at the end of the run than at its start",
+        evidence={"rise": step.rise, "threshold": RISE, "p_value": step.rise_p_value, "steps": step.settled_count},
+        worth_s=worth_s,
+        remedy="something grows: a list of losses that keep their graph (use .item() or .detach()), a cache, a log; "
+        "or the machine throttles",
+    )
+
+
+def first_batch_slow(snapshot: Snapshot) -> Insight | None:
+    """Flag epochs whose first fetch takes over 5 median fetches and 1 % of the epoch."""
+    slow = [
+        (epoch.first_fetch_s - epoch.median_fetch_s, epoch)
+        for epoch in snapshot.epochs
+        if epoch.first_fetch_s is not None
+        and epoch.median_fetch_s is not None
+        and epoch.is_complete
+        and epoch.first_fetch_s > FIRST_FETCH_RATIO * epoch.median_fetch_s
+        and epoch.first_fetch_s - epoch.median_fetch_s > FIRST_FETCH_SHARE * epoch.wall_s
+    ]
+    worth_s = sum(extra_s for extra_s, _ in slow)
+    # The first epoch has to start its workers in any case; only a second one shows a habit.
+    if len(slow) < 2 or worth_s < WORTH_AT_LEAST_S:
+        return None
+    epochs_s = sum(epoch.wall_s for _, epoch in slow)
+    first_s = sum(epoch.first_fetch_s or 0.0 for _, epoch in slow) / len(slow)
+    return Insight(
+        code="first-batch-slow",
+        finding=f"the first batch of an epoch takes {first_s:.4f}s on average, "
+        f"{worth_s / epochs_s:.1%} of the time of {len(slow)} epochs",
+        evidence={"first_fetch_s": first_s, "share_of_epochs": worth_s / epochs_s, "epochs": len(slow)},
+        worth_s=worth_s * (len(slow) - 1) / len(slow),
+        remedy="persistent_workers=True keeps the DataLoader's workers from one epoch to the next",
+    )

@@ -1,0 +1,17 @@
+"""What the profiler raises and warns with, all of it at start-up."""
+
+
+class ProfilerError(Exception):
+    """Base of every error the profiler raises; none is raised once training runs."""
+
+
+class SettingsError(ProfilerError, ValueError):
+    """A setting has a value that cannot be used; the message names it and gives an example."""
+
+
+class RunFolderError(ProfilerError):
+    """A run folder cannot be read as one."""
+
+
+class ProfilerWarning(UserWarning):
+    """A setting that has no effect, or a part of the profiler that could not start."""

@@ -1,0 +1,230 @@
+"""The public API while profiling is on: the process's one recorder and its session."""
+
+import multiprocessing
+import warnings
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TypeVar
+
+from training_profiler.errors import ProfilerWarning
+from training_profiler.exits import at_fork, is_worker
+from training_profiler.record.loader import LoaderCounts, ProfiledLoader
+from training_profiler.record.recorder import Recorder
+from training_profiler.session import Session
+from training_profiler.settings import read_settings, unknown_variables
+from training_profiler.snapshot import Snapshot
+from training_profiler.upkeep import measure_section_cost_ns
+
+T = TypeVar("T")
+PHASES = ("train", "validation")
+
+
+class _Process:
+    """What this process profiles."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.session: Session | None = None
+        self.settings = read_settings()  # so that a wrong variable is an error now, and not in the training
+        self.is_silent = False  # for good in a forked child; in other workers until they start by name
+        self.was_stopped = False
+        self.phase = "train"
+
+    def running(self) -> Session | None:
+        """Return the session under way, beginning one if this process has had none."""
+        session = self.session
+        if session is not None:
+            return session if session.is_running else None
+        if self.is_silent or self.was_stopped or is_worker():
+            return None
+        return self.begin(opens_files=False)
+
+    def begin(self, opens_files: bool) -> Session:
+        """Begin a session with the settings that hold now."""
+        self.session = Session(self.recorder, self.settings, measure_section_cost_ns())
+        self.session.start(opens_files)
+        return self.session
+
+    def fall_silent(self) -> None:
+        """Stop recording in a forked child, whose run is its parent's."""
+        self.is_silent = True
+        if self.session is not None:
+            self.session.abandon()
+            self.session = None
+
+
+_process = _Process(Recorder())
+_process.recorder.on_first = lambda: _process.running() and None
+profile_section = _process.recorder.section
+at_fork(lambda: _process.fall_silent())
+for _sentence in unknown_variables():
+    warnings.warn(_sentence, ProfilerWarning, stacklevel=2)
+
+
+def start_training_profiling(
+    log_every: int | None = None,
+    *,
+    format: str | None = None,
+    dir: str | None = None,
+    stream: str | None = None,
+    warmup: int | str | None = None,
+    flush_s: float | None = None,
+    max_names: int | None = None,
+) -> None:
+    """Begin a run: from now on all wall time is accounted for, and reports are printed.
+
+    An argument that is not given is taken from its variable, ``RECTIFIED_FLOW_PROFILE_LOG_EVERY`` and so
+    on, and without that has its default. A second call while a run is under way changes its settings.
+
+    Args:
+        log_every: steps between periodic reports; 50 by default.
+        format: ``"table"`` (default) or ``"lines"``, one greppable line a section.
+        dir: folder in which the run makes a folder of its own; ``"runs"`` by default.
+        stream: ``"stdout"`` (default) or ``"stderr"``.
+        warmup: first steps to leave out of averages; ``"auto"`` (default) tells them by their length.
+        flush_s: longest time in s between two writes to the journal; 10 by default.
+        max_names: section names that get a row of their own; 1000 by default.
+
+    Raises:
+        SettingsError: a value cannot be used; the message names it and shows an example.
+    """
+    arguments = {name: value for name, value in locals().items() if value is not None}
+    settings = read_settings(arguments)
+    if _process.is_silent or _is_loader_worker():
+        return
+    _process.settings = settings
+    session = _process.session
+    if session is not None and session.is_running:
+        session.adopt(settings)
+    else:
+        _process.begin(opens_files=True)
+    _process.was_stopped = False
+
+
+def _is_loader_worker() -> bool:
+    # A daemonic child serves a DataLoader or a pool; one that trains is started as an ordinary process.
+    return is_worker() and multiprocessing.current_process().daemon
+
+
+def stop_training_profiling() -> None:
+    """End the run: print the final summary and write it to the run folder. Does nothing without a run."""
+    session = _process.session
+    _process.was_stopped = True
+    if session is not None:
+        session.finish()
+
+
+def profile_step() -> None:
+    """End a training step. Call it once an optimizer update, at the end of the loop's body."""
+    session = _process.running()
+    if session is not None and _process.phase == "train":
+        session.step()
+
+
+class _Context:
+    """A context that tells the session of its begin and its end."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+
+class _Epoch(_Context):
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __enter__(self) -> None:
+        session = _process.running()
+        if session is not None:
+            session.begin_epoch(self._number)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        session = _process.running()
+        if session is not None:
+            session.end_epoch(is_complete=kind is None)
+
+
+class _Validation(_Context):
+    def __enter__(self) -> None:
+        self._phase_before = _process.phase
+        _process.phase = "validation"
+        self._section = profile_section("validation_epoch")
+        self._section.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _process.phase = self._phase_before
+        self._section.__exit__(kind, error, traceback)
+
+
+def profile_epoch(n: int) -> _Context:
+    """Return a context around one epoch; at its end the epoch's summary is printed.
+
+    Args:
+        n: number of the epoch, as it shall stand in the summary.
+    """
+    try:
+        return _Epoch(int(n))
+    except (TypeError, ValueError):
+        _note(f"profile_epoch({n!r}) has no number, so this epoch has no summary; example: profile_epoch(1)")
+        return _Context()
+
+
+def profile_phase(phase: str) -> _Context:
+    """Return a context around one phase of the loop.
+
+    ``"validation"`` is one ``validation_epoch``: what happens inside is part of no training step, and
+    ``profile_step`` there ends none. ``"train"`` is what holds without any.
+
+    Args:
+        phase: ``"train"`` or ``"validation"``.
+    """
+    if phase == "validation":
+        return _Validation()
+    if phase != "train":
+        _note(f"profile_phase({phase!r}) is neither 'train' nor 'validation' and was ignored")
+    return _Context()
+
+
+def _note(sentence: str) -> None:
+    session = _process.running()
+    if session is not None and sentence not in session.upkeep.notes and len(session.upkeep.notes) < 20:
+        session.upkeep.notes.append(sentence)
+
+
+def profile_dataloader(loader: Iterable[T], name: str | None = None) -> Iterable[T]:
+    """Return a loader that gives the same batches and books each wait for one under ``data_loading``.
+
+    All other attributes are the loader's own.
+
+    Args:
+        loader: anything that can be iterated, such as a ``torch.utils.data.DataLoader``.
+        name: how reports call it; ``"0"``, ``"1"``, ... by default.
+    """
+    session = _process.running()
+    if session is None:
+        return loader
+    counts = LoaderCounts(str(name) if name is not None else str(len(session.loaders)))
+    session.loaders.append(counts)
+    return ProfiledLoader(loader, profile_section, _process.recorder.clock, counts, lambda: _process.phase == "train")
+
+
+def is_profiling_enabled() -> bool:
+    """Return whether this process records; False after a stop, and in workers."""
+    if _process.session is not None:
+        return _process.session.is_running
+    return not (_process.is_silent or _process.was_stopped or is_worker())
+
+
+def snapshot() -> Snapshot:
+    """Return the figures of the run so far, in seconds; of nothing where there is no run."""
+    session = _process.session
+    return session.snapshot() if session is not None else Snapshot()
+

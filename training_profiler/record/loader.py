@@ -1,0 +1,111 @@
+"""A data loader whose fetches are timed, and that is the user's loader in every other respect."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from training_profiler.record.section import Section
+
+Batch = TypeVar("Batch")
+
+
+class LoaderCounts:
+    """What went through one loader: batches, samples (None once unknown) and the time of its fetches."""
+
+    __slots__ = ("batches", "name", "samples", "training_batches", "training_samples", "wait_ns")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.batches = 0
+        self.samples: int | None = 0
+        self.wait_ns = 0
+        self.training_batches = 0  # those fetched outside of validation
+        self.training_samples: int | None = 0
+
+    def add(self, size: int | None, wait_ns: int, is_training: bool) -> None:
+        """Count one batch of ``size`` samples (None: unknown) that was waited for ``wait_ns``."""
+        self.batches += 1
+        self.wait_ns += wait_ns
+        self.samples = _sum(self.samples, size)
+        if is_training:
+            self.training_batches += 1
+            self.training_samples = _sum(self.training_samples, size)
+
+
+def _sum(so_far: int | None, size: int | None) -> int | None:
+    return None if so_far is None or size is None else so_far + size
+
+
+class ProfiledLoader(Generic[Batch]):
+    """Iterates ``loader`` and books each wait for a batch under ``data_loading``.
+
+    Every attribute not found here is the loader's own, so ``loader.sampler.set_epoch(n)`` goes on
+    working. The fetch that finds the loader empty is no batch and is not counted as one; making the
+    iterator (where workers start) is part of the first fetch.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Batch],
+        section: Callable[[str], Any],
+        clock: Callable[[], int],
+        counts: LoaderCounts,
+        is_training: Callable[[], bool],
+    ) -> None:
+        self._loader = loader
+        self._section = section
+        self._clock = clock
+        self._counts = counts
+        self._is_training = is_training
+
+    def __iter__(self) -> Iterator[Batch]:
+        iterator: Iterator[Batch] | None = None
+        while True:
+            waiting = self._section("data_loading")
+            begin_ns = self._clock()
+            waiting.__enter__()
+            try:
+                if iterator is None:
+                    iterator = iter(self._loader)
+                batch = next(iterator)
+            except StopIteration:
+                cancel(waiting)
+                return
+            except BaseException:
+                waiting.__exit__(None, None, None)
+                raise
+            waiting.__exit__(None, None, None)
+            wait_ns = self._clock() - begin_ns
+            self._counts.add(batch_size(batch), wait_ns, self._is_training())
+            yield batch
+            del batch  # the user's loop alone decides how long a batch lives
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # not there yet while unpickling
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
+def cancel(waiting: Any) -> None:
+    """End the span of ``waiting`` without counting it; its time falls to whatever encloses it."""
+    if isinstance(waiting, Section):
+        waiting.cancel()
+    else:
+        waiting.__exit__(None, None, None)
+
+
+def batch_size(batch: object) -> int | None:
+    """Return the length of the first dimension of the first tensor in ``batch``, or None."""
+    for _ in range(4):  # deeper nestings are not searched: the first leaf is what counts
+        shape = getattr(batch, "shape", None)
+        if shape is not None:
+            return int(shape[0]) if len(shape) else None
+        if isinstance(batch, dict):
+            batch = next(iter(batch.values()), None)
+        elif isinstance(batch, (list, tuple)) and batch:
+            batch = batch[0]
+        else:
+            return None
+    return None

@@ -1,0 +1,63 @@
+"""Section names and the small integers that stand for them in the event stream."""
+
+import itertools
+from typing import Final
+
+OTHER_NAMES: Final = "(other names)"
+INVALID_NAME: Final = "(invalid name)"
+MAX_NAME_LENGTH: Final = 120  # characters; longer names would break every table they stand in
+MAX_FURTHER_NAMES: Final = 10_000  # how many names beyond the limit are told apart, for the report's count
+
+
+def printable(name: str) -> str:
+    """Return ``name`` with control characters and escape sequences written out, cut to 120 characters."""
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in name)
+    return text if len(text) <= MAX_NAME_LENGTH else text[: MAX_NAME_LENGTH - 1] + "…"
+
+
+class SectionNames:
+    """The bounded table of section names; ids count from 1, 0 stands for "no section"."""
+
+    def __init__(self, limit: int = 1000) -> None:
+        self.limit = limit
+        self.names: dict[int, str] = {0: ""}
+        self.invalid_count = 0
+        self.invalid_example = ""
+        self.further_names: set[int] = set()  # hashes: the names themselves could be of any length
+        self._ids: dict[str, int] = {}
+        self._next_id = itertools.count(1).__next__
+
+    def id_of(self, name: object) -> int:
+        """Return the id of ``name``; a name that cannot be used gets the id of a stand-in."""
+        if not isinstance(name, str) or not name.strip():
+            self.invalid_count += 1
+            self.invalid_example = self.invalid_example or printable(_show(name))
+            return self._id_of_printable(INVALID_NAME)
+        known = self._ids.get(name)
+        if known is not None:
+            return known
+        if len(self.names) > self.limit:
+            if len(self.further_names) < MAX_FURTHER_NAMES:
+                self.further_names.add(hash(name))
+            return self._id_of_printable(OTHER_NAMES)
+        return self._id_of_printable(printable(name))
+
+    def is_kept(self, name: object) -> bool:
+        """Return whether ``name`` has a row of its own, so that looking it up once is enough."""
+        return isinstance(name, str) and printable(name) in self._ids
+
+    def _id_of_printable(self, name: str) -> int:
+        known = self._ids.get(name)
+        if known is None:
+            # Two threads may arrive here with one name: setdefault lets one win, the other's id stays unused.
+            fresh = self._next_id()
+            self.names[fresh] = name
+            known = self._ids.setdefault(name, fresh)
+        return known
+
+
+def _show(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"

@@ -1,0 +1,179 @@
+"""The section of one name on one thread: the two calls that every measurement goes through."""
+
+import functools
+import inspect
+import itertools
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from itertools import repeat, starmap
+from typing import Any, Protocol, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
+Clock = Callable[[], int]
+
+FLUSH_AT_MOST = 2 * 2 * 4096  # integers; benchmarks/section_cost.py: below, fixed costs show; above, page faults
+FLUSH_AT_LEAST = 2 * 2 * 16  # integers; a slow script is drained by time, and not at every section
+CANCELLED = 1 << 24  # added to the code of an exit whose span shall not count, e.g. the fetch that ended a loader
+
+
+_serials = itertools.count(1)
+
+
+class Sections(Protocol):
+    """What a section needs of the place it was made by: another one of another name, on any thread."""
+
+    def __call__(self, name: str) -> "Section":
+        """Return the section called ``name`` of the calling thread."""
+
+
+class ThreadBuffer:
+    """The event stream of one thread: time, code, time, code, ...
+
+    ``events`` holds two integers an event: nanoseconds of the clock, then the section's id for an
+    enter and its negative for an exit; ``flush_at`` is the length that asks for a drain. ``sections`` are the sections made on this thread so far.
+    """
+
+    __slots__ = ("events", "flush_at", "name", "owner", "sections", "serial")
+
+    def __init__(self, name: str, owner: "weakref.ref[object]") -> None:
+        self.serial = next(_serials)
+        self.name = name
+        self.owner = owner  # dead when the thread is; thread idents are given out again, so they do not tell
+        self.events: list[int] = []
+        self.flush_at = FLUSH_AT_LEAST
+        self.sections: dict[object, Section] = {}
+
+
+class Section:
+    """A named region of code: a context manager and a decorator, without state of its own.
+
+    Being stateless makes one object enough for recursion and for any number of spans. ``make_section``
+    gives each section a class of its own, for ``__enter__`` is looked up on the class.
+    """
+
+    __slots__ = ()
+    name: str
+    cancel: Callable[[], None]
+    again: Sections
+
+    def __enter__(self) -> object:
+        raise NotImplementedError  # replaced in make_section
+
+    def __exit__(self, *exception: object) -> None:
+        raise NotImplementedError  # replaced in make_section
+
+    def __call__(self, function: F) -> F:
+        """Return ``function`` timed under this name.
+
+        A generator function is timed while it runs, one span a resumption, not while its consumer does;
+        an async function from call to return, its waits included.
+        """
+        if not callable(function):
+            raise TypeError(
+                f"profile_section({self.name!r}) decorates functions, not {function!r}; "
+                f'example: @profile_section("forward_pass")'
+            )
+        return cast(F, _timed(function, self.again, self.name))
+
+
+def make_section(name: str, code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], None], again: Sections) -> Section:
+    """Return the section that appends to ``buffer`` and calls ``flush`` when that is full."""
+    events = buffer.events
+    # A chain of C iterators reads the clock and appends (time, code) in one call that neither a signal
+    # handler nor another thread can interrupt, and without a Python frame: 15 % of a section's cost
+    # (benchmarks/section_cost.py). A method-wrapper in a class does not bind, so it can be __enter__ itself.
+    times = starmap(clock, repeat(()))
+    enter = map(events.extend, zip(times, repeat(code))).__next__
+    leave = map(events.extend, zip(times, repeat(-code))).__next__
+    cancel = map(events.extend, zip(times, repeat(-code - CANCELLED))).__next__
+
+    def __exit__(self: Section, exc_type: object, exc: object, traceback: object) -> None:  # noqa: N807
+        leave()
+        if len(events) > buffer.flush_at:
+            flush()
+
+    body = {
+        "__slots__": (),
+        "__enter__": enter,
+        "__exit__": __exit__,
+        "name": name,
+        "cancel": cancel,
+        "again": staticmethod(again),
+    }
+    return cast(Section, type("Section", (Section,), body)())
+
+
+def _timed(function: Callable[..., Any], section: Sections, name: str) -> Callable[..., Any]:
+    if inspect.isasyncgenfunction(function):
+        return _timed_async_generator(function, section, name)
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def timed_coroutine(*args: Any, **kwargs: Any) -> Any:
+            with section(name):
+                return await cast(Awaitable[Any], function(*args, **kwargs))
+
+        return timed_coroutine
+    if inspect.isgeneratorfunction(function):
+        return _timed_generator(function, section, name)
+
+    @functools.wraps(function)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        with section(name):
+            return function(*args, **kwargs)
+
+    return timed
+
+
+def _timed_generator(function: Callable[..., Any], section: Sections, name: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def timed(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        generator: Iterator[Any] = function(*args, **kwargs)
+        return (yield from _TimedResumptions(generator, section, name))
+
+    return timed
+
+
+class _TimedResumptions:
+    """A generator whose every resumption is one span; ``yield from`` forwards send, throw and close."""
+
+    def __init__(self, generator: Any, section: Sections, name: str) -> None:
+        self._generator = generator
+        self._section = section
+        self._name = name
+
+    def __iter__(self) -> "_TimedResumptions":
+        return self
+
+    def __next__(self) -> Any:
+        with self._section(self._name):
+            return next(self._generator)
+
+    def send(self, value: Any) -> Any:
+        with self._section(self._name):
+            return self._generator.send(value)
+
+    def throw(self, *exception: Any) -> Any:
+        with self._section(self._name):
+            return self._generator.throw(*exception)
+
+    def close(self) -> None:
+        self._generator.close()
+
+
+def _timed_async_generator(function: Callable[..., Any], section: Sections, name: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def timed(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        generator = function(*args, **kwargs)
+        try:
+            while True:
+                with section(name):
+                    try:
+                        value = await anext(generator)
+                    except StopAsyncIteration:
+                        return
+                yield value
+        finally:
+            await generator.aclose()
+
+    return timed

@@ -1,0 +1,179 @@
+"""The reports of the terminal, as spec and PROFILING.md describe them."""
+
+from collections.abc import Iterable
+
+from tabulate import tabulate
+
+from training_profiler.diagnosis import Insight
+from training_profiler.diagnosis.rules import too_little_data
+from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, percentages
+from training_profiler.snapshot import OUTSIDE_STEPS, EpochFigures, SectionFigures, Snapshot
+from training_profiler.units import S_PER_HOUR
+
+TABLE, LINES = "table", "lines"
+_HEADERS = ("section", "count", "total", "avg", "min", "max", "p50", "p95", "p99", "std")
+_RULE = "=" * 50
+
+
+def render_periodic(snapshot: Snapshot, layout: str = TABLE) -> str:
+    """Return the report on the steps since the last one."""
+    return f"\n=== Profiling Report (Step {snapshot.steps}) ===\n\n{_body(snapshot, layout)}\n"
+
+
+def render_final(snapshot: Snapshot, insights: Iterable[Insight], layout: str = TABLE) -> str:
+    """Return the summary of a run, with what to change and how the profiler itself fared."""
+    parts = [
+        f"\n=== Final Profiling Summary ({snapshot.steps} steps) ===",
+        "",
+        _body(snapshot, layout),
+        "",
+        *_run_lines(snapshot),
+        "Performance Insights:",
+        *_insight_lines(snapshot, insights),
+        *_health_lines(snapshot),
+    ]
+    if snapshot.run_folder:
+        parts += ["", f"Run folder: {snapshot.run_folder}"]
+    return "\n".join(parts) + "\n"
+
+
+def render_epoch(epoch: EpochFigures, warnings: Iterable[str] = ()) -> str:
+    """Return the summary of one epoch."""
+    lines = [f"\n=== Epoch {epoch.number} Profiling Summary ===", f"Total time: {epoch.wall_s:.2f}s"]
+    if epoch.avg_batch_s is not None and epoch.batches:
+        lines.append(f"Avg batch time: {epoch.avg_batch_s:.3f}s")
+        if epoch.wall_s:
+            samples = f", {epoch.samples / epoch.wall_s:.1f} samples/s" if epoch.samples else ""
+            lines.append(f"Throughput: {epoch.batches / epoch.wall_s * S_PER_HOUR:.1f} batches/hour{samples}")
+    if epoch.wall_s:
+        lines += ["", "Time Breakdown:", *_epoch_rows(epoch)]
+    lines += [_RULE, *(f"WARNING: {warning}" for warning in warnings)]
+    return "\n".join(lines) + "\n"
+
+
+def _epoch_rows(epoch: EpochFigures) -> list[str]:
+    named = sorted(((s, name) for name, s in epoch.self_s.items() if name != "other"), reverse=True)
+    rows = [(name, s) for s, name in named] + [("other/overhead", epoch.self_s.get("other", 0.0))]
+    shares = percentages([s / epoch.wall_s for _, s in rows])
+    width = max(25, *(len(name) for name, _ in rows))
+    return [f"  {name:<{width}}: {share:4.1f}% ({s:5.2f}s)" for (name, s), share in zip(rows, shares, strict=True)]
+
+
+def _body(snapshot: Snapshot, layout: str) -> str:
+    rows = list(in_tree_order(snapshot.sections))
+    breakdown = _lines(rows) if layout == LINES else _table(rows)
+    if not rows:
+        breakdown = "(no section has ended yet)"
+    shares = distribution(snapshot)
+    if layout == LINES:
+        shown = "\n".join(f"{section.name}: {share:.1f}%" for _, section, share in shares)
+    else:
+        shown = tabulate(
+            [(INDENT * depth + section.name, f"{share:.1f}%") for depth, section, share in shares],
+            headers=("section", "% of time"),
+            colalign=("left", "right"),
+            disable_numparse=True,
+            preserve_whitespace=True,
+        )
+    if not shares:
+        shown = "(no time has passed on the clock)"
+    return f"Detailed Breakdown:\n{breakdown}\n\nTime Distribution:\n{shown}"
+
+
+def _table(rows: list[tuple[int, SectionFigures]]) -> str:
+    cells = [
+        (
+            INDENT * depth + section.name,
+            section.count,
+            f"{section.total_s:.3f}s",
+            *(
+                "" if seconds is None else f"{seconds:.4f}s"
+                for seconds in (
+                    section.avg_s,
+                    section.min_s,
+                    section.max_s,
+                    section.p50_s,
+                    section.p95_s,
+                    section.p99_s,
+                    section.std_s,
+                )
+            ),
+        )
+        for depth, section in rows
+    ]
+    return tabulate(
+        cells,
+        headers=_HEADERS,
+        colalign=("left", *["right"] * (len(_HEADERS) - 1)),
+        disable_numparse=True,
+        preserve_whitespace=True,
+    )
+
+
+def _lines(rows: list[tuple[int, SectionFigures]]) -> str:
+    return "\n".join(
+        f"{section.name}: count={section.count}, total={section.total_s:.3f}s"
+        + "".join(
+            f", {label}={seconds:.4f}s"
+            for label, seconds in (("avg", section.avg_s), ("min", section.min_s), ("max", section.max_s))
+            if seconds is not None
+        )
+        for _, section in rows
+    )
+
+
+def _run_lines(snapshot: Snapshot) -> list[str]:
+    """Return what accounts for the whole wall time, and how regular the steps were."""
+    lines = []
+    if snapshot.wall_s:
+        accounted = f"Wall time: {snapshot.wall_s:.2f}s"
+        if snapshot.step is not None:
+            in_steps_s = min(snapshot.step.total_s, snapshot.wall_s)
+            accounted += f" = {in_steps_s:.2f}s in {snapshot.step.count} steps"
+            accounted += f" + {snapshot.wall_s - in_steps_s:.2f}s before, between and after them"
+            outside = snapshot.sections.get(OUTSIDE_STEPS)
+            if outside is not None and outside.self_s >= 0.005:
+                accounted += f" ({outside.self_s:.2f}s of it in no section)"
+        lines.append(accounted)
+    step = snapshot.step
+    if step is not None:
+        warmup = f", without {step.warmup_count} warm-up steps" if step.warmup_count else ""
+        lines.append(
+            f"Step time: {step.avg_s:.4f}s avg, {step.std_s:.4f}s std{warmup}; "
+            f"median {step.median_s:.4f}s, max {step.max_s:.4f}s at step {step.max_step}"
+        )
+    for loader in snapshot.loaders:
+        samples = f", {loader.samples} samples" if loader.samples else ""
+        lines.append(f"Loader {loader.name}: {loader.batches} batches{samples}, {loader.wait_s:.2f}s of waiting")
+    if snapshot.ended_by:
+        lines.append(f"Ended by: {snapshot.ended_by}")
+    return [*lines, ""] if lines else []
+
+
+def _insight_lines(snapshot: Snapshot, insights: Iterable[Insight]) -> list[str]:
+    lines = []
+    for insight in insights:
+        worth = f" [worth {_worth(insight.worth_s, snapshot)}]" if insight.worth_s else ""
+        remedy = f" -> {insight.remedy}" if insight.remedy else ""
+        lines.append(f"- {insight.finding}{worth}{remedy}")
+    reason = too_little_data(snapshot)
+    if reason:
+        lines.append(f"- {reason}")
+    return lines
+
+
+def _worth(worth_s: float, snapshot: Snapshot) -> str:
+    share = f", {worth_s / snapshot.wall_s:.1%} of the run" if snapshot.wall_s else ""
+    amount = f"{worth_s / 60:.1f} min" if worth_s >= 90 else f"{worth_s:.2f}s"
+    return amount + share
+
+
+def _health_lines(snapshot: Snapshot) -> list[str]:
+    health = snapshot.health
+    lines = [f"- {health.dropped} events dropped"] if health.dropped else []
+    lines += [f"- switched off: {part}" for part in health.disabled]
+    lines += [f"- {note}" for note in health.notes]
+    cost = f"- cost of the profiler: {health.overhead_s:.3f}s"
+    if snapshot.wall_s:
+        cost += f" ({health.overhead_s / snapshot.wall_s:.2%} of the run)"
+    return ["", "Profiler health:", *lines, cost]

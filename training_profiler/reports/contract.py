@@ -1,0 +1,53 @@
+"""The data contract: ``report.json`` and ``training-profiler report RUN --json``.
+
+``SCHEMA`` changes when a key is removed or changes its meaning; new keys may come at any time.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any, Final
+
+from training_profiler.diagnosis import Insight
+from training_profiler.snapshot import EpochFigures, SectionFigures, Snapshot
+
+SCHEMA: Final = 1
+
+
+def as_data(snapshot: Snapshot, insights: Iterable[Insight]) -> dict[str, Any]:
+    """Return the final report as plain data; seconds are floats, shares 0 to 1, unknown figures None."""
+    step = snapshot.step
+    return {
+        "schema": SCHEMA,
+        "steps": snapshot.steps,
+        "wall_s": snapshot.wall_s,
+        "sections": {name: _section(section) for name, section in snapshot.sections.items()},
+        "step_time": None if step is None else asdict(step),
+        "epochs": [_epoch(epoch) for epoch in snapshot.epochs],
+        "loaders": [asdict(loader) for loader in snapshot.loaders],
+        "insights": [
+            {
+                "code": insight.code,
+                "finding": insight.finding,
+                "evidence": dict(insight.evidence),
+                "worth_s": insight.worth_s,
+                "remedy": insight.remedy,
+            }
+            for insight in insights
+        ],
+        "health": {
+            "dropped": snapshot.health.dropped,
+            "disabled": list(snapshot.health.disabled),
+            "overhead_s": snapshot.health.overhead_s,
+            "notes": list(snapshot.health.notes),
+        },
+        "ended_by": snapshot.ended_by,
+    }
+
+
+def _section(section: SectionFigures) -> dict[str, Any]:
+    return {key: value for key, value in asdict(section).items() if key != "name"}
+
+
+def _epoch(epoch: EpochFigures) -> dict[str, Any]:
+    rate = {} if not epoch.wall_s else {"batches_per_s": (epoch.batches or 0) / epoch.wall_s}
+    return {**asdict(epoch), **(rate if epoch.batches else {})}

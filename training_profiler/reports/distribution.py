@@ -1,0 +1,58 @@
+"""How wall time divides among sections, nested ones indented under their parents."""
+
+from collections.abc import Iterator, Mapping
+
+from training_profiler.snapshot import OTHER, OUTSIDE_STEPS, SectionFigures, Snapshot
+
+INDENT = "  "
+
+
+def in_tree_order(sections: Mapping[str, SectionFigures]) -> Iterator[tuple[int, SectionFigures]]:
+    """Yield (depth, section): the largest first, each followed by those nested in it."""
+    children: dict[str | None, list[SectionFigures]] = {}
+    for section in sections.values():
+        if section.name in (OTHER, OUTSIDE_STEPS) and not section.count:
+            continue
+        parent = section.parent if section.parent in sections else None
+        children.setdefault(parent, []).append(section)
+
+    def below(parent: str | None, depth: int) -> Iterator[tuple[int, SectionFigures]]:
+        for section in sorted(children.get(parent, []), key=lambda section: (-section.total_s, section.name)):
+            yield depth, section
+            yield from below(section.name, depth + 1)
+
+    yield from below(None, 0)
+
+
+def uncovered(sections: Mapping[str, SectionFigures]) -> list[SectionFigures]:
+    """Return the rows of the time that no section covers."""
+    rows = [sections[name] for name in (OTHER, OUTSIDE_STEPS) if name in sections and not sections[name].count]
+    return [row for row in rows if row.name == OTHER or row.self_s > 0]
+
+
+def percentages(shares: list[float]) -> list[float]:
+    """Return ``shares`` of 1 as percentages of one decimal that add up to exactly 100.0.
+
+    What rounding leaves over goes to those it treated worst (largest remainder method), provided that the
+    shares add up to 1 at all.
+    """
+    tenths = [share * 1000 for share in shares]
+    rounded = [int(value // 1) for value in tenths]
+    missing = 1000 - sum(rounded) if abs(sum(shares) - 1) < 1e-6 else 0
+    by_remainder = sorted(range(len(tenths)), key=lambda i: rounded[i] - tenths[i])
+    for i in by_remainder[: max(0, missing)]:
+        rounded[i] += 1
+    return [value / 10 for value in rounded]
+
+
+def distribution(snapshot: Snapshot) -> list[tuple[int, SectionFigures, float]]:
+    """Return (depth, section, percentage of wall time by exclusive time); percentages add up to 100.0."""
+    rows = [*in_tree_order(snapshot.sections), *((0, row) for row in uncovered(snapshot.sections))]
+    if not snapshot.wall_s:
+        return []
+    return [
+        (depth, section, percentage)
+        for (depth, section), percentage in zip(
+            rows, percentages([section.share for _, section in rows]), strict=True
+        )
+    ]

@@ -1,0 +1,239 @@
+"""The composition root: wires recorder, sums, reports and run folder, from start to the final summary."""
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from training_profiler.diagnosis import diagnose, epoch_warnings
+from training_profiler.exits import Exits
+from training_profiler.record.loader import LoaderCounts
+from training_profiler.record.recorder import EPOCH_BEGIN, EPOCH_END, MAX_MARKS, STEP_END, Recorder
+from training_profiler.reports.console import render_epoch, render_final, render_periodic
+from training_profiler.reports.contract import as_data
+from training_profiler.runs.run_files import RunFiles
+from training_profiler.settings import Settings
+from training_profiler.sinks.console import Console
+from training_profiler.snapshot import Health, Snapshot
+from training_profiler.statistics.accumulator import Accumulator
+from training_profiler.statistics.run import RunSums
+from training_profiler.units import NS_PER_S
+from training_profiler.upkeep import Budget, Upkeep
+
+WAIT_FOR_DRAIN_S: Final = 5.0  # at the end, for another thread that is just draining
+
+
+class Session:
+    """One profiled run, from ``start`` to ``finish``.
+
+    Any thread may record; the one that holds ``_busy`` drains and reports. Nobody waits for it: who
+    finds it taken comes back at the next full buffer or step.
+    """
+
+    def __init__(self, recorder: Recorder, settings: Settings, section_cost_ns: float = 0.0) -> None:
+        self.settings = settings
+        self.is_running = False
+        self.loaders: list[LoaderCounts] = []
+        self.upkeep = Upkeep(recorder, section_cost_ns)
+        self._recorder = recorder
+        self._busy = threading.Lock()
+        self._busy_thread: int | None = None
+        self._begin_ns = recorder.clock()
+        self._accumulator = Accumulator(recorder.names, self._begin_ns, settings.warmup)
+        self._sums = RunSums(recorder.names, self._begin_ns, settings.warmup)
+        self._console = Console(settings.stream)
+        self._budget = Budget(recorder.clock)
+        self._files = RunFiles(settings, recorder.names, self._begin_ns)
+        self._exits = Exits(self.finish)
+        self._training_thread = recorder.thread_serial()
+        self._steps_marked = 0
+        self._next_report = settings.log_every
+        self._next_flush_ns = self._begin_ns + self._flush_ns
+        self._ended_by: str | None = None
+        self._epoch_counts: tuple[int, int | None] = (0, 0)
+
+    def start(self, opens_files: bool = True) -> None:
+        """Begin to listen to the recorder; open the run folder now, or when there is something to write."""
+        self._recorder.discard()
+        self._recorder.names.limit = self.settings.max_names
+        self._recorder.on_full = self._on_full
+        self._exits.arm()
+        self.is_running = True
+        if opens_files:
+            self._with_files(lambda: self._files.open() and None)
+
+    def adopt(self, settings: Settings) -> None:
+        """Go on with other settings: a session that a section began, and that is now started by name."""
+        self.settings = self._files.settings = settings
+        self._recorder.names.limit = settings.max_names
+        self._console = Console(settings.stream)
+        self._next_report = self._steps_marked + settings.log_every
+        self._with_files(lambda: self._files.open() and None)
+
+    def step(self) -> None:
+        """End a training step; report and flush where it is time."""
+        self._take_training_thread()
+        now_ns = self._recorder.mark(STEP_END)
+        self._steps_marked += 1
+        if self._steps_marked >= self._next_report:
+            self._next_report += self.settings.log_every
+            self._exclusively(self._report)
+        elif now_ns >= self._next_flush_ns or len(self._recorder.marks) > MAX_MARKS:
+            self._on_full()
+
+    def begin_epoch(self, number: int) -> None:
+        """Begin an epoch on the calling thread."""
+        self._take_training_thread()
+        self._recorder.mark(EPOCH_BEGIN)
+        self._exclusively(lambda: self._begin_epoch(number))
+
+    def end_epoch(self, is_complete: bool) -> None:
+        """End the epoch under way and print its summary."""
+        self._recorder.mark(EPOCH_END)
+        self._exclusively(lambda: self._end_epoch(is_complete))
+
+    def snapshot(self) -> Snapshot:
+        """Return the figures of the run so far."""
+        self._exclusively(self._flush)
+        return self._figures()
+
+    def finish(self, ended_by: str | None = None) -> bool:
+        """Print the final summary and close the run folder, once.
+
+        Returns:
+            False where a signal interrupted this very thread at its drain. The drain then finishes the
+            session as soon as it is through.
+        """
+        if not self.is_running:
+            return True
+        if self._busy_thread == threading.get_ident():
+            self._ended_by = ended_by
+            return False
+        is_free = self._busy.acquire(timeout=WAIT_FOR_DRAIN_S)
+        try:
+            self.is_running = False
+            self.upkeep.guard("final summary", lambda: self._finish(ended_by))
+        finally:
+            self._recorder.on_full = self._recorder.discard
+            self._exits.disarm()
+            if is_free:
+                self._busy.release()
+        return True
+
+    def abandon(self) -> None:
+        """Forget the run without a word: in a forked child it is the parent's."""
+        self.is_running = False
+        self._recorder.on_full = self._recorder.discard
+
+    @property
+    def _flush_ns(self) -> int:
+        return int(self.settings.flush_s * NS_PER_S)
+
+    def _take_training_thread(self) -> None:
+        if not self._steps_marked:
+            self._training_thread = self._recorder.thread_serial()
+
+    def _on_full(self) -> None:
+        self._exclusively(self._flush if self._recorder.clock() >= self._next_flush_ns else self._drain)
+
+    def _exclusively(self, work: Callable[[], None]) -> None:
+        if not self._busy.acquire(blocking=False):
+            return
+        self._busy_thread = threading.get_ident()
+        begin_ns = self._recorder.clock()
+        try:
+            if self.is_running:
+                self.upkeep.guard("statistics", work)
+        finally:
+            self.upkeep.spent_ns += self._recorder.clock() - begin_ns
+            self._busy_thread = None
+            self._busy.release()
+        if self._ended_by is not None:
+            self.finish(self._ended_by)
+            self._exits.die()
+
+    def _drain(self) -> None:
+        self._accumulator.add(self._recorder.drain(), self._training_thread)
+
+    def _flush(self) -> None:
+        self._drain()
+        totals, step_ns = self._accumulator.take_totals()
+        self._sums.add(totals, step_ns)
+        self._next_flush_ns = self._recorder.clock() + self._flush_ns
+        self._with_files(lambda: self._files.write_interval(totals, step_ns, self._health(), self.loaders))
+
+    def _report(self) -> None:
+        self._flush()
+        begin_ns = self._recorder.clock()
+        if self._budget.allows():
+            snapshot = self._sums.snapshot(self._health(), of_interval=True)
+            self._print(render_periodic(snapshot, self.settings.format))
+            self._sums.new_interval()
+        self._budget.spend(self._recorder.clock() - begin_ns)
+
+    def _begin_epoch(self, number: int) -> None:
+        self._flush()
+        self._epoch_counts = self._loader_counts()
+        self._sums.begin_epoch(number)
+        self._with_files(lambda: self._files.open().write_epoch_begin(number))
+
+    def _end_epoch(self, is_complete: bool) -> None:
+        self._flush()
+        batches, samples = self._epoch_loader_counts()
+        self._with_files(lambda: self._files.open().write_epoch_end(batches, samples, is_complete))
+        figures = self._sums.end_epoch(batches, samples, is_complete)
+        if figures is not None:
+            self._print(render_epoch(figures, epoch_warnings(figures)))
+
+    def _loader_counts(self) -> tuple[int, int | None]:
+        samples = [counts.training_samples for counts in self.loaders]
+        known = [count for count in samples if count is not None]
+        batches = sum(counts.training_batches for counts in self.loaders)
+        return batches, sum(known) if len(known) == len(samples) else None
+
+    def _epoch_loader_counts(self) -> tuple[int | None, int | None]:
+        batches, samples = self._loader_counts()
+        batches_before, samples_before = self._epoch_counts
+        if batches == batches_before:
+            return None, None
+        known = samples is not None and samples_before is not None
+        return batches - batches_before, samples - samples_before if known else None  # type: ignore[operator]
+
+    def _finish(self, ended_by: str | None) -> None:
+        self._flush()
+        if self._sums.is_in_epoch:
+            self._end_epoch(is_complete=False)
+        snapshot = self._figures(ended_by)
+        insights = diagnose(snapshot)
+        self._print(render_final(snapshot, insights, self.settings.format))
+        snapshot = self._figures(ended_by)  # printing may have failed: the files shall say so
+        text = render_final(snapshot, insights, self.settings.format)
+        self._with_files(lambda: self._files.write_report(text, as_data(snapshot, insights)))
+        self._with_files(lambda: self._files.close(self._health(), ended_by))
+
+    def _figures(self, ended_by: str | None = None) -> Snapshot:
+        folder = self._files.folder
+        return self._sums.snapshot(
+            self._health(),
+            loaders=self.loaders,
+            run_folder=None if folder is None else str(folder),
+            ended_by=ended_by,
+        )
+
+    def _health(self) -> Health:
+        run = self._sums.run
+        return self.upkeep.health(run.dropped, run.unended, int(run.sections.count.sum()), self._budget.left_out)
+
+    def _is_primary(self) -> bool:
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return bool(distributed.get_rank() == 0)
+        return self.settings.rank == 0
+
+    def _print(self, text: str) -> None:
+        if self._is_primary():
+            self.upkeep.guard("console", lambda: self._console.print(text))
+
+    def _with_files(self, work: Callable[[], None]) -> None:
+        if self._is_primary():
+            self.upkeep.guard("run folder", work)

@@ -1,0 +1,1 @@
+"""Sinks: finished text or figures go out, one backend each."""

@@ -1,0 +1,117 @@
+"""The frozen figures that diagnosis, reports and sinks read; seconds throughout."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+OTHER: Final = "other"  # time within steps that no section covers
+OUTSIDE_STEPS: Final = "(outside steps)"  # time before, between and after steps that no section covers
+
+
+@dataclass(frozen=True, slots=True)
+class SectionFigures:
+    """What is known of one section. None is unknown: of no span, or of time that has no spans."""
+
+    name: str
+    count: int
+    total_s: float  # inclusive, summed over spans; a recursive section counts its inner spans as well
+    self_s: float  # exclusive, on the training thread; adds up to the wall time over all sections
+    share: float  # self_s over the wall time, 0 to 1
+    parent: str | None = None  # the section around most of its spans
+    avg_s: float | None = None
+    min_s: float | None = None
+    max_s: float | None = None
+    std_s: float | None = None  # of the sample; None of a single span
+    p50_s: float | None = None  # quantiles are within 1 %
+    p95_s: float | None = None
+    p99_s: float | None = None
+    min_step: int = 0  # the step of the shortest span, counted from 1; 0 outside of steps
+    max_step: int = 0
+    elsewhere_s: float = 0.0  # exclusive time on other threads, beside the wall time and not part of it
+    step_self_s: float = 0.0  # the part of self_s within training steps
+    step_total_s: float = 0.0  # the part of total_s within training steps, recursion counted once
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """Durations of training steps, without the validation, sampling and checkpoints between them."""
+
+    count: int
+    total_s: float
+    median_s: float
+    warmup_count: int
+    warmup_s: float
+    settled_count: int  # the steps after warm-up, of which the three figures below are
+    avg_s: float
+    std_s: float
+    max_s: float
+    max_step: int
+    rise: float | None = None  # trend over the run, 0.1 = 10 % longer at the end; None on too few steps
+    rise_p_value: float | None = None
+    explained: Mapping[str, float] = field(default_factory=dict)  # part of the variance of step time a section has
+
+
+@dataclass(frozen=True, slots=True)
+class EpochFigures:
+    """One epoch, from where its ``profile_epoch`` begins to where it ends."""
+
+    number: int
+    wall_s: float
+    steps: int
+    batches: int | None  # fetched from profiled loaders; steps where there are none
+    samples: int | None
+    avg_batch_s: float | None
+    self_s: Mapping[str, float]  # exclusive time a section; adds up to wall_s
+    first_fetch_s: float | None
+    median_fetch_s: float | None
+    is_complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderFigures:
+    """What came out of one profiled loader."""
+
+    name: str
+    batches: int
+    samples: int | None
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How the profiler itself fared."""
+
+    dropped: int = 0  # events that could not be booked
+    disabled: tuple[str, ...] = ()  # parts that switched themselves off
+    overhead_s: float = 0.0  # measured cost of the profiler to the training thread
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All figures of a stretch of a run: an interval, or the run so far."""
+
+    steps: int = 0  # complete steps of the run so far
+    first_step: int = 0  # steps complete before this stretch
+    wall_s: float = 0.0
+    sections: Mapping[str, SectionFigures] = field(default_factory=dict)
+    step: StepFigures | None = None
+    epochs: tuple[EpochFigures, ...] = ()
+    loaders: tuple[LoaderFigures, ...] = ()
+    health: Health = field(default_factory=Health)
+    run_folder: str | None = None
+    ended_by: str | None = None  # name of the exception or signal that ended the run, where one did
+
+    def total_of_step_s(self, name: str) -> float | None:
+        """Return the time of section ``name`` within steps, in s; None where it was not seen."""
+        section = self.sections.get(name)
+        if section is None or not section.count:
+            return None
+        return section.step_total_s
+
+    def share_of_step(self, name: str) -> float | None:
+        """Return the share of step time spent in section ``name``, nested ones included; None if unknown."""
+        total_s = self.total_of_step_s(name)
+        if total_s is None or self.step is None or not self.step.total_s:
+            return None
+        return total_s / self.step.total_s

@@ -1,0 +1,1 @@
+"""Statistics: pure arithmetic from raw events to sums in bounded memory."""

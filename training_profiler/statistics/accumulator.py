@@ -1,0 +1,190 @@
+"""Turns the recorder's batches into totals; keeps what reaches from one batch into the next."""
+
+from typing import Final
+
+import numpy as np
+
+from training_profiler.record.names import SectionNames
+from training_profiler.record.recorder import Batch
+from training_profiler.statistics.histogram import Ints
+from training_profiler.statistics.gaps import Gaps, gaps_between
+from training_profiler.statistics.sweep import Bools, Events, Leaves, Sweep, no_events, read_events, sweep
+from training_profiler.statistics.timeline import OUTSIDE, Cuts, Timeline
+from training_profiler.statistics.totals import Totals, rows_for
+
+DATA_LOADING: Final = "data_loading"
+# Work between training steps, wherever in the loop it is called; it makes no step longer.
+APART: Final = ("validation_epoch", "sampling", "checkpointing", "visualization_generation")
+IN_A_LOOP: Final = (DATA_LOADING, "data_generation", "data_transfer", "forward_pass", "backward_pass")
+
+
+class Accumulator:
+    """Sums up one run. ``totals`` is what was summed since ``take_totals`` was called last."""
+
+    def __init__(self, names: SectionNames, begin_ns: int, warmup_steps: int | None = None) -> None:
+        self.totals = Totals(begin_ns)
+        self.step_ns: list[int] = []  # durations of the steps in ``totals``
+        self._names = names
+        self._warmup_steps = warmup_steps
+        self._timeline = Timeline()
+        self._at_ns = begin_ns
+        self._open: dict[int, Events] = {}  # thread serial -> sections it has open
+        self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step that is under way
+
+    @property
+    def steps(self) -> int:
+        """How many steps are complete."""
+        return self._timeline.steps
+
+    def take_totals(self) -> tuple[Totals, list[int]]:
+        """Return the totals and their steps' durations in ns, and start new ones where they end."""
+        done = self.totals, self.step_ns
+        self.totals = Totals(self._at_ns, self.steps)
+        self.step_ns = []
+        return done
+
+    def add(self, batch: Batch, training_thread: int) -> None:
+        """Add a batch; time on the thread with serial ``training_thread`` is the run's time."""
+        rows = rows_for(len(self._names.names))
+        self.totals.sections.grow(rows)
+        events = {thread.serial: read_events(thread.events) for thread in batch.threads}
+        training = events.get(training_thread, no_events())
+        until_ns = max([batch.until_ns, self._at_ns, *training.times_ns[-1:].tolist()])
+        first_step = self.steps
+        cuts = self._timeline.cut(batch.marks, self._loop_begin_ns(training, bool(batch.marks)), until_ns)
+        self._add_thread(training_thread, training, cuts, first_step)
+        for thread in batch.threads:
+            if thread.serial != training_thread:
+                self._add_thread(thread.serial, events[thread.serial], cuts, None)
+            if not thread.is_alive:
+                self.totals.unended += len(self._open.pop(thread.serial, no_events()).codes)
+        self._at_ns = self.totals.end_ns = until_ns
+
+    def _ids_of(self, names: tuple[str, ...]) -> Ints:
+        return np.array([id for id, name in list(self._names.names.items()) if name in names], np.int64)
+
+    def _loop_begin_ns(self, training: Events, has_marks: bool) -> int | None:
+        """Return when the training loop may have begun: at a section that only a loop has.
+
+        Only where steps come without any of those does the first section of all have to do.
+        """
+        if self._timeline.has_begun:
+            return None
+        times_ns = training.times_ns[np.isin(training.codes, self._ids_of(IN_A_LOOP))]
+        if not len(times_ns) and has_marks:
+            times_ns = training.times_ns
+        return int(times_ns[0]) if len(times_ns) else None
+
+    def _add_thread(self, serial: int, events: Events, cuts: Cuts, first_step: int | None) -> None:
+        """Add one thread's events; ``first_step`` is None on threads other than the training thread."""
+        is_training = first_step is not None
+        inner_cuts_ns = cuts.ends_ns[:-1]
+        still_open = self._open.pop(serial, no_events())
+        if not is_training and not len(events.codes) and not len(still_open.codes):
+            return
+        apart_ids = self._ids_of(APART)
+        result = sweep(events, still_open, apart_ids, inner_cuts_ns)
+        self.totals.dropped += result.dropped
+        if len(result.still_open.codes):
+            self._open[serial] = result.still_open
+        gaps = gaps_between(result, inner_cuts_ns, self._at_ns, int(cuts.ends_ns[-1]))
+        pieces = np.minimum(np.searchsorted(cuts.ends_ns, gaps.begin_ns, side="right"), len(cuts.steps) - 1)
+        leaves_in_gap = gaps.count_leaves(result.leaves)
+        leaf_is_apart = np.repeat(gaps.is_apart, leaves_in_gap)
+        if len(apart_ids):
+            leaf_is_apart |= np.isin(result.leaves.ids, apart_ids)
+        if first_step is None:
+            self._add_elsewhere(result.leaves, gaps, leaves_in_gap)
+        else:
+            step_rows = self._rows_of_pieces(cuts, first_step)[pieces]
+            self._add_self_times(result.leaves, leaf_is_apart, gaps, leaves_in_gap, step_rows, first_step)
+        self._add_spans(result, leaf_is_apart, gaps, leaves_in_gap, cuts, pieces, is_training)
+
+    def _add_self_times(
+        self,
+        leaves: Leaves,
+        leaf_is_apart: Bools,
+        gaps: Gaps,
+        leaves_in_gap: Ints,
+        step_row: Ints,
+        first_step: int,
+    ) -> None:
+        """Book the training thread's time; ``step_row[i]`` is the row of the step gap i is in, -1 for none."""
+        rows = self.totals.sections.rows
+        complete = self.steps - first_step
+        # One row a complete step, one for the unfinished, one for all that is part of no step.
+        row = np.where(gaps.is_apart | (step_row < 0), complete + 1, step_row)
+        own_ns = gaps.durations_ns - gaps.sum_leaves(leaves.durations_ns, leaves_in_gap)
+        size = (complete + 2) * rows
+        sums = np.bincount(row * rows + gaps.owners, own_ns, size)
+        if len(leaves.ids):
+            leaf_row = np.where(leaf_is_apart, complete + 1, np.repeat(row, leaves_in_gap))
+            sums += np.bincount(leaf_row * rows + leaves.ids, leaves.durations_ns, size)
+        self_ns = sums.astype(np.int64).reshape(-1, rows)
+        self.totals.sections.self_ns += self_ns.sum(axis=0)
+        self_ns[0, : len(self._unfinished)] += self._unfinished
+        self._unfinished = self_ns[complete]
+        if complete:
+            durations_ns = self_ns[:complete].sum(axis=1).tolist()
+            self.step_ns += durations_ns
+            self.totals.add_steps(durations_ns, self_ns[:complete], first_step)
+
+    def _rows_of_pieces(self, cuts: Cuts, first_step: int) -> Ints:
+        """Return for each piece its step's row, counted from the first step of the batch; -1 for none."""
+        rows = np.where(cuts.steps == OUTSIDE, -1, cuts.steps - first_step)
+        for piece in cuts.gives_up:
+            rows[: piece + 1][rows[: piece + 1] == rows[piece]] = -1
+            if cuts.steps[piece] == first_step:
+                self._unfinished[:] = 0
+        return rows
+
+    def _add_elsewhere(self, leaves: Leaves, gaps: Gaps, leaves_in_gap: Ints) -> None:
+        rows = self.totals.sections.rows
+        own_ns = gaps.durations_ns - gaps.sum_leaves(leaves.durations_ns, leaves_in_gap)
+        sums = np.bincount(gaps.owners, own_ns, rows) + np.bincount(leaves.ids, leaves.durations_ns, rows)
+        sums[0] = 0
+        self.totals.sections.elsewhere_ns += sums.astype(np.int64)
+
+    def _add_spans(
+        self,
+        result: Sweep,
+        leaf_is_apart: Bools,
+        gaps: Gaps,
+        leaves_in_gap: Ints,
+        cuts: Cuts,
+        pieces: Ints,
+        is_training: bool,
+    ) -> None:
+        leaves, spans = result.leaves, result.spans
+        ids, durations_ns = leaves.ids, leaves.durations_ns
+        parents = np.repeat(gaps.owners, leaves_in_gap)
+        is_apart = leaf_is_apart
+        step_numbers = np.repeat(cuts.steps[pieces] + 1, leaves_in_gap)
+        if len(spans.ids):
+            begun_in = np.minimum(np.searchsorted(cuts.ends_ns, spans.begin_ns, side="right"), len(cuts.steps) - 1)
+            ids = np.concatenate([ids, spans.ids])
+            durations_ns = np.concatenate([durations_ns, spans.end_ns - spans.begin_ns])
+            parents = np.concatenate([parents, spans.parents])
+            is_apart = np.concatenate([is_apart, spans.is_apart])
+            step_numbers = np.concatenate([step_numbers, cuts.steps[begun_in] + 1])
+        if not len(ids):
+            return
+        is_measured = None
+        if self._warmup_steps:
+            is_measured = (step_numbers == 0) | (step_numbers > self._warmup_steps)
+        sections = self.totals.sections
+        in_steps = (step_numbers > 0) & ~is_apart & (parents != ids) if is_training else None
+        sections.add_spans(ids, durations_ns, parents, step_numbers, in_steps, is_measured)
+        if is_training and self.totals.first_fetch_ns is None:
+            self._note_first_fetch(result)
+
+    def _note_first_fetch(self, result: Sweep) -> None:
+        leaves, spans = result.leaves, result.spans
+        fetched = []
+        for data_loading in self._ids_of((DATA_LOADING,)).tolist():
+            for row in np.flatnonzero(leaves.ids == data_loading)[:1]:
+                fetched.append((leaves.begin_ns[row], leaves.durations_ns[row]))
+            for row in np.flatnonzero(spans.ids == data_loading):
+                fetched.append((spans.begin_ns[row], spans.end_ns[row] - spans.begin_ns[row]))
+        if fetched:
+            self.totals.first_fetch_ns = int(min(fetched)[1])

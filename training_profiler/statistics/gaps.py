@@ -1,0 +1,45 @@
+"""Stretches of a thread's time that one section owns, apart from the leaves in them."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from training_profiler.statistics.histogram import Ints
+from training_profiler.statistics.sweep import Bools, Leaves, Sweep
+
+
+class Gaps(NamedTuple):
+    """Consecutive stretches that together cover the time of a batch; no cut lies inside one."""
+
+    begin_ns: Ints
+    durations_ns: Ints
+    owners: Ints  # section id, 0 for none
+    is_apart: Bools
+
+    def count_leaves(self, leaves: Leaves) -> Ints:
+        """Return how many leaves lie in each gap."""
+        if len(self.begin_ns) == 1:
+            return np.array([len(leaves.ids)])
+        first = np.searchsorted(leaves.begin_ns, self.begin_ns)
+        first[0] = 0
+        return np.diff(first, append=len(leaves.ids))
+
+    def sum_leaves(self, durations_ns: Ints, leaves_in_gap: Ints) -> Ints:
+        """Return the time that leaves take of each gap, in ns."""
+        until = np.concatenate([[0], np.cumsum(durations_ns)])
+        end = np.cumsum(leaves_in_gap)
+        return np.asarray(until[end] - until[end - leaves_in_gap], np.int64)
+
+
+def gaps_between(result: Sweep, cuts_ns: Ints, from_ns: int, until_ns: int) -> Gaps:
+    """Return the gaps from ``from_ns`` to ``until_ns``: each event and each cut begins one."""
+    owners = np.concatenate([[0], result.owners])
+    is_apart = np.concatenate([[False], result.owner_is_apart])
+    begin_ns = np.concatenate([[from_ns], np.maximum(result.times_ns, from_ns)])
+    if len(cuts_ns):
+        at = np.searchsorted(result.times_ns, cuts_ns, side="right")
+        owners = np.insert(owners, at + 1, owners[at])
+        is_apart = np.insert(is_apart, at + 1, is_apart[at])
+        begin_ns = np.insert(begin_ns, at + 1, np.maximum(cuts_ns, from_ns))
+    durations_ns = np.maximum(np.diff(begin_ns, append=until_ns), 0)
+    return Gaps(begin_ns, durations_ns, owners, is_apart)

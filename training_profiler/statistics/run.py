@@ -1,0 +1,83 @@
+"""The sums of a whole run, of the interval since the last report, and of each epoch."""
+
+from collections.abc import Sequence
+
+from training_profiler.record.loader import LoaderCounts
+from training_profiler.record.names import SectionNames
+from training_profiler.snapshot import EpochFigures, Health, Snapshot
+from training_profiler.statistics.summary import epoch_figures, loader_figures, section_figures, step_figures
+from training_profiler.statistics.totals import Totals
+from training_profiler.units import NS_PER_S
+
+
+class RunSums:
+    """Collects totals as they come, from the running session or from a journal."""
+
+    def __init__(self, names: SectionNames, begin_ns: int, warmup_steps: int | None) -> None:
+        self.run = Totals(begin_ns)
+        self.interval = Totals(begin_ns)
+        self.epochs: list[EpochFigures] = []
+        self._epoch: Totals | None = None
+        self._epoch_number = 0
+        self._names = names
+        self._warmup_steps = warmup_steps
+
+    @property
+    def steps(self) -> int:
+        """How many steps are complete."""
+        return self.run.steps.count
+
+    @property
+    def is_in_epoch(self) -> bool:
+        """Whether an epoch is under way."""
+        return self._epoch is not None
+
+    def add(self, totals: Totals, step_ns: Sequence[int]) -> None:
+        """Add the next stretch of time and the durations of the steps that ended in it."""
+        self.run.add(totals, step_ns)
+        self.interval.add(totals, step_ns)
+        if self._epoch is not None:
+            self._epoch.add(totals, step_ns)
+
+    def new_interval(self) -> None:
+        """Start the interval that the next periodic report will be about."""
+        self.interval = Totals(self.run.end_ns, self.steps)
+
+    def begin_epoch(self, number: int) -> None:
+        """Start epoch ``number`` where the sums end now."""
+        self._epoch = Totals(self.run.end_ns, self.steps)
+        self._epoch_number = number
+
+    def end_epoch(self, batches: int | None, samples: int | None, is_complete: bool = True) -> EpochFigures | None:
+        """Close the epoch that is under way and return its figures; None if there is none."""
+        if self._epoch is None:
+            return None
+        names = self._names.names
+        figures = epoch_figures(self._epoch_number, self._epoch, names, batches, samples, is_complete)
+        self.epochs.append(figures)
+        self._epoch = None
+        return figures
+
+    def snapshot(
+        self,
+        health: Health,
+        *,
+        of_interval: bool = False,
+        loaders: Sequence[LoaderCounts] = (),
+        run_folder: str | None = None,
+        ended_by: str | None = None,
+    ) -> Snapshot:
+        """Return the figures of the run so far, or of the interval alone."""
+        totals = self.interval if of_interval else self.run
+        return Snapshot(
+            steps=self.steps,
+            first_step=totals.first_step,
+            wall_s=totals.wall_ns / NS_PER_S,
+            sections=section_figures(totals, self._names.names),
+            step=step_figures(totals, self._names.names, 0 if of_interval else self._warmup_steps),
+            epochs=() if of_interval else tuple(self.epochs),
+            loaders=loader_figures(loaders),
+            health=health,
+            run_folder=run_folder,
+            ended_by=ended_by,
+        )

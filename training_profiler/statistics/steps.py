@@ -1,0 +1,180 @@
+"""Durations of training steps: their spread, warm-up, trend, and which section moves with them."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training_profiler.statistics.histogram import BIN_COUNT, Ints, bins_of, quantile_ns
+from training_profiler.statistics.sections import Floats
+
+FIRST_STEPS: Final = 64  # kept one by one, so that warm-up can be told from them afterwards
+WARMUP_RATIO: Final = 3.0  # a first step longer than 3 medians is warm-up (PROFILING.md, rule warm-up)
+WARMUP_NEEDS: Final = 10  # steps before a median is worth comparing with
+SETTLED_AFTER: Final = 10  # steps left out of the search for the section that moves with the step
+TREND_POINTS: Final = 1024
+
+
+class Spread(NamedTuple):
+    """How long steps are, in ns."""
+
+    count: int
+    total_ns: float
+    mean_ns: float
+    std_ns: float  # of the sample; 0 of a single step
+
+
+class StepSums:
+    """Running sums over steps, in bounded memory."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total_ns = 0
+        self.first_ns: list[int] = []
+        self.bins = np.zeros(BIN_COUNT, np.int64)
+        self.max_ns = -1
+        self.max_step = 0  # counted from 1
+        self._later_count = 0
+        self._later_mean = 0.0
+        self._later_m2 = 0.0
+        self._points: list[tuple[int, int]] = []  # (count, total ns) of steps side by side
+        self._steps_a_point = 1
+
+    def add(self, durations_ns: Sequence[int]) -> None:
+        """Add the steps that followed those added before."""
+        if not durations_ns:
+            return
+        array = np.asarray(durations_ns, np.int64)
+        longest = int(array.argmax())
+        if array[longest] > self.max_ns:
+            self.max_ns, self.max_step = int(array[longest]), self.count + longest + 1
+        np.add.at(self.bins, bins_of(array), 1)
+        room = max(0, FIRST_STEPS - len(self.first_ns))
+        self.first_ns.extend(durations_ns[:room])
+        self._add_later(array[room:])
+        self.count += len(array)
+        self.total_ns += int(array.sum())
+        for duration_ns in durations_ns:
+            self._add_point(duration_ns)
+
+    def _add_later(self, durations_ns: Ints) -> None:
+        count = len(durations_ns)
+        if not count:
+            return
+        mean = float(durations_ns.mean())
+        together = self._later_count + count
+        delta = mean - self._later_mean
+        self._later_m2 += float(((durations_ns - mean) ** 2).sum())
+        self._later_m2 += delta**2 * self._later_count * count / together
+        self._later_mean += delta * count / together
+        self._later_count = together
+
+    def _add_point(self, duration_ns: int) -> None:
+        if self._points and self._points[-1][0] < self._steps_a_point:
+            count, total = self._points[-1]
+            self._points[-1] = (count + 1, total + duration_ns)
+            return
+        if len(self._points) == TREND_POINTS:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [(a[0] + b[0], a[1] + b[1]) for a, b in pairs]
+            self._steps_a_point *= 2
+        self._points.append((1, duration_ns))
+
+    def median_ns(self) -> float | None:
+        """Return the median step, within 1 %; None without steps."""
+        return quantile_ns(self.bins, 0.5)
+
+    def warmup_steps(self, told: int | None = None) -> int:
+        """Return how many first steps are warm-up: those told, else the leading ones above 3 medians."""
+        if told is not None:
+            return min(told, self.count)
+        median = self.median_ns()
+        if median is None or self.count < WARMUP_NEEDS:
+            return 0
+        # More than half of the steps seen cannot be the exception.
+        candidates = self.first_ns[: min(FIRST_STEPS, self.count // 2)]
+        slow = 0
+        while slow < len(candidates) and candidates[slow] > WARMUP_RATIO * median:
+            slow += 1
+        return slow
+
+    def spread(self, without_first: int = 0) -> Spread | None:
+        """Return mean and deviation without the ``without_first`` first steps; None if nothing is left.
+
+        At most the first 64 steps can be left out.
+        """
+        first = np.asarray(self.first_ns[without_first:], np.float64)
+        count = len(first) + self._later_count
+        if not count:
+            return None
+        mean = (first.sum() + self._later_mean * self._later_count) / count
+        m2 = float(((first - mean) ** 2).sum()) + self._later_m2
+        m2 += self._later_count * (self._later_mean - mean) ** 2
+        std = float(np.sqrt(m2 / (count - 1))) if count > 1 else 0.0
+        return Spread(count, float(mean * count), float(mean), std)
+
+    def series(self, without_first: int = 0) -> list[tuple[float, float]]:
+        """Return (step number, mean ns) of runs of consecutive steps, at most 1024 of them."""
+        points, step = [], 0
+        for count, total in self._points:
+            if step >= without_first:
+                points.append((step + (count + 1) / 2, total / count))
+            step += count
+        return points
+
+
+class Coupling:
+    """Which sections' time moves with the step's: correlations from running sums.
+
+    The first ten steps are left out, for warm-up would drown all else. Column i is the section
+    with id i, column 0 the time of no section.
+    """
+
+    def __init__(self, rows: int = 16) -> None:
+        self.count = 0
+        self.step = np.zeros(2)  # sum and sum of squares of step seconds
+        self.sections = np.zeros((3, rows))  # sum, sum of squares, sum of products with the step
+
+    def grow(self, rows: int) -> None:
+        """Make room for ``rows`` sections."""
+        missing = rows - self.sections.shape[1]
+        if missing > 0:
+            self.sections = np.pad(self.sections, ((0, 0), (0, missing)))
+
+    def add_steps(self, first_step: int, self_ns: NDArray[np.int64]) -> None:
+        """Add complete steps.
+
+        Args:
+            first_step: number of the first of them, counted from 0.
+            self_ns: exclusive time within each step, shape (steps, sections), column 0 for no section.
+        """
+        seconds = self_ns[max(0, SETTLED_AFTER - first_step) :] * 1e-9
+        step_s = seconds.sum(axis=1)
+        self.count += len(step_s)
+        self.step += (step_s.sum(), (step_s**2).sum())
+        width = seconds.shape[1]
+        self.sections[0, :width] += seconds.sum(axis=0)
+        self.sections[1, :width] += (seconds**2).sum(axis=0)
+        self.sections[2, :width] += step_s @ seconds
+
+    def add(self, later: "Coupling") -> None:
+        """Add the sums of other steps."""
+        self.grow(later.sections.shape[1])
+        self.count += later.count
+        self.step += later.step
+        self.sections[:, : later.sections.shape[1]] += later.sections
+
+    def explained(self) -> Floats:
+        """Return each section's part of the variance of step time, shape (sections,); they add up to 1.
+
+        That part is cov(section, step) / var(step). Zeros where nothing varies.
+        """
+        if self.count < 2:
+            return np.zeros(self.sections.shape[1])
+        mean = self.step[0] / self.count
+        variance = self.step[1] / self.count - mean**2
+        covariance = self.sections[2] / self.count - self.sections[0] / self.count * mean
+        if variance <= 0:
+            return np.zeros_like(covariance)
+        return np.asarray(covariance / variance, np.float64)

@@ -1,0 +1,174 @@
+"""From totals in nanoseconds to the figures of a snapshot."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from training_profiler.record.loader import LoaderCounts
+from training_profiler.snapshot import (
+    OTHER,
+    OUTSIDE_STEPS,
+    EpochFigures,
+    LoaderFigures,
+    SectionFigures,
+    StepFigures,
+)
+from training_profiler.statistics.accumulator import DATA_LOADING
+from training_profiler.statistics.histogram import quantile_ns
+from training_profiler.statistics.totals import Totals
+from training_profiler.statistics.trend import trend
+from training_profiler.units import NS_PER_S
+
+EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time; less is not worth a word
+
+
+def section_figures(totals: Totals, names: Mapping[int, str]) -> dict[str, SectionFigures]:
+    """Return the figures of each section seen, and of the time of none; shares add up to 1."""
+    sums = totals.sections
+    wall_ns = max(1, totals.wall_ns)
+    figures = {}
+    ids = [id for id in range(1, sums.rows) if sums.count[id] or sums.self_ns[id] or sums.elsewhere_ns[id]]
+    parents = _parents(totals)
+    for id in ids:
+        figures[names[id]] = SectionFigures(
+            name=names[id],
+            count=int(sums.count[id]),
+            total_s=int(sums.total_ns[id]) / NS_PER_S,
+            self_s=int(sums.self_ns[id]) / NS_PER_S,
+            share=int(sums.self_ns[id]) / wall_ns,
+            parent=names.get(parents.get(id, 0)) or None,
+            elsewhere_s=int(sums.elsewhere_ns[id]) / NS_PER_S,
+            step_self_s=int(sums.step_self_ns[id]) / NS_PER_S,
+            step_total_s=int(sums.step_total_ns[id]) / NS_PER_S,
+            **_measured(totals, id),
+        )
+    for name, self_ns, step_ns in _uncovered(totals):
+        figures[name] = SectionFigures(
+            name=name,
+            count=0,
+            total_s=self_ns / NS_PER_S,
+            self_s=self_ns / NS_PER_S,
+            share=self_ns / wall_ns,
+            step_self_s=step_ns / NS_PER_S,
+            step_total_s=step_ns / NS_PER_S,
+        )
+    return figures
+
+
+def _measured(totals: Totals, id: int) -> dict[str, float]:
+    sums = totals.sections
+    count = int(sums.measured[id])
+    if not count:
+        return {}
+    low_ns, high_ns = int(sums.min_ns[id]), int(sums.max_ns[id])
+    figures = {"avg_s": float(sums.mean_ns[id]), "min_s": float(low_ns), "max_s": float(high_ns)}
+    if count > 1:
+        figures["std_s"] = float(np.sqrt(sums.m2[id] / (count - 1)))
+    for key, q in (("p50_s", 0.5), ("p95_s", 0.95), ("p99_s", 0.99)):
+        # The middle of a bin can lie beyond the extremes, which are exact.
+        figures[key] = min(max(quantile_ns(sums.bins[id], q) or 0.0, low_ns), high_ns)
+    steps = {"min_step": int(sums.min_step[id]), "max_step": int(sums.max_step[id])}
+    return {name: ns / NS_PER_S for name, ns in figures.items()} | steps
+
+
+def _uncovered(totals: Totals) -> list[tuple[str, int, int]]:
+    """Return (name, ns, ns within steps) of the time that no section owns."""
+    uncovered_ns = int(totals.sections.self_ns[0])
+    in_steps_ns = int(totals.sections.step_self_ns[0])
+    if not totals.steps.count:
+        return [(OTHER, uncovered_ns, 0)]
+    outside_ns = uncovered_ns - in_steps_ns
+    if outside_ns <= 0:
+        return [(OTHER, uncovered_ns, in_steps_ns)]
+    return [(OTHER, in_steps_ns, in_steps_ns), (OUTSIDE_STEPS, outside_ns, 0)]
+
+
+def _parents(totals: Totals) -> dict[int, int]:
+    """Return the section around most spans of each section, such that no chain of parents is a circle."""
+    best: dict[int, tuple[int, int]] = {}
+    for (parent, id), count in totals.sections.parents.items():
+        best[id] = max(best.get(id, (-1, 0)), (count, parent))
+    parents = {id: parent for id, (_, parent) in best.items()}
+    for id in parents:
+        seen, at = {id}, parents[id]
+        while at in parents and at not in seen:
+            seen.add(at)
+            at = parents[at]
+        if at:  # came back to a section already seen
+            parents[id] = 0
+    return parents
+
+
+def step_figures(totals: Totals, names: Mapping[int, str], warmup_told: int | None) -> StepFigures | None:
+    """Return the figures of the steps; None without any."""
+    steps = totals.steps
+    warmup = steps.warmup_steps(warmup_told)
+    if warmup >= steps.count or warmup > len(steps.first_ns):
+        warmup = 0
+    spread = steps.spread(warmup)
+    median_ns = steps.median_ns()
+    if spread is None or median_ns is None:
+        return None
+    found = trend(steps.series(warmup))
+    explained = totals.coupling.explained()
+    return StepFigures(
+        count=steps.count,
+        total_s=steps.total_ns / NS_PER_S,
+        median_s=median_ns / NS_PER_S,
+        warmup_count=warmup,
+        warmup_s=sum(steps.first_ns[:warmup]) / NS_PER_S,
+        settled_count=spread.count,
+        avg_s=spread.mean_ns / NS_PER_S,
+        std_s=spread.std_ns / NS_PER_S,
+        max_s=steps.max_ns / NS_PER_S,
+        max_step=steps.max_step,
+        rise=found.rise if found else None,
+        rise_p_value=found.p_value if found else None,
+        explained={
+            names.get(id) or OTHER: float(part) for id, part in enumerate(explained) if part >= EXPLAINS_AT_LEAST
+        },
+    )
+
+
+def epoch_figures(
+    number: int,
+    totals: Totals,
+    names: Mapping[int, str],
+    batches: int | None,
+    samples: int | None,
+    is_complete: bool = True,
+) -> EpochFigures:
+    """Return the figures of one epoch; ``batches`` and ``samples`` are None where no loader was seen."""
+    sections = section_figures(totals, names)
+    count = totals.steps.count if batches is None else batches
+    self_s = {name: section.self_s for name, section in sections.items() if section.self_s}
+    uncovered_s = self_s.pop(OTHER, 0.0) + self_s.pop(OUTSIDE_STEPS, 0.0)
+    busy_s = totals.steps.total_ns / NS_PER_S or totals.wall_ns / NS_PER_S
+    data_loading = sections.get(DATA_LOADING)
+    return EpochFigures(
+        number=number,
+        wall_s=totals.wall_ns / NS_PER_S,
+        steps=totals.steps.count,
+        batches=count or None,
+        samples=samples,
+        avg_batch_s=busy_s / count if count else None,
+        self_s={**self_s, OTHER: uncovered_s},
+        first_fetch_s=None if totals.first_fetch_ns is None else totals.first_fetch_ns / NS_PER_S,
+        median_fetch_s=data_loading.p50_s if data_loading else None,
+        is_complete=is_complete,
+    )
+
+
+def loader_figures(loaders: list[LoaderCounts]) -> tuple[LoaderFigures, ...]:
+    """Return the figures of the loaders that gave at least one batch."""
+    return tuple(
+        LoaderFigures(
+            name=counts.name,
+            batches=counts.batches,
+            samples=counts.samples,
+            wait_s=counts.wait_ns / NS_PER_S,
+        )
+        for counts in loaders
+        if counts.batches
+    )

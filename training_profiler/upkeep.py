@@ -1,0 +1,126 @@
+"""What the profiler knows of itself: its cost, and which of its parts had to be switched off."""
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from training_profiler.record.names import OTHER_NAMES
+from training_profiler.record.recorder import Recorder
+from training_profiler.record.section import Clock
+from training_profiler.snapshot import Health
+from training_profiler.units import NS_PER_S
+
+log: Final = logging.getLogger("training_profiler")
+
+CALIBRATION_SPANS: Final = 2000  # about 1 ms
+REPORTS_FREE_NS: Final = NS_PER_S // 10  # what periodic reports may cost in all, however short the run
+REPORTS_SHARE: Final = 0.0015  # and what they may cost beyond, of the run's time
+
+
+def measure_section_cost_ns() -> float:
+    """Return the cost of an empty section on this machine in ns, without the arithmetic that comes later."""
+    recorder = Recorder()
+    section, clock = recorder.section, recorder.clock
+    with section("a"):
+        begin_ns = clock()
+        for _ in range(CALIBRATION_SPANS):
+            with section("a"):
+                pass
+        return (clock() - begin_ns) / CALIBRATION_SPANS
+
+
+class Budget:
+    """Thins out work that would cost more than a fixed share of the run."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.left_out = 0
+        self._clock = clock
+        self._begin_ns = clock()
+        self._spent_ns = 0
+
+    def allows(self) -> bool:
+        """Return whether the work may be done once more; counts where it may not."""
+        allowed_ns = REPORTS_FREE_NS + REPORTS_SHARE * (self._clock() - self._begin_ns)
+        if self._spent_ns <= allowed_ns:
+            return True
+        self.left_out += 1
+        return False
+
+    def spend(self, ns: int) -> None:
+        """Note what the work cost."""
+        self._spent_ns += ns
+
+
+class Upkeep:
+    """Runs the parts of a session such that none can hurt the training, and keeps count of it."""
+
+    def __init__(self, recorder: Recorder, section_cost_ns: float) -> None:
+        self.spent_ns = 0
+        self.disabled: dict[str, str] = {}
+        self.notes: list[str] = []
+        self._recorder = recorder
+        self._section_cost_ns = section_cost_ns
+
+    def guard(self, part: str, work: Callable[[], None]) -> None:
+        """Do ``work``; where it fails say so once and never try that part again."""
+        if part in self.disabled:
+            return
+        try:
+            work()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            self.disabled[part] = reason
+            # What the operating system refuses needs no traceback; what we did wrong does.
+            is_ours = not isinstance(error, OSError)
+            try:
+                log.warning("%s switched off, the training goes on: %s", part, reason, exc_info=is_ours)
+            except Exception:  # a user's log handler may fail as well
+                return
+
+    def health(self, dropped: int, unended: int, spans: int, reports_left_out: int) -> Health:
+        """Return how the profiler fared so far."""
+        return Health(
+            dropped=dropped,
+            disabled=tuple(f"{part} ({reason})" for part, reason in self.disabled.items()),
+            overhead_s=(self.spent_ns + spans * self._section_cost_ns) / NS_PER_S,
+            notes=(*self.notes, *self._names_notes(), *_counted(unended, reports_left_out), *_compiled()),
+        )
+
+    def _names_notes(self) -> list[str]:
+        names = self._recorder.names
+        notes = []
+        if names.invalid_count:
+            notes.append(
+                f"{names.invalid_count} sections had no usable name (first: {names.invalid_example}), "
+                f"they share the row (invalid name); a name is a string with at least one character"
+            )
+        if names.further_names:
+            notes.append(
+                f"more than {names.limit} section names: at least {len(names.further_names)} further ones share the "
+                f"row {OTHER_NAMES}; leave numbers out of names, or raise RECTIFIED_FLOW_PROFILE_MAX_NAMES"
+            )
+        return notes
+
+
+def _counted(unended: int, reports_left_out: int) -> list[str]:
+    notes = []
+    if unended:
+        notes.append(f"{unended} sections were entered and never left by threads that have ended")
+    if reports_left_out:
+        notes.append(
+            f"{reports_left_out} periodic reports left out: at this pace they would cost over {REPORTS_SHARE:.2%} "
+            f"of the run; raise log_every"
+        )
+    return notes
+
+
+def _compiled() -> list[str]:
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)  # private: may be gone
+    try:
+        frames = counters["frames"]["ok"] if counters is not None else 0
+    except (KeyError, TypeError):
+        return []
+    if not frames:
+        return []
+    return [f"torch.compile compiled {frames} functions: sections inside those are not recorded"]

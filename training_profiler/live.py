@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from training_profiler.errors import ProfilerWarning
 from training_profiler.exits import at_fork, is_worker
-from training_profiler.record.loader import LoaderCounts, ProfiledLoader
+from training_profiler.record.loader import ProfiledLoader
 from training_profiler.record.recorder import Recorder
 from training_profiler.session import Session
 from training_profiler.settings import read_settings, unknown_variables
@@ -39,6 +39,10 @@ class _Process:
             return None
         return self.begin(opens_files=False)
 
+    def begin_if_first(self) -> None:
+        """Begin a session where a script only has sections and never starts one."""
+        self.running()
+
     def begin(self, opens_files: bool) -> Session:
         """Begin a session with the settings that hold now."""
         self.session = Session(self.recorder, self.settings, measure_section_cost_ns())
@@ -54,7 +58,7 @@ class _Process:
 
 
 _process = _Process(Recorder())
-_process.recorder.on_first = lambda: _process.running() and None
+_process.recorder.on_first = _process.begin_if_first
 profile_section = _process.recorder.section
 at_fork(lambda: _process.fall_silent())
 for _sentence in unknown_variables():
@@ -211,8 +215,7 @@ def profile_dataloader(loader: Iterable[T], name: str | None = None) -> Iterable
     session = _process.running()
     if session is None:
         return loader
-    counts = LoaderCounts(str(name) if name is not None else str(len(session.loaders)))
-    session.loaders.append(counts)
+    counts = session.loader_counts(loader, name)
     return ProfiledLoader(loader, profile_section, _process.recorder.clock, counts, lambda: _process.phase == "train")
 
 
@@ -227,4 +230,3 @@ def snapshot() -> Snapshot:
     """Return the figures of the run so far, in seconds; of nothing where there is no run."""
     session = _process.session
     return session.snapshot() if session is not None else Snapshot()
-

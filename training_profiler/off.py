@@ -1,7 +1,7 @@
 """The public API while profiling is off: the same names, doing nothing."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,8 +24,8 @@ class _Nothing:
     """
 
     __slots__ = ()
-    __enter__ = [].copy
-    __exit__ = "".format  # returns "", which is false: exceptions pass
+    __enter__: Callable[[], Any] = [].copy
+    __exit__: Callable[..., Any] = "".format  # returns "", which is false: exceptions pass
 
     def __call__(self, function: F) -> F:
         if not callable(function):
@@ -99,4 +99,3 @@ def snapshot() -> "Snapshot":
     from training_profiler.snapshot import Snapshot
 
     return Snapshot()
-

@@ -8,13 +8,14 @@ from typing import Final
 from training_profiler.diagnosis import diagnose, epoch_warnings
 from training_profiler.exits import Exits
 from training_profiler.record.loader import LoaderCounts
+from training_profiler.record.names import printable
 from training_profiler.record.recorder import EPOCH_BEGIN, EPOCH_END, MAX_MARKS, STEP_END, Recorder
 from training_profiler.reports.console import render_epoch, render_final, render_periodic
 from training_profiler.reports.contract import as_data
 from training_profiler.runs.run_files import RunFiles
 from training_profiler.settings import Settings
 from training_profiler.sinks.console import Console
-from training_profiler.snapshot import Health, Snapshot
+from training_profiler.snapshot import PROFILER, Health, Snapshot
 from training_profiler.statistics.accumulator import Accumulator
 from training_profiler.statistics.run import RunSums
 from training_profiler.units import NS_PER_S
@@ -33,7 +34,7 @@ class Session:
     def __init__(self, recorder: Recorder, settings: Settings, section_cost_ns: float = 0.0) -> None:
         self.settings = settings
         self.is_running = False
-        self.loaders: list[LoaderCounts] = []
+        self._loaders: dict[int | str, LoaderCounts] = {}
         self.upkeep = Upkeep(recorder, section_cost_ns)
         self._recorder = recorder
         self._busy = threading.Lock()
@@ -60,7 +61,7 @@ class Session:
         self._exits.arm()
         self.is_running = True
         if opens_files:
-            self._with_files(lambda: self._files.open() and None)
+            self._with_files(self._open_files)
 
     def adopt(self, settings: Settings) -> None:
         """Go on with other settings: a session that a section began, and that is now started by name."""
@@ -68,7 +69,7 @@ class Session:
         self._recorder.names.limit = settings.max_names
         self._console = Console(settings.stream)
         self._next_report = self._steps_marked + settings.log_every
-        self._with_files(lambda: self._files.open() and None)
+        self._with_files(self._open_files)
 
     def step(self) -> None:
         """End a training step; report and flush where it is time."""
@@ -91,6 +92,18 @@ class Session:
         """End the epoch under way and print its summary."""
         self._recorder.mark(EPOCH_END)
         self._exclusively(lambda: self._end_epoch(is_complete))
+
+    def loader_counts(self, loader: object, name: str | None) -> LoaderCounts:
+        """Return the counts of a loader: those it has already where it is profiled anew each epoch."""
+        key = id(loader) if name is None else printable(str(name))
+        if key not in self._loaders:
+            self._loaders[key] = LoaderCounts(str(len(self._loaders)) if name is None else str(key))
+        return self._loaders[key]
+
+    @property
+    def loaders(self) -> list[LoaderCounts]:
+        """The counts of all loaders profiled so far."""
+        return list(self._loaders.values())
 
     def snapshot(self) -> Snapshot:
         """Return the figures of the run so far."""
@@ -142,8 +155,9 @@ class Session:
         self._busy_thread = threading.get_ident()
         begin_ns = self._recorder.clock()
         try:
-            if self.is_running:
-                self.upkeep.guard("statistics", work)
+            with self._recorder.section(PROFILER):
+                if self.is_running:
+                    self.upkeep.guard("statistics", work)
         finally:
             self.upkeep.spent_ns += self._recorder.clock() - begin_ns
             self._busy_thread = None
@@ -233,6 +247,9 @@ class Session:
     def _print(self, text: str) -> None:
         if self._is_primary():
             self.upkeep.guard("console", lambda: self._console.print(text))
+
+    def _open_files(self) -> None:
+        self._files.open()
 
     def _with_files(self, work: Callable[[], None]) -> None:
         if self._is_primary():

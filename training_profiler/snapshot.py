@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 OTHER: Final = "other"  # time within steps that no section covers
+PROFILER: Final = "(profiler)"  # the profiler's own work: arithmetic, reports, the journal
 OUTSIDE_STEPS: Final = "(outside steps)"  # time before, between and after steps that no section covers
 
 

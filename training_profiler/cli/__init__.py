@@ -21,10 +21,11 @@ def main(words: Sequence[str] | None = None) -> int:
         command.prepare_parser(commands.add_parser(name, help=summary, description=command.__doc__))
     arguments = parser.parse_args(words)
     try:
-        return COMMANDS[arguments.command].run(arguments)
+        status: int = COMMANDS[arguments.command].run(arguments)
     except ProfilerError as error:
         print(f"training-profiler: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `... | head` has read enough
         sys.stderr.close()
         return 0
+    return status

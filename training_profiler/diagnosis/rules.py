@@ -16,7 +16,7 @@ from training_profiler.diagnosis.shares import (
     unexplained,
 )
 from training_profiler.diagnosis.steps import first_batch_slow, slowing_down, step_time_varies, warm_up
-from training_profiler.snapshot import EpochFigures, Snapshot
+from training_profiler.snapshot import PROFILER, EpochFigures, Snapshot
 
 Rule = Callable[[Snapshot], Insight | None]
 
@@ -35,7 +35,11 @@ EPOCH_GENERATION_SHARE: Final = 0.30
 def diagnose(snapshot: Snapshot) -> list[Insight]:
     """Return what the rules find, the most valuable first, then remarks that ask for no change."""
     found = [insight for rule in RULES if (insight := rule(snapshot)) is not None]
-    remarks = [None if found else _healthy(snapshot), _slowest_component(snapshot), _data_loading_efficient(snapshot)]
+    remarks = [
+        None if found else _healthy(snapshot),
+        _slowest_component(snapshot),
+        _data_loading_efficient(snapshot),
+    ]
     warm = warm_up(snapshot)  # said even of a healthy run: it is over when it is seen
     found = sorted([*found, *([warm] if warm else [])], key=lambda insight: -insight.worth_s)
     return [*found, *(remark for remark in remarks if remark is not None)]
@@ -43,7 +47,11 @@ def diagnose(snapshot: Snapshot) -> list[Insight]:
 
 def _slowest_component(snapshot: Snapshot) -> Insight | None:
     """Name the section with the most exclusive time."""
-    sections = [section for section in snapshot.sections.values() if section.count and section.avg_s is not None]
+    sections = [
+        section
+        for section in snapshot.sections.values()
+        if section.count and section.avg_s is not None and section.name != PROFILER
+    ]
     if not sections:
         return None
     slowest = max(sections, key=lambda section: section.self_s)

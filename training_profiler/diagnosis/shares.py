@@ -104,7 +104,13 @@ OF_RUN: Final = (
         "validating",
         "validate less often, on fewer batches, or with a larger batch size",
     ),
-    ShareRule("sampling", 0.10, "sampling-heavy", "generating samples", "sample less often, fewer or with fewer steps"),
+    ShareRule(
+        "sampling",
+        0.10,
+        "sampling-heavy",
+        "generating samples",
+        "sample less often, fewer or with fewer steps",
+    ),
     ShareRule(
         "checkpointing",
         0.10,
@@ -158,7 +164,12 @@ def share_of_run(snapshot: Snapshot, rule: ShareRule) -> Insight | None:
         code=rule.code,
         finding=f"{share:.1%} of the run is spent {rule.what} ({rule.section}: {section.count} times, "
         f"{section.avg_s or 0:.4f}s avg)",
-        evidence={"share_of_run": share, "threshold": rule.share, "seconds": section.total_s, "count": section.count},
+        evidence={
+            "share_of_run": share,
+            "threshold": rule.share,
+            "seconds": section.total_s,
+            "count": section.count,
+        },
         worth_s=section.total_s / 2,  # half as often
         remedy=rule.remedy,
     )
@@ -177,7 +188,12 @@ def backward_against_forward(snapshot: Snapshot) -> Insight | None:
     return Insight(
         code="backward-slow",
         finding=f"the backward pass takes {ratio:.1f}x the forward pass (2x is usual)",
-        evidence={"ratio": ratio, "threshold": BACKWARD_TO_FORWARD, "backward_s": backward_s, "forward_s": forward_s},
+        evidence={
+            "ratio": ratio,
+            "threshold": BACKWARD_TO_FORWARD,
+            "backward_s": backward_s,
+            "forward_s": forward_s,
+        },
         worth_s=worth_s,
         remedy="look for memory pressure, activation checkpointing (recomputation) and custom autograd functions "
         "without a fused backward",
@@ -195,8 +211,7 @@ def unexplained(snapshot: Snapshot) -> Insight | None:
         return None
     return Insight(
         code="unexplained",
-        finding=f"{share:.1%} of step time lies in no section "
-        f"({other.step_self_s / snapshot.step.count:.4f}s a step)",
+        finding=f"{share:.1%} of step time lies in no section ({other.step_self_s / snapshot.step.count:.4f}s a step)",
         evidence={"share_of_step": share, "threshold": OTHER_SHARE, "seconds": other.step_self_s},
         worth_s=other.step_self_s,
         remedy='put profile_section("...") around the parts of the loop that have none yet',

@@ -90,7 +90,12 @@ def slowing_down(snapshot: Snapshot) -> Insight | None:
     return Insight(
         code="slowing-down",
         finding=f"steps become slower: {step.rise:.0%} longer at the end of the run than at its start",
-        evidence={"rise": step.rise, "threshold": RISE, "p_value": step.rise_p_value, "steps": step.settled_count},
+        evidence={
+            "rise": step.rise,
+            "threshold": RISE,
+            "p_value": step.rise_p_value,
+            "steps": step.settled_count,
+        },
         worth_s=worth_s,
         remedy="something grows: a list of losses that keep their graph (use .item() or .detach()), a cache, a log; "
         "or the machine throttles",

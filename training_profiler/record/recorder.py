@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -57,10 +57,11 @@ class Recorder:
         self.buffers: list[ThreadBuffer] = []
         self._local = _local_sections(self.buffers)
         self._last_drain_ns = clock()
-        self.section: Callable[[str], AbstractContextManager[object]] = self._section_function()
+        self.section: Callable[[str], Section] = self._section_function()
 
     def _section_function(self) -> Callable[[str], Section]:
         local = self._local
+        is_tracing: Callable[[], bool]
 
         def settle(test: Callable[[], bool]) -> None:
             nonlocal is_tracing
@@ -69,6 +70,18 @@ class Recorder:
         is_tracing = tracing_test(settle)
 
         def profile_section(name: str) -> Section:
+            """Return the section ``name``: a context manager, and a decorator of functions.
+
+            Sections nest, recurse and run on many threads; each thread's are its own. Inside of
+            ``torch.compile`` they vanish. Decorated generators are timed while they run, decorated
+            async functions from call to return.
+
+            Args:
+                name: what reports call it; the names of PROFILING.md mean something to the diagnosis.
+
+            Raises:
+                TypeError: it decorates a function and the name was forgotten.
+            """
             if is_tracing():
                 return nullcontext()  # type: ignore[return-value]
             try:
@@ -82,13 +95,12 @@ class Recorder:
         if callable(name):
             shown = getattr(name, "__name__", "f")
             raise TypeError(
-                f"profile_section was given the function {shown!r} and no name; "
-                f'example: @profile_section("{shown}")'
+                f'profile_section was given the function {shown!r} and no name; example: @profile_section("{shown}")'
             )
         self.on_first()  # also where a process that must stay silent learns it
         code = self.names.id_of(name)
         kept_name = self.names.names[code]
-        section = make_section(kept_name, code, buffer, self.clock, self._full, self.section)  # type: ignore[arg-type]
+        section = make_section(kept_name, code, buffer, self.clock, self._full, self.section)
         if self.names.is_kept(name) and len(buffer.sections) < 2 * self.names.limit:
             buffer.sections[name] = section
         return section
@@ -132,7 +144,6 @@ class Recorder:
         for buffer in list(self.buffers):
             del buffer.events[:]
         del self.marks[:]
-
 
     def thread_serial(self) -> int:
         """Return the number that ``ThreadEvents.serial`` gives the calling thread."""

@@ -76,7 +76,9 @@ class Section:
         return cast(F, _timed(function, self.again, self.name))
 
 
-def make_section(name: str, code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], None], again: Sections) -> Section:
+def make_section(
+    name: str, code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], None], again: Sections
+) -> Section:
     """Return the section that appends to ``buffer`` and calls ``flush`` when that is full."""
     events = buffer.events
     # A chain of C iterators reads the clock and appends (time, code) in one call that neither a signal

@@ -8,7 +8,7 @@ from training_profiler.diagnosis import Insight
 from training_profiler.diagnosis.rules import too_little_data
 from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, percentages
 from training_profiler.snapshot import OUTSIDE_STEPS, EpochFigures, SectionFigures, Snapshot
-from training_profiler.units import S_PER_HOUR
+from training_profiler.units import NS_PER_S, NS_PER_US, S_PER_HOUR
 
 TABLE, LINES = "table", "lines"
 _HEADERS = ("section", "count", "total", "avg", "min", "max", "p50", "p95", "p99", "std")
@@ -87,7 +87,7 @@ def _table(rows: list[tuple[int, SectionFigures]]) -> str:
             section.count,
             f"{section.total_s:.3f}s",
             *(
-                "" if seconds is None else f"{seconds:.4f}s"
+                "" if seconds is None else _cell(seconds)
                 for seconds in (
                     section.avg_s,
                     section.min_s,
@@ -108,6 +108,10 @@ def _table(rows: list[tuple[int, SectionFigures]]) -> str:
         disable_numparse=True,
         preserve_whitespace=True,
     )
+
+
+def _cell(seconds: float) -> str:
+    return f"{seconds * NS_PER_S / NS_PER_US:.1f}us" if 0 < seconds < 0.001 else f"{seconds:.4f}s"
 
 
 def _lines(rows: list[tuple[int, SectionFigures]]) -> str:

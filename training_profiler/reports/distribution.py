@@ -52,7 +52,5 @@ def distribution(snapshot: Snapshot) -> list[tuple[int, SectionFigures, float]]:
         return []
     return [
         (depth, section, percentage)
-        for (depth, section), percentage in zip(
-            rows, percentages([section.share for _, section in rows]), strict=True
-        )
+        for (depth, section), percentage in zip(rows, percentages([section.share for _, section in rows]), strict=True)
     ]

@@ -25,7 +25,9 @@ class Console:
         with _bars_aside(stream):
             if _is_plain(stream):
                 stream.flush()
-                _write_whole(stream.fileno(), text.encode(stream.encoding or "utf-8", "backslashreplace"))
+                _write_whole(
+                    stream.fileno(), text.encode(getattr(stream, "encoding", None) or "utf-8", "backslashreplace")
+                )
             else:
                 stream.write(text)
                 stream.flush()

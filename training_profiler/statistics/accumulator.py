@@ -6,15 +6,27 @@ import numpy as np
 
 from training_profiler.record.names import SectionNames
 from training_profiler.record.recorder import Batch
-from training_profiler.statistics.histogram import Ints
+from training_profiler.snapshot import PROFILER
 from training_profiler.statistics.gaps import Gaps, gaps_between
-from training_profiler.statistics.sweep import Bools, Events, Leaves, Sweep, no_events, read_events, sweep
+from training_profiler.statistics.histogram import Ints
+from training_profiler.statistics.sweep import (
+    Apart,
+    Bools,
+    Events,
+    Leaves,
+    Sweep,
+    no_events,
+    read_events,
+    rename_leaves,
+    sweep,
+)
 from training_profiler.statistics.timeline import OUTSIDE, Cuts, Timeline
 from training_profiler.statistics.totals import Totals, rows_for
 
+WITHIN: Final = "/"  # validation_epoch/forward_pass: the forward passes of validation
 DATA_LOADING: Final = "data_loading"
 # Work between training steps, wherever in the loop it is called; it makes no step longer.
-APART: Final = ("validation_epoch", "sampling", "checkpointing", "visualization_generation")
+APART: Final = ("validation_epoch", "sampling", "checkpointing", "visualization_generation", PROFILER)
 IN_A_LOOP: Final = (DATA_LOADING, "data_generation", "data_transfer", "forward_pass", "backward_pass")
 
 
@@ -82,23 +94,32 @@ class Accumulator:
         still_open = self._open.pop(serial, no_events())
         if not is_training and not len(events.codes) and not len(still_open.codes):
             return
-        apart_ids = self._ids_of(APART)
-        result = sweep(events, still_open, apart_ids, inner_cuts_ns)
+        apart = Apart(self._ids_of(APART), self._name_within)
+        result = sweep(events, still_open, inner_cuts_ns, apart)
         self.totals.dropped += result.dropped
         if len(result.still_open.codes):
             self._open[serial] = result.still_open
         gaps = gaps_between(result, inner_cuts_ns, self._at_ns, int(cuts.ends_ns[-1]))
         pieces = np.minimum(np.searchsorted(cuts.ends_ns, gaps.begin_ns, side="right"), len(cuts.steps) - 1)
         leaves_in_gap = gaps.count_leaves(result.leaves)
-        leaf_is_apart = np.repeat(gaps.is_apart, leaves_in_gap)
-        if len(apart_ids):
-            leaf_is_apart |= np.isin(result.leaves.ids, apart_ids)
+        leaf_roots = np.repeat(gaps.roots, leaves_in_gap)
+        leaves = rename_leaves(result.leaves, leaf_roots, self._name_within)
+        self.totals.sections.grow(rows_for(len(self._names.names)))  # renaming may have made new names
+        leaf_is_apart = leaf_roots > 0
+        if len(apart.ids):
+            leaf_is_apart |= np.isin(leaves.ids, apart.ids)
+        result = result._replace(leaves=leaves)
         if first_step is None:
-            self._add_elsewhere(result.leaves, gaps, leaves_in_gap)
+            self._add_elsewhere(leaves, gaps, leaves_in_gap)
         else:
             step_rows = self._rows_of_pieces(cuts, first_step)[pieces]
-            self._add_self_times(result.leaves, leaf_is_apart, gaps, leaves_in_gap, step_rows, first_step)
+            self._add_self_times(leaves, leaf_is_apart, gaps, leaves_in_gap, step_rows, first_step)
         self._add_spans(result, leaf_is_apart, gaps, leaves_in_gap, cuts, pieces, is_training)
+
+    def _name_within(self, root: int, id: int) -> int:
+        """Return the id of section ``id`` inside of section ``root``: its spans there are told apart."""
+        names = self._names.names
+        return id if names[id] == PROFILER else self._names.id_of(names[root] + WITHIN + names[id])
 
     def _add_self_times(
         self,
@@ -113,7 +134,7 @@ class Accumulator:
         rows = self.totals.sections.rows
         complete = self.steps - first_step
         # One row a complete step, one for the unfinished, one for all that is part of no step.
-        row = np.where(gaps.is_apart | (step_row < 0), complete + 1, step_row)
+        row = np.where((gaps.roots > 0) | (step_row < 0), complete + 1, step_row)
         own_ns = gaps.durations_ns - gaps.sum_leaves(leaves.durations_ns, leaves_in_gap)
         size = (complete + 2) * rows
         sums = np.bincount(row * rows + gaps.owners, own_ns, size)
@@ -123,7 +144,7 @@ class Accumulator:
         self_ns = sums.astype(np.int64).reshape(-1, rows)
         self.totals.sections.self_ns += self_ns.sum(axis=0)
         self_ns[0, : len(self._unfinished)] += self._unfinished
-        self._unfinished = self_ns[complete]
+        self._unfinished = self_ns[complete].copy()
         if complete:
             durations_ns = self_ns[:complete].sum(axis=1).tolist()
             self.step_ns += durations_ns
@@ -165,7 +186,7 @@ class Accumulator:
             ids = np.concatenate([ids, spans.ids])
             durations_ns = np.concatenate([durations_ns, spans.end_ns - spans.begin_ns])
             parents = np.concatenate([parents, spans.parents])
-            is_apart = np.concatenate([is_apart, spans.is_apart])
+            is_apart = np.concatenate([is_apart, spans.roots > 0])
             step_numbers = np.concatenate([step_numbers, cuts.steps[begun_in] + 1])
         if not len(ids):
             return
@@ -180,11 +201,11 @@ class Accumulator:
 
     def _note_first_fetch(self, result: Sweep) -> None:
         leaves, spans = result.leaves, result.spans
-        fetched = []
+        fetched: list[tuple[np.int64, np.int64]] = []
         for data_loading in self._ids_of((DATA_LOADING,)).tolist():
-            for row in np.flatnonzero(leaves.ids == data_loading)[:1]:
-                fetched.append((leaves.begin_ns[row], leaves.durations_ns[row]))
-            for row in np.flatnonzero(spans.ids == data_loading):
-                fetched.append((spans.begin_ns[row], spans.end_ns[row] - spans.begin_ns[row]))
+            rows = np.flatnonzero(leaves.ids == data_loading)[:1]
+            fetched += zip(leaves.begin_ns[rows], leaves.durations_ns[rows], strict=True)
+            rows = np.flatnonzero(spans.ids == data_loading)
+            fetched += zip(spans.begin_ns[rows], spans.end_ns[rows] - spans.begin_ns[rows], strict=True)
         if fetched:
             self.totals.first_fetch_ns = int(min(fetched)[1])

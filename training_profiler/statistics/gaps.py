@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from training_profiler.statistics.histogram import Ints
-from training_profiler.statistics.sweep import Bools, Leaves, Sweep
+from training_profiler.statistics.sweep import Leaves, Sweep
 
 
 class Gaps(NamedTuple):
@@ -14,7 +14,7 @@ class Gaps(NamedTuple):
     begin_ns: Ints
     durations_ns: Ints
     owners: Ints  # section id, 0 for none
-    is_apart: Bools
+    roots: Ints  # of the owner, see Spans.roots
 
     def count_leaves(self, leaves: Leaves) -> Ints:
         """Return how many leaves lie in each gap."""
@@ -34,12 +34,12 @@ class Gaps(NamedTuple):
 def gaps_between(result: Sweep, cuts_ns: Ints, from_ns: int, until_ns: int) -> Gaps:
     """Return the gaps from ``from_ns`` to ``until_ns``: each event and each cut begins one."""
     owners = np.concatenate([[0], result.owners])
-    is_apart = np.concatenate([[False], result.owner_is_apart])
+    roots = np.concatenate([[0], result.owner_roots])
     begin_ns = np.concatenate([[from_ns], np.maximum(result.times_ns, from_ns)])
     if len(cuts_ns):
         at = np.searchsorted(result.times_ns, cuts_ns, side="right")
         owners = np.insert(owners, at + 1, owners[at])
-        is_apart = np.insert(is_apart, at + 1, is_apart[at])
+        roots = np.insert(roots, at + 1, roots[at])
         begin_ns = np.insert(begin_ns, at + 1, np.maximum(cuts_ns, from_ns))
     durations_ns = np.maximum(np.diff(begin_ns, append=until_ns), 0)
-    return Gaps(begin_ns, durations_ns, owners, is_apart)
+    return Gaps(begin_ns, durations_ns, owners, roots)

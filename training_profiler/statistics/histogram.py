@@ -17,7 +17,7 @@ _BINS_PER_E: Final = 1.0 / np.log(BIN_RATIO)
 def bins_of(durations_ns: Ints) -> Ints:
     """Return the bin of each duration; what is shorter than 1 ns shares the first bin."""
     bins = np.log(np.maximum(durations_ns, 1)) * _BINS_PER_E
-    return np.minimum(bins, BIN_COUNT - 1).astype(np.int64)
+    return np.asarray(np.minimum(bins, BIN_COUNT - 1), np.int64)
 
 
 def quantile_ns(counts: Ints, q: float) -> float | None:

@@ -76,7 +76,7 @@ class RunSums:
             sections=section_figures(totals, self._names.names),
             step=step_figures(totals, self._names.names, 0 if of_interval else self._warmup_steps),
             epochs=() if of_interval else tuple(self.epochs),
-            loaders=loader_figures(loaders),
+            loaders=loader_figures(list(loaders)),
             health=health,
             run_folder=run_folder,
             ended_by=ended_by,

@@ -77,8 +77,8 @@ class SectionSums:
         self._add_parents(ids, parents)
         if in_steps is not None:
             # float64 holds sums below 2**53 ns, 104 days, exactly.
-            sums = np.bincount(ids, np.where(in_steps, durations_ns, 0), self.rows)
-            self.step_total_ns += sums.astype(np.int64)
+            in_steps_ns = np.bincount(ids, np.where(in_steps, durations_ns, 0), self.rows)
+            self.step_total_ns += in_steps_ns.astype(np.int64)
         if is_measured is None:
             sums, counts = self._add_measured(ids, durations_ns, step_numbers)
         else:

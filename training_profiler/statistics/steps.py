@@ -1,7 +1,8 @@
 """Durations of training steps: their spread, warm-up, trend, and which section moves with them."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,8 @@ SETTLED_AFTER: Final = 10  # steps left out of the search for the section that m
 TREND_POINTS: Final = 1024
 
 
-class Spread(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Spread:
     """How long steps are, in ns."""
 
     count: int

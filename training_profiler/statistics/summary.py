@@ -1,5 +1,6 @@
 """From totals in nanoseconds to the figures of a snapshot."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,7 +15,7 @@ from training_profiler.snapshot import (
     SectionFigures,
     StepFigures,
 )
-from training_profiler.statistics.accumulator import DATA_LOADING
+from training_profiler.statistics.accumulator import APART, DATA_LOADING, WITHIN
 from training_profiler.statistics.histogram import quantile_ns
 from training_profiler.statistics.totals import Totals
 from training_profiler.statistics.trend import trend
@@ -28,6 +29,7 @@ def section_figures(totals: Totals, names: Mapping[int, str]) -> dict[str, Secti
     sums = totals.sections
     wall_ns = max(1, totals.wall_ns)
     figures = {}
+    names = _plain_where_alone(totals, names)
     ids = [id for id in range(1, sums.rows) if sums.count[id] or sums.self_ns[id] or sums.elsewhere_ns[id]]
     parents = _parents(totals)
     for id in ids:
@@ -41,6 +43,8 @@ def section_figures(totals: Totals, names: Mapping[int, str]) -> dict[str, Secti
             elsewhere_s=int(sums.elsewhere_ns[id]) / NS_PER_S,
             step_self_s=int(sums.step_self_ns[id]) / NS_PER_S,
             step_total_s=int(sums.step_total_ns[id]) / NS_PER_S,
+            min_step=int(sums.min_step[id]),
+            max_step=int(sums.max_step[id]),
             **_measured(totals, id),
         )
     for name, self_ns, step_ns in _uncovered(totals):
@@ -56,6 +60,19 @@ def section_figures(totals: Totals, names: Mapping[int, str]) -> dict[str, Secti
     return figures
 
 
+def _plain_where_alone(totals: Totals, names: Mapping[int, str]) -> dict[int, str]:
+    """Return the names without the section they lie within, where that leaves no doubt."""
+    seen = set(np.flatnonzero(totals.sections.count).tolist())
+    within = {}
+    for id, name in names.items():
+        root, slash, plain = name.partition(WITHIN)
+        if slash and root in APART:
+            within[id] = plain
+    uses = Counter(plain for id, plain in within.items() if id in seen)
+    uses.update(name for id, name in names.items() if id in seen and id not in within)
+    return {id: within[id] if id in within and uses[within[id]] == 1 else name for id, name in names.items()}
+
+
 def _measured(totals: Totals, id: int) -> dict[str, float]:
     sums = totals.sections
     count = int(sums.measured[id])
@@ -68,8 +85,7 @@ def _measured(totals: Totals, id: int) -> dict[str, float]:
     for key, q in (("p50_s", 0.5), ("p95_s", 0.95), ("p99_s", 0.99)):
         # The middle of a bin can lie beyond the extremes, which are exact.
         figures[key] = min(max(quantile_ns(sums.bins[id], q) or 0.0, low_ns), high_ns)
-    steps = {"min_step": int(sums.min_step[id]), "max_step": int(sums.max_step[id])}
-    return {name: ns / NS_PER_S for name, ns in figures.items()} | steps
+    return {name: ns / NS_PER_S for name, ns in figures.items()}
 
 
 def _uncovered(totals: Totals) -> list[tuple[str, int, int]]:

@@ -1,5 +1,7 @@
 """From a thread's enters and exits to its spans, and to the section that owns each moment."""
 
+import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +11,7 @@ from training_profiler.record.section import CANCELLED
 from training_profiler.statistics.histogram import Ints
 
 Bools = NDArray[np.bool_]
+Rename = Callable[[int, int], int]  # (root, id) -> id
 MAX_OPEN = 1000  # sections open at once on a thread; beyond it the oldest is given up and counted
 
 
@@ -26,7 +29,14 @@ class Spans(NamedTuple):
     begin_ns: Ints
     end_ns: Ints
     parents: Ints  # section id of the enclosing span, 0 for none
-    is_apart: Bools  # whether the span, or one around it, is no part of a training step
+    roots: Ints  # id of the outermost section around the span, itself included, that is apart; 0 for none
+
+
+class Apart(NamedTuple):
+    """Sections that are no part of a training step, such as validation."""
+
+    ids: Ints
+    rename: Rename  # what a section inside of one is called, e.g. the forward pass of validation
 
 
 class Leaves(NamedTuple):
@@ -44,7 +54,7 @@ class Sweep(NamedTuple):
     spans: Spans  # all others that ended
     times_ns: Ints  # of the events around the leaves, ascending
     owners: Ints  # owners[i]: section that owns the time from event i on, 0 for none; leaves take theirs from it
-    owner_is_apart: Bools  # whether that section, or one around it, is no part of a training step
+    owner_roots: Ints  # of that section, as Spans.roots
     still_open: Events
     dropped: int  # exits without an enter, and enters given up
 
@@ -61,7 +71,7 @@ def no_events() -> Events:
     return Events(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def sweep(events: Events, still_open: Events, apart_ids: Ints, cuts_ns: Ints) -> Sweep:
+def sweep(events: Events, still_open: Events, cuts_ns: Ints, apart: Apart) -> Sweep:
     """Match enters with exits and say who owns the time after each event.
 
     Time belongs to the section entered last of those still open, so each moment has one owner and
@@ -70,8 +80,8 @@ def sweep(events: Events, still_open: Events, apart_ids: Ints, cuts_ns: Ints) ->
     Args:
         events: events of one thread, in time order.
         still_open: ``Sweep.still_open`` of the same thread's sweep before.
-        apart_ids: sections that are no part of a training step, such as validation.
         cuts_ns: times that no leaf may reach across, ascending.
+        apart: which sections are no part of a training step.
     """
     times_ns, codes = events
     if len(codes) and codes.min() < -CANCELLED:
@@ -80,10 +90,10 @@ def sweep(events: Events, still_open: Events, apart_ids: Ints, cuts_ns: Ints) ->
     if len(still_open.codes):
         times_ns = np.concatenate([still_open.times_ns, times_ns])
         codes = np.concatenate([still_open.codes, codes])
-    nested = _sweep_nested(leaves, times_ns, codes, apart_ids)
+    nested = _sweep_nested(leaves, times_ns, codes, apart)
     if nested is not None and len(nested.still_open.codes) <= MAX_OPEN:
         return nested
-    return _sweep_any_order(leaves, times_ns, codes, apart_ids)
+    return _sweep_any_order(leaves, times_ns, codes, apart)
 
 
 def _take_leaves(times_ns: Ints, codes: Ints, cuts_ns: Ints) -> tuple[Leaves, Ints, Ints]:
@@ -105,7 +115,7 @@ def _take_leaves(times_ns: Ints, codes: Ints, cuts_ns: Ints) -> tuple[Leaves, In
     return leaves, times_ns[remains], codes[remains]
 
 
-def _sweep_nested(leaves: Leaves, times_ns: Ints, codes: Ints, apart_ids: Ints) -> Sweep | None:
+def _sweep_nested(leaves: Leaves, times_ns: Ints, codes: Ints, apart: Apart) -> Sweep | None:
     """Return the sweep of properly nested events; None where an exit is not the innermost section's."""
     is_enter = codes > 0
     depth = np.cumsum(np.where(is_enter, 1, -1))
@@ -120,36 +130,55 @@ def _sweep_nested(leaves: Leaves, times_ns: Ints, codes: Ints, apart_ids: Ints) 
     if not np.array_equal(ids, -codes[exits]):
         return None
 
-    parent, is_apart = _enclosing(codes, is_enter, level, order, apart_ids)
-    parent_ids = np.where(parent >= 0, codes[parent], 0)
-    owners = np.where(is_enter, codes, 0)
-    owner_is_apart = is_apart.copy()
-    owners[exits] = parent_ids[enters]
-    owner_is_apart[exits] = np.where(parent[enters] >= 0, is_apart[parent[enters]], False)
+    parent, roots = _enclosing(codes, is_enter, level, order, apart.ids)
+    named = _renamed(codes, roots, apart.rename)
+    has_parent = parent >= 0
+    parent_ids = np.where(has_parent, named[parent], 0)
+    parent_roots = np.where(has_parent, roots[parent], 0)
+    owners = np.where(is_enter, named, 0)
+    owner_roots = roots.copy()
+    owners[exits], owner_roots[exits] = parent_ids[enters], parent_roots[enters]
 
     open_rows = is_enter.copy()
     open_rows[enters] = False
-    spans = Spans(ids, times_ns[enters], times_ns[exits], parent_ids[enters], is_apart[enters])
+    spans = Spans(named[enters], times_ns[enters], times_ns[exits], parent_ids[enters], roots[enters])
     still_open = Events(times_ns[open_rows], codes[open_rows])
-    return Sweep(leaves, spans, times_ns, owners, owner_is_apart, still_open, 0)
+    return Sweep(leaves, spans, times_ns, owners, owner_roots, still_open, 0)
 
 
 def _enclosing(
     codes: Ints, is_enter: Bools, level: NDArray[np.int16], order: NDArray[np.intp], apart_ids: Ints
-) -> tuple[NDArray[np.intp], Bools]:
-    """Return, for each enter, the row of the enter around it (-1: none) and whether it lies apart."""
+) -> tuple[NDArray[np.intp], Ints]:
+    """Return, for each enter, the row of the enter around it (-1: none) and its root (see Spans.roots)."""
     parent = np.full(len(codes), -1, np.intp)
-    is_apart = np.isin(codes, apart_ids) if len(apart_ids) else np.zeros(len(codes), np.bool_)
+    roots = np.where(np.isin(codes, apart_ids), codes, 0) if len(apart_ids) else np.zeros(len(codes), np.int64)
     ends = np.cumsum(np.bincount(level)) if len(level) else np.empty(0, np.int64)
     outer: NDArray[np.intp] = np.empty(0, np.intp)
-    for level_begin, level_end in zip(ends, ends[1:], strict=False):
+    for level_begin, level_end in itertools.pairwise(ends):
         rows = order[level_begin:level_end]
         rows = rows[is_enter[rows]]
         if len(outer):
             parent[rows] = outer[np.searchsorted(outer, rows) - 1]
-            is_apart[rows] |= is_apart[parent[rows]]
+            around = roots[parent[rows]]
+            roots[rows] = np.where(around > 0, around, roots[rows])
         outer = rows
-    return parent, is_apart
+    return parent, roots
+
+
+def _renamed(codes: Ints, roots: Ints, rename: Rename) -> Ints:
+    """Return the codes with enters inside of a root under the names they have there."""
+    rows = np.flatnonzero((roots > 0) & (codes > 0) & (roots != codes))
+    if not len(rows):
+        return codes
+    named = codes.copy()
+    pairs, inverse = np.unique(roots[rows] << 24 | codes[rows], return_inverse=True)
+    named[rows] = np.array([rename(pair >> 24, pair & 0xFFFFFF) for pair in pairs.tolist()], np.int64)[inverse]
+    return named
+
+
+def rename_leaves(leaves: Leaves, roots: Ints, rename: Rename) -> Leaves:
+    """Return the leaves under the names they have within ``roots``, one entry a leaf, 0 for none."""
+    return leaves._replace(ids=_renamed(leaves.ids, roots, rename))
 
 
 def _without_cancelled(times_ns: Ints, codes: Ints) -> tuple[Ints, Ints]:
@@ -169,37 +198,47 @@ def _without_cancelled(times_ns: Ints, codes: Ints) -> tuple[Ints, Ints]:
     return times_ns[keep], codes[keep]
 
 
-def _sweep_any_order(leaves: Leaves, times_ns: Ints, codes: Ints, apart_ids: Ints) -> Sweep:
+class _Open(NamedTuple):
+    code: int
+    id: int
+    begin_ns: int
+    parent: int
+    root: int
+
+
+def _sweep_any_order(leaves: Leaves, times_ns: Ints, codes: Ints, apart: Apart) -> Sweep:
     """Return the sweep of events in any order, such as those of async tasks, one event at a time.
 
     An exit ends the span of its name that was entered last. An exit of a name that is not open is
     dropped and counted.
     """
-    apart = set(apart_ids.tolist())
-    stack: list[tuple[int, int, int, bool]] = []  # id, begin, parent id, apart
-    spans: list[tuple[int, int, int, int, bool]] = []
+    apart_ids = set(apart.ids.tolist())
+    stack: list[_Open] = []
+    spans: list[tuple[int, int, int, int, int]] = []
     owners = np.zeros(len(codes), np.int64)
-    owner_is_apart = np.zeros(len(codes), np.bool_)
+    owner_roots = np.zeros(len(codes), np.int64)
     dropped = 0
     for row, (time_ns, code) in enumerate(zip(times_ns.tolist(), codes.tolist(), strict=True)):
         if code > 0:
-            parent, around = (stack[-1][0], stack[-1][3]) if stack else (0, False)
-            stack.append((code, time_ns, parent, around or code in apart))
+            parent, root = (stack[-1].id, stack[-1].root) if stack else (0, 0)
+            id = apart.rename(root, code) if root and root != code else code
+            root = root or (code if code in apart_ids else 0)
+            stack.append(_Open(code, id, time_ns, parent, root))
             if len(stack) > MAX_OPEN:
                 del stack[0]
                 dropped += 1
         else:
-            at = next((i for i in range(len(stack) - 1, -1, -1) if stack[i][0] == -code), None)
+            at = next((i for i in range(len(stack) - 1, -1, -1) if stack[i].code == -code), None)
             if at is None:
                 dropped += 1
             else:
-                section, begin_ns, parent, is_apart = stack.pop(at)
-                spans.append((section, begin_ns, time_ns, parent, is_apart))
+                ended = stack.pop(at)
+                spans.append((ended.id, ended.begin_ns, time_ns, ended.parent, ended.root))
         if stack:
-            owners[row], owner_is_apart[row] = stack[-1][0], stack[-1][3]
+            owners[row], owner_roots[row] = stack[-1].id, stack[-1].root
     table = np.array(spans, np.int64).reshape(-1, 5)
     still_open = Events(
-        np.array([entry[1] for entry in stack], np.int64), np.array([entry[0] for entry in stack], np.int64)
+        np.array([entry.begin_ns for entry in stack], np.int64),
+        np.array([entry.code for entry in stack], np.int64),
     )
-    columns = Spans(table[:, 0], table[:, 1], table[:, 2], table[:, 3], table[:, 4] != 0)
-    return Sweep(leaves, columns, times_ns, owners, owner_is_apart, still_open, dropped)
+    return Sweep(leaves, Spans(*table.T), times_ns, owners, owner_roots, still_open, dropped)

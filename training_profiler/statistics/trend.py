@@ -1,7 +1,7 @@
 """Whether a series rises, by how much, and how sure that is."""
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import erf, sqrt
 from statistics import median
 from typing import NamedTuple
@@ -25,7 +25,7 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     if len(points) < 2 * BLOCKS:
         return None
     edges = [round(i * len(points) / BLOCKS) for i in range(BLOCKS + 1)]
-    blocks = [points[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    blocks = [points[a:b] for a, b in pairwise(edges)]
     xs = [median(x for x, _ in block) for block in blocks]
     ys = [median(y for _, y in block) for block in blocks]
     pairs = list(combinations(range(BLOCKS), 2))

@@ -87,7 +87,7 @@ def start_training_profiling(
         stream: ``"stdout"`` (default) or ``"stderr"``.
         warmup: first steps to leave out of averages; ``"auto"`` (default) tells them by their length.
         flush_s: longest time in s between two writes to the journal; 10 by default.
-        max_names: section names that get a row of their own; 1000 by default.
+        max_names: section names that get a row of their own; 500 by default.
 
     Raises:
         SettingsError: a value cannot be used; the message names it and shows an example.

@@ -11,6 +11,7 @@ from training_profiler.switch import SWITCH
 
 PREFIX: Final = SWITCH + "_"
 FORMATS: Final = ("table", "lines")
+MOST_NAMES: Final = 4000  # each name costs 15 kB of histogram, in four sums
 STREAMS: Final = ("stdout", "stderr")
 
 
@@ -30,13 +31,13 @@ class Settings:
     """First steps left out of averages; None tells them apart by their length, in step averages alone."""
     flush_s: float = 10.0
     """Longest time between two writes to the journal, in s."""
-    max_names: int = 1000
+    max_names: int = 500
     """Section names that get a row of their own; the rest share one."""
     rank: int = 0
     """This process's number in a distributed training; only rank 0 reports."""
 
 
-def _count(given: object, least: int, what: str, example: object) -> int:
+def _count(given: object, least: int, what: str, example: object, most: int | None = None) -> int:
     try:
         number = int(str(given).strip()) if not isinstance(given, bool) else None
     except ValueError:
@@ -44,6 +45,8 @@ def _count(given: object, least: int, what: str, example: object) -> int:
     if number is None or number < least:
         kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
         raise SettingsError(f"is not {kind} ({what}); example: {example}")
+    if most is not None and number > most:
+        raise SettingsError(f"is more than {most} ({what}); example: {example}")
     return number
 
 
@@ -87,7 +90,7 @@ _CHECKS: Final[Mapping[str, Callable[[object], Any]]] = {
     "stream": lambda given: _word(given, STREAMS),
     "warmup": _warmup,
     "flush_s": _seconds,
-    "max_names": lambda given: _count(given, 1, "section names with a row of their own", 1000),
+    "max_names": lambda given: _count(given, 1, "section names with a row of their own", 500, most=MOST_NAMES),
 }
 
 

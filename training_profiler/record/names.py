@@ -18,7 +18,7 @@ def printable(name: str) -> str:
 class SectionNames:
     """The bounded table of section names; ids count from 1, 0 stands for "no section"."""
 
-    def __init__(self, limit: int = 1000) -> None:
+    def __init__(self, limit: int = 500) -> None:
         self.limit = limit
         self.names: dict[int, str] = {0: ""}
         self.invalid_count = 0

@@ -6,10 +6,11 @@ import itertools
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from itertools import repeat, starmap
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 Clock = Callable[[], int]
+Sections = Callable[[str], "Section"]  # gives the section of a name on the calling thread
 
 FLUSH_AT_MOST = 2 * 2 * 4096  # integers; benchmarks/section_cost.py: below, fixed costs show; above, page faults
 FLUSH_AT_LEAST = 2 * 2 * 16  # integers; a slow script is drained by time, and not at every section
@@ -19,18 +20,12 @@ CANCELLED = 1 << 24  # added to the code of an exit whose span shall not count, 
 _serials = itertools.count(1)
 
 
-class Sections(Protocol):
-    """What a section needs of the place it was made by: another one of another name, on any thread."""
-
-    def __call__(self, name: str) -> "Section":
-        """Return the section called ``name`` of the calling thread."""
-
-
 class ThreadBuffer:
     """The event stream of one thread: time, code, time, code, ...
 
     ``events`` holds two integers an event: nanoseconds of the clock, then the section's id for an
-    enter and its negative for an exit; ``flush_at`` is the length that asks for a drain. ``sections`` are the sections made on this thread so far.
+    enter and its negative for an exit; ``flush_at`` is the length that asks for a drain. ``sections``
+    are the sections made on this thread so far.
     """
 
     __slots__ = ("events", "flush_at", "name", "owner", "sections", "serial")

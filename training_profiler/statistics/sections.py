@@ -81,13 +81,13 @@ class SectionSums:
             self.step_total_ns += in_steps_ns.astype(np.int64)
         if is_measured is None:
             sums, counts = self._add_measured(ids, durations_ns, step_numbers)
-        else:
-            sums = np.bincount(ids, durations_ns, self.rows)
-            counts = np.bincount(ids, minlength=self.rows)
-            if is_measured.any():
-                self._add_measured(ids[is_measured], durations_ns[is_measured], step_numbers[is_measured])
-        self.total_ns += sums.astype(np.int64)
-        self.count += counts
+            self.total_ns += sums.astype(np.int64)
+            self.count += counts
+            return
+        self.total_ns += np.bincount(ids, durations_ns, self.rows).astype(np.int64)
+        self.count += np.bincount(ids, minlength=self.rows)
+        if is_measured.any():
+            self._add_measured(ids[is_measured], durations_ns[is_measured], step_numbers[is_measured])
 
     def _add_parents(self, ids: Ints, parents: Ints) -> None:
         keys = parents * self.rows + ids

@@ -42,7 +42,7 @@ class StepFigures:
     median_s: float
     warmup_count: int
     warmup_s: float
-    settled_count: int  # the steps after warm-up, of which the three figures below are
+    settled_count: int  # the steps after warm-up, of which the figures below are
     avg_s: float
     std_s: float
     max_s: float

@@ -141,7 +141,7 @@ def _run_lines(snapshot: Snapshot) -> list[str]:
         lines.append(accounted)
     step = snapshot.step
     if step is not None:
-        warmup = f", without {step.warmup_count} warm-up steps" if step.warmup_count else ""
+        warmup = f" after {step.warmup_count} of warm-up" if step.warmup_count else ""
         lines.append(
             f"Step time: {step.avg_s:.4f}s avg, {step.std_s:.4f}s std{warmup}; "
             f"median {step.median_s:.4f}s, max {step.max_s:.4f}s at step {step.max_step}"

@@ -35,11 +35,10 @@ class StepSums:
         self.total_ns = 0
         self.first_ns: list[int] = []
         self.bins = np.zeros(BIN_COUNT, np.int64)
-        self.max_ns = -1
-        self.max_step = 0  # counted from 1
         self._later_count = 0
         self._later_mean = 0.0
         self._later_m2 = 0.0
+        self._later_max = (-1, 0)  # (ns, step counted from 1)
         self._points: list[tuple[int, int]] = []  # (count, total ns) of steps side by side
         self._steps_a_point = 1
 
@@ -48,22 +47,22 @@ class StepSums:
         if not durations_ns:
             return
         array = np.asarray(durations_ns, np.int64)
-        longest = int(array.argmax())
-        if array[longest] > self.max_ns:
-            self.max_ns, self.max_step = int(array[longest]), self.count + longest + 1
         np.add.at(self.bins, bins_of(array), 1)
         room = max(0, FIRST_STEPS - len(self.first_ns))
         self.first_ns.extend(durations_ns[:room])
-        self._add_later(array[room:])
+        self._add_later(array[room:], self.count + min(room, len(array)))
         self.count += len(array)
         self.total_ns += int(array.sum())
         for duration_ns in durations_ns:
             self._add_point(duration_ns)
 
-    def _add_later(self, durations_ns: Ints) -> None:
+    def _add_later(self, durations_ns: Ints, steps_before: int) -> None:
         count = len(durations_ns)
         if not count:
             return
+        longest = int(durations_ns.argmax())
+        if durations_ns[longest] > self._later_max[0]:
+            self._later_max = (int(durations_ns[longest]), steps_before + longest + 1)
         mean = float(durations_ns.mean())
         together = self._later_count + count
         delta = mean - self._later_mean
@@ -115,6 +114,11 @@ class StepSums:
         m2 += self._later_count * (self._later_mean - mean) ** 2
         std = float(np.sqrt(m2 / (count - 1))) if count > 1 else 0.0
         return Spread(count, float(mean * count), float(mean), std)
+
+    def longest(self, without_first: int = 0) -> tuple[int, int]:
+        """Return (ns, step counted from 1) of the longest step after the ``without_first`` first."""
+        first = [(ns, i + 1) for i, ns in enumerate(self.first_ns) if i >= without_first]
+        return max([*first, self._later_max], key=lambda found: found[0])
 
     def series(self, without_first: int = 0) -> list[tuple[float, float]]:
         """Return (step number, mean ns) of runs of consecutive steps, at most 1024 of them."""

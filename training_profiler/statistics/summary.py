@@ -128,6 +128,7 @@ def step_figures(totals: Totals, names: Mapping[int, str], warmup_told: int | No
         return None
     found = trend(steps.series(warmup))
     explained = totals.coupling.explained()
+    max_ns, max_step = steps.longest(warmup)
     return StepFigures(
         count=steps.count,
         total_s=steps.total_ns / NS_PER_S,
@@ -137,8 +138,8 @@ def step_figures(totals: Totals, names: Mapping[int, str], warmup_told: int | No
         settled_count=spread.count,
         avg_s=spread.mean_ns / NS_PER_S,
         std_s=spread.std_ns / NS_PER_S,
-        max_s=steps.max_ns / NS_PER_S,
-        max_step=steps.max_step,
+        max_s=max_ns / NS_PER_S,
+        max_step=max_step,
         rise=found.rise if found else None,
         rise_p_value=found.p_value if found else None,
         explained={

@@ -1,0 +1,1 @@
+"""Real trainings that show the profiler at work."""

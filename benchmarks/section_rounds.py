@@ -40,7 +40,7 @@ class Contender:
         """Return a timer of CPU time whose code is compiled anew: no contender specializes another's."""
         names = {"gc": gc, "sections_a_step": SECTIONS_A_STEP, **self.names}
         # timeit switches the garbage collector off; a training has it on.
-        return Timer(self.statement, "gc.enable()", process_time_ns, names)  # type: ignore[arg-type]
+        return Timer(self.statement, "gc.enable()", process_time_ns, names)
 
 
 def off() -> dict[str, Contender]:

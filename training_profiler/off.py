@@ -12,7 +12,6 @@ from training_profiler.switch import SWITCH, is_switched_on
 if TYPE_CHECKING:
     from training_profiler.snapshot import Snapshot
 
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
@@ -27,13 +26,14 @@ class _Nothing:
     __enter__: Callable[[], Any] = [].copy
     __exit__: Callable[..., Any] = "".format  # returns "", which is false: exceptions pass
 
-    def __call__(self, function: F) -> F:
-        if not callable(function):
-            raise TypeError(
-                f"profile_section decorates functions, not {function!r}; "
-                f'was the name forgotten? example: @profile_section("forward_pass")'
-            )
-        return function
+    # Any arguments: where the brackets were forgotten, this is the user's function and gets its arguments.
+    def __call__(self, *functions: Any, **named: Any) -> Any:
+        if len(functions) == 1 and not named and callable(functions[0]):
+            return functions[0]
+        raise TypeError(
+            "profile_section decorates one function, and was given other arguments; "
+            'was the name forgotten? example: @profile_section("forward_pass")'
+        )
 
 
 _NOTHING: Any = _Nothing()

@@ -55,7 +55,6 @@ class Trainer:
         self.metrics: list[dict[str, float]] = []
         if plan.resume is not None:
             self._load(plan.resume)
-        torch.manual_seed(plan.seed + 1000 * (rank + 1) + self.step)  # each rank draws noise of its own
 
     def run(self) -> None:
         """Train until ``plan.steps`` are done; validate, sample and save after each epoch."""
@@ -78,7 +77,8 @@ class Trainer:
 
     def _train_epoch(self, epoch: int) -> None:
         steps = min(self.plan.epoch_steps, self.plan.steps - self.step)
-        seed = self.plan.seed + 7919 * epoch + self.rank
+        seed = self.plan.seed + 7919 * epoch + self.rank  # a resumed run draws what it would have drawn
+        torch.manual_seed(seed)
         loader = training_loader(self.train_set, self.plan.batch_size, steps, self.plan.num_workers, seed)
         self.parallel.train()
         for images, digits in profile_dataloader(loader, name="digits"):

@@ -1,7 +1,7 @@
 """A data loader whose fetches are timed, and that is the user's loader in every other respect."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from training_profiler.record.section import Section
 
@@ -33,6 +33,9 @@ class LoaderCounts:
 
 def _sum(so_far: int | None, size: int | None) -> int | None:
     return None if so_far is None or size is None else so_far + size
+
+
+_OWN: Final = ("_clock", "_counts", "_is_training", "_loader", "_section")  # all else is the user's loader's
 
 
 class ProfiledLoader(Generic[Batch]):
@@ -86,6 +89,12 @@ class ProfiledLoader(Generic[Batch]):
         if name == "_loader":  # not there yet while unpickling
             raise AttributeError(name)
         return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._loader, name, value)
 
 
 def cancel(waiting: Any) -> None:

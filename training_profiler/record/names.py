@@ -36,11 +36,12 @@ class SectionNames:
         known = self._ids.get(name)
         if known is not None:
             return known
-        if len(self.names) > self.limit:
+        shown = printable(name)
+        if shown not in self._ids and len(self.names) > self.limit:
             if len(self.further_names) < MAX_FURTHER_NAMES:
                 self.further_names.add(hash(name))
             return self._id_of_printable(OTHER_NAMES)
-        return self._id_of_printable(printable(name))
+        return self._id_of_printable(shown)
 
     def is_kept(self, name: object) -> bool:
         """Return whether ``name`` has a row of its own, so that looking it up once is enough."""

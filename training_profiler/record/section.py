@@ -4,7 +4,7 @@ import functools
 import inspect
 import itertools
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from itertools import repeat, starmap
 from typing import Any, TypeVar, cast
 
@@ -160,16 +160,20 @@ class _TimedResumptions:
 
 def _timed_async_generator(function: Callable[..., Any], section: Sections, name: str) -> Callable[..., Any]:
     @functools.wraps(function)
-    async def timed(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    async def timed(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         generator = function(*args, **kwargs)
+        resumption = generator.asend(None)
         try:
             while True:
                 with section(name):
                     try:
-                        value = await anext(generator)
+                        value = await resumption
                     except StopAsyncIteration:
                         return
-                yield value
+                try:
+                    resumption = generator.asend((yield value))
+                except Exception as error:  # thrown in by athrow
+                    resumption = generator.athrow(error)
         finally:
             await generator.aclose()
 

@@ -49,7 +49,7 @@ class SectionSums:
             return
         roomier = SectionSums(rows)
         for name, array in self._arrays().items():
-            getattr(roomier, name)[: self.rows] = array
+            getattr(roomier, name)[: len(array)] = array
             setattr(self, name, getattr(roomier, name))
 
     def _arrays(self) -> Mapping[str, NDArray[np.int64] | Floats]:

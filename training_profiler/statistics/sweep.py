@@ -85,7 +85,7 @@ def sweep(events: Events, still_open: Events, cuts_ns: Ints, apart: Apart) -> Sw
     """
     times_ns, codes = events
     if len(codes) and codes.min() < -CANCELLED:
-        times_ns, codes = _without_cancelled(times_ns, codes)
+        (times_ns, codes), still_open = _without_cancelled(events, still_open)
     leaves, times_ns, codes = _take_leaves(times_ns, codes, cuts_ns)
     if len(still_open.codes):
         times_ns = np.concatenate([still_open.times_ns, times_ns])
@@ -181,8 +181,9 @@ def rename_leaves(leaves: Leaves, roots: Ints, rename: Rename) -> Leaves:
     return leaves._replace(ids=_renamed(leaves.ids, roots, rename))
 
 
-def _without_cancelled(times_ns: Ints, codes: Ints) -> tuple[Ints, Ints]:
-    """Return the events without the spans whose exit says that they shall not count."""
+def _without_cancelled(events: Events, still_open: Events) -> tuple[Events, Events]:
+    """Return both without the spans whose exit says that they shall not count; such a span may have begun earlier."""
+    codes = np.concatenate([still_open.codes, events.codes])
     keep = np.ones(len(codes), np.bool_)
     stacks: dict[int, list[int]] = {}
     for row, code in enumerate(codes.tolist()):
@@ -195,7 +196,12 @@ def _without_cancelled(times_ns: Ints, codes: Ints) -> tuple[Ints, Ints]:
             keep[[stacks[-code - CANCELLED].pop(), row]] = False
         else:
             keep[row] = False
-    return times_ns[keep], codes[keep]
+    keep_open, keep_events = np.split(keep, [len(still_open.codes)])
+    return _where(keep_events, events), _where(keep_open, still_open)
+
+
+def _where(keep: Bools, events: Events) -> Events:
+    return Events(events.times_ns[keep], events.codes[keep])
 
 
 class _Open(NamedTuple):

@@ -1,0 +1,65 @@
+"""What holds for every test: profiling is off before it, and it leaves nothing behind."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from fakes import FakeClock
+from hypothesis import settings
+
+from training_profiler.record.recorder import Recorder
+
+PREFIX = "RECTIFIED_FLOW_PROFILE"
+# These keep one thread for the life of the process; it is theirs, and no test's.
+LASTING_THREADS = ("tqdm.", "torch.")
+
+for _name in [name for name in os.environ if name.startswith(PREFIX)]:
+    del os.environ[_name]
+
+settings.register_profile("unit", deadline=None, max_examples=100, derandomize=True, database=None)
+settings.register_profile("search", deadline=None, max_examples=3000, database=None)
+settings.load_profile("unit")
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def recorder(clock: FakeClock) -> Recorder:
+    return Recorder(clock=clock)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaves a thread, a SIGTERM handler, a running session or one of our variables."""
+    threads = set(threading.enumerate())
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    left = [f"thread {thread.name}" for thread in threading.enumerate() if thread not in threads and _is_ours(thread)]
+    if signal.getsignal(signal.SIGTERM) != handler:
+        left.append(f"SIGTERM handler {signal.getsignal(signal.SIGTERM)!r}")
+        signal.signal(signal.SIGTERM, handler)
+    left += [f"variable {name}" for name in os.environ if name.startswith(PREFIX)]
+    left += _running_session()
+    if left:
+        pytest.fail("left behind: " + ", ".join(left))
+
+
+def _is_ours(thread: threading.Thread) -> bool:
+    target = getattr(thread, "_target", None)
+    modules = (type(thread).__module__, getattr(target, "__module__", None) or "")
+    return not any(module.startswith(LASTING_THREADS) for module in modules)
+
+
+def _running_session() -> list[str]:
+    live = sys.modules.get("training_profiler.live")
+    session = live._process.session if live is not None else None
+    if session is None or not session.is_running:
+        return []
+    session.finish()
+    return ["running session"]

@@ -1,0 +1,142 @@
+import pytest
+from fakes import FakeRun
+
+from training_profiler.record.loader import LoaderCounts, ProfiledLoader, batch_size
+
+
+class Tensor:
+    def __init__(self, *shape):
+        self.shape = shape
+
+
+class SlowLoader:
+    """Gives batches of the given sizes, each after 2 s."""
+
+    def __init__(self, run, sizes):
+        self.run = run
+        self.sizes = sizes
+        self.sampler = "the sampler"
+
+    def __iter__(self):
+        for size in self.sizes:
+            self.run.clock.advance(2)
+            yield Tensor(size)
+        self.run.clock.advance(1)  # it takes time to find that nothing is left
+
+    def __len__(self):
+        return len(self.sizes)
+
+
+@pytest.fixture
+def run():
+    return FakeRun()
+
+
+def profiled(run, loader, is_training=True):
+    counts = LoaderCounts("0")
+    return ProfiledLoader(loader, run.section, run.clock, counts, lambda: is_training), counts
+
+
+def test_each_wait_for_a_batch_is_a_span_of_data_loading(run):
+    loader, _ = profiled(run, SlowLoader(run, [4, 4]))
+    for _ in loader:
+        run.clock.advance(10)
+    figures = run.snapshot().sections["data_loading"]
+    assert (figures.count, figures.total_s, figures.max_s) == (2, 4.0, 2.0)
+
+
+def test_the_fetch_that_finds_the_end_is_no_batch(run):
+    loader, counts = profiled(run, SlowLoader(run, [4, 4]))
+    list(loader)
+    assert (counts.batches, counts.wait_ns) == (2, 4_000_000_000)
+    assert run.snapshot().sections["other"].self_s == 1.0
+
+
+def test_a_drain_during_the_fetch_that_finds_the_end_leaves_no_section_open(run):
+    class Loader(SlowLoader):
+        def __iter__(self):
+            yield from super().__iter__()
+            run.drain()
+
+    loader, _ = profiled(run, Loader(run, [4]))
+    list(loader)
+    run.spend("forward_pass", 5)
+    run.clock.advance(7)
+    sections = run.snapshot().sections
+    assert sections["data_loading"].count == 1
+    assert sections["data_loading"].self_s == 3.0  # 1 s of it was handed out before its end was known
+    assert sections["forward_pass"].parent is None
+    assert sections["other"].self_s == 7.0
+
+
+def test_samples_are_counted_from_the_batches(run):
+    loader, counts = profiled(run, SlowLoader(run, [4, 3]))
+    list(loader)
+    assert (counts.samples, counts.training_samples) == (7, 7)
+
+
+def test_samples_are_unknown_once_a_batch_does_not_tell(run):
+    loader, counts = profiled(run, [Tensor(4), "text", Tensor(4)])
+    list(loader)
+    assert (counts.batches, counts.samples) == (3, None)
+
+
+def test_batches_of_validation_are_no_training_batches(run):
+    loader, counts = profiled(run, SlowLoader(run, [4]), is_training=False)
+    list(loader)
+    assert (counts.batches, counts.training_batches, counts.training_samples) == (1, 0, 0)
+
+
+def test_an_error_of_the_loader_ends_its_span_and_passes(run):
+    def broken():
+        run.clock.advance(3)
+        raise ValueError("bad file")
+        yield
+
+    loader, counts = profiled(run, broken())
+    with pytest.raises(ValueError, match="bad file"):
+        list(loader)
+    assert counts.batches == 0
+    assert run.snapshot().sections["data_loading"].total_s == 3.0
+
+
+def test_a_loop_that_breaks_leaves_no_section_open(run):
+    loader, _ = profiled(run, SlowLoader(run, [4, 4]))
+    for _ in loader:
+        break
+    run.clock.advance(5)
+    assert run.snapshot().sections["data_loading"].self_s == 2.0
+
+
+def test_it_is_the_users_loader_in_every_other_respect(run):
+    loader, _ = profiled(run, SlowLoader(run, [4, 4]))
+    assert (len(loader), loader.sampler) == (2, "the sampler")
+
+
+def test_what_the_users_loader_lacks_it_lacks_as_well(run):
+    loader, _ = profiled(run, [1])
+    assert not hasattr(loader, "sampler")
+
+
+def test_a_copy_under_way_does_not_look_for_its_loader_in_itself():
+    with pytest.raises(AttributeError, match="_loader"):
+        _ = ProfiledLoader.__new__(ProfiledLoader)._loader
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (Tensor(8, 3), 8),
+        ((Tensor(8), Tensor(1)), 8),
+        ([Tensor(8)], 8),
+        ({"x": Tensor(8), "y": Tensor(1)}, 8),
+        ({"x": [Tensor(8)]}, 8),
+        (Tensor(), None),
+        ((), None),
+        ({}, None),
+        ("text", None),
+        ([[[[[Tensor(8)]]]]], None),
+    ],
+)
+def test_the_size_of_a_batch_is_the_first_dimension_of_its_first_tensor(batch, size):
+    assert batch_size(batch) == size

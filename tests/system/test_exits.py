@@ -1,0 +1,227 @@
+"""The ways a script ends: the final summary comes once, and status and traceback are the script's own."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from .scripts import SUMMARY, THREE_STEPS, Outcome, finish, report_command, run, start, wait_for
+
+# Fast sections and a report at each step: a signal most likely lands in our own work.
+BUSY = """
+import sys
+from training_profiler import *
+start_training_profiling(log_every=1)
+for _ in range(3):
+    with profile_section("forward_pass"): pass
+    profile_step()
+print("ready", flush=True)
+while True:
+    with profile_section("forward_pass"):
+        with profile_section("attention"): pass
+    with profile_section("backward_pass"): pass
+    profile_step()
+"""
+IDLE = THREE_STEPS + "print('ready', flush=True)\nimport time\nwhile True: time.sleep(1)\n"
+
+
+def assert_summed_up_once(outcome: Outcome, steps: int | None = 3) -> None:
+    """Check that there is one final summary, the same in the terminal and in the run folder."""
+    assert outcome.summaries == 1
+    if steps is not None:
+        assert SUMMARY.findall(outcome.stdout) == [str(steps)]
+    assert str(outcome.report["steps"]) == SUMMARY.findall(outcome.stdout)[0]
+    assert len(SUMMARY.findall((outcome.folder / "report.txt").read_text())) == 1
+    assert outcome.report["health"]["disabled"] == []
+    lines = (outcome.folder / "rank0.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines].count("end") == 1
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        ("", 0),
+        ("stop_training_profiling()", 0),
+        ("import sys; sys.exit(3)", 3),
+        ("import sys; sys.exit('a message')", 1),
+        ("raise SystemExit", 0),
+        ("raise ValueError('the loss is nan')", 1),
+        ("with profile_section('forward_pass'), profile_epoch(1): raise ValueError('inside of a section')", 1),
+        ("stop_training_profiling(); raise ValueError('after the end')", 1),
+        ("import atexit; atexit.register(lambda: 1 / 0)", 0),
+        ("raise KeyboardInterrupt", -signal.SIGINT),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), signal.SIGTERM)", -15),
+        ("import signal; signal.signal(signal.SIGTERM, lambda *_: exit(4)); signal.raise_signal(signal.SIGTERM)", 4),
+        ("import threading; threading.Thread(target=stop_training_profiling).start()", 0),
+        ("import threading; threading.Thread(target=lambda: 1 / 0).start()", 0),
+    ],
+)
+def test_one_final_summary_and_the_scripts_own_status_and_traceback(tmp_path: Path, ending: str, status: int) -> None:
+    script = THREE_STEPS + ending + "\n"
+    on, off = run(tmp_path, script), run(tmp_path, script, profile=None)
+    assert (on.status, on.stderr) == (off.status, off.stderr)
+    assert on.status == status
+    assert_summed_up_once(on)
+
+
+def test_report_says_which_exception_ended_the_run(tmp_path: Path) -> None:
+    outcome = run(tmp_path, THREE_STEPS + "raise ValueError('the loss is nan')")
+    assert outcome.report["ended_by"] == "ValueError"
+    assert "Ended by: ValueError" in outcome.stdout
+
+
+def test_hard_exit_leaves_a_journal_to_report_from(tmp_path: Path) -> None:
+    outcome = run(tmp_path, THREE_STEPS + "snapshot()\nimport os\nos._exit(5)")
+    assert (outcome.status, outcome.summaries, outcome.stderr) == (5, 0, "")
+    told = report_command(tmp_path, str(outcome.folder))
+    assert (told.status, told.stderr) == (0, "")
+    assert SUMMARY.findall(told.stdout) == ["3"]
+    assert "the run did not come to its end" in told.stdout
+
+
+def test_ctrl_c_reaches_the_whole_group_and_is_summed_up_once(tmp_path: Path) -> None:
+    outcomes = []
+    for profile in ("1", None):
+        script = IDLE.replace("import time", "import os, time\nif os.fork() == 0: time.sleep(60)")
+        process = start(tmp_path, script, profile)
+        read = wait_for(process, "ready")
+        os.killpg(process.pid, signal.SIGINT)
+        outcomes.append(finish(process, tmp_path, read))
+    on, off = outcomes
+    assert on.status == off.status == -signal.SIGINT
+    assert on.stderr.count("KeyboardInterrupt") == off.stderr.count("KeyboardInterrupt")
+    assert on.report["ended_by"] == "KeyboardInterrupt"
+    assert_summed_up_once(on)
+
+
+def test_sigterm_ends_an_idle_run_as_it_would_without_us(tmp_path: Path) -> None:
+    process = start(tmp_path, IDLE)
+    read = wait_for(process, "ready")
+    process.send_signal(signal.SIGTERM)
+    outcome = finish(process, tmp_path, read)
+    assert (outcome.status, outcome.stderr) == (-signal.SIGTERM, "")
+    assert outcome.report["ended_by"] == "SIGTERM"
+    assert_summed_up_once(outcome)
+
+
+def test_own_sigterm_handler_is_not_replaced(tmp_path: Path) -> None:
+    script = """
+        import signal, sys
+        def mine(*_):
+            print("mine")
+            sys.exit(7)
+        signal.signal(signal.SIGTERM, mine)
+        from training_profiler import *
+        start_training_profiling()
+        profile_step()
+        assert signal.getsignal(signal.SIGTERM) is mine
+        stop_training_profiling()
+        start_training_profiling()
+        profile_step()
+        signal.raise_signal(signal.SIGTERM)
+    """
+    outcome = run(tmp_path, script)
+    assert (outcome.status, outcome.stderr, outcome.summaries) == (7, "", 2)
+    assert "mine\n" in outcome.stdout
+
+
+def test_stop_gives_sigterm_its_default_back_and_leaves_a_later_handler(tmp_path: Path) -> None:
+    script = """
+        import signal
+        from training_profiler import *
+        start_training_profiling(); stop_training_profiling()
+        print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+        start_training_profiling()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        stop_training_profiling()
+        print(signal.getsignal(signal.SIGTERM) == signal.SIG_IGN)
+    """
+    outcome = run(tmp_path, script)
+    assert [line for line in outcome.stdout.splitlines() if line in ("True", "False")] == ["True", "True"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_signal_at_a_random_moment_of_a_busy_loop_is_summed_up_once(tmp_path: Path, signum: signal.Signals) -> None:
+    for attempt in range(6):
+        cwd = tmp_path / str(attempt)
+        cwd.mkdir()
+        process = start(cwd, BUSY)
+        read = wait_for(process, "ready")
+        # Some reports more, each time another number: where that leaves the script is up to the scheduler.
+        for _ in range(attempt * 40):
+            assert process.stdout is not None
+            read += process.stdout.readline()
+        process.send_signal(signum)
+        outcome = finish(process, cwd, read)
+        assert outcome.status == -signum
+        assert_summed_up_once(outcome, steps=None)
+        assert not [line for line in outcome.stderr.splitlines() if "switched off" in line]
+
+
+def test_sigterm_while_the_script_itself_is_writing_is_summed_up_once(tmp_path: Path) -> None:
+    # The pipe is full, so the write is under way for sure when the signal comes.
+    script = THREE_STEPS + """
+import os, signal, sys, threading, time
+def kill_when_stuck():
+    read = -1
+    while True:
+        before, read = read, os.times().elapsed
+        with open(f"/proc/self/task/{main}/wchan") as file: where = file.read()
+        if "pipe" in where: break
+    print("stuck", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+main = threading.get_native_id()
+threading.Thread(target=kill_when_stuck, daemon=True).start()
+print("." * 1_000_000)
+"""
+    process = start(tmp_path, script)
+    assert process.stderr is not None
+    told = process.stderr.readline()
+    outcome = finish(process, tmp_path)
+    assert told == "stuck\n"
+    assert (outcome.status, outcome.stderr) == (-signal.SIGTERM, "")
+    assert outcome.stdout.count("=== Final Profiling Summary (3 steps) ===") == 1
+    assert outcome.report["health"]["disabled"] == []
+
+
+def test_killed_run_is_reported_but_for_its_last_interval(tmp_path: Path) -> None:
+    script = """
+        from training_profiler import *
+        start_training_profiling(log_every=10)
+        for step in range(1, 26):
+            with profile_section("forward_pass"): pass
+            profile_step()
+        print("ready", flush=True)
+        import time
+        while True: time.sleep(1)
+    """
+    process = start(tmp_path, script)
+    read = wait_for(process, "ready")
+    process.kill()
+    outcome = finish(process, tmp_path, read)
+    assert outcome.status == -signal.SIGKILL
+    told = report_command(tmp_path, str(outcome.folder), "--json")
+    assert (told.status, told.stderr) == (0, "")
+    report = json.loads(told.stdout)
+    assert report["steps"] == 20
+    assert report["sections"]["forward_pass"]["count"] == 20
+    assert sum(section["share"] for section in report["sections"].values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("attempt", range(4))
+def test_run_killed_at_a_random_moment_can_be_reported(tmp_path: Path, attempt: int) -> None:
+    process = start(tmp_path, BUSY)
+    read = wait_for(process, "ready")
+    for _ in range(attempt * 60):
+        assert process.stdout is not None
+        read += process.stdout.readline()
+    process.kill()
+    outcome = finish(process, tmp_path, read)
+    last_seen = max(int(line.split()[-2].rstrip(")")) for line in read.splitlines() if "(Step" in line)
+    told = report_command(tmp_path, str(outcome.folder), "--json")
+    assert told.status == 0
+    assert json.loads(told.stdout)["steps"] >= last_seen

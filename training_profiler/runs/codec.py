@@ -1,0 +1,91 @@
+"""Totals as plain data for the journal, and back; sections go by name, histograms as (bin, count) pairs."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from training_profiler.record.names import SectionNames
+from training_profiler.statistics.totals import Totals, rows_for
+
+_COUNTS: Final = (
+    "count",
+    "total_ns",
+    "self_ns",
+    "elsewhere_ns",
+    "step_self_ns",
+    "step_total_ns",
+    "measured",
+    "min_ns",
+    "max_ns",
+    "min_step",
+    "max_step",
+)
+NO_SECTION: Final = ""  # stands for row 0: the time of no section
+
+
+def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) -> dict[str, Any]:
+    """Return the totals of a flush interval as data that JSON holds exactly."""
+    sums = totals.sections
+    shown = [0] + [id for id in range(1, sums.rows) if sums.count[id] or sums.self_ns[id] or sums.elsewhere_ns[id]]
+    sections = {}
+    for id in shown:
+        row: dict[str, Any] = {key: int(getattr(sums, key)[id]) for key in _COUNTS}
+        if not row["measured"]:
+            for key in ("measured", "min_ns", "max_ns", "min_step", "max_step"):
+                del row[key]
+        else:
+            bins = np.flatnonzero(sums.bins[id])
+            row |= {"mean_ns": float(sums.mean_ns[id]), "m2": float(sums.m2[id])}
+            row["bins"] = [bins.tolist(), sums.bins[id, bins].tolist()]
+        if totals.coupling.count and id < totals.coupling.sections.shape[1]:
+            row["coupling"] = totals.coupling.sections[:, id].tolist()
+        sections[names.names.get(id, NO_SECTION)] = row
+    return {
+        "begin_ns": totals.begin_ns,
+        "end_ns": totals.end_ns,
+        "first_step": totals.first_step,
+        "step_ns": list(step_ns),
+        "sections": sections,
+        "parents": [[names.names[p], names.names[c], count] for (p, c), count in sums.parents.items()],
+        "coupling": [totals.coupling.count, *totals.coupling.step.tolist()],
+        "first_fetch_ns": totals.first_fetch_ns,
+        "dropped": totals.dropped,
+        "unended": totals.unended,
+    }
+
+
+def totals_from_data(data: dict[str, Any], names: SectionNames) -> tuple[Totals, list[int]]:
+    """Return the totals and step durations that ``totals_to_data`` was given.
+
+    Raises:
+        KeyError, TypeError, ValueError, IndexError: the data is not of that form.
+    """
+    totals = Totals(data["begin_ns"], data["first_step"])
+    totals.end_ns = data["end_ns"]
+    ids = {name: 0 if name == NO_SECTION else names.id_of(name) for name in data["sections"]}
+    rows = rows_for(len(names.names))
+    totals.sections.grow(rows)
+    totals.coupling.grow(rows)
+    for name, row in data["sections"].items():
+        _fill_row(totals, ids[name], row)
+    for parent, child, count in data["parents"]:
+        edge = (0 if parent == NO_SECTION else names.id_of(parent), names.id_of(child))
+        totals.sections.parents[edge] = count
+    totals.coupling.count, *step = data["coupling"]
+    totals.coupling.step[:] = step
+    totals.first_fetch_ns = data["first_fetch_ns"]
+    totals.dropped, totals.unended = data["dropped"], data["unended"]
+    return totals, data["step_ns"]
+
+
+def _fill_row(totals: Totals, id: int, row: dict[str, Any]) -> None:
+    sums = totals.sections
+    for key in _COUNTS:
+        if key in row:
+            getattr(sums, key)[id] = row[key]
+    if "bins" in row:
+        sums.mean_ns[id], sums.m2[id] = row["mean_ns"], row["m2"]
+        sums.bins[id, row["bins"][0]] = row["bins"][1]
+    if "coupling" in row:
+        totals.coupling.sections[:, id] = row["coupling"]

@@ -1,0 +1,73 @@
+"""The append-only journal of a rank: one JSON object a line, each written in one piece."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from training_profiler.record.loader import LoaderCounts
+from training_profiler.record.names import SectionNames
+from training_profiler.runs.codec import totals_to_data
+from training_profiler.snapshot import Health
+from training_profiler.statistics.totals import Totals
+
+JOURNAL_SCHEMA: Final = 1
+
+
+class Journal:
+    """Writes what a run has measured so far; whatever was written survives SIGKILL.
+
+    Raises:
+        OSError: the file cannot be opened or written; a line may then stand in it half.
+    """
+
+    def __init__(self, path: Path, rank: int, names: SectionNames, begin_ns: int, warmup: int | None) -> None:
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._names = names
+        self._write(kind="begin", schema=JOURNAL_SCHEMA, rank=rank, begin_ns=begin_ns, warmup=warmup)
+
+    def write_interval(
+        self,
+        totals: Totals,
+        step_ns: Sequence[int],
+        health: Health,
+        loaders: Sequence[LoaderCounts],
+        open_sections: Sequence[str] = (),
+    ) -> None:
+        """Append the totals since the last interval; health and loaders stand for the run so far."""
+        self._write(
+            kind="interval",
+            **totals_to_data(totals, step_ns, self._names),
+            loaders=[[counts.name, counts.batches, counts.samples, counts.wait_ns] for counts in loaders],
+            open_sections=open_sections,
+            **_health(health),
+        )
+
+    def write_epoch_begin(self, number: int) -> None:
+        """Append that an epoch begins where the last interval ended."""
+        self._write(kind="epoch_begin", number=number)
+
+    def write_epoch_end(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
+        """Append that the epoch ends where the last interval ended."""
+        self._write(kind="epoch_end", batches=batches, samples=samples, is_complete=is_complete)
+
+    def close(self, health: Health, ended_by: str | None) -> None:
+        """Append how the run ended, and close the file."""
+        if self._descriptor is not None:
+            self._write(kind="end", ended_by=ended_by, **_health(health))
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _write(self, **line: Any) -> None:
+        if self._descriptor is None:
+            return
+        text = json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n"
+        data = text.encode()
+        while data:  # a disk that fills up takes a part first and raises at the rest
+            data = data[os.write(self._descriptor, data) :]
+
+
+def _health(health: Health) -> dict[str, Any]:
+    # Drops are summed from the intervals themselves.
+    return {"disabled": health.disabled, "overhead_s": health.overhead_s, "notes": health.notes}

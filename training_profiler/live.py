@@ -1,6 +1,7 @@
 """The public API while profiling is on: the process's one recorder and its session."""
 
 import multiprocessing
+import threading
 import warnings
 from collections.abc import Iterable
 from types import TracebackType
@@ -29,6 +30,7 @@ class _Process:
         self.is_silent = False  # for good in a forked child; in other workers until they start by name
         self.was_stopped = False
         self.phase = "train"
+        self._beginning = threading.RLock()
 
     def running(self) -> Session | None:
         """Return the session under way, beginning one if this process has had none."""
@@ -37,7 +39,10 @@ class _Process:
             return session if session.is_running else None
         if self.is_silent or self.was_stopped or is_worker():
             return None
-        return self.begin(opens_files=False)
+        with self._beginning:  # two threads may come to their first section at once
+            if self.session is None:
+                self.begin(opens_files=False)
+        return self.session
 
     def begin_if_first(self) -> None:
         """Begin a session where a script only has sections and never starts one."""

@@ -78,7 +78,8 @@ class Session:
         self._steps_marked += 1
         if self._steps_marked >= self._next_report:
             self._next_report += self.settings.log_every
-            self._exclusively(self._report)
+            if self._budget.allows():
+                self._exclusively(self._report)
         elif now_ns >= self._next_flush_ns or len(self._recorder.marks) > MAX_MARKS:
             self._on_full()
 
@@ -136,6 +137,7 @@ class Session:
     def abandon(self) -> None:
         """Forget the run without a word: in a forked child it is the parent's."""
         self.is_running = False
+        self._exits.disarm()  # a worker stuck in C must die of SIGTERM at once, as it would without us
         self._recorder.on_full = self._recorder.discard
 
     @property
@@ -174,15 +176,15 @@ class Session:
         totals, step_ns = self._accumulator.take_totals()
         self._sums.add(totals, step_ns)
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
-        self._with_files(lambda: self._files.write_interval(totals, step_ns, self._health(), self.loaders))
+        inside = self._accumulator.open_sections(self._training_thread)
+        self._with_files(lambda: self._files.write_interval(totals, step_ns, self._health(), self.loaders, inside))
 
     def _report(self) -> None:
-        self._flush()
         begin_ns = self._recorder.clock()
-        if self._budget.allows():
-            snapshot = self._sums.snapshot(self._health(), of_interval=True)
-            self._print(render_periodic(snapshot, self.settings.format))
-            self._sums.new_interval()
+        self._flush()
+        snapshot = self._sums.snapshot(self._health(), of_interval=True)
+        self._print(render_periodic(snapshot, self.settings.format))
+        self._sums.new_interval()
         self._budget.spend(self._recorder.clock() - begin_ns)
 
     def _begin_epoch(self, number: int) -> None:
@@ -214,7 +216,7 @@ class Session:
         return batches - batches_before, samples - samples_before if known else None  # type: ignore[operator]
 
     def _finish(self, ended_by: str | None) -> None:
-        self._flush()
+        self.upkeep.guard("statistics", self._flush)  # should it fail, what was summed up before is still told
         if self._sums.is_in_epoch:
             self._end_epoch(is_complete=False)
         snapshot = self._figures(ended_by)
@@ -230,6 +232,7 @@ class Session:
         return self._sums.snapshot(
             self._health(),
             loaders=self.loaders,
+            open_sections=self._accumulator.open_sections(self._training_thread),
             run_folder=None if folder is None else str(folder),
             ended_by=ended_by,
         )

@@ -101,6 +101,7 @@ class Snapshot:
     loaders: tuple[LoaderFigures, ...] = ()
     health: Health = field(default_factory=Health)
     run_folder: str | None = None
+    open_sections: tuple[str, ...] = ()  # entered and not left on the training thread, the outermost first
     ended_by: str | None = None  # name of the exception or signal that ended the run, where one did
 
     def total_of_step_s(self, name: str) -> float | None:

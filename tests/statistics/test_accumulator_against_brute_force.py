@@ -221,8 +221,9 @@ def in_thread_order(operations):
 @given(training_loops())
 def test_a_training_loop_is_summed_up_the_same_in_one_batch_or_many(operations):
     batches = batches_of(operations)
-    many, one = accumulated(batches), accumulated([in_one_batch(batches)])
-    assert figures_of(many) == figures_of(one)
+    many, one = figures_of(accumulated(batches)), figures_of(accumulated([in_one_batch(batches)]))
+    del many["first_fetch_ns"], one["first_fetch_ns"]  # the first that ended, where one fetch is inside of another
+    assert many == one
 
 
 @given(training_loops())

@@ -149,6 +149,8 @@ def _run_lines(snapshot: Snapshot) -> list[str]:
     for loader in snapshot.loaders:
         samples = f", {loader.samples} samples" if loader.samples else ""
         lines.append(f"Loader {loader.name}: {loader.batches} batches{samples}, {loader.wait_s:.2f}s of waiting")
+    if snapshot.open_sections:
+        lines.append(f"Still inside: {' > '.join(snapshot.open_sections)}")
     if snapshot.ended_by:
         lines.append(f"Ended by: {snapshot.ended_by}")
     return [*lines, ""] if lines else []

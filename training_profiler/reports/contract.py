@@ -40,6 +40,7 @@ def as_data(snapshot: Snapshot, insights: Iterable[Insight]) -> dict[str, Any]:
             "overhead_s": snapshot.health.overhead_s,
             "notes": list(snapshot.health.notes),
         },
+        "open_sections": list(snapshot.open_sections),
         "ended_by": snapshot.ended_by,
     }
 

@@ -2,9 +2,12 @@
 
 import io
 import os
+import select
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from typing import IO, Any
+from typing import IO, Any, Final
+
+PATIENCE_S: Final = 1.0  # for a reader that has fallen behind
 
 
 class Console:
@@ -20,8 +23,8 @@ class Console:
     def print(self, text: str) -> None:
         """Write ``text`` in one piece; progress bars of tqdm are cleared before and drawn again after."""
         stream: IO[str] | None = getattr(sys, self._name)
-        if stream is None:  # pythonw, or closed by a daemon
-            raise OSError(f"sys.{self._name} is None")
+        if stream is None or stream.closed:
+            raise OSError(f"sys.{self._name} is closed")
         with _bars_aside(stream):
             if _is_plain(stream):
                 stream.flush()
@@ -62,4 +65,8 @@ def _write_whole(descriptor: int, data: bytes) -> None:
     # interpreter flushes at its end, and turn the exit status of the user's program into 120.
     view = memoryview(data)
     while view:
-        view = view[os.write(descriptor, view) :]
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:  # a pipe set to non-blocking, and full
+            if not select.select([], [descriptor], [], PATIENCE_S)[1]:
+                raise

@@ -41,12 +41,20 @@ class Accumulator:
         self._timeline = Timeline()
         self._at_ns = begin_ns
         self._open: dict[int, Events] = {}  # thread serial -> sections it has open
+        self._complete = 0  # how many steps the batch under way completes
         self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step that is under way
+        self._unfinished_total = np.zeros(1, np.int64)  # and the spans that ended in it
 
     @property
     def steps(self) -> int:
         """How many steps are complete."""
         return self._timeline.steps
+
+    def open_sections(self, training_thread: int) -> tuple[str, ...]:
+        """Return the names of the sections the training thread is in, the outermost first."""
+        still_open = self._open.get(training_thread, no_events())
+        names = [self._names.names[code] for code in still_open.codes.tolist()]
+        return tuple(name for name in names if name != PROFILER)
 
     def take_totals(self) -> tuple[Totals, list[int]]:
         """Return the totals and their steps' durations in ns, and start new ones where they end."""
@@ -61,9 +69,12 @@ class Accumulator:
         self.totals.sections.grow(rows)
         events = {thread.serial: read_events(thread.events) for thread in batch.threads}
         training = events.get(training_thread, no_events())
-        until_ns = max([batch.until_ns, self._at_ns, *training.times_ns[-1:].tolist()])
+        # What the training thread records while another drains can be later than the drain's own time.
+        last_mark_ns = [ns for _, ns in batch.marks[-1:]]
+        until_ns = max([batch.until_ns, self._at_ns, *training.times_ns[-1:].tolist(), *last_mark_ns])
         first_step = self.steps
         cuts = self._timeline.cut(batch.marks, self._loop_begin_ns(training, bool(batch.marks)), until_ns)
+        self._complete = self.steps - first_step
         self._add_thread(training_thread, training, cuts, first_step)
         for thread in batch.threads:
             if thread.serial != training_thread:
@@ -109,12 +120,13 @@ class Accumulator:
         if len(apart.ids):
             leaf_is_apart |= np.isin(leaves.ids, apart.ids)
         result = result._replace(leaves=leaves)
+        step_rows = None
         if first_step is None:
             self._add_elsewhere(leaves, gaps, leaves_in_gap)
         else:
-            step_rows = self._rows_of_pieces(cuts, first_step)[pieces]
-            self._add_self_times(leaves, leaf_is_apart, gaps, leaves_in_gap, step_rows, first_step)
-        self._add_spans(result, leaf_is_apart, gaps, leaves_in_gap, cuts, pieces, is_training)
+            step_rows = self._rows_of_pieces(cuts, first_step)
+            self._add_self_times(leaves, leaf_is_apart, gaps, leaves_in_gap, step_rows[pieces], first_step)
+        self._add_spans(result, leaf_is_apart, gaps, leaves_in_gap, cuts, pieces, step_rows)
 
     def _name_within(self, root: int, id: int) -> int:
         """Return the id of section ``id`` inside of section ``root``: its spans there are told apart."""
@@ -132,7 +144,7 @@ class Accumulator:
     ) -> None:
         """Book the training thread's time; ``step_row[i]`` is the row of the step gap i is in, -1 for none."""
         rows = self.totals.sections.rows
-        complete = self.steps - first_step
+        complete = self._complete
         # One row a complete step, one for the unfinished, one for all that is part of no step.
         row = np.where((gaps.roots > 0) | (step_row < 0), complete + 1, step_row)
         own_ns = gaps.durations_ns - gaps.sum_leaves(leaves.durations_ns, leaves_in_gap)
@@ -157,6 +169,7 @@ class Accumulator:
             rows[: piece + 1][rows[: piece + 1] == rows[piece]] = -1
             if cuts.steps[piece] == first_step:
                 self._unfinished[:] = 0
+                self._unfinished_total[:] = 0
         return rows
 
     def _add_elsewhere(self, leaves: Leaves, gaps: Gaps, leaves_in_gap: Ints) -> None:
@@ -174,30 +187,45 @@ class Accumulator:
         leaves_in_gap: Ints,
         cuts: Cuts,
         pieces: Ints,
-        is_training: bool,
+        step_rows: Ints | None,
     ) -> None:
+        """Add the spans that ended; ``step_rows`` are those of the pieces, None on other threads."""
         leaves, spans = result.leaves, result.spans
         ids, durations_ns = leaves.ids, leaves.durations_ns
         parents = np.repeat(gaps.owners, leaves_in_gap)
         is_apart = leaf_is_apart
-        step_numbers = np.repeat(cuts.steps[pieces] + 1, leaves_in_gap)
+        begun_in = np.repeat(pieces, leaves_in_gap)
         if len(spans.ids):
-            begun_in = np.minimum(np.searchsorted(cuts.ends_ns, spans.begin_ns, side="right"), len(cuts.steps) - 1)
+            piece = np.minimum(np.searchsorted(cuts.ends_ns, spans.begin_ns, side="right"), len(cuts.steps) - 1)
+            begun_in = np.concatenate([begun_in, piece])
             ids = np.concatenate([ids, spans.ids])
             durations_ns = np.concatenate([durations_ns, spans.end_ns - spans.begin_ns])
             parents = np.concatenate([parents, spans.parents])
             is_apart = np.concatenate([is_apart, spans.roots > 0])
-            step_numbers = np.concatenate([step_numbers, cuts.steps[begun_in] + 1])
+        if step_rows is not None:
+            counts = ~is_apart & (parents != ids)
+            self._add_step_totals(ids, durations_ns, np.where(counts, step_rows[begun_in], -1))
         if not len(ids):
             return
+        step_numbers = cuts.steps[begun_in] + 1
         is_measured = None
         if self._warmup_steps:
             is_measured = (step_numbers == 0) | (step_numbers > self._warmup_steps)
         sections = self.totals.sections
-        in_steps = (step_numbers > 0) & ~is_apart & (parents != ids) if is_training else None
-        sections.add_spans(ids, durations_ns, parents, step_numbers, in_steps, is_measured)
-        if is_training and self.totals.first_fetch_ns is None:
+        sections.add_spans(ids, durations_ns, parents, step_numbers, is_measured)
+        if step_rows is not None and self.totals.first_fetch_ns is None:
             self._note_first_fetch(result)
+
+    def _add_step_totals(self, ids: Ints, durations_ns: Ints, step_row: Ints) -> None:
+        """Book spans of the training thread that began in row ``step_row`` of the steps, -1 for in none."""
+        rows = self.totals.sections.rows
+        is_unfinished = step_row == self._complete
+        sums = np.bincount(is_unfinished * rows + ids, np.where(step_row >= 0, durations_ns, 0), 2 * rows)
+        ended_ns, unfinished_ns = sums.astype(np.int64).reshape(2, rows)
+        before_ns = ended_ns if self._complete else unfinished_ns
+        before_ns[: len(self._unfinished_total)] += self._unfinished_total
+        self.totals.sections.step_total_ns += ended_ns
+        self._unfinished_total = unfinished_ns
 
     def _note_first_fetch(self, result: Sweep) -> None:
         leaves, spans = result.leaves, result.spans

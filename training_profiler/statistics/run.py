@@ -64,6 +64,7 @@ class RunSums:
         *,
         of_interval: bool = False,
         loaders: Sequence[LoaderCounts] = (),
+        open_sections: Sequence[str] = (),
         run_folder: str | None = None,
         ended_by: str | None = None,
     ) -> Snapshot:
@@ -78,6 +79,7 @@ class RunSums:
             epochs=() if of_interval else tuple(self.epochs),
             loaders=loader_figures(list(loaders)),
             health=health,
+            open_sections=tuple(open_sections),
             run_folder=run_folder,
             ended_by=ended_by,
         )

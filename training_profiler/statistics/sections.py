@@ -61,7 +61,6 @@ class SectionSums:
         durations_ns: Ints,
         parents: Ints,
         step_numbers: Ints,
-        in_steps: Bools | None,
         is_measured: Bools | None,
     ) -> None:
         """Add ended spans, one entry each in every array, in any order.
@@ -71,19 +70,15 @@ class SectionSums:
             durations_ns: how long they took.
             parents: the sections around them; 0 for none.
             step_numbers: the steps they began in, counted from 1; 0 outside of steps.
-            in_steps: which count for ``step_total_ns``; None for none.
             is_measured: which count for averages and quantiles; None for all.
         """
         self._add_parents(ids, parents)
-        if in_steps is not None:
-            # float64 holds sums below 2**53 ns, 104 days, exactly.
-            in_steps_ns = np.bincount(ids, np.where(in_steps, durations_ns, 0), self.rows)
-            self.step_total_ns += in_steps_ns.astype(np.int64)
         if is_measured is None:
             sums, counts = self._add_measured(ids, durations_ns, step_numbers)
             self.total_ns += sums.astype(np.int64)
             self.count += counts
             return
+        # float64 holds sums below 2**53 ns, 104 days, exactly.
         self.total_ns += np.bincount(ids, durations_ns, self.rows).astype(np.int64)
         self.count += np.bincount(ids, minlength=self.rows)
         if is_measured.any():

@@ -15,6 +15,7 @@ WARMUP_RATIO: Final = 3.0  # a first step longer than 3 medians is warm-up (PROF
 WARMUP_NEEDS: Final = 10  # steps before a median is worth comparing with
 SETTLED_AFTER: Final = 10  # steps left out of the search for the section that moves with the step
 TREND_POINTS: Final = 1024
+VARIES_AT_LEAST: Final = 1e-9  # variance over squared mean; below it is what float64 rounds off sums of squares
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,7 @@ class StepSums:
         self._add_later(array[room:], self.count + min(room, len(array)))
         self.count += len(array)
         self.total_ns += int(array.sum())
-        for duration_ns in durations_ns:
-            self._add_point(duration_ns)
+        self._add_points(array)
 
     def _add_later(self, durations_ns: Ints, steps_before: int) -> None:
         count = len(durations_ns)
@@ -71,16 +71,20 @@ class StepSums:
         self._later_mean += delta * count / together
         self._later_count = together
 
-    def _add_point(self, duration_ns: int) -> None:
-        if self._points and self._points[-1][0] < self._steps_a_point:
+    def _add_points(self, durations_ns: Ints) -> None:
+        if self._points:
             count, total = self._points[-1]
-            self._points[-1] = (count + 1, total + duration_ns)
-            return
-        if len(self._points) == TREND_POINTS:
-            pairs = zip(self._points[::2], self._points[1::2], strict=True)
-            self._points = [(a[0] + b[0], a[1] + b[1]) for a, b in pairs]
+            fill = durations_ns[: self._steps_a_point - count]
+            self._points[-1] = (count + len(fill), total + int(fill.sum()))
+            durations_ns = durations_ns[len(fill) :]
+        for begin in range(0, len(durations_ns), self._steps_a_point):
+            point = durations_ns[begin : begin + self._steps_a_point]
+            self._points.append((len(point), int(point.sum())))
+        while len(self._points) > TREND_POINTS:
+            left_over = self._points[len(self._points) // 2 * 2 :]
+            pairs = zip(self._points[::2], self._points[1::2], strict=False)
+            self._points = [(a[0] + b[0], a[1] + b[1]) for a, b in pairs] + left_over
             self._steps_a_point *= 2
-        self._points.append((1, duration_ns))
 
     def median_ns(self) -> float | None:
         """Return the median step, within 1 %; None without steps."""
@@ -181,6 +185,6 @@ class Coupling:
         mean = self.step[0] / self.count
         variance = self.step[1] / self.count - mean**2
         covariance = self.sections[2] / self.count - self.sections[0] / self.count * mean
-        if variance <= 0:
+        if variance <= VARIES_AT_LEAST * mean**2:
             return np.zeros_like(covariance)
         return np.asarray(covariance / variance, np.float64)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -48,16 +49,23 @@ def section_figures(totals: Totals, names: Mapping[int, str]) -> dict[str, Secti
             **_measured(totals, id),
         )
     for name, self_ns, step_ns in _uncovered(totals):
-        figures[name] = SectionFigures(
-            name=name,
-            count=0,
-            total_s=self_ns / NS_PER_S,
-            self_s=self_ns / NS_PER_S,
-            share=self_ns / wall_ns,
-            step_self_s=step_ns / NS_PER_S,
-            step_total_s=step_ns / NS_PER_S,
-        )
+        figures[name] = _with_uncovered(figures.get(name), name, self_ns, step_ns, wall_ns)
     return figures
+
+
+def _with_uncovered(
+    section: SectionFigures | None, name: str, self_ns: int, step_ns: int, wall_ns: int
+) -> SectionFigures:
+    """Return the row of the time that no section owns, on top of a section that the user gave the same name."""
+    self_s, step_s, share = self_ns / NS_PER_S, step_ns / NS_PER_S, self_ns / wall_ns
+    if section is None:
+        return SectionFigures(name, 0, self_s, self_s, share, step_self_s=step_s, step_total_s=step_s)
+    return replace(
+        section,
+        self_s=section.self_s + self_s,
+        share=section.share + share,
+        step_self_s=section.step_self_s + step_s,
+    )
 
 
 def _plain_where_alone(totals: Totals, names: Mapping[int, str]) -> dict[int, str]:

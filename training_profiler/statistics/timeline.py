@@ -39,6 +39,8 @@ class Timeline:
             first_section_ns: when the training thread's first section in this stretch began.
             until_ns: where the last piece ends.
         """
+        if self._is_inside and all(kind == STEP_END for kind, _ in marks):
+            return self._cut_steps(np.array([mark_ns for _, mark_ns in marks] + [until_ns], np.int64))
         ends_ns: list[int] = []
         steps: list[int] = []
         gives_up: list[int] = []
@@ -62,3 +64,9 @@ class Timeline:
                 self._is_inside = kind == EPOCH_BEGIN
                 self.has_begun = True
         return Cuts(np.array(ends_ns, np.int64), np.array(steps, np.int64), gives_up)
+
+    def _cut_steps(self, ends_ns: Ints) -> Cuts:
+        """Return the pieces where there is nothing but step after step, as nearly always."""
+        steps = np.arange(self.steps, self.steps + len(ends_ns))
+        self.steps += len(ends_ns) - 1
+        return Cuts(ends_ns, steps, [])

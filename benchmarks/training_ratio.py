@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import Final
 
 from benchmarks.figures import Figure, print_figures, print_table, spread
@@ -18,6 +19,7 @@ MODULE: Final = "examples.rectified_flow"
 BLOCK_STEPS: Final = 50  # as many as between two reports by default
 CALIBRATION_STEPS: Final = 100
 FEWEST_BLOCKS: Final = 4
+MOST_S: Final = 450.0  # no pair begins that would probably end later
 WHAT: Final = "whole training, on / off, CPU of the steps"
 RATIOS: Final[dict[str, Callable[[Taken], float]]] = {
     WHAT: lambda taken: taken.steps_cpu_s,
@@ -27,7 +29,7 @@ RATIOS: Final[dict[str, Callable[[Taken], float]]] = {
 
 
 def run(pairs: int = 11, run_s: float = 14.0, module: str = MODULE) -> list[Figure]:
-    """Measure, print and return the ratios; takes about ``2 * pairs * (run_s + start-up)`` seconds."""
+    """Measure, print and return the ratios; takes about ``2 * pairs * (run_s + start-up)``, at most 8 minutes."""
     try:
         ratios = _measure(pairs, run_s, module)
     except RuntimeError as error:
@@ -37,7 +39,7 @@ def run(pairs: int = 11, run_s: float = 14.0, module: str = MODULE) -> list[Figu
     for name, values in ratios.items():
         lower, middle, upper = spread(values)
         rows.append([name, f"{middle:.4f}", f"{lower:.4f} - {upper:.4f}", f"{min(values):.4f} - {max(values):.4f}"])
-    print_table([f"median of {pairs} pairs", "ratio", "quartiles", "range"], rows)
+    print_table([f"median of {len(ratios[WHAT])} pairs", "ratio", "quartiles", "range"], rows)
     figures = [Figure(name, spread(values)[1], TARGET_RATIO, "", 4) for name, values in ratios.items()]
     print_figures(figures)
     return figures
@@ -45,12 +47,18 @@ def run(pairs: int = 11, run_s: float = 14.0, module: str = MODULE) -> list[Figu
 
 def _measure(pairs: int, run_s: float, module: str) -> dict[str, list[float]]:
     ratios: dict[str, list[float]] = {name: [] for name in RATIOS}
+    begin_s = monotonic()
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         plan = _plan(run_s, module, folder)
         print(f"{module}, profiling on against off: {pairs} pairs of {plan.steps} steps, turns of {BLOCK_STEPS} steps")
-        rows = []
+        rows: list[list[object]] = []
+        pairs_begin_s = monotonic()
         for pair in range(pairs):
+            now_s = monotonic()
+            if pair and now_s - begin_s + (now_s - pairs_begin_s) / pair > MOST_S:
+                print(f"stopped after {pair} pairs: the machine is too slow for more in {MOST_S:.0f} s")
+                break
             taken = run_pair(plan, folder / str(pair), on_first=bool(pair % 2))
             for name, seconds in RATIOS.items():
                 ratios[name].append(seconds(taken[True]) / seconds(taken[False]))

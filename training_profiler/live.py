@@ -181,7 +181,7 @@ def profile_epoch(n: int) -> _Context:
     """
     try:
         return _Epoch(int(n))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         _note(f"profile_epoch({n!r}) has no number, so this epoch has no summary; example: profile_epoch(1)")
         return _Context()
 

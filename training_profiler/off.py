@@ -1,18 +1,19 @@
 """The public API while profiling is off: the same names, doing nothing."""
 
-import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from __future__ import annotations
 
-from training_profiler.errors import ProfilerWarning
 from training_profiler.record.compiling import tracing_test
 from training_profiler.switch import SWITCH, is_switched_on
 
+TYPE_CHECKING = False  # typing, contextlib and warnings would be most of what this import costs
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
     from training_profiler.snapshot import Snapshot
 
-T = TypeVar("T")
+    F = TypeVar("F", bound=Callable[..., Any])
+    T = TypeVar("T")
 
 
 class _Nothing:
@@ -51,6 +52,8 @@ def profile_section(name: str) -> Any:
     """Do nothing; see the live ``profile_section``."""
     # dynamo knows nullcontext, and not a shared object of ours.
     if _is_tracing():
+        from contextlib import nullcontext
+
         return nullcontext()
     return _NOTHING
 
@@ -58,6 +61,10 @@ def profile_section(name: str) -> Any:
 def start_training_profiling(log_every: int | None = None, **settings: Any) -> None:
     """Do nothing; warn when the variable was set only after the import."""
     if is_switched_on():
+        import warnings
+
+        from training_profiler.errors import ProfilerWarning
+
         warnings.warn(
             f"{SWITCH} was set after training_profiler was imported, so profiling stays off; "
             f"set it before the import, e.g. in the shell: {SWITCH}=1 python train.py",
@@ -94,7 +101,7 @@ def is_profiling_enabled() -> bool:
     return False
 
 
-def snapshot() -> "Snapshot":
+def snapshot() -> Snapshot:
     """Return a snapshot of nothing: no steps, no sections."""
     from training_profiler.snapshot import Snapshot
 

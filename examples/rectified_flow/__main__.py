@@ -20,7 +20,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=positive, default=2000, help="optimizer updates")
     parser.add_argument("--epoch-steps", type=positive, default=500, help="updates between validations")
-    parser.add_argument("--batch-size", type=positive, default=128, help="images a step and rank")
+    parser.add_argument("--batch-size", type=positive, default=64, help="images a step and rank")
     parser.add_argument("--num-workers", type=int, default=2, help="processes that load data; 0 for none")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps, ...")
     parser.add_argument("--seed", type=int, default=0, help="fixes weights, data order and noise")

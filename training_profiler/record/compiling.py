@@ -4,10 +4,15 @@ A section inside a compiled function must vanish: dynamo traces the question as 
 ``True`` and follows the branch that returns a plain ``nullcontext``. torch is never imported for it.
 """
 
-import sys
-from collections.abc import Callable
+from __future__ import annotations
 
-TracingTest = Callable[[], bool]
+import sys
+
+TYPE_CHECKING = False  # this module is part of an import that shall cost next to nothing
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    TracingTest = Callable[[], bool]
 
 
 def tracing_test(settle: Callable[[TracingTest], None]) -> TracingTest:

@@ -27,7 +27,9 @@ NO_SECTION: Final = ""  # stands for row 0: the time of no section
 def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) -> dict[str, Any]:
     """Return the totals of a flush interval as data that JSON holds exactly."""
     sums = totals.sections
-    shown = [0] + [id for id in range(1, sums.rows) if sums.count[id] or sums.self_ns[id] or sums.elsewhere_ns[id]]
+    # A step's time counts where the step ends, which may be an interval after its sections' last spans.
+    seen = sums.count | sums.self_ns | sums.elsewhere_ns | sums.step_self_ns | sums.step_total_ns
+    shown = [0, *(np.flatnonzero(seen[1:]) + 1).tolist()]
     sections = {}
     for id in shown:
         row: dict[str, Any] = {key: int(getattr(sums, key)[id]) for key in _COUNTS}
@@ -59,7 +61,7 @@ def totals_from_data(data: dict[str, Any], names: SectionNames) -> tuple[Totals,
     """Return the totals and step durations that ``totals_to_data`` was given.
 
     Raises:
-        KeyError, TypeError, ValueError, IndexError: the data is not of that form.
+        KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError: the data is not of that form.
     """
     totals = Totals(data["begin_ns"], data["first_step"])
     totals.end_ns = data["end_ns"]

@@ -36,7 +36,7 @@ def read_run(folder: Path) -> Snapshot:
         )
     try:
         return _replay(folder, begin, later, torn)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise RunFolderError(f"{path} holds a line that is no journal's: {error!r}") from error
 
 
@@ -59,7 +59,7 @@ def _records(lines: list[bytes]) -> tuple[list[dict[str, Any]], int]:
             continue
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict):
             records.append(record)

@@ -5,10 +5,16 @@ from collections.abc import Sequence
 from typing import Final
 
 MASK: Final = "***"
+# Names are compared in lower case with "-" between their words: apiKey and API_KEY are api-key.
 _NAME: Final = re.compile(
-    r"(pass(word|wd|phrase)?|pwd|secret|token|credential|auth(orization)?|api[-_.]?key|access[-_.]?key|private[-_.]?key"
-    r"|bearer|session[-_.]?id|cookie|signature|(^|[-_.])(key|pw|sas)$)",
-    re.IGNORECASE,
+    r"pass(word|wd|phrase)|secret|credential|(api|access|private|account|storage|signing|encryption)-?key"
+    r"|(^|-)(pwd|pw|auth|authorization|bearer|cookies?|sas|session-id)(-|$)|(access|api|auth|refresh)-?token"
+    r"|token\d*$|signature$|(^|-)key$"
+)
+# What trainings call tokens and keys that are none: --pad-token, --sort-key.
+_HARMLESS_NAME: Final = re.compile(
+    r"(^|-)(pad|eos|bos|unk|mask|sep|cls|class|special|stop|start|end|image|prompt|per|max|num)-token$"
+    r"|(^|-)(sort|order|group|image|label|text|caption|data|batch|metric|monitor)-key$"
 )
 _KNOWN: Final = re.compile(
     r"(hf_\w{10,}|gh[pousr]_\w{10,}|github_pat_\w+|glpat-[\w-]+|sk-[\w-]{10,}|xox[a-z]-[\w-]+|AKIA[A-Z0-9]{12,}"
@@ -19,6 +25,9 @@ _IN_ADDRESS: Final = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 _BEARER: Final = re.compile(r"(?i)\b(bearer|basic)\s+\S+")
 # Long, without a slash or dot that would make it a path or a module, and of letters and digits mixed.
 _RANDOM: Final = re.compile(r"(?<![\w/.-])(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[\w-]{32,}(?![\w/.-])")
+# What run names and options are made of: words, numbers, resnet50, lr1e, 4x8.
+_SPOKEN: Final = re.compile(r"[A-Za-z]{0,20}\d{0,8}[a-z]?|\d{1,8}[A-Za-z]{1,20}|\d{1,4}[A-Za-z]\d{1,4}")
+_PAIR: Final = re.compile(r"(^|[?&;,\s{\"'])([\w.-]+)([\"']?\s*[=:]\s*[\"']?)([^&\s\"',;}]+)")
 
 
 def masked(words: Sequence[str]) -> list[str]:
@@ -30,19 +39,33 @@ def masked(words: Sequence[str]) -> list[str]:
             hide_next = False
             continue
         name, equals, value = word.partition("=")
-        names_secret = bool(_NAME.search(name)) and (bool(equals) or word.startswith("-"))
+        names_secret = _is_secret(name) and (bool(equals) or word.startswith("-"))
         hide_next = names_secret and not equals
         shown.append(f"{name}={MASK}" if names_secret and equals and value else _mask_within(word))
     return shown
 
 
+def _is_secret(name: str) -> bool:
+    """Return whether ``name`` is what options, variables and fields with a secret in them are called."""
+    if "/" in name or " " in name:  # an address or code, whose parts are looked at one by one
+        return False
+    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "-", name).strip("-").lower()
+    return bool(_NAME.search(plain)) and not _HARMLESS_NAME.search(plain)
+
+
 def _mask_within(word: str) -> str:
     word = _IN_ADDRESS.sub(MASK, word)
     word = _BEARER.sub(lambda match: f"{match[1]} {MASK}", word)
-    word = re.sub(
-        r"(?i)([?&;,\s{\"'](?:[\w.-]*(?:token|secret|passw(?:or)?d|api[-_]?key|signature|auth))[\"']?\s*[=:]\s*[\"']?)"
-        r"[^&\s\"',;}]+",
-        rf"\1{MASK}",
-        word,
-    )
-    return _RANDOM.sub(MASK, _KNOWN.sub(MASK, word))
+    word = _PAIR.sub(_mask_pair, word)
+    return _RANDOM.sub(_mask_unspoken, _KNOWN.sub(MASK, word))
+
+
+def _mask_pair(match: re.Match[str]) -> str:
+    before, name, between, value = match.groups()
+    # What is no secret itself may hold one: --url=https://host/?token=...
+    return f"{before}{name}{between}{MASK if _is_secret(name) else _PAIR.sub(_mask_pair, value)}"
+
+
+def _mask_unspoken(match: re.Match[str]) -> str:
+    parts = re.split("[-_]", match[0])
+    return match[0] if all(_SPOKEN.fullmatch(part) for part in parts) else MASK

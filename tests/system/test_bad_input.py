@@ -1,0 +1,251 @@
+"""Input nobody should give: it is said under "Profiler health", the training goes on, nothing else is lost."""
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .scripts import Outcome, environment, report_command, run, write_script
+import sys
+
+LOOP = """
+for step in range(3):
+    with profile_section("forward_pass"): pass
+    profile_step()
+print("trained")
+"""
+START = "from training_profiler import *\nstart_training_profiling(log_every=1)\n"
+
+
+def assert_trained(outcome: Outcome) -> None:
+    assert outcome.status == 0
+    assert "trained\n" in outcome.stdout
+    assert outcome.summaries == 1
+
+
+def test_unusable_names_share_a_row_and_are_counted(tmp_path: Path) -> None:
+    script = START + """
+class NoHash:
+    __hash__ = None
+    def __repr__(self): raise RuntimeError
+for name in ("", "  ", None, 3, 2.5, b"x", [], {}, NoHash()):
+    for _ in range(2):
+        with profile_section(name): pass
+@profile_section("")
+def f(): return 1
+assert f() == 1
+"""
+    outcome = run(tmp_path, script + LOOP)
+    assert_trained(outcome)
+    assert outcome.stderr == ""
+    sections = outcome.report["sections"]
+    assert sections["(invalid name)"]["count"] == 19
+    assert sections["forward_pass"]["count"] == 3
+    assert "sections had no usable name (first: '')" in outcome.stdout
+
+
+def test_hundred_thousand_names_are_bounded_and_the_rest_share_a_row(tmp_path: Path) -> None:
+    script = START + """
+for i in range(100_000):
+    with profile_section(f"batch {i}"): pass
+"""
+    outcome = run(tmp_path, script + LOOP)
+    assert_trained(outcome)
+    sections = outcome.report["sections"]
+    assert len(sections) <= 510
+    assert sum(s["count"] for name, s in sections.items() if name.startswith("batch ")) + sections["(other names)"][
+        "count"
+    ] >= 100_000
+    assert outcome.report["health"]["dropped"] == 0
+    assert "more than 500 section names" in outcome.stdout
+    assert (outcome.folder / "rank0.jsonl").stat().st_size < 3_000_000
+
+
+def test_control_characters_and_escapes_in_names_are_written_out(tmp_path: Path) -> None:
+    script = START + r"""
+for name in ("\x1b[31mred\x1b[0m", "two\nlines", "bell\a\0", "caf\u00e9", "lone \udc80", "a" * 5000):
+    with profile_section(name): pass
+"""
+    outcome = run(tmp_path, script + LOOP, variables={"PYTHONIOENCODING": "utf-8"})
+    assert_trained(outcome)
+    names = set(outcome.report["sections"])
+    assert {r"\x1b[31mred\x1b[0m", r"two\nlines", r"bell\x07\x00", "caf\u00e9", r"lone \udc80"} <= names
+    assert max(map(len, names)) == 120
+    assert not {c for c in outcome.stdout if not c.isprintable()} - {"\n"}
+    assert outcome.report["health"]["disabled"] == []
+
+
+def test_names_beyond_the_terminals_encoding_are_escaped(tmp_path: Path) -> None:
+    script = START + "with profile_section('caf\\u00e9'): pass\n"
+    outcome = run(tmp_path, script + LOOP, variables={"PYTHONIOENCODING": "ascii"})
+    assert_trained(outcome)
+    assert "caf\\xe9" in outcome.stdout
+
+
+def test_name_that_is_no_text_in_other_calls_harms_nothing(tmp_path: Path) -> None:
+    script = START + """
+for number in (None, "x", object, float("inf"), [1]):
+    with profile_epoch(number): pass
+with profile_epoch("2"): profile_step()
+with profile_phase(None), profile_phase([1]), profile_phase("test"): pass
+assert list(profile_dataloader([1, 2], name=3)) == [1, 2]
+profile_section("a").__exit__(None, None, None)
+"""
+    outcome = run(tmp_path, script + LOOP)
+    assert_trained(outcome)
+    assert outcome.stderr == ""
+    assert [epoch["number"] for epoch in outcome.report["epochs"]] == [2]
+
+
+@pytest.mark.parametrize("folder", ["a_file", "a_file/below", "/proc/no_such_place"])
+def test_unwritable_run_folder_is_said_and_all_else_works(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "a_file").write_text("kept")
+    outcome = run(tmp_path, f"from training_profiler import *\nstart_training_profiling(1, dir={folder!r})\n" + LOOP)
+    assert_trained(outcome)
+    assert "=== Profiling Report (Step 3) ===" in outcome.stdout
+    assert "- switched off: run folder (" in outcome.stdout
+    assert len(outcome.stderr.splitlines()) == 1
+    assert outcome.stderr.startswith("run folder switched off, the training goes on: ")
+    assert (tmp_path / "a_file").read_text() == "kept"
+
+
+def test_disk_that_fills_up_half_way_is_said_and_the_journal_stays_readable(tmp_path: Path) -> None:
+    script = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))
+"""
+    loop = LOOP.replace("range(3)", "range(60)")
+    outcome = run(tmp_path, START + script + loop)
+    assert_trained(outcome)
+    assert "=== Final Profiling Summary (60 steps) ===" in outcome.stdout
+    assert "- switched off: run folder (OSError: [Errno 27] File too large)" in outcome.stdout
+    assert len(outcome.stderr.splitlines()) == 1
+    told = report_command(tmp_path, str(outcome.folder))
+    assert (told.status, told.stderr) == (0, "")
+    assert "torn line" in told.stdout
+
+
+def test_disk_that_is_full_from_the_start_is_said(tmp_path: Path) -> None:
+    script = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+    outcome = run(tmp_path, script + START + LOOP)
+    assert_trained(outcome)
+    assert "- switched off: run folder (OSError: " in outcome.stdout
+
+
+CLOSED = {
+    "closed": "import sys\nsys.stdout.close()\n",
+    "none": "import sys\nsys.stdout = None\n",
+    "descriptor": "import os\nos.close(1)\n",
+    "no file": "import sys\nclass Out:\n    def write(self, text): raise RuntimeError('no')\nsys.stdout = Out()\n",
+}
+
+
+@pytest.mark.parametrize("how", CLOSED)
+def test_stdout_that_cannot_be_written_costs_only_the_terminal(tmp_path: Path, how: str) -> None:
+    script = CLOSED[how] + START + LOOP.replace("print", "str")
+    on, off = run(tmp_path, script), run(tmp_path, script, profile=None)
+    assert on.status == off.status
+    assert on.report["steps"] == 3
+    if how != "descriptor":  # that number may be the journal's by now
+        assert on.report["health"]["disabled"][0].startswith("console (")
+        assert on.stderr.count("console switched off") == 1
+
+
+def test_stdout_closed_by_the_shell_leaves_the_status_alone(tmp_path: Path) -> None:
+    script = write_script(tmp_path, START + LOOP)
+    statuses = [
+        subprocess.run(
+            ["sh", "-c", f"{sys.executable} {script} >&-"], cwd=tmp_path, env=environment(profile), stderr=-1, timeout=60
+        ).returncode
+        for profile in ("1", None)
+    ]
+    assert statuses[0] == statuses[1]
+
+
+@pytest.mark.parametrize("text", ["", "print('x', flush=True)\n", "print('x')\n"])
+def test_reader_that_went_away_leaves_the_status_alone(tmp_path: Path, text: str) -> None:
+    script = write_script(tmp_path, START + "import sys\nsys.stdin.read()\n" + text + LOOP.replace("print", "str"))
+    statuses = []
+    for profile in ("1", None):
+        process = subprocess.Popen(
+            [sys.executable, script], cwd=tmp_path, env=environment(profile), stdin=-1, stdout=-1, stderr=-1
+        )
+        assert process.stdout is not None
+        assert process.stdin is not None
+        process.stdout.close()
+        process.stdin.close()
+        statuses.append(process.wait(60))
+        assert process.stderr is not None
+        process.stderr.close()
+    assert statuses[0] == statuses[1]
+
+
+def test_exits_without_enter_and_enters_without_exit_are_dropped_and_counted(tmp_path: Path) -> None:
+    script = START + """
+for _ in range(4):
+    profile_section("forward_pass").__exit__(None, None, None)
+for _ in range(5):
+    profile_section("left open").__enter__()
+"""
+    outcome = run(tmp_path, script + LOOP)
+    assert_trained(outcome)
+    report = outcome.report
+    assert report["sections"]["forward_pass"]["count"] == 3
+    assert report["health"]["dropped"] == 4
+    assert sum(section["share"] for section in report["sections"].values()) == pytest.approx(1.0)
+
+
+def test_endless_enters_without_exit_stay_bounded(tmp_path: Path) -> None:
+    script = START + "for _ in range(50_000): profile_section('left open').__enter__()\n"
+    outcome = run(tmp_path, script + LOOP)
+    assert_trained(outcome)
+    assert outcome.report["health"]["dropped"] > 0
+    assert outcome.report["health"]["disabled"] == []
+
+
+@pytest.mark.parametrize("clock", ["lambda: 10**9", "lambda s=[10**9]: s.__setitem__(0, s[0] - 5) or s[0]"])
+def test_clock_that_stands_still_or_steps_back_harms_nothing(tmp_path: Path, clock: str) -> None:
+    script = f"import time\ntime.perf_counter_ns = {clock}\n" + START + LOOP
+    outcome = run(tmp_path, script)
+    assert_trained(outcome)
+    assert outcome.stderr == ""
+    assert outcome.report["steps"] == 3
+    assert outcome.report["sections"]["forward_pass"]["count"] == 3
+
+
+def test_log_handler_that_fails_harms_nothing(tmp_path: Path) -> None:
+    script = """
+import logging
+class Failing(logging.Handler):
+    def emit(self, record): raise RuntimeError
+    def handleError(self, record): raise RuntimeError
+logging.getLogger().addHandler(Failing())
+"""
+    variables = {"RECTIFIED_FLOW_PROFILE_DIR": "/proc/no_such_place"}
+    assert_trained(run(tmp_path, script + START + LOOP, variables=variables))
+
+
+def test_user_settings_of_warnings_as_errors_harm_nothing(tmp_path: Path) -> None:
+    outcome = run(tmp_path, START + LOOP, variables={"PYTHONWARNINGS": "error"})
+    assert_trained(outcome)
+    assert outcome.report["health"]["disabled"] == []
+
+
+def test_folder_of_the_script_that_vanishes_is_said(tmp_path: Path) -> None:
+    script = "import os, shutil\n" + START + "shutil.rmtree('runs')\n" + LOOP
+    outcome = run(tmp_path, script)
+    assert_trained(outcome)
+
+
+def test_changing_folder_keeps_all_files_of_a_run_together(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    outcome = run(tmp_path, "import os\n" + START + "os.chdir('elsewhere')\n" + LOOP)
+    assert_trained(outcome)
+    assert sorted(path.name for path in outcome.folder.iterdir()) == [
+        "meta.json",
+        "rank0.jsonl",
+        "report.json",
+        "report.txt",
+    ]
+    assert list((tmp_path / "elsewhere").iterdir()) == []

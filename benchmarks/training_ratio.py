@@ -28,7 +28,7 @@ RATIOS: Final[dict[str, Callable[[Taken], float]]] = {
 }
 
 
-def run(pairs: int = 11, run_s: float = 14.0, module: str = MODULE) -> list[Figure]:
+def run(pairs: int = 11, run_s: float = 12.0, module: str = MODULE) -> list[Figure]:
     """Measure, print and return the ratios; takes about ``2 * pairs * (run_s + start-up)``, at most 8 minutes."""
     try:
         ratios = _measure(pairs, run_s, module)
@@ -80,7 +80,7 @@ def _plan(run_s: float, module: str, folder: Path) -> Plan:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=11)
-    parser.add_argument("--seconds", type=float, default=14.0, help="length of the steps of one training")
+    parser.add_argument("--seconds", type=float, default=12.0, help="length of the steps of one training")
     parser.add_argument("--module", default=MODULE, help="training to run, with the flags of the example")
     arguments = parser.parse_args()
     run(arguments.pairs, arguments.seconds, arguments.module)

@@ -20,7 +20,7 @@ for _name in [name for name in os.environ if name.startswith(PREFIX)]:
     del os.environ[_name]
 
 settings.register_profile("unit", deadline=None, max_examples=100, derandomize=True, database=None)
-settings.register_profile("search", deadline=None, max_examples=3000, database=None)
+settings.register_profile("search", deadline=None, max_examples=600, database=None)
 settings.load_profile("unit")
 
 

@@ -144,7 +144,9 @@ def snapshot_of(shares: Mapping[str, float], *, steps: int = 100, step_s: float 
     rest_s = total_s * (1 - sum(shares.values()))
     sections.setdefault(
         OTHER,
-        section_figures(OTHER, rest_s / total_s if total_s else 0.0, count=0, avg_s=None, self_s=rest_s, step_self_s=rest_s),
+        section_figures(
+            OTHER, rest_s / total_s if total_s else 0.0, count=0, avg_s=None, self_s=rest_s, step_self_s=rest_s
+        ),
     )
     return Snapshot(
         steps=steps, wall_s=total_s, sections=sections, step=step_figures(steps, step_s, **step) if steps else None

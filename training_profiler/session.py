@@ -115,23 +115,26 @@ class Session:
         """Print the final summary and close the run folder, once.
 
         Returns:
-            False where a signal interrupted this very thread at its drain. The drain then finishes the
-            session as soon as it is through.
+            False where a signal interrupted this very thread at its drain or at the final summary. What
+            it interrupted then finishes the session and ends the process as soon as it is through.
         """
-        if not self.is_running:
-            return True
         if self._busy_thread == threading.get_ident():
             self._ended_by = ended_by
             return False
-        is_free = self._busy.acquire(timeout=WAIT_FOR_DRAIN_S)
+        is_free = self._busy.acquire(timeout=WAIT_FOR_DRAIN_S)  # also for another thread's final summary
+        self._busy_thread = threading.get_ident()
         try:
-            self.is_running = False
-            self.upkeep.guard("final summary", lambda: self._finish(ended_by))
+            if self.is_running:
+                self.is_running = False
+                self.upkeep.guard("final summary", lambda: self._finish(ended_by))
         finally:
             self._recorder.on_full = self._recorder.discard
             self._exits.disarm()
+            self._busy_thread = None
             if is_free:
                 self._busy.release()
+        if self._ended_by is not None:
+            self._exits.die()
         return True
 
     def abandon(self) -> None:
@@ -166,7 +169,6 @@ class Session:
             self._busy.release()
         if self._ended_by is not None:
             self.finish(self._ended_by)
-            self._exits.die()
 
     def _drain(self) -> None:
         self._accumulator.add(self._recorder.drain(), self._training_thread)

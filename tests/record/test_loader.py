@@ -140,3 +140,9 @@ def test_a_copy_under_way_does_not_look_for_its_loader_in_itself():
 )
 def test_the_size_of_a_batch_is_the_first_dimension_of_its_first_tensor(batch, size):
     assert batch_size(batch) == size
+
+
+def test_what_is_set_on_it_is_set_on_the_users_loader(run):
+    loader = SlowLoader(run, [1])
+    profiled(run, loader)[0].sampler = "another"
+    assert loader.sampler == "another"

@@ -149,7 +149,9 @@ def test_a_decorated_async_generator_closes_the_users_when_it_is_closed(recorder
 
 
 def test_decorating_what_cannot_be_called_says_what_was_given(recorder):
-    with pytest.raises(TypeError, match=r"profile_section\('a'\) decorates functions, not 3; example: @profile_section"):
+    with pytest.raises(
+        TypeError, match=r"profile_section\('a'\) decorates functions, not 3; example: @profile_section"
+    ):
         recorder.section("a")(3)
 
 

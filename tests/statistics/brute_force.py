@@ -65,7 +65,12 @@ class BruteForce:
         for stack in self.stacks.values():  # what is still open is nested anew
             self._nest(stack)
         items = [(ns, 1, self.training, code) for ns, code in threads.get(self.training, (True, []))[1]]
-        items += [(ns, 1, serial, code) for serial, (_, events) in threads.items() if serial != self.training for ns, code in events]
+        items += [
+            (ns, 1, serial, code)
+            for serial, (_, events) in threads.items()
+            if serial != self.training
+            for ns, code in events
+        ]
         items += [(ns, 0, None, kind) for kind, ns in marks]
         begin_ns = self._loop_begin(threads.get(self.training, (True, []))[1], marks)
         if begin_ns is not None:

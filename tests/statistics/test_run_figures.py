@@ -28,7 +28,12 @@ def test_shares_add_up_to_one(run):
         run.clock.advance(0.5)
     shares = {name: section.share for name, section in run.snapshot().sections.items()}
     # 4 s before the loop and 0.5 s of a step that never ended lie outside; 1 s within the three steps in no section.
-    assert shares == {"forward_pass": 3 / 14.5, "backward_pass": 6 / 14.5, "other": 1 / 14.5, "(outside steps)": 4.5 / 14.5}
+    assert shares == {
+        "forward_pass": 3 / 14.5,
+        "backward_pass": 6 / 14.5,
+        "other": 1 / 14.5,
+        "(outside steps)": 4.5 / 14.5,
+    }
 
 
 def test_a_recursive_section_counts_inner_spans_and_its_time_once(run):

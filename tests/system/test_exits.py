@@ -87,7 +87,7 @@ def test_hard_exit_leaves_a_journal_to_report_from(tmp_path: Path) -> None:
 def test_ctrl_c_reaches_the_whole_group_and_is_summed_up_once(tmp_path: Path) -> None:
     outcomes = []
     for profile in ("1", None):
-        script = IDLE.replace("import time", "import os, time\nif os.fork() == 0: time.sleep(60)")
+        script = IDLE.replace("print('ready'", "import os, time\nif os.fork() == 0: time.sleep(60)\nprint('ready'")
         process = start(tmp_path, script, profile)
         read = wait_for(process, "ready")
         os.killpg(process.pid, signal.SIGINT)
@@ -226,3 +226,28 @@ def test_run_killed_at_a_random_moment_can_be_reported(tmp_path: Path, attempt: 
     told = report_command(tmp_path, str(outcome.folder), "--json")
     assert told.status == 0
     assert json.loads(told.stdout)["steps"] >= last_seen
+
+
+@pytest.mark.parametrize("moment", ["Recorder.drain", "Session._report", "Session._finish", "Console.print"])
+def test_sigterm_in_the_middle_of_our_own_work_waits_for_its_end(tmp_path: Path, moment: str) -> None:
+    kind, method = moment.split(".")
+    script = f"""
+        import os, signal
+        from training_profiler import *
+        from training_profiler.record.recorder import Recorder
+        from training_profiler.session import Session
+        from training_profiler.sinks.console import Console
+
+        def killing(*arguments, original={kind}.{method}):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return original(*arguments)
+
+        start_training_profiling(log_every=2)
+        {kind}.{method} = killing
+        for _ in range(2):
+            with profile_section("forward_pass"): pass
+            profile_step()
+    """
+    outcome = run(tmp_path, script)
+    assert (outcome.status, outcome.stderr) == (-signal.SIGTERM, "")
+    assert_summed_up_once(outcome, steps=2)

@@ -27,7 +27,8 @@ _BEARER: Final = re.compile(r"(?i)\b(bearer|basic)\s+\S+")
 _RANDOM: Final = re.compile(r"(?<![\w/.-])(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[\w-]{32,}(?![\w/.-])")
 # What run names and options are made of: words, numbers, resnet50, lr1e, 4x8.
 _SPOKEN: Final = re.compile(r"[A-Za-z]{0,20}\d{0,8}[a-z]?|\d{1,8}[A-Za-z]{1,20}|\d{1,4}[A-Za-z]\d{1,4}")
-_PAIR: Final = re.compile(r"(^|[?&;,\s{\"'])([\w.-]+)([\"']?\s*[=:]\s*[\"']?)([^&\s\"',;}]+)")
+_PAIR: Final = re.compile(r"(?<![\w.-])([\w.-]+)[\"']?\s*[=:]\s*[\"']?(?=[^&\s\"',;}])")
+_VALUE: Final = re.compile(r"[^&\s\"',;}]+")
 
 
 def masked(words: Sequence[str]) -> list[str]:
@@ -56,14 +57,20 @@ def _is_secret(name: str) -> bool:
 def _mask_within(word: str) -> str:
     word = _IN_ADDRESS.sub(MASK, word)
     word = _BEARER.sub(lambda match: f"{match[1]} {MASK}", word)
-    word = _PAIR.sub(_mask_pair, word)
-    return _RANDOM.sub(_mask_unspoken, _KNOWN.sub(MASK, word))
+    return _RANDOM.sub(_mask_unspoken, _KNOWN.sub(MASK, _mask_pairs(word)))
 
 
-def _mask_pair(match: re.Match[str]) -> str:
-    before, name, between, value = match.groups()
-    # What is no secret itself may hold one: --url=https://host/?token=...
-    return f"{before}{name}{between}{MASK if _is_secret(name) else _PAIR.sub(_mask_pair, value)}"
+def _mask_pairs(word: str) -> str:
+    """Return ``word`` with the values of names within it masked where the name is a secret's."""
+    shown, at = "", 0
+    # A value that is no secret itself may hold one, so it is looked through: --url=https://host/?token=...
+    while pair := _PAIR.search(word, at):
+        shown += word[at : pair.end()]
+        at = pair.end()
+        value = _VALUE.match(word, at) if _is_secret(pair[1]) else None
+        if value:
+            shown, at = shown + MASK, value.end()
+    return shown + word[at:]
 
 
 def _mask_unspoken(match: re.Match[str]) -> str:

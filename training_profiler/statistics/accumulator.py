@@ -41,6 +41,8 @@ class Accumulator:
         self._timeline = Timeline()
         self._at_ns = begin_ns
         self._open: dict[int, Events] = {}  # thread serial -> sections it has open
+        self._apart_table = np.zeros(1, np.bool_)
+        self._apart_known = 0  # how many names the table was made from
         self._complete = 0  # how many steps the batch under way completes
         self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step that is under way
         self._unfinished_total = np.zeros(1, np.int64)  # and the spans that ended in it
@@ -105,7 +107,7 @@ class Accumulator:
         still_open = self._open.pop(serial, no_events())
         if not is_training and not len(events.codes) and not len(still_open.codes):
             return
-        apart = Apart(self._ids_of(APART), self._name_within)
+        apart = self._apart()
         result = sweep(events, still_open, inner_cuts_ns, apart)
         self.totals.dropped += result.dropped
         if len(result.still_open.codes):
@@ -117,8 +119,8 @@ class Accumulator:
         leaves = rename_leaves(result.leaves, leaf_roots, self._name_within)
         self.totals.sections.grow(rows_for(len(self._names.names)))  # renaming may have made new names
         leaf_is_apart = leaf_roots > 0
-        if len(apart.ids):
-            leaf_is_apart |= np.isin(leaves.ids, apart.ids)
+        if apart.exists:
+            leaf_is_apart |= apart.table[result.leaves.ids]
         result = result._replace(leaves=leaves)
         step_rows = None
         if first_step is None:
@@ -127,6 +129,16 @@ class Accumulator:
             step_rows = self._rows_of_pieces(cuts, first_step)
             self._add_self_times(leaves, leaf_is_apart, gaps, leaves_in_gap, step_rows[pieces], first_step)
         self._add_spans(result, leaf_is_apart, gaps, leaves_in_gap, cuts, pieces, step_rows)
+
+    def _apart(self) -> Apart:
+        names = self._names.names
+        if len(self._apart_table) < len(names) + 1:  # there are new names
+            self._apart_table = np.zeros(rows_for(2 * len(names)), np.bool_)
+            self._apart_known = 0
+        if self._apart_known != len(names):
+            self._apart_table[self._ids_of(APART)] = True
+            self._apart_known = len(names)
+        return Apart(self._apart_table, bool(self._apart_table.any()), self._name_within)
 
     def _name_within(self, root: int, id: int) -> int:
         """Return the id of section ``id`` inside of section ``root``: its spans there are told apart."""

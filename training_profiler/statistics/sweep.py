@@ -35,7 +35,8 @@ class Spans(NamedTuple):
 class Apart(NamedTuple):
     """Sections that are no part of a training step, such as validation."""
 
-    ids: Ints
+    table: Bools  # whether the section with that id is one
+    exists: bool  # whether there is any
     rename: Rename  # what a section inside of one is called, e.g. the forward pass of validation
 
 
@@ -130,7 +131,7 @@ def _sweep_nested(leaves: Leaves, times_ns: Ints, codes: Ints, apart: Apart) -> 
     if not np.array_equal(ids, -codes[exits]):
         return None
 
-    parent, roots = _enclosing(codes, is_enter, level, order, apart.ids)
+    parent, roots = _enclosing(codes, is_enter, level, order, apart)
     named = _renamed(codes, roots, apart.rename)
     has_parent = parent >= 0
     parent_ids = np.where(has_parent, named[parent], 0)
@@ -147,11 +148,13 @@ def _sweep_nested(leaves: Leaves, times_ns: Ints, codes: Ints, apart: Apart) -> 
 
 
 def _enclosing(
-    codes: Ints, is_enter: Bools, level: NDArray[np.int16], order: NDArray[np.intp], apart_ids: Ints
+    codes: Ints, is_enter: Bools, level: NDArray[np.int16], order: NDArray[np.intp], apart: Apart
 ) -> tuple[NDArray[np.intp], Ints]:
     """Return, for each enter, the row of the enter around it (-1: none) and its root (see Spans.roots)."""
     parent = np.full(len(codes), -1, np.intp)
-    roots = np.where(np.isin(codes, apart_ids), codes, 0) if len(apart_ids) else np.zeros(len(codes), np.int64)
+    roots = np.zeros(len(codes), np.int64)
+    if apart.exists:
+        roots = np.where(apart.table[np.maximum(codes, 0)], codes, 0)
     ends = np.cumsum(np.bincount(level)) if len(level) else np.empty(0, np.int64)
     outer: NDArray[np.intp] = np.empty(0, np.intp)
     for level_begin, level_end in itertools.pairwise(ends):
@@ -218,7 +221,6 @@ def _sweep_any_order(leaves: Leaves, times_ns: Ints, codes: Ints, apart: Apart) 
     An exit ends the span of its name that was entered last. An exit of a name that is not open is
     dropped and counted.
     """
-    apart_ids = set(apart.ids.tolist())
     stack: list[_Open] = []
     spans: list[tuple[int, int, int, int, int]] = []
     owners = np.zeros(len(codes), np.int64)
@@ -228,7 +230,7 @@ def _sweep_any_order(leaves: Leaves, times_ns: Ints, codes: Ints, apart: Apart) 
         if code > 0:
             parent, root = (stack[-1].id, stack[-1].root) if stack else (0, 0)
             id = apart.rename(root, code) if root and root != code else code
-            root = root or (code if code in apart_ids else 0)
+            root = root or (code if apart.table[code] else 0)
             stack.append(_Open(code, id, time_ns, parent, root))
             if len(stack) > MAX_OPEN:
                 del stack[0]

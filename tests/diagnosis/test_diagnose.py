@@ -1,0 +1,110 @@
+"""The rules together: their order, the remarks, and the warnings of an epoch."""
+
+from dataclasses import replace
+
+import pytest
+from fakes import section_figures, snapshot_of
+
+from training_profiler.diagnosis import diagnose, epoch_warnings
+from training_profiler.diagnosis.rules import too_little_data
+from training_profiler.snapshot import EpochFigures, Snapshot
+
+HEALTHY = {"data_loading": 0.02, "forward_pass": 0.38, "backward_pass": 0.5, "optimizer_step": 0.1}
+
+
+def codes(snapshot):
+    return [insight.code for insight in diagnose(snapshot)]
+
+
+def test_a_healthy_run_is_told_so_with_its_figures():
+    insight = diagnose(snapshot_of(HEALTHY))[0]
+    assert insight.code == "healthy"
+    assert insight.finding == "Healthy: no rule fires (100 steps, 0.1000s avg, varying by 0%)"
+    assert insight.evidence == {"steps": 100, "avg_s": 0.1, "coefficient_of_variation": 0.0}
+
+
+def test_a_run_of_which_a_rule_fires_is_not_healthy():
+    assert "healthy" not in codes(snapshot_of({**HEALTHY, "data_loading": 0.3, "forward_pass": 0.1}))
+
+
+def test_nine_steps_are_too_few_to_be_healthy():
+    assert "healthy" not in codes(snapshot_of(HEALTHY, steps=9))
+
+
+def test_warm_up_alone_leaves_a_run_healthy():
+    found = codes(snapshot_of(HEALTHY, warmup_count=1, warmup_s=5.0, settled_count=99))
+    assert found[:2] == ["warm-up", "healthy"]
+
+
+def test_the_most_valuable_insight_comes_first():
+    found = diagnose(snapshot_of({"data_loading": 0.2, "optimizer_step": 0.3, "synchronization": 0.5}))
+    worth = [(insight.code, round(insight.worth_s, 6)) for insight in found if insight.worth_s]
+    assert worth == [("synchronization-heavy", 5.0), ("data-loading-bound", 2.0), ("optimizer-heavy", 1.5)]
+
+
+def test_remarks_follow_what_is_worth_something():
+    found = codes(snapshot_of({"data_loading": 0.1, "synchronization": 0.2, "backward_pass": 0.7}))
+    assert found == ["synchronization-heavy", "slowest-component", "data-loading-efficient"]
+
+
+def test_the_slowest_component_is_that_of_most_time():
+    found = {insight.code: insight for insight in diagnose(snapshot_of(HEALTHY))}
+    assert found["slowest-component"].finding == "Slowest component: backward_pass (0.0500s avg)"
+
+
+def test_time_in_no_section_is_no_component():
+    assert "slowest-component" not in codes(snapshot_of({}))
+
+
+def test_the_profilers_own_work_is_no_component():
+    snapshot = snapshot_of(HEALTHY)
+    profiler = section_figures("(profiler)", 0.9, count=5, avg_s=100.0)
+    found = diagnose(replace(snapshot, sections={**snapshot.sections, "(profiler)": profiler}))
+    assert "(profiler)" not in " ".join(insight.finding for insight in found)
+
+
+def test_efficient_data_loading_is_told_with_its_share():
+    found = {insight.code: insight for insight in diagnose(snapshot_of({**HEALTHY, "data_loading": 0.102}))}
+    assert found["data-loading-efficient"].finding == "Data loading appears efficient (10.2% of total time)"
+
+
+@pytest.mark.parametrize("shares", [{"data_loading": 0.16}, {"forward_pass": 0.5}])
+def test_data_loading_that_is_heavy_or_unseen_is_not_called_efficient(shares):
+    assert "data-loading-efficient" not in codes(snapshot_of(shares))
+
+
+def test_without_steps_the_reader_is_told_to_mark_them():
+    assert too_little_data(Snapshot()) == (
+        "No steps were marked: call profile_step() at the end of each; the rules need 10"
+    )
+
+
+def test_with_few_steps_the_reader_is_told_how_many_it_takes():
+    assert too_little_data(snapshot_of(HEALTHY, steps=9)) == "Only 9 steps; the rules need 10"
+
+
+def test_with_ten_steps_the_rules_have_enough():
+    assert too_little_data(snapshot_of(HEALTHY, steps=10)) is None
+
+
+def epoch(**self_s) -> EpochFigures:
+    return EpochFigures(1, 10.0, 100, 100, None, 0.1, self_s, None, None)
+
+
+def test_an_epoch_warns_of_data_generation_above_three_tenths():
+    assert epoch_warnings(epoch(data_generation=6.5)) == [
+        "Data generation bottleneck: 65.0% of batch time (severity 0.50)"
+    ]
+
+
+def test_an_epoch_of_nothing_but_data_generation_is_of_severity_one():
+    assert epoch_warnings(epoch(data_generation=10.0))[0].endswith("(severity 1.00)")
+
+
+@pytest.mark.parametrize("self_s", [{"data_generation": 3.0}, {"forward_pass": 9.0}, {}])
+def test_an_epoch_does_not_warn_at_or_below_three_tenths(self_s):
+    assert epoch_warnings(epoch(**self_s)) == []
+
+
+def test_an_epoch_without_time_does_not_warn():
+    assert epoch_warnings(replace(epoch(data_generation=1.0), wall_s=0.0)) == []

@@ -1,0 +1,167 @@
+"""Rules about sections that take too much: each fires, is silent just below, and without data."""
+
+from dataclasses import replace
+
+import pytest
+from fakes import section_figures, snapshot_of, step_figures
+
+from training_profiler.diagnosis import diagnose
+from training_profiler.snapshot import Snapshot
+
+OF_STEP = [
+    ("data_loading", 0.15, "data-loading-bound"),
+    ("data_generation", 0.30, "data-generation-bound"),
+    ("data_transfer", 0.10, "data-transfer"),
+    ("forward_pass", 0.60, "forward-dominates"),
+    ("optimizer_step", 0.15, "optimizer-heavy"),
+    ("metrics_computation", 0.05, "metrics-heavy"),
+    ("logging", 0.05, "logging-heavy"),
+    ("ema_update", 0.05, "ema-heavy"),
+    ("synchronization", 0.10, "synchronization-heavy"),
+]
+OF_RUN = [
+    ("validation_epoch", "validation-heavy"),
+    ("sampling", "sampling-heavy"),
+    ("checkpointing", "checkpointing-heavy"),
+]
+
+
+def codes(snapshot: Snapshot) -> list[str]:
+    return [insight.code for insight in diagnose(snapshot)]
+
+
+def find(snapshot: Snapshot, code: str):
+    return next(insight for insight in diagnose(snapshot) if insight.code == code)
+
+
+@pytest.mark.parametrize(("section", "threshold", "code"), OF_STEP)
+def test_a_share_of_the_step_above_its_threshold_is_told(section, threshold, code):
+    assert code in codes(snapshot_of({section: threshold + 0.001}))
+
+
+@pytest.mark.parametrize(("section", "threshold", "code"), OF_STEP)
+def test_a_share_of_the_step_just_below_its_threshold_is_not(section, threshold, code):
+    assert code not in codes(snapshot_of({section: threshold - 0.001}))
+
+
+def test_data_loading_at_its_threshold_is_told():
+    snapshot = snapshot_of({"data_loading": 0.15}, steps=64, step_s=0.125)
+    assert "data-loading-bound" in codes(snapshot)
+
+
+def test_forward_at_its_threshold_is_not_told():
+    snapshot = snapshot_of({"forward_pass": 0.6}, steps=64, step_s=0.125)
+    assert snapshot.share_of_step("forward_pass") == 0.6
+    assert "forward-dominates" not in codes(snapshot)
+
+
+@pytest.mark.parametrize(("section", "threshold", "code"), OF_STEP)
+def test_nine_steps_are_too_few_for_a_share(section, threshold, code):
+    assert code not in codes(snapshot_of({section: 0.9}, steps=9))
+
+
+@pytest.mark.parametrize(("section", "threshold", "code"), OF_STEP)
+def test_ten_steps_are_enough_for_a_share(section, threshold, code):
+    assert code in codes(snapshot_of({section: 0.9}, steps=10))
+
+
+def test_a_share_of_a_trifle_is_not_told():
+    # 90 % of 10 ms in all are less than the 20 ms worth a word.
+    assert "data-loading-bound" not in codes(snapshot_of({"data_loading": 0.9}, step_s=0.0001))
+
+
+def test_a_share_tells_its_figures():
+    insight = find(snapshot_of({"data_loading": 0.25}, steps=64, step_s=0.125), "data-loading-bound")
+    assert insight.finding == "25.0% of step time is spent waiting for the next batch (data_loading: 0.0312s a step)"
+    assert insight.evidence == {"share_of_step": 0.25, "threshold": 0.15, "seconds_per_step": 0.03125, "steps": 64}
+    assert insight.worth_s == 2.0
+    assert "num_workers" in insight.remedy
+
+
+@pytest.mark.parametrize("section", ["forward_pass", "optimizer_step"])
+def test_what_can_only_be_made_smaller_is_worth_half(section):
+    snapshot = snapshot_of({section: 0.75}, steps=64, step_s=0.125)
+    assert diagnose(snapshot)[0].worth_s == 3.0
+
+
+def of_run(section: str, total_s: float, wall_s: float = 100.0, steps: int = 100) -> Snapshot:
+    snapshot = snapshot_of({"forward_pass": 0.5, "backward_pass": 0.5}, steps=steps)
+    figures = section_figures(section, count=4, avg_s=total_s / 4)
+    return replace(snapshot, wall_s=wall_s, sections={**snapshot.sections, section: figures})
+
+
+@pytest.mark.parametrize(("section", "code"), OF_RUN)
+def test_a_share_of_the_run_above_a_tenth_is_told_and_worth_half(section, code):
+    insight = find(of_run(section, 10.1), code)
+    assert insight.worth_s == 5.05
+    assert insight.evidence["seconds"] == 10.1
+
+
+@pytest.mark.parametrize(("section", "code"), OF_RUN)
+def test_a_share_of_the_run_just_below_a_tenth_is_not(section, code):
+    assert code not in codes(of_run(section, 9.9))
+
+
+@pytest.mark.parametrize(("section", "code"), OF_RUN)
+def test_nine_steps_are_too_few_for_a_share_of_the_run(section, code):
+    assert code not in codes(of_run(section, 50.0, steps=9))
+
+
+@pytest.mark.parametrize(("section", "code"), OF_RUN)
+def test_a_section_that_is_still_open_has_no_share_of_the_run(section, code):
+    snapshot = of_run(section, 50.0)
+    unended = replace(snapshot.sections[section], count=0)
+    assert code not in codes(replace(snapshot, sections={section: unended}))
+
+
+def test_a_backward_pass_above_three_forward_passes_is_told():
+    insight = find(snapshot_of({"forward_pass": 0.125, "backward_pass": 0.5}, steps=64, step_s=0.125), "backward-slow")
+    assert insight.finding == "the backward pass takes 4.0x the forward pass (2x is usual)"
+    assert insight.worth_s == 2.0  # down to twice the forward pass
+
+
+def test_a_backward_pass_of_three_forward_passes_is_not_told():
+    assert "backward-slow" not in codes(
+        snapshot_of({"forward_pass": 0.25, "backward_pass": 0.75}, steps=64, step_s=0.125)
+    )
+
+
+@pytest.mark.parametrize("shares", [{"forward_pass": 0.1}, {"backward_pass": 0.9}])
+def test_without_both_passes_they_are_not_compared(shares):
+    assert "backward-slow" not in codes(snapshot_of(shares))
+
+
+def test_nine_steps_are_too_few_to_compare_the_passes():
+    assert "backward-slow" not in codes(snapshot_of({"forward_pass": 0.1, "backward_pass": 0.8}, steps=9))
+
+
+def test_step_time_in_no_section_above_a_tenth_is_told():
+    insight = find(snapshot_of({"backward_pass": 0.75}, steps=64, step_s=0.125), "unexplained")
+    assert insight.finding == "25.0% of step time lies in no section (0.0312s a step)"
+    assert insight.worth_s == 2.0
+
+
+def test_step_time_in_no_section_just_below_a_tenth_is_not_told():
+    assert "unexplained" not in codes(snapshot_of({"backward_pass": 0.901}))
+
+
+def test_nine_steps_are_too_few_for_time_in_no_section():
+    assert "unexplained" not in codes(snapshot_of({"backward_pass": 0.5}, steps=9))
+
+
+def test_a_run_without_sections_is_not_told_that_they_are_missing_time():
+    assert "unexplained" not in codes(snapshot_of({}))
+
+
+def test_time_outside_of_steps_is_not_unexplained():
+    snapshot = snapshot_of({"backward_pass": 1.0})
+    outside = section_figures("(outside steps)", 0.9, count=0, avg_s=None, self_s=90.0)
+    assert "unexplained" not in codes(replace(snapshot, sections={**snapshot.sections, "(outside steps)": outside}))
+
+
+def test_no_rule_fires_on_nothing():
+    assert diagnose(Snapshot()) == []
+
+
+def test_no_rule_fires_on_steps_without_sections():
+    assert codes(Snapshot(steps=100, wall_s=10.0, step=step_figures())) == ["healthy"]

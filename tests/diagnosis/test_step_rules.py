@@ -1,0 +1,156 @@
+"""Rules about how step time varies."""
+
+from dataclasses import replace
+
+import pytest
+from fakes import snapshot_of, step_figures
+
+from training_profiler.diagnosis import diagnose
+from training_profiler.diagnosis.steps import first_batch_slow, slowing_down, step_time_varies, warm_up
+from training_profiler.snapshot import EpochFigures, Snapshot
+
+
+def run_of(**step) -> Snapshot:
+    return snapshot_of({"backward_pass": 1.0}, **step)
+
+
+def test_steps_that_vary_above_a_tenth_are_told():
+    insight = step_time_varies(run_of(std_s=0.011, median_s=0.095, max_s=0.5, max_step=7))
+    assert insight.finding == ("step time varies by 11% (std over mean; longest 0.5000s at step 7, median 0.0950s)")
+    assert insight.worth_s == pytest.approx(0.5)  # 100 steps, 5 ms above the median on average
+
+
+def test_steps_that_vary_by_a_tenth_are_not_told():
+    assert step_time_varies(run_of(std_s=0.01, median_s=0.05)) is None
+
+
+def test_19_settled_steps_are_too_few_to_vary():
+    assert step_time_varies(run_of(std_s=0.1, median_s=0.05, settled_count=19)) is None
+
+
+def test_20_settled_steps_are_enough_to_vary():
+    assert step_time_varies(run_of(std_s=0.1, median_s=0.05, settled_count=20)) is not None
+
+
+def test_variation_that_costs_nothing_is_not_told():
+    assert step_time_varies(run_of(std_s=0.1, median_s=0.1)) is None
+
+
+def test_the_section_that_varies_is_named_with_its_remedy():
+    explained = {"forward_pass": 0.2, "data_loading": 0.7}
+    insight = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained=explained))
+    assert insight.finding.endswith("; 70% of the variation comes from data_loading")
+    assert (insight.evidence["moves_with"], insight.evidence["explained"]) == ("data_loading", 0.7)
+    assert insight.remedy.startswith("data stalls")
+
+
+def test_a_section_that_explains_less_than_three_tenths_is_not_named():
+    insight = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained={"data_loading": 0.29}))
+    assert "data_loading" not in insight.finding
+    assert "moves_with" not in insight.evidence
+
+
+def test_a_section_of_the_users_own_is_named_as_well():
+    insight = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained={"augment": 0.9}))
+    assert insight.remedy == "look at what makes augment uneven"
+
+
+def test_steps_that_become_slower_by_more_than_a_twentieth_are_told():
+    insight = slowing_down(run_of(rise=0.5, rise_p_value=0.0001))
+    assert insight.finding == "steps become slower: 50% longer at the end of the run than at its start"
+    assert insight.worth_s == pytest.approx(2.0)  # 10 s instead of the 8 s at the pace of the start
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"rise": 0.05, "rise_p_value": 0.0},
+        {"rise": -0.5, "rise_p_value": 0.0},
+        {"rise": 0.5, "rise_p_value": 0.002},
+        {"rise": None, "rise_p_value": None},
+        {"rise": 0.5, "rise_p_value": 0.0, "settled_count": 99},
+    ],
+    ids=["at its threshold", "falling", "by chance", "unknown", "too few steps"],
+)
+def test_steps_that_do_not_surely_become_slower_are_not_told(step):
+    assert slowing_down(run_of(**step)) is None
+
+
+def test_first_steps_above_three_medians_are_told():
+    insight = warm_up(run_of(warmup_count=2, warmup_s=3.2, settled_count=98))
+    assert insight.finding == (
+        "the first 2 steps were warm-up: 1.6000s against 0.1000s after; step averages leave them out"
+    )
+    assert insight.worth_s == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"warmup_count": 0},
+        {"warmup_count": 2, "warmup_s": 0.6},
+        {"warmup_count": 1, "warmup_s": 0.119},
+        {"warmup_count": 100, "warmup_s": 50.0, "settled_count": 0},
+    ],
+    ids=["none", "three medians", "a trifle", "nothing but warm-up"],
+)
+def test_first_steps_that_are_no_warm_up_are_not_told(step):
+    assert warm_up(run_of(**step)) is None
+
+
+def epoch(number: int, first_fetch_s: float | None, **others) -> EpochFigures:
+    figures = {
+        "wall_s": 10.0,
+        "steps": 100,
+        "batches": 100,
+        "samples": None,
+        "avg_batch_s": 0.1,
+        "self_s": {},
+        "median_fetch_s": 0.01,
+    }
+    return EpochFigures(number=number, first_fetch_s=first_fetch_s, **{**figures, **others})
+
+
+def run_with(*epochs: EpochFigures) -> Snapshot:
+    return Snapshot(epochs=epochs, step=step_figures())
+
+
+def test_slow_first_fetches_are_told():
+    insight = first_batch_slow(run_with(epoch(1, 2.01), epoch(2, 1.01)))
+    assert insight.finding == "the first batch of an epoch takes 1.5100s on average, 15.0% of the time of 2 epochs"
+    assert insight.worth_s == 1.5  # the first epoch must start its workers in any case
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        epoch(2, 0.05),
+        epoch(2, 0.11),
+        epoch(2, None),
+        epoch(2, 1.0, median_fetch_s=None),
+        epoch(2, 1.0, is_complete=False),
+    ],
+    ids=["five medians", "a hundredth of the epoch", "no fetch", "no median", "not complete"],
+)
+def test_a_second_epoch_that_begins_well_is_not_told(second):
+    assert first_batch_slow(run_with(epoch(1, 2.0), second)) is None
+
+
+def test_one_slow_first_fetch_is_not_told():
+    assert first_batch_slow(run_with(epoch(1, 2.0))) is None
+
+
+@pytest.mark.parametrize("rule", [step_time_varies, slowing_down, warm_up, first_batch_slow])
+def test_a_run_without_steps_is_not_told_how_they_vary(rule):
+    assert rule(Snapshot()) is None
+
+
+def test_step_time_that_is_zero_does_not_vary():
+    assert step_time_varies(replace(run_of(), step=step_figures(avg_s=0.0))) is None
+
+
+def test_all_of_them_are_asked():
+    snapshot = run_of(std_s=0.05, median_s=0.05, rise=0.5, rise_p_value=0.0, warmup_count=1, warmup_s=1.0, max_step=1)
+    snapshot = replace(snapshot, epochs=(epoch(1, 2.0), epoch(2, 1.0)))
+    found = {insight.code for insight in diagnose(snapshot)}
+    assert found >= {"step-time-varies", "slowing-down", "warm-up", "first-batch-slow"}

@@ -1,0 +1,1 @@
+"""The profiler under training frameworks that own the loop."""

@@ -1,0 +1,126 @@
+"""A few lines in a Lightning or Accelerate training give a full report and leave its losses alone."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.integrations
+ROOT = Path(__file__).parents[2]
+SWITCH = "RECTIFIED_FLOW_PROFILE"
+
+COMMON = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from training_profiler import *
+
+torch.manual_seed(0)
+data = DataLoader(TensorDataset(torch.randn(48, 8), torch.randn(48, 1)), batch_size=8, shuffle=True)
+net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 1))
+losses = []
+"""
+LIGHTNING = """
+import lightning
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = net
+
+    def training_step(self, batch, index):
+        with profile_section("forward_pass"):
+            loss = (self.net(batch[0]) - batch[1]).square().mean()
+        losses.append(loss.item().hex())
+        return loss
+
+    @profile_section("optimizer_step")
+    def optimizer_step(self, *arguments, **named):
+        super().optimizer_step(*arguments, **named)
+
+    def on_train_batch_end(self, *_):
+        profile_step()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+start_training_profiling(log_every=5, stream="stderr")
+trainer = lightning.Trainer(
+    max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_model_summary=False
+)
+trainer.fit(Model(), profile_dataloader(data, name="train"))
+stop_training_profiling()
+print("losses", *losses)
+"""
+ACCELERATE = """
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True)
+net, optimizer, data = accelerator.prepare(net, torch.optim.AdamW(net.parameters()), data)
+start_training_profiling(log_every=5, stream="stderr")
+for epoch in range(2):
+    with profile_epoch(epoch):
+        for inputs, targets in profile_dataloader(data, name="train"):
+            with profile_section("forward_pass"):
+                loss = (net(inputs) - targets).square().mean()
+            with profile_section("backward_pass"):
+                accelerator.backward(loss)
+            with profile_section("optimizer_step"):
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.item().hex())
+            profile_step()
+accelerator.end_training()
+print("losses", *losses)
+"""
+
+
+def train(cwd: Path, text: str, profile: str) -> str:
+    """Run the script and return its line of losses."""
+    script = cwd / "script.py"
+    script.write_text(textwrap.dedent(COMMON + text))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(SWITCH)}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=cwd,
+        env={**kept, "PYTHONPATH": str(ROOT), SWITCH: profile},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("=== Final Profiling Summary (12 steps) ===") == (profile == "1")
+    (losses,) = [line for line in done.stdout.splitlines() if line.startswith("losses ")]
+    assert len(losses.split()) == 13
+    return losses
+
+
+def report_of(cwd: Path) -> dict[str, Any]:
+    (folder,) = (cwd / "runs").iterdir()
+    return dict(json.loads((folder / "report.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("package", "script", "sections"),
+    [
+        ("lightning", LIGHTNING, ["data_loading", "forward_pass", "optimizer_step"]),
+        ("accelerate", ACCELERATE, ["data_loading", "forward_pass", "backward_pass", "optimizer_step"]),
+    ],
+)
+def test_training_is_reported_and_its_losses_stay_the_same(
+    tmp_path: Path, package: str, script: str, sections: list[str]
+) -> None:
+    pytest.importorskip(package)
+    on = train(tmp_path, script, "1")
+    report = report_of(tmp_path)
+    assert report["steps"] == 12
+    assert {name: report["sections"][name]["count"] for name in sections} == dict.fromkeys(sections, 12)
+    assert report["loaders"][0]["batches"] == 12
+    assert report["health"]["dropped"] == 0
+    assert report["health"]["disabled"] == []
+    assert sum(section["share"] for section in report["sections"].values()) == pytest.approx(1.0)
+    assert train(tmp_path, script, "0") == on

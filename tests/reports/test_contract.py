@@ -1,0 +1,70 @@
+import json
+
+from fakes import FakeRun, snapshot_of
+
+from training_profiler.diagnosis import diagnose
+from training_profiler.reports.contract import as_data
+from training_profiler.snapshot import Health, Snapshot
+
+SECTION_KEYS = {
+    "count", "total_s", "self_s", "avg_s", "min_s", "max_s", "std_s", "p50_s", "p95_s", "p99_s", "share", "parent",
+}  # fmt: skip
+
+
+def data_of_a_run():
+    run = FakeRun()
+    run.begin_epoch(1)
+    for _ in range(20):
+        with run.section("forward_pass"):
+            run.spend("attention", 0.25)
+        run.step(data_loading=0.25)
+        run.clock.advance(0.25)
+    run.end_epoch(batches=20, samples=640)
+    snapshot = run.snapshot(ended_by="SIGTERM")
+    return as_data(snapshot, diagnose(snapshot))
+
+
+def test_the_required_keys_are_there():
+    data = data_of_a_run()
+    assert data.keys() >= {"schema", "steps", "wall_s", "sections", "epochs", "insights", "health"}
+    assert data["schema"] == 1
+    assert all(section.keys() >= SECTION_KEYS for section in data["sections"].values())
+    assert all(insight.keys() == {"code", "finding", "evidence", "worth_s", "remedy"} for insight in data["insights"])
+    assert data["health"].keys() >= {"dropped", "disabled", "overhead_s"}
+
+
+def test_other_is_among_the_sections():
+    assert data_of_a_run()["sections"]["other"]["self_s"] == 4.75
+
+
+def test_shares_add_up_to_one():
+    assert sum(section["share"] for section in data_of_a_run()["sections"].values()) == 1.0
+
+
+def test_a_nested_section_names_its_parent():
+    assert data_of_a_run()["sections"]["attention"]["parent"] == "forward_pass"
+
+
+def test_an_epoch_has_its_rate():
+    (epoch,) = data_of_a_run()["epochs"]
+    assert (epoch["batches"], epoch["samples"], epoch["wall_s"], epoch["batches_per_s"]) == (20, 640, 15.0, 20 / 15)
+
+
+def test_the_data_survives_json():
+    data = data_of_a_run()
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+
+
+def test_unknown_figures_are_none():
+    data = as_data(snapshot_of({"forward_pass": 0.5}), [])
+    assert data["sections"]["forward_pass"]["p50_s"] is None
+
+
+def test_a_run_of_nothing_has_every_key():
+    data = as_data(Snapshot(), [])
+    assert (data["steps"], data["wall_s"], data["sections"], data["epochs"]) == (0, 0.0, {}, [])
+
+
+def test_health_is_told_in_full():
+    data = as_data(Snapshot(health=Health(dropped=2, disabled=("console",), overhead_s=0.5, notes=("a note",))), [])
+    assert data["health"] == {"dropped": 2, "disabled": ["console"], "overhead_s": 0.5, "notes": ["a note"]}

@@ -1,0 +1,55 @@
+"""Sections vanish inside of ``torch.compile``: no graph break, no recompilation of our making."""
+
+from pathlib import Path
+
+import pytest
+
+from .scripts import run
+
+SCRIPT = """
+{imports}
+torch._dynamo.config.error_on_recompile = True
+
+@profile_section("decorated")
+def inner(x):
+    return x.cos()
+
+def f(x):
+    with profile_section("outer"):
+        with profile_section("inner"):
+            x = x.sin()
+        return inner(x)
+
+x = torch.linspace(0, 1, 8, requires_grad=True)
+for backend in ("eager", "aot_eager"):
+    torch._dynamo.reset()
+    compiled = torch.compile(f, fullgraph=True, backend=backend)
+    first = compiled(x)
+    with profile_section("eager between two calls"):
+        assert torch.equal(first, f(x))
+    start_training_profiling(stream="stderr")
+    for _ in range(3):
+        y = compiled(x)
+        y.sum().backward()
+        profile_step()
+    assert torch.equal(first, y)
+    stop_training_profiling()
+    assert torch.equal(compiled(x), y)
+    start_training_profiling(stream="stderr")
+    assert torch.equal(compiled(x), y)
+print(torch._dynamo.explain(f)(x).graph_break_count, dict(torch._dynamo.utils.counters["graph_break"]))
+"""
+ORDERS = {
+    "before torch": "from training_profiler import *\nimport torch",
+    "after torch": "import torch\nfrom training_profiler import *",
+}
+
+
+@pytest.mark.parametrize("profile", ["1", "0"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_sections_inside_a_compiled_function_cost_no_graph_break(tmp_path: Path, order: str, profile: str) -> None:
+    outcome = run(tmp_path, SCRIPT.replace("{imports}", ORDERS[order]), profile=profile)
+    assert outcome.status == 0, outcome.stderr
+    assert outcome.stdout == "0 {}\n"
+    if profile == "1":
+        assert "sections inside those are not recorded" in outcome.stderr

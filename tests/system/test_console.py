@@ -1,0 +1,83 @@
+"""A report is one write, and leaves progress bars and other users of the stream alone."""
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from .scripts import environment, run, write_script
+
+LOOP = """
+from training_profiler import *
+start_training_profiling(log_every=2)
+with profile_epoch(1):
+    for _ in range(4):
+        with profile_section("forward_pass"): pass
+        profile_step()
+stop_training_profiling()
+"""
+TITLES = [
+    "=== Profiling Report (Step 2) ===",
+    "=== Profiling Report (Step 4) ===",
+    "=== Epoch 1 Profiling Summary ===",
+    "=== Final Profiling Summary (4 steps) ===",
+]
+
+
+def title_of(report: str) -> str:
+    return report.splitlines()[1]
+
+
+def test_report_is_one_system_call(tmp_path: Path) -> None:
+    # This kind of socket keeps the borders between writes.
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        command = [sys.executable, str(write_script(tmp_path, LOOP))]
+        subprocess.run(command, cwd=tmp_path, env=environment("1"), stdout=theirs.fileno(), check=True, timeout=60)
+        theirs.close()
+        packets = list(iter(lambda: ours.recv(1 << 20).decode(), ""))
+    assert [title_of(packet) for packet in packets] == TITLES
+
+
+def test_report_is_one_write_to_a_stream_that_somebody_put_in_the_place_of_stdout(tmp_path: Path) -> None:
+    script = """
+import sys
+class Tee:
+    def __init__(self): self.writes = []
+    def write(self, text): self.writes.append(text)
+    def flush(self): pass
+real, sys.stdout = sys.stdout, Tee()
+"""
+    rest = "\nprint([text.splitlines()[1] for text in sys.stdout.writes], file=real)"
+    outcome = run(tmp_path, script + LOOP + rest)
+    assert outcome.stdout == f"{TITLES}\n"
+
+
+def test_report_stands_in_its_place_among_what_the_script_prints(tmp_path: Path) -> None:
+    script = LOOP.replace("    for _", "    print('before', end='')\n    for _") + "print('after')\n"
+    outcome = run(tmp_path, script)
+    assert outcome.stdout.startswith("before\n=== Profiling Report (Step 2) ===")
+    assert outcome.stdout.endswith("\nafter\n")
+
+
+def test_progress_bar_survives_a_report(tmp_path: Path) -> None:
+    script = """
+        import sys
+        from tqdm import tqdm
+        from training_profiler import *
+        start_training_profiling(log_every=2)
+        for i in tqdm(range(4), mininterval=0, file=sys.stderr):
+            with profile_section("forward_pass"): pass
+            profile_step()
+        stop_training_profiling()
+    """
+    outcome = run(tmp_path, script, stderr=subprocess.STDOUT)
+    assert outcome.status == 0
+    for title in TITLES[:2]:
+        before, after = outcome.stdout.split(title)
+        # The bar is wiped, and the report begins on a line of its own.
+        assert re.search(r"\r *\r\n$", before)
+        assert re.search(r"\r +\d+%\|", after)
+    assert outcome.stdout.index("100%") < outcome.stdout.index(TITLES[3])
+    assert not re.search(r"\|.*===", outcome.stdout)

@@ -1,0 +1,122 @@
+"""Processes that serve a training stay silent and cannot hang."""
+
+from pathlib import Path
+
+import pytest
+
+from .scripts import run
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_loader_workers_with_sections_stay_silent(tmp_path: Path, method: str) -> None:
+    script = f"""
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+        from training_profiler import *
+
+        class Squares(Dataset):
+            def __len__(self): return 12
+            def __getitem__(self, i):
+                with profile_section("decode"):
+                    assert not is_profiling_enabled()
+                    profile_step()
+                    return torch.tensor(float(i * i))
+
+        if __name__ == "__main__":
+            start_training_profiling(log_every=1000)
+            loader = DataLoader(Squares(), batch_size=2, num_workers=2, multiprocessing_context="{method}")
+            for epoch in range(2):
+                for batch in profile_dataloader(loader, name="train"):
+                    with profile_section("forward_pass"): batch.sum()
+                    profile_step()
+    """
+    outcome = run(tmp_path, script)
+    assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
+    assert outcome.report["steps"] == 12
+    assert outcome.report["loaders"][0]["batches"] == 12
+    assert "decode" not in outcome.report["sections"]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_pools_and_processes_stay_silent(tmp_path: Path, method: str) -> None:
+    script = f"""
+        import multiprocessing, concurrent.futures
+        from training_profiler import *
+
+        def work(x):
+            with profile_section("work"):
+                profile_step()
+                return x * x, is_profiling_enabled()
+
+        if __name__ == "__main__":
+            with profile_section("parent"): pass
+            context = multiprocessing.get_context("{method}")
+            with context.Pool(2) as pool:
+                print(pool.map(work, range(3)))
+            with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+                print(list(pool.map(work, range(3))))
+            process = context.Process(target=work, args=(1,))
+            process.start(); process.join()
+            print(process.exitcode)
+    """
+    outcome = run(tmp_path, script)
+    answer = "[(0, False), (1, False), (4, False)]\n"
+    assert outcome.stdout.startswith(answer * 2 + "0\n")
+    assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
+    assert "work" not in outcome.report["sections"]
+
+
+@pytest.mark.parametrize("ending", ["", "os._exit(0)", "sys.exit(0)", "stop_training_profiling()"])
+def test_forked_child_stays_silent_however_it_ends(tmp_path: Path, ending: str) -> None:
+    script = f"""
+        import os, sys
+        from training_profiler import *
+        start_training_profiling(log_every=1)
+        with profile_section("parent"):
+            child = os.fork()
+            if not child:
+                for _ in range(200):
+                    with profile_section("child"): pass
+                    profile_step()
+                start_training_profiling()
+                assert not is_profiling_enabled()
+                {ending or "pass"}
+                sys.exit(0)
+        print("child ended with", os.waitpid(child, 0)[1])
+    """
+    outcome = run(tmp_path, script)
+    assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
+    assert "child ended with 0\n" in outcome.stdout
+    assert list(outcome.report["sections"])[:1] != ["child"]
+    assert "child" not in outcome.report["sections"]
+
+
+def test_fork_while_another_thread_reports_cannot_hang_the_child(tmp_path: Path) -> None:
+    script = """
+        import os, threading
+        import training_profiler.upkeep
+        training_profiler.upkeep.REPORTS_FREE_NS = 10**15
+        from training_profiler import *
+        start_training_profiling(log_every=1, stream="stderr")
+        done = threading.Event()
+        def train():
+            while not done.is_set():
+                with profile_section("forward_pass"): pass
+                profile_step()
+        thread = threading.Thread(target=train)
+        thread.start()
+        statuses = set()
+        for _ in range(20):
+            child = os.fork()
+            if not child:
+                with profile_section("child"): profile_step()
+                stop_training_profiling()
+                os._exit(0)
+            statuses.add(os.waitpid(child, 0)[1])
+        done.set()
+        thread.join()
+        print(statuses)
+    """
+    outcome = run(tmp_path, script)
+    assert (outcome.status, outcome.stdout) == (0, "{0}\n")
+    assert outcome.stderr.count("=== Final Profiling Summary") == 1

@@ -1,0 +1,124 @@
+import pytest
+
+from training_profiler.errors import SettingsError
+from training_profiler.settings import Settings, read_settings, unknown_variables, variables
+
+PREFIX = "RECTIFIED_FLOW_PROFILE_"
+
+
+def test_without_variables_the_defaults_hold():
+    assert read_settings(environ={}) == Settings(
+        log_every=50, format="table", dir="runs", stream="stdout", warmup=None, flush_s=10.0, max_names=500, rank=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "read"),
+    [
+        ("LOG_EVERY", "7", 7),
+        ("LOG_EVERY", " 7 ", 7),
+        ("FORMAT", "Lines", "lines"),
+        ("DIR", "/data/runs", "/data/runs"),
+        ("STREAM", "stderr", "stderr"),
+        ("WARMUP", "3", 3),
+        ("WARMUP", "0", 0),
+        ("WARMUP", "auto", None),
+        ("FLUSH_S", "0.5", 0.5),
+        ("MAX_NAMES", "4000", 4000),
+    ],
+)
+def test_a_variable_sets_its_setting(name, given, read):
+    assert getattr(read_settings(environ={PREFIX + name: given}), name.lower()) == read
+
+
+@pytest.mark.parametrize("name", ["LOG_EVERY", "FORMAT", "DIR", "STREAM", "WARMUP", "FLUSH_S", "MAX_NAMES"])
+def test_a_variable_of_nothing_but_blanks_is_as_good_as_none(name):
+    assert read_settings(environ={PREFIX + name: "  "}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "example"),
+    [
+        ("LOG_EVERY", "5s", "50"),
+        ("LOG_EVERY", "0", "50"),
+        ("LOG_EVERY", "-1", "50"),
+        ("LOG_EVERY", "1.5", "50"),
+        ("FORMAT", "html", "table"),
+        ("DIR", "a\0b", "runs"),
+        ("STREAM", "stdlog", "stdout"),
+        ("WARMUP", "-1", "3"),
+        ("WARMUP", "some", "3"),
+        ("FLUSH_S", "0", "10"),
+        ("FLUSH_S", "-1", "10"),
+        ("FLUSH_S", "nan", "10"),
+        ("FLUSH_S", "inf", "10"),
+        ("FLUSH_S", "soon", "10"),
+        ("MAX_NAMES", "0", "500"),
+        ("MAX_NAMES", "4001", "500"),
+    ],
+)
+def test_a_bad_value_is_told_with_its_variable_and_an_example(name, given, example):
+    with pytest.raises(SettingsError) as error:
+        read_settings(environ={PREFIX + name: given})
+    assert str(error.value).startswith(f"{PREFIX}{name}={given!r} is ")
+    assert str(error.value).endswith(f"; example: {example}")
+
+
+def test_the_whole_message_of_a_bad_value_is_this():
+    with pytest.raises(SettingsError) as error:
+        read_settings(environ={PREFIX + "LOG_EVERY": "5s"})
+    assert str(error.value) == (
+        "RECTIFIED_FLOW_PROFILE_LOG_EVERY='5s' is not a positive integer (steps between reports); example: 50"
+    )
+
+
+def test_an_argument_wins_over_its_variable():
+    assert read_settings({"log_every": 3}, {PREFIX + "LOG_EVERY": "7"}).log_every == 3
+
+
+def test_an_argument_of_none_leaves_the_variable():
+    assert read_settings({"log_every": None}, {PREFIX + "LOG_EVERY": "7"}).log_every == 7
+
+
+@pytest.mark.parametrize(("name", "given"), [("log_every", True), ("log_every", []), ("flush_s", True), ("dir", 3)])
+def test_a_bad_argument_is_told_with_its_call(name, given):
+    with pytest.raises(SettingsError) as error:
+        read_settings({name: given}, {})
+    assert str(error.value).startswith(f"start_training_profiling({name}={given!r}) is not ")
+
+
+def test_an_unknown_argument_is_told_with_the_nearest():
+    with pytest.raises(SettingsError) as error:
+        read_settings({"log_evry": 3}, {})
+    assert str(error.value) == "start_training_profiling(log_evry=...) is no setting; did you mean log_every?"
+
+
+def test_a_settings_error_is_a_value_error():
+    with pytest.raises(ValueError, match="FORMAT"):
+        read_settings(environ={PREFIX + "FORMAT": "html"})
+
+
+@pytest.mark.parametrize(("rank", "read"), [("3", 3), ("", 0), ("first", 0), ("-1", 0)])
+def test_the_rank_is_what_the_launcher_says(rank, read):
+    assert read_settings(environ={"RANK": rank}).rank == read
+
+
+def test_an_unknown_variable_is_told_with_the_nearest():
+    assert unknown_variables({PREFIX + "LOG_EVRY": "3", "HOME": "/"}) == [
+        "RECTIFIED_FLOW_PROFILE_LOG_EVRY is no setting of the profiler and has no effect; "
+        "did you mean RECTIFIED_FLOW_PROFILE_LOG_EVERY?"
+    ]
+
+
+def test_a_misspelt_switch_is_told():
+    (sentence,) = unknown_variables({"RECTIFIED_FLOW_PROFILER": "1"})
+    assert sentence.endswith("did you mean RECTIFIED_FLOW_PROFILE?")
+
+
+def test_known_variables_are_not_told():
+    assert unknown_variables(dict.fromkeys(variables(), "1")) == []
+
+
+def test_these_are_all_the_variables():
+    suffixes = ["LOG_EVERY", "FORMAT", "DIR", "STREAM", "WARMUP", "FLUSH_S", "MAX_NAMES"]
+    assert variables() == ["RECTIFIED_FLOW_PROFILE", *(PREFIX + suffix for suffix in suffixes)]

@@ -44,7 +44,9 @@ def nothing_left_behind() -> Iterator[None]:
     if signal.getsignal(signal.SIGTERM) != handler:
         left.append(f"SIGTERM handler {signal.getsignal(signal.SIGTERM)!r}")
         signal.signal(signal.SIGTERM, handler)
-    left += [f"variable {name}" for name in os.environ if name.startswith(PREFIX)]
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        left.append(f"variable {name}")
+        del os.environ[name]
     left += _running_session()
     if left:
         pytest.fail("left behind: " + ", ".join(left))

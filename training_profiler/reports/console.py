@@ -68,12 +68,11 @@ def _body(snapshot: Snapshot, layout: str) -> str:
     if layout == LINES:
         shown = "\n".join(f"{section.name}: {share:.1f}%" for _, section, share in shares)
     else:
-        shown = tabulate(
-            [(INDENT * depth + section.name, f"{share:.1f}%") for depth, section, share in shares],
-            headers=("section", "% of time"),
-            colalign=("left", "right"),
-            disable_numparse=True,
-            preserve_whitespace=True,
+        # Two columns need no library, and half a report's time goes into tables.
+        labels = [INDENT * depth + section.name for depth, section, _ in shares]
+        width = max((len(label) for label in labels), default=0)
+        shown = "\n".join(
+            f"{label:<{width}}  {share:5.1f}%" for label, (_, _, share) in zip(labels, shares, strict=True)
         )
     if not shares:
         shown = "(no time has passed on the clock)"

@@ -75,7 +75,7 @@ class RunSums:
             first_step=totals.first_step,
             wall_s=totals.wall_ns / NS_PER_S,
             sections=section_figures(totals, self._names.names),
-            step=step_figures(totals, self._names.names, 0 if of_interval else self._warmup_steps),
+            step=None if of_interval else step_figures(totals, self._names.names, self._warmup_steps),
             epochs=() if of_interval else tuple(self.epochs),
             loaders=loader_figures(list(loaders)),
             health=health,

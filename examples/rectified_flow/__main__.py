@@ -18,14 +18,14 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         "RECTIFIED_FLOW_PROFILE=1 in front profiles it, torchrun in front trains on several ranks.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--steps", type=positive, default=2000, help="optimizer updates")
-    parser.add_argument("--epoch-steps", type=positive, default=500, help="updates between validations")
+    parser.add_argument("--steps", type=positive, default=1200, help="optimizer updates")
+    parser.add_argument("--epoch-steps", type=positive, default=300, help="updates between validations")
     parser.add_argument("--batch-size", type=positive, default=64, help="images a step and rank")
     parser.add_argument("--num-workers", type=int, default=2, help="processes that load data; 0 for none")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps, ...")
     parser.add_argument("--seed", type=int, default=0, help="fixes weights, data order and noise")
     parser.add_argument("--lr", type=float, default=2e-3, help="learning rate")
-    parser.add_argument("--log-every", type=positive, default=250, help="steps between profiling reports")
+    parser.add_argument("--log-every", type=positive, default=200, help="steps between profiling reports")
     parser.add_argument("--out", type=Path, default=Path("outputs/rectified_flow"), help="folder for what it makes")
     parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
     return parser.parse_args(words)

@@ -23,7 +23,7 @@ class Console:
     def print(self, text: str) -> None:
         """Write ``text`` in one piece; progress bars of tqdm are cleared before and drawn again after."""
         stream: IO[str] | None = getattr(sys, self._name)
-        if stream is None or stream.closed:
+        if stream is None or getattr(stream, "closed", False):
             raise OSError(f"sys.{self._name} is closed")
         with _bars_aside(stream):
             if _is_plain(stream):

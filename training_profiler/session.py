@@ -179,7 +179,9 @@ class Session:
         self._sums.add(totals, step_ns)
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
         inside = self._accumulator.open_sections(self._training_thread)
-        self._with_files(lambda: self._files.write_interval(totals, step_ns, self._health(), self.loaders, inside))
+        self._with_files(
+            lambda: self._files.open().write_interval(totals, step_ns, self._health(), self.loaders, inside)
+        )
 
     def _report(self) -> None:
         begin_ns = self._recorder.clock()

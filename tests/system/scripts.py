@@ -8,12 +8,13 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 SWITCH = "RECTIFIED_FLOW_PROFILE"
-TIMEOUT_S = 120  # bounds a hang; nothing here takes long
+TIMEOUT_S = 60  # bounds a hang; nothing here takes long
 SUMMARY = re.compile(r"^=== Final Profiling Summary \((\d+) steps\) ===$", re.MULTILINE)
 
 # Three short steps; most tests only vary how such a training ends.
@@ -89,10 +90,10 @@ def finish(process: "subprocess.Popen[str]", cwd: Path, read_so_far: str = "") -
     """Wait for the process, whose stdout was read up to ``read_so_far``, and return its outcome."""
     try:
         stdout, stderr = process.communicate(timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        stdout, stderr = process.communicate()
-        raise AssertionError(f"the script hangs\n{stdout}\n{stderr}") from None
+    except BaseException:  # it hangs, or pytest gave it up; its children would outlive it
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        raise
     return Outcome(process.returncode, read_so_far + (stdout or ""), stderr or "", cwd)
 
 

@@ -125,9 +125,7 @@ def test_recursion_counts_every_span_and_its_wall_time_once(tmp_path: Path) -> N
     report = run(tmp_path, script).report
     assert report["sections"]["recursion"]["count"] == 177
     assert report["sections"]["recursion"]["self_s"] <= report["wall_s"]
-    assert sum(section["self_s"] for section in report["sections"].values()) == pytest.approx(
-        report["wall_s"]
-    )
+    assert sum(section["self_s"] for section in report["sections"].values()) == pytest.approx(report["wall_s"])
 
 
 def test_sections_of_many_threads_are_all_counted(tmp_path: Path) -> None:
@@ -179,7 +177,7 @@ def test_periodic_epoch_and_final_reports_come_in_their_order(tmp_path: Path) ->
         print(snapshot().steps, is_profiling_enabled())
     """
     outcome = run(tmp_path, script)
-    titles = [line for line in outcome.stdout.splitlines() if line.startswith("=== ") or line.startswith("8 ")]
+    titles = [line for line in outcome.stdout.splitlines() if line.startswith(("=== ", "8 "))]
     assert titles == [
         "=== Profiling Report (Step 4) ===",
         "=== Epoch 1 Profiling Summary ===",

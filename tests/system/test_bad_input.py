@@ -1,13 +1,12 @@
 """Input nobody should give: it is said under "Profiler health", the training goes on, nothing else is lost."""
 
-import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from .scripts import Outcome, environment, report_command, run, write_script
-import sys
 
 LOOP = """
 for step in range(3):
@@ -25,7 +24,9 @@ def assert_trained(outcome: Outcome) -> None:
 
 
 def test_unusable_names_share_a_row_and_are_counted(tmp_path: Path) -> None:
-    script = START + """
+    script = (
+        START
+        + """
 class NoHash:
     __hash__ = None
     def __repr__(self): raise RuntimeError
@@ -36,6 +37,7 @@ for name in ("", "  ", None, 3, 2.5, b"x", [], {}, NoHash()):
 def f(): return 1
 assert f() == 1
 """
+    )
     outcome = run(tmp_path, script + LOOP)
     assert_trained(outcome)
     assert outcome.stderr == ""
@@ -46,27 +48,35 @@ assert f() == 1
 
 
 def test_hundred_thousand_names_are_bounded_and_the_rest_share_a_row(tmp_path: Path) -> None:
-    script = START + """
+    script = (
+        START
+        + """
 for i in range(100_000):
     with profile_section(f"batch {i}"): pass
 """
+    )
     outcome = run(tmp_path, script + LOOP)
     assert_trained(outcome)
     sections = outcome.report["sections"]
     assert len(sections) <= 510
-    assert sum(s["count"] for name, s in sections.items() if name.startswith("batch ")) + sections["(other names)"][
-        "count"
-    ] >= 100_000
+    assert (
+        sum(s["count"] for name, s in sections.items() if name.startswith("batch "))
+        + sections["(other names)"]["count"]
+        >= 100_000
+    )
     assert outcome.report["health"]["dropped"] == 0
     assert "more than 500 section names" in outcome.stdout
     assert (outcome.folder / "rank0.jsonl").stat().st_size < 3_000_000
 
 
 def test_control_characters_and_escapes_in_names_are_written_out(tmp_path: Path) -> None:
-    script = START + r"""
+    script = (
+        START
+        + r"""
 for name in ("\x1b[31mred\x1b[0m", "two\nlines", "bell\a\0", "caf\u00e9", "lone \udc80", "a" * 5000):
     with profile_section(name): pass
 """
+    )
     outcome = run(tmp_path, script + LOOP, variables={"PYTHONIOENCODING": "utf-8"})
     assert_trained(outcome)
     names = set(outcome.report["sections"])
@@ -84,7 +94,9 @@ def test_names_beyond_the_terminals_encoding_are_escaped(tmp_path: Path) -> None
 
 
 def test_name_that_is_no_text_in_other_calls_harms_nothing(tmp_path: Path) -> None:
-    script = START + """
+    script = (
+        START
+        + """
 for number in (None, "x", object, float("inf"), [1]):
     with profile_epoch(number): pass
 with profile_epoch("2"): profile_step()
@@ -92,6 +104,7 @@ with profile_phase(None), profile_phase([1]), profile_phase("test"): pass
 assert list(profile_dataloader([1, 2], name=3)) == [1, 2]
 profile_section("a").__exit__(None, None, None)
 """
+    )
     outcome = run(tmp_path, script + LOOP)
     assert_trained(outcome)
     assert outcome.stderr == ""
@@ -156,7 +169,11 @@ def test_stdout_closed_by_the_shell_leaves_the_status_alone(tmp_path: Path) -> N
     script = write_script(tmp_path, START + LOOP)
     statuses = [
         subprocess.run(
-            ["sh", "-c", f"{sys.executable} {script} >&-"], cwd=tmp_path, env=environment(profile), stderr=-1, timeout=60
+            ["sh", "-c", f"{sys.executable} {script} >&-"],
+            cwd=tmp_path,
+            env=environment(profile),
+            stderr=-1,
+            timeout=60,
         ).returncode
         for profile in ("1", None)
     ]
@@ -182,12 +199,15 @@ def test_reader_that_went_away_leaves_the_status_alone(tmp_path: Path, text: str
 
 
 def test_exits_without_enter_and_enters_without_exit_are_dropped_and_counted(tmp_path: Path) -> None:
-    script = START + """
+    script = (
+        START
+        + """
 for _ in range(4):
     profile_section("forward_pass").__exit__(None, None, None)
 for _ in range(5):
     profile_section("left open").__enter__()
 """
+    )
     outcome = run(tmp_path, script + LOOP)
     assert_trained(outcome)
     report = outcome.report

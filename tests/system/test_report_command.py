@@ -70,7 +70,8 @@ def test_wrong_path_is_one_clear_line_and_status_2(trained: Outcome, path: str, 
 
 
 @pytest.mark.parametrize(
-    "journal", [b"", b"\n", b"not json\n", b"[1]\n", b'{"kind":"begin","schema":99}\n', b'{"kind":"begin","schema":1}\n']
+    "journal",
+    [b"", b"\n", b"not json\n", b"[1]\n", b'{"kind":"begin","schema":99}\n', b'{"kind":"begin","schema":1}\n'],
 )
 def test_journal_that_is_none_is_one_clear_line_and_status_2(tmp_path: Path, journal: bytes) -> None:
     (tmp_path / "rank0.jsonl").write_bytes(journal)
@@ -97,7 +98,16 @@ def test_reader_that_has_read_enough_is_no_error(trained: Outcome) -> None:
 
 def test_secrets_of_the_command_line_are_masked(tmp_path: Path) -> None:
     script = write_script(tmp_path, THREE_STEPS)
-    command = [sys.executable, str(script), "--lr", "0.1", "--token", "hunter2", "--api-key=hunter3", "https://u:hunter4@h/"]
+    command = [
+        sys.executable,
+        str(script),
+        "--lr",
+        "0.1",
+        "--token",
+        "hunter2",
+        "--api-key=hunter3",
+        "https://u:hunter4@h/",
+    ]
     subprocess.run(command, cwd=tmp_path, env=environment("1"), capture_output=True, timeout=60, check=True)
     (folder,) = (tmp_path / "runs").iterdir()
     meta = (folder / "meta.json").read_text()

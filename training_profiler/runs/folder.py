@@ -71,8 +71,9 @@ def _arguments() -> list[str]:
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    except metadata.PackageNotFoundError:  # run from a source tree, or not there at all
+        module = sys.modules.get(package.replace("-", "_"))
+        return getattr(module, "__version__", None)
 
 
 def _git() -> dict[str, Any] | None:

@@ -1,10 +1,8 @@
 """All files of the run under way, opened when first written to."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from training_profiler.record.loader import LoaderCounts
 from training_profiler.record.names import SectionNames
 from training_profiler.runs.folder import (
     META,
@@ -18,7 +16,6 @@ from training_profiler.runs.folder import (
 from training_profiler.runs.journal import Journal
 from training_profiler.settings import Settings
 from training_profiler.snapshot import Health
-from training_profiler.statistics.totals import Totals
 
 
 class RunFiles:
@@ -44,17 +41,6 @@ class RunFiles:
             self._journal = Journal(path, self.settings.rank, self._names, self._begin_ns, self.settings.warmup)
             self.folder = folder
         return self._journal
-
-    def write_interval(
-        self,
-        totals: Totals,
-        step_ns: Sequence[int],
-        health: Health,
-        loaders: Sequence[LoaderCounts],
-        open_sections: Sequence[str] = (),
-    ) -> None:
-        """Append an interval to the journal."""
-        self.open().write_interval(totals, step_ns, health, loaders, open_sections)
 
     def write_report(self, text: str, data: dict[str, Any]) -> None:
         """Write the final report as text and as data."""

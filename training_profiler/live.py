@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from training_profiler.errors import ProfilerWarning
 from training_profiler.exits import at_fork, is_worker
-from training_profiler.record.loader import ProfiledLoader
+from training_profiler.record.loader import ProfiledIterator, ProfiledLoader
 from training_profiler.record.recorder import Recorder
 from training_profiler.session import Session
 from training_profiler.settings import read_settings, unknown_variables
@@ -221,7 +221,8 @@ def profile_dataloader(loader: Iterable[T], name: str | None = None) -> Iterable
     if session is None:
         return loader
     counts = session.loader_counts(loader, name)
-    return ProfiledLoader(loader, profile_section, _process.recorder.clock, counts, lambda: _process.phase == "train")
+    kind = ProfiledIterator if hasattr(loader, "__next__") else ProfiledLoader
+    return kind(loader, profile_section, _process.recorder.clock, counts, lambda: _process.phase == "train")
 
 
 def is_profiling_enabled() -> bool:

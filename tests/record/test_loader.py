@@ -1,7 +1,7 @@
 import pytest
 from fakes import FakeRun
 
-from training_profiler.record.loader import LoaderCounts, ProfiledLoader, batch_size
+from training_profiler.record.loader import LoaderCounts, ProfiledIterator, ProfiledLoader, batch_size
 
 
 class Tensor:
@@ -146,3 +146,47 @@ def test_what_is_set_on_it_is_set_on_the_users_loader(run):
     loader = SlowLoader(run, [1])
     profiled(run, loader)[0].sampler = "another"
     assert loader.sampler == "another"
+
+
+def test_an_iterator_stays_one(run):
+    counts = LoaderCounts("0")
+    loader = ProfiledIterator(iter(SlowLoader(run, [4, 5])), run.section, run.clock, counts, lambda: True)
+    assert [next(loader).shape, next(loader).shape] == [(4,), (5,)]
+    with pytest.raises(StopIteration):
+        next(loader)
+    assert run.snapshot().sections["data_loading"].count == 2
+
+
+def test_a_pass_over_a_loader_has_the_length_and_the_attributes_of_the_loaders_own_iterator(run):
+    class Pass(list):
+        spare = "of the iterator"
+
+        def __next__(self):
+            return self.pop(0)
+
+        def __iter__(self):
+            return self
+
+    class Loader:
+        def __iter__(self):
+            return Pass([Tensor(1), Tensor(2)])
+
+    loader, counts = profiled(run, Loader())
+    fetches = iter(loader)
+    assert (len(fetches), fetches.spare) == (2, "of the iterator")
+    assert next(fetches).shape == (1,)
+    assert counts.batches == 1
+
+
+def test_a_list_stays_subscriptable(run):
+    loader, _ = profiled(run, [10, 20])
+    assert loader[1] == 20
+
+
+def test_a_batch_that_does_not_like_to_be_looked_at_is_of_unknown_size():
+    class Shy:
+        @property
+        def shape(self):
+            raise RuntimeError("not yet")
+
+    assert batch_size(Shy()) is None

@@ -1,6 +1,6 @@
 """A data loader whose fetches are timed, and that is the user's loader in every other respect."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from training_profiler.record.section import Section
@@ -61,26 +61,33 @@ class ProfiledLoader(Generic[Batch]):
         self._is_training = is_training
 
     def __iter__(self) -> Iterator[Batch]:
-        iterator: Iterator[Batch] | None = None
-        while True:
-            waiting = self._section("data_loading")
-            begin_ns = self._clock()
-            waiting.__enter__()
-            try:
-                if iterator is None:
-                    iterator = iter(self._loader)
-                batch = next(iterator)
-            except StopIteration:
-                cancel(waiting)
-                return
-            except BaseException:
-                waiting.__exit__(None, None, None)
-                raise
+        return _Fetches(self)
+
+    def fetch(self, iterator: Iterator[Batch] | None) -> tuple[Iterator[Batch], Batch]:
+        """Return the iterator, made where there is none yet, and its next batch.
+
+        Raises:
+            StopIteration: the loader is empty.
+        """
+        waiting = self._section("data_loading")
+        begin_ns = self._clock()
+        waiting.__enter__()
+        try:
+            iterator = iter(self._loader) if iterator is None else iterator
+            batch = next(iterator)
+        except StopIteration:
+            cancel(waiting)
+            raise
+        except BaseException:
             waiting.__exit__(None, None, None)
-            wait_ns = self._clock() - begin_ns
-            self._counts.add(batch_size(batch), wait_ns, self._is_training())
-            yield batch
-            del batch  # the user's loop alone decides how long a batch lives
+            raise
+        waiting.__exit__(None, None, None)
+        wait_ns = self._clock() - begin_ns
+        self._counts.add(batch_size(batch), wait_ns, self._is_training())
+        return iterator, batch
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._loader[index]  # type: ignore[index]
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -97,6 +104,41 @@ class ProfiledLoader(Generic[Batch]):
             setattr(self._loader, name, value)
 
 
+class ProfiledIterator(ProfiledLoader[Batch]):
+    """A loader that is an iterator itself, such as ``iter(loader)`` or a generator."""
+
+    def __next__(self) -> Batch:
+        return self.fetch(self._loader)[1]  # type: ignore[arg-type]
+
+
+class _Fetches(Generic[Batch]):
+    """One pass over a profiled loader; all but its batches comes from the loader's own iterator."""
+
+    def __init__(self, loader: ProfiledLoader[Batch]) -> None:
+        self._profiled = loader
+        self._iterator: Iterator[Batch] | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        self._iterator, batch = self._profiled.fetch(self._iterator)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._made())  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copying and pickling ask before there is anything to ask
+            raise AttributeError(name)
+        return getattr(self._made(), name)
+
+    def _made(self) -> Iterator[Batch]:
+        if self._iterator is None:
+            self._iterator = iter(self._profiled._loader)
+        return self._iterator
+
+
 def cancel(waiting: Any) -> None:
     """End the span of ``waiting`` without counting it; its time falls to whatever encloses it."""
     if isinstance(waiting, Section):
@@ -107,14 +149,15 @@ def cancel(waiting: Any) -> None:
 
 def batch_size(batch: object) -> int | None:
     """Return the length of the first dimension of the first tensor in ``batch``, or None."""
-    for _ in range(4):  # deeper nestings are not searched: the first leaf is what counts
-        shape = getattr(batch, "shape", None)
-        if shape is not None:
-            return int(shape[0]) if len(shape) else None
-        if isinstance(batch, dict):
-            batch = next(iter(batch.values()), None)
-        elif isinstance(batch, (list, tuple)) and batch:
-            batch = batch[0]
-        else:
-            return None
+    try:
+        for _ in range(4):  # deeper nestings are not searched: the first leaf is what counts
+            shape = getattr(batch, "shape", None)
+            if shape is not None:
+                return int(shape[0]) if len(shape) else None
+            if isinstance(batch, Mapping):
+                batch = next(iter(batch.values()), None)
+            elif isinstance(batch, (list, tuple)) and batch:
+                batch = batch[0]
+    except Exception:  # a batch is the user's own object: what it does when looked at must not hurt
+        return None
     return None

@@ -234,7 +234,7 @@ def test_a_folder_of_runs_is_told_with_the_latest(tmp_path):
     for name in ("20261121-142530", "20261121-150000"):
         (tmp_path / name).mkdir()
         (tmp_path / name / JOURNAL).write_text("")
-    with pytest.raises(RunFolderError, match=r"holds 2 runs; give one of them, e.g. .*20261121-150000"):
+    with pytest.raises(RunFolderError, match=r"holds 2 runs; give that folder itself, e.g. .*20261121-150000"):
         read_run(tmp_path)
 
 

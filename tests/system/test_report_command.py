@@ -58,7 +58,7 @@ def test_format_lines_has_one_greppable_line_a_section(trained: Outcome) -> None
     [
         ("no_such_folder", "no_such_folder does not exist; example: training-profiler report runs/20261121-142530"),
         ("script.py", "script.py is a file; give the run folder around it, e.g. ."),
-        ("runs", "runs holds 1 runs; give one of them, e.g. runs/"),
+        ("runs", "runs holds a run; give that folder itself, e.g. runs/"),
         (".", ". is no run folder: rank0.jsonl cannot be read (No such file or directory)"),
     ],
 )

@@ -20,7 +20,10 @@ def as_data(snapshot: Snapshot, insights: Iterable[Insight]) -> dict[str, Any]:
         "schema": SCHEMA,
         "steps": snapshot.steps,
         "wall_s": snapshot.wall_s,
-        "sections": {name: _section(section) for name, section in snapshot.sections.items()},
+        "sections": {
+            section.name: _section(section)
+            for section in sorted(snapshot.sections.values(), key=lambda section: -section.self_s)
+        },
         "step_time": None if step is None else asdict(step),
         "epochs": [_epoch(epoch) for epoch in snapshot.epochs],
         "loaders": [asdict(loader) for loader in snapshot.loaders],

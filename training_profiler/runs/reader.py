@@ -47,7 +47,8 @@ def _why_not(folder: Path, path: Path, error: OSError) -> str:
         return f"{folder} is a file; give the run folder around it, e.g. {folder.parent}"
     runs = sorted(journal.parent.name for journal in folder.glob(f"*/{journal_name(0)}"))
     if runs:
-        return f"{folder} holds {len(runs)} runs; give one of them, e.g. {folder / runs[-1]}"
+        held = "a run" if len(runs) == 1 else f"{len(runs)} runs"
+        return f"{folder} holds {held}; give that folder itself, e.g. {folder / runs[-1]}"
     return f"{folder} is no run folder: {path.name} cannot be read ({error.strerror})"
 
 

@@ -111,6 +111,7 @@ def section_figures(
         parent=parent,
         avg_s=avg_s,
         step_total_s=step_total_s,
+        settled_total_s=others.pop("settled_total_s", step_total_s),
         **others,
     )
 
@@ -124,6 +125,7 @@ def step_figures(count: int = 100, avg_s: float = 0.1, **others: Any) -> StepFig
         "warmup_count": 0,
         "warmup_s": 0.0,
         "settled_count": count,
+        "settled_s": count * avg_s,
         "avg_s": avg_s,
         "std_s": 0.0,
         "max_s": avg_s,
@@ -145,7 +147,13 @@ def snapshot_of(shares: Mapping[str, float], *, steps: int = 100, step_s: float 
     sections.setdefault(
         OTHER,
         section_figures(
-            OTHER, rest_s / total_s if total_s else 0.0, count=0, avg_s=None, self_s=rest_s, step_self_s=rest_s
+            OTHER,
+            rest_s / total_s if total_s else 0.0,
+            count=0,
+            avg_s=None,
+            self_s=rest_s,
+            step_self_s=rest_s,
+            settled_total_s=rest_s,
         ),
     )
     return Snapshot(

@@ -20,11 +20,14 @@ class Exits:
     def __init__(self, finish: Callable[[str | None], bool]) -> None:
         self._finish = finish
         self._pid = os.getpid()
+        self._is_armed = False
         self._has_signal = False
 
     def arm(self) -> None:
         """Start watching for the end."""
-        atexit.register(self._at_exit)
+        if not self._is_armed:
+            atexit.register(self._at_exit)
+            self._is_armed = True
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._at_sigterm)
             self._has_signal = True
@@ -32,6 +35,7 @@ class Exits:
     def disarm(self) -> None:
         """Stop watching; what others have installed since stays."""
         atexit.unregister(self._at_exit)
+        self._is_armed = False
         if self._has_signal and threading.current_thread() is threading.main_thread():
             # == and not `is`: each access makes a new bound method.
             if signal.getsignal(signal.SIGTERM) == self._at_sigterm:
@@ -61,10 +65,15 @@ def _uncaught() -> str | None:
 
 def is_worker() -> bool:
     """Return whether this process was started to serve another, by multiprocessing."""
-    if multiprocessing.parent_process() is not None:
+    if multiprocessing.parent_process() is not None or is_being_spawned():
         return True
     data = sys.modules.get("torch.utils.data")
     return data is not None and data.get_worker_info() is not None
+
+
+def is_being_spawned() -> bool:
+    """Return whether this is a child of multiprocessing that is still importing its parent's main module."""
+    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))  # private: may be gone
 
 
 def at_fork(in_child: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from training_profiler.errors import ProfilerWarning
-from training_profiler.exits import at_fork, is_worker
+from training_profiler.exits import at_fork, is_being_spawned, is_worker
 from training_profiler.record.loader import ProfiledIterator, ProfiledLoader
 from training_profiler.record.recorder import Recorder
 from training_profiler.session import Session
@@ -63,6 +63,7 @@ class _Process:
 
 
 _process = _Process(Recorder())
+_process.recorder.is_listened_to = False
 _process.recorder.on_first = _process.begin_if_first
 profile_section = _process.recorder.section
 at_fork(lambda: _process.fall_silent())
@@ -99,8 +100,11 @@ def start_training_profiling(
     """
     arguments = {name: value for name, value in locals().items() if value is not None}
     settings = read_settings(arguments)
-    if _process.is_silent or _is_loader_worker():
-        return
+    if is_being_spawned() or (is_worker() and multiprocessing.current_process().daemon):
+        return  # a daemonic child serves a DataLoader or a pool; one that trains is an ordinary process
+    if _process.is_silent and multiprocessing.parent_process() is None:
+        return  # forked by hand: its run is its parent's
+    _process.is_silent = False
     _process.settings = settings
     session = _process.session
     if session is not None and session.is_running:
@@ -108,11 +112,6 @@ def start_training_profiling(
     else:
         _process.begin(opens_files=True)
     _process.was_stopped = False
-
-
-def _is_loader_worker() -> bool:
-    # A daemonic child serves a DataLoader or a pool; one that trains is started as an ordinary process.
-    return is_worker() and multiprocessing.current_process().daemon
 
 
 def stop_training_profiling() -> None:

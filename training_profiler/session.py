@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -10,6 +11,7 @@ from training_profiler.exits import Exits
 from training_profiler.record.loader import LoaderCounts
 from training_profiler.record.names import printable
 from training_profiler.record.recorder import EPOCH_BEGIN, EPOCH_END, MAX_MARKS, STEP_END, Recorder
+from training_profiler.record.section import FLUSH_AT_MOST
 from training_profiler.reports.console import render_epoch, render_final, render_periodic
 from training_profiler.reports.contract import as_data
 from training_profiler.runs.run_files import RunFiles
@@ -21,6 +23,8 @@ from training_profiler.statistics.run import RunSums
 from training_profiler.units import NS_PER_S
 from training_profiler.upkeep import Budget, Upkeep
 
+OVERFULL: Final = 4 * FLUSH_AT_MOST  # integers in a thread's buffer
+PATIENCE_S: Final = 1.0  # for another thread that is just draining, which takes it milliseconds
 WAIT_FOR_DRAIN_S: Final = 5.0  # at the end, for another thread that is just draining
 
 
@@ -39,6 +43,7 @@ class Session:
         self._recorder = recorder
         self._busy = threading.Lock()
         self._busy_thread: int | None = None
+        self._waiting = 0  # threads that wait for _busy
         self._begin_ns = recorder.clock()
         self._accumulator = Accumulator(recorder.names, self._begin_ns, settings.warmup)
         self._sums = RunSums(recorder.names, self._begin_ns, settings.warmup)
@@ -58,6 +63,7 @@ class Session:
         self._recorder.discard()
         self._recorder.names.limit = self.settings.max_names
         self._recorder.on_full = self._on_full
+        self._recorder.is_listened_to = True
         self._exits.arm()
         self.is_running = True
         if opens_files:
@@ -68,7 +74,10 @@ class Session:
         self.settings = self._files.settings = settings
         self._recorder.names.limit = settings.max_names
         self._console = Console(settings.stream)
+        self._accumulator.warmup_steps = self._sums.warmup_steps = settings.warmup
         self._next_report = self._steps_marked + settings.log_every
+        self._next_flush_ns = self._recorder.clock() + self._flush_ns
+        self._exits.arm()  # the section that began the run may have been on another thread
         self._with_files(self._open_files)
 
     def step(self) -> None:
@@ -79,7 +88,7 @@ class Session:
         if self._steps_marked >= self._next_report:
             self._next_report += self.settings.log_every
             if self._budget.allows():
-                self._exclusively(self._report)
+                self._exclusively(self._report, PATIENCE_S)
         elif now_ns >= self._next_flush_ns or len(self._recorder.marks) > MAX_MARKS:
             self._on_full()
 
@@ -87,12 +96,12 @@ class Session:
         """Begin an epoch on the calling thread."""
         self._take_training_thread()
         self._recorder.mark(EPOCH_BEGIN)
-        self._exclusively(lambda: self._begin_epoch(number))
+        self._exclusively(lambda: self._begin_epoch(number), PATIENCE_S)
 
     def end_epoch(self, is_complete: bool) -> None:
         """End the epoch under way and print its summary."""
         self._recorder.mark(EPOCH_END)
-        self._exclusively(lambda: self._end_epoch(is_complete))
+        self._exclusively(lambda: self._end_epoch(is_complete), PATIENCE_S)
 
     def loader_counts(self, loader: object, name: str | None) -> LoaderCounts:
         """Return the counts of a loader: those it has already where it is profiled anew each epoch."""
@@ -108,7 +117,7 @@ class Session:
 
     def snapshot(self) -> Snapshot:
         """Return the figures of the run so far."""
-        self._exclusively(self._flush)
+        self._exclusively(self._flush, PATIENCE_S)
         return self._figures()
 
     def finish(self, ended_by: str | None = None) -> bool:
@@ -152,10 +161,20 @@ class Session:
             self._training_thread = self._recorder.thread_serial()
 
     def _on_full(self) -> None:
-        self._exclusively(self._flush if self._recorder.clock() >= self._next_flush_ns else self._drain)
+        # A thread that records faster than others can drain has to wait for them, or memory had no bound.
+        patience_s = PATIENCE_S if self._recorder.backlog() > OVERFULL else 0.0
+        self._exclusively(self._flush if self._recorder.clock() >= self._next_flush_ns else self._drain, patience_s)
 
-    def _exclusively(self, work: Callable[[], None]) -> None:
-        if not self._busy.acquire(blocking=False):
+    def _exclusively(self, work: Callable[[], None], patience_s: float = 0.0) -> None:
+        """Do ``work`` unless another thread drains; wait ``patience_s`` for that one at most."""
+        if self._busy_thread == threading.get_ident():  # a signal handler, or a finalizer, in the middle of a drain
+            return
+        if not patience_s and self._waiting:  # let them pass, or busy threads would take turns for ever
+            return
+        self._waiting += patience_s > 0
+        is_free = self._busy.acquire(timeout=patience_s)
+        self._waiting -= patience_s > 0
+        if not is_free:
             return
         self._busy_thread = threading.get_ident()
         begin_ns = self._recorder.clock()
@@ -164,7 +183,8 @@ class Session:
                 if self.is_running:
                     self.upkeep.guard("statistics", work)
         finally:
-            self.upkeep.spent_ns += self._recorder.clock() - begin_ns
+            if self._recorder.thread_serial() == self._training_thread:  # others do this beside the training
+                self.upkeep.spent_ns += self._recorder.clock() - begin_ns
             self._busy_thread = None
             self._busy.release()
         if self._ended_by is not None:
@@ -184,12 +204,12 @@ class Session:
         )
 
     def _report(self) -> None:
-        begin_ns = self._recorder.clock()
+        begin_ns = time.thread_time_ns()  # of this thread: what other work on the machine costs is not ours
         self._flush()
         snapshot = self._sums.snapshot(self._health(), of_interval=True)
         self._print(render_periodic(snapshot, self.settings.format))
         self._sums.new_interval()
-        self._budget.spend(self._recorder.clock() - begin_ns)
+        self._budget.spend(time.thread_time_ns() - begin_ns)
 
     def _begin_epoch(self, number: int) -> None:
         self._flush()
@@ -243,7 +263,7 @@ class Session:
 
     def _health(self) -> Health:
         run = self._sums.run
-        return self.upkeep.health(run.dropped, run.unended, int(run.sections.count.sum()), self._budget.left_out)
+        return self.upkeep.health(run.dropped, run.unended, run.training_spans, self._budget.left_out)
 
     def _is_primary(self) -> bool:
         distributed = sys.modules.get("torch.distributed")

@@ -31,6 +31,7 @@ class SectionFigures:
     elsewhere_s: float = 0.0  # exclusive time on other threads, beside the wall time and not part of it
     step_self_s: float = 0.0  # the part of self_s within training steps
     step_total_s: float = 0.0  # the part of total_s within training steps, recursion counted once
+    settled_total_s: float = 0.0  # the part of step_total_s in the steps after warm-up
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class StepFigures:
     std_s: float
     max_s: float
     max_step: int
+    settled_s: float  # the time of the steps after warm-up
     rise: float | None = None  # trend over the run, 0.1 = 10 % longer at the end; None on too few steps
     rise_p_value: float | None = None
     explained: Mapping[str, float] = field(default_factory=dict)  # part of the variance of step time a section has
@@ -105,15 +107,15 @@ class Snapshot:
     ended_by: str | None = None  # name of the exception or signal that ended the run, where one did
 
     def total_of_step_s(self, name: str) -> float | None:
-        """Return the time of section ``name`` within steps, in s; None where it was not seen."""
+        """Return the time of section ``name`` within the steps after warm-up, in s; None where it was not seen."""
         section = self.sections.get(name)
         if section is None or not section.count:
             return None
-        return section.step_total_s
+        return section.settled_total_s
 
     def share_of_step(self, name: str) -> float | None:
-        """Return the share of step time spent in section ``name``, nested ones included; None if unknown."""
+        """Return the share of step time after warm-up spent in ``name``, nested ones included; None if unknown."""
         total_s = self.total_of_step_s(name)
-        if total_s is None or self.step is None or not self.step.total_s:
+        if total_s is None or self.step is None or not self.step.settled_s:
             return None
-        return total_s / self.step.total_s
+        return total_s / self.step.settled_s

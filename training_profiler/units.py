@@ -1,6 +1,11 @@
-"""Every conversion factor of the project."""
+"""Every conversion factor of the project, and how a duration is written."""
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 NS_PER_US = 1_000
 S_PER_HOUR = 3600
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration with its unit: seconds, and below a millisecond microseconds."""
+    return f"{seconds * NS_PER_S / NS_PER_US:.1f}us" if 0 < seconds < 0.001 else f"{seconds:.4f}s"

@@ -14,7 +14,7 @@ from training_profiler.units import NS_PER_S
 log: Final = logging.getLogger("training_profiler")
 
 CALIBRATION_SPANS: Final = 2000  # about 1 ms
-REPORTS_FREE_NS: Final = NS_PER_S // 10  # what periodic reports may cost in all, however short the run
+REPORTS_FREE_NS: Final = NS_PER_S // 2  # what periodic reports may cost in all, however short the run
 REPORTS_SHARE: Final = 0.0015  # and what they may cost beyond, of the run's time
 
 
@@ -92,7 +92,7 @@ class Upkeep:
         notes = []
         if names.invalid_count:
             notes.append(
-                f"{names.invalid_count} sections had no usable name (first: {names.invalid_example}), "
+                f"{_number(names.invalid_count, 'section')} had no usable name (first: {names.invalid_example}), "
                 f"they share the row (invalid name); a name is a string with at least one character"
             )
         if names.further_names:
@@ -106,7 +106,7 @@ class Upkeep:
 def _counted(unended: int, reports_left_out: int) -> list[str]:
     notes = []
     if unended:
-        notes.append(f"{unended} sections were entered and never left by threads that have ended")
+        notes.append(f"entered and never left by threads that have ended: {_number(unended, 'section')}")
     if reports_left_out:
         notes.append(
             f"{reports_left_out} periodic reports left out: at this pace they would cost over {REPORTS_SHARE:.2%} "
@@ -115,12 +115,16 @@ def _counted(unended: int, reports_left_out: int) -> list[str]:
     return notes
 
 
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def _compiled() -> list[str]:
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)  # private: may be gone
     try:
-        frames = counters["frames"]["ok"] if counters is not None else 0
+        graphs = counters["stats"]["unique_graphs"] if counters is not None else 0
     except (KeyError, TypeError):
         return []
-    if not frames:
+    if not graphs:
         return []
-    return [f"torch.compile compiled {frames} functions: sections inside those are not recorded"]
+    return [f"torch.compile made {_number(graphs, 'graph')}: sections inside compiled code are not recorded"]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fakes import section_figures, snapshot_of, step_figures
+from fakes import FakeRun, section_figures, snapshot_of, step_figures
 
 from training_profiler.diagnosis import diagnose
 from training_profiler.snapshot import Snapshot
@@ -165,3 +165,17 @@ def test_no_rule_fires_on_nothing():
 
 def test_no_rule_fires_on_steps_without_sections():
     assert codes(Snapshot(steps=100, wall_s=10.0, step=step_figures())) == ["healthy"]
+
+
+def test_warm_up_steps_do_not_count_for_a_share_of_the_step():
+    run = FakeRun()
+    for step in range(20):
+        with run.section("data_loading"):
+            run.clock.advance(5.0 if step == 0 else 0.01)
+        with run.section("forward_pass"):
+            run.clock.advance(0.4)
+        run.step()
+    snapshot = run.snapshot()
+    assert snapshot.step.warmup_count == 1
+    assert snapshot.share_of_step("data_loading") == pytest.approx(0.01 / 0.41)
+    assert "data-loading-bound" not in [insight.code for insight in diagnose(snapshot)]

@@ -1,12 +1,13 @@
 import gc
 import sys
 import threading
+import weakref
 
 import pytest
 from fakes import FakeClock
 
 from training_profiler.record.recorder import EPOCH_BEGIN, STEP_END, Recorder
-from training_profiler.record.section import FLUSH_AT_MOST
+from training_profiler.record.section import FLUSH_AT_MOST, ThreadBuffer
 
 
 def events_of(recorder: Recorder) -> list[tuple[int, int]]:
@@ -117,13 +118,46 @@ def test_a_busy_thread_is_drained_about_every_two_seconds(recorder, clock):
     assert recorder.buffers[0].flush_at == 1600
 
 
-def test_on_first_is_called_once_a_name(recorder):
-    asked = []
-    recorder.on_first = lambda: asked.append("first")
-    for name in ("a", "b", "a", "b"):
-        with recorder.section(name):
-            pass
-    assert asked == ["first", "first"]
+def test_making_a_section_begins_nothing_and_entering_it_does(recorder):
+    begun = []
+
+    def begin():
+        begun.append("begun")
+        recorder.is_listened_to = True
+
+    recorder.is_listened_to = False
+    recorder.on_first = begin
+    section = recorder.section("a")
+    decorated = recorder.section("b")(lambda: 1)
+    assert begun == []
+    with section:
+        pass
+    assert (begun, decorated()) == (["begun"], 1)
+    assert [code for _, code in events_of(recorder)] == [1, -1, 2, -2]
+
+
+def test_a_section_that_nobody_listens_to_is_not_recorded(recorder):
+    recorder.is_listened_to = False
+    with recorder.section("a"):
+        pass
+    assert events_of(recorder) == []
+
+
+def test_what_is_recorded_after_the_moment_of_a_drain_is_left_for_the_next(recorder, clock):
+    alive = threading.Event()
+    other = ThreadBuffer("other", weakref.ref(alive))
+    other.events += [900, 1, 1001, -1]  # the clock stands at 1000: that thread went on meanwhile
+    recorder.buffers.append(other)
+
+    def other_events(batch):
+        return next(thread.events for thread in batch.threads if thread.name == "other")
+
+    recorder.marks += [(STEP_END, 950), (STEP_END, 1002)]
+    batch = recorder.drain()
+    assert (other_events(batch), batch.marks) == ([900, 1], [(STEP_END, 950)])
+    clock.advance_ns(10)
+    batch = recorder.drain()
+    assert (other_events(batch), batch.marks) == ([1001, -1], [(STEP_END, 1002)])
 
 
 @pytest.mark.parametrize("name", [None, 3, "", "  ", ["a"], {}])

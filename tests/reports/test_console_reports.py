@@ -208,7 +208,7 @@ def test_the_final_summary_is_this():
         "- Slowest component: forward_pass (0.3047s avg)\n"
         "\n"
         "Profiler health:\n"
-        "- 3 events dropped\n"
+        "- events dropped: 3\n"
         "- switched off: console (OSError: gone)\n"
         "- a note\n"
         "- cost of the profiler: 0.023s (0.10% of the run)\n"

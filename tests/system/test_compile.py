@@ -52,4 +52,4 @@ def test_sections_inside_a_compiled_function_cost_no_graph_break(tmp_path: Path,
     assert outcome.status == 0, outcome.stderr
     assert outcome.stdout == "0 {}\n"
     if profile == "1":
-        assert "sections inside those are not recorded" in outcome.stderr
+        assert "sections inside compiled code are not recorded" in outcome.stderr

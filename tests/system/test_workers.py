@@ -120,3 +120,84 @@ def test_fork_while_another_thread_reports_cannot_hang_the_child(tmp_path: Path)
     outcome = run(tmp_path, script)
     assert (outcome.status, outcome.stdout) == (0, "{0}\n")
     assert outcome.stderr.count("=== Final Profiling Summary") == 1
+
+
+def test_spawned_workers_that_import_decorated_functions_stay_silent(tmp_path: Path) -> None:
+    script = """
+        import multiprocessing
+        from training_profiler import *
+
+        @profile_section("augment")
+        def augment(x):
+            return 2 * x
+
+        if __name__ == "__main__":
+            start_training_profiling(log_every=1000)
+            with multiprocessing.get_context("spawn").Pool(2) as pool:
+                assert pool.map(augment, [1, 2, 3]) == [2, 4, 6]
+            profile_step()
+    """
+    outcome = run(tmp_path, script)
+    assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
+    assert len(outcome.folders) == 1
+
+
+def test_a_child_that_starts_profiling_itself_is_profiled_even_when_forked(tmp_path: Path) -> None:
+    script = """
+        import multiprocessing
+        from training_profiler import *
+
+        def train():
+            start_training_profiling(log_every=1000)
+            for _ in range(3):
+                with profile_section("forward_pass"): pass
+                profile_step()
+            stop_training_profiling()
+
+        if __name__ == "__main__":
+            child = multiprocessing.get_context("fork").Process(target=train)
+            child.start()
+            child.join()
+            assert child.exitcode == 0
+    """
+    outcome = run(tmp_path, script)
+    assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
+    assert outcome.report["steps"] == 3
+
+
+def test_decorating_functions_is_no_run(tmp_path: Path) -> None:
+    script = """
+        from training_profiler import *
+
+        @profile_section("never_called")
+        def never_called(): pass
+    """
+    outcome = run(tmp_path, script)
+    assert (outcome.status, outcome.stdout, outcome.stderr, outcome.folders) == (0, "", "", [])
+
+
+def test_no_epoch_is_lost_while_another_thread_drains(tmp_path: Path) -> None:
+    script = """
+        import threading
+        from training_profiler import *
+
+        def hammer():
+            while not done.is_set():
+                with profile_section("tokenize"): sum(range(100))
+
+        done = threading.Event()
+        threads = [threading.Thread(target=hammer) for _ in range(3)]
+        start_training_profiling(log_every=1000)
+        for thread in threads: thread.start()
+        for epoch in range(10):
+            with profile_epoch(epoch):
+                for _ in range(5):
+                    with profile_section("forward_pass"): sum(range(20000))
+                    profile_step()
+        done.set()
+        for thread in threads: thread.join()
+    """
+    outcome = run(tmp_path, script)
+    assert outcome.status == 0, outcome.stderr
+    assert [(epoch["steps"], epoch["is_complete"]) for epoch in outcome.report["epochs"]] == [(5, True)] * 10
+    assert min(section["self_s"] for section in outcome.report["sections"].values()) >= 0

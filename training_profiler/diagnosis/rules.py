@@ -17,6 +17,7 @@ from training_profiler.diagnosis.shares import (
 )
 from training_profiler.diagnosis.steps import first_batch_slow, slowing_down, step_time_varies, warm_up
 from training_profiler.snapshot import PROFILER, EpochFigures, Snapshot
+from training_profiler.units import seconds_text
 
 Rule = Callable[[Snapshot], Insight | None]
 
@@ -86,7 +87,8 @@ def _healthy(snapshot: Snapshot) -> Insight | None:
     variation = step.std_s / step.avg_s if step.avg_s else 0.0
     return Insight(
         code="healthy",
-        finding=f"Healthy: no rule fires ({step.count} steps, {step.avg_s:.4f}s avg, varying by {variation:.0%})",
+        finding=f"Healthy: no rule fires ({step.count} steps, {seconds_text(step.avg_s)} avg, "
+        f"varying by {variation:.0%})",
         evidence={"steps": step.count, "avg_s": step.avg_s, "coefficient_of_variation": variation},
         worth_s=0.0,
         remedy="",

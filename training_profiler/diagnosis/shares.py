@@ -4,6 +4,7 @@ from typing import Final, NamedTuple
 
 from training_profiler.diagnosis.insight import Insight
 from training_profiler.snapshot import OTHER, Snapshot
+from training_profiler.units import seconds_text
 
 # A share means nothing before a few steps have been seen.
 STEPS_NEEDED: Final = 10
@@ -125,7 +126,7 @@ BACKWARD_TO_FORWARD: Final = 3.0  # twice is what the arithmetic asks for
 
 def has_enough_steps(snapshot: Snapshot) -> bool:
     """Return whether shares of the step can be trusted."""
-    return snapshot.step is not None and snapshot.step.count >= STEPS_NEEDED
+    return snapshot.step is not None and snapshot.step.settled_count >= STEPS_NEEDED
 
 
 def share_of_step(snapshot: Snapshot, rule: ShareRule) -> Insight | None:
@@ -137,15 +138,15 @@ def share_of_step(snapshot: Snapshot, rule: ShareRule) -> Insight | None:
     worth_s = total_s / 2 if rule.section in HALF else total_s
     if worth_s < WORTH_AT_LEAST_S or snapshot.step is None:
         return None
-    per_step_s = total_s / snapshot.step.count
+    per_step_s = total_s / snapshot.step.settled_count
     return Insight(
         code=rule.code,
-        finding=f"{share:.1%} of step time is spent {rule.what} ({rule.section}: {per_step_s:.4f}s a step)",
+        finding=f"{share:.1%} of step time is spent {rule.what} ({rule.section}: {seconds_text(per_step_s)} a step)",
         evidence={
             "share_of_step": share,
             "threshold": rule.share,
             "seconds_per_step": per_step_s,
-            "steps": snapshot.step.count,
+            "steps": snapshot.step.settled_count,
         },
         worth_s=worth_s,
         remedy=rule.remedy,
@@ -203,16 +204,17 @@ def backward_against_forward(snapshot: Snapshot) -> Insight | None:
 def unexplained(snapshot: Snapshot) -> Insight | None:
     """Flag step time that no section covers, above 10 %; None below 10 steps."""
     other = snapshot.sections.get(OTHER)
-    if other is None or snapshot.step is None or not has_enough_steps(snapshot) or not snapshot.step.total_s:
+    if other is None or snapshot.step is None or not has_enough_steps(snapshot) or not snapshot.step.settled_s:
         return None
-    share = other.step_self_s / snapshot.step.total_s
+    share = other.settled_total_s / snapshot.step.settled_s
     has_sections = any(section.count for section in snapshot.sections.values())
-    if share <= OTHER_SHARE or other.step_self_s < WORTH_AT_LEAST_S or not has_sections:
+    if share <= OTHER_SHARE or other.settled_total_s < WORTH_AT_LEAST_S or not has_sections:
         return None
+    per_step_s = other.settled_total_s / snapshot.step.settled_count
     return Insight(
         code="unexplained",
-        finding=f"{share:.1%} of step time lies in no section ({other.step_self_s / snapshot.step.count:.4f}s a step)",
-        evidence={"share_of_step": share, "threshold": OTHER_SHARE, "seconds": other.step_self_s},
-        worth_s=other.step_self_s,
+        finding=f"{share:.1%} of step time lies in no section ({seconds_text(per_step_s)} a step)",
+        evidence={"share_of_step": share, "threshold": OTHER_SHARE, "seconds": other.settled_total_s},
+        worth_s=other.settled_total_s,
         remedy='put profile_section("...") around the parts of the loop that have none yet',
     )

@@ -5,6 +5,7 @@ from typing import Final
 from training_profiler.diagnosis.insight import Insight
 from training_profiler.diagnosis.shares import WORTH_AT_LEAST_S
 from training_profiler.snapshot import OTHER, Snapshot
+from training_profiler.units import seconds_text
 
 VARIATION: Final = 0.10  # standard deviation over mean
 VARIATION_NEEDS: Final = 20  # steps after warm-up; the deviation of fewer is itself too uncertain
@@ -50,8 +51,8 @@ def step_time_varies(snapshot: Snapshot) -> Insight | None:
     why = _WHY.get(cause, f"look at what makes {cause} uneven") if named else ""
     return Insight(
         code="step-time-varies",
-        finding=f"step time varies by {variation:.0%} (std over mean; longest {step.max_s:.4f}s at step "
-        f"{step.max_step}, median {step.median_s:.4f}s){named}",
+        finding=f"step time varies by {variation:.0%} (std over mean; longest {seconds_text(step.max_s)} at step "
+        f"{step.max_step}, median {seconds_text(step.median_s)}){named}",
         evidence=evidence,
         worth_s=worth_s,
         remedy=why or "data stalls, shapes that change, allocator fragmentation, or other work on the machine",
@@ -70,7 +71,7 @@ def warm_up(snapshot: Snapshot) -> Insight | None:
     first = "step was" if step.warmup_count == 1 else f"{step.warmup_count} steps were"
     return Insight(
         code="warm-up",
-        finding=f"the first {first} warm-up: {avg_s:.4f}s against {step.median_s:.4f}s after; "
+        finding=f"the first {first} warm-up: {seconds_text(avg_s)} against {seconds_text(step.median_s)} after; "
         f"step averages leave {'it' if step.warmup_count == 1 else 'them'} out",
         evidence={"warmup_steps": step.warmup_count, "warmup_s": step.warmup_s, "median_s": step.median_s},
         worth_s=extra_s,
@@ -121,7 +122,7 @@ def first_batch_slow(snapshot: Snapshot) -> Insight | None:
     first_s = sum(epoch.first_fetch_s or 0.0 for _, epoch in slow) / len(slow)
     return Insight(
         code="first-batch-slow",
-        finding=f"the first batch of an epoch takes {first_s:.4f}s on average, "
+        finding=f"the first batch of an epoch takes {seconds_text(first_s)} on average, "
         f"{worth_s / epochs_s:.1%} of the time of {len(slow)} epochs",
         evidence={"first_fetch_s": first_s, "share_of_epochs": worth_s / epochs_s, "epochs": len(slow)},
         worth_s=worth_s * (len(slow) - 1) / len(slow),

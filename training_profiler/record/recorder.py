@@ -15,6 +15,7 @@ from training_profiler.record.section import (
     Clock,
     Section,
     ThreadBuffer,
+    UnbegunSection,
     make_section,
 )
 
@@ -44,18 +45,21 @@ class Recorder:
     """Takes events from any thread without waiting; hands them out by ``drain``.
 
     This is the interface behind which another recorder, e.g. a compiled one, could stand: ``section``,
-    ``mark``, ``drain``, ``discard``, ``thread_serial``, and two hooks that a session sets: ``on_full``
-    (a buffer wants draining) and ``on_first`` (a thread uses a name for the first time).
+    ``mark``, ``drain``, ``discard``, ``backlog``, ``thread_serial``, two hooks, ``on_full`` (a buffer wants
+    draining) and ``on_first`` (a section is entered and nobody listens yet), and ``is_listened_to``, which a
+    session sets.
     """
 
     def __init__(self, clock: Clock = perf_counter_ns, names: SectionNames | None = None) -> None:
         self.clock = clock
         self.names = names or SectionNames()
         self.marks: list[tuple[int, int]] = []
+        self.is_listened_to = True  # False: nobody does yet, and sections are entered without being recorded
         self.on_full: Callable[[], None] = self.discard
         self.on_first: Callable[[], None] = _nothing
         self.buffers: list[ThreadBuffer] = []
         self._local = _local_sections(self.buffers)
+        self._marking_thread = 0
         self._last_drain_ns = clock()
         self.section: Callable[[str], Section] = self._section_function()
 
@@ -87,17 +91,26 @@ class Recorder:
             try:
                 return local.sections[name]
             except (KeyError, TypeError):
-                return self._make(name, local.buffer)
+                return self._make(name)
 
         return profile_section
 
-    def _make(self, name: object, buffer: ThreadBuffer) -> Section:
+    def _make(self, name: str) -> Section:
         if callable(name):
             shown = getattr(name, "__name__", "f")
             raise TypeError(
                 f'profile_section was given the function {shown!r} and no name; example: @profile_section("{shown}")'
             )
-        self.on_first()  # also where a process that must stay silent learns it
+        if not self.is_listened_to:
+            return UnbegunSection(name, self.on_first, self._begun_section, self.section)
+        return self._kept_section(name)
+
+    def _begun_section(self, name: str) -> Section | None:
+        return self._kept_section(name) if self.is_listened_to else None
+
+    def _kept_section(self, name: str) -> Section:
+        """Return the section of a name that this thread uses for the first time."""
+        buffer = self._local.buffer
         code = self.names.id_of(name)
         kept_name = self.names.names[code]
         section = make_section(kept_name, code, buffer, self.clock, self._full, self.section)
@@ -110,6 +123,7 @@ class Recorder:
 
     def mark(self, kind: int) -> int:
         """Record a step's or an epoch's boundary and return its time in ns."""
+        self._marking_thread = self._local.buffer.serial
         now_ns = self.clock()
         self.marks.append((kind, now_ns))
         return now_ns
@@ -117,16 +131,19 @@ class Recorder:
     def drain(self) -> Batch:
         """Hand out what was recorded since the last drain and forget it.
 
-        Times within a thread ascend; a thread that records meanwhile loses nothing, what it adds
-        is part of the next batch.
+        Times within a thread ascend; what threads record meanwhile is part of the next batch, so that
+        events and marks of a batch end at one moment. All of the calling thread's own are part of this
+        one, even by a clock that steps back.
         """
-        until_ns = self.clock()
+        until_ns = max([self.clock(), *self._local.buffer.events[-2:-1]])
+        if self._marking_thread == self._local.buffer.serial:
+            until_ns = max([until_ns, *(ns for _, ns in self.marks[-1:])])
         elapsed_ns = until_ns - self._last_drain_ns
         self._last_drain_ns = until_ns
         threads = []
         for buffer in list(self.buffers):
             is_alive = buffer.owner() is not None
-            count = len(buffer.events)  # even at any moment: an event is appended in one piece
+            count = _count_until(buffer.events, until_ns)
             events = buffer.events[:count]
             del buffer.events[:count]
             if elapsed_ns > 0:
@@ -135,6 +152,8 @@ class Recorder:
             if not is_alive:
                 self.buffers.remove(buffer)
         count = len(self.marks)
+        while count and self.marks[count - 1][1] > until_ns:
+            count -= 1
         marks = self.marks[:count]
         del self.marks[:count]
         return Batch(until_ns, threads, marks)
@@ -144,6 +163,10 @@ class Recorder:
         for buffer in list(self.buffers):
             del buffer.events[:]
         del self.marks[:]
+
+    def backlog(self) -> int:
+        """Return how many integers the calling thread has recorded since the last drain."""
+        return len(self._local.buffer.events)
 
     def thread_serial(self) -> int:
         """Return the number that ``ThreadEvents.serial`` gives the calling thread."""
@@ -172,6 +195,14 @@ def _local_sections(buffers: list[ThreadBuffer]) -> _LocalSections:
             buffers.append(self.buffer)
 
     return Local()
+
+
+def _count_until(events: list[int], until_ns: int) -> int:
+    """Return how many integers of ``events`` stand for events up to ``until_ns``."""
+    count = len(events)  # even at any moment: an event is appended in one piece
+    while count and events[count - 2] > until_ns:
+        count -= 2
+    return count
 
 
 def _nothing() -> None:

@@ -72,6 +72,39 @@ class Section:
         return cast(F, _timed(function, self.again, self.name))
 
 
+class UnbegunSection(Section):
+    """A section of which nobody knows yet: the first to be entered begins the run.
+
+    Not so the first to be made: a module full of decorated functions is no training, and neither is a
+    worker that imports it.
+    """
+
+    __slots__ = ("_begin", "_make", "_section", "again", "name")
+
+    def __init__(
+        self, name: str, begin: Callable[[], None], make: Callable[[str], Section | None], again: Sections
+    ) -> None:
+        self.name = name
+        self.again = again
+        self._begin = begin
+        self._make = make
+        self._section: Section | None = None
+
+    def __enter__(self) -> object:
+        self._begin()
+        self._section = self._make(self.name)
+        return None if self._section is None else self._section.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        if self._section is not None:
+            self._section.__exit__(*exception)
+
+    def cancel(self) -> None:
+        """End the span without counting it."""
+        if self._section is not None:
+            self._section.cancel()
+
+
 def make_section(
     name: str, code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], None], again: Sections
 ) -> Section:

@@ -7,8 +7,8 @@ from tabulate import tabulate
 from training_profiler.diagnosis import Insight
 from training_profiler.diagnosis.rules import too_little_data
 from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, percentages
-from training_profiler.snapshot import OUTSIDE_STEPS, EpochFigures, SectionFigures, Snapshot
-from training_profiler.units import NS_PER_S, NS_PER_US, S_PER_HOUR
+from training_profiler.snapshot import OUTSIDE_STEPS, PROFILER, EpochFigures, SectionFigures, Snapshot
+from training_profiler.units import S_PER_HOUR, seconds_text
 
 TABLE, LINES = "table", "lines"
 _HEADERS = ("section", "count", "total", "avg", "min", "max", "p50", "p95", "p99", "std")
@@ -61,7 +61,9 @@ def _epoch_rows(epoch: EpochFigures) -> list[str]:
 
 def _body(snapshot: Snapshot, layout: str) -> str:
     rows = list(in_tree_order(snapshot.sections))
-    breakdown = _lines(rows) if layout == LINES else _table(rows)
+    # Of the profiler's own work there is time before there is a span: the report is in the middle of it.
+    shown_rows = [(depth, section) for depth, section in rows if section.count or section.name != PROFILER]
+    breakdown = _lines(shown_rows) if layout == LINES else _table(shown_rows)
     if not rows:
         breakdown = "(no section has ended yet)"
     shares = distribution(snapshot)
@@ -72,11 +74,18 @@ def _body(snapshot: Snapshot, layout: str) -> str:
         labels = [INDENT * depth + section.name for depth, section, _ in shares]
         width = max((len(label) for label in labels), default=0)
         shown = "\n".join(
-            f"{label:<{width}}  {share:5.1f}%" for label, (_, _, share) in zip(labels, shares, strict=True)
+            f"{label:<{width}}  {share:5.1f}%{_elsewhere(section)}"
+            for label, (_, section, share) in zip(labels, shares, strict=True)
         )
     if not shares:
         shown = "(no time has passed on the clock)"
     return f"Detailed Breakdown:\n{breakdown}\n\nTime Distribution:\n{shown}"
+
+
+def _elsewhere(section: SectionFigures) -> str:
+    if not section.elsewhere_s:
+        return ""
+    return f"  (and {section.elsewhere_s:.3f}s on other threads, beside this time)"
 
 
 def _table(rows: list[tuple[int, SectionFigures]]) -> str:
@@ -86,7 +95,7 @@ def _table(rows: list[tuple[int, SectionFigures]]) -> str:
             section.count,
             f"{section.total_s:.3f}s",
             *(
-                "" if seconds is None else _cell(seconds)
+                "" if seconds is None else seconds_text(seconds)
                 for seconds in (
                     section.avg_s,
                     section.min_s,
@@ -107,10 +116,6 @@ def _table(rows: list[tuple[int, SectionFigures]]) -> str:
         disable_numparse=True,
         preserve_whitespace=True,
     )
-
-
-def _cell(seconds: float) -> str:
-    return f"{seconds * NS_PER_S / NS_PER_US:.1f}us" if 0 < seconds < 0.001 else f"{seconds:.4f}s"
 
 
 def _lines(rows: list[tuple[int, SectionFigures]]) -> str:
@@ -142,8 +147,8 @@ def _run_lines(snapshot: Snapshot) -> list[str]:
     if step is not None:
         warmup = f" after {step.warmup_count} of warm-up" if step.warmup_count else ""
         lines.append(
-            f"Step time: {step.avg_s:.4f}s avg, {step.std_s:.4f}s std{warmup}; "
-            f"median {step.median_s:.4f}s, max {step.max_s:.4f}s at step {step.max_step}"
+            f"Step time: {seconds_text(step.avg_s)} avg, {seconds_text(step.std_s)} std{warmup}; "
+            f"median {seconds_text(step.median_s)}, max {seconds_text(step.max_s)} at step {step.max_step}"
         )
     for loader in snapshot.loaders:
         samples = f", {loader.samples} samples" if loader.samples else ""
@@ -175,7 +180,7 @@ def _worth(worth_s: float, snapshot: Snapshot) -> str:
 
 def _health_lines(snapshot: Snapshot) -> list[str]:
     health = snapshot.health
-    lines = [f"- {health.dropped} events dropped"] if health.dropped else []
+    lines = [f"- events dropped: {health.dropped}"] if health.dropped else []
     lines += [f"- switched off: {part}" for part in health.disabled]
     lines += [f"- {note}" for note in health.notes]
     cost = f"- cost of the profiler: {health.overhead_s:.3f}s"

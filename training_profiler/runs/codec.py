@@ -42,6 +42,9 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
             row["bins"] = [bins.tolist(), sums.bins[id, bins].tolist()]
         if totals.coupling.count and id < totals.coupling.sections.shape[1]:
             row["coupling"] = totals.coupling.sections[:, id].tolist()
+        early = np.flatnonzero(totals.early_ns[:, id]) if id < totals.early_ns.shape[1] else np.empty(0, np.int64)
+        if len(early):
+            row["early"] = [early.tolist(), totals.early_ns[early, id].tolist()]
         sections[names.names.get(id, NO_SECTION)] = row
     return {
         "begin_ns": totals.begin_ns,
@@ -89,5 +92,8 @@ def _fill_row(totals: Totals, id: int, row: dict[str, Any]) -> None:
     if "bins" in row:
         sums.mean_ns[id], sums.m2[id] = row["mean_ns"], row["m2"]
         sums.bins[id, row["bins"][0]] = row["bins"][1]
+    if "early" in row:
+        steps, ns = (np.array(column, np.int64) for column in row["early"])
+        totals.add_early(steps, np.full(len(steps), id), ns)
     if "coupling" in row:
         totals.coupling.sections[:, id] = row["coupling"]

@@ -9,6 +9,7 @@ from training_profiler.record.recorder import Batch
 from training_profiler.snapshot import PROFILER
 from training_profiler.statistics.gaps import Gaps, gaps_between
 from training_profiler.statistics.histogram import Ints
+from training_profiler.statistics.steps import FIRST_STEPS
 from training_profiler.statistics.sweep import (
     Apart,
     Bools,
@@ -37,7 +38,7 @@ class Accumulator:
         self.totals = Totals(begin_ns)
         self.step_ns: list[int] = []  # durations of the steps in ``totals``
         self._names = names
-        self._warmup_steps = warmup_steps
+        self.warmup_steps = warmup_steps
         self._timeline = Timeline()
         self._at_ns = begin_ns
         self._open: dict[int, Events] = {}  # thread serial -> sections it has open
@@ -215,14 +216,15 @@ class Accumulator:
             parents = np.concatenate([parents, spans.parents])
             is_apart = np.concatenate([is_apart, spans.roots > 0])
         if step_rows is not None:
+            self.totals.training_spans += len(ids)
             counts = ~is_apart & (parents != ids)
             self._add_step_totals(ids, durations_ns, np.where(counts, step_rows[begun_in], -1))
         if not len(ids):
             return
         step_numbers = cuts.steps[begun_in] + 1
         is_measured = None
-        if self._warmup_steps:
-            is_measured = (step_numbers == 0) | (step_numbers > self._warmup_steps)
+        if self.warmup_steps:
+            is_measured = (step_numbers == 0) | (step_numbers > self.warmup_steps)
         sections = self.totals.sections
         sections.add_spans(ids, durations_ns, parents, step_numbers, is_measured)
         if step_rows is not None and self.totals.first_fetch_ns is None:
@@ -230,12 +232,20 @@ class Accumulator:
 
     def _add_step_totals(self, ids: Ints, durations_ns: Ints, step_row: Ints) -> None:
         """Book spans of the training thread that began in row ``step_row`` of the steps, -1 for in none."""
+        first_step = self.steps - self._complete
         rows = self.totals.sections.rows
         is_unfinished = step_row == self._complete
         sums = np.bincount(is_unfinished * rows + ids, np.where(step_row >= 0, durations_ns, 0), 2 * rows)
         ended_ns, unfinished_ns = sums.astype(np.int64).reshape(2, rows)
         before_ns = ended_ns if self._complete else unfinished_ns
         before_ns[: len(self._unfinished_total)] += self._unfinished_total
+        if first_step < FIRST_STEPS:
+            is_complete = (step_row >= 0) & ~is_unfinished
+            self.totals.add_early(first_step + step_row[is_complete], ids[is_complete], durations_ns[is_complete])
+            if self._complete:  # the step that was unfinished before is the first of these
+                carried = np.flatnonzero(self._unfinished_total)
+                step = np.full(len(carried), first_step)
+                self.totals.add_early(step, carried, self._unfinished_total[carried])
         self.totals.sections.step_total_ns += ended_ns
         self._unfinished_total = unfinished_ns
 

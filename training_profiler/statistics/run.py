@@ -20,7 +20,7 @@ class RunSums:
         self._epoch: Totals | None = None
         self._epoch_number = 0
         self._names = names
-        self._warmup_steps = warmup_steps
+        self.warmup_steps = warmup_steps
 
     @property
     def steps(self) -> int:
@@ -74,8 +74,8 @@ class RunSums:
             steps=self.steps,
             first_step=totals.first_step,
             wall_s=totals.wall_ns / NS_PER_S,
-            sections=section_figures(totals, self._names.names),
-            step=None if of_interval else step_figures(totals, self._names.names, self._warmup_steps),
+            sections=section_figures(totals, self._names.names, self.warmup_steps),
+            step=None if of_interval else step_figures(totals, self._names.names, self.warmup_steps),
             epochs=() if of_interval else tuple(self.epochs),
             loaders=loader_figures(list(loaders)),
             health=health,

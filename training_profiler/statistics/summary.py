@@ -25,8 +25,12 @@ from training_profiler.units import NS_PER_S
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time; less is not worth a word
 
 
-def section_figures(totals: Totals, names: Mapping[int, str]) -> dict[str, SectionFigures]:
+def section_figures(
+    totals: Totals, names: Mapping[int, str], warmup_told: int | None = None
+) -> dict[str, SectionFigures]:
     """Return the figures of each section seen, and of the time of none; shares add up to 1."""
+    early_ns = totals.early_ns[: warmup_steps(totals, warmup_told)].sum(axis=0)
+    early_ns = np.pad(early_ns, (0, max(0, totals.sections.rows - len(early_ns))))
     sums = totals.sections
     wall_ns = max(1, totals.wall_ns)
     figures = {}
@@ -44,12 +48,16 @@ def section_figures(totals: Totals, names: Mapping[int, str]) -> dict[str, Secti
             elsewhere_s=int(sums.elsewhere_ns[id]) / NS_PER_S,
             step_self_s=int(sums.step_self_ns[id]) / NS_PER_S,
             step_total_s=int(sums.step_total_ns[id]) / NS_PER_S,
+            settled_total_s=int(sums.step_total_ns[id] - early_ns[id]) / NS_PER_S,
             min_step=int(sums.min_step[id]),
             max_step=int(sums.max_step[id]),
             **_measured(totals, id),
         )
     for name, self_ns, step_ns in _uncovered(totals):
         figures[name] = _with_uncovered(figures.get(name), name, self_ns, step_ns, wall_ns)
+    if OTHER in figures:
+        settled_s = int(sums.step_self_ns[0] - early_ns[0]) / NS_PER_S
+        figures[OTHER] = replace(figures[OTHER], settled_total_s=figures[OTHER].settled_total_s + settled_s)
     return figures
 
 
@@ -124,12 +132,17 @@ def _parents(totals: Totals) -> dict[int, int]:
     return parents
 
 
+def warmup_steps(totals: Totals, told: int | None) -> int:
+    """Return how many of the first steps to leave out; none where that would leave nothing."""
+    steps = totals.steps
+    warmup = steps.warmup_steps(told)
+    return 0 if warmup >= steps.count or warmup > len(steps.first_ns) else warmup
+
+
 def step_figures(totals: Totals, names: Mapping[int, str], warmup_told: int | None) -> StepFigures | None:
     """Return the figures of the steps; None without any."""
     steps = totals.steps
-    warmup = steps.warmup_steps(warmup_told)
-    if warmup >= steps.count or warmup > len(steps.first_ns):
-        warmup = 0
+    warmup = warmup_steps(totals, warmup_told)
     spread = steps.spread(warmup)
     median_ns = steps.median_ns()
     if spread is None or median_ns is None:
@@ -144,6 +157,7 @@ def step_figures(totals: Totals, names: Mapping[int, str], warmup_told: int | No
         warmup_count=warmup,
         warmup_s=sum(steps.first_ns[:warmup]) / NS_PER_S,
         settled_count=spread.count,
+        settled_s=spread.total_ns / NS_PER_S,
         avg_s=spread.mean_ns / NS_PER_S,
         std_s=spread.std_ns / NS_PER_S,
         max_s=max_ns / NS_PER_S,

@@ -6,7 +6,7 @@ import numpy as np
 
 from training_profiler.statistics.histogram import Ints
 from training_profiler.statistics.sections import SectionSums
-from training_profiler.statistics.steps import Coupling, StepSums
+from training_profiler.statistics.steps import FIRST_STEPS, Coupling, StepSums
 
 
 class Totals:
@@ -23,6 +23,10 @@ class Totals:
         self.steps = StepSums()
         self.coupling = Coupling()
         self.first_fetch_ns: int | None = None  # the first wait for a batch, if it ended here
+        # Time of each section, column i, in each of the run's first steps, nested sections included: warm-up is
+        # only known for what it was when it is over, and must not count for a share of the step.
+        self.early_ns = np.zeros((FIRST_STEPS, 1), np.int64)
+        self.training_spans = 0  # ended on the training thread, which pays for them
         self.dropped = 0  # exits without enter, enters given up
         self.unended = 0  # sections still open when their thread ended
 
@@ -34,9 +38,19 @@ class Totals:
     def add_steps(self, durations_ns: Sequence[int], self_ns: Ints, first_step: int) -> None:
         """Add complete steps, whose exclusive times are the rows of ``self_ns``."""
         self.steps.add(durations_ns)
+        early = max(0, min(len(self_ns), FIRST_STEPS - first_step))
+        steps = np.arange(first_step, first_step + early)
+        self.add_early(steps, np.zeros(early, np.int64), self_ns[:early, 0])  # column 0 has no spans
         self.coupling.grow(self_ns.shape[1])
         self.coupling.add_steps(first_step, self_ns)
         self.sections.step_self_ns[: self_ns.shape[1]] += self_ns.sum(axis=0)
+
+    def add_early(self, steps: Ints, ids: Ints, ns: Ints) -> None:
+        """Add time of sections in complete steps, counted from 0; those after the first are passed over."""
+        rows = self.sections.rows
+        self.early_ns = np.pad(self.early_ns, ((0, 0), (0, max(0, rows - self.early_ns.shape[1]))))
+        is_early = (steps >= 0) & (steps < FIRST_STEPS)
+        np.add.at(self.early_ns, (steps[is_early], ids[is_early]), ns[is_early])
 
     def add(self, later: "Totals", durations_ns: Sequence[int]) -> None:
         """Add the stretch that follows this one; ``durations_ns`` are its steps."""
@@ -44,8 +58,11 @@ class Totals:
         self.sections.add(later.sections)
         self.steps.add(durations_ns)
         self.coupling.add(later.coupling)
+        steps, ids = np.nonzero(later.early_ns)
+        self.add_early(steps, ids, later.early_ns[steps, ids])
         if self.first_fetch_ns is None:
             self.first_fetch_ns = later.first_fetch_ns
+        self.training_spans += later.training_spans
         self.dropped += later.dropped
         self.unended += later.unended
 

@@ -163,7 +163,8 @@ class Session:
     def _on_full(self) -> None:
         # A thread that records faster than others can drain has to wait for them, or memory had no bound.
         patience_s = PATIENCE_S if self._recorder.backlog() > OVERFULL else 0.0
-        self._exclusively(self._flush if self._recorder.clock() >= self._next_flush_ns else self._drain, patience_s)
+        is_due = self._recorder.clock() >= self._next_flush_ns or len(self._accumulator.step_ns) > MAX_MARKS
+        self._exclusively(self._flush if is_due else self._drain, patience_s)
 
     def _exclusively(self, work: Callable[[], None], patience_s: float = 0.0) -> None:
         """Do ``work`` unless another thread drains; wait ``patience_s`` for that one at most."""

@@ -21,7 +21,7 @@ from training_profiler.record.section import (
 
 STEP_END, EPOCH_BEGIN, EPOCH_END = range(3)  # kinds of marks
 FLUSH_EVERY_NS = 2_000_000_000  # a thread without steps is drained about this often
-MAX_MARKS = 4096  # marks kept before a drain is asked for: bounds the memory of steps without sections
+MAX_MARKS = 2048  # steps kept one by one before a drain, or a flush, is asked for: bounds memory and journal lines
 
 
 class ThreadEvents(NamedTuple):

@@ -17,7 +17,6 @@ from training_profiler.snapshot import Snapshot
 from training_profiler.upkeep import measure_section_cost_ns
 
 T = TypeVar("T")
-PHASES = ("train", "validation")
 
 
 class _Process:
@@ -57,6 +56,7 @@ class _Process:
     def fall_silent(self) -> None:
         """Stop recording in a forked child, whose run is its parent's."""
         self.is_silent = True
+        self._beginning = threading.RLock()  # a thread that is not here any more may have held it
         if self.session is not None:
             self.session.abandon()
             self.session = None

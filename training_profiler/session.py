@@ -263,8 +263,7 @@ class Session:
         )
 
     def _health(self) -> Health:
-        run = self._sums.run
-        return self.upkeep.health(run.dropped, run.unended, run.training_spans, self._budget.left_out)
+        return self.upkeep.health(self._sums.run, self._budget.left_out)
 
     def _is_primary(self) -> bool:
         distributed = sys.modules.get("torch.distributed")

@@ -9,6 +9,7 @@ from training_profiler.record.names import OTHER_NAMES
 from training_profiler.record.recorder import Recorder
 from training_profiler.record.section import Clock
 from training_profiler.snapshot import Health
+from training_profiler.statistics.totals import Totals
 from training_profiler.units import NS_PER_S
 
 log: Final = logging.getLogger("training_profiler")
@@ -78,13 +79,13 @@ class Upkeep:
             except Exception:  # a user's log handler may fail as well
                 return
 
-    def health(self, dropped: int, unended: int, spans: int, reports_left_out: int) -> Health:
-        """Return how the profiler fared so far."""
+    def health(self, run: Totals, reports_left_out: int) -> Health:
+        """Return how the profiler fared so far in a run of these totals."""
         return Health(
-            dropped=dropped,
+            dropped=run.dropped,
             disabled=tuple(f"{part} ({reason})" for part, reason in self.disabled.items()),
-            overhead_s=(self.spent_ns + spans * self._section_cost_ns) / NS_PER_S,
-            notes=(*self.notes, *self._names_notes(), *_counted(unended, reports_left_out), *_compiled()),
+            overhead_s=(self.spent_ns + run.training_spans * self._section_cost_ns) / NS_PER_S,
+            notes=(*self.notes, *self._names_notes(), *_of_run(run, reports_left_out), *_compiled()),
         )
 
     def _names_notes(self) -> list[str]:
@@ -103,10 +104,12 @@ class Upkeep:
         return notes
 
 
-def _counted(unended: int, reports_left_out: int) -> list[str]:
+def _of_run(run: Totals, reports_left_out: int) -> list[str]:
     notes = []
-    if unended:
-        notes.append(f"entered and never left by threads that have ended: {_number(unended, 'section')}")
+    if run.training_spans and not run.wall_ns:
+        notes.append("the clock has not moved forward: counts are right, times are not known")
+    if run.unended:
+        notes.append(f"entered and never left by threads that have ended: {_number(run.unended, 'section')}")
     if reports_left_out:
         notes.append(
             f"{reports_left_out} periodic reports left out: at this pace they would cost over {REPORTS_SHARE:.2%} "

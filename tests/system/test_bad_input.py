@@ -232,6 +232,13 @@ def test_clock_that_stands_still_or_steps_back_harms_nothing(tmp_path: Path, clo
     assert outcome.stderr == ""
     assert outcome.report["steps"] == 3
     assert outcome.report["sections"]["forward_pass"]["count"] == 3
+    health = outcome.stdout.split("Profiler health:")[1]
+    assert "- the clock has not moved forward: counts are right, times are not known\n" in health
+    assert any("the clock has not moved" in note for note in outcome.report["health"]["notes"])
+
+
+def test_a_clock_that_moves_is_no_matter_for_health(tmp_path: Path) -> None:
+    assert "the clock has not moved" not in run(tmp_path, START + LOOP).stdout
 
 
 def test_log_handler_that_fails_harms_nothing(tmp_path: Path) -> None:

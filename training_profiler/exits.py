@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 from types import FrameType
 
 
@@ -22,11 +23,14 @@ class Exits:
         self._pid = os.getpid()
         self._is_armed = False
         self._has_signal = False
+        self._finalizer: Finalize | None = None
 
     def arm(self) -> None:
         """Start watching for the end."""
         if not self._is_armed:
             atexit.register(self._at_exit)
+            if multiprocessing.parent_process() is not None:  # such a child may end without atexit
+                self._finalizer = Finalize(None, self._at_exit, exitpriority=0)
             self._is_armed = True
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._at_sigterm)
@@ -35,6 +39,9 @@ class Exits:
     def disarm(self) -> None:
         """Stop watching; what others have installed since stays."""
         atexit.unregister(self._at_exit)
+        if self._finalizer is not None:
+            self._finalizer.cancel()
+            self._finalizer = None
         self._is_armed = False
         if self._has_signal and threading.current_thread() is threading.main_thread():
             # == and not `is`: each access makes a new bound method.
@@ -67,6 +74,11 @@ def is_worker() -> bool:
     """Return whether this process was started to serve another, by multiprocessing."""
     if multiprocessing.parent_process() is not None or is_being_spawned():
         return True
+    return is_loader_worker()
+
+
+def is_loader_worker() -> bool:
+    """Return whether this process fetches batches for a DataLoader of another."""
     data = sys.modules.get("torch.utils.data")
     return data is not None and data.get_worker_info() is not None
 

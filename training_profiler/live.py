@@ -1,14 +1,16 @@
 """The public API while profiling is on: the process's one recorder and its session."""
 
 import multiprocessing
+import sys
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TypeVar
 
 from training_profiler.errors import ProfilerWarning
-from training_profiler.exits import at_fork, is_being_spawned, is_worker
+from training_profiler.exits import at_fork, is_being_spawned, is_loader_worker, is_worker
+from training_profiler.instrument.watch import Watch
 from training_profiler.record.loader import ProfiledIterator, ProfiledLoader
 from training_profiler.record.recorder import Recorder
 from training_profiler.session import Session
@@ -28,7 +30,10 @@ class _Process:
         self.settings = read_settings()  # so that a wrong variable is an error now, and not in the training
         self.is_silent = False  # for good in a forked child; in other workers until they start by name
         self.was_stopped = False
+        self.is_bystander = False  # a child of a process that trains
         self.phase = "train"
+        self.watch: Watch | None = None
+        self.watch_begin_ns: int | None = None
         self._beginning = threading.RLock()
 
     def running(self) -> Session | None:
@@ -49,17 +54,36 @@ class _Process:
 
     def begin(self, opens_files: bool) -> Session:
         """Begin a session with the settings that hold now."""
-        self.session = Session(self.recorder, self.settings, measure_section_cost_ns())
+        cost_ns = measure_section_cost_ns()
+        self.session = Session(self.recorder, self.settings, cost_ns, self.watch, self.watch_begin_ns)
         self.session.start(opens_files)
         return self.session
+
+    def begin_watched(self) -> Callable[[int], None] | None:
+        """Begin a session at the first event of a training that nobody edited; return what ends its steps.
+
+        None where this process is not to have a session.
+        """
+        with self._beginning:  # two threads may come to their first event at once
+            session = self.session
+            if session is None and not self.was_stopped and not self.is_bystander and not is_loader_worker():
+                session = self.begin(opens_files=False)
+        if session is None or not session.is_running or session.watch is not self.watch:
+            return None
+        return session.step
 
     def fall_silent(self) -> None:
         """Stop recording in a forked child, whose run is its parent's."""
         self.is_silent = True
         self._beginning = threading.RLock()  # a thread that is not here any more may have held it
+        # Where the parent trains, its children serve it; where it only waits, a child may be what trains.
+        self.is_bystander |= self.watch is not None and self.watch.is_training
         if self.session is not None:
             self.session.abandon()
             self.session = None
+        if self.watch is not None:
+            self.watch_begin_ns = None
+            self.watch.in_child()
 
 
 _process = _Process(Recorder())
@@ -80,6 +104,7 @@ def start_training_profiling(
     warmup: int | str | None = None,
     flush_s: float | None = None,
     max_names: int | None = None,
+    sample_hz: int | None = None,
 ) -> None:
     """Begin a run: from now on all wall time is accounted for, and reports are printed.
 
@@ -94,6 +119,7 @@ def start_training_profiling(
         warmup: first steps to leave out of averages; ``"auto"`` (default) tells them by their length.
         flush_s: longest time in s between two writes to the journal; 10 by default.
         max_names: section names that get a row of their own; 500 by default.
+        sample_hz: samples a second of the line that runs; 50 by default, 0 for none.
 
     Raises:
         SettingsError: a value cannot be used; the message names it and shows an example.
@@ -126,6 +152,8 @@ def profile_step() -> None:
     """End a training step. Call it once an optimizer update, at the end of the loop's body."""
     session = _process.running()
     if session is not None and _process.phase == "train":
+        if session.watch is not None:
+            session.watch.steps_come_by_hand()
         session.step()
 
 
@@ -219,9 +247,31 @@ def profile_dataloader(loader: Iterable[T], name: str | None = None) -> Iterable
     session = _process.running()
     if session is None:
         return loader
-    counts = session.loader_counts(loader, name)
+    counts = session.loaders.counts_of(loader, name)
     kind = ProfiledIterator if hasattr(loader, "__next__") else ProfiledLoader
     return kind(loader, profile_section, _process.recorder.clock, counts, lambda: _process.phase == "train")
+
+
+def watch(begin_ns: int) -> None:
+    """Watch the training of this process, whose code nobody edited; torch has just been imported.
+
+    Args:
+        begin_ns: when the process began, by the recorder's clock.
+    """
+    if _process.watch is None and not _process.was_stopped:
+        _process.watch = Watch(_process.recorder, _process.begin_watched)
+        _process.watch_begin_ns = begin_ns
+        _process.watch.install(sys.modules["torch"])
+
+
+def why_nothing() -> str | None:
+    """Return why this process, which imported torch, has nothing to report; None where it has."""
+    session = _process.session
+    if session is not None and (session.watch is None or session.has_reported):
+        return None
+    if _process.watch is None:
+        return "torch was imported, but could not be watched"
+    return _process.watch.why_nothing()
 
 
 def is_profiling_enabled() -> bool:

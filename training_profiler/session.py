@@ -1,15 +1,17 @@
 """The composition root: wires recorder, sums, reports and run folder, from start to the final summary."""
 
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
 from training_profiler.diagnosis import diagnose, epoch_warnings
+from training_profiler.distributed.rank import Rank
 from training_profiler.exits import Exits
-from training_profiler.record.loader import LoaderCounts
-from training_profiler.record.names import printable
+from training_profiler.instrument.watch import Watch
+from training_profiler.monitor.lines import LineSampler
+from training_profiler.record.compiling import without_tracing
+from training_profiler.record.loader import LoaderBook
 from training_profiler.record.recorder import EPOCH_BEGIN, EPOCH_END, MAX_MARKS, STEP_END, Recorder
 from training_profiler.record.section import FLUSH_AT_MOST
 from training_profiler.reports.console import render_epoch, render_final, render_periodic
@@ -24,6 +26,7 @@ from training_profiler.units import NS_PER_S
 from training_profiler.upkeep import Budget, Upkeep
 
 OVERFULL: Final = 4 * FLUSH_AT_MOST  # integers in a thread's buffer
+LOOK_NS: Final = NS_PER_S // 50  # at most this often is it looked whether a step ended a flush interval
 PATIENCE_S: Final = 1.0  # for another thread that is just draining, which takes it milliseconds
 WAIT_FOR_DRAIN_S: Final = 5.0  # at the end, for another thread that is just draining
 
@@ -35,28 +38,40 @@ class Session:
     finds it taken comes back at the next full buffer or step.
     """
 
-    def __init__(self, recorder: Recorder, settings: Settings, section_cost_ns: float = 0.0) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        settings: Settings,
+        section_cost_ns: float = 0.0,
+        watch: Watch | None = None,
+        begin_ns: int | None = None,
+    ) -> None:
         self.settings = settings
+        self.watch = watch  # what infers sections and steps, where nobody edited the training
         self.is_running = False
-        self._loaders: dict[int | str, LoaderCounts] = {}
+        self.has_reported = False
+        self.loaders = LoaderBook()
         self.upkeep = Upkeep(recorder, section_cost_ns)
+        self._lines = LineSampler(recorder.clock, self.upkeep.guard)
         self._recorder = recorder
         self._busy = threading.Lock()
         self._busy_thread: int | None = None
         self._waiting = 0  # threads that wait for _busy
-        self._begin_ns = recorder.clock()
+        self._begin_ns = recorder.clock() if begin_ns is None else begin_ns
         self._accumulator = Accumulator(recorder.names, self._begin_ns, settings.warmup)
+        self._accumulator.inferred.is_needed = watch is not None
         self._sums = RunSums(recorder.names, self._begin_ns, settings.warmup)
         self._console = Console(settings.stream)
         self._budget = Budget(recorder.clock)
         self._files = RunFiles(settings, recorder.names, self._begin_ns)
         self._exits = Exits(self.finish)
         self._training_thread = recorder.thread_serial()
+        self._rank = Rank(settings.rank)
         self._steps_marked = 0
         self._next_report = settings.log_every
         self._next_flush_ns = self._begin_ns + self._flush_ns
+        self._next_look_ns = 0
         self._ended_by: str | None = None
-        self._epoch_counts: tuple[int, int | None] = (0, 0)
 
     def start(self, opens_files: bool = True) -> None:
         """Begin to listen to the recorder; open the run folder now, or when there is something to write."""
@@ -66,6 +81,7 @@ class Session:
         self._recorder.is_listened_to = True
         self._exits.arm()
         self.is_running = True
+        self._lines.run_at(self.settings.sample_hz, self._begin_ns)
         if opens_files:
             self._with_files(self._open_files)
 
@@ -77,43 +93,47 @@ class Session:
         self._accumulator.warmup_steps = self._sums.warmup_steps = settings.warmup
         self._next_report = self._steps_marked + settings.log_every
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
+        self._lines.run_at(settings.sample_hz, self._recorder.clock())
         self._exits.arm()  # the section that began the run may have been on another thread
         self._with_files(self._open_files)
 
-    def step(self) -> None:
-        """End a training step; report and flush where it is time."""
-        self._take_training_thread()
-        now_ns = self._recorder.mark(STEP_END)
+    def step(self, at_ns: int | None = None) -> None:
+        """End a training step, now or at a time that is still held back; report and flush where it is time."""
+        if not self._steps_marked:
+            self._training_thread = self._recorder.thread_serial()
+            self._lines.watch_this_thread()
+            self._rank.note()
+        now_ns = self._recorder.mark(STEP_END, at_ns)
         self._steps_marked += 1
+        self._recorder.settle(now_ns)
         if self._steps_marked >= self._next_report:
             self._next_report += self.settings.log_every
             if self._budget.allows():
                 self._exclusively(self._report, PATIENCE_S)
-        elif now_ns >= self._next_flush_ns or len(self._recorder.marks) > MAX_MARKS:
-            self._on_full()
+        elif now_ns >= self._next_look_ns:
+            self._next_look_ns = now_ns + LOOK_NS
+            if self.watch is not None:
+                self.watch.look(now_ns)
+            if now_ns >= self._next_flush_ns or self._recorder.is_backed_up():
+                self._on_full()
 
     def begin_epoch(self, number: int) -> None:
         """Begin an epoch on the calling thread."""
-        self._take_training_thread()
-        self._recorder.mark(EPOCH_BEGIN)
+        if not self._steps_marked:
+            self._training_thread = self._recorder.thread_serial()
+            self._lines.watch_this_thread()
+        self._mark_epoch(EPOCH_BEGIN)
         self._exclusively(lambda: self._begin_epoch(number), PATIENCE_S)
 
     def end_epoch(self, is_complete: bool) -> None:
         """End the epoch under way and print its summary."""
-        self._recorder.mark(EPOCH_END)
+        self._mark_epoch(EPOCH_END)
         self._exclusively(lambda: self._end_epoch(is_complete), PATIENCE_S)
 
-    def loader_counts(self, loader: object, name: str | None) -> LoaderCounts:
-        """Return the counts of a loader: those it has already where it is profiled anew each epoch."""
-        key = id(loader) if name is None else printable(str(name))
-        if key not in self._loaders:
-            self._loaders[key] = LoaderCounts(str(len(self._loaders)) if name is None else str(key))
-        return self._loaders[key]
-
-    @property
-    def loaders(self) -> list[LoaderCounts]:
-        """The counts of all loaders profiled so far."""
-        return list(self._loaders.values())
+    def _mark_epoch(self, kind: int) -> None:
+        if self.watch is not None:
+            self.watch.epoch_changes()
+        self._recorder.settle(self._recorder.mark(kind))
 
     def snapshot(self) -> Snapshot:
         """Return the figures of the run so far."""
@@ -135,6 +155,7 @@ class Session:
         try:
             if self.is_running:
                 self.is_running = False
+                self._lines.stop()
                 self.upkeep.guard("final summary", lambda: self._finish(ended_by))
         finally:
             self._recorder.on_full = self._recorder.discard
@@ -149,6 +170,8 @@ class Session:
     def abandon(self) -> None:
         """Forget the run without a word: in a forked child it is the parent's."""
         self.is_running = False
+        self._recorder.hold_ns = None
+        self._lines.abandon()
         self._exits.disarm()  # a worker stuck in C must die of SIGTERM at once, as it would without us
         self._recorder.on_full = self._recorder.discard
 
@@ -156,11 +179,11 @@ class Session:
     def _flush_ns(self) -> int:
         return int(self.settings.flush_s * NS_PER_S)
 
-    def _take_training_thread(self) -> None:
-        if not self._steps_marked:
-            self._training_thread = self._recorder.thread_serial()
-
     def _on_full(self) -> None:
+        if self._recorder.is_held_at(self._accumulator.at_ns):  # nothing to drain before the step under way ends
+            return
+        if self._recorder.backlog() > OVERFULL:  # more than may be held back: what it was is left at the best guess
+            self._recorder.settle(self._recorder.clock())
         # A thread that records faster than others can drain has to wait for them, or memory had no bound.
         patience_s = PATIENCE_S if self._recorder.backlog() > OVERFULL else 0.0
         is_due = self._recorder.clock() >= self._next_flush_ns or len(self._accumulator.step_ns) > MAX_MARKS
@@ -182,7 +205,7 @@ class Session:
         try:
             with self._recorder.section(PROFILER):
                 if self.is_running:
-                    self.upkeep.guard("statistics", work)
+                    without_tracing(lambda: self.upkeep.guard("statistics", work))
         finally:
             if self._recorder.thread_serial() == self._training_thread:  # others do this beside the training
                 self.upkeep.spent_ns += self._recorder.clock() - begin_ns
@@ -192,7 +215,7 @@ class Session:
             self.finish(self._ended_by)
 
     def _drain(self) -> None:
-        self._accumulator.add(self._recorder.drain(), self._training_thread)
+        self._accumulator.add(self._recorder.drain(), self._training_thread, self._lines.take())
 
     def _flush(self) -> None:
         self._drain()
@@ -201,7 +224,7 @@ class Session:
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
         inside = self._accumulator.open_sections(self._training_thread)
         self._with_files(
-            lambda: self._files.open().write_interval(totals, step_ns, self._health(), self.loaders, inside)
+            lambda: self._files.open().write_interval(totals, step_ns, self._health(), self.loaders.all, inside)
         )
 
     def _report(self) -> None:
@@ -214,33 +237,26 @@ class Session:
 
     def _begin_epoch(self, number: int) -> None:
         self._flush()
-        self._epoch_counts = self._loader_counts()
+        self.loaders.begin_epoch()
         self._sums.begin_epoch(number)
         self._with_files(lambda: self._files.open().write_epoch_begin(number))
 
     def _end_epoch(self, is_complete: bool) -> None:
         self._flush()
-        batches, samples = self._epoch_loader_counts()
+        batches, samples = self.loaders.of_epoch()
         self._with_files(lambda: self._files.open().write_epoch_end(batches, samples, is_complete))
         figures = self._sums.end_epoch(batches, samples, is_complete)
         if figures is not None:
             self._print(render_epoch(figures, epoch_warnings(figures)))
 
-    def _loader_counts(self) -> tuple[int, int | None]:
-        samples = [counts.training_samples for counts in self.loaders]
-        known = [count for count in samples if count is not None]
-        batches = sum(counts.training_batches for counts in self.loaders)
-        return batches, sum(known) if len(known) == len(samples) else None
-
-    def _epoch_loader_counts(self) -> tuple[int | None, int | None]:
-        batches, samples = self._loader_counts()
-        batches_before, samples_before = self._epoch_counts
-        if batches == batches_before:
-            return None, None
-        known = samples is not None and samples_before is not None
-        return batches - batches_before, samples - samples_before if known else None  # type: ignore[operator]
-
     def _finish(self, ended_by: str | None) -> None:
+        if self.watch is not None:
+            self.upkeep.guard("seams", self.watch.finish)
+            self.upkeep.notes += self.watch.notes()
+            self._accumulator.add_elsewhere("synchronization", self.watch.exchange.total_ns())
+            if not self.watch.has_trained and not self._steps_marked and self._files.folder is None:
+                return  # why nothing was measured is said elsewhere, and once
+        self.has_reported = True
         self.upkeep.guard("statistics", self._flush)  # should it fail, what was summed up before is still told
         if self._sums.is_in_epoch:
             self._end_epoch(is_complete=False)
@@ -256,28 +272,22 @@ class Session:
         folder = self._files.folder
         return self._sums.snapshot(
             self._health(),
-            loaders=self.loaders,
+            loaders=self.loaders.all,
             open_sections=self._accumulator.open_sections(self._training_thread),
             run_folder=None if folder is None else str(folder),
             ended_by=ended_by,
         )
 
     def _health(self) -> Health:
-        return self.upkeep.health(self._sums.run, self._budget.left_out)
-
-    def _is_primary(self) -> bool:
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            return bool(distributed.get_rank() == 0)
-        return self.settings.rank == 0
+        return self.upkeep.health(self._sums.run, self._budget.left_out, self._lines.cost(self._sums.run.wall_ns))
 
     def _print(self, text: str) -> None:
-        if self._is_primary():
+        if self._rank.is_primary():
             self.upkeep.guard("console", lambda: self._console.print(text))
 
     def _open_files(self) -> None:
         self._files.open()
 
     def _with_files(self, work: Callable[[], None]) -> None:
-        if self._is_primary():
+        if self._rank.is_primary():
             self.upkeep.guard("run folder", work)

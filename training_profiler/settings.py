@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from training_profiler.errors import SettingsError
-from training_profiler.switch import SWITCH
+from training_profiler.switch import PREFIX, ROOT, SWITCH
 
-PREFIX: Final = SWITCH + "_"
 FORMATS: Final = ("table", "lines")
+MOST_SAMPLE_HZ: Final = 1000  # a look takes 0.1 ms
 MOST_NAMES: Final = 4000  # each name costs 15 kB of histogram, in four sums
 STREAMS: Final = ("stdout", "stderr")
 
@@ -33,6 +33,8 @@ class Settings:
     """Longest time between two writes to the journal, in s."""
     max_names: int = 500
     """Section names that get a row of their own; the rest share one."""
+    sample_hz: int = 50
+    """How often a second the line sampler looks at the training thread; 0 for never."""
     rank: int = 0
     """This process's number in a distributed training; only rank 0 reports."""
 
@@ -91,6 +93,7 @@ _CHECKS: Final[Mapping[str, Callable[[object], Any]]] = {
     "warmup": _warmup,
     "flush_s": _seconds,
     "max_names": lambda given: _count(given, 1, "section names with a row of their own", 500, most=MOST_NAMES),
+    "sample_hz": lambda given: _count(given, 0, "samples of the line that runs, a second", 50, most=MOST_SAMPLE_HZ),
 }
 
 
@@ -137,10 +140,15 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
     return [
         f"{name} is no setting of the profiler and has no effect{_nearest(name, known)}"
         for name in sorted(environ)
-        if name.startswith(SWITCH) and name not in known
+        if name.startswith(SWITCH) and name not in known and name != ROOT
     ]
 
 
 def _nearest(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return what all processes of this launch have in common; None where the bootstrap is not at work."""
+    return environ.get(ROOT, "").partition(":")[2] or None

@@ -79,13 +79,19 @@ class Upkeep:
             except Exception:  # a user's log handler may fail as well
                 return
 
-    def health(self, run: Totals, reports_left_out: int) -> Health:
+    def health(self, run: Totals, reports_left_out: int, sampler_cost: str | None = None) -> Health:
         """Return how the profiler fared so far in a run of these totals."""
         return Health(
             dropped=run.dropped,
             disabled=tuple(f"{part} ({reason})" for part, reason in self.disabled.items()),
             overhead_s=(self.spent_ns + run.training_spans * self._section_cost_ns) / NS_PER_S,
-            notes=(*self.notes, *self._names_notes(), *_of_run(run, reports_left_out), *_compiled()),
+            notes=(
+                *self.notes,
+                *self._names_notes(),
+                *_of_run(run, reports_left_out),
+                *_compiled(),
+                *([sampler_cost] if sampler_cost else []),
+            ),
         )
 
     def _names_notes(self) -> list[str]:
@@ -123,11 +129,15 @@ def _number(count: int, what: str) -> str:
 
 
 def _compiled() -> list[str]:
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)  # private: may be gone
+    utils = sys.modules.get("torch._dynamo.utils")  # private: any of this may be gone
     try:
-        graphs = counters["stats"]["unique_graphs"] if counters is not None else 0
-    except (KeyError, TypeError):
+        graphs = utils.counters["stats"]["unique_graphs"] if utils is not None else 0
+    except (AttributeError, KeyError, TypeError):
         return []
     if not graphs:
         return []
-    return [f"torch.compile made {_number(graphs, 'graph')}: sections inside compiled code are not recorded"]
+    try:
+        took = f" in {sum(utils.compilation_time_metrics['_compile.compile_inner']):.2f}s"  # type: ignore[union-attr]
+    except (AttributeError, KeyError, TypeError):
+        took = ""
+    return [f"torch.compile made {_number(graphs, 'graph')}{took}: sections inside compiled code are not recorded"]

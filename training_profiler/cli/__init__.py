@@ -1,31 +1,55 @@
 """The command line ``training-profiler``: one module a command."""
 
-import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from training_profiler.cli import report
 from training_profiler.errors import ProfilerError
 
-COMMANDS = {"report": report}
+TYPE_CHECKING = False  # typing takes longer to import than `run` needs in all
+if TYPE_CHECKING:
+    from typing import Any
+
+COMMANDS = ("run", "report", "env")  # each a module here, imported when it is asked for
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command that ``words`` name and return its exit status: 0, or 2 for input it cannot use."""
-    parser = argparse.ArgumentParser(
-        prog="training-profiler", description="Where a PyTorch training's time goes, and what to change."
-    )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, command in COMMANDS.items():
-        summary = (command.__doc__ or "").strip().splitlines()[0]
-        command.prepare_parser(commands.add_parser(name, help=summary, description=command.__doc__))
-    arguments = parser.parse_args(words)
+    words = list(sys.argv[1:] if words is None else words)
     try:
-        status: int = COMMANDS[arguments.command].run(arguments)
+        if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
+            # The words are another program's. argparse would take options among them for ours.
+            return int(_module("run").launch(words[1:]))
+        return _parse_and_run(words)
     except ProfilerError as error:
         print(f"training-profiler: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `... | head` has read enough
         sys.stderr.close()
         return 0
-    return status
+
+
+def _parse_and_run(words: list[str]) -> int:
+    import argparse  # not at the top: `run` does without
+
+    parser = argparse.ArgumentParser(
+        prog="training-profiler", description="Where a PyTorch training's time goes, and what to change."
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in words[:1] if words[:1] and words[0] in COMMANDS else COMMANDS:
+        command = _module(name)
+        told = str(command.__doc__ or "").strip()
+        command.prepare_parser(
+            commands.add_parser(
+                name,
+                help=told.splitlines()[0],
+                description=told,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+        )
+    arguments = parser.parse_args(words)
+    return int(_module(arguments.command).run(arguments))
+
+
+def _module(name: str) -> "Any":
+    return import_module(f"{__name__}.{name}")

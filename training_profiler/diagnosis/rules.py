@@ -30,6 +30,7 @@ RULES: Final[tuple[Rule, ...]] = (
     slowing_down,
     first_batch_slow,
 )
+NO_COMPONENTS: Final = (PROFILER, "first_fetch", "worker_start")  # the last two are parts of data_loading
 EPOCH_GENERATION_SHARE: Final = 0.30
 
 
@@ -51,7 +52,7 @@ def _slowest_component(snapshot: Snapshot) -> Insight | None:
     sections = [
         section
         for section in snapshot.sections.values()
-        if section.count and section.avg_s is not None and section.name != PROFILER
+        if section.count and section.avg_s is not None and section.name not in NO_COMPONENTS
     ]
     if not sections:
         return None
@@ -101,7 +102,9 @@ def too_little_data(snapshot: Snapshot) -> str | None:
         return None
     if not snapshot.steps:
         return f"No steps were marked: call profile_step() at the end of each; the rules need {STEPS_NEEDED}"
-    return f"Only {snapshot.steps} steps; the rules need {STEPS_NEEDED}"
+    settled = snapshot.step.settled_count if snapshot.step is not None else snapshot.steps
+    after = " after warm-up" if settled < snapshot.steps else ""
+    return f"Only {settled} step{'s' * (settled != 1)}{after}; the rules need {STEPS_NEEDED}"
 
 
 def epoch_warnings(epoch: EpochFigures) -> list[str]:

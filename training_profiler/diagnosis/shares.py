@@ -211,10 +211,19 @@ def unexplained(snapshot: Snapshot) -> Insight | None:
     if share <= OTHER_SHARE or other.settled_total_s < WORTH_AT_LEAST_S or not has_sections:
         return None
     per_step_s = other.settled_total_s / snapshot.step.settled_count
-    return Insight(
-        code="unexplained",
-        finding=f"{share:.1%} of step time lies in no section ({seconds_text(per_step_s)} a step)",
-        evidence={"share_of_step": share, "threshold": OTHER_SHARE, "seconds": other.settled_total_s},
-        worth_s=other.settled_total_s,
-        remedy='put profile_section("...") around the parts of the loop that have none yet',
-    )
+    evidence: dict[str, float | int | str] = {
+        "share_of_step": share,
+        "threshold": OTHER_SHARE,
+        "seconds": other.settled_total_s,
+    }
+    finding = f"{share:.1%} of step time lies in no section ({seconds_text(per_step_s)} a step)"
+    remedy = 'put profile_section("...") around the parts of the loop that have none yet'
+    places = [
+        f"{place.file}:{place.line} {place.function} ({place.share / other.share:.0%} of it)"
+        for place in snapshot.hottest(OTHER)
+    ]
+    if places:
+        evidence["lines"] = ", ".join(places)
+        finding += f": {evidence['lines']}"
+        remedy = 'make these lines cheaper, or put profile_section("...") around them to see them apart'
+    return Insight("unexplained", finding, evidence, worth_s=other.settled_total_s, remedy=remedy)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Generic, TypeVar
 
+from training_profiler.record.names import printable
 from training_profiler.record.section import Section
 
 Batch = TypeVar("Batch")
@@ -29,6 +30,45 @@ class LoaderCounts:
         if is_training:
             self.training_batches += 1
             self.training_samples = _sum(self.training_samples, size)
+
+
+class LoaderBook:
+    """The counts of all loaders of a run."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int | str, LoaderCounts] = {}
+        self._at_epoch: tuple[int, int | None] = (0, 0)
+
+    def counts_of(self, loader: object, name: str | None) -> LoaderCounts:
+        """Return the counts of a loader: those it has already where it is profiled anew each epoch."""
+        key = id(loader) if name is None else printable(str(name))
+        if key not in self._counts:
+            self._counts[key] = LoaderCounts(str(len(self._counts)) if name is None else str(key))
+        return self._counts[key]
+
+    @property
+    def all(self) -> list[LoaderCounts]:
+        """The counts of all loaders profiled so far."""
+        return list(self._counts.values())
+
+    def begin_epoch(self) -> None:
+        """Count for ``of_epoch`` from here."""
+        self._at_epoch = self._training()
+
+    def of_epoch(self) -> tuple[int | None, int | None]:
+        """Return (batches, samples) of training since ``begin_epoch``; None where unknown."""
+        batches, samples = self._training()
+        batches_before, samples_before = self._at_epoch
+        if batches == batches_before:
+            return None, None
+        known = samples is not None and samples_before is not None
+        return batches - batches_before, samples - samples_before if known else None  # type: ignore[operator]
+
+    def _training(self) -> tuple[int, int | None]:
+        samples = [counts.training_samples for counts in self.all]
+        known = [count for count in samples if count is not None]
+        batches = sum(counts.training_batches for counts in self.all)
+        return batches, sum(known) if len(known) == len(samples) else None
 
 
 def _sum(so_far: int | None, size: int | None) -> int | None:

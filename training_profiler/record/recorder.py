@@ -19,7 +19,7 @@ from training_profiler.record.section import (
     make_section,
 )
 
-STEP_END, EPOCH_BEGIN, EPOCH_END = range(3)  # kinds of marks
+STEP_END, EPOCH_BEGIN, EPOCH_END, LOOP_BEGIN = range(4)  # kinds of marks
 FLUSH_EVERY_NS = 2_000_000_000  # a thread without steps is drained about this often
 MAX_MARKS = 2048  # steps kept one by one before a drain, or a flush, is asked for: bounds memory and journal lines
 
@@ -54,6 +54,7 @@ class Recorder:
         self.clock = clock
         self.names = names or SectionNames()
         self.marks: list[tuple[int, int]] = []
+        self.hold_ns: int | None = None  # what is later may still be rewritten (instrument/tape.py), and is not drained
         self.is_listened_to = True  # False: nobody does yet, and sections are entered without being recorded
         self.on_full: Callable[[], None] = self.discard
         self.on_first: Callable[[], None] = _nothing
@@ -121,12 +122,14 @@ class Recorder:
     def _full(self) -> None:
         self.on_full()
 
-    def mark(self, kind: int) -> int:
-        """Record a step's or an epoch's boundary and return its time in ns."""
+    def mark(self, kind: int, at_ns: int | None = None) -> int:
+        """Record a step's or an epoch's boundary, now or at a time not drained yet, and return its time in ns."""
         self._marking_thread = self._local.buffer.serial
-        now_ns = self.clock()
-        self.marks.append((kind, now_ns))
-        return now_ns
+        mark_ns = self.clock() if at_ns is None else at_ns
+        for _, before_ns in self.marks[-1:]:  # a slice, for another thread may drain meanwhile
+            mark_ns = max(mark_ns, before_ns)
+        self.marks.append((kind, mark_ns))
+        return mark_ns
 
     def drain(self) -> Batch:
         """Hand out what was recorded since the last drain and forget it.
@@ -138,14 +141,18 @@ class Recorder:
         until_ns = max([self.clock(), *self._local.buffer.events[-2:-1]])
         if self._marking_thread == self._local.buffer.serial:
             until_ns = max([until_ns, *(ns for _, ns in self.marks[-1:])])
+        if self.hold_ns is not None:
+            until_ns = max(min(until_ns, self.hold_ns), self._last_drain_ns)
         elapsed_ns = until_ns - self._last_drain_ns
         self._last_drain_ns = until_ns
         threads = []
         for buffer in list(self.buffers):
             is_alive = buffer.owner() is not None
-            count = _count_until(buffer.events, until_ns)
-            events = buffer.events[:count]
-            del buffer.events[:count]
+            with buffer.rewriting:
+                count = _count_until(buffer.events, until_ns)
+                events = buffer.events[:count]
+                del buffer.events[:count]
+                is_alive |= bool(buffer.events)  # held back until the next time
             if elapsed_ns > 0:
                 buffer.flush_at = min(FLUSH_AT_MOST, max(FLUSH_AT_LEAST, count * FLUSH_EVERY_NS // elapsed_ns))
             threads.append(ThreadEvents(buffer.serial, buffer.name, is_alive, events))
@@ -167,6 +174,23 @@ class Recorder:
     def backlog(self) -> int:
         """Return how many integers the calling thread has recorded since the last drain."""
         return len(self._local.buffer.events)
+
+    def settle(self, until_ns: int) -> None:
+        """Let go what is held back up to ``until_ns``: somebody knows for sure what it was."""
+        if self.hold_ns is not None:
+            self.hold_ns = until_ns
+
+    def is_held_at(self, drained_ns: int) -> bool:
+        """Return whether all that is not drained is held back, and can be for a while."""
+        return self.hold_ns is not None and self.hold_ns <= drained_ns and self.backlog() <= 4 * FLUSH_AT_MOST
+
+    def is_backed_up(self) -> bool:
+        """Return whether the calling thread has marked or recorded enough to be drained."""
+        return len(self.marks) > MAX_MARKS or self.backlog() > FLUSH_AT_MOST
+
+    def buffer(self) -> ThreadBuffer:
+        """Return the calling thread's buffer."""
+        return self._local.buffer
 
     def thread_serial(self) -> int:
         """Return the number that ``ThreadEvents.serial`` gives the calling thread."""

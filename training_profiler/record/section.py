@@ -3,6 +3,7 @@
 import functools
 import inspect
 import itertools
+import threading
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from itertools import repeat, starmap
@@ -15,6 +16,9 @@ Sections = Callable[[str], "Section"]  # gives the section of a name on the call
 FLUSH_AT_MOST = 2 * 2 * 4096  # integers; benchmarks/section_cost.py: below, fixed costs show; above, caches miss
 FLUSH_AT_LEAST = 2 * 2 * 16  # integers; a slow script is drained by time, and not at every section
 MOST_UNCHECKED_EXITS = 63  # after which a section in a tight loop looks whether its buffer is full
+INFERRED = 1 << 20  # added to the code of an event that a seam saw and the user did not write (instrument/)
+UNCOUNTED = 1 << 21  # added to the code of a span that is time of its section, but no execution of it
+SECTION_MASK = INFERRED - 1  # leaves the section's id of a positive code
 CANCELLED = 1 << 24  # added to the code of an exit whose span shall not count, e.g. the fetch that ended a loader
 
 
@@ -29,7 +33,7 @@ class ThreadBuffer:
     are the sections made on this thread so far.
     """
 
-    __slots__ = ("events", "flush_at", "name", "owner", "sections", "serial")
+    __slots__ = ("events", "flush_at", "name", "owner", "rewriting", "sections", "serial")
 
     def __init__(self, name: str, owner: "weakref.ref[object]") -> None:
         self.serial = next(_serials)
@@ -38,6 +42,9 @@ class ThreadBuffer:
         self.events: list[int] = []
         self.flush_at = FLUSH_AT_LEAST
         self.sections: dict[object, Section] = {}
+        # Held while events are taken out, or changed after the fact; appending needs it not. Reentrant, for a
+        # signal handler may drain in the middle of either.
+        self.rewriting = threading.RLock()
 
 
 class Section:

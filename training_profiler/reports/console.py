@@ -1,14 +1,23 @@
 """The reports of the terminal, as spec and PROFILING.md describe them."""
 
+import sys
 from collections.abc import Iterable
-
-from tabulate import tabulate
 
 from training_profiler.diagnosis import Insight
 from training_profiler.diagnosis.rules import too_little_data
-from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, percentages
+from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, lines_under, percentages
 from training_profiler.snapshot import OUTSIDE_STEPS, PROFILER, EpochFigures, SectionFigures, Snapshot
 from training_profiler.units import S_PER_HOUR, seconds_text
+
+# Now, and not at the first table: an import at the interpreter's end makes it forget that Ctrl-C ended the program.
+# And out of sight again: what a program imports at its end, as torch does this very module, shall be new to it.
+_was_there = "tabulate" in sys.modules
+try:
+    from tabulate import tabulate
+except ImportError:  # the program has a tabulate.py of its own beside it
+    tabulate = None  # type: ignore[assignment]
+if not _was_there:
+    sys.modules.pop("tabulate", None)
 
 TABLE, LINES = "table", "lines"
 _HEADERS = ("section", "count", "total", "avg", "min", "max", "p50", "p95", "p99", "std")
@@ -66,20 +75,42 @@ def _body(snapshot: Snapshot, layout: str) -> str:
     breakdown = _lines(shown_rows) if layout == LINES else _table(shown_rows)
     if not rows:
         breakdown = "(no section has ended yet)"
-    shares = distribution(snapshot)
-    if layout == LINES:
-        shown = "\n".join(f"{section.name}: {share:.1f}%" for _, section, share in shares)
-    else:
-        # Two columns need no library, and half a report's time goes into tables.
-        labels = [INDENT * depth + section.name for depth, section, _ in shares]
-        width = max((len(label) for label in labels), default=0)
-        shown = "\n".join(
-            f"{label:<{width}}  {share:5.1f}%{_elsewhere(section)}"
-            for label, (_, section, share) in zip(labels, shares, strict=True)
-        )
-    if not shares:
-        shown = "(no time has passed on the clock)"
+    shares = _share_lines(snapshot) if layout == LINES else _share_rows(snapshot)
+    shown = "\n".join(shares or ["(no time has passed on the clock)"])
     return f"Detailed Breakdown:\n{breakdown}\n\nTime Distribution:\n{shown}"
+
+
+def _share_lines(snapshot: Snapshot) -> list[str]:
+    lines = []
+    for _, section, share in distribution(snapshot):
+        lines.append(f"{section.name}: {share:.1f}%")
+        places = lines_under(snapshot, section, share)
+        lines += [f"{section.name}: {place} {function}: {part:.1f}%" for place, function, part in places]
+    return lines
+
+
+def _share_rows(snapshot: Snapshot) -> list[str]:
+    # Two columns need no library, and half a report's time goes into tables.
+    sections = [
+        (INDENT * depth + section.name, share, section, _code_rows(snapshot, section, share, depth + 2))
+        for depth, section, share in distribution(snapshot)
+    ]
+    width = max((len(label) for label, _, _, _ in sections), default=0)
+    code = [row for _, _, _, code_rows in sections for row in code_rows]
+    place_width = max((len(place) for place, _, _ in code), default=0)
+    # What code takes is a part of the section's own time, so it stands to the right of the column that adds up to 100.
+    function_width = max([width + 6 - place_width, *(len(function) for _, function, _ in code)])
+    rows = []
+    for label, share, section, code_rows in sections:
+        rows.append(f"{label:<{width}}  {share:5.1f}%{_elsewhere(section)}")
+        rows += [
+            f"{place:<{place_width}}  {function:<{function_width}}  {part:5.1f}%" for place, function, part in code_rows
+        ]
+    return rows
+
+
+def _code_rows(snapshot: Snapshot, section: SectionFigures, share: float, depth: int) -> list[tuple[str, str, float]]:
+    return [(INDENT * depth + place, function, part) for place, function, part in lines_under(snapshot, section, share)]
 
 
 def _elsewhere(section: SectionFigures) -> str:
@@ -109,6 +140,8 @@ def _table(rows: list[tuple[int, SectionFigures]]) -> str:
         )
         for depth, section in rows
     ]
+    if tabulate is None:
+        return _lines(rows)
     return tabulate(
         cells,
         headers=_HEADERS,

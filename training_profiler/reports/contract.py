@@ -8,9 +8,10 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from training_profiler.diagnosis import Insight
-from training_profiler.snapshot import EpochFigures, SectionFigures, Snapshot
+from training_profiler.snapshot import EpochFigures, LineFigures, SectionFigures, Snapshot
 
 SCHEMA: Final = 1
+LINES_A_SECTION: Final = 10
 
 
 def as_data(snapshot: Snapshot, insights: Iterable[Insight]) -> dict[str, Any]:
@@ -23,6 +24,9 @@ def as_data(snapshot: Snapshot, insights: Iterable[Insight]) -> dict[str, Any]:
         "sections": {
             section.name: _section(section)
             for section in sorted(snapshot.sections.values(), key=lambda section: -section.self_s)
+        },
+        "lines": {
+            name: [_line(line) for line in lines[:LINES_A_SECTION]] for name, lines in sorted(snapshot.lines.items())
         },
         "step_time": None if step is None else asdict(step),
         "epochs": [_epoch(epoch) for epoch in snapshot.epochs],
@@ -50,6 +54,10 @@ def as_data(snapshot: Snapshot, insights: Iterable[Insight]) -> dict[str, Any]:
 
 def _section(section: SectionFigures) -> dict[str, Any]:
     return {key: value for key, value in asdict(section).items() if key != "name"}
+
+
+def _line(line: LineFigures) -> dict[str, Any]:
+    return {key: value for key, value in asdict(line).items() if key != "lines"}
 
 
 def _epoch(epoch: EpochFigures) -> dict[str, Any]:

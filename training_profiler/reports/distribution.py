@@ -1,10 +1,12 @@
 """How wall time divides among sections, nested ones indented under their parents."""
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
-from training_profiler.snapshot import OTHER, OUTSIDE_STEPS, SectionFigures, Snapshot
+from training_profiler.snapshot import OTHER, OUTSIDE_STEPS, LineFigures, SectionFigures, Snapshot
 
-INDENT = "  "
+INDENT: Final = "  "
+LINES_ABOVE: Final = 0.10  # own share of a section from which on the lines in it are shown
 
 
 def in_tree_order(sections: Mapping[str, SectionFigures]) -> Iterator[tuple[int, SectionFigures]]:
@@ -54,3 +56,20 @@ def distribution(snapshot: Snapshot) -> list[tuple[int, SectionFigures, float]]:
         (depth, section, percentage)
         for (depth, section), percentage in zip(rows, percentages([section.share for _, section in rows]), strict=True)
     ]
+
+
+def lines_under(snapshot: Snapshot, section: SectionFigures, percentage: float) -> list[tuple[str, str, float]]:
+    """Return (file:line, function, percentage of wall time) of the code to show under a section.
+
+    They are part of the section's own ``percentage``, and no further parts of the whole.
+    """
+    if section.name != OTHER and section.share <= LINES_ABOVE:
+        return []
+    return [
+        (f"{line.file}:{line.line}", _function(line), min(percentage, round(100 * line.share, 1)))
+        for line in snapshot.hottest(section.name)
+    ]
+
+
+def _function(line: LineFigures) -> str:
+    return line.function if line.lines == 1 else f"{line.function} ({line.lines} lines)"

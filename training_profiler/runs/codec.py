@@ -5,7 +5,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from training_profiler.monitor.lines import Location
 from training_profiler.record.names import SectionNames
+from training_profiler.statistics.lines import IN_STEPS
 from training_profiler.statistics.totals import Totals, rows_for
 
 _COUNTS: Final = (
@@ -54,10 +56,22 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         "sections": sections,
         "parents": [[names.names[p], names.names[c], count] for (p, c), count in sums.parents.items()],
         "coupling": [totals.coupling.count, *totals.coupling.step.tolist()],
+        "lines": {names.names[id]: _line_rows(totals, id) for id in {id for id, _ in totals.lines} - {IN_STEPS}},
+        "step_lines": _line_rows(totals, IN_STEPS),
         "first_fetch_ns": totals.first_fetch_ns,
         "dropped": totals.dropped,
         "unended": totals.unended,
     }
+
+
+def _line_rows(totals: Totals, id: int) -> list[list[Any]]:
+    """Return a row a line of section ``id``: how many samples, and where in the user's code they were, if anywhere."""
+    return [[count, *(location or ())] for (section, location), count in totals.lines.items() if section == id]
+
+
+def _add_lines(totals: Totals, id: int, rows: list[list[Any]]) -> None:
+    for count, *place in rows:
+        totals.lines[id, Location(*place) if place else None] += count
 
 
 def totals_from_data(data: dict[str, Any], names: SectionNames) -> tuple[Totals, list[int]]:
@@ -79,6 +93,9 @@ def totals_from_data(data: dict[str, Any], names: SectionNames) -> tuple[Totals,
         totals.sections.parents[edge] = count
     totals.coupling.count, *step = data["coupling"]
     totals.coupling.step[:] = step
+    for name, lines in data.get("lines", {}).items():  # journals of earlier versions have none
+        _add_lines(totals, 0 if name == NO_SECTION else names.id_of(name), lines)
+    _add_lines(totals, IN_STEPS, data.get("step_lines", []))
     totals.first_fetch_ns = data["first_fetch_ns"]
     totals.dropped, totals.unended = data["dropped"], data["unended"]
     return totals, data["step_ns"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.runs.secrets import masked
-from training_profiler.settings import Settings
+from training_profiler.settings import Settings, launch_id
 
 META: Final = "meta.json"
 REPORT_TEXT: Final = "report.txt"
@@ -52,6 +52,7 @@ def describe_run(settings: Settings) -> dict[str, Any]:
         "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "launch": launch_id(),
         "command": shlex.join(masked([Path(sys.executable).name, *_arguments()])),
         "folder": os.getcwd(),
         "python": platform.python_version(),

@@ -1,14 +1,20 @@
 """Turns the recorder's batches into totals; keeps what reaches from one batch into the next."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
+from training_profiler.monitor.lines import Sample
 from training_profiler.record.names import SectionNames
 from training_profiler.record.recorder import Batch
+from training_profiler.record.section import SECTION_MASK
 from training_profiler.snapshot import PROFILER
 from training_profiler.statistics.gaps import Gaps, gaps_between
 from training_profiler.statistics.histogram import Ints
+from training_profiler.statistics.inferred import APART as APART_FROM_STEPS
+from training_profiler.statistics.inferred import Inferred
+from training_profiler.statistics.lines import LineBooking
 from training_profiler.statistics.steps import FIRST_STEPS
 from training_profiler.statistics.sweep import (
     Apart,
@@ -27,7 +33,7 @@ from training_profiler.statistics.totals import Totals, rows_for
 WITHIN: Final = "/"  # validation_epoch/forward_pass: the forward passes of validation
 DATA_LOADING: Final = "data_loading"
 # Work between training steps, wherever in the loop it is called; it makes no step longer.
-APART: Final = ("validation_epoch", "sampling", "checkpointing", "visualization_generation", PROFILER)
+APART: Final = (*APART_FROM_STEPS, PROFILER)
 IN_A_LOOP: Final = (DATA_LOADING, "data_generation", "data_transfer", "forward_pass", "backward_pass")
 
 
@@ -37,10 +43,12 @@ class Accumulator:
     def __init__(self, names: SectionNames, begin_ns: int, warmup_steps: int | None = None) -> None:
         self.totals = Totals(begin_ns)
         self.step_ns: list[int] = []  # durations of the steps in ``totals``
+        self.inferred = Inferred(names)
+        self._lines = LineBooking(names)
         self._names = names
         self.warmup_steps = warmup_steps
         self._timeline = Timeline()
-        self._at_ns = begin_ns
+        self.at_ns = begin_ns  # up to where time is booked
         self._open: dict[int, Events] = {}  # thread serial -> sections it has open
         self._apart_table = np.zeros(1, np.bool_)
         self._apart_known = 0  # how many names the table was made from
@@ -56,25 +64,28 @@ class Accumulator:
     def open_sections(self, training_thread: int) -> tuple[str, ...]:
         """Return the names of the sections the training thread is in, the outermost first."""
         still_open = self._open.get(training_thread, no_events())
-        names = [self._names.names[code] for code in still_open.codes.tolist()]
+        names = [self._names.names[code & SECTION_MASK] for code in still_open.codes.tolist()]
         return tuple(name for name in names if name != PROFILER)
 
     def take_totals(self) -> tuple[Totals, list[int]]:
         """Return the totals and their steps' durations in ns, and start new ones where they end."""
         done = self.totals, self.step_ns
-        self.totals = Totals(self._at_ns, self.steps)
+        self.totals = Totals(self.at_ns, self.steps)
         self.step_ns = []
         return done
 
-    def add(self, batch: Batch, training_thread: int) -> None:
-        """Add a batch; time on the thread with serial ``training_thread`` is the run's time."""
+    def add(self, batch: Batch, training_thread: int, samples: Sequence[Sample] = ()) -> None:
+        """Add a batch; time on the thread with serial ``training_thread`` is the run's time, and samples are of it."""
+        self._lines.expect(samples)
         rows = rows_for(len(self._names.names))
         self.totals.sections.grow(rows)
-        events = {thread.serial: read_events(thread.events) for thread in batch.threads}
+        events = {
+            thread.serial: self.inferred.admit(thread.serial, read_events(thread.events)) for thread in batch.threads
+        }
         training = events.get(training_thread, no_events())
         # What the training thread records while another drains can be later than the drain's own time.
         last_mark_ns = [ns for _, ns in batch.marks[-1:]]
-        until_ns = max([batch.until_ns, self._at_ns, *training.times_ns[-1:].tolist(), *last_mark_ns])
+        until_ns = max([batch.until_ns, self.at_ns, *training.times_ns[-1:].tolist(), *last_mark_ns])
         first_step = self.steps
         cuts = self._timeline.cut(batch.marks, self._loop_begin_ns(training, bool(batch.marks)), until_ns)
         self._complete = self.steps - first_step
@@ -84,7 +95,14 @@ class Accumulator:
                 self._add_thread(thread.serial, events[thread.serial], cuts, None)
             if not thread.is_alive:
                 self.totals.unended += len(self._open.pop(thread.serial, no_events()).codes)
-        self._at_ns = self.totals.end_ns = until_ns
+        self.at_ns = self.totals.end_ns = until_ns
+
+    def add_elsewhere(self, name: str, ns: int) -> None:
+        """Add time of a section that went by beside the training thread and is known from elsewhere."""
+        if ns:
+            id = self._names.id_of(name)
+            self.totals.sections.grow(rows_for(len(self._names.names)))
+            self.totals.sections.elsewhere_ns[id] += ns
 
     def _ids_of(self, names: tuple[str, ...]) -> Ints:
         return np.array([id for id, name in list(self._names.names.items()) if name in names], np.int64)
@@ -94,7 +112,7 @@ class Accumulator:
 
         Only where steps come without any of those does the first section of all have to do.
         """
-        if self._timeline.has_begun:
+        if self._timeline.has_begun or self.inferred.is_needed:  # a mark will tell
             return None
         times_ns = training.times_ns[np.isin(training.codes, self._ids_of(IN_A_LOOP))]
         if not len(times_ns) and has_marks:
@@ -113,7 +131,7 @@ class Accumulator:
         self.totals.dropped += result.dropped
         if len(result.still_open.codes):
             self._open[serial] = result.still_open
-        gaps = gaps_between(result, inner_cuts_ns, self._at_ns, int(cuts.ends_ns[-1]))
+        gaps = gaps_between(result, inner_cuts_ns, self.at_ns, int(cuts.ends_ns[-1]))
         pieces = np.minimum(np.searchsorted(cuts.ends_ns, gaps.begin_ns, side="right"), len(cuts.steps) - 1)
         leaves_in_gap = gaps.count_leaves(result.leaves)
         leaf_roots = np.repeat(gaps.roots, leaves_in_gap)
@@ -129,6 +147,7 @@ class Accumulator:
         else:
             step_rows = self._rows_of_pieces(cuts, first_step)
             self._add_self_times(leaves, leaf_is_apart, gaps, leaves_in_gap, step_rows[pieces], first_step)
+            self._lines.book(self.totals.lines, leaves, gaps, step_rows[pieces], self._complete, int(cuts.ends_ns[-1]))
         self._add_spans(result, leaf_is_apart, gaps, leaves_in_gap, cuts, pieces, step_rows)
 
     def _apart(self) -> Apart:
@@ -181,6 +200,7 @@ class Accumulator:
         for piece in cuts.gives_up:
             rows[: piece + 1][rows[: piece + 1] == rows[piece]] = -1
             if cuts.steps[piece] == first_step:
+                self._lines.of_unfinished_step.clear()
                 self._unfinished[:] = 0
                 self._unfinished_total[:] = 0
         return rows
@@ -206,7 +226,7 @@ class Accumulator:
         leaves, spans = result.leaves, result.spans
         ids, durations_ns = leaves.ids, leaves.durations_ns
         parents = np.repeat(gaps.owners, leaves_in_gap)
-        is_apart = leaf_is_apart
+        is_apart, is_counted = leaf_is_apart, leaves.is_counted
         begun_in = np.repeat(pieces, leaves_in_gap)
         if len(spans.ids):
             piece = np.minimum(np.searchsorted(cuts.ends_ns, spans.begin_ns, side="right"), len(cuts.steps) - 1)
@@ -215,6 +235,7 @@ class Accumulator:
             durations_ns = np.concatenate([durations_ns, spans.end_ns - spans.begin_ns])
             parents = np.concatenate([parents, spans.parents])
             is_apart = np.concatenate([is_apart, spans.roots > 0])
+            is_counted = np.concatenate([is_counted, spans.is_counted])
         if step_rows is not None:
             self.totals.training_spans += len(ids)
             counts = ~is_apart & (parents != ids)
@@ -226,7 +247,7 @@ class Accumulator:
         if self.warmup_steps:
             is_measured = (step_numbers == 0) | (step_numbers > self.warmup_steps)
         sections = self.totals.sections
-        sections.add_spans(ids, durations_ns, parents, step_numbers, is_measured)
+        sections.add_spans(ids, durations_ns, parents, step_numbers, is_measured, is_counted)
         if step_rows is not None and self.totals.first_fetch_ns is None:
             self._note_first_fetch(result)
 

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 from training_profiler.record.loader import LoaderCounts
 from training_profiler.record.names import SectionNames
 from training_profiler.snapshot import EpochFigures, Health, Snapshot
-from training_profiler.statistics.summary import epoch_figures, loader_figures, section_figures, step_figures
+from training_profiler.statistics.summary import (
+    epoch_figures,
+    line_figures,
+    loader_figures,
+    section_figures,
+    step_figures,
+)
 from training_profiler.statistics.totals import Totals
 from training_profiler.units import NS_PER_S
 
@@ -70,11 +76,13 @@ class RunSums:
     ) -> Snapshot:
         """Return the figures of the run so far, or of the interval alone."""
         totals = self.interval if of_interval else self.run
+        sections = section_figures(totals, self._names.names, self.warmup_steps)
         return Snapshot(
             steps=self.steps,
             first_step=totals.first_step,
             wall_s=totals.wall_ns / NS_PER_S,
-            sections=section_figures(totals, self._names.names, self.warmup_steps),
+            sections=sections,
+            lines=line_figures(totals, self._names.names, sections),
             step=None if of_interval else step_figures(totals, self._names.names, self.warmup_steps),
             epochs=() if of_interval else tuple(self.epochs),
             loaders=loader_figures(list(loaders)),

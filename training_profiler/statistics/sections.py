@@ -62,6 +62,7 @@ class SectionSums:
         parents: Ints,
         step_numbers: Ints,
         is_measured: Bools | None,
+        is_counted: Bools | None = None,
     ) -> None:
         """Add ended spans, one entry each in every array, in any order.
 
@@ -71,7 +72,16 @@ class SectionSums:
             parents: the sections around them; 0 for none.
             step_numbers: the steps they began in, counted from 1; 0 outside of steps.
             is_measured: which count for averages and quantiles; None for all.
+            is_counted: which are executions of their section; the others add to its time alone. None for all.
         """
+        if is_counted is not None and not is_counted.all():
+            self.total_ns += np.bincount(ids[~is_counted], durations_ns[~is_counted], self.rows).astype(np.int64)
+            ids, durations_ns, parents, step_numbers = (
+                array[is_counted] for array in (ids, durations_ns, parents, step_numbers)
+            )
+            is_measured = None if is_measured is None else is_measured[is_counted]
+            if not len(ids):
+                return
         self._add_parents(ids, parents)
         if is_measured is None:
             sums, counts = self._add_measured(ids, durations_ns, step_numbers)

@@ -7,21 +7,28 @@ from typing import Final
 
 import numpy as np
 
+from training_profiler.monitor.lines import Location
 from training_profiler.record.loader import LoaderCounts
 from training_profiler.snapshot import (
     OTHER,
     OUTSIDE_STEPS,
+    PROFILER,
     EpochFigures,
+    LineFigures,
     LoaderFigures,
     SectionFigures,
     StepFigures,
 )
 from training_profiler.statistics.accumulator import APART, DATA_LOADING, WITHIN
 from training_profiler.statistics.histogram import quantile_ns
+from training_profiler.statistics.inferred import OF_A_STEP
+from training_profiler.statistics.lines import IN_STEPS
 from training_profiler.statistics.totals import Totals
 from training_profiler.statistics.trend import trend
 from training_profiler.units import NS_PER_S
 
+SAMPLES_NEEDED: Final = 30  # in a section; a share of one half is then known to about 18 points (95 %)
+MOST_LINES: Final = 100  # a section; what is left out is below a hundredth of it
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time; less is not worth a word
 
 
@@ -77,12 +84,15 @@ def _with_uncovered(
 
 
 def _plain_where_alone(totals: Totals, names: Mapping[int, str]) -> dict[int, str]:
-    """Return the names without the section they lie within, where that leaves no doubt."""
+    """Return the names without the section they lie within, where that leaves no doubt.
+
+    Parts of a step keep it: ``forward_pass`` is training's, whether or not there was any.
+    """
     seen = set(np.flatnonzero(totals.sections.count).tolist())
     within = {}
     for id, name in names.items():
         root, slash, plain = name.partition(WITHIN)
-        if slash and root in APART:
+        if slash and root in APART and (plain not in OF_A_STEP or root == PROFILER):
             within[id] = plain
     uses = Counter(plain for id, plain in within.items() if id in seen)
     uses.update(name for id, name in names.items() if id in seen and id not in within)
@@ -114,6 +124,42 @@ def _uncovered(totals: Totals) -> list[tuple[str, int, int]]:
     if outside_ns <= 0:
         return [(OTHER, uncovered_ns, in_steps_ns)]
     return [(OTHER, in_steps_ns, in_steps_ns), (OUTSIDE_STEPS, outside_ns, 0)]
+
+
+def line_figures(
+    totals: Totals, names: Mapping[int, str], sections: Mapping[str, SectionFigures]
+) -> dict[str, tuple[LineFigures, ...]]:
+    """Return the lines seen in each section, those with most samples first; none of sections with under 30 samples."""
+    shown = _plain_where_alone(totals, names)
+    counts: dict[str, Counter[Location | None]] = {}
+    for (id, location), count in totals.lines.items():
+        if id > 0:
+            counts.setdefault(shown[id], Counter())[location] += count
+    for name, uncovered in _uncovered_lines(totals).items():
+        counts[name] = counts.get(name, Counter()) + uncovered
+    return {
+        name: _lines_of(sections[name], samples)
+        for name, samples in counts.items()
+        if name in sections and samples.total() >= SAMPLES_NEEDED and set(samples) != {None}
+    }
+
+
+def _lines_of(section: SectionFigures, samples: Counter[Location | None]) -> tuple[LineFigures, ...]:
+    of_a_sample = section.share / samples.total()
+    seen = [(location, count) for location, count in samples.items() if location is not None]
+    return tuple(
+        LineFigures(*location, share=count * of_a_sample, samples=count)
+        for location, count in sorted(seen, key=lambda item: (-item[1], item[0]))[:MOST_LINES]
+    )
+
+
+def _uncovered_lines(totals: Totals) -> dict[str, Counter[Location | None]]:
+    """Return the samples of no section, divided as ``_uncovered`` divides the time."""
+    everywhere = Counter({location: count for (id, location), count in totals.lines.items() if id == 0})
+    in_steps = Counter({location: count for (id, location), count in totals.lines.items() if id == IN_STEPS})
+    if len(_uncovered(totals)) == 1:
+        return {OTHER: everywhere}
+    return {OTHER: in_steps, OUTSIDE_STEPS: everywhere - in_steps}
 
 
 def _parents(totals: Totals) -> dict[int, int]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from training_profiler.record.section import CANCELLED
+from training_profiler.record.section import CANCELLED, SECTION_MASK, UNCOUNTED
 from training_profiler.statistics.histogram import Ints
 
 Bools = NDArray[np.bool_]
@@ -19,7 +19,7 @@ class Events(NamedTuple):
     """A thread's enters (code = section id) and exits (code = -id) in time order."""
 
     times_ns: Ints
-    codes: Ints
+    codes: Ints  # may carry UNCOUNTED
 
 
 class Spans(NamedTuple):
@@ -30,6 +30,7 @@ class Spans(NamedTuple):
     end_ns: Ints
     parents: Ints  # section id of the enclosing span, 0 for none
     roots: Ints  # id of the outermost section around the span, itself included, that is apart; 0 for none
+    is_counted: Bools  # False: time of its section, but no execution of it
 
 
 class Apart(NamedTuple):
@@ -46,6 +47,7 @@ class Leaves(NamedTuple):
     ids: Ints
     begin_ns: Ints
     durations_ns: Ints
+    is_counted: Bools  # as Spans.is_counted
 
 
 class Sweep(NamedTuple):
@@ -108,7 +110,7 @@ def _take_leaves(times_ns: Ints, codes: Ints, cuts_ns: Ints) -> tuple[Leaves, In
         if len(crossing):
             rows, begin_ns = np.delete(rows, crossing), np.delete(begin_ns, crossing)
             durations_ns = np.delete(durations_ns, crossing)
-    leaves = Leaves(codes[rows], begin_ns, durations_ns)
+    leaves = Leaves(codes[rows] & SECTION_MASK, begin_ns, durations_ns, (codes[rows] & UNCOUNTED) == 0)
     if 2 * len(rows) == len(codes):
         return leaves, times_ns[:0], codes[:0]
     remains = np.ones(len(codes), np.bool_)
@@ -127,12 +129,12 @@ def _sweep_nested(leaves: Leaves, times_ns: Ints, codes: Ints, apart: Apart) -> 
     order = np.argsort(level, kind="stable")
     exit_rows = np.flatnonzero(~is_enter[order])
     exits, enters = order[exit_rows], order[exit_rows - 1]
-    ids = codes[enters]
-    if not np.array_equal(ids, -codes[exits]):
+    if not np.array_equal(codes[enters], -codes[exits]):
         return None
 
-    parent, roots = _enclosing(codes, is_enter, level, order, apart)
-    named = _renamed(codes, roots, apart.rename)
+    plain = np.where(is_enter, codes & SECTION_MASK, codes)
+    parent, roots = _enclosing(plain, is_enter, level, order, apart)
+    named = _renamed(plain, roots, apart.rename)
     has_parent = parent >= 0
     parent_ids = np.where(has_parent, named[parent], 0)
     parent_roots = np.where(has_parent, roots[parent], 0)
@@ -142,7 +144,8 @@ def _sweep_nested(leaves: Leaves, times_ns: Ints, codes: Ints, apart: Apart) -> 
 
     open_rows = is_enter.copy()
     open_rows[enters] = False
-    spans = Spans(named[enters], times_ns[enters], times_ns[exits], parent_ids[enters], roots[enters])
+    is_counted = (codes[enters] & UNCOUNTED) == 0
+    spans = Spans(named[enters], times_ns[enters], times_ns[exits], parent_ids[enters], roots[enters], is_counted)
     still_open = Events(times_ns[open_rows], codes[open_rows])
     return Sweep(leaves, spans, times_ns, owners, owner_roots, still_open, 0)
 
@@ -222,15 +225,16 @@ def _sweep_any_order(leaves: Leaves, times_ns: Ints, codes: Ints, apart: Apart) 
     dropped and counted.
     """
     stack: list[_Open] = []
-    spans: list[tuple[int, int, int, int, int]] = []
+    spans: list[tuple[int, int, int, int, int, int]] = []
     owners = np.zeros(len(codes), np.int64)
     owner_roots = np.zeros(len(codes), np.int64)
     dropped = 0
     for row, (time_ns, code) in enumerate(zip(times_ns.tolist(), codes.tolist(), strict=True)):
         if code > 0:
             parent, root = (stack[-1].id, stack[-1].root) if stack else (0, 0)
-            id = apart.rename(root, code) if root and root != code else code
-            root = root or (code if apart.table[code] else 0)
+            plain = code & SECTION_MASK
+            id = apart.rename(root, plain) if root and root != plain else plain
+            root = root or (plain if apart.table[plain] else 0)
             stack.append(_Open(code, id, time_ns, parent, root))
             if len(stack) > MAX_OPEN:
                 del stack[0]
@@ -241,12 +245,14 @@ def _sweep_any_order(leaves: Leaves, times_ns: Ints, codes: Ints, apart: Apart) 
                 dropped += 1
             else:
                 ended = stack.pop(at)
-                spans.append((ended.id, ended.begin_ns, time_ns, ended.parent, ended.root))
+                is_counted = not ended.code & UNCOUNTED
+                spans.append((ended.id, ended.begin_ns, time_ns, ended.parent, ended.root, is_counted))
         if stack:
             owners[row], owner_roots[row] = stack[-1].id, stack[-1].root
-    table = np.array(spans, np.int64).reshape(-1, 5)
+    table = np.array(spans, np.int64).reshape(-1, 6).T
+    ended_spans = Spans(table[0], table[1], table[2], table[3], table[4], table[5].astype(np.bool_))
     still_open = Events(
         np.array([entry.begin_ns for entry in stack], np.int64),
         np.array([entry.code for entry in stack], np.int64),
     )
-    return Sweep(leaves, Spans(*table.T), times_ns, owners, owner_roots, still_open, dropped)
+    return Sweep(leaves, ended_spans, times_ns, owners, owner_roots, still_open, dropped)

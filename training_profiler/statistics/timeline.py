@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training_profiler.record.recorder import EPOCH_BEGIN, EPOCH_END, STEP_END
+from training_profiler.record.recorder import EPOCH_BEGIN, EPOCH_END, LOOP_BEGIN, STEP_END
 from training_profiler.statistics.histogram import Ints
 
 OUTSIDE = -1
@@ -56,7 +56,9 @@ class Timeline:
             if kind == STEP_END:
                 self._is_inside = self.has_begun = True
             end_piece(mark_ns)
-            if kind == STEP_END:
+            if kind == LOOP_BEGIN:
+                self._is_inside = self.has_begun = True
+            elif kind == STEP_END:
                 self.steps += 1
             elif kind in (EPOCH_BEGIN, EPOCH_END):
                 if self._is_inside:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from training_profiler.statistics.histogram import Ints
+from training_profiler.statistics.lines import LineCounts
 from training_profiler.statistics.sections import SectionSums
 from training_profiler.statistics.steps import FIRST_STEPS, Coupling, StepSums
 
@@ -27,6 +28,7 @@ class Totals:
         # only known for what it was when it is over, and must not count for a share of the step.
         self.early_ns = np.zeros((FIRST_STEPS, 1), np.int64)
         self.training_spans = 0  # ended on the training thread, which pays for them
+        self.lines: LineCounts = LineCounts()
         self.dropped = 0  # exits without enter, enters given up
         self.unended = 0  # sections still open when their thread ended
 
@@ -63,6 +65,7 @@ class Totals:
         if self.first_fetch_ns is None:
             self.first_fetch_ns = later.first_fetch_ns
         self.training_spans += later.training_spans
+        self.lines.update(later.lines)
         self.dropped += later.dropped
         self.unended += later.unended
 

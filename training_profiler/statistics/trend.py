@@ -1,10 +1,11 @@
 """Whether a series rises, by how much, and how sure that is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
 from math import erf, sqrt
-from statistics import median
 from typing import NamedTuple
+
+import numpy as np
 
 BLOCKS = 20
 
@@ -37,3 +38,8 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     variance = BLOCKS * (BLOCKS - 1) * (2 * BLOCKS + 5) / 18
     z = max(0.0, score - 1) / sqrt(variance)
     return Trend(slope * (xs[-1] - xs[0]) / start, 0.5 * (1 - erf(z / sqrt(2))))
+
+
+def median(values: Iterable[float]) -> float:
+    """Return the median. Not the standard library's: a program may have a ``statistics.py`` of its own beside it."""
+    return float(np.median(np.fromiter(values, np.float64)))

@@ -1,0 +1,158 @@
+"""Profile a training that nobody edited: a script, a module, or a command that starts one.
+
+    training-profiler run train.py --lr 1e-3
+    training-profiler run -m package.module
+    training-profiler run torchrun --nproc_per_node=2 train.py
+
+The program takes this process's place, and all words after its name are its own.
+"""
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+from training_profiler.switch import PREFIX, ROOT, launch_environment
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this, and argparse as long
+if TYPE_CHECKING:
+    import argparse
+
+BOOTSTRAP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bootstrap")
+BAD_USE, CANNOT_EXECUTE, NOT_FOUND = 2, 126, 127  # as shells say it
+
+
+def prepare_parser(parser: "argparse.ArgumentParser") -> None:
+    """Add the command's arguments."""
+    parser.usage = "training-profiler run PROGRAM [ARGUMENT ...]"
+    parser.add_argument(
+        "words", nargs="...", metavar="PROGRAM", help="as after `python`, or a command such as torchrun"
+    )
+
+
+def run(arguments: "argparse.Namespace") -> int:
+    """Become the program; return an exit status only where that is impossible."""
+    return launch(arguments.words)
+
+
+def launch(words: list[str]) -> int:
+    """Become the program that ``words`` name; return an exit status only where that is impossible.
+
+    Raises:
+        SettingsError: a variable of ours has a value that cannot be used.
+    """
+    if words[:1] == ["--"]:
+        words = words[1:]
+    if not words:
+        return _refuse("run needs a program; example: training-profiler run train.py --lr 1e-3", BAD_USE)
+    program = _command(words[0])
+    arguments = words if program else [sys.executable, *words]
+    program = program or sys.executable
+    if not program:
+        return _refuse("this Python does not know its own path; put it in front of the script", BAD_USE)
+    is_python = _is_python(program)
+    environment = launch_environment(BOOTSTRAP, is_python)
+    if any(name.startswith(PREFIX) and name != ROOT for name in environment):
+        from training_profiler.settings import read_settings  # takes longer to import than all the rest
+
+        read_settings(environ=environment)
+    _warn_if_deaf(arguments[1:] if is_python else _shebang_options(program))
+    return _become(program, arguments, environment)
+
+
+def _become(program: str, arguments: list[str], environment: dict[str, str]) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and what is ignored stays so
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    try:
+        os.execve(program, arguments, environment)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            return _refuse(f"{program} cannot be executed: {error.strerror}", CANNOT_EXECUTE)
+        why = "the interpreter its first line names does not exist" if os.path.exists(program) else error.strerror
+        return _refuse(f"{program} cannot be executed: {why}", NOT_FOUND)
+
+
+def _refuse(sentence: str, status: int) -> int:
+    print(f"training-profiler: {sentence}", file=sys.stderr)
+    return status
+
+
+def _command(word: str) -> str | None:
+    """Return the path of the command ``word`` is; None where it is for Python: a script, or an option."""
+    if word.startswith("-") or (word.endswith(".py") and os.path.isfile(word)):
+        return None
+    if os.sep in word:
+        paths = [word] if _is_executable(word) else []
+    else:
+        paths = [path for path in (os.path.join(folder, word) for folder in os.get_exec_path()) if _is_executable(path)]
+    if not paths and _is_of_another_language(word):
+        return word
+    return paths[0] if paths else None
+
+
+def _is_executable(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def _is_of_another_language(path: str) -> bool:
+    # Python would only find a syntax error in it, also where it is not executable by mistake.
+    first = _first_line(path)
+    return first.startswith("#!") and "python" not in first
+
+
+def _shebang_options(path: str) -> list[str]:
+    # Some systems install commands as `#!/usr/bin/python3 -Es`.
+    words = _first_line(path).removeprefix("#!").split()
+    return words[1:] if words and _is_python(words[0]) else []
+
+
+def _first_line(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.readline(200).decode("latin-1")
+    except OSError:
+        return ""
+
+
+def _is_python(path: str) -> bool:
+    name = os.path.basename(path).lower().removesuffix(".exe")
+    return path == sys.executable or (
+        name.startswith(("python", "pypy"))
+        and not name.removeprefix("python").removeprefix("pypy").strip("0123456789.tw")
+    )
+
+
+def _warn_if_deaf(options: list[str]) -> None:
+    option = _deaf_option(iter(options))
+    if option is None:
+        return
+    does = "skips sitecustomize" if option == "S" else "ignores PYTHONPATH"
+    print(
+        f"training-profiler: nothing will be measured: python -{option} {does}, "
+        "by which the profiler gets into a program; leave it out",
+        file=sys.stderr,
+    )
+
+
+def _deaf_option(options: Iterator[str]) -> str | None:
+    """Return the first of the interpreter's own options that keeps the bootstrap out: I, E or S."""
+    for word in options:
+        if word == "--check-hash-based-pycs":
+            next(options, None)
+            continue
+        if not word.startswith("-") or word in ("-", "--"):
+            return None
+        for at, letter in enumerate(word[1:], start=1):
+            if letter in "IES":
+                return letter
+            if letter in "cm":  # the rest is the program's
+                return None
+            if letter in "WX":  # has a value: the rest of this word, or the next
+                if at == len(word) - 1:
+                    next(options, None)
+                break
+    return None

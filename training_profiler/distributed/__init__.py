@@ -1,0 +1,1 @@
+"""Ranks of a distributed training, without a collective."""

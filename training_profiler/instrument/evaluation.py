@@ -1,0 +1,214 @@
+"""What is training and what is evaluation: fetches, forward passes without gradient, and the order they come in."""
+
+from training_profiler.instrument.codes import Codes, uncounted
+from training_profiler.instrument.passes import Kind, Pass, Passes
+from training_profiler.instrument.tape import Tape
+
+FEW_CALLS = 8  # of modules that are never trained: more in a row are no part of a step
+STRIKES = 2
+
+
+class Evaluation:
+    """Books evaluation under ``validation_epoch``, rewriting the tape where it shows late.
+
+    All of it lies between two training events, which are: a forward pass with gradient in train mode, a
+    backward pass, an update. ``is_unsettled`` is whether the next training event has anything to decide.
+    """
+
+    def __init__(self, tape: Tape, codes: Codes) -> None:
+        self.is_unsettled = True
+        self.passes = Passes()
+        self.cycle = 0  # how many updates there were
+        self.forwards_without_grad = 0
+        self._tape = tape
+        self._codes = codes
+        self._is_open = False  # an enter of validation_epoch is on the tape
+        self._last_ns = 0  # end of the last event of evaluation
+        self._run_begin_ns = 0  # of the calls without gradient since the last training event; 0 for none
+        self._run_end_ns = 0
+        self._run_calls = 0
+        self._is_frozen_run = True  # all of modules that are never trained
+        self._cautious_end_ns = 0  # end of the last call with gradient of a module in eval mode
+
+    # Fetches
+
+    def fetch_begins(self, one: Pass, is_grad_enabled: bool, now_ns: int) -> None:
+        """Note that a batch is about to be fetched; decide what the pass is for, where that shows by now."""
+        for other in self.passes.unknown:
+            other.is_evaluated |= self._was_evaluated(other)  # before whatever is fetched now could be used
+        if one.kind is Kind.UNKNOWN:
+            if not is_grad_enabled or (one.fetches and self._was_evaluated(one)):
+                self._evaluates(one, now_ns)
+            self.is_unsettled = True
+        elif one.kind is Kind.EVALUATION:
+            if self._run_begin_ns:
+                self._open_run()
+            elif not self._is_open:
+                self._open_before_next(now_ns)
+        elif self._is_open:
+            self._close()
+        if one.cycle != self.cycle:
+            one.cycle, one.cycle_begin_ns = self.cycle, now_ns
+        if not one.fetches:
+            one.begin_ns = now_ns
+
+    def fetch_ends(self, one: Pass, now_ns: int) -> None:
+        """Note that a batch was fetched."""
+        one.fetches += 1
+        one.end_ns = now_ns
+        if one.kind is Kind.UNKNOWN and one.fetches == 1:
+            self.passes.wait_for(one)
+        if one.kind is Kind.EVALUATION:
+            self._goes_on(now_ns)
+
+    def pass_ends(self, one: Pass, now_ns: int) -> None:
+        """Note that the loader is empty."""
+        if one.kind is Kind.UNKNOWN:
+            if one.fetches and self._was_evaluated(one):
+                self._evaluates(one, now_ns)
+            elif not self._run_begin_ns:
+                one.is_over = True
+        if one.kind is Kind.EVALUATION and self._is_open:
+            # Not closed yet: where a loader reads ahead, its last batches are still to be used.
+            self._goes_on(now_ns)
+
+    def _was_evaluated(self, one: Pass) -> bool:
+        """Return whether since the last fetch of the pass there was evaluation; training would have settled it."""
+        return max(self._run_end_ns, self._cautious_end_ns) > one.end_ns
+
+    def _evaluates(self, one: Pass, now_ns: int) -> None:
+        self.passes.settle(one, Kind.EVALUATION)
+        if self._is_open:
+            if one.fetches:
+                self._rename(one.begin_ns)
+        elif self._run_begin_ns and self._run_begin_ns < (one.begin_ns or now_ns):
+            self._open_run()
+        elif one.fetches:
+            self._open_at(one.begin_ns, (self._codes.data_loading,))
+        else:
+            self._open_before_next(now_ns)
+
+    # Calls without gradient
+
+    def call_begins(self, is_trained: bool, now_ns: int) -> int:
+        """Return the code to note for a forward pass without gradient."""
+        self.forwards_without_grad += 1
+        if self._goes_on_evaluating():
+            return self._codes.forward
+        if not self._run_begin_ns:
+            self._run_begin_ns = now_ns
+            self._is_frozen_run = True
+            self._run_calls = 0
+        self._run_calls += 1
+        self._is_frozen_run &= not is_trained
+        self.is_unsettled = True
+        return self._codes.no_grad
+
+    def _goes_on_evaluating(self) -> bool:
+        latest = self.passes.latest
+        return self._is_open and (latest is None or latest.kind is not Kind.UNKNOWN)
+
+    def call_ends(self, now_ns: int) -> None:
+        """Note that a forward pass without gradient has ended."""
+        if self._goes_on_evaluating():
+            self._goes_on(now_ns)
+        else:
+            self._run_end_ns = now_ns
+            if self._tape.is_too_long():  # a long evaluation without a loader, such as an episode being played
+                self._open_run()
+                self._goes_on(now_ns)
+
+    def cautious_call_ends(self, now_ns: int) -> None:
+        """Note the end of a forward pass with gradient in eval mode, which may be either."""
+        self._cautious_end_ns = now_ns
+        latest = self.passes.latest
+        if self._is_open and latest is not None and latest.kind is Kind.EVALUATION:
+            self._goes_on(now_ns)
+
+    # Training events
+
+    def training_goes_on(self, now_ns: int) -> int:
+        """Decide all that is open, for a training event begins; return when the loop begins if this is its first."""
+        fed_by = self._settle_passes()
+        step_begin_ns = now_ns
+        if fed_by is not None and fed_by.cycle == self.cycle:
+            step_begin_ns = min(step_begin_ns, fed_by.cycle_begin_ns)
+        if self._run_begin_ns:
+            is_in_step = step_begin_ns < self._run_begin_ns
+            is_teacher = self._is_frozen_run and self._run_calls <= FEW_CALLS
+            if is_in_step or is_teacher:
+                step_begin_ns = min(step_begin_ns, self._run_begin_ns)
+                self._run_begin_ns = 0
+            else:
+                self._open_run()
+        if self._is_open:
+            self._close()
+        self.is_unsettled = False
+        return step_begin_ns
+
+    def update_ends(self) -> None:
+        """Note an update: what follows it is between steps, or in the next."""
+        self.cycle += 1
+
+    def ends(self) -> None:
+        """End what evaluation there was: a checkpoint follows, an epoch's end, or nothing more."""
+        for one in list(self.passes.unknown):
+            if self._was_evaluated(one):
+                self._evaluates(one, one.end_ns)
+        if self._run_begin_ns:
+            self._open_run()
+        if self._is_open:
+            self._close()
+
+    def _settle_passes(self) -> Pass | None:
+        """Return the pass that feeds the training now, deciding on those that are not known yet."""
+        passes, latest = self.passes, self.passes.latest
+        feeding = latest if latest is not None and latest.kind is Kind.TRAINING else None
+        # A pass that is over, and of which no batch was used, comes last: it may have been one for statistics.
+        waiting = sorted(passes.unknown, key=lambda one: (not one.is_over, one.end_ns))
+        passes.unknown.clear()
+        while waiting:
+            one = waiting.pop()
+            if one.is_evaluated and (feeding is not None or waiting):
+                self._evaluates(one, one.end_ns)
+            else:
+                one.kind = Kind.TRAINING
+                feeding = feeding or one
+        if feeding is None and latest is not None and latest.kind is Kind.EVALUATION and latest.cycle == self.cycle:
+            latest.strikes += 1
+            if latest.strikes > STRIKES:
+                latest.kind = Kind.TRAINING
+        return feeding
+
+    # The tape
+
+    def _open_run(self) -> None:
+        self._open_at(self._run_begin_ns, (self._codes.no_grad, uncounted(self._codes.no_grad)))
+
+    def _open_at(self, begin_ns: int, firsts: tuple[int, ...]) -> None:
+        """Open ``validation_epoch``, unless it is, in front of the event at ``begin_ns`` that is one of ``firsts``."""
+        if not self._is_open:
+            self._tape.insert_before(begin_ns, firsts, self._codes.validation)
+            self._is_open = True
+            self._last_ns = begin_ns
+        self.is_unsettled = True
+        self._rename(begin_ns)
+
+    def _rename(self, begin_ns: int) -> None:
+        """Let all calls without gradient since ``begin_ns`` be forward passes of the evaluation that is open."""
+        self._tape.change(begin_ns, self._codes.renamed_in_evaluation)
+        self._last_ns = max(self._last_ns, self._run_end_ns, self._cautious_end_ns)
+        self._run_begin_ns = 0
+
+    def _open_before_next(self, now_ns: int) -> None:
+        self._tape.events.extend((now_ns, self._codes.validation))
+        self._is_open = self.is_unsettled = True
+        self._last_ns = now_ns
+
+    def _goes_on(self, now_ns: int) -> None:
+        self._last_ns = now_ns
+        self._tape.hold(now_ns)
+
+    def _close(self) -> None:
+        self._tape.insert_exit(self._last_ns, self._codes.validation)
+        self._is_open = False

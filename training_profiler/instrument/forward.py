@@ -1,0 +1,80 @@
+"""Seam: the outermost call of a module.
+
+Modules call modules, hundreds a forward pass, so all but the outermost call must cost next to nothing
+(benchmarks/seams.py).
+"""
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from training_profiler.instrument.gate import FORWARD, FREE
+from training_profiler.instrument.patching import Patches
+
+if TYPE_CHECKING:
+    from training_profiler.instrument.watch import Watch
+
+
+def install(patches: Patches, watch: "Watch", torch: Any) -> None:
+    """Note outermost calls of ``torch.nn.Module``."""
+    gate, get_ident = watch.gate, threading.get_ident
+    original: Any = None
+    is_compiling = watch.is_compiling
+
+    def outermost(module: Any, args: Any, kwargs: Any) -> Any:
+        inference = watch.inference if get_ident() == gate.thread else None
+        if inference is None:
+            inference = watch.ready(is_likely=torch.is_grad_enabled())
+            if inference is None:
+                return call_impl(module, *args, **kwargs)
+        try:
+            call = inference.call_begins(module, args, not is_compiled(module))
+        except Exception as error:
+            watch.give_up(error)
+            return call_impl(module, *args, **kwargs)
+        gate.busy = FREE if call.is_explored else FORWARD
+        try:
+            return call_impl(module, *args, **kwargs)
+        finally:
+            gate.busy = FREE
+            try:
+                inference.call_ends(call, module)
+            except Exception as error:
+                watch.give_up(error)
+
+    def call_impl(module: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(module, *args, **kwargs)
+
+    def make(replaced: Any) -> Any:
+        nonlocal original
+        original = replaced
+
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            # In this order: what dynamo sees is a constant, and not a flag to guard on.
+            if not is_compiling() and not gate.busy:
+                return outermost(self, args, kwargs)
+            return original(self, *args, **kwargs)
+
+        def call_as_torch(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_compiling() and not gate.busy:
+                return outermost(self, args, kwargs)
+            # What torch's own function does, without the frame that calling it would cost each module.
+            if self._compiled_call_impl is not None:
+                return self._compiled_call_impl(*args, **kwargs)
+            return self._call_impl(*args, **kwargs)
+
+        return call_as_torch if is_as_known(torch, replaced) else __call__
+
+    def is_compiled(module: Any) -> bool:
+        """Return whether what ``module`` calls may be compiled code, of which nothing is to be looked at."""
+        return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+
+    patches.replace(torch.nn.Module, "__call__", make)
+
+
+def is_as_known(torch: Any, replaced: Any) -> bool:
+    """Return whether ``Module.__call__`` is the function of torch that does nothing but choose one of two others."""
+    code = getattr(replaced, "__code__", None)
+    names = ("_compiled_call_impl", "_call_impl")
+    return (
+        replaced is getattr(torch.nn.Module, "_wrapped_call_impl", None) and code is not None and code.co_names == names
+    )

@@ -1,0 +1,99 @@
+"""Seam: fetches of ``torch.utils.data.DataLoader``, and the start of its workers."""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from training_profiler.instrument.codes import uncounted
+from training_profiler.instrument.gate import FETCH, FORWARD, FREE
+from training_profiler.instrument.patching import Patches, unseen
+from training_profiler.record.section import CANCELLED
+
+if TYPE_CHECKING:
+    from training_profiler.instrument.watch import Watch
+
+
+def install(patches: Patches, watch: "Watch", torch: Any) -> None:
+    """Note each batch fetched, whatever the loader's class: all go through one ``__next__`` of their iterators."""
+    module = torch.utils.data.dataloader
+    patches.replace(module._BaseDataLoaderIter, "__next__", functools.partial(_fetching, watch))
+    patches.replace(module._MultiProcessingDataLoaderIter, "__init__", functools.partial(_starting, watch))
+
+
+def _fetching(watch: "Watch", original: Any) -> Any:
+    gate = watch.gate
+
+    @functools.wraps(original)
+    def __next__(self: Any) -> Any:  # noqa: N807
+        elsewhere = watch.events_elsewhere()
+        if elsewhere is not None:
+            return _fetched_elsewhere(watch, elsewhere, original, self)
+        inference = watch.ready() if gate.busy <= FORWARD else None
+        if inference is None:
+            return original(self)
+        try:
+            if inference.calls:
+                inference.trains_within()
+            one = inference.fetch_begins(self, getattr(self, "_num_yielded", 1) == 0)
+        except Exception as error:
+            watch.give_up(error)
+            return original(self)
+        gate.busy = FETCH
+        is_over = False
+        try:
+            batch = original(self)
+        except BaseException as error:
+            is_over = isinstance(error, StopIteration)
+            one.has_batch = False
+            raise
+        else:
+            one.has_batch = True
+            return batch
+        finally:
+            gate.busy = FREE
+            try:
+                if one.has_batch:
+                    inference.fetch_ends(one)
+                else:
+                    inference.fetch_fails(one, is_over)
+            except Exception as error:
+                watch.give_up(error)
+
+    return unseen(__next__)
+
+
+def _starting(watch: "Watch", original: Any) -> Any:
+    gate = watch.gate
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        inference = watch.ready() if gate.busy == FREE else None
+        if inference is None:
+            return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+        codes = (uncounted(inference.codes.data_loading), inference.codes.worker_start)
+        for code in codes:
+            inference.tape.note(code)
+        gate.busy = FETCH
+        try:
+            return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+        finally:
+            gate.busy = FREE
+            for code in reversed(codes):
+                inference.tape.note(-code)
+
+    return __init__
+
+
+def _fetched_elsewhere(watch: "Watch", events: list[int], original: Any, iterator: Any) -> Any:
+    """Return the next batch, which a thread fetches beside the training; its time stands beside the training's."""
+    inference = watch.inference
+    if inference is None:
+        return original(iterator)
+    clock, code = inference.tape.clock, inference.codes.data_loading
+    events.extend((clock(), code))
+    try:
+        batch = original(iterator)
+    except BaseException:
+        events.extend((clock(), -code - CANCELLED))
+        raise
+    events.extend((clock(), -code))
+    return batch

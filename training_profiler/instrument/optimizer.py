@@ -1,0 +1,142 @@
+"""Seam: updates of optimizers, by torch's own hooks, and clearing gradients."""
+
+import functools
+import importlib
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from training_profiler.instrument.codes import uncounted
+from training_profiler.instrument.gate import FETCH, FORWARD, FREE
+from training_profiler.instrument.inference import Inference
+from training_profiler.instrument.patching import Patches
+
+if TYPE_CHECKING:
+    from training_profiler.instrument.watch import Watch
+
+
+class Updates:
+    """Tells outermost updates from those inside of another: of a base class, or of an optimizer that is wrapped."""
+
+    def __init__(self) -> None:
+        self.open: list[tuple[int, int]] = []  # (id of optimizer, id of the frame that updates), the outermost first
+
+    def begin(self, optimizer: Any, frame: FrameType | None) -> tuple[bool, bool]:
+        """Return whether this update is an outermost one, and whether one before it ended by an exception."""
+        had_failed = False
+        if self.open and not _is_running(self.open[0][1], frame):
+            self.open.clear()  # no hook tells of an update that raised
+            had_failed = True
+        self.open.append((id(optimizer), id(frame)))
+        return len(self.open) == 1, had_failed
+
+    def end(self, optimizer: Any) -> bool:
+        """Return whether the update that ended was an outermost one."""
+        while self.open and self.open[-1][0] != id(optimizer):
+            self.open.pop()
+        if self.open:
+            self.open.pop()
+            return not self.open
+        return False
+
+
+def _is_running(frame_id: int, frame: FrameType | None) -> bool:
+    frame = frame.f_back if frame is not None else None
+    while frame is not None:
+        if id(frame) == frame_id:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _was_skipped(optimizer: Any) -> bool:
+    """Return whether a fused update did nothing, for a GradScaler found infinite gradients.
+
+    On an accelerator that is not known without waiting for it, so there the update counts.
+    """
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and found.device.type == "cpu" and bool(found.item())
+
+
+def install(patches: Patches, watch: "Watch", torch: Any) -> None:
+    """Note updates and ``zero_grad``. Both hooks are called for every optimizer of torch's class."""
+    updates = Updates()
+    module = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the attribute
+    begins, ends = _hooks(watch, updates)
+    patches.keep(module.register_optimizer_step_pre_hook(begins).remove)
+    patches.keep(module.register_optimizer_step_post_hook(ends).remove)
+    patches.replace(module.Optimizer, "zero_grad", functools.partial(_clearing, watch, updates, True))
+    patches.replace(torch.nn.Module, "zero_grad", functools.partial(_clearing, watch, updates, False))
+
+
+def _hooks(watch: "Watch", updates: Updates) -> tuple[Callable[..., None], Callable[..., None]]:
+    gate, get_ident, is_compiling = watch.gate, threading.get_ident, watch.is_compiling
+
+    def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_compiling() or gate.busy == FETCH:
+            return
+        inference = watch.inference if gate.is_proven and get_ident() == gate.thread else watch.training()
+        if inference is None:
+            return
+        try:
+            frame = sys._getframe(1)
+            if updates.open:
+                is_outermost, had_failed = updates.begin(optimizer, frame)
+                if had_failed:
+                    inference.update.ends()
+                if not is_outermost:
+                    return
+            else:
+                updates.open.append((id(optimizer), id(frame)))
+            if inference.calls:
+                inference.trains_within()
+                gate.busy = FREE if gate.busy <= FORWARD else gate.busy
+            inference.update_begins()
+        except Exception as error:
+            watch.give_up(error)
+
+    def ends(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_compiling():
+            return
+        inference = watch.inference
+        if inference is None or not updates.open or get_ident() != gate.thread:
+            return
+        try:
+            if updates.end(optimizer):
+                inference.update_ends(optimizer, not (watch.has_scaler and _was_skipped(optimizer)))
+        except Exception as error:
+            watch.give_up(error)
+
+    return begins, ends
+
+
+def _clearing(watch: "Watch", updates: Updates, is_of_optimizer: bool, original: Any) -> Any:
+    gate, get_ident, is_compiling = watch.gate, threading.get_ident, watch.is_compiling
+
+    @functools.wraps(original)
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(self, *args, **kwargs)
+        inference = watch.inference
+        if inference is None or gate.busy > FORWARD or updates.open or get_ident() != gate.thread:
+            return original(self, *args, **kwargs)
+        return _clear(inference, original, self, args, kwargs)
+
+    def _clear(inference: Inference, original: Any, self: Any, args: Any, kwargs: Any) -> Any:
+        if inference.calls and is_of_optimizer:
+            inference.trains_within()
+            gate.busy = FREE
+        code = inference.codes.optimizer
+        if inference.tape.ends_with(-code):  # right after the update, and one span with it
+            inference.tape.take_back()
+        else:
+            code = uncounted(code)
+            inference.tape.note(code)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            inference.tape.note(-code)
+
+    return zero_grad

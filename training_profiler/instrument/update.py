@@ -1,0 +1,44 @@
+"""The span of an update, without what its closure computes."""
+
+from training_profiler.instrument.codes import uncounted
+from training_profiler.instrument.tape import Tape
+
+
+class Update:
+    """An optimizer's update under way; where it computes the loss itself, that time is not its own."""
+
+    __slots__ = ("_code", "_tape", "is_in_closure", "open_code")
+
+    def __init__(self, tape: Tape, code: int) -> None:
+        self.open_code = 0  # of the span that is open; 0 for none, or while the loss is computed
+        self.is_in_closure = False
+        self._tape = tape
+        self._code = code
+
+    def begins(self) -> None:
+        """Note that an update begins."""
+        code = self.open_code = self._code
+        self._tape.events.extend((self._tape.clock(), code))
+
+    def closure_begins(self) -> None:
+        """Note that the loss begins to be computed."""
+        self._leave()
+        self.is_in_closure = True
+
+    def closure_ends(self) -> None:
+        """Note that the gradients are there, and the update goes on."""
+        self.is_in_closure = False
+        self.open_code = uncounted(self._code)
+        self._tape.note(self.open_code)
+
+    def ends(self) -> int:
+        """Note that the update has ended, or raised some time ago; return the time in ns."""
+        self.is_in_closure = False
+        return self._leave()
+
+    def _leave(self) -> int:
+        now_ns = self._tape.clock()
+        if self.open_code:
+            self._tape.events.extend((now_ns, -self.open_code))
+            self.open_code = 0
+        return now_ns

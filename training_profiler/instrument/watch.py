@@ -1,0 +1,240 @@
+"""Watching a training that nobody edited: puts the seams in place and takes them out again."""
+
+import contextlib
+import functools
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from training_profiler.instrument import (
+    averaging,
+    backward,
+    checkpoint,
+    clipping,
+    collectives,
+    exchange,
+    forward,
+    loader,
+    optimizer,
+    scaler,
+    tracebacks,
+    transfer,
+)
+from training_profiler.instrument.codes import Codes
+from training_profiler.instrument.dynamo import DYNAMO, hide_from_dynamo
+from training_profiler.instrument.exchange import Exchange
+from training_profiler.instrument.gate import FREE, Gate
+from training_profiler.instrument.importing import after_import
+from training_profiler.instrument.inference import Inference
+from training_profiler.instrument.patching import Patches
+from training_profiler.instrument.tape import Tape
+from training_profiler.record.recorder import Recorder
+
+log: Final = logging.getLogger("training_profiler")
+NS_BETWEEN_LOOKS: Final = 1_000_000_000
+SEAMS: Final = {
+    "data loading": loader,
+    "forward pass": forward,
+    "backward pass": backward,
+    "optimizer": optimizer,
+    "gradient scaler": scaler,
+    "transfer": transfer,
+    "gradient norms": clipping,
+    "weight averaging": averaging,
+    "checkpoints": checkpoint,
+    "collectives": collectives,
+    "gradient exchange": exchange,
+    "tracebacks": tracebacks,
+}
+
+
+class Watch:
+    """The seams of this process and what they infer."""
+
+    def __init__(self, recorder: Recorder, begin: Callable[[], Callable[[int], None] | None]) -> None:
+        self.gate = Gate()
+        self.exchange = Exchange()
+        self.has_scaler = False  # a GradScaler is at work, which may have updates skipped
+        self.is_compiling: Callable[[], bool] = lambda: False
+        self.is_tracing: Callable[[], bool] = lambda: False  # a compiler's own calls, past dynamo
+        self.inference: Inference | None = None
+        self.missing: dict[str, str] = {}  # seams that could not be put in place, and why
+        self._recorder = recorder
+        self._begin = begin
+        self._patches: dict[str, Patches] = {}
+        self._next_look_ns = 0
+        self._lost: list[str] = []
+        self._backwards = self._updates = self._forwards = 0
+        self._has_steps_by_hand = False
+
+    def install(self, torch: Any) -> None:
+        """Put all seams in place; one that this version of torch has no place for stays out alone."""
+        self.is_compiling = torch.compiler.is_dynamo_compiling
+        self.is_tracing = _tracing_test()
+        self._put_in_place("compiler", lambda patches: self.after_import(DYNAMO, hide_from_dynamo, patches))
+        for name, seam in SEAMS.items():
+            self._put_in_place(name, functools.partial(seam.install, watch=self, torch=torch))
+
+    def _put_in_place(self, name: str, install: Callable[[Patches], None]) -> None:
+        patches = Patches()
+        try:
+            install(patches)
+        except Exception as error:
+            patches.undo()
+            self.missing[name] = f"{type(error).__name__}: {error}"
+        else:
+            self._patches[name] = patches
+
+    def after_import(self, name: str, replace: Callable[[str], None], patches: Patches) -> None:
+        """Call ``replace(name)`` when module ``name`` is there: now, or right after its import."""
+        if name in sys.modules:
+            replace(name)
+        else:
+            patches.keep(after_import(name, lambda: self.guarded(lambda: replace(name))))
+
+    def guarded(self, work: Callable[[], None]) -> None:
+        """Do ``work``; where it fails, take out all seams."""
+        try:
+            work()
+        except Exception as error:
+            self.give_up(error)
+
+    def uninstall(self) -> None:
+        """Take out all seams; calls under way go through what is left of them."""
+        self.inference = None
+        for patches in reversed(self._patches.values()):
+            patches.undo()
+        self._patches.clear()
+
+    def is_replaced(self, name: str) -> bool:
+        """Return whether the program has put something of its own in the place of seam ``name``."""
+        return name in self._patches and not self._patches[name].are_in_place()
+
+    def ready(self, is_likely: bool = False) -> Inference | None:
+        """Return what to tell events to; None where the calling thread is not the training's (see ``Gate.is_mine``)."""
+        return self._of_this_thread() if self.gate.is_mine(is_likely) else None
+
+    def training(self) -> Inference | None:
+        """Return the same for an event that only a training has."""
+        return self._of_this_thread() if self.gate.claim() else None
+
+    def _of_this_thread(self) -> Inference | None:
+        inference = self.inference
+        if inference is not None and inference.tape.events is self._recorder.buffer().events:
+            return inference
+        return self._first_event()
+
+    def events_elsewhere(self) -> list[int] | None:
+        """Return the events of the calling thread where that is not the training's, and a run is under way."""
+        if self.inference is None or threading.get_ident() == self.gate.thread:
+            return None
+        return self._recorder.buffer().events
+
+    def _first_event(self) -> Inference | None:
+        if not self._patches:
+            return None
+        try:
+            end_step = self._begin()
+            if end_step is None:
+                self.uninstall()
+                return None
+            torch = sys.modules["torch"]
+            self._recorder.hold_ns = self._recorder.clock()
+            tape = Tape(self._recorder)
+            codes = Codes(self._recorder.names)
+            self.inference = Inference(tape, codes, torch.nn.Module, torch.is_grad_enabled, end_step)
+        except Exception as error:
+            self.give_up(error)
+        return self.inference
+
+    def give_up(self, error: Exception) -> None:
+        """Take out all seams after an error of ours, and say so once; the training goes on."""
+        if "all seams" in self.missing:
+            return
+        self.missing["all seams"] = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(Exception):
+            log.warning("seams switched off, the training goes on: %s", self.missing["all seams"], exc_info=True)
+        self._remember()
+        self._recorder.hold_ns = None
+        self.uninstall()
+
+    def _remember(self) -> None:
+        inference = self.inference
+        if inference is not None:
+            self._backwards, self._updates = inference.backwards, inference.updates
+            self._forwards = inference.evaluation.forwards_without_grad
+            self._has_steps_by_hand = inference.has_steps_by_hand
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a training is under way that this process does itself."""
+        return self.inference is not None and self.inference.has_trained
+
+    def steps_come_by_hand(self) -> None:
+        """Leave the ends of steps to ``profile_step``."""
+        if self.inference is not None:
+            self.inference.steps_come_by_hand()
+
+    def look(self, now_ns: int) -> None:
+        """Read what is only to be had while it is there, once a second."""
+        if now_ns >= self._next_look_ns:
+            self._next_look_ns = now_ns + NS_BETWEEN_LOOKS
+            self.guarded(self.exchange.read)
+
+    def epoch_changes(self) -> None:
+        """Decide what is open, for an epoch begins or ends by hand."""
+        if self.inference is not None:
+            self.guarded(self.inference.epoch_changes)
+
+    def why_nothing(self) -> str:
+        """Return why there is nothing to report, after ``finish``."""
+        if self.missing.get("all seams"):
+            return f"watching had to be switched off ({self.missing['all seams']})"
+        if self._forwards:
+            return f"no gradient was computed, so there was no training ({self._forwards} forward passes without one)"
+        return "torch was imported, but no training was seen: no gradient was computed and no optimizer updated"
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether gradients were computed or parameters updated."""
+        return self._backwards > 0 or self._updates > 0
+
+    def notes(self) -> list[str]:
+        """Return one sentence for all that could not be recognised, after ``finish``."""
+        notes = [f"not watched: {name} ({why})" for name, why in self.missing.items()]
+        notes += [f"the program has put something of its own in the place of the seam {name!r}" for name in self._lost]
+        if self._backwards and not self._updates and not self._has_steps_by_hand:
+            notes.append(
+                f"steps could not be recognised: gradients were computed {self._backwards} times, but no optimizer of "
+                f"torch.optim was seen to update; profile_step() after each update marks them"
+            )
+        exchanged = self.exchange.note()
+        return notes if exchanged is None else [*notes, exchanged]
+
+    def finish(self) -> None:
+        """Decide what is still open, at the end of the run, and take out all seams."""
+        inference = self.inference
+        # Anybody may want to see the last exception; that takes nothing from what is measured.
+        self._lost = [name for name in self._patches if name != "tracebacks" and self.is_replaced(name)]
+        self.guarded(self.exchange.read)
+        try:
+            if inference is not None:
+                self._remember()
+                inference.finish()
+        finally:
+            self._recorder.hold_ns = None
+            self.uninstall()
+
+    def in_child(self) -> None:
+        """Start anew in a forked process; its parent's training is not its own."""
+        self.inference = None
+        self._recorder.hold_ns = None
+        self.gate.thread, self.gate.is_proven, self.gate.busy = 0, False, FREE
+
+
+def _tracing_test() -> Callable[[], bool]:
+    """Return a function that tells whether a compiler that runs behind dynamo is tracing; its calls are nobody's."""
+    context = getattr(sys.modules.get("torch._guards"), "TracingContext", None)  # private: may be gone
+    return (lambda: False) if context is None else (lambda: context.try_get() is not None)

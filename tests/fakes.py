@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from training_profiler.monitor.lines import Location, Sample
 from training_profiler.record.loader import LoaderCounts
 from training_profiler.record.names import SectionNames
 from training_profiler.record.recorder import EPOCH_BEGIN, EPOCH_END, STEP_END, Recorder
@@ -42,12 +43,17 @@ class FakeRun:
         self.accumulator = Accumulator(self.names, self.clock(), warmup)
         self.sums = RunSums(self.names, self.clock(), warmup)
         self.loaders: list[LoaderCounts] = []
+        self.samples: list[Sample] = []
         self.journal = None if journal is None else Journal(journal, 0, self.names, self.clock(), warmup)
 
     def spend(self, name: str, seconds: float) -> None:
         """Pass one span of a section."""
         with self.section(name):
             self.clock.advance(seconds)
+
+    def look(self, location: Location | None, times: int = 1) -> None:
+        """Sample the training thread at ``location``, now."""
+        self.samples += [(self.clock(), location)] * times
 
     def step(self, **seconds: float) -> None:
         """Pass one step of the given sections."""
@@ -70,7 +76,8 @@ class FakeRun:
         return self.sums.end_epoch(batches, samples)
 
     def drain(self) -> None:
-        self.accumulator.add(self.recorder.drain(), self.recorder.thread_serial())
+        samples, self.samples = self.samples, []
+        self.accumulator.add(self.recorder.drain(), self.recorder.thread_serial(), samples)
 
     def flush(self) -> None:
         """Drain, and hand what was summed up to the run's sums and the journal."""

@@ -1,14 +1,24 @@
 import pytest
 
 from training_profiler.errors import SettingsError
-from training_profiler.settings import Settings, read_settings, unknown_variables, variables
+from training_profiler.settings import Settings, launch_id, read_settings, unknown_variables, variables
+from training_profiler.switch import ROOT
 
 PREFIX = "RECTIFIED_FLOW_PROFILE_"
+SUFFIXES = ["LOG_EVERY", "FORMAT", "DIR", "STREAM", "WARMUP", "FLUSH_S", "MAX_NAMES", "SAMPLE_HZ"]
 
 
 def test_without_variables_the_defaults_hold():
     assert read_settings(environ={}) == Settings(
-        log_every=50, format="table", dir="runs", stream="stdout", warmup=None, flush_s=10.0, max_names=500, rank=0
+        log_every=50,
+        format="table",
+        dir="runs",
+        stream="stdout",
+        warmup=None,
+        flush_s=10.0,
+        max_names=500,
+        sample_hz=50,
+        rank=0,
     )
 
 
@@ -25,13 +35,15 @@ def test_without_variables_the_defaults_hold():
         ("WARMUP", "auto", None),
         ("FLUSH_S", "0.5", 0.5),
         ("MAX_NAMES", "4000", 4000),
+        ("SAMPLE_HZ", "0", 0),
+        ("SAMPLE_HZ", "1000", 1000),
     ],
 )
 def test_a_variable_sets_its_setting(name, given, read):
     assert getattr(read_settings(environ={PREFIX + name: given}), name.lower()) == read
 
 
-@pytest.mark.parametrize("name", ["LOG_EVERY", "FORMAT", "DIR", "STREAM", "WARMUP", "FLUSH_S", "MAX_NAMES"])
+@pytest.mark.parametrize("name", SUFFIXES)
 def test_a_variable_of_nothing_but_blanks_is_as_good_as_none(name):
     assert read_settings(environ={PREFIX + name: "  "}) == Settings()
 
@@ -55,6 +67,9 @@ def test_a_variable_of_nothing_but_blanks_is_as_good_as_none(name):
         ("FLUSH_S", "soon", "10"),
         ("MAX_NAMES", "0", "500"),
         ("MAX_NAMES", "4001", "500"),
+        ("SAMPLE_HZ", "-1", "50"),
+        ("SAMPLE_HZ", "1001", "50"),
+        ("SAMPLE_HZ", "often", "50"),
     ],
 )
 def test_a_bad_value_is_told_with_its_variable_and_an_example(name, given, example):
@@ -120,5 +135,13 @@ def test_known_variables_are_not_told():
 
 
 def test_these_are_all_the_variables():
-    suffixes = ["LOG_EVERY", "FORMAT", "DIR", "STREAM", "WARMUP", "FLUSH_S", "MAX_NAMES"]
-    assert variables() == ["RECTIFIED_FLOW_PROFILE", *(PREFIX + suffix for suffix in suffixes)]
+    assert variables() == ["RECTIFIED_FLOW_PROFILE", *(PREFIX + suffix for suffix in SUFFIXES)]
+
+
+def test_the_identity_of_a_launch_is_no_unknown_variable():
+    assert unknown_variables({ROOT: "1:x"}) == []
+
+
+def test_processes_of_a_launch_share_its_identity():
+    assert launch_id({ROOT: "12:12-a5"}) == "12-a5"
+    assert launch_id({}) is None

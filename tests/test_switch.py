@@ -1,7 +1,9 @@
+import os
+
 import pytest
 
 from training_profiler.errors import SettingsError
-from training_profiler.switch import SWITCH, is_switched_on
+from training_profiler.switch import ROOT, SWITCH, is_switched_on, launch_environment
 
 
 def test_profiling_is_off_unless_asked_for(monkeypatch):
@@ -29,3 +31,67 @@ def test_any_other_word_is_told_with_all_that_would_do(monkeypatch):
         "RECTIFIED_FLOW_PROFILE='maybe' is neither on (1, true, yes, on) nor off (0, false, no, off); "
         "example: RECTIFIED_FLOW_PROFILE=1"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "orig"),
+    [
+        (["/usr/bin/training-profiler", "run", "x"], ["python", "/usr/bin/training-profiler", "run", "x"]),
+        (["-m", "run", "x"], ["python", "-u", "-m", "training_profiler", "run", "x"]),
+        (["-m"], ["python", "-mtraining_profiler"]),
+    ],
+)
+def test_our_own_command_is_never_profiled(monkeypatch, words, orig):
+    monkeypatch.setattr("sys.argv", words)
+    monkeypatch.setattr("sys.orig_argv", orig)
+    monkeypatch.setenv(SWITCH, "maybe")
+    assert is_switched_on() is False
+
+
+@pytest.mark.parametrize("words", [[], ["-m"], ["-m", "training_profiler"], ["train.py", "training-profiler"], [""]])
+def test_other_programs_are(monkeypatch, words):
+    monkeypatch.setattr("sys.argv", words)
+    monkeypatch.setattr("sys.orig_argv", ["python", *words])
+    monkeypatch.setenv(SWITCH, "1")
+    assert is_switched_on() is True
+
+
+def composed(environ, is_python=True):
+    return launch_environment("/b", is_python, environ)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, "/b"),
+        ({"PYTHONPATH": ""}, "/b"),
+        ({"PYTHONPATH": "/x"}, "/b:/x"),
+        ({"PYTHONPATH": "/x:/b:/y"}, "/b:/x:/y"),
+        ({"PYTHONPATH": "/b"}, "/b"),
+        ({"PYTHONPATH": "/x::/y"}, "/b:/x::/y"),
+    ],
+)
+def test_a_launch_has_the_bootstrap_first_on_pythonpath_and_once(before, after):
+    assert composed(before)["PYTHONPATH"] == after
+
+
+@pytest.mark.parametrize(
+    ("given", "on"), [(None, "1"), ("", "1"), ("0", "1"), ("off", "1"), ("1", "1"), ("Yes", "Yes")]
+)
+def test_a_launch_is_switched_on(given, on):
+    assert composed({} if given is None else {"RECTIFIED_FLOW_PROFILE": given})["RECTIFIED_FLOW_PROFILE"] == on
+
+
+def test_a_launch_with_a_switch_that_is_neither_on_nor_off_is_refused():
+    with pytest.raises(SettingsError, match=f"^{SWITCH}='maybe' "):
+        composed({"RECTIFIED_FLOW_PROFILE": "maybe"})
+
+
+def test_a_launch_of_python_has_an_identity_of_its_own_that_its_first_process_owns():
+    root = composed({})[ROOT]
+    assert root.startswith(f"{os.getpid()}:")
+    assert ROOT not in composed({ROOT: f"{os.getpid()}:x"}, is_python=False)
+
+
+def test_a_launch_inside_of_a_launch_is_part_of_it():
+    assert composed({ROOT: "1:x"})[ROOT] == composed({ROOT: "1:x"}, is_python=False)[ROOT] == "1:x"

@@ -6,7 +6,7 @@ import pytest
 from fakes import FakeRun, section_figures, snapshot_of, step_figures
 
 from training_profiler.diagnosis import diagnose
-from training_profiler.snapshot import Snapshot
+from training_profiler.snapshot import LineFigures, Snapshot
 
 OF_STEP = [
     ("data_loading", 0.15, "data-loading-bound"),
@@ -139,6 +139,20 @@ def test_step_time_in_no_section_above_a_tenth_is_told():
     insight = find(snapshot_of({"backward_pass": 0.75}, steps=64, step_s=0.125), "unexplained")
     assert insight.finding == "25.0% of step time lies in no section (0.0312s a step)"
     assert insight.worth_s == 2.0
+
+
+def test_step_time_in_no_section_names_the_lines_that_hold_it():
+    lines = (
+        LineFigures("train.py", 212, "estimate_loss", share=0.1675, samples=67),
+        LineFigures("train.py", 88, "get_batch", share=0.0625, samples=25),
+        LineFigures("train.py", 90, "get_batch", share=0.005, samples=2),
+    )
+    run = replace(snapshot_of({"backward_pass": 0.75}, steps=64, step_s=0.125), lines={"other": lines})
+    insight = find(run, "unexplained")
+    named = "train.py:212 estimate_loss (67% of it), train.py:88 get_batch (25% of it)"
+    assert insight.finding == f"25.0% of step time lies in no section (0.0312s a step): {named}"
+    assert insight.evidence["lines"] == named
+    assert insight.remedy.startswith("make these lines cheaper")
 
 
 def test_step_time_in_no_section_just_below_a_tenth_is_not_told():

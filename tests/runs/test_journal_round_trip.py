@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training_profiler.errors import RunFolderError
+from training_profiler.monitor.lines import Location
 from training_profiler.record.loader import LoaderCounts
 from training_profiler.runs.reader import read_run
 from training_profiler.snapshot import Health
@@ -43,6 +44,7 @@ def journal_in(folder, **options):
 def assert_reads_back(run: FakeRun, folder) -> None:
     live, read = run.snapshot(), read_run(folder)
     assert read.sections == live.sections
+    assert read.lines == live.lines
     assert read.step == live.step
     assert read.epochs == live.epochs
     assert read.loaders == live.loaders
@@ -80,7 +82,37 @@ def test_loaders_read_back(tmp_path):
     ]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["enter", "exit", "step", "flush"]), st.integers(1, 4)), max_size=60))
+def test_lines_read_back(tmp_path):
+    run = journal_in(tmp_path)
+    places = [Location("train.py", 88, "get_batch"), None, Location("models/été.py", 7, "<module>")]
+    for i in range(80):
+        run.spend("data_loading", 0.1)
+        run.look(places[i % 3])
+        run.clock.advance(0.1)
+        with run.section("validation_epoch"):
+            run.look(places[i % 2])
+            run.clock.advance(0.1)
+        if i % 7 == 0:
+            run.flush()  # in the middle of a step
+        run.step()
+    run.look(places[0], 40)
+    run.clock.advance(1)
+    run.flush()
+    assert_reads_back(run, tmp_path)
+    assert read_run(tmp_path).lines.keys() == {"other", "(outside steps)", "validation_epoch"}
+
+
+def test_a_journal_from_before_there_were_lines_can_be_read(tmp_path):
+    run = journal_in(tmp_path)
+    train(run)
+    journal = tmp_path / JOURNAL
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    kept = [{key: value for key, value in line.items() if key not in ("lines", "step_lines")} for line in lines]
+    journal.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    assert_reads_back(run, tmp_path)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["enter", "exit", "step", "look", "flush"]), st.integers(1, 4)), max_size=60))
 def test_any_run_reads_back(tmp_path_factory, operations):
     folder = tmp_path_factory.mktemp("run")
     run = journal_in(folder)
@@ -94,6 +126,8 @@ def test_any_run_reads_back(tmp_path_factory, operations):
             entered.pop().__exit__(None, None, None)
         elif what == "step":
             run.step()
+        elif what == "look":
+            run.look(Location("train.py", number, "main"), 20)
         elif what == "flush":
             run.flush()
     assert_reads_back(run, folder)

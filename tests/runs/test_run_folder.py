@@ -47,7 +47,8 @@ def test_the_description_of_a_run_is_json(tmp_path):
     path = tmp_path / "meta.json"
     write_json(path, describe_run(Settings(log_every=7)))
     data = json.loads(path.read_text())
-    keys = {"began", "host", "pid", "command", "folder", "python", "platform", "cpus", "versions", "settings", "git"}
+    of_process = {"began", "host", "pid", "launch", "command", "folder", "python", "platform", "cpus"}
+    keys = of_process | {"versions", "settings", "git"}
     assert set(data) == keys
     assert data["settings"]["log_every"] == 7
 

@@ -1,0 +1,291 @@
+"""Each seam over real torch: what is one span of its section, what is none, and what it returns."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+INPUTS, TARGETS = torch.ones(4, 2), torch.zeros(4, 1)
+
+
+@pytest.fixture
+def model():
+    return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+
+
+@pytest.fixture
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_a_training_loop_is_seen_as_it_is(seen, model, optimizer):
+    criterion = nn.MSELoss()
+    for _ in range(2):
+        for inputs, targets in DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=2):
+            optimizer.zero_grad()
+            criterion(model(inputs), targets).backward()
+            optimizer.step()
+    counts = seen.counts()
+    assert seen.steps == 4
+    assert counts == {
+        "data_loading": 4,
+        "first_fetch": 2,
+        "forward_pass": 4,
+        "backward_pass": 4,
+        "optimizer_step": 4,
+    }
+
+
+def test_evaluation_is_seen_as_it_is(seen, model, optimizer):
+    loader = DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=2)
+    for _ in range(2):
+        for inputs, targets in loader:
+            F.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+        with torch.no_grad():
+            for inputs, _ in loader:
+                model(inputs)
+    counts = seen.counts()
+    assert counts["validation_epoch"] == 2
+    assert counts["validation_epoch/forward_pass"] == counts["validation_epoch/data_loading"] == 4
+    assert counts["forward_pass"] == counts["data_loading"] == 4
+
+
+def test_what_raises_in_a_forward_pass_reaches_the_program(seen, model):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.ones(1, 7))
+    model(INPUTS).sum().backward()
+    assert seen.counts() == {"forward_pass": 2, "backward_pass": 1}
+
+
+def test_hooks_and_keyword_arguments_of_modules_work_as_ever(seen):
+    class Model(nn.Module):
+        def forward(self, x, *, scale):
+            return scale * x
+
+    model = Model()
+    calls = []
+    model.register_forward_hook(lambda module, args, output: calls.append(output) or output + 1)
+    assert torch.equal(model(torch.ones(1), scale=2), torch.tensor([3.0]))
+    assert len(calls) == 1
+
+
+def test_a_gradient_by_autograd_grad_is_a_backward_pass(seen, model):
+    (gradient,) = torch.autograd.grad(model(INPUTS).sum(), [model[0].weight])
+    assert gradient.shape == (3, 2)
+    assert seen.counts() == {"forward_pass": 1, "backward_pass": 1}
+
+
+def test_gradients_for_several_losses_are_a_backward_pass_each(seen, model):
+    output = model(INPUTS)
+    output.sum().backward(retain_graph=True)
+    output.mean().backward()
+    torch.autograd.backward([model(INPUTS).sum()])
+    assert seen.counts() == {"forward_pass": 2, "backward_pass": 3}
+
+
+def test_a_gradient_of_a_gradient_is_a_backward_pass_of_its_own(seen, model):
+    inputs = INPUTS.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
+    gradient.norm().backward()
+    assert seen.counts() == {"forward_pass": 1, "backward_pass": 2}
+
+
+def test_what_a_checkpoint_computes_again_is_part_of_the_backward_pass(seen, model):
+    for use_reentrant in (True, False):
+        inputs = INPUTS.clone().requires_grad_()
+        checkpoint(model, inputs, use_reentrant=use_reentrant).sum().backward()
+    assert seen.counts()["backward_pass"] == 2
+
+
+def test_an_update_that_raises_is_raised_and_the_next_counts(seen, model):
+    class Failing(torch.optim.SGD):
+        fails = True
+
+        def step(self, closure=None):
+            if self.fails:
+                raise ArithmeticError
+            return super().step(closure)
+
+    optimizer = Failing(model.parameters(), lr=0.1)
+    for optimizer.fails in (True, False, False):
+        model(INPUTS).sum().backward()
+        if optimizer.fails:
+            with pytest.raises(ArithmeticError):
+                optimizer.step()
+        else:
+            optimizer.step()
+    seen.counts()
+    assert seen.steps == 2
+
+
+def test_an_update_with_a_closure_is_one_step_with_its_forward_and_backward_passes(seen, model):
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, tolerance_grad=0, tolerance_change=0)
+    evaluations = 0
+
+    def closure():
+        nonlocal evaluations
+        evaluations += 1
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(INPUTS), TARGETS)
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        assert optimizer.step(closure) > 0
+    counts = seen.counts()
+    assert counts == {"forward_pass": evaluations, "backward_pass": evaluations, "optimizer_step": 2}
+    assert seen.steps == 2
+
+
+def test_clearing_gradients_is_time_of_the_optimizer_and_no_step(seen, model, optimizer):
+    for clear in (optimizer.zero_grad, model.zero_grad):
+        model(INPUTS).sum().backward()
+        clear()
+    assert model[0].weight.grad is None
+    seen.counts()
+    assert seen.steps == 0
+
+
+@pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_", "get_total_norm"])
+def test_norms_of_gradients_are_metrics(seen, model, clip):
+    model(INPUTS).sum().backward()
+    function = getattr(nn.utils, clip)
+    gradients = [parameter.grad for parameter in model.parameters()]
+    function(gradients if clip == "get_total_norm" else model.parameters(), *[1.0] * (clip != "get_total_norm"))
+    assert seen.counts() == {"forward_pass": 1, "backward_pass": 1, "metrics_computation": 1}
+
+
+def test_moving_to_a_device_is_a_transfer_and_to_another_dtype_none(seen, model):
+    seen.watch.ready()
+    INPUTS.to("cpu")
+    INPUTS.to(torch.device("cpu"), torch.float64)
+    INPUTS.to(device="cpu")
+    INPUTS.to(TARGETS)
+    model.to("cpu")
+    assert INPUTS.to(torch.float64).dtype == torch.float64
+    model.to(torch.float32)
+    assert seen.counts() == {"data_transfer": 5}
+
+
+def test_a_transfer_within_a_forward_pass_is_part_of_that(seen):
+    class Model(nn.Linear):
+        def forward(self, inputs):
+            return super().forward(inputs.to("cpu"))
+
+    model = Model(2, 1)
+    for _ in range(3):
+        model(INPUTS).sum().backward()
+    assert seen.counts() == {"forward_pass": 3, "backward_pass": 3}
+
+
+def test_saving_is_a_checkpoint_by_either_path(seen, model, tmp_path):
+    seen.watch.ready()
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    torch.serialization.save({}, tmp_path / "more.pt")
+    assert seen.counts() == {"checkpointing": 2}
+    model.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+
+
+def test_what_cannot_be_saved_raises_and_is_a_checkpoint_that_has_ended(seen):
+    seen.watch.ready()
+    with pytest.raises(RuntimeError, match="does not exist"):
+        torch.save([1], "no/such/folder/model.pt")
+    assert seen.counts() == {"checkpointing": 1}
+
+
+def test_averaging_weights_is_an_ema_update(seen, model, optimizer):
+    average = torch.optim.swa_utils.AveragedModel(model)
+    for _ in range(2):
+        model(INPUTS).sum().backward()
+        optimizer.step()
+        average.update_parameters(model)
+    counts = seen.counts()
+    assert counts["ema_update"] == 2
+    assert seen.steps == 2
+
+
+def test_a_gradient_scaler_ends_a_step_only_where_it_updates(seen, model, optimizer):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for factor in (1.0, float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale(factor * model(INPUTS).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    counts = seen.counts()
+    assert seen.steps == 2
+    assert (counts["forward_pass"], counts["backward_pass"], counts["optimizer_step"]) == (3, 3, 2)
+
+
+def test_collectives_are_synchronization_also_within_a_forward_pass(seen, monkeypatch):
+    distributed = torch.distributed
+
+    class Model(nn.Linear):
+        def forward(self, inputs):
+            output = super().forward(inputs)
+            distributed.all_reduce(output.detach().clone())
+            return output
+
+    model = Model(2, 1)
+    seen.watch.ready()
+    with monkeypatch.context() as undone:
+        undone.setattr(sys, "excepthook", sys.excepthook)  # a process group puts one of its own there
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        try:
+            distributed.barrier()
+            model(INPUTS).sum().backward()
+            model(INPUTS).sum().backward()
+        finally:
+            distributed.destroy_process_group()
+    counts = seen.counts()
+    assert counts == {"synchronization": 3, "forward_pass": 2, "backward_pass": 2}
+
+
+def test_a_dataset_that_calls_modules_makes_no_forward_passes(seen):
+    class Augmented(TensorDataset):
+        normalize = nn.LayerNorm(2)
+
+        def __getitem__(self, index):
+            inputs, targets = super().__getitem__(index)
+            return self.normalize(inputs).detach(), targets
+
+    for inputs, _ in DataLoader(Augmented(INPUTS, TARGETS), batch_size=2):
+        nn.functional.relu(inputs)
+    assert seen.counts() == {"data_loading": 2, "first_fetch": 1}
+
+
+def test_a_loader_that_is_iterated_by_hand_or_measured_works_as_ever(seen):
+    loader = DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=2)
+    batches = iter(loader)
+    assert len(batches) == 2
+    next(batches)
+    next(batches)
+    with pytest.raises(StopIteration):
+        next(batches)
+    assert seen.counts() == {"data_loading": 2, "first_fetch": 1}
+
+
+def test_a_dataset_that_raises_raises_and_gives_no_batch(seen):
+    class Broken(TensorDataset):
+        def __getitem__(self, index):
+            raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        next(iter(DataLoader(Broken(INPUTS, TARGETS))))
+    assert seen.counts() == {}
+
+
+def test_what_goes_on_after_the_end_is_not_seen_and_works_as_ever(seen, model, optimizer):
+    step = optimizer.step
+    model(INPUTS).sum().backward()
+    step()
+    counts = seen.counts()
+    model(INPUTS).sum().backward()
+    step()
+    assert counts == {"forward_pass": 1, "backward_pass": 1, "optimizer_step": 1}
+    assert seen.run.recorder.backlog() == 0

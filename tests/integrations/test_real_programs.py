@@ -1,0 +1,144 @@
+"""Programs that know nothing of the profiler are counted as they count themselves, and print what they always did.
+
+Each one in ``programs`` ends with a line ``TRUTH {...}``: its own counts of steps and of the spans of sections. A count
+that has no clear truth is left out of that line.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+pytestmark = pytest.mark.integrations
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SWITCH = "RECTIFIED_FLOW_PROFILE"
+TIMEOUT_S = 140  # bounds a hang; the slowest takes a tenth of that
+LAUNCH = ("accelerate", "launch", "--cpu", "--num_machines=1", "--num_processes=1", "--mixed_precision=no")
+COMMANDS = {
+    "accelerate": ("accelerate_accumulation.py",),
+    "accelerate-launch": (*LAUNCH, "accelerate_accumulation.py"),
+    "hugging-face": ("hugging_face_trainer.py",),
+    "ignite": ("ignite_supervised.py",),
+    "ignite-engine": ("ignite_engine.py",),
+    "keras": ("keras_fit.py",),
+    "lightning": ("lightning_demo.py",),
+    "lightning-transformer": ("lightning_transformer.py",),
+    "lightning-two-optimizers": ("lightning_two_optimizers.py",),
+    "rectified-flow": ("rectified_flow_trainer.py",),
+    "rectified-flow-accumulate": ("rectified_flow_trainer.py", "--accumulate"),
+    "skorch": ("skorch_classifier.py",),
+    "stable-baselines-dqn": ("stable_baselines_dqn.py",),
+    "stable-baselines-ppo": ("stable_baselines_ppo.py",),
+    "trl": ("trl_sft.py",),
+}
+
+
+class Outcome(NamedTuple):
+    """What one run of a program left behind."""
+
+    status: int
+    lines: list[str]
+    stderr: str
+    cwd: Path
+
+
+class Pair(NamedTuple):
+    """A program run as it is, and once more under ``training-profiler run``."""
+
+    plain: Outcome
+    profiled: Outcome
+
+    @property
+    def truth(self) -> dict[str, int]:
+        """What the program counted itself."""
+        return dict(json.loads(self.plain.lines[-1].removeprefix("TRUTH ")))
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What the profiler said."""
+        (folder,) = (self.profiled.cwd / "runs").iterdir()
+        return dict(json.loads((folder / "report.json").read_text()))
+
+    def counts(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the profiler's counts of steps and of sections (none is 0), added up where a name says ``+``."""
+        report = self.report
+        counts = {name: section["count"] for name, section in report["sections"].items()} | {"steps": report["steps"]}
+        return {name: sum(counts.get(part, 0) for part in name.split(" + ")) for name in names}
+
+
+def environment(program: str) -> dict[str, str]:
+    """Return the variables of a run, in which nothing is fetched from or kept outside of its folder."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(SWITCH)}
+    paths = [str(ROOT), *([str(HERE / "stand_ins")] if program.startswith("rectified") else [])]
+    return {
+        **kept,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),  # where `accelerate` is
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": "home",
+        "KERAS_HOME": "home",
+    }
+
+
+def run(name: str, cwd: Path, prefix: tuple[str, ...]) -> Outcome:
+    """Run the program, after ``prefix``, to its end."""
+    words = [str(HERE / "programs" / word) if word.endswith(".py") else word for word in COMMANDS[name]]
+    done = subprocess.run(
+        [*prefix, *words],
+        cwd=cwd,
+        env=environment(name),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        stdin=subprocess.DEVNULL,
+    )
+    return Outcome(done.returncode, done.stdout.splitlines(), done.stderr, cwd)
+
+
+@pytest.fixture(scope="module", params=sorted(COMMANDS))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Both runs of one program, made once for all tests."""
+    name = request.param
+    launched = COMMANDS[name][0] == LAUNCH[0]
+    plain = run(name, tmp_path_factory.mktemp(f"{name}-plain"), () if launched else (sys.executable,))
+    assert plain.status == 0, plain.stderr
+    prefix = (sys.executable, "-m", "training_profiler", "run")
+    return Pair(plain, run(name, tmp_path_factory.mktemp(f"{name}-profiled"), prefix))
+
+
+def test_program_ends_as_it_did_and_prints_all_its_lines_unchanged(pair: Pair) -> None:
+    assert pair.profiled.status == 0, pair.profiled.stderr
+    remaining = iter(pair.profiled.lines)
+    lost = next((line for line in pair.plain.lines if line not in remaining), None)
+    assert lost is None, f"first line that is missing: {lost!r}, of\n" + "\n".join(pair.profiled.lines)
+
+
+def test_steps_batches_forwards_and_backwards_are_as_many_as_the_program_counted(pair: Pair) -> None:
+    truth = {name: count for name, count in pair.truth.items() if "/" not in name}
+    assert {"steps", "backward_pass"} <= set(truth)
+    assert pair.counts(truth) == truth
+
+
+def test_batches_and_forwards_of_evaluation_are_told_apart(pair: Pair) -> None:
+    truth = {name: count for name, count in pair.truth.items() if "/" in name}
+    assert pair.counts(truth) == truth
+
+
+def test_shares_add_up_and_nothing_was_lost_or_switched_off(pair: Pair) -> None:
+    report = pair.report
+    assert sum(section["share"] for section in report["sections"].values()) == pytest.approx(1.0)
+    assert report["health"]["dropped"] == 0
+    assert report["health"]["disabled"] == []
+    assert report["ended_by"] is None
+
+
+def test_updates_that_could_not_be_recognised_are_said(pair: Pair) -> None:
+    if pair.truth["steps"] == 0:
+        assert any("optimizer" in note for note in pair.report["health"]["notes"])

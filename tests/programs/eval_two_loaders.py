@@ -1,0 +1,40 @@
+"""Two loaders are evaluated one after the other each epoch, and a third after the training."""
+
+import torch
+from _tiny import counts, examples, net, show, truth
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+count = counts("validation_epoch/data_loading", "validation_epoch/forward_pass")
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader, val_loader = DataLoader(examples(40), batch_size=8, shuffle=True), DataLoader(examples(20), batch_size=8)
+shifted_loader, test_loader = DataLoader(examples(24), batch_size=8), DataLoader(examples(30), batch_size=8)
+
+
+def evaluate(name, data):
+    model.eval()
+    with torch.no_grad():
+        for inputs, targets in data:
+            count["validation_epoch/data_loading"] += 1
+            print(name)
+            show(F.cross_entropy(model(inputs), targets))
+            count["validation_epoch/forward_pass"] += 1
+
+
+for _epoch in range(2):
+    model.train()
+    for inputs, targets in loader:
+        count["data_loading"] += 1
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), targets)
+        count["forward_pass"] += 1
+        loss.backward()
+        count["backward_pass"] += 1
+        optimizer.step()
+        count["steps"] += 1
+        show(loss)
+    evaluate("valid", val_loader)
+    evaluate("shifted", shifted_loader)
+evaluate("test", test_loader)
+truth(count)

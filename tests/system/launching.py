@@ -1,0 +1,53 @@
+"""Starts programs plainly and through ``training-profiler run``, with stand-ins for torch and for the profiler."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .scripts import ROOT, TIMEOUT_S, environment
+
+BOOTSTRAP = ROOT / "training_profiler" / "bootstrap"
+NOTHING = "training_profiler: nothing measured: the program never imported torch\n"
+# `-c`, and not `-m training_profiler`: the stand-ins may come first on PYTHONPATH.
+RUN = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from training_profiler.cli import main; sys.exit(main())"
+
+
+class Ended(NamedTuple):
+    """How a program ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def through_run(*words: str) -> list[str]:
+    """Return the command line of ``training-profiler run`` with ``words``."""
+    return [sys.executable, "-c", RUN, "run", *words]
+
+
+def execute(cwd: Path, command: list[str], profile: str | None = None, pythonpath: str = "", **options: Any) -> Ended:
+    """Run ``command`` to its end, with exactly this PYTHONPATH."""
+    variables = {"PYTHONPATH": pythonpath, **options.pop("variables", {})}
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=environment(profile, **variables),
+        text=True,
+        timeout=TIMEOUT_S,
+        capture_output=True,
+        **{"input": "", **options},
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def stand_ins(cwd: Path, torch: str = "", live: str | None = None) -> str:
+    """Make a package ``torch``, and where ``live`` is given a ``training_profiler``; return the PYTHONPATH for both."""
+    folder = cwd / "stand_ins"
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").write_text(torch)
+    if live is not None:
+        (folder / "training_profiler").mkdir()
+        (folder / "training_profiler" / "__init__.py").write_text("")
+        (folder / "training_profiler" / "live.py").write_text(live)
+    return str(folder)

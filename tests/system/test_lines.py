@@ -1,0 +1,140 @@
+"""Where in the user's files the time goes, in whole processes."""
+
+import json
+from pathlib import Path
+
+from training_profiler.monitor.lines import HANDOVER_S
+
+from .scripts import THREE_STEPS, report_command, run
+
+SWIFT = {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "500"}  # enough samples of a run of a second
+NETWORK = """
+class Network:
+    def forward(self, n):
+        total = 0
+        for i in range(n):
+            total += i * i
+        return total
+"""
+PLANTED = """
+from training_profiler import *
+from layers.network import Network
+
+def augment(n):
+    total = 0
+    for i in range(n):
+        total += i * i
+    return total
+
+def main():
+    network = Network()
+    start_training_profiling(log_every=1000)
+    for step in range(20):
+        with profile_section("forward_pass"):
+            network.forward(200_000)
+        augment(200_000)
+        profile_step()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def share_of(lines: list[dict[str, object]], file: str, function: str) -> float:
+    return sum(float(str(line["share"])) for line in lines if (line["file"], line["function"]) == (file, function))
+
+
+def test_a_slow_function_is_named_in_the_section_it_runs_in(tmp_path: Path) -> None:
+    (tmp_path / "layers").mkdir()
+    (tmp_path / "layers" / "network.py").write_text(NETWORK)
+    outcome = run(tmp_path, PLANTED, variables=SWIFT)
+    assert (outcome.status, outcome.stderr) == (0, "")
+    sections, lines = outcome.report["sections"], outcome.report["lines"]
+    assert share_of(lines["other"], "script.py", "augment") > 0.9 * sections["other"]["share"]
+    assert (
+        share_of(lines["forward_pass"], "layers/network.py", "Network.forward")
+        > 0.9 * sections["forward_pass"]["share"]
+    )
+    assert {line["line"] for line in lines["other"] if line["function"] == "augment"} <= {7, 8, 9}
+    rows = outcome.stdout.split("Time Distribution:")[1].split("\n\n")[0]
+    assert "    layers/network.py:" in rows
+    assert "    script.py:" in rows
+    (finding,) = [insight["finding"] for insight in outcome.report["insights"] if insight["code"] == "unexplained"]
+    assert " augment (" in finding
+
+
+def test_the_report_from_the_journal_names_the_same_lines(tmp_path: Path) -> None:
+    (tmp_path / "layers").mkdir()
+    (tmp_path / "layers" / "network.py").write_text(NETWORK)
+    outcome = run(tmp_path, PLANTED, variables=SWIFT)
+    read = json.loads(report_command(tmp_path, str(outcome.folder), "--json").stdout)
+    assert read["lines"] == outcome.report["lines"]
+    assert "line sampler: " in report_command(tmp_path, str(outcome.folder)).stdout
+
+
+def test_python_code_that_keeps_the_gil_is_seen_beside_torch_code_that_does_not(tmp_path: Path) -> None:
+    """By CPython's own time to hand over the GIL, 5 ms, hardly any sample is in ``augment``."""
+    outcome = run(
+        tmp_path,
+        """
+        from time import perf_counter
+        import torch
+        from training_profiler import *
+
+        def augment(n):
+            total = 0
+            for i in range(n):
+                total += i * i
+
+        def multiply(a, n):
+            for _ in range(n):
+                a @ a
+
+        torch.set_num_threads(1)
+        a = torch.ones(256, 256)
+        start_training_profiling(log_every=100_000)
+        seconds = [0.0, 0.0]
+        for step in range(500):
+            times = [perf_counter()]
+            augment(15_000); times.append(perf_counter())
+            multiply(a, 4); times.append(perf_counter())
+            seconds[0] += times[1] - times[0]
+            seconds[1] += times[2] - times[1]
+            profile_step()
+        print(seconds[0] / sum(seconds))
+        """,
+        variables=SWIFT,
+    )
+    lines = outcome.report["lines"]["other"]
+    seen = share_of(lines, "script.py", "augment"), share_of(lines, "script.py", "multiply")
+    assert seen[0] / sum(seen) > float(outcome.stdout.split()[0]) / 3
+
+
+def test_a_short_run_makes_no_claim_and_says_how_much_was_sampled(tmp_path: Path) -> None:
+    outcome = run(tmp_path, THREE_STEPS)
+    assert outcome.report["lines"] == {}
+    assert "- line sampler: " in outcome.stdout.split("Profiler health:")[1]
+
+
+def test_switched_off_there_is_no_thread_and_nothing_is_said(tmp_path: Path) -> None:
+    script = "import sys, threading\n" + THREE_STEPS + "print(threading.active_count(), sys.getswitchinterval())\n"
+    outcome = run(tmp_path, script, variables={"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "0"})
+    assert outcome.stdout.startswith("1 0.005\n")
+    assert "line sampler" not in outcome.stdout
+    assert outcome.report["lines"] == {}
+
+
+def test_after_a_run_the_interpreter_is_as_before(tmp_path: Path) -> None:
+    look = "print(threading.active_count(), round(sys.getswitchinterval(), 6))\n"
+    outcome = run(tmp_path, "import sys, threading\n" + THREE_STEPS + look + "stop_training_profiling()\n" + look)
+    assert outcome.stdout.startswith(f"2 {HANDOVER_S}\n")
+    assert outcome.stdout.endswith("1 0.005\n")
+
+
+def test_a_forked_child_is_as_without_the_sampler(tmp_path: Path) -> None:
+    child = "print(threading.active_count(), sys.getswitchinterval(), flush=True); os._exit(0)"
+    outcome = run(
+        tmp_path, f"import os, sys, threading\n{THREE_STEPS}if os.fork():\n    os.wait()\nelse:\n    {child}\n"
+    )
+    assert outcome.stdout.startswith("1 0.005\n")
+    assert outcome.summaries == 1

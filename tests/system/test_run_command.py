@@ -1,0 +1,339 @@
+"""``training-profiler run``: a program finds and leaves everything as it does without us."""
+
+import json
+import os
+import pickle
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .launching import NOTHING, RUN, Ended, execute, stand_ins, through_run
+from .scripts import ROOT, environment
+
+# What a program can find out about itself. The last lines are what a class pickled in __main__ needs.
+LOOK = """
+import json, os, pickle, sys
+names = sorted(dir())
+class Point:
+    pass
+print(json.dumps({
+    "argv": sys.argv, "names": names, "name": __name__, "file": globals().get("__file__"), "path": sys.path,
+    "package": __package__, "spec": __spec__ and __spec__.name, "flags": str(sys.flags), "stdin": sys.stdin.read(),
+    "orig_argv": sys.orig_argv[1:], "cwd": os.getcwd(), "encoding": sys.stdout.encoding,
+    "executable": sys.executable, "line_buffering": sys.stdout.line_buffering,
+    "main": sys.modules["__main__"].__dict__ is globals(), "pickle": pickle.dumps(Point()).hex(),
+    "sitecustomize": str(sys.modules.get("sitecustomize")), "locale": os.environ.get("LC_CTYPE"),
+}))
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """Make a folder with the same program as script, executable, module, package and folder."""
+    (tmp_path / "look.py").write_text(LOOK)
+    (tmp_path / "without_ending").write_text(LOOK)
+    executable = tmp_path / "look"
+    executable.write_text(f"#!{sys.executable}\n{LOOK}")
+    executable.chmod(0o755)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    for path in ("package/module.py", "package/__main__.py"):
+        (tmp_path / path).write_text(LOOK)
+    return tmp_path
+
+
+def both(cwd: Path, plain: list[str], *words: str, **options: object) -> tuple[Ended, Ended]:
+    return execute(cwd, plain, **options), execute(cwd, through_run(*words), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["look.py"],
+        ["look.py", "--lr", "1e-3", "--help", "--", "-m", "", "two words", "run"],
+        ["./look.py", "-I"],
+        ["without_ending", "a"],
+        ["-m", "package.module", "-x"],
+        ["-mpackage"],
+        ["package", "a"],
+        ["-c", LOOK, "a", "-b"],
+        ["-u", "look.py"],
+        ["-Xutf8", "-W", "ignore", "-O", "look.py"],
+    ],
+    ids=" ".join,
+)
+def test_a_program_of_python_finds_everything_as_without_us(programs: Path, words: list[str]) -> None:
+    plain, ours = both(programs, [sys.executable, *words], *words, input="some\ninput")
+    assert plain.status == 0
+    assert ours == plain._replace(stderr=plain.stderr + NOTHING)
+
+
+def test_a_command_finds_everything_as_without_us(programs: Path) -> None:
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+    for words in (["./look", "a"], ["look", "-m"], ["python", "-u", "look.py"], [sys.executable, "look.py"]):
+        plain, ours = both(programs, words, *words, variables={"PATH": path})
+        assert plain.status == 0
+        assert ours == plain._replace(stderr=NOTHING)
+
+
+def test_words_after_two_dashes_are_the_program(programs: Path) -> None:
+    ours = execute(programs, through_run("--", "look.py", "--", "a"))
+    assert '"argv": ["look.py", "--", "a"]' in ours.stdout
+
+
+@pytest.mark.parametrize("variables", [{}, {"LANG": "C"}, {"LC_CTYPE": "C.UTF-8"}, {"PYTHONUTF8": "1"}], ids=str)
+def test_the_locale_is_the_one_the_program_would_find(
+    programs: Path, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LANG", "LC_ALL", "LC_CTYPE", "PYTHONUTF8"):
+        monkeypatch.delenv(name, raising=False)
+    plain, ours = both(programs, [sys.executable, "look.py"], "look.py", variables=variables)
+    assert ours.stdout == plain.stdout
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import sys; sys.exit(3)",
+        "import sys; sys.exit('no data')",
+        "def f(): raise ValueError('bad')\nf()",
+        "x = = 1",
+        "import no_such_module",
+        "try: 1 / 0\nexcept Exception as e: raise KeyError('k') from e",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "import os; os._exit(7)",
+        "import os; os.abort()",
+    ],
+)
+def test_a_program_ends_as_without_us(tmp_path: Path, script: str) -> None:
+    (tmp_path / "train.py").write_text(script)
+    plain, ours = both(tmp_path, [sys.executable, "train.py"], "train.py")
+    assert plain.status != 0
+    assert (ours.status, ours.stdout) == (plain.status, plain.stdout)
+    assert ours.stderr in (plain.stderr, plain.stderr + NOTHING)
+
+
+@pytest.mark.parametrize(
+    "words", [["missing.py"], ["folder"], ["-m", "no.such.module"], ["missing"], ["-Q"]], ids=" ".join
+)
+def test_what_python_cannot_run_it_says_itself(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "folder").mkdir()
+    plain, ours = both(tmp_path, [sys.executable, *words], *words)
+    assert plain.status in (1, 2)
+    assert (ours.status, ours.stdout) == (plain.status, plain.stdout)
+    assert ours.stderr in (plain.stderr, plain.stderr + NOTHING)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGPIPE"])
+def test_a_signal_does_to_the_program_what_it_does_without_us(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.py").write_text(f"import os, signal\nos.kill(os.getpid(), signal.{name})\nprint('alive')\n")
+    plain, ours = both(tmp_path, [sys.executable, "train.py"], "train.py")
+    assert (ours.status, ours.stdout) == (plain.status, plain.stdout)
+    assert plain.status == (0 if name == "SIGPIPE" else -getattr(signal, name))
+    assert ours.stderr == plain.stderr + ("" if name == "SIGTERM" else NOTHING)
+
+
+def test_no_process_of_ours_stays(tmp_path: Path) -> None:
+    command = through_run("-c", "import os; print(os.getpid())")
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(None), stdout=subprocess.PIPE, text=True)
+    assert process.communicate(timeout=60)[0] == f"{process.pid}\n"
+
+
+def test_signals_that_python_ignores_are_not_ignored_in_what_is_no_python(tmp_path: Path) -> None:
+    if not Path("/proc/self/status").exists():
+        pytest.skip("needs /proc")
+    words = ["grep", "Sig", "/proc/self/status"]
+    plain, ours = both(tmp_path, words, *words)
+    assert ours == plain
+
+
+def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
+    outer, inner = pty.openpty()
+    script = "import sys; print(sys.stdin.isatty(), sys.stdout.isatty())"
+    try:
+        command = through_run("-c", script)
+        subprocess.run(command, cwd=tmp_path, env=environment(None), stdin=inner, stdout=inner, timeout=60, check=True)
+        assert os.read(outer, 100).split() == [b"True", b"True"]
+    finally:
+        os.close(outer)
+        os.close(inner)
+
+
+CHILDREN = """
+import multiprocessing, os, pickle, sys
+class Point:
+    def __init__(self, x): self.x = x
+def double(point): return Point(2 * point.x)
+if __name__ == "__main__":
+    for method in ("spawn", "fork"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            print(method, [point.x for point in pool.map(double, map(Point, range(3)))])
+    pickle.dump(Point(5), open("point.pickle", "wb"))
+    pid = os.fork()
+    if not pid: sys.exit(4)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_children_and_pickles_work_and_children_say_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CHILDREN)
+    ours = execute(tmp_path, through_run("train.py"))
+    assert ours == Ended(0, "spawn [0, 2, 4]\nfork [0, 2, 4]\n4\n", NOTHING)
+    assert b"__main__" in (tmp_path / "point.pickle").read_bytes()
+    with pytest.raises(AttributeError):  # it was pickled as a class of __main__, which this process's is not
+        pickle.loads((tmp_path / "point.pickle").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("options", "named", "does"),
+    [
+        (["-I"], "-I", "ignores PYTHONPATH"),
+        (["-uE"], "-E", "ignores PYTHONPATH"),
+        (["-W", "ignore", "-S"], "-S", "skips sitecustomize"),
+    ],
+)
+def test_options_that_keep_the_profiler_out_are_told(tmp_path: Path, options: list[str], named: str, does: str) -> None:
+    (tmp_path / "train.py").write_text("import sys; print(sys.argv)")
+    expected = (
+        f"training-profiler: nothing will be measured: python {named} {does}, "
+        "by which the profiler gets into a program; leave it out\n"
+    )
+    for words in ([*options, "train.py", "a"], [sys.executable, *options, "train.py", "a"]):
+        assert execute(tmp_path, through_run(*words)) == Ended(0, "['train.py', 'a']\n", expected)
+
+
+def test_options_in_a_commands_first_line_are_told_too(tmp_path: Path) -> None:
+    command = tmp_path / "tool"
+    command.write_text(f"#!{sys.executable} -Es\nprint('done')\n")
+    command.chmod(0o755)
+    ours = execute(tmp_path, through_run("./tool"))
+    assert (ours.status, ours.stdout) == (0, "done\n")
+    assert "python -E ignores PYTHONPATH" in ours.stderr
+
+
+@pytest.mark.parametrize(
+    ("first_line", "mode", "status", "why"),
+    [
+        ("#!/bin/sh", 0o644, 126, "Permission denied"),
+        ("no first line of any kind", 0o755, 126, "Exec format error"),
+        ("#!/no/such/shell", 0o755, 127, "the interpreter its first line names does not exist"),
+    ],
+)
+def test_a_command_that_cannot_be_executed_is_one_line(
+    tmp_path: Path, first_line: str, mode: int, status: int, why: str
+) -> None:
+    if os.geteuid() == 0 and mode == 0o644:
+        assert not os.access(__file__, os.X_OK)  # root, too, may only execute what somebody may
+    (tmp_path / "train.sh").write_text(first_line + "\n")
+    (tmp_path / "train.sh").chmod(mode)
+    ours = execute(tmp_path, through_run("./train.sh"))
+    assert ours == Ended(status, "", f"training-profiler: ./train.sh cannot be executed: {why}\n")
+
+
+def test_run_without_a_program_is_one_line(tmp_path: Path) -> None:
+    expected = "training-profiler: run needs a program; example: training-profiler run train.py --lr 1e-3\n"
+    assert execute(tmp_path, through_run()) == Ended(2, "", expected)
+    assert execute(tmp_path, through_run("--")) == Ended(2, "", expected)
+
+
+def test_help_tells_all_commands_and_each_its_own(tmp_path: Path) -> None:
+    told = execute(tmp_path, [sys.executable, "-c", RUN, "--help"])
+    assert told.status == 0
+    for command in ("run", "report", "env"):
+        assert f"\n    {command} " in told.stdout
+    assert "training-profiler run torchrun" in execute(tmp_path, through_run("--help")).stdout
+
+
+@pytest.mark.parametrize("variable", ["RECTIFIED_FLOW_PROFILE", "RECTIFIED_FLOW_PROFILE_LOG_EVERY"])
+def test_a_wrong_setting_is_told_before_the_program_starts(tmp_path: Path, variable: str) -> None:
+    command = [sys.executable, "-m", "training_profiler", "run", "-c", "print('started')"]
+    ours = execute(tmp_path, command, pythonpath=str(ROOT), variables={variable: "maybe"})
+    assert (ours.status, ours.stdout) == (2, "")
+    assert ours.stderr.startswith(f"training-profiler: {variable}='maybe' is ")
+    assert len(ours.stderr.splitlines()) == 1
+
+
+def test_the_launcher_loads_neither_numpy_nor_argparse_also_where_profiling_is_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "training_profiler", "run", "true"]
+    ours = execute(tmp_path, command, profile="1", pythonpath=str(ROOT))
+    assert ours.status == 0
+    loaded = {line.rpartition("|")[2].strip() for line in ours.stderr.splitlines()}
+    assert "signal" in loaded  # which only cli.run needs
+    assert not loaded & {"numpy", "argparse", "dataclasses", "training_profiler.live", "training_profiler.cli.report"}
+
+
+def test_a_run_inside_a_run_finds_the_bootstrap_once_on_pythonpath(tmp_path: Path) -> None:
+    inner = through_run("-c", "import os; print(os.environ['PYTHONPATH'].count('bootstrap'))")
+    assert execute(tmp_path, through_run(*inner)).stdout == "1\n"
+
+
+def test_profile_training_with_a_program_is_the_same(programs: Path) -> None:
+    for words in (["look.py", "-a"], ["-m", "package"]):
+        plain, ours = both(programs, [sys.executable, *words], *words)
+        same = execute(programs, [sys.executable, str(ROOT / "profile_training.py"), *words], profile="1")
+        assert same == ours == plain._replace(stderr=NOTHING)
+
+
+LAUNCHED = """
+import os, torch
+print("rank", os.environ.get("RANK"), flush=True)
+"""
+LIVE = """
+import os
+def watch(begin_ns):
+    os.write(1, ("watched " + str(os.environ.get("RANK")) + "\\n").encode())
+def why_nothing():
+    return "it was only a test"
+"""
+
+
+def test_each_rank_of_torchrun_is_watched_and_one_process_speaks_for_all(tmp_path: Path) -> None:
+    torchrun = Path(sys.executable).with_name("torchrun")
+    if not torchrun.exists():
+        pytest.skip("torchrun is not installed here")
+    (tmp_path / "train.py").write_text(LAUNCHED)
+    folder = stand_ins(tmp_path, live=LIVE)
+    shutil.rmtree(Path(folder) / "torch")  # the real one
+    words = [str(torchrun), "--standalone", "--nproc_per_node=2", "train.py"]
+    ours = execute(tmp_path, through_run(*words), pythonpath=folder, variables={"OMP_NUM_THREADS": "1"})
+    assert ours.status == 0
+    expected = ["rank 0", "rank 1", "watched 0", "watched 1", "watched None"]
+    assert sorted(ours.stdout.splitlines()) == expected
+    assert ours.stderr.count("training_profiler: nothing measured: it was only a test\n") == 1
+
+
+TRAINING = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+"""
+
+
+def test_a_training_that_nobody_edited_is_profiled_and_computes_the_same(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    plain, ours = both(tmp_path, [sys.executable, "train.py"], "train.py")
+    assert (ours.status, ours.stderr) == (0, "")
+    assert ours.stdout.startswith(plain.stdout)
+    assert "=== Final Profiling Summary (5 steps) ===" in ours.stdout
+
+
+def test_a_training_in_a_child_speaks_for_a_parent_that_only_waits(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    (tmp_path / "start.py").write_text("import subprocess, sys; subprocess.run([sys.executable, 'train.py'])")
+    ours = execute(tmp_path, through_run("start.py"))
+    assert (ours.status, ours.stderr) == (0, "")
+    assert ours.stdout.count("=== Final Profiling Summary (5 steps) ===") == 1
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "meta.json").read_text())["launch"]

@@ -1,12 +1,32 @@
 """Runs all benchmarks, the shortest first, and ends with every figure in one table; the exit status is 0."""
 
-from benchmarks import import_off, memory, section_cost, training_ratio
+from benchmarks import (
+    import_off,
+    line_sampler,
+    memory,
+    seams,
+    section_cost,
+    start_up,
+    training_ratio,
+    watched_training,
+)
 from benchmarks.figures import Figure, print_figures
+
+ALL = (import_off, memory, seams, section_cost, start_up, line_sampler, training_ratio, watched_training)
 
 
 def main() -> None:
     figures: list[Figure] = []
-    for benchmark in (import_off, memory, section_cost, training_ratio):
+    for benchmark in (
+        import_off,
+        memory,
+        seams,
+        section_cost,
+        start_up,
+        line_sampler,
+        training_ratio,
+        watched_training,
+    ):
         print(f"== {benchmark.__name__}\n", flush=True)
         figures += benchmark.run()
     print("== all figures\n")

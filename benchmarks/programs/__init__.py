@@ -1,0 +1,1 @@
+"""Trainings that benchmarks run as programs of their own."""

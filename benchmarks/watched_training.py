@@ -1,0 +1,189 @@
+"""Cost of a training that nobody edited, watched against not, and beside others that watch one.
+
+``python -m benchmarks.watched_training [--rounds N] [--only WORD]``
+
+A round starts each program once, and they take turns every quarter of a second. A pair is a program's turn and the
+one of the bare training nearest to it; ``bare, again`` is what two trainings differ by that are the same. What comes
+more seldom than turns do is only in the sums.
+"""
+
+import argparse
+import importlib.util
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Final
+
+from benchmarks.children import ROOT, environment
+from benchmarks.figures import Figure, print_figures, print_table, spread
+from benchmarks.turns import Contender, Taken, take_turns
+
+PROGRAMS: Final = ROOT / "benchmarks" / "programs"
+TINY_TARGET_US: Final = 15
+MOST_S: Final = 450.0  # no round begins that would probably end later
+BARE, AGAIN, OURS = "bare", "bare, again", "training-profiler run"
+TRACEML: Final = "traceml run"  # of a loop of one's own: it sees no steps there
+EDITED: Final = "traceml run, trace_step() in the script"
+SIMPLE: Final = "Trainer(profiler='simple')"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A training to be watched, in turns of ``block_steps``."""
+
+    what: str
+    program: str
+    arguments: tuple[str, ...]
+    block_steps: int
+    run_s: float  # of a program's steps in a round
+    target: float | None = None  # for the ratio of wall times
+    others: tuple[str, ...] = ()
+
+    def contenders(self, folder: Path) -> dict[str, Contender]:
+        """Return the programs that take turns."""
+        arguments = (*self.arguments, str(self.block_steps))
+        script = str(PROGRAMS / self.program)
+        bare = Contender([sys.executable, script, *arguments], environment(is_on=False, folder=""))
+        watched = environment(is_on=True, folder=str(folder / "runs"))
+        made = {
+            BARE: bare,
+            OURS: Contender([sys.executable, "-m", "training_profiler", "run", script, *arguments], watched),
+        }
+        for other in self.others:
+            made[other] = _other(other, script, arguments)
+        return made | {AGAIN: bare}
+
+
+KINDS: Final = (
+    Kind("loop, 50 ms", "plain_training.py", ("50 ms",), 5, 9.0, 1.005, (TRACEML, EDITED)),
+    Kind("loop, 5 ms", "plain_training.py", ("5 ms",), 50, 6.0, 1.02, (TRACEML, EDITED)),
+    Kind("Lightning, 50 ms", "lightning_training.py", ("50 ms",), 5, 5.0, None, (SIMPLE, TRACEML)),
+    Kind("Lightning, 5 ms", "lightning_training.py", ("5 ms",), 50, 5.0, None, (SIMPLE, TRACEML)),
+    Kind("loop, 0.25 ms", "tiny_training.py", (), 500, 8.0),
+)
+
+
+def _other(name: str, script: str, arguments: tuple[str, ...]) -> Contender:
+    variables = environment(is_on=False, folder="")
+    if name == SIMPLE:
+        return Contender([sys.executable, script, *arguments, "simple"], variables)
+    if name == EDITED:
+        script = str(PROGRAMS / "traceml_training.py")
+    folder = str(Path(sys.executable).parent)
+    ports = ["--aggregator-port", str(_free_port()), "--master-port", str(_free_port())]
+    command = [f"{folder}/traceml", "run", script, *ports, "--args", *arguments]
+    # It starts `torchrun`, which has to be the one of this environment.
+    return Contender(command, variables | {"PATH": os.pathsep.join([folder, os.environ.get("PATH", "")])})
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+Times = Mapping[str, Taken]
+
+
+def run(rounds: int = 3, only: str = "") -> list[Figure]:
+    """Measure, print and return the ratios and what a tiny step costs; takes at most about 8 minutes."""
+    kinds = [kind for kind in _kinds() if only in kind.what]
+    taken: dict[str, list[Times]] = {kind.what: [] for kind in kinds}
+    begin_s = monotonic()
+    with TemporaryDirectory() as temporary:
+        for number in range(rounds):
+            if number and (monotonic() - begin_s) * (number + 1) / number > MOST_S:
+                print(f"stopped after {number} rounds: the machine is too slow for more in {MOST_S:.0f} s\n")
+                break
+            for index, kind in enumerate(kinds):
+                folder = Path(temporary) / f"{number}-{index}"
+                try:
+                    taken[kind.what].append(take_turns(kind.contenders(folder), kind.run_s, folder))
+                except RuntimeError as error:
+                    print(f"{kind.what}: not measured in round {number + 1}: {error}\n")
+    figures = [figure for kind in kinds for figure in _figures(kind, taken[kind.what])]
+    print_figures(figures)
+    return figures
+
+
+def _kinds() -> list[Kind]:
+    """Return what can be measured with the packages that are installed."""
+    needed = {SIMPLE: "lightning", TRACEML: "traceml_ai", EDITED: "traceml_ai"}
+    missing = {name for name in needed.values() if importlib.util.find_spec(name) is None}
+    for name in missing:
+        print(f"{name} is not installed and was left out\n")
+    kinds = []
+    for kind in KINDS:
+        if "lightning" not in missing or "lightning" not in kind.program:
+            others = tuple(other for other in kind.others if needed[other] not in missing)
+            fields = (kind.what, kind.program, kind.arguments, kind.block_steps, kind.run_s, kind.target)
+            kinds.append(Kind(*fields, others))
+    return kinds
+
+
+def _figures(kind: Kind, rounds: list[Times]) -> list[Figure]:
+    """Print what each program took, and return ours against the targets and the others."""
+    if not rounds:
+        return [Figure(f"{kind.what}: not measured", None, kind.target or TINY_TARGET_US)]
+    walls = {name: _pairs(rounds, name, "wall_ns") for name in rounds[0]}
+    cpus = {name: _pairs(rounds, name, "cpu_ns") for name in rounds[0]}
+    bare_us = {name: median(_steps_us(kind, rounds, BARE, name)) for name in ("wall_ns", "cpu_ns")}
+    print(
+        f"{kind.what}, {bare_us['wall_ns'] / 1e3:.2f} ms as measured: time over that of the bare training, "
+        f"median of {len(walls[OURS])} pairs of turns and its standard error"
+    )
+    rows = []
+    for name in rounds[0]:
+        added_us = bare_us["cpu_ns"] * (median(cpus[name]) - 1)
+        apart_s = median(times[name].apart_cpu_s - times[BARE].apart_cpu_s for times in rounds)
+        sums = [_sum_ratio(rounds, name, kind_ns) for kind_ns in ("wall_ns", "cpu_ns")]
+        row = [name, *_cells(walls[name]), sums[0], *_cells(cpus[name]), sums[1], f"{added_us:+.1f}", f"{apart_s:+.1f}"]
+        rows.append(row)
+    headers = ["watched by", "wall", "+-", "of the sums", "CPU", "+-", "of the sums", "CPU us a step", "CPU s beside"]
+    print_table(headers, rows)
+    if kind.target is None and not kind.others:
+        cost_us = bare_us["cpu_ns"] * (median(cpus[OURS]) - 1)
+        return [Figure(f"{kind.what}: CPU added to a step, reports and all", cost_us, TINY_TARGET_US, "us", 1)]
+    wall = median(walls[OURS])
+    figures = [] if kind.target is None else [Figure(f"{kind.what}, wall over bare", wall, kind.target, "", 4)]
+    beside = f"{kind.what}, wall over bare, beside"
+    return figures + [Figure(f"{beside} {other}", wall, median(walls[other]), "", 4) for other in kind.others]
+
+
+def _pairs(rounds: list[Times], name: str, kind_ns: str) -> list[float]:
+    """Return the ratios of neighbouring turns, of the program over the bare training; the first turn warms up."""
+    return [
+        own / bare
+        for times in rounds
+        for own, bare in zip(getattr(times[name], kind_ns)[1:], getattr(times[BARE], kind_ns)[1:], strict=True)
+    ]
+
+
+def _steps_us(kind: Kind, rounds: list[Times], name: str, kind_ns: str) -> list[float]:
+    return [ns / 1e3 / kind.block_steps for times in rounds for ns in getattr(times[name], kind_ns)[1:]]
+
+
+def _sum_ratio(rounds: list[Times], name: str, kind_ns: str) -> str:
+    own, bare = (sum(sum(getattr(times[one], kind_ns)[1:]) for times in rounds) for one in (name, BARE))
+    return f"{own / bare:.4f}"
+
+
+def _cells(ratios: list[float]) -> list[str]:
+    lower, middle, upper = spread(ratios)
+    # of a median of n values that are normally distributed: 1.253 sigma / sqrt(n), sigma = quartile range / 1.349
+    return [f"{middle:.4f}", f"{1.253 * (upper - lower) / 1.349 / sqrt(len(ratios)):.4f}"]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="part of the name of the trainings to measure, such as Lightning")
+    arguments = parser.parse_args()
+    run(arguments.rounds, arguments.only)

@@ -5,13 +5,17 @@ VENV := .venv
 INTEGRATIONS := .venv-integrations
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: profile test test-integrations lint bench venv clean
+.PHONY: profile test test-programs test-integrations lint bench venv clean
 
 profile: venv
 	$(VENV)/bin/python profile_training.py
 
 test: venv
 	$(VENV)/bin/python -m pytest
+
+# All of tests/programs, each alone and under the profiler; `make test` runs a few of them.
+test-programs: venv
+	$(VENV)/bin/python -m pytest -m 'programs or not programs' tests/system/test_programs.py
 
 # Frameworks that bring many packages stay out of the environment of `make test`.
 test-integrations: $(INTEGRATIONS)/.made
@@ -34,9 +38,12 @@ $(VENV)/.made: constraints.txt pyproject.toml
 	$(VENV)/bin/python $(PIP) --editable '.[examples,dev]'
 	@touch $@
 
+# rectified-flow-pytorch asks for torchvision, which has no wheel for the CPU build of torch: hence no dependencies
+# with it. The extra lists the others, and tests/integrations/stand_ins stands in for torchvision.
 $(INTEGRATIONS)/.made: constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python $(PIP) --editable '.[examples,integrations]'
+	$(INTEGRATIONS)/bin/python $(PIP) --no-deps rectified-flow-pytorch
 	@touch $@
 
 clean:

@@ -41,11 +41,56 @@ def test_the_main_thread_takes_over_where_it_is_likely_to_train():
     assert not on_another_thread(gate.is_mine)
 
 
-def test_no_other_thread_takes_over_for_being_likely_to_train():
+def test_no_other_thread_takes_over_from_one_as_likely_to_train():
     gate = Gate()
-    gate.is_mine()
+    gate.is_mine(is_likely=True)
     assert not on_another_thread(lambda: gate.is_mine(is_likely=True))
     assert gate.is_mine()
+
+
+def test_another_thread_takes_over_where_the_first_only_fetched():
+    gate = Gate()
+    gate.is_mine()
+    assert on_another_thread(lambda: gate.is_mine(is_likely=True))
+    assert not gate.is_mine()
+
+
+def test_a_thread_inside_of_a_fetch_keeps_no_other_from_training():
+    gate = Gate()
+    gate.is_mine()
+    fetch = gate.fetch_begins()
+
+    def train():
+        return gate.busy, gate.claim()
+
+    assert on_another_thread(train) == (FREE, True)
+    assert not gate.is_mine(is_likely=True)
+    gate.busy = FORWARD
+    gate.fetch_ends(fetch)
+    assert gate.busy == FORWARD
+
+
+def test_what_runs_inside_of_a_fetch_is_not_looked_at():
+    gate = Gate()
+    gate.is_mine()
+    fetch = gate.fetch_begins()
+    assert not gate.is_mine(is_likely=True)
+    assert not gate.claim()
+    gate.fetch_ends(fetch)
+    assert gate.claim()
+    fetch = gate.fetch_begins()
+    assert gate.busy == FETCH
+    gate.fetch_ends(fetch)
+    assert gate.busy == FREE
+
+
+def test_a_forked_child_begins_anew():
+    gate = Gate()
+    gate.claim()
+    gate.busy = FETCH
+    gate.in_child()
+    assert on_another_thread(gate.claim)
+    assert gate.busy == FREE
 
 
 def test_the_main_thread_does_not_take_over_from_one_that_has_trained():

@@ -21,7 +21,7 @@ def install(patches: Patches, watch: "Watch", torch: Any) -> None:
     is_compiling = watch.is_compiling
 
     def outermost(module: Any, args: Any, kwargs: Any) -> Any:
-        inference = watch.inference if get_ident() == gate.thread else None
+        inference = watch.inference if gate.is_proven and get_ident() == gate.thread else None
         if inference is None:
             inference = watch.ready(is_likely=torch.is_grad_enabled())
             if inference is None:
@@ -35,7 +35,8 @@ def install(patches: Patches, watch: "Watch", torch: Any) -> None:
         try:
             return call_impl(module, *args, **kwargs)
         finally:
-            gate.busy = FREE
+            if watch.inference is inference:  # and no other thread was found to be the training's meanwhile
+                gate.busy = FREE
             try:
                 inference.call_ends(call, module)
             except Exception as error:

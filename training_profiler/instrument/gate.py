@@ -16,33 +16,67 @@ class Gate:
     One for all threads: calls that other threads make meanwhile are not the training's.
     """
 
-    __slots__ = ("busy", "is_proven", "thread")
+    __slots__ = ("busy", "fetching", "is_likely", "is_proven", "thread")
 
     def __init__(self) -> None:
         self.busy = FREE
         self.thread = 0  # ident of the training thread; 0 until somebody claims to be
+        self.is_likely = False  # it has called a module with gradients on
         self.is_proven = False  # it has computed gradients or updated parameters
+        self.fetching: set[int] = set()  # threads inside of a fetch while none is proven: another may train meanwhile
 
     def is_mine(self, is_likely: bool = False) -> bool:
         """Return whether the calling thread is the training's.
 
-        The first to ask is, until another proves to be, or until the main thread does what ``is_likely`` training.
+        The first to ask is, until another does what is more like training: ``is_likely`` is more than a fetch,
+        and gradients and updates are beyond doubt. Where two are alike, the main thread is.
         """
         ident = threading.get_ident()
-        if self.thread == 0:
-            self.thread = ident
-        elif is_likely and not self.is_proven and ident != self.thread and ident == threading.main_thread().ident:
+        if ident in self.fetching:
+            return False
+        if self.thread != ident and self._takes_over(ident, is_likely):
             self.thread = ident
             self.busy = FREE
-        return self.thread == ident
+        if self.thread != ident:
+            return False
+        self.is_likely |= is_likely
+        return True
+
+    def _takes_over(self, ident: int, is_likely: bool) -> bool:
+        if self.thread == 0:
+            return True
+        if self.is_proven or not is_likely:
+            return False
+        return not self.is_likely or ident == threading.main_thread().ident
 
     def claim(self) -> bool:
         """Return whether the calling thread, which trains beyond doubt, is the training's."""
         ident = threading.get_ident()
-        if self.thread != ident:
-            if self.is_proven:
-                return False
+        if self.is_proven or ident in self.fetching:
+            return self.is_proven and self.thread == ident
+        if not self.is_mine(is_likely=True):
             self.thread = ident
             self.busy = FREE
         self.is_proven = True
         return True
+
+    def fetch_begins(self) -> int:
+        """Note that the training thread is inside of a fetch; return what ``fetch_ends`` takes."""
+        ident = threading.get_ident()
+        if self.is_proven:
+            self.busy = FETCH
+        else:  # a thread that only fetches may be the first to be seen
+            self.fetching.add(ident)
+        return ident
+
+    def fetch_ends(self, ident: int) -> None:
+        """Note that the fetch is over."""
+        if ident in self.fetching:
+            self.fetching.discard(ident)
+        elif ident == self.thread:
+            self.busy = FREE
+
+    def in_child(self) -> None:
+        """Start anew in a forked process."""
+        self.thread, self.is_likely, self.is_proven, self.busy = 0, False, False, FREE
+        self.fetching.clear()

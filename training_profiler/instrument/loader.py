@@ -4,7 +4,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from training_profiler.instrument.codes import uncounted
-from training_profiler.instrument.gate import FETCH, FORWARD, FREE
+from training_profiler.instrument.gate import FORWARD, FREE
 from training_profiler.instrument.patching import Patches, unseen
 from training_profiler.record.section import CANCELLED
 
@@ -37,7 +37,7 @@ def _fetching(watch: "Watch", original: Any) -> Any:
         except Exception as error:
             watch.give_up(error)
             return original(self)
-        gate.busy = FETCH
+        ident = gate.fetch_begins()
         is_over = False
         try:
             batch = original(self)
@@ -49,7 +49,7 @@ def _fetching(watch: "Watch", original: Any) -> Any:
             one.has_batch = True
             return batch
         finally:
-            gate.busy = FREE
+            gate.fetch_ends(ident)
             try:
                 if one.has_batch:
                     inference.fetch_ends(one)
@@ -72,11 +72,11 @@ def _starting(watch: "Watch", original: Any) -> Any:
         codes = (uncounted(inference.codes.data_loading), inference.codes.worker_start)
         for code in codes:
             inference.tape.note(code)
-        gate.busy = FETCH
+        ident = gate.fetch_begins()
         try:
             return original(self, *args, **kwargs)  # type: ignore[no-any-return]
         finally:
-            gate.busy = FREE
+            gate.fetch_ends(ident)
             for code in reversed(codes):
                 inference.tape.note(-code)
 

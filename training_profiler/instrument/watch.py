@@ -25,7 +25,7 @@ from training_profiler.instrument import (
 from training_profiler.instrument.codes import Codes
 from training_profiler.instrument.dynamo import DYNAMO, hide_from_dynamo
 from training_profiler.instrument.exchange import Exchange
-from training_profiler.instrument.gate import FREE, Gate
+from training_profiler.instrument.gate import Gate
 from training_profiler.instrument.importing import after_import
 from training_profiler.instrument.inference import Inference
 from training_profiler.instrument.patching import Patches
@@ -231,7 +231,7 @@ class Watch:
         """Start anew in a forked process; its parent's training is not its own."""
         self.inference = None
         self._recorder.hold_ns = None
-        self.gate.thread, self.gate.is_proven, self.gate.busy = 0, False, FREE
+        self.gate.in_child()
 
 
 def _tracing_test() -> Callable[[], bool]:

@@ -105,7 +105,6 @@ class Session:
             self._rank.note()
         now_ns = self._recorder.mark(STEP_END, at_ns)
         self._steps_marked += 1
-        self._recorder.settle(now_ns)
         if self._steps_marked >= self._next_report:
             self._next_report += self.settings.log_every
             if self._budget.allows():
@@ -133,7 +132,7 @@ class Session:
     def _mark_epoch(self, kind: int) -> None:
         if self.watch is not None:
             self.watch.epoch_changes()
-        self._recorder.settle(self._recorder.mark(kind))
+        self._recorder.mark(kind)
 
     def snapshot(self) -> Snapshot:
         """Return the figures of the run so far."""

@@ -15,7 +15,7 @@ from training_profiler.units import NS_PER_S
 log: Final = logging.getLogger("training_profiler")
 
 CALIBRATION_SPANS: Final = 2000  # about 1 ms
-REPORTS_FREE_NS: Final = NS_PER_S // 2  # what periodic reports may cost in all, however short the run
+REPORTS_FREE: Final = 20  # periodic reports of a run that may cost what they will
 REPORTS_SHARE: Final = 0.0015  # and what they may cost beyond, of the run's time
 
 
@@ -36,21 +36,23 @@ class Budget:
 
     def __init__(self, clock: Clock) -> None:
         self.left_out = 0
+        self._done = 0
         self._clock = clock
         self._begin_ns = clock()
         self._spent_ns = 0
 
     def allows(self) -> bool:
         """Return whether the work may be done once more; counts where it may not."""
-        allowed_ns = REPORTS_FREE_NS + REPORTS_SHARE * (self._clock() - self._begin_ns)
-        if self._spent_ns <= allowed_ns:
+        if self._done < REPORTS_FREE or self._spent_ns <= REPORTS_SHARE * (self._clock() - self._begin_ns):
+            self._done += 1
             return True
         self.left_out += 1
         return False
 
     def spend(self, ns: int) -> None:
         """Note what the work cost."""
-        self._spent_ns += ns
+        if self._done > REPORTS_FREE:
+            self._spent_ns += ns
 
 
 class Upkeep:

@@ -1,5 +1,6 @@
 """A training without torch: modules, loaders and optimizers that tell an ``Inference`` what the seams would."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -208,13 +209,15 @@ def _call(self: FakeModule, *inputs: Any) -> None:
 def _outermost(module: FakeModule, inputs: tuple[Any, ...]) -> None:
     """Do as instrument/forward.py: two frames between the caller of a module and the inference, none a method."""
     world = module.world
-    call = world.inference.call_begins(module, inputs, True)
+    caller = sys._getframe(2)
+    usual = world.inference.usual_call_begins(module, caller.f_code)
+    call = usual or world.inference.call_begins(module, inputs, True, caller)
     world.is_busy = not call.is_explored
     try:
         module.forward(*inputs)
     finally:
         world.is_busy = False
-        world.inference.call_ends(call, module)
+        (world.inference.usual_call_ends if usual else world.inference.call_ends)(call, module)
 
 
 FakeModule.__call__ = _call  # type: ignore[attr-defined]

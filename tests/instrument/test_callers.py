@@ -1,6 +1,6 @@
 """Who calls a model: a function, a method of a module that is never called itself, a trainer that is a module."""
 
-from training_profiler.instrument.inference import DRIVER_DEPTH
+from training_profiler.instrument.calls import DRIVER_DEPTH
 
 from .fake_training import EPOCH, FakeModule, Loss
 

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from training_profiler.record.recorder import MAX_MARKS, STEP_END
+from training_profiler.record.recorder import LOOP_BEGIN, MAX_MARKS, STEP_END
 from training_profiler.record.section import FLUSH_AT_MOST, ThreadBuffer
 
 
@@ -30,10 +30,15 @@ def test_what_is_held_back_is_handed_out_once_it_is_let_go(held):
 
 def test_marks_of_what_is_held_back_are_held_back(held, clock):
     held.mark(STEP_END, 1005)
-    held.mark(STEP_END)
+    held.mark(LOOP_BEGIN)
     assert held.drain().marks == [(STEP_END, 1005)]
     held.settle(clock())
-    assert held.drain().marks == [(STEP_END, 1030)]
+    assert held.drain().marks == [(LOOP_BEGIN, 1030)]
+
+
+def test_the_end_of_a_step_lets_go_what_came_before(held):
+    held.mark(STEP_END)
+    assert held.drain().until_ns == 1030
 
 
 def test_a_batch_never_ends_before_the_one_before(held):

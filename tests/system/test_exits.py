@@ -12,7 +12,7 @@ from .scripts import SUMMARY, THREE_STEPS, Outcome, finish, report_command, run,
 # Fast sections and a report at each step: a signal most likely lands in our own work.
 BUSY = """
 import training_profiler.upkeep
-training_profiler.upkeep.REPORTS_FREE_NS = 10**15  # or reports are thinned out after the first 0.1 s
+training_profiler.upkeep.REPORTS_FREE = 10**9  # or reports are thinned out
 from training_profiler import *
 start_training_profiling(log_every=1)
 for _ in range(3):

@@ -21,9 +21,11 @@ def install(patches: Patches, watch: "Watch", torch: Any) -> None:
         def compute(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or gate.busy > FORWARD or (not trains and watch.is_tracing()):
                 return original(*args, **kwargs)
-            inference = watch.inference if gate.is_proven and get_ident() == gate.thread else watch.training()
-            if inference is None:
-                return original(*args, **kwargs)
+            inference = gate.training
+            if inference is None or get_ident() != gate.thread:
+                inference = watch.training()
+                if inference is None:
+                    return original(*args, **kwargs)
             try:
                 if trains and inference.calls:
                     inference.trains_within()

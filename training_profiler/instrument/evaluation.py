@@ -146,10 +146,6 @@ class Evaluation:
         self.is_unsettled = False
         return step_begin_ns
 
-    def update_ends(self) -> None:
-        """Note an update: what follows it is between steps, or in the next."""
-        self.cycle += 1
-
     def ends(self) -> None:
         """End what evaluation there was: a checkpoint follows, an epoch's end, or nothing more."""
         for one in list(self.passes.unknown):

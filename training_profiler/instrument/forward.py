@@ -4,6 +4,7 @@ Modules call modules, hundreds a forward pass, so all but the outermost call mus
 (benchmarks/seams.py).
 """
 
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -18,36 +19,40 @@ def install(patches: Patches, watch: "Watch", torch: Any) -> None:
     """Note outermost calls of ``torch.nn.Module``."""
     gate, get_ident = watch.gate, threading.get_ident
     original: Any = None
+    is_known = False
     is_compiling = watch.is_compiling
 
     def outermost(module: Any, args: Any, kwargs: Any) -> Any:
-        inference = watch.inference if gate.is_proven and get_ident() == gate.thread else None
-        if inference is None:
+        inference = gate.training
+        if inference is None or get_ident() != gate.thread:
             inference = watch.ready(is_likely=torch.is_grad_enabled())
             if inference is None:
-                return call_impl(module, *args, **kwargs)
+                return original(module, *args, **kwargs)
         try:
-            call = inference.call_begins(module, args, not is_compiled(module))
+            caller = sys._getframe(2)
+            call = inference.usual_call_begins(module, caller.f_code)
+            is_usual = call is not None
+            if call is None:
+                call = inference.call_begins(module, args, not is_compiled(module), caller)
         except Exception as error:
             watch.give_up(error)
-            return call_impl(module, *args, **kwargs)
+            return original(module, *args, **kwargs)
         gate.busy = FREE if call.is_explored else FORWARD
         try:
-            return call_impl(module, *args, **kwargs)
+            if not is_known or module._compiled_call_impl is not None:
+                return original(module, *args, **kwargs)
+            return module._call_impl(*args, **kwargs)
         finally:
             if watch.inference is inference:  # and no other thread was found to be the training's meanwhile
                 gate.busy = FREE
             try:
-                inference.call_ends(call, module)
+                (inference.usual_call_ends if is_usual else inference.call_ends)(call, module)
             except Exception as error:
                 watch.give_up(error)
 
-    def call_impl(module: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(module, *args, **kwargs)
-
     def make(replaced: Any) -> Any:
-        nonlocal original
-        original = replaced
+        nonlocal original, is_known
+        original, is_known = replaced, is_as_known(torch, replaced)
 
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             # In this order: what dynamo sees is a constant, and not a flag to guard on.
@@ -63,7 +68,7 @@ def install(patches: Patches, watch: "Watch", torch: Any) -> None:
                 return self._compiled_call_impl(*args, **kwargs)
             return self._call_impl(*args, **kwargs)
 
-        return call_as_torch if is_as_known(torch, replaced) else __call__
+        return call_as_torch if is_known else __call__
 
     def is_compiled(module: Any) -> bool:
         """Return whether what ``module`` calls may be compiled code, of which nothing is to be looked at."""

@@ -1,7 +1,10 @@
 """Whose calls a seam looks at: the training thread's, and none from inside of another seam."""
 
 import threading
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from training_profiler.instrument.inference import Inference
 
 FREE: Final = 0
 FORWARD: Final = 1
@@ -16,13 +19,14 @@ class Gate:
     One for all threads: calls that other threads make meanwhile are not the training's.
     """
 
-    __slots__ = ("busy", "fetching", "is_likely", "is_proven", "thread")
+    __slots__ = ("busy", "fetching", "is_likely", "is_proven", "thread", "training")
 
     def __init__(self) -> None:
         self.busy = FREE
         self.thread = 0  # ident of the training thread; 0 until somebody claims to be
         self.is_likely = False  # it has called a module with gradients on
         self.is_proven = False  # it has computed gradients or updated parameters
+        self.training: Inference | None = None  # what the proven thread's seams tell events to
         self.fetching: set[int] = set()  # threads inside of a fetch while none is proven: another may train meanwhile
 
     def is_mine(self, is_likely: bool = False) -> bool:
@@ -79,4 +83,5 @@ class Gate:
     def in_child(self) -> None:
         """Start anew in a forked process."""
         self.thread, self.is_likely, self.is_proven, self.busy = 0, False, False, FREE
+        self.training = None
         self.fetching.clear()

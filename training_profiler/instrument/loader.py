@@ -1,6 +1,7 @@
 """Seam: fetches of ``torch.utils.data.DataLoader``, and the start of its workers."""
 
 import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 from training_profiler.instrument.codes import uncounted
@@ -20,20 +21,23 @@ def install(patches: Patches, watch: "Watch", torch: Any) -> None:
 
 
 def _fetching(watch: "Watch", original: Any) -> Any:
-    gate = watch.gate
+    gate, get_ident = watch.gate, threading.get_ident
 
     @functools.wraps(original)
     def __next__(self: Any) -> Any:  # noqa: N807
-        elsewhere = watch.events_elsewhere()
-        if elsewhere is not None:
-            return _fetched_elsewhere(watch, elsewhere, original, self)
-        inference = watch.ready() if gate.busy <= FORWARD else None
-        if inference is None:
+        inference = gate.training
+        if inference is None or get_ident() != gate.thread:
+            elsewhere = watch.events_elsewhere()
+            if elsewhere is not None:
+                return _fetched_elsewhere(watch, elsewhere, original, self)
+            inference = watch.ready()
+        if inference is None or gate.busy > FORWARD:
             return original(self)
         try:
             if inference.calls:
                 inference.trains_within()
-            one = inference.fetch_begins(self, getattr(self, "_num_yielded", 1) == 0)
+            is_first = getattr(self, "_num_yielded", 1) == 0
+            one = (None if is_first else inference.usual_fetch_begins(self)) or inference.fetch_begins(self, is_first)
         except Exception as error:
             watch.give_up(error)
             return original(self)

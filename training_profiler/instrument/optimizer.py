@@ -8,9 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from training_profiler.instrument.codes import uncounted
 from training_profiler.instrument.gate import FETCH, FORWARD, FREE
-from training_profiler.instrument.inference import Inference
 from training_profiler.instrument.patching import Patches
 
 if TYPE_CHECKING:
@@ -77,9 +75,11 @@ def _hooks(watch: "Watch", updates: Updates) -> tuple[Callable[..., None], Calla
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling() or gate.busy == FETCH:
             return
-        inference = watch.inference if gate.is_proven and get_ident() == gate.thread else watch.training()
-        if inference is None:
-            return
+        inference = gate.training
+        if inference is None or get_ident() != gate.thread:
+            inference = watch.training()
+            if inference is None:
+                return
         try:
             frame = sys._getframe(1)
             if updates.open:
@@ -100,11 +100,17 @@ def _hooks(watch: "Watch", updates: Updates) -> tuple[Callable[..., None], Calla
     def ends(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
-        inference = watch.inference
-        if inference is None or not updates.open or get_ident() != gate.thread:
+        inference = gate.training
+        if inference is None or get_ident() != gate.thread:
             return
         try:
-            if updates.end(optimizer):
+            updating = updates.open
+            if len(updating) == 1 and updating[0][0] == id(optimizer):
+                updating.clear()
+                is_outermost = True
+            else:
+                is_outermost = updates.end(optimizer)
+            if is_outermost:
                 inference.update_ends(optimizer, not (watch.has_scaler and _was_skipped(optimizer)))
         except Exception as error:
             watch.give_up(error)
@@ -119,24 +125,16 @@ def _clearing(watch: "Watch", updates: Updates, is_of_optimizer: bool, original:
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(self, *args, **kwargs)
-        inference = watch.inference
+        inference = gate.training or watch.inference
         if inference is None or gate.busy > FORWARD or updates.open or get_ident() != gate.thread:
             return original(self, *args, **kwargs)
-        return _clear(inference, original, self, args, kwargs)
-
-    def _clear(inference: Inference, original: Any, self: Any, args: Any, kwargs: Any) -> Any:
-        if inference.calls and is_of_optimizer:
+        if is_of_optimizer and inference.calls:
             inference.trains_within()
             gate.busy = FREE
-        code = inference.codes.optimizer
-        if inference.tape.ends_with(-code):  # right after the update, and one span with it
-            inference.tape.take_back()
-        else:
-            code = uncounted(code)
-            inference.tape.note(code)
+        is_updated = inference.update.clearing_begins()
         try:
             return original(self, *args, **kwargs)
         finally:
-            inference.tape.note(-code)
+            inference.update.clearing_ends(is_updated)
 
     return zero_grad

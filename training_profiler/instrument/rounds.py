@@ -21,31 +21,27 @@ class Rounds:
 
     def __init__(self, end_step: Callable[[int], None]) -> None:
         self._end_step = end_step
-        self._lead = 0
+        self.lead = 0  # id of an optimizer
         self._lead_alive: Callable[[], Any] = lambda: None
         self._lead_end_ns: int | None = None  # end of the lead's last update, while its step is not ended
         self.pending_ns: int | None = None  # where that step ends as far as is known
         self._others: list[tuple[int, int, Callable[[], Any]]] = []  # (id, end of update, alive) since then
         self._most: Counter[int] = Counter()  # the most updates of another optimizer in a round
         self._rounds = 0
-        self._is_alone = False  # the lead has led rounds, and always without others
+        self.is_alone = False  # the lead has led rounds, and always without others
 
     def updated(self, optimizer: Any, end_ns: int) -> None:
         """Note that ``optimizer`` has updated its parameters; ``end_ns`` ascends from call to call."""
-        key = id(optimizer)
-        if key == self._lead and self._is_alone:  # as in nearly all trainings
-            self._end_step(end_ns)
-        else:
-            self._note(key, _alive(optimizer), end_ns)
+        self._note(id(optimizer), _alive(optimizer), end_ns)
 
     def _note(self, key: int, alive: Callable[[], Any], end_ns: int) -> None:
-        if key == self._lead:
+        if key == self.lead:
             self._lead_again(end_ns)
-        elif not self._lead:
+        elif not self.lead:
             self._follow(key, alive, end_ns)
         else:
             self._others.append((key, end_ns, alive))
-            self._is_alone = False
+            self.is_alone = False
             if self._has_ended(key) and self._switch():
                 return
             if self.pending_ns is not None:
@@ -94,7 +90,7 @@ class Rounds:
         self._wait_or_end(end_ns)
 
     def _wait_or_end(self, end_ns: int) -> None:
-        self._is_alone = self._rounds > 1 and not self._most
+        self.is_alone = self._rounds > 1 and not self._most
         if self._rounds and not self._most:
             self._end_step(end_ns)
             self._lead_end_ns = self.pending_ns = None
@@ -102,7 +98,7 @@ class Rounds:
             self._lead_end_ns = self.pending_ns = end_ns
 
     def _follow(self, key: int, alive: Callable[[], Any], end_ns: int) -> None:
-        self._lead, self._lead_alive = key, alive
+        self.lead, self._lead_alive = key, alive
         self._rounds = 0
         self._most.clear()
         self._wait_or_end(end_ns)

@@ -1,6 +1,7 @@
 """What seams have in common that book a call as a span and infer nothing from it."""
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +23,15 @@ def booked(
         ends_evaluation: whether it is no part of an evaluation it follows.
         is_anywhere: whether calls inside of forward and backward passes are spans too.
     """
-    gate, is_compiling = watch.gate, watch.is_compiling
+    gate, is_compiling, get_ident = watch.gate, watch.is_compiling, threading.get_ident
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(*args, **kwargs)
-            inference = watch.inference
-            if inference is None or (gate.busy and not is_anywhere) or not gate.is_mine():
+            inference = gate.training or watch.inference
+            if inference is None or (gate.busy and not is_anywhere) or get_ident() != gate.thread:
                 return original(*args, **kwargs)
             code = code_of(inference.codes)
             try:

@@ -7,7 +7,7 @@ gradient was one of validation. The recorder hands out nothing later than ``hold
 from collections.abc import Callable
 
 from training_profiler.record.recorder import LOOP_BEGIN, Recorder
-from training_profiler.record.section import CANCELLED, FLUSH_AT_MOST
+from training_profiler.record.section import CANCELLED, FLUSH_AT_MOST, event_writer
 
 NS_PER_DRAIN = 1_000_000_000  # while an evaluation goes on and no step ends
 MOST_HELD = 1 << 16  # integers of events kept back; beyond it the best guess has to do
@@ -28,6 +28,10 @@ class Tape:
         self.clock = recorder.clock
         self.step_end_ns: Callable[[], int | None] = lambda: None  # where a step ends that is still to be marked
         self._next_drain_ns = self.clock() + NS_PER_DRAIN
+
+    def writer(self, code: int) -> Callable[[], None]:
+        """Return what does as ``note(code)`` without a Python frame, for what happens in every step."""
+        return event_writer(self.events, self.clock, code)
 
     def note(self, code: int) -> int:
         """Append an event and return its time in ns."""

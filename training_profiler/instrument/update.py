@@ -7,18 +7,28 @@ from training_profiler.instrument.tape import Tape
 class Update:
     """An optimizer's update under way; where it computes the loss itself, that time is not its own."""
 
-    __slots__ = ("_code", "_tape", "is_in_closure", "open_code")
+    __slots__ = ("_clearing_begins", "_clearing_ends", "_code", "_ends", "_tape", "is_in_closure", "open_code")
 
     def __init__(self, tape: Tape, code: int) -> None:
         self.open_code = 0  # of the span that is open; 0 for none, or while the loss is computed
         self.is_in_closure = False
         self._tape = tape
         self._code = code
+        self._ends = tape.writer(-code)
+        code = uncounted(code)
+        self._clearing_begins, self._clearing_ends = tape.writer(code), tape.writer(-code)
 
-    def begins(self) -> None:
-        """Note that an update begins."""
-        code = self.open_code = self._code
-        self._tape.events.extend((self._tape.clock(), code))
+    def clearing_begins(self) -> bool:
+        """Note that gradients begin to be cleared; return whether that is right after the update."""
+        if self._tape.ends_with(-self._code):  # and one span with it
+            self._tape.take_back()
+            return True
+        self._clearing_begins()
+        return False
+
+    def clearing_ends(self, is_updated: bool) -> None:
+        """Note that they are."""
+        (self._ends if is_updated else self._clearing_ends)()
 
     def closure_begins(self) -> None:
         """Note that the loss begins to be computed."""

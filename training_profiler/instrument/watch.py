@@ -59,7 +59,7 @@ class Watch:
         self.has_scaler = False  # a GradScaler is at work, which may have updates skipped
         self.is_compiling: Callable[[], bool] = lambda: False
         self.is_tracing: Callable[[], bool] = lambda: False  # a compiler's own calls, past dynamo
-        self.inference: Inference | None = None
+        self.inference: Inference | None = None  # changed by _tell alone
         self.missing: dict[str, str] = {}  # seams that could not be put in place, and why
         self._recorder = recorder
         self._begin = begin
@@ -103,7 +103,7 @@ class Watch:
 
     def uninstall(self) -> None:
         """Take out all seams; calls under way go through what is left of them."""
-        self.inference = None
+        self._tell(None)
         for patches in reversed(self._patches.values()):
             patches.undo()
         self._patches.clear()
@@ -118,7 +118,15 @@ class Watch:
 
     def training(self) -> Inference | None:
         """Return the same for an event that only a training has."""
-        return self._of_this_thread() if self.gate.claim() else None
+        inference = self._of_this_thread() if self.gate.claim() else None
+        if inference is not None:
+            self.gate.training = inference
+        return inference
+
+    def _tell(self, inference: Inference | None) -> None:
+        """Have seams tell events to ``inference``."""
+        self.inference = inference
+        self.gate.training = None  # until something is computed that only a training has
 
     def _of_this_thread(self) -> Inference | None:
         inference = self.inference
@@ -144,7 +152,7 @@ class Watch:
             self._recorder.hold_ns = self._recorder.clock()
             tape = Tape(self._recorder)
             codes = Codes(self._recorder.names)
-            self.inference = Inference(tape, codes, torch.nn.Module, torch.is_grad_enabled, end_step)
+            self._tell(Inference(tape, codes, torch.nn.Module, torch.is_grad_enabled, end_step))
         except Exception as error:
             self.give_up(error)
         return self.inference
@@ -229,7 +237,7 @@ class Watch:
 
     def in_child(self) -> None:
         """Start anew in a forked process; its parent's training is not its own."""
-        self.inference = None
+        self._tell(None)
         self._recorder.hold_ns = None
         self.gate.in_child()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Final, NamedTuple
 
-from training_profiler.monitor.user_code import Places, UserCode, places_of_this_process
+from training_profiler.monitor.user_code import MOST_FILES, Places, UserCode, places_of_this_process
 from training_profiler.record.names import printable
 from training_profiler.record.section import Clock
 from training_profiler.units import NS_PER_S
@@ -37,6 +37,7 @@ class Location(NamedTuple):
 
 
 Sample = tuple[int, Location | None]  # ns of the clock; None: nothing on the stack was the user's
+_Place = tuple[CodeType, int]  # and the instruction in it
 
 
 class LineSampler:
@@ -58,7 +59,8 @@ class LineSampler:
         self._clock = clock
         self._guard = guard
         self._places = places
-        self._waiting: list[Sample] = []
+        self._waiting: list[tuple[int, _Place | None]] = []
+        self._is_users: dict[str, bool] = {}  # by the file of a code object
         self._locations: dict[Location, Location] = {}
         self._user_code: UserCode | None = None
         self._hz = 0
@@ -89,7 +91,7 @@ class LineSampler:
     def take(self) -> list[Sample]:
         """Return the samples not handed out before, in time order."""
         samples, self._waiting = self._waiting, []
-        return samples
+        return [(ns, None if place is None else self._location(*place)) for ns, place in samples]
 
     def stop(self) -> None:
         """End the thread; waits for it, but not for long."""
@@ -147,25 +149,51 @@ class LineSampler:
         now_ns = self._clock()
         frame = sys._current_frames().get(self._watched)
         if frame is not None and len(self._waiting) < MOST_WAITING:
-            self._waiting.append((now_ns, self.locate(frame)))
+            self._waiting.append((now_ns, self._place(frame)))
             self.samples += 1
 
     def locate(self, frame: FrameType | None) -> Location | None:
         """Return the innermost line of the user's code on the stack of ``frame``; None where nothing is the user's."""
-        assert self._user_code is not None
+        place = self._place(frame)
+        return None if place is None else self._location(*place)
+
+    def _place(self, frame: FrameType | None) -> _Place | None:
+        """Return where that line is; what it is called can wait, for the training waits meanwhile."""
+        is_users = self._is_users
         while frame is not None:
             code = frame.f_code
-            file = self._user_code.shown(code.co_filename)
+            try:
+                is_found = is_users[code.co_filename]
+            except KeyError:
+                is_found = self._look_up(code.co_filename)
             # What is made from strings and has a name like __init__ was written by dataclasses or a named tuple.
-            if file is not None and not (file == "<string>" and code.co_name.startswith("__")):
-                return self._kept(Location(file, frame.f_lineno or code.co_firstlineno, function_name(code)))
+            if is_found and not (code.co_filename == "<string>" and code.co_name.startswith("__")):
+                return code, frame.f_lasti
             frame = frame.f_back
         return None
 
-    def _kept(self, location: Location) -> Location | None:
+    def _look_up(self, filename: str) -> bool:
+        assert self._user_code is not None
+        if len(self._is_users) >= MOST_FILES:
+            self._is_users.clear()
+        is_users = self._is_users[filename] = self._user_code.shown(filename) is not None
+        return is_users
+
+    def _location(self, code: CodeType, instruction: int) -> Location | None:
+        assert self._user_code is not None
+        file = self._user_code.shown(code.co_filename)
+        if file is None:
+            return None
+        location = Location(file, line_of(code, instruction), function_name(code))
         if location not in self._locations and len(self._locations) >= MOST_LOCATIONS:
             return None  # of so many lines, one that was not seen before has no share worth a word
         return self._locations.setdefault(location, location)
+
+
+def line_of(code: CodeType, instruction: int) -> int:
+    """Return the line that the instruction at this offset in ``code`` is on."""
+    lines = (line for begin, end, line in code.co_lines() if begin <= instruction < end)
+    return next(lines, None) or code.co_firstlineno
 
 
 def function_name(code: CodeType) -> str:

@@ -124,11 +124,14 @@ class Recorder:
 
     def mark(self, kind: int, at_ns: int | None = None) -> int:
         """Record a step's or an epoch's boundary, now or at a time not drained yet, and return its time in ns."""
-        self._marking_thread = self._local.buffer.serial
+        if at_ns is None:
+            self._marking_thread = self._local.buffer.serial
         mark_ns = self.clock() if at_ns is None else at_ns
         for _, before_ns in self.marks[-1:]:  # a slice, for another thread may drain meanwhile
             mark_ns = max(mark_ns, before_ns)
         self.marks.append((kind, mark_ns))
+        if self.hold_ns is not None and kind != LOOP_BEGIN:  # somebody knows for sure what came before
+            self.hold_ns = mark_ns
         return mark_ns
 
     def drain(self) -> Batch:

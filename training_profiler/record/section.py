@@ -112,18 +112,25 @@ class UnbegunSection(Section):
             self._section.cancel()
 
 
+def event_writer(events: list[int], clock: Clock, code: int) -> Callable[[], None]:
+    """Return a function that appends the clock's time and ``code``.
+
+    A chain of C iterators does it in one call that neither a signal handler nor another thread can interrupt, and
+    without a Python frame: 15 % of a section's cost (benchmarks/section_cost.py).
+    """
+    return map(events.extend, zip(starmap(clock, repeat(())), repeat(code), strict=False)).__next__
+
+
 def make_section(
     name: str, code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], None], again: Sections
 ) -> Section:
     """Return the section that appends to ``buffer`` and calls ``flush`` when that is full."""
     events = buffer.events
-    # A chain of C iterators reads the clock and appends (time, code) in one call that neither a signal
-    # handler nor another thread can interrupt, and without a Python frame: 15 % of a section's cost
-    # (benchmarks/section_cost.py). A method-wrapper in a class does not bind, so it can be __enter__ itself.
     times = starmap(clock, repeat(()))
-    enter = map(events.extend, zip(times, repeat(code))).__next__
-    leave = map(events.extend, zip(times, repeat(-code))).__next__
-    cancel = map(events.extend, zip(times, repeat(-code - CANCELLED))).__next__
+    # A method-wrapper in a class does not bind, so it can be __enter__ itself.
+    enter = event_writer(events, clock, code)
+    leave = event_writer(events, clock, -code)
+    cancel = event_writer(events, clock, -code - CANCELLED)
 
     def exits_before_check() -> Iterator[None]:
         unchecked = min(MOST_UNCHECKED_EXITS, buffer.flush_at // 256)

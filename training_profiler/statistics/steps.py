@@ -77,9 +77,11 @@ class StepSums:
             fill = durations_ns[: self._steps_a_point - count]
             self._points[-1] = (count + len(fill), total + int(fill.sum()))
             durations_ns = durations_ns[len(fill) :]
-        for begin in range(0, len(durations_ns), self._steps_a_point):
-            point = durations_ns[begin : begin + self._steps_a_point]
-            self._points.append((len(point), int(point.sum())))
+        if len(durations_ns):
+            begins = np.arange(0, len(durations_ns), self._steps_a_point)
+            counts = np.diff(begins, append=len(durations_ns))
+            sums = np.add.reduceat(durations_ns, begins)
+            self._points += zip(counts.tolist(), sums.tolist(), strict=True)
         while len(self._points) > TREND_POINTS:
             left_over = self._points[len(self._points) // 2 * 2 :]
             pairs = zip(self._points[::2], self._points[1::2], strict=False)

@@ -17,16 +17,7 @@ ALL = (import_off, memory, seams, section_cost, start_up, line_sampler, training
 
 def main() -> None:
     figures: list[Figure] = []
-    for benchmark in (
-        import_off,
-        memory,
-        seams,
-        section_cost,
-        start_up,
-        line_sampler,
-        training_ratio,
-        watched_training,
-    ):
+    for benchmark in ALL:
         print(f"== {benchmark.__name__}\n", flush=True)
         figures += benchmark.run()
     print("== all figures\n")

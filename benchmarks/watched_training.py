@@ -2,31 +2,34 @@
 
 ``python -m benchmarks.watched_training [--rounds N] [--only WORD]``
 
-A round starts each program once, and they take turns every quarter of a second. A pair is a program's turn and the
-one of the bare training nearest to it; ``bare, again`` is what two trainings differ by that are the same. What comes
-more seldom than turns do is only in the sums.
+Batches are chosen such that a step takes what its row says, on the machine as it is. A round starts each program
+once, and they take turns every quarter of a second. A pair is a program's turn and the one of the bare training
+nearest to it; ``bare, again`` is what two trainings differ by that are the same. What comes more seldom than turns do
+is only in the sums.
 """
 
 import argparse
 import importlib.util
+import json
 import os
 import socket
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import monotonic
+from time import monotonic, perf_counter_ns
 from typing import Final
 
-from benchmarks.children import ROOT, environment
+from benchmarks.children import ROOT, environment, result_of
 from benchmarks.figures import Figure, print_figures, print_table, spread
 from benchmarks.turns import Contender, Taken, take_turns
 
 PROGRAMS: Final = ROOT / "benchmarks" / "programs"
 TINY_TARGET_US: Final = 15
+CLOSE: Final = 0.07  # of a step to what it shall take
 MOST_S: Final = 450.0  # no round begins that would probably end later
 BARE, AGAIN, OURS = "bare", "bare, again", "training-profiler run"
 TRACEML: Final = "traceml run"  # of a loop of one's own: it sees no steps there
@@ -41,14 +44,15 @@ class Kind:
     what: str
     program: str
     arguments: tuple[str, ...]
+    step_ms: float
     block_steps: int
     run_s: float  # of a program's steps in a round
     target: float | None = None  # for the ratio of wall times
     others: tuple[str, ...] = ()
 
-    def contenders(self, folder: Path) -> dict[str, Contender]:
+    def contenders(self, folder: Path, batch: int) -> dict[str, Contender]:
         """Return the programs that take turns."""
-        arguments = (*self.arguments, str(self.block_steps))
+        arguments = (*self.arguments, str(batch), str(self.block_steps))
         script = str(PROGRAMS / self.program)
         bare = Contender([sys.executable, script, *arguments], environment(is_on=False, folder=""))
         watched = environment(is_on=True, folder=str(folder / "runs"))
@@ -62,11 +66,11 @@ class Kind:
 
 
 KINDS: Final = (
-    Kind("loop, 50 ms", "plain_training.py", ("50 ms",), 5, 9.0, 1.005, (TRACEML, EDITED)),
-    Kind("loop, 5 ms", "plain_training.py", ("5 ms",), 50, 6.0, 1.02, (TRACEML, EDITED)),
-    Kind("Lightning, 50 ms", "lightning_training.py", ("50 ms",), 5, 5.0, None, (SIMPLE, TRACEML)),
-    Kind("Lightning, 5 ms", "lightning_training.py", ("5 ms",), 50, 5.0, None, (SIMPLE, TRACEML)),
-    Kind("loop, 0.25 ms", "tiny_training.py", (), 500, 8.0),
+    Kind("loop, 50 ms", "plain_training.py", ("50 ms",), 50, 5, 9.0, 1.005, (TRACEML, EDITED)),
+    Kind("loop, 5 ms", "plain_training.py", ("5 ms",), 5, 50, 6.0, 1.02, (TRACEML, EDITED)),
+    Kind("Lightning, 50 ms", "lightning_training.py", ("50 ms",), 50, 5, 5.0, None, (SIMPLE, TRACEML)),
+    Kind("Lightning, 5 ms", "lightning_training.py", ("5 ms",), 5, 50, 5.0, None, (SIMPLE, TRACEML)),
+    Kind("loop, 0.25 ms", "tiny_training.py", (), 0.25, 500, 8.0),
 )
 
 
@@ -89,6 +93,55 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
+def batches() -> dict[str, int]:
+    """Return for each length of a step in ms the batch with which it takes that long here, as strings for JSON."""
+    import torch
+
+    torch.set_num_threads(1)  # as the programs do
+    steps = {kind.step_ms: kind.arguments for kind in KINDS}
+    return {str(ms): _batch_for(ms, *arguments) for ms, arguments in steps.items()}
+
+
+def _batch_for(ms: float, *size: str) -> int:
+    batch = 16
+    for _ in range(4):
+        step = _step(batch, *size)
+        took_ms = median(_took_ms(step) for _ in range(40))
+        if abs(took_ms / ms - 1) < CLOSE:
+            break
+        batch = max(1, round(batch * ms / took_ms))
+    return batch
+
+
+def _step(batch: int, size: str = "") -> Callable[[], None]:
+    import torch
+
+    from benchmarks.programs import plain_training, tiny_training
+
+    if size:
+        model, loader = plain_training.make(size, batch)
+        inputs, targets = next(iter(loader))
+        criterion: torch.nn.Module = torch.nn.CrossEntropyLoss()
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    else:
+        model, criterion = tiny_training.make(), torch.nn.MSELoss()
+        inputs, targets = torch.randn(batch, 8), torch.randn(batch, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        criterion(model(inputs), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def _took_ms(work: Callable[[], None]) -> float:
+    begin_ns = perf_counter_ns()
+    work()
+    return (perf_counter_ns() - begin_ns) / 1e6
+
+
 Times = Mapping[str, Taken]
 
 
@@ -96,6 +149,7 @@ def run(rounds: int = 3, only: str = "") -> list[Figure]:
     """Measure, print and return the ratios and what a tiny step costs; takes at most about 8 minutes."""
     kinds = [kind for kind in _kinds() if only in kind.what]
     taken: dict[str, list[Times]] = {kind.what: [] for kind in kinds}
+    batches = result_of("benchmarks.watched_training", "--batches", is_on=False)
     begin_s = monotonic()
     with TemporaryDirectory() as temporary:
         for number in range(rounds):
@@ -105,7 +159,9 @@ def run(rounds: int = 3, only: str = "") -> list[Figure]:
             for index, kind in enumerate(kinds):
                 folder = Path(temporary) / f"{number}-{index}"
                 try:
-                    taken[kind.what].append(take_turns(kind.contenders(folder), kind.run_s, folder))
+                    taken[kind.what].append(
+                        take_turns(kind.contenders(folder, batches[str(kind.step_ms)]), kind.run_s, folder)
+                    )
                 except RuntimeError as error:
                     print(f"{kind.what}: not measured in round {number + 1}: {error}\n")
     figures = [figure for kind in kinds for figure in _figures(kind, taken[kind.what])]
@@ -123,8 +179,7 @@ def _kinds() -> list[Kind]:
     for kind in KINDS:
         if "lightning" not in missing or "lightning" not in kind.program:
             others = tuple(other for other in kind.others if needed[other] not in missing)
-            fields = (kind.what, kind.program, kind.arguments, kind.block_steps, kind.run_s, kind.target)
-            kinds.append(Kind(*fields, others))
+            kinds.append(replace(kind, others=others))
     return kinds
 
 
@@ -185,5 +240,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="part of the name of the trainings to measure, such as Lightning")
+    parser.add_argument("--batches", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    run(arguments.rounds, arguments.only)
+    if arguments.batches:
+        json.dump(batches(), sys.stdout)
+    else:
+        run(arguments.rounds, arguments.only)

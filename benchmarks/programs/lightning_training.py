@@ -1,4 +1,4 @@
-"""The same training by Lightning: ``python lightning_training.py SIZE BLOCK_STEPS [PROFILER]``."""
+"""The same training by Lightning: ``python lightning_training.py SIZE BATCH BLOCK_STEPS [PROFILER]``."""
 
 import sys
 from typing import Any
@@ -33,8 +33,8 @@ class TakeTurns(lightning.Callback):
         trainer.should_stop = not self._turns.after_step()
 
 
-def main(size: str, block_steps: int, profiler: str | None = None) -> None:
-    model, loader = make(size)
+def main(size: str, batch: int, block_steps: int, profiler: str | None = None) -> None:
+    model, loader = make(size, batch)
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_steps=-1,
@@ -51,4 +51,4 @@ def main(size: str, block_steps: int, profiler: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

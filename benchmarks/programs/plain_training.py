@@ -1,6 +1,6 @@
 """A training as people write it, and with nothing of the profiler in it: what ``watched_training`` runs.
 
-``python plain_training.py SIZE BLOCK_STEPS``; the last lets it take turns with others.
+``python plain_training.py SIZE BATCH BLOCK_STEPS``; the last lets it take turns with others.
 """
 
 import sys
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.turns import Turns
 
-SIZES = {"50 ms": (128, 3, 40, 12), "5 ms": (32, 2, 12, 8)}  # width, layers, words, batch
+SIZES = {"50 ms": (128, 3, 40), "5 ms": (32, 2, 12)}  # width, layers, words
 WORDS, CLASSES = 1000, 10
 
 
@@ -27,16 +27,16 @@ class Classifier(nn.Module):
         return self.head(self.encoder(self.embedding(words_BT)).mean(1))
 
 
-def make(size: str) -> tuple[nn.Module, DataLoader]:
+def make(size: str, batch: int) -> tuple[nn.Module, DataLoader]:
     torch.manual_seed(0)
-    width, layers, length, batch = SIZES[size]
+    width, layers, length = SIZES[size]
     data = TensorDataset(torch.randint(WORDS, (64 * batch, length)), torch.randint(CLASSES, (64 * batch,)))
     return Classifier(width, layers), DataLoader(data, batch, shuffle=True)
 
 
-def main(size: str, block_steps: int) -> None:
+def main(size: str, batch: int, block_steps: int) -> None:
     turns = Turns(block_steps)
-    model, loader = make(size)
+    model, loader = make(size, batch)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     criterion = nn.CrossEntropyLoss()
     while True:
@@ -52,4 +52,4 @@ def main(size: str, block_steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""A training whose steps take a quarter of a millisecond: ``python tiny_training.py BLOCK_STEPS``."""
+"""A training whose steps take a quarter of a millisecond: ``python tiny_training.py BATCH BLOCK_STEPS``."""
 
 import sys
 
@@ -13,12 +13,12 @@ def make() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
 
 
-def main(block_steps: int) -> None:
+def main(batch: int, block_steps: int) -> None:
     turns = Turns(block_steps)
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     criterion = nn.MSELoss()
-    x_BF, y_B1 = torch.randn(16, 8), torch.randn(16, 1)
+    x_BF, y_B1 = torch.randn(batch, 8), torch.randn(batch, 1)
     goes_on = True
     while goes_on:
         optimizer.zero_grad()
@@ -30,4 +30,4 @@ def main(block_steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

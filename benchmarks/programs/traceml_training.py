@@ -10,10 +10,10 @@ from benchmarks.programs.plain_training import make
 from benchmarks.turns import Turns
 
 
-def main(size: str, block_steps: int) -> None:
+def main(size: str, batch: int, block_steps: int) -> None:
     traceml.init(mode="auto")
     turns = Turns(block_steps)
-    model, loader = make(size)
+    model, loader = make(size, batch)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     criterion = nn.CrossEntropyLoss()
     while True:
@@ -30,4 +30,4 @@ def main(size: str, block_steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

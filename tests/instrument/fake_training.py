@@ -217,7 +217,11 @@ def _outermost(module: FakeModule, inputs: tuple[Any, ...]) -> None:
         module.forward(*inputs)
     finally:
         world.is_busy = False
-        (world.inference.usual_call_ends if usual else world.inference.call_ends)(call, module)
+        if call.is_plain and module.training:
+            world.inference.calls.pop()
+            world.inference.forward_ends()
+        else:
+            world.inference.call_ends(call, module)
 
 
 FakeModule.__call__ = _call  # type: ignore[attr-defined]

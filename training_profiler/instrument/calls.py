@@ -18,7 +18,18 @@ DRIVER_DEPTH: Final = 3  # how deep a trainer that is a module may hold the mode
 class Call:
     """An outermost module call under way."""
 
-    __slots__ = ("around", "begin_ns", "caller", "code", "has_grad", "is_bare", "is_driver", "is_explored", "kind")
+    __slots__ = (
+        "around",
+        "begin_ns",
+        "caller",
+        "code",
+        "has_grad",
+        "is_bare",
+        "is_driver",
+        "is_explored",
+        "is_plain",
+        "kind",
+    )
 
     def __init__(self, kind: type, begin_ns: int, code: int, is_explored: bool = False, has_grad: bool = True) -> None:
         self.kind = kind
@@ -28,6 +39,7 @@ class Call:
         self.has_grad = has_grad
         self.is_bare = False
         self.is_driver = False
+        self.is_plain = False  # nothing but the end of its span is to be noted when it ends
         self.around: tuple[tuple[int, int] | None, set[int]] = (None, set())  # the method it is called from
         self.caller: CodeType | None = None  # code of a plain function that calls it again and again
 
@@ -44,14 +56,14 @@ class Calls:
         self.loop_begin_ns: int | None = None
         self._loop_from_ns: int | None = None  # the same as far as is known, while calls are looked into
         self._is_grad_enabled = is_grad_enabled
-        self._forward_begins, self._forward_ends = tape.writer(codes.forward), tape.writer(-codes.forward)
+        self.forward_begins, self.forward_ends = tape.writer(codes.forward), tape.writer(-codes.forward)
         self._bare_code = uncounted(codes.forward)
         self._trainable = Trainable()
-        self._usual: dict[int, Call] = {}  # by id of the module
+        self._usual: dict[int, Call] = {}  # those that come again and again, by id of the module
         self._proven: set[type] = set()  # classes of which a call came to its end without training anything
         self._methods = MethodFrames(module_class)
         self._seen_in_frame: set[int] = set()
-        self._frame: tuple[int, int] | None = None  # the method whose calls are one forward pass
+        self.frame: tuple[int, int] | None = None  # the method whose calls are one forward pass
 
     def usual_call_begins(self, module: Any, caller: CodeType) -> Call | None:
         """Note an outermost call if it is one that the same plain function makes step after step; None if it is not.
@@ -69,26 +81,20 @@ class Calls:
         ):
             return None
         events, code = self.tape.events, self.codes.forward
+        call.is_plain = True
         if not call.is_bare:
-            self._frame = None
-            self._forward_begins()
+            self.frame = None
+            self.forward_begins()
             call.begin_ns = events[-2]
         elif events and events[-1] == -code:  # a loss right after the model
             del events[-2:]
             call.begin_ns, call.code = 0, code
         else:
+            call.is_plain = False
             call.code = self._bare_code
             call.begin_ns = self.tape.note(call.code)
         self.calls.append(call)
         return call
-
-    def usual_call_ends(self, call: Call, module: Any) -> None:
-        """Note that such a call has ended, or raised."""
-        if call.is_driver or self.calls[-1:] != [call] or call.code != self.codes.forward or not module.training:
-            self.call_ends(call, module)
-        else:
-            self.calls.pop()
-            self._forward_ends()
 
     def call_begins(self, module: Any, inputs: tuple[Any, ...], may_explore: bool, caller: FrameType) -> Call:
         """Note any other outermost call of a module."""
@@ -130,7 +136,7 @@ class Calls:
         if goes_on or not is_trainable:
             code = uncounted(code)
         call = Call(kind, tape.note(code), code, is_explored)
-        call.around = (self._frame, self._seen_in_frame)
+        call.around = (self.frame, self._seen_in_frame)
         if not is_explored:
             self._may_come_again(call, module, frame, is_trainable)
         return call
@@ -138,7 +144,7 @@ class Calls:
     def _may_come_again(self, call: Call, module: Any, frame: FrameType, is_trainable: bool) -> None:
         """Remember a call from a plain function, of a module in train mode or of a loss, for when it comes again."""
         call.is_bare = not module._modules and not module._parameters
-        if call.is_bare or (is_trainable and self._frame is None and module.training):
+        if call.is_bare or (is_trainable and self.frame is None and module.training):
             if len(self._usual) >= MOST_USUAL:
                 self._usual.clear()
             call.caller = frame.f_code
@@ -157,7 +163,7 @@ class Calls:
         if call.is_explored:
             self._proven.add(call.kind)
             self._forget_inner(call)
-            self._frame, self._seen_in_frame = call.around
+            self.frame, self._seen_in_frame = call.around
             if call.code == self.codes.forward and module.training and self.evaluation.is_unsettled:
                 self._training_goes_on(call.begin_ns)
             if self._loop_from_ns is not None:
@@ -182,7 +188,7 @@ class Calls:
         """
         calls = self.calls
         for call in calls:
-            call.is_driver = True
+            call.is_driver, call.is_plain = True, False
             if call.begin_ns:
                 self.tape.remove(call.begin_ns, call.code)
             else:  # it had extended a span
@@ -198,12 +204,12 @@ class Calls:
         """
         caller = self._methods.outermost(frame)
         if caller is None:
-            self._frame = None
+            self.frame = None
             return False
-        if caller == self._frame and id(module) not in self._seen_in_frame:
+        if caller == self.frame and id(module) not in self._seen_in_frame:
             self._seen_in_frame.add(id(module))
             return True
-        self._frame = caller
+        self.frame = caller
         self._seen_in_frame = {id(module)}
         return False
 

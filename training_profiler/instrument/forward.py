@@ -12,15 +12,15 @@ from training_profiler.instrument.gate import FORWARD, FREE
 from training_profiler.instrument.patching import Patches
 
 if TYPE_CHECKING:
+    from training_profiler.instrument.calls import Call
+    from training_profiler.instrument.inference import Inference
     from training_profiler.instrument.watch import Watch
 
 
 def install(patches: Patches, watch: "Watch", torch: Any) -> None:
     """Note outermost calls of ``torch.nn.Module``."""
-    gate, get_ident = watch.gate, threading.get_ident
+    gate, get_ident, is_compiling = watch.gate, threading.get_ident, watch.is_compiling
     original: Any = None
-    is_known = False
-    is_compiling = watch.is_compiling
 
     def outermost(module: Any, args: Any, kwargs: Any) -> Any:
         inference = gate.training
@@ -29,30 +29,27 @@ def install(patches: Patches, watch: "Watch", torch: Any) -> None:
             if inference is None:
                 return original(module, *args, **kwargs)
         try:
-            caller = sys._getframe(2)
-            call = inference.usual_call_begins(module, caller.f_code)
-            is_usual = call is not None
-            if call is None:
-                call = inference.call_begins(module, args, not is_compiled(module), caller)
+            call = inference.call_begins(module, args, not is_compiled(module), sys._getframe(2))
         except Exception as error:
             watch.give_up(error)
             return original(module, *args, **kwargs)
         gate.busy = FREE if call.is_explored else FORWARD
         try:
-            if not is_known or module._compiled_call_impl is not None:
-                return original(module, *args, **kwargs)
-            return module._call_impl(*args, **kwargs)
+            return original(module, *args, **kwargs)
         finally:
-            if watch.inference is inference:  # and no other thread was found to be the training's meanwhile
-                gate.busy = FREE
-            try:
-                (inference.usual_call_ends if is_usual else inference.call_ends)(call, module)
-            except Exception as error:
-                watch.give_up(error)
+            ends(inference, call, module)
+
+    def ends(inference: "Inference", call: "Call", module: Any) -> None:
+        if watch.inference is inference:  # and no other thread was found to be the training's meanwhile
+            gate.busy = FREE
+        try:
+            inference.call_ends(call, module)
+        except Exception as error:
+            watch.give_up(error)
 
     def make(replaced: Any) -> Any:
-        nonlocal original, is_known
-        original, is_known = replaced, is_as_known(torch, replaced)
+        nonlocal original
+        original = replaced
 
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             # In this order: what dynamo sees is a constant, and not a flag to guard on.
@@ -61,14 +58,34 @@ def install(patches: Patches, watch: "Watch", torch: Any) -> None:
             return original(self, *args, **kwargs)
 
         def call_as_torch(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_compiling() and not gate.busy:
-                return outermost(self, args, kwargs)
             # What torch's own function does, without the frame that calling it would cost each module.
-            if self._compiled_call_impl is not None:
-                return self._compiled_call_impl(*args, **kwargs)
-            return self._call_impl(*args, **kwargs)
+            if is_compiling() or gate.busy:
+                if self._compiled_call_impl is not None:
+                    return self._compiled_call_impl(*args, **kwargs)
+                return self._call_impl(*args, **kwargs)
+            # Nearly all outermost calls are usual ones; through outermost they would cost half as much again.
+            inference = gate.training
+            if inference is None or get_ident() != gate.thread or self._compiled_call_impl is not None:
+                return outermost(self, args, kwargs)
+            try:
+                call = inference.usual_call_begins(self, sys._getframe(1).f_code)
+            except Exception as error:
+                watch.give_up(error)
+                call = None
+            if call is None:
+                return outermost(self, args, kwargs)
+            gate.busy = FORWARD
+            try:
+                return self._call_impl(*args, **kwargs)
+            finally:
+                if call.is_plain and self.training and gate.training is inference and inference.calls[-1:] == [call]:
+                    gate.busy = FREE
+                    inference.calls.pop()
+                    inference.forward_ends()
+                else:
+                    ends(inference, call, self)
 
-        return call_as_torch if is_known else __call__
+        return call_as_torch if is_as_known(torch, replaced) else __call__
 
     def is_compiled(module: Any) -> bool:
         """Return whether what ``module`` calls may be compiled code, of which nothing is to be looked at."""

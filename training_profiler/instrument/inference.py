@@ -25,7 +25,6 @@ class Inference(Calls):
         self.backwards = 0
         self.updates = 0
         self.has_steps_by_hand = False
-        self._is_in_backward = False
         self._end_step = end_step
         self._rounds = Rounds(end_step)
         tape.step_end_ns = lambda: self._rounds.pending_ns
@@ -45,7 +44,7 @@ class Inference(Calls):
         one, evaluation = self.evaluation.passes.latest, self.evaluation
         if evaluation.is_unsettled or one is None or one.kind is not Kind.TRAINING or one.iterator() is not iterator:
             return None
-        self._frame = None
+        self.frame = None
         self._fetch_begins()
         if one.cycle != evaluation.cycle:
             one.cycle, one.cycle_begin_ns = evaluation.cycle, self.tape.events[-2]
@@ -55,7 +54,7 @@ class Inference(Calls):
         """Note that a batch is about to be fetched from ``iterator``."""
         one = self.evaluation.passes.of(iterator, is_first)
         now_ns = self.tape.clock()
-        self._frame = None
+        self.frame = None
         self.evaluation.fetch_begins(one, self._is_grad_enabled(), now_ns)
         self.tape.events.extend((now_ns, self.codes.data_loading))
         if not one.fetches:
@@ -89,17 +88,15 @@ class Inference(Calls):
     def backward_begins(self) -> None:
         """Note that gradients begin to be computed."""
         self.backwards += 1
-        self._frame = None
-        if self.update.open_code and not self._is_in_backward:
+        self.frame = None
+        if self.update.open_code:
             self.update.closure_begins()
-        self._is_in_backward = True
         if self.evaluation.is_unsettled:
             self._training_goes_on(self.tape.clock())
         self._backward_begins()
 
     def backward_ends(self) -> None:
         """Note that they are computed, or that it raised."""
-        self._is_in_backward = False
         self._backward_ends()
         if self.update.is_in_closure:
             self.update.closure_ends()
@@ -108,7 +105,7 @@ class Inference(Calls):
 
     def update_begins(self) -> None:
         """Note that an optimizer begins to update."""
-        self._frame = None
+        self.frame = None
         if self.evaluation.is_unsettled:
             self._training_goes_on(self.tape.clock())
         self.update.open_code = self.codes.optimizer

@@ -131,10 +131,10 @@ def _clearing(watch: "Watch", updates: Updates, is_of_optimizer: bool, original:
         if is_of_optimizer and inference.calls:
             inference.trains_within()
             gate.busy = FREE
-        is_updated = inference.update.clearing_begins()
+        ends = inference.update.clearing_begins()
         try:
             return original(self, *args, **kwargs)
         finally:
-            inference.update.clearing_ends(is_updated)
+            ends()
 
     return zero_grad

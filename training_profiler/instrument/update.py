@@ -1,5 +1,7 @@
 """The span of an update, without what its closure computes."""
 
+from collections.abc import Callable
+
 from training_profiler.instrument.codes import uncounted
 from training_profiler.instrument.tape import Tape
 
@@ -18,17 +20,14 @@ class Update:
         code = uncounted(code)
         self._clearing_begins, self._clearing_ends = tape.writer(code), tape.writer(-code)
 
-    def clearing_begins(self) -> bool:
-        """Note that gradients begin to be cleared; return whether that is right after the update."""
-        if self._tape.ends_with(-self._code):  # and one span with it
-            self._tape.take_back()
-            return True
+    def clearing_begins(self) -> Callable[[], None]:
+        """Note that gradients begin to be cleared; return what notes that they are."""
+        events = self._tape.events
+        if events and events[-1] == -self._code:  # right after the update, and one span with it
+            del events[-2:]
+            return self._ends
         self._clearing_begins()
-        return False
-
-    def clearing_ends(self, is_updated: bool) -> None:
-        """Note that they are."""
-        (self._ends if is_updated else self._clearing_ends)()
+        return self._clearing_ends
 
     def closure_begins(self) -> None:
         """Note that the loss begins to be computed."""

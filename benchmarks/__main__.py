@@ -7,12 +7,13 @@ from benchmarks import (
     seams,
     section_cost,
     start_up,
+    switched,
     training_ratio,
     watched_training,
 )
 from benchmarks.figures import Figure, print_figures
 
-ALL = (import_off, memory, seams, section_cost, start_up, line_sampler, training_ratio, watched_training)
+ALL = (import_off, memory, seams, section_cost, start_up, line_sampler, switched, training_ratio, watched_training)
 
 
 def main() -> None:

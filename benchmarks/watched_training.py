@@ -5,7 +5,7 @@
 Batches are chosen such that a step takes what its row says, on the machine as it is. A round starts each program
 once, and they take turns every quarter of a second. A pair is a program's turn and the one of the bare training
 nearest to it; ``bare, again`` is what two trainings differ by that are the same. What comes more seldom than turns do
-is only in the sums.
+is only in the sums. Where a few per mille are the question, ``switched`` tells more.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from math import sqrt
 from pathlib import Path
 from statistics import median
@@ -105,7 +106,7 @@ def batches() -> dict[str, int]:
 def _batch_for(ms: float, *size: str) -> int:
     batch = 16
     for _ in range(4):
-        step = _step(batch, *size)
+        step = step_of(batch, *size)
         took_ms = median(_took_ms(step) for _ in range(40))
         if abs(took_ms / ms - 1) < CLOSE:
             break
@@ -113,24 +114,33 @@ def _batch_for(ms: float, *size: str) -> int:
     return batch
 
 
-def _step(batch: int, size: str = "") -> Callable[[], None]:
+def step_of(batch: int, size: str = "") -> Callable[[], None]:
+    """Return a step of the training that a program of this size makes, its batch from a loader where it has one."""
     import torch
 
     from benchmarks.programs import plain_training, tiny_training
 
-    if size:
-        model, loader = plain_training.make(size, batch)
-        inputs, targets = next(iter(loader))
-        criterion: torch.nn.Module = torch.nn.CrossEntropyLoss()
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
-    else:
-        model, criterion = tiny_training.make(), torch.nn.MSELoss()
-        inputs, targets = torch.randn(batch, 8), torch.randn(batch, 1)
-        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    if not size:
+        tiny, loss = tiny_training.make(), torch.nn.MSELoss()
+        x_BF, y_B1 = torch.randn(batch, 8), torch.randn(batch, 1)
+        sgd = torch.optim.SGD(tiny.parameters(), 0.01)
+
+        def tiny_step() -> None:
+            sgd.zero_grad()
+            loss(tiny(x_BF), y_B1).backward()
+            sgd.step()
+
+        return tiny_step
+    model, loader = plain_training.make(size, batch)
+    criterion = torch.nn.CrossEntropyLoss()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    fetched = chain.from_iterable(repeat(loader))
 
     def step() -> None:
+        words, labels = next(fetched)
         optimizer.zero_grad()
-        criterion(model(inputs), targets).backward()
+        criterion(model(words), labels).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
     return step

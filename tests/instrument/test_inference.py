@@ -192,6 +192,30 @@ def test_a_closure_without_a_module_leaves_the_update_what_is_its_own(training, 
     assert figures.total_s == {"backward_pass": 6.0, "optimizer_step": 12.0}
 
 
+def test_what_counts_of_an_update_with_a_closure_is_the_part_that_updates(training, model, optimizer):
+    def closure():
+        model(0)
+        training.backward()
+
+    def begin_slowly():
+        training.spend(3)
+        closure()
+
+    training.update(optimizer, 4, closure=begin_slowly)
+    counted = training.codes.optimizer
+    spans = [(ns, code) for ns, code in zip(*[iter(training.tape.events)] * 2, strict=True) if abs(code) == counted]
+    assert [code for _, code in spans] == [counted, -counted]
+    assert spans[1][0] - spans[0][0] == 4e9
+
+
+def test_an_update_of_which_nothing_follows_the_closure_counts(training, optimizer):
+    training.inference.update_begins()
+    training.inference.update.closure_begins()
+    training.spend(2)
+    training.inference.update_ends(optimizer)
+    assert training.finish().counts == {"optimizer_step": 1}
+
+
 def test_gradients_of_gradients_within_an_update_are_one_backward_pass_each(training, model, optimizer):
     def closure():
         model(0)

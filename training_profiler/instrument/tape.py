@@ -88,6 +88,14 @@ class Tape:
             for at in range(self._index(from_ns) + 1, len(self.events), 2):
                 self.events[at] = codes.get(self.events[at], self.events[at])
 
+    def recode_last(self, old: int, new: int) -> None:
+        """Give the last event of code ``old`` the code ``new``; where it was handed out already, do nothing."""
+        with self._buffer.rewriting:
+            for at in range(len(self.events) - 1, 0, -2):
+                if self.events[at] == old:
+                    self.events[at] = new
+                    return
+
     def remove_since(self, from_ns: int, first: int, codes: set[int]) -> None:
         """Remove the events of these codes that come after the event ``first`` at ``from_ns``."""
         with self._buffer.rewriting:

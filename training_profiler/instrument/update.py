@@ -1,4 +1,7 @@
-"""The span of an update, without what its closure computes."""
+"""The spans of an update, without what its closure computes.
+
+The last of them, in which the parameters change, is the one that counts.
+"""
 
 from collections.abc import Callable
 
@@ -9,7 +12,17 @@ from training_profiler.instrument.tape import Tape
 class Update:
     """An optimizer's update under way; where it computes the loss itself, that time is not its own."""
 
-    __slots__ = ("_clearing_begins", "_clearing_ends", "_code", "_ends", "_tape", "is_in_closure", "open_code")
+    __slots__ = (
+        "_clearing_begins",
+        "_clearing_ends",
+        "_code",
+        "_ends",
+        "_pieces_code",
+        "_tape",
+        "had_closure",
+        "is_in_closure",
+        "open_code",
+    )
 
     def __init__(self, tape: Tape, code: int) -> None:
         self.open_code = 0  # of the span that is open; 0 for none, or while the loss is computed
@@ -17,7 +30,8 @@ class Update:
         self._tape = tape
         self._code = code
         self._ends = tape.writer(-code)
-        code = uncounted(code)
+        self.had_closure = False
+        code = self._pieces_code = uncounted(code)
         self._clearing_begins, self._clearing_ends = tape.writer(code), tape.writer(-code)
 
     def clearing_begins(self) -> Callable[[], None]:
@@ -31,18 +45,28 @@ class Update:
 
     def closure_begins(self) -> None:
         """Note that the loss begins to be computed."""
+        if self.open_code == self._code:
+            self.open_code = self._pieces_code
+            self._tape.recode_last(self._code, self._pieces_code)
         self._leave()
-        self.is_in_closure = True
+        self.is_in_closure = self.had_closure = True
 
     def closure_ends(self) -> None:
         """Note that the gradients are there, and the update goes on."""
         self.is_in_closure = False
-        self.open_code = uncounted(self._code)
+        self.open_code = self._pieces_code
         self._tape.note(self.open_code)
 
     def ends(self) -> int:
         """Note that the update has ended, or raised some time ago; return the time in ns."""
         self.is_in_closure = False
+        if self.had_closure:
+            self.had_closure = False
+            if self.open_code:
+                self._tape.recode_last(self.open_code, self._code)
+            else:
+                self._tape.note(self._code)
+            self.open_code = self._code
         return self._leave()
 
     def _leave(self) -> int:

@@ -1,0 +1,129 @@
+"""What watching costs a training, switched on and off in one process: ``python -m benchmarks.switched [--only WORD]``.
+
+Two processes of the same training differ by up to 4 % for where their memory happens to lie, which is more than is
+looked for (``watched_training`` has processes side by side). Here one process trains, and every fifth of a second the
+seams and the line sampler are put in or taken out; drains, sums and the journal go on in what is on. A pair is two
+blocks that follow each other.
+"""
+
+import argparse
+import json
+import sys
+from math import sqrt
+from statistics import median
+from time import perf_counter_ns, process_time_ns
+from typing import Any, Final
+
+from benchmarks.children import result_of
+from benchmarks.figures import Figure, print_figures, print_table, spread
+from benchmarks.watched_training import TINY_TARGET_US, step_of
+
+BLOCK_MS: Final = 200
+PAIRS: Final = 60
+WARM_UP_SHARE: Final = 0.5  # of a block: a changed class makes the interpreter look up anew what it had specialized
+PROCESSES: Final = 3
+TARGETS: Final = {"50": 1.005, "5": 1.02, "0.25": None}
+SIZES: Final = {"50": ("50 ms",), "5": ("5 ms",), "0.25": ()}
+
+
+def run(only: str = "") -> list[Figure]:
+    """Measure, print and return the ratios of wall times, on over off; takes about 6 minutes."""
+    figures = []
+    rows = []
+    chosen = result_of("benchmarks.watched_training", "--batches", is_on=False)
+    for ms, target in TARGETS.items():
+        if only not in f"{ms} ms":
+            continue
+        found = [
+            result_of("benchmarks.switched", "--inside", ms, str(chosen[f"{float(ms):g}"]), is_on=True)
+            for _ in range(PROCESSES)
+        ]
+        walls = [ratio for one in found for ratio in one["wall"]]
+        cpus = [ratio for one in found for ratio in one["cpu"]]
+        off_ms = median(one["off ms"] for one in found)
+        added_us = 1e3 * off_ms * (median(cpus) - 1)
+        rows.append([f"{ms} ms", f"{off_ms:.2f}", len(walls), *_cells(walls), *_cells(cpus), f"{added_us:+.1f}"])
+        if target is None:
+            figures.append(Figure(f"step of {ms} ms: CPU added, all on", added_us, TINY_TARGET_US, "us", 1))
+        else:
+            figures.append(Figure(f"steps of {ms} ms: wall, all on over off", median(walls), target, "", 4))
+    print("Seams, sampler, sums and journal on over off, in turns in one process: medians and their standard errors")
+    print_table(["steps of", "ms measured", "pairs", "wall", "+-", "CPU", "+-", "CPU us a step"], rows)
+    print_figures(figures)
+    return figures
+
+
+def _cells(ratios: list[float]) -> list[str]:
+    lower, middle, upper = spread(ratios)
+    # of a median of n values that are normally distributed: 1.253 sigma / sqrt(n), sigma = quartile range / 1.349
+    return [f"{middle:.4f}", f"{1.253 * (upper - lower) / 1.349 / sqrt(len(ratios)):.4f}"]
+
+
+class Watching:
+    """All that watches this process, to be switched on and off."""
+
+    def __init__(self) -> None:
+        import torch
+
+        from training_profiler import live
+
+        torch.set_num_threads(1)
+        live.watch(perf_counter_ns())
+        self._torch, self._process = torch, live._process
+        self._is_on = True
+
+    def switch(self, is_on: bool) -> None:
+        """Put seams and sampler in place, or take them out."""
+        if is_on == self._is_on:
+            return
+        self._is_on = is_on
+        watch, session = self._process.watch, self._process.session
+        assert watch is not None
+        assert session is not None
+        if is_on:
+            watch.install(self._torch)
+            session._lines.run_at(session.settings.sample_hz, perf_counter_ns())
+        else:
+            watch.guarded(watch.finish)
+            session._lines.stop()
+
+
+def measure(ms: float, batch: int, *size: str) -> dict[str, Any]:
+    """Return wall and CPU time of neighbouring blocks, on over off, and the step's length without."""
+    watching = Watching()
+    step = step_of(batch, *size)
+    for _ in range(20):
+        step()
+    steps = max(2, round(BLOCK_MS / ms))
+
+    def block(is_on: bool) -> tuple[int, int]:
+        watching.switch(is_on)
+        for _ in range(max(1, round(WARM_UP_SHARE * steps))):
+            step()
+        wall_ns, cpu_ns = perf_counter_ns(), process_time_ns()
+        for _ in range(steps):
+            step()
+        return perf_counter_ns() - wall_ns, process_time_ns() - cpu_ns
+
+    found: dict[str, list[float]] = {"wall": [], "cpu": []}
+    off_ns = []
+    for pair in range(PAIRS):
+        times = {is_on: block(is_on) for is_on in ((True, False) if pair % 2 else (False, True))}
+        for at, name in enumerate(("wall", "cpu")):
+            found[name].append(times[True][at] / times[False][at])
+        off_ns.append(times[False][0])
+    return found | {"off ms": median(off_ns) / steps / 1e6}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="part of the length of the steps to measure, such as 50")
+    parser.add_argument("--inside", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.inside:
+        stdout, sys.stdout = sys.stdout, sys.stderr
+        ms, batch = arguments.inside
+        json.dump(measure(float(ms), int(batch), *SIZES[ms]), stdout)
+        stdout.flush()
+    else:
+        run(arguments.only)

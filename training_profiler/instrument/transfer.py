@@ -20,11 +20,15 @@ def install(patches: Patches, watch: "Watch", torch: Any) -> None:
     def names_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return bool(args and isinstance(args[0], device_kinds)) or kwargs.get("device") is not None or "other" in kwargs
 
-    def make(counts: Callable[[tuple[Any, ...], dict[str, Any]], bool]) -> Callable[[Any], Any]:
+    def make(counts: Callable[[tuple[Any, ...], dict[str, Any]], bool], by_name: str | None) -> Callable[[Any], Any]:
         def make_one(original: Any) -> Any:
             @functools.wraps(original)
             def move(self: Any, *args: Any, **kwargs: Any) -> Any:
-                if is_compiling() or gate.busy:
+                if is_compiling():
+                    if by_name:  # dynamo knows what a tensor does by the method's name alone
+                        return getattr(self, by_name)(*args, **kwargs)
+                    return original(self, *args, **kwargs)
+                if gate.busy:
                     return original(self, *args, **kwargs)
                 inference = watch.inference
                 if inference is None or not gate.is_mine() or not counts(args, kwargs) or watch.is_tracing():
@@ -45,5 +49,5 @@ def install(patches: Patches, watch: "Watch", torch: Any) -> None:
         return True
 
     for owner in (torch.Tensor, torch.nn.Module):
-        patches.replace(owner, "to", make(names_device))
-        patches.replace(owner, "cuda", make(always))
+        for name, counts in (("to", names_device), ("cuda", always)):
+            patches.replace(owner, name, make(counts, name if owner is torch.Tensor else None))

@@ -1,7 +1,8 @@
-from fakes import FakeClock
+from fakes import FakeClock, FakeRun
 
+from training_profiler.statistics.totals import Totals
 from training_profiler.units import NS_PER_S
-from training_profiler.upkeep import REPORTS_FREE, REPORTS_SHARE, Budget
+from training_profiler.upkeep import REPORTS_FREE, REPORTS_SHARE, Budget, Upkeep
 
 REPORT_NS = NS_PER_S // 100
 
@@ -38,3 +39,12 @@ def test_reports_that_are_cheap_at_their_pace_are_all_printed():
     budget = Budget(clock)
     assert reports_within(budget, clock, 10_000, 10) == 1000
     assert budget.left_out == 0
+
+
+def test_the_cost_of_the_profiler_is_that_of_its_work_and_of_each_section():
+    run = FakeRun()
+    upkeep = Upkeep(run.recorder, section_cost_ns=500.0)
+    upkeep.spent_ns = 1_000_000
+    totals = Totals(0)
+    totals.training_spans = 2000
+    assert upkeep.health(totals, reports_left_out=0).overhead_s == 0.002

@@ -23,7 +23,7 @@ from training_profiler.snapshot import PROFILER, Health, Snapshot
 from training_profiler.statistics.accumulator import Accumulator
 from training_profiler.statistics.run import RunSums
 from training_profiler.units import NS_PER_S
-from training_profiler.upkeep import Budget, Upkeep
+from training_profiler.upkeep import SEAM_COST, Budget, Upkeep
 
 OVERFULL: Final = 4 * FLUSH_AT_MOST  # integers in a thread's buffer
 LOOK_NS: Final = NS_PER_S // 50  # at most this often is it looked whether a step ended a flush interval
@@ -51,7 +51,7 @@ class Session:
         self.is_running = False
         self.has_reported = False
         self.loaders = LoaderBook()
-        self.upkeep = Upkeep(recorder, section_cost_ns)
+        self.upkeep = Upkeep(recorder, section_cost_ns if watch is None else SEAM_COST * section_cost_ns)
         self._lines = LineSampler(recorder.clock, self.upkeep.guard)
         self._recorder = recorder
         self._busy = threading.Lock()

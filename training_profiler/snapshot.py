@@ -100,7 +100,7 @@ class Health:
 
     dropped: int = 0  # events that could not be booked
     disabled: tuple[str, ...] = ()  # parts that switched themselves off
-    overhead_s: float = 0.0  # measured cost of the profiler to the training thread
+    overhead_s: float = 0.0  # cost of the profiler to the training thread (see Upkeep)
     notes: tuple[str, ...] = ()
 
 

@@ -15,6 +15,9 @@ from training_profiler.units import NS_PER_S
 log: Final = logging.getLogger("training_profiler")
 
 CALIBRATION_SPANS: Final = 2000  # about 1 ms
+# What a span that seams see costs, in empty sections: 8 in steps of 0.1 ms and 18 in steps of 5 ms, by which the
+# training has the seams' code out of the caches (benchmarks/switched.py).
+SEAM_COST: Final = 12
 REPORTS_FREE: Final = 20  # periodic reports of a run that may cost what they will
 REPORTS_SHARE: Final = 0.0015  # and what they may cost beyond, of the run's time
 

@@ -6,6 +6,7 @@ Modules call modules, hundreds a forward pass, so all but the outermost call mus
 
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from training_profiler.instrument.gate import FORWARD, FREE
@@ -19,8 +20,54 @@ if TYPE_CHECKING:
 
 def install(patches: Patches, watch: "Watch", torch: Any) -> None:
     """Note outermost calls of ``torch.nn.Module``."""
+    patches.replace(torch.nn.Module, "__call__", lambda original: _calling(watch, torch, original))
+
+
+def _calling(watch: "Watch", torch: Any, original: Any) -> Any:
+    """Return what takes the place of ``Module.__call__``."""
     gate, get_ident, is_compiling = watch.gate, threading.get_ident, watch.is_compiling
-    original: Any = None
+    outermost, ends = _outermost(watch, torch, original)
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        # In this order: what dynamo sees is a constant, and not a flag to guard on.
+        if not is_compiling() and not gate.busy:
+            return outermost(self, args, kwargs)
+        return original(self, *args, **kwargs)
+
+    def call_as_torch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # What torch's own function does, without the frame that calling it would cost each module.
+        if is_compiling() or gate.busy:
+            if self._compiled_call_impl is not None:
+                return self._compiled_call_impl(*args, **kwargs)
+            return self._call_impl(*args, **kwargs)
+        # Nearly all outermost calls are usual ones; through outermost they would cost half as much again.
+        inference = gate.training
+        if inference is None or get_ident() != gate.thread or self._compiled_call_impl is not None:
+            return outermost(self, args, kwargs)
+        try:
+            call = inference.usual_call_begins(self, sys._getframe(1).f_code)
+        except Exception as error:
+            watch.give_up(error)
+            call = None
+        if call is None:
+            return outermost(self, args, kwargs)
+        gate.busy, calls = FORWARD, inference.calls
+        try:
+            return self._call_impl(*args, **kwargs)
+        finally:
+            if call.is_plain and self.training and gate.training is inference and calls and calls[-1] is call:
+                gate.busy = FREE
+                calls.pop()
+                inference.forward_ends()
+            else:
+                ends(inference, call, self)
+
+    return call_as_torch if is_as_known(torch, original) else __call__
+
+
+def _outermost(watch: "Watch", torch: Any, original: Any) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """Return what calls a module that is outermost, and what notes the end of such a call."""
+    gate, get_ident = watch.gate, threading.get_ident
 
     def outermost(module: Any, args: Any, kwargs: Any) -> Any:
         inference = gate.training
@@ -47,51 +94,12 @@ def install(patches: Patches, watch: "Watch", torch: Any) -> None:
         except Exception as error:
             watch.give_up(error)
 
-    def make(replaced: Any) -> Any:
-        nonlocal original
-        original = replaced
+    return outermost, ends
 
-        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            # In this order: what dynamo sees is a constant, and not a flag to guard on.
-            if not is_compiling() and not gate.busy:
-                return outermost(self, args, kwargs)
-            return original(self, *args, **kwargs)
 
-        def call_as_torch(self: Any, *args: Any, **kwargs: Any) -> Any:
-            # What torch's own function does, without the frame that calling it would cost each module.
-            if is_compiling() or gate.busy:
-                if self._compiled_call_impl is not None:
-                    return self._compiled_call_impl(*args, **kwargs)
-                return self._call_impl(*args, **kwargs)
-            # Nearly all outermost calls are usual ones; through outermost they would cost half as much again.
-            inference = gate.training
-            if inference is None or get_ident() != gate.thread or self._compiled_call_impl is not None:
-                return outermost(self, args, kwargs)
-            try:
-                call = inference.usual_call_begins(self, sys._getframe(1).f_code)
-            except Exception as error:
-                watch.give_up(error)
-                call = None
-            if call is None:
-                return outermost(self, args, kwargs)
-            gate.busy = FORWARD
-            try:
-                return self._call_impl(*args, **kwargs)
-            finally:
-                if call.is_plain and self.training and gate.training is inference and inference.calls[-1:] == [call]:
-                    gate.busy = FREE
-                    inference.calls.pop()
-                    inference.forward_ends()
-                else:
-                    ends(inference, call, self)
-
-        return call_as_torch if is_as_known(torch, replaced) else __call__
-
-    def is_compiled(module: Any) -> bool:
-        """Return whether what ``module`` calls may be compiled code, of which nothing is to be looked at."""
-        return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
-
-    patches.replace(torch.nn.Module, "__call__", make)
+def is_compiled(module: Any) -> bool:
+    """Return whether what ``module`` calls may be compiled code, of which nothing is to be looked at."""
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def is_as_known(torch: Any, replaced: Any) -> bool:

@@ -70,6 +70,7 @@ class _Process:
                 session = self.begin(opens_files=False)
         if session is None or not session.is_running or session.watch is not self.watch:
             return None
+        session.train_on_this_thread()
         return session.step
 
     def fall_silent(self) -> None:

@@ -116,6 +116,13 @@ class Session:
             if now_ns >= self._next_flush_ns or self._recorder.is_backed_up():
                 self._on_full()
 
+    def train_on_this_thread(self) -> None:
+        """Let the run's time be the calling thread's: the one that trained before has ended."""
+        if self._steps_marked and self._training_thread != self._recorder.thread_serial():
+            self._exclusively(self._flush, PATIENCE_S)
+            self._training_thread = self._recorder.thread_serial()
+            self._lines.watch_this_thread()
+
     def begin_epoch(self, number: int) -> None:
         """Begin an epoch on the calling thread."""
         if not self._steps_marked:

@@ -123,7 +123,7 @@ class FakeTraining:
     def save(self, seconds: float = 1.0) -> None:
         """Save a checkpoint."""
         if self.inference.evaluation.is_unsettled:
-            self.inference.evaluation.ends()
+            self.inference.evaluation.checkpoint_begins()
         self.tape.note(self.codes.checkpoint)
         self.clock.advance(seconds)
         self.tape.note(-self.codes.checkpoint)

@@ -1,4 +1,7 @@
 import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 
 from training_profiler.instrument.gate import FETCH, FORWARD, FREE, Gate
 
@@ -19,7 +22,14 @@ def test_the_first_thread_to_ask_is_the_training_s():
     assert gate.is_mine()
 
 
-def test_a_thread_that_trains_beyond_doubt_takes_the_place_of_one_that_only_asked():
+@pytest.fixture
+def other():
+    """A thread that lives as long as the test."""
+    with ThreadPoolExecutor(1) as thread:
+        yield lambda work: thread.submit(work).result()
+
+
+def test_a_thread_that_trains_beyond_doubt_takes_the_place_of_one_that_only_asked(other):
     gate = Gate()
     gate.is_mine()
     gate.busy = FORWARD
@@ -27,7 +37,7 @@ def test_a_thread_that_trains_beyond_doubt_takes_the_place_of_one_that_only_aske
     def train():
         return gate.claim(), gate.is_mine(), gate.busy
 
-    assert on_another_thread(train) == (True, True, FREE)
+    assert other(train) == (True, True, FREE)
     assert not gate.is_mine()
 
 
@@ -88,15 +98,24 @@ def test_a_forked_child_begins_anew():
     gate = Gate()
     gate.claim()
     gate.busy = FETCH
-    gate.in_child()
+    gate.begin_anew()
     assert on_another_thread(gate.claim)
     assert gate.busy == FREE
 
 
-def test_the_main_thread_does_not_take_over_from_one_that_has_trained():
+def test_the_main_thread_does_not_take_over_from_one_that_has_trained(other):
+    gate = Gate()
+    assert other(gate.claim)
+    assert not gate.is_mine(is_likely=True)
+
+
+def test_once_the_thread_that_has_trained_is_gone_another_may_train():
     gate = Gate()
     assert on_another_thread(gate.claim)
-    assert not gate.is_mine(is_likely=True)
+    assert gate.is_mine()
+    assert not gate.is_proven
+    assert gate.claim()
+    assert not on_another_thread(gate.claim)
 
 
 def test_a_thread_that_has_trained_stays_the_training_s():

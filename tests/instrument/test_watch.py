@@ -2,6 +2,7 @@ import logging
 import sys
 import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -145,12 +146,21 @@ def test_a_thread_that_is_not_the_training_s_has_nothing_to_tell(seen):
 
 def test_a_thread_that_trains_takes_over_from_one_that_did_not(seen):
     first = seen.watch.ready()
-    second = on_another_thread(seen.watch.training)
+    with ThreadPoolExecutor(1) as other:
+        second = other.submit(seen.watch.training).result()
+        assert second is not None
+        assert second is not first
+        assert second.tape.events is not first.tape.events
+        assert seen.watch.ready() is None
+        assert seen.watch.training() is None
+
+
+def test_a_thread_that_trains_after_the_one_that_did_has_ended_is_told_apart(seen):
+    first = on_another_thread(seen.watch.training)
+    second = seen.watch.training()
     assert second is not None
     assert second is not first
-    assert second.tape.events is not first.tape.events
-    assert seen.watch.ready() is None
-    assert seen.watch.training() is None
+    assert seen.watch.training() is second
 
 
 def test_where_the_process_is_to_have_no_session_all_seams_are_taken_out():

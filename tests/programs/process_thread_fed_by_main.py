@@ -23,9 +23,11 @@ class Examples(Dataset):
         return torch.full((8,), at / 8), at % 3
 
 
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
 def train():
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     while (batch := batches.get()) is not None:
         inputs, targets = batch
         optimizer.zero_grad()

@@ -50,7 +50,8 @@ class Calls:
     def __init__(self, tape: Tape, codes: Codes, module_class: type, is_grad_enabled: Callable[[], bool]) -> None:
         self.tape = tape
         self.codes = codes
-        self.evaluation = Evaluation(tape, codes)
+        self._trainable = Trainable()
+        self.evaluation = Evaluation(tape, codes, self._trainable.was_trained)
         self.update = Update(tape, codes.optimizer)
         self.calls: list[Call] = []  # under way, the outermost first
         self.loop_begin_ns: int | None = None
@@ -58,7 +59,6 @@ class Calls:
         self._is_grad_enabled = is_grad_enabled
         self.forward_begins, self.forward_ends = tape.writer(codes.forward), tape.writer(-codes.forward)
         self._bare_code = uncounted(codes.forward)
-        self._trainable = Trainable()
         self._usual: dict[int, Call] = {}  # those that come again and again, by id of the module
         self._proven: set[type] = set()  # classes of which a call came to its end without training anything
         self._methods = MethodFrames(module_class)
@@ -104,14 +104,14 @@ class Calls:
             is_input_trained = any(getattr(one, "requires_grad", False) for one in inputs)
             call = self._grad_call_begins(module, may_explore, caller, is_input_trained)
         else:
-            call = self._call_without_grad_begins(module)
+            call = self._call_without_grad_begins(module, caller)
         self.calls.append(call)
         return call
 
-    def _call_without_grad_begins(self, module: Any) -> Call:
+    def _call_without_grad_begins(self, module: Any, caller: FrameType) -> Call:
         now_ns = self.tape.clock()
-        code = self.evaluation.call_begins(self._trainable.was_trained(module), now_ns)
-        if is_bare(module):
+        code = self.evaluation.call_begins(id(module), now_ns)
+        if is_bare(module) or self._is_same_forward(module, caller):
             if self.tape.ends_with(-code):
                 self.tape.take_back()
                 return Call(type(module), 0, code, has_grad=False)

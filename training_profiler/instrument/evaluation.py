@@ -1,5 +1,7 @@
 """What is training and what is evaluation: fetches, forward passes without gradient, and the order they come in."""
 
+from collections.abc import Callable
+
 from training_profiler.instrument.codes import Codes, uncounted
 from training_profiler.instrument.passes import Kind, Pass, Passes
 from training_profiler.instrument.tape import Tape
@@ -15,19 +17,20 @@ class Evaluation:
     backward pass, an update. ``is_unsettled`` is whether the next training event has anything to decide.
     """
 
-    def __init__(self, tape: Tape, codes: Codes) -> None:
+    def __init__(self, tape: Tape, codes: Codes, was_trained: Callable[[int], bool] = lambda module: False) -> None:
         self.is_unsettled = True
         self.passes = Passes()
         self.cycle = 0  # how many updates there were
         self.forwards_without_grad = 0
         self._tape = tape
+        self._was_trained = was_trained  # by the id of a module: at this or an earlier call
         self._codes = codes
         self._is_open = False  # an enter of validation_epoch is on the tape
         self._last_ns = 0  # end of the last event of evaluation
         self._run_begin_ns = 0  # of the calls without gradient since the last training event; 0 for none
         self._run_end_ns = 0
         self._run_calls = 0
-        self._is_frozen_run = True  # all of modules that are never trained
+        self._run_modules: set[int] = set()  # ids of what was called, as long as that is few calls
         self._cautious_end_ns = 0  # end of the last call with gradient of a module in eval mode
 
     # Fetches
@@ -68,6 +71,8 @@ class Evaluation:
                 self._evaluates(one, now_ns)
             elif not self._run_begin_ns:
                 one.is_over = True
+        if one.kind is Kind.EVALUATION:
+            one.is_over = True
         if one.kind is Kind.EVALUATION and self._is_open:
             # Not closed yet: where a loader reads ahead, its last batches are still to be used.
             self._goes_on(now_ns)
@@ -90,17 +95,18 @@ class Evaluation:
 
     # Calls without gradient
 
-    def call_begins(self, is_trained: bool, now_ns: int) -> int:
-        """Return the code to note for a forward pass without gradient."""
+    def call_begins(self, module: int, now_ns: int) -> int:
+        """Return the code to note for a forward pass without gradient of the module with this id."""
         self.forwards_without_grad += 1
         if self._goes_on_evaluating():
             return self._codes.forward
         if not self._run_begin_ns:
             self._run_begin_ns = now_ns
-            self._is_frozen_run = True
+            self._run_modules.clear()
             self._run_calls = 0
         self._run_calls += 1
-        self._is_frozen_run &= not is_trained
+        if self._run_calls <= FEW_CALLS:
+            self._run_modules.add(module)
         self.is_unsettled = True
         return self._codes.no_grad
 
@@ -131,11 +137,15 @@ class Evaluation:
         """Decide all that is open, for a training event begins; return when the loop begins if this is its first."""
         fed_by = self._settle_passes()
         step_begin_ns = now_ns
-        if fed_by is not None and fed_by.cycle == self.cycle:
+        is_fed = fed_by is not None and fed_by.cycle == self.cycle
+        if fed_by is not None and is_fed:
             step_begin_ns = min(step_begin_ns, fed_by.cycle_begin_ns)
         if self._run_begin_ns:
             is_in_step = step_begin_ns < self._run_begin_ns
-            is_teacher = self._is_frozen_run and self._run_calls <= FEW_CALLS
+            # With a loader, what came before the step's batch cannot be a teacher of it.
+            is_teacher = (
+                not is_fed and self._run_calls <= FEW_CALLS and not any(map(self._was_trained, self._run_modules))
+            )
             if is_in_step or is_teacher:
                 step_begin_ns = min(step_begin_ns, self._run_begin_ns)
                 self._run_begin_ns = 0
@@ -155,6 +165,15 @@ class Evaluation:
             self._open_run()
         if self._is_open:
             self._close()
+
+    def checkpoint_begins(self) -> None:
+        """Note that what has been evaluated is being saved, which ends it, or is a part of it."""
+        latest = self.passes.latest
+        is_evaluated = latest is not None and (
+            latest.kind is Kind.EVALUATION or (latest.kind is Kind.UNKNOWN and self._was_evaluated(latest))
+        )
+        if latest is None or latest.is_over or not is_evaluated:
+            self.ends()
 
     def _settle_passes(self) -> Pass | None:
         """Return the pass that feeds the training now, deciding on those that are not known yet."""

@@ -1,6 +1,8 @@
 """Whose calls a seam looks at: the training thread's, and none from inside of another seam."""
 
 import threading
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ class Gate:
     One for all threads: calls that other threads make meanwhile are not the training's.
     """
 
-    __slots__ = ("busy", "fetching", "is_likely", "is_proven", "thread", "training")
+    __slots__ = ("_owner", "busy", "fetching", "is_likely", "is_proven", "thread", "training")
 
     def __init__(self) -> None:
         self.busy = FREE
@@ -27,6 +29,7 @@ class Gate:
         self.is_likely = False  # it has called a module with gradients on
         self.is_proven = False  # it has computed gradients or updated parameters
         self.training: Inference | None = None  # what the proven thread's seams tell events to
+        self._owner: Callable[[], threading.Thread | None] = lambda: None  # the proven thread, while it lives
         self.fetching: set[int] = set()  # threads inside of a fetch while none is proven: another may train meanwhile
 
     def is_mine(self, is_likely: bool = False) -> bool:
@@ -38,6 +41,8 @@ class Gate:
         ident = threading.get_ident()
         if ident in self.fetching:
             return False
+        if self.thread != ident:
+            self._release_if_dead()
         if self.thread != ident and self._takes_over(ident, is_likely):
             self.thread = ident
             self.busy = FREE
@@ -56,13 +61,22 @@ class Gate:
     def claim(self) -> bool:
         """Return whether the calling thread, which trains beyond doubt, is the training's."""
         ident = threading.get_ident()
+        if self.thread != ident:
+            self._release_if_dead()
         if self.is_proven or ident in self.fetching:
             return self.is_proven and self.thread == ident
         if not self.is_mine(is_likely=True):
             self.thread = ident
             self.busy = FREE
         self.is_proven = True
+        self._owner = weakref.ref(threading.current_thread())
         return True
+
+    def _release_if_dead(self) -> None:
+        """Let another thread be the training's where the one that was has ended, as with a thread a trial."""
+        owner = self._owner()
+        if self.is_proven and (owner is None or not owner.is_alive()):
+            self.begin_anew()
 
     def fetch_begins(self) -> int:
         """Note that the training thread is inside of a fetch; return what ``fetch_ends`` takes."""
@@ -80,8 +94,8 @@ class Gate:
         elif ident == self.thread:
             self.busy = FREE
 
-    def in_child(self) -> None:
-        """Start anew in a forked process."""
+    def begin_anew(self) -> None:
+        """Start anew: in a forked process, or after the training's thread."""
         self.thread, self.is_likely, self.is_proven, self.busy = 0, False, False, FREE
         self.training = None
         self.fetching.clear()

@@ -36,7 +36,7 @@ def booked(
             code = code_of(inference.codes)
             try:
                 if ends_evaluation and inference.evaluation.is_unsettled:
-                    inference.evaluation.ends()
+                    inference.evaluation.checkpoint_begins()
                 inference.tape.note(code)
             except Exception as error:
                 watch.give_up(error)

@@ -42,9 +42,9 @@ class Trainable:
         """Whether any module was found to be trainable so far."""
         return bool(self._trainable)
 
-    def was_trained(self, module: Any) -> bool:
-        """Return whether ``module`` was found trainable at this or an earlier call."""
-        return id(module) in self._trainable
+    def was_trained(self, module: int) -> bool:
+        """Return whether the module with this id was found trainable at this or an earlier call."""
+        return module in self._trainable
 
 
 def is_bare(module: Any) -> bool:

@@ -144,6 +144,10 @@ class Watch:
         if not self._patches:
             return None
         try:
+            before = self.inference
+            if before is not None and before.has_trained:  # on a thread that has ended
+                self._remember()
+                before.finish()
             end_step = self._begin()
             if end_step is None:
                 self.uninstall()
@@ -171,9 +175,10 @@ class Watch:
     def _remember(self) -> None:
         inference = self.inference
         if inference is not None:
-            self._backwards, self._updates = inference.backwards, inference.updates
-            self._forwards = inference.evaluation.forwards_without_grad
-            self._has_steps_by_hand = inference.has_steps_by_hand
+            self._backwards += inference.backwards
+            self._updates += inference.updates
+            self._forwards += inference.evaluation.forwards_without_grad
+            self._has_steps_by_hand |= inference.has_steps_by_hand
 
     @property
     def is_training(self) -> bool:
@@ -239,7 +244,7 @@ class Watch:
         """Start anew in a forked process; its parent's training is not its own."""
         self._tell(None)
         self._recorder.hold_ns = None
-        self.gate.in_child()
+        self.gate.begin_anew()
 
 
 def _tracing_test() -> Callable[[], bool]:

@@ -42,6 +42,23 @@ def test_of_what_other_threads_do_only_their_fetches_are_seen(seen, model, optim
     assert seen.counts() == {"forward_pass": 2, "backward_pass": 2, "optimizer_step": 2, "data_loading": 8}
 
 
+def test_updates_on_another_thread_are_told_as_not_seen(seen, model, optimizer):
+    def train():
+        other = nn.Linear(2, 1)
+        other(INPUTS).sum().backward()
+        torch.optim.SGD(other.parameters(), lr=0.1).step()
+
+    model(INPUTS).sum().backward()
+    optimizer.step()
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert seen.counts() == {"forward_pass": 1, "backward_pass": 1, "optimizer_step": 1}
+    assert seen.watch.notes() == [
+        "1 updates of optimizers on threads beside the training's are in none of these figures: one thread is watched"
+    ]
+
+
 def test_a_fetch_on_another_thread_that_finds_nothing_is_no_batch(seen, model):
     model(INPUTS).sum().backward()
     batches = iter(DataLoader(TensorDataset(INPUTS), batch_size=4))

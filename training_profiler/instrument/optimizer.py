@@ -79,6 +79,7 @@ def _hooks(watch: "Watch", updates: Updates) -> tuple[Callable[..., None], Calla
         if inference is None or get_ident() != gate.thread:
             inference = watch.training()
             if inference is None:
+                watch.updates_elsewhere += watch.inference is not None
                 return
         try:
             frame = sys._getframe(1)

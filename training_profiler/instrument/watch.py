@@ -60,6 +60,7 @@ class Watch:
         self.is_compiling: Callable[[], bool] = lambda: False
         self.is_tracing: Callable[[], bool] = lambda: False  # a compiler's own calls, past dynamo
         self.inference: Inference | None = None  # changed by _tell alone
+        self.updates_elsewhere = 0  # on threads beside the training's, in a run
         self.missing: dict[str, str] = {}  # seams that could not be put in place, and why
         self._recorder = recorder
         self._begin = begin
@@ -222,6 +223,11 @@ class Watch:
             notes.append(
                 f"steps could not be recognised: gradients were computed {self._backwards} times, but no optimizer of "
                 f"torch.optim was seen to update; profile_step() after each update marks them"
+            )
+        if self.updates_elsewhere:
+            notes.append(
+                f"{self.updates_elsewhere} updates of optimizers on threads beside the training's are in none of these "
+                f"figures: one thread is watched"
             )
         exchanged = self.exchange.note()
         return notes if exchanged is None else [*notes, exchanged]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from statistics import median, quantiles
 
 from tabulate import tabulate
@@ -47,3 +48,10 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
         return values[0], values[0], values[0]
     lower, _, upper = quantiles(values, n=4, method="inclusive")
     return lower, median(values), upper
+
+
+def median_cells(ratios: Sequence[float]) -> list[str]:
+    """Return the median of at least one value and its standard error."""
+    lower, middle, upper = spread(ratios)
+    # of a median of n values that are normally distributed: 1.253 sigma / sqrt(n), sigma = quartile range / 1.349
+    return [f"{middle:.4f}", f"{1.253 * (upper - lower) / 1.349 / sqrt(len(ratios)):.4f}"]

@@ -9,21 +9,19 @@ blocks that follow each other.
 import argparse
 import json
 import sys
-from math import sqrt
 from statistics import median
 from time import perf_counter_ns, process_time_ns
 from typing import Any, Final
 
 from benchmarks.children import result_of
-from benchmarks.figures import Figure, print_figures, print_table, spread
-from benchmarks.watched_training import TINY_TARGET_US, step_of
+from benchmarks.figures import Figure, median_cells, print_figures, print_table
+from benchmarks.watched_training import KINDS, TINY_TARGET_US, step_of
 
 BLOCK_MS: Final = 200
 PAIRS: Final = 60
 WARM_UP_SHARE: Final = 0.5  # of a block: a changed class makes the interpreter look up anew what it had specialized
 PROCESSES: Final = 3
-TARGETS: Final = {"50": 1.005, "5": 1.02, "0.25": None}
-SIZES: Final = {"50": ("50 ms",), "5": ("5 ms",), "0.25": ()}
+LOOPS: Final = {f"{kind.step_ms:g}": kind for kind in KINDS if kind.what.startswith("loop")}
 
 
 def run(only: str = "") -> list[Figure]:
@@ -31,32 +29,28 @@ def run(only: str = "") -> list[Figure]:
     figures = []
     rows = []
     chosen = result_of("benchmarks.watched_training", "--batches", is_on=False)
-    for ms, target in TARGETS.items():
+    for ms, kind in LOOPS.items():
         if only not in f"{ms} ms":
             continue
         found = [
-            result_of("benchmarks.switched", "--inside", ms, str(chosen[f"{float(ms):g}"]), is_on=True)
+            result_of("benchmarks.switched", "--inside", ms, str(chosen[str(kind.step_ms)]), is_on=True)
             for _ in range(PROCESSES)
         ]
         walls = [ratio for one in found for ratio in one["wall"]]
         cpus = [ratio for one in found for ratio in one["cpu"]]
         off_ms = median(one["off ms"] for one in found)
         added_us = 1e3 * off_ms * (median(cpus) - 1)
-        rows.append([f"{ms} ms", f"{off_ms:.2f}", len(walls), *_cells(walls), *_cells(cpus), f"{added_us:+.1f}"])
-        if target is None:
+        rows.append(
+            [f"{ms} ms", f"{off_ms:.2f}", len(walls), *median_cells(walls), *median_cells(cpus), f"{added_us:+.1f}"]
+        )
+        if kind.target is None:
             figures.append(Figure(f"step of {ms} ms: CPU added, all on", added_us, TINY_TARGET_US, "us", 1))
         else:
-            figures.append(Figure(f"steps of {ms} ms: wall, all on over off", median(walls), target, "", 4))
+            figures.append(Figure(f"steps of {ms} ms: wall, all on over off", median(walls), kind.target, "", 4))
     print("Seams, sampler, sums and journal on over off, in turns in one process: medians and their standard errors")
     print_table(["steps of", "ms measured", "pairs", "wall", "+-", "CPU", "+-", "CPU us a step"], rows)
     print_figures(figures)
     return figures
-
-
-def _cells(ratios: list[float]) -> list[str]:
-    lower, middle, upper = spread(ratios)
-    # of a median of n values that are normally distributed: 1.253 sigma / sqrt(n), sigma = quartile range / 1.349
-    return [f"{middle:.4f}", f"{1.253 * (upper - lower) / 1.349 / sqrt(len(ratios)):.4f}"]
 
 
 class Watching:
@@ -123,7 +117,7 @@ if __name__ == "__main__":
     if arguments.inside:
         stdout, sys.stdout = sys.stdout, sys.stderr
         ms, batch = arguments.inside
-        json.dump(measure(float(ms), int(batch), *SIZES[ms]), stdout)
+        json.dump(measure(float(ms), int(batch), *LOOPS[ms].arguments), stdout)
         stdout.flush()
     else:
         run(arguments.only)

@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
-from math import sqrt
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -25,7 +24,7 @@ from time import monotonic, perf_counter_ns
 from typing import Final
 
 from benchmarks.children import ROOT, environment, result_of
-from benchmarks.figures import Figure, print_figures, print_table, spread
+from benchmarks.figures import Figure, median_cells, print_figures, print_table
 from benchmarks.turns import Contender, Taken, take_turns
 
 PROGRAMS: Final = ROOT / "benchmarks" / "programs"
@@ -209,7 +208,15 @@ def _figures(kind: Kind, rounds: list[Times]) -> list[Figure]:
         added_us = bare_us["cpu_ns"] * (median(cpus[name]) - 1)
         apart_s = median(times[name].apart_cpu_s - times[BARE].apart_cpu_s for times in rounds)
         sums = [_sum_ratio(rounds, name, kind_ns) for kind_ns in ("wall_ns", "cpu_ns")]
-        row = [name, *_cells(walls[name]), sums[0], *_cells(cpus[name]), sums[1], f"{added_us:+.1f}", f"{apart_s:+.1f}"]
+        row = [
+            name,
+            *median_cells(walls[name]),
+            sums[0],
+            *median_cells(cpus[name]),
+            sums[1],
+            f"{added_us:+.1f}",
+            f"{apart_s:+.1f}",
+        ]
         rows.append(row)
     headers = ["watched by", "wall", "+-", "of the sums", "CPU", "+-", "of the sums", "CPU us a step", "CPU s beside"]
     print_table(headers, rows)
@@ -238,12 +245,6 @@ def _steps_us(kind: Kind, rounds: list[Times], name: str, kind_ns: str) -> list[
 def _sum_ratio(rounds: list[Times], name: str, kind_ns: str) -> str:
     own, bare = (sum(sum(getattr(times[one], kind_ns)[1:]) for times in rounds) for one in (name, BARE))
     return f"{own / bare:.4f}"
-
-
-def _cells(ratios: list[float]) -> list[str]:
-    lower, middle, upper = spread(ratios)
-    # of a median of n values that are normally distributed: 1.253 sigma / sqrt(n), sigma = quartile range / 1.349
-    return [f"{middle:.4f}", f"{1.253 * (upper - lower) / 1.349 / sqrt(len(ratios)):.4f}"]
 
 
 if __name__ == "__main__":

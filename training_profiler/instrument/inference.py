@@ -30,7 +30,6 @@ class Inference(Calls):
         tape.step_end_ns = lambda: self._rounds.pending_ns
         self._fetch_begins, self._fetch_ends = tape.writer(codes.data_loading), tape.writer(-codes.data_loading)
         self._backward_begins, self._backward_ends = tape.writer(codes.backward), tape.writer(-codes.backward)
-        self._update_begins, self._update_ends = tape.writer(codes.optimizer), tape.writer(-codes.optimizer)
 
     @property
     def has_trained(self) -> bool:
@@ -109,13 +108,13 @@ class Inference(Calls):
         if self.evaluation.is_unsettled:
             self._training_goes_on(self.tape.clock())
         self.update.open_code = self.codes.optimizer
-        self._update_begins()
+        self.update.span_begins()
 
     def update_ends(self, optimizer: Any, has_updated: bool = True) -> None:
         """Note that it has, or that it found that it should not."""
         if self.update.open_code == self.codes.optimizer:
             self.update.open_code = 0
-            self._update_ends()
+            self.update.span_ends()
             now_ns = self.tape.events[-2]
         else:  # it computed the loss itself
             now_ns = self.update.ends()

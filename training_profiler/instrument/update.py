@@ -16,12 +16,13 @@ class Update:
         "_clearing_begins",
         "_clearing_ends",
         "_code",
-        "_ends",
         "_pieces_code",
         "_tape",
         "had_closure",
         "is_in_closure",
         "open_code",
+        "span_begins",
+        "span_ends",
     )
 
     def __init__(self, tape: Tape, code: int) -> None:
@@ -29,7 +30,7 @@ class Update:
         self.is_in_closure = False
         self._tape = tape
         self._code = code
-        self._ends = tape.writer(-code)
+        self.span_begins, self.span_ends = tape.writer(code), tape.writer(-code)
         self.had_closure = False
         code = self._pieces_code = uncounted(code)
         self._clearing_begins, self._clearing_ends = tape.writer(code), tape.writer(-code)
@@ -39,7 +40,7 @@ class Update:
         events = self._tape.events
         if events and events[-1] == -self._code:  # right after the update, and one span with it
             del events[-2:]
-            return self._ends
+            return self.span_ends
         self._clearing_begins()
         return self._clearing_ends
 

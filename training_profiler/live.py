@@ -2,92 +2,24 @@
 
 import multiprocessing
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 
 from training_profiler.errors import ProfilerWarning
-from training_profiler.exits import at_fork, is_being_spawned, is_loader_worker, is_worker
+from training_profiler.exits import at_fork, is_being_spawned, is_worker
 from training_profiler.instrument.watch import Watch
+from training_profiler.process import Process
 from training_profiler.record.loader import ProfiledIterator, ProfiledLoader
 from training_profiler.record.recorder import Recorder
-from training_profiler.session import Session
 from training_profiler.settings import read_settings, unknown_variables
 from training_profiler.snapshot import Snapshot
-from training_profiler.upkeep import measure_section_cost_ns
 
 T = TypeVar("T")
 
 
-class _Process:
-    """What this process profiles."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.session: Session | None = None
-        self.settings = read_settings()  # so that a wrong variable is an error now, and not in the training
-        self.is_silent = False  # for good in a forked child; in other workers until they start by name
-        self.was_stopped = False
-        self.is_bystander = False  # a child of a process that trains
-        self.phase = "train"
-        self.watch: Watch | None = None
-        self.watch_begin_ns: int | None = None
-        self._beginning = threading.RLock()
-
-    def running(self) -> Session | None:
-        """Return the session under way, beginning one if this process has had none."""
-        session = self.session
-        if session is not None:
-            return session if session.is_running else None
-        if self.is_silent or self.was_stopped or is_worker():
-            return None
-        with self._beginning:  # two threads may come to their first section at once
-            if self.session is None:
-                self.begin(opens_files=False)
-        return self.session
-
-    def begin_if_first(self) -> None:
-        """Begin a session where a script only has sections and never starts one."""
-        self.running()
-
-    def begin(self, opens_files: bool) -> Session:
-        """Begin a session with the settings that hold now."""
-        cost_ns = measure_section_cost_ns()
-        self.session = Session(self.recorder, self.settings, cost_ns, self.watch, self.watch_begin_ns)
-        self.session.start(opens_files)
-        return self.session
-
-    def begin_watched(self) -> Callable[[int], None] | None:
-        """Begin a session at the first event of a training that nobody edited; return what ends its steps.
-
-        None where this process is not to have a session.
-        """
-        with self._beginning:  # two threads may come to their first event at once
-            session = self.session
-            if session is None and not self.was_stopped and not self.is_bystander and not is_loader_worker():
-                session = self.begin(opens_files=False)
-        if session is None or not session.is_running or session.watch is not self.watch:
-            return None
-        session.train_on_this_thread()
-        return session.step
-
-    def fall_silent(self) -> None:
-        """Stop recording in a forked child, whose run is its parent's."""
-        self.is_silent = True
-        self._beginning = threading.RLock()  # a thread that is not here any more may have held it
-        # Where the parent trains, its children serve it; where it only waits, a child may be what trains.
-        self.is_bystander |= self.watch is not None and self.watch.is_training
-        if self.session is not None:
-            self.session.abandon()
-            self.session = None
-        if self.watch is not None:
-            self.watch_begin_ns = None
-            self.watch.in_child()
-
-
-_process = _Process(Recorder())
+_process = Process(Recorder())
 _process.recorder.is_listened_to = False
 _process.recorder.on_first = _process.begin_if_first
 profile_section = _process.recorder.section
@@ -106,6 +38,13 @@ def start_training_profiling(
     flush_s: float | None = None,
     max_names: int | None = None,
     sample_hz: int | None = None,
+    timing: str | None = None,
+    monitor_s: float | None = None,
+    flops: bool | None = None,
+    sinks: str | Sequence[str] | None = None,
+    log_scalars_every_n_steps: int | None = None,
+    thresholds: Mapping[str, float] | None = None,
+    checklist: bool | None = None,
 ) -> None:
     """Begin a run: from now on all wall time is accounted for, and reports are printed.
 
@@ -121,6 +60,15 @@ def start_training_profiling(
         flush_s: longest time in s between two writes to the journal; 10 by default.
         max_names: section names that get a row of their own; 500 by default.
         sample_hz: samples a second of the line that runs; 50 by default, 0 for none.
+        timing: what sections are timed by on an accelerator: ``"auto"`` (default), ``"host"``, ``"events"`` or
+            ``"sync"``.
+        monitor_s: time in s between two looks at the machine; 1 by default, 0 for none.
+        flops: whether the FLOPs of the model are counted, once, in an early step; True by default.
+        sinks: trackers that get the metrics, of wandb, tensorboard, jsonl, prometheus, mlflow and csv; none by default.
+        log_scalars_every_n_steps: steps between two rows of a loader's metrics; every step by default, as far as
+            trackers can follow.
+        thresholds: thresholds of rules by their code, where they shall differ, such as ``{"data-transfer": 0.2}``.
+        checklist: whether the final summary ends with the quick checklist; False by default.
 
     Raises:
         SettingsError: a value cannot be used; the message names it and shows an example.

@@ -5,20 +5,16 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from training_profiler.diagnosis import diagnose, epoch_warnings
-from training_profiler.distributed.rank import Rank
+from training_profiler.diagnosis import diagnose
 from training_profiler.exits import Exits
 from training_profiler.instrument.watch import Watch
-from training_profiler.monitor.lines import LineSampler
+from training_profiler.observers import Observers
+from training_profiler.outlets import Outlets
 from training_profiler.record.compiling import without_tracing
 from training_profiler.record.loader import LoaderBook
 from training_profiler.record.recorder import EPOCH_BEGIN, EPOCH_END, MAX_MARKS, STEP_END, Recorder
 from training_profiler.record.section import FLUSH_AT_MOST
-from training_profiler.reports.console import render_epoch, render_final, render_periodic
-from training_profiler.reports.contract import as_data
-from training_profiler.runs.run_files import RunFiles
 from training_profiler.settings import Settings
-from training_profiler.sinks.console import Console
 from training_profiler.snapshot import PROFILER, Health, Snapshot
 from training_profiler.statistics.accumulator import Accumulator
 from training_profiler.statistics.run import RunSums
@@ -52,7 +48,7 @@ class Session:
         self.has_reported = False
         self.loaders = LoaderBook()
         self.upkeep = Upkeep(recorder, section_cost_ns if watch is None else SEAM_COST * section_cost_ns)
-        self._lines = LineSampler(recorder.clock, self.upkeep.guard)
+        self._observers = Observers(recorder.clock, self.upkeep.guard)
         self._recorder = recorder
         self._busy = threading.Lock()
         self._busy_thread: int | None = None
@@ -61,12 +57,10 @@ class Session:
         self._accumulator = Accumulator(recorder.names, self._begin_ns, settings.warmup)
         self._accumulator.inferred.is_needed = watch is not None
         self._sums = RunSums(recorder.names, self._begin_ns, settings.warmup)
-        self._console = Console(settings.stream)
         self._budget = Budget(recorder.clock)
-        self._files = RunFiles(settings, recorder.names, self._begin_ns)
+        self._outlets = Outlets(settings, recorder.names, self._begin_ns, self.upkeep)
         self._exits = Exits(self.finish)
         self._training_thread = recorder.thread_serial()
-        self._rank = Rank(settings.rank)
         self._steps_marked = 0
         self._next_report = settings.log_every
         self._next_flush_ns = self._begin_ns + self._flush_ns
@@ -81,28 +75,28 @@ class Session:
         self._recorder.is_listened_to = True
         self._exits.arm()
         self.is_running = True
-        self._lines.run_at(self.settings.sample_hz, self._begin_ns)
+        self._observers.run(self.settings, self._begin_ns)
         if opens_files:
-            self._with_files(self._open_files)
+            self._outlets.open()
 
     def adopt(self, settings: Settings) -> None:
         """Go on with other settings: a session that a section began, and that is now started by name."""
-        self.settings = self._files.settings = settings
+        self.settings = settings
+        self._outlets.adopt(settings)
         self._recorder.names.limit = settings.max_names
-        self._console = Console(settings.stream)
         self._accumulator.warmup_steps = self._sums.warmup_steps = settings.warmup
         self._next_report = self._steps_marked + settings.log_every
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
-        self._lines.run_at(settings.sample_hz, self._recorder.clock())
+        self._observers.run(settings, self._recorder.clock())
         self._exits.arm()  # the section that began the run may have been on another thread
-        self._with_files(self._open_files)
+        self._outlets.open()
 
     def step(self, at_ns: int | None = None) -> None:
         """End a training step, now or at a time that is still held back; report and flush where it is time."""
         if not self._steps_marked:
             self._training_thread = self._recorder.thread_serial()
-            self._lines.watch_this_thread()
-            self._rank.note()
+            self._observers.watch_this_thread()
+            self._outlets.rank.note()
         now_ns = self._recorder.mark(STEP_END, at_ns)
         self._steps_marked += 1
         if self._steps_marked >= self._next_report:
@@ -121,13 +115,13 @@ class Session:
         if self._steps_marked and self._training_thread != self._recorder.thread_serial():
             self._exclusively(self._flush, PATIENCE_S)
             self._training_thread = self._recorder.thread_serial()
-            self._lines.watch_this_thread()
+            self._observers.watch_this_thread()
 
     def begin_epoch(self, number: int) -> None:
         """Begin an epoch on the calling thread."""
         if not self._steps_marked:
             self._training_thread = self._recorder.thread_serial()
-            self._lines.watch_this_thread()
+            self._observers.watch_this_thread()
         self._mark_epoch(EPOCH_BEGIN)
         self._exclusively(lambda: self._begin_epoch(number), PATIENCE_S)
 
@@ -161,7 +155,7 @@ class Session:
         try:
             if self.is_running:
                 self.is_running = False
-                self._lines.stop()
+                self._observers.stop()
                 self.upkeep.guard("final summary", lambda: self._finish(ended_by))
         finally:
             self._recorder.on_full = self._recorder.discard
@@ -177,7 +171,7 @@ class Session:
         """Forget the run without a word: in a forked child it is the parent's."""
         self.is_running = False
         self._recorder.hold_ns = None
-        self._lines.abandon()
+        self._observers.abandon()
         self._exits.disarm()  # a worker stuck in C must die of SIGTERM at once, as it would without us
         self._recorder.on_full = self._recorder.discard
 
@@ -221,7 +215,8 @@ class Session:
             self.finish(self._ended_by)
 
     def _drain(self) -> None:
-        self._accumulator.add(self._recorder.drain(), self._training_thread, self._lines.take())
+        self._accumulator.add(self._recorder.drain(), self._training_thread, self._observers.lines.take())
+        self._observers.add_to(self._accumulator)
 
     def _flush(self) -> None:
         self._drain()
@@ -229,15 +224,14 @@ class Session:
         self._sums.add(totals, step_ns)
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
         inside = self._accumulator.open_sections(self._training_thread)
-        self._with_files(
-            lambda: self._files.open().write_interval(totals, step_ns, self._health(), self.loaders.all, inside)
+        self._outlets.journal(
+            lambda journal: journal.write_interval(totals, step_ns, self._health(), self.loaders.all, inside)
         )
 
     def _report(self) -> None:
         begin_ns = time.thread_time_ns()  # of this thread: what other work on the machine costs is not ours
         self._flush()
-        snapshot = self._sums.snapshot(self._health(), of_interval=True)
-        self._print(render_periodic(snapshot, self.settings.format))
+        self._outlets.periodic(self._sums.snapshot(self._health(), of_interval=True))
         self._sums.new_interval()
         self._budget.spend(time.thread_time_ns() - begin_ns)
 
@@ -245,55 +239,37 @@ class Session:
         self._flush()
         self.loaders.begin_epoch()
         self._sums.begin_epoch(number)
-        self._with_files(lambda: self._files.open().write_epoch_begin(number))
+        self._outlets.journal(lambda journal: journal.write_epoch_begin(number))
 
     def _end_epoch(self, is_complete: bool) -> None:
         self._flush()
         batches, samples = self.loaders.of_epoch()
-        self._with_files(lambda: self._files.open().write_epoch_end(batches, samples, is_complete))
+        self._outlets.journal(lambda journal: journal.write_epoch_end(batches, samples, is_complete))
         figures = self._sums.end_epoch(batches, samples, is_complete)
         if figures is not None:
-            self._print(render_epoch(figures, epoch_warnings(figures)))
+            self._outlets.epoch(figures)
 
     def _finish(self, ended_by: str | None) -> None:
         if self.watch is not None:
             self.upkeep.guard("seams", self.watch.finish)
             self.upkeep.notes += self.watch.notes()
             self._accumulator.add_elsewhere("synchronization", self.watch.exchange.total_ns())
-            if not self.watch.has_trained and not self._steps_marked and self._files.folder is None:
+            if not self.watch.has_trained and not self._steps_marked and self._outlets.run_folder is None:
                 return  # why nothing was measured is said elsewhere, and once
         self.has_reported = True
         self.upkeep.guard("statistics", self._flush)  # should it fail, what was summed up before is still told
         if self._sums.is_in_epoch:
             self._end_epoch(is_complete=False)
-        snapshot = self._figures(ended_by)
-        insights = diagnose(snapshot)
-        self._print(render_final(snapshot, insights, self.settings.format))
-        snapshot = self._figures(ended_by)  # printing may have failed: the files shall say so
-        text = render_final(snapshot, insights, self.settings.format)
-        self._with_files(lambda: self._files.write_report(text, as_data(snapshot, insights)))
-        self._with_files(lambda: self._files.close(self._health(), ended_by))
+        self._outlets.final(lambda: self._figures(ended_by), diagnose(self._figures(ended_by)), self._health)
 
     def _figures(self, ended_by: str | None = None) -> Snapshot:
-        folder = self._files.folder
         return self._sums.snapshot(
             self._health(),
             loaders=self.loaders.all,
             open_sections=self._accumulator.open_sections(self._training_thread),
-            run_folder=None if folder is None else str(folder),
+            run_folder=self._outlets.run_folder,
             ended_by=ended_by,
         )
 
     def _health(self) -> Health:
-        return self.upkeep.health(self._sums.run, self._budget.left_out, self._lines.cost(self._sums.run.wall_ns))
-
-    def _print(self, text: str) -> None:
-        if self._rank.is_primary():
-            self.upkeep.guard("console", lambda: self._console.print(text))
-
-    def _open_files(self) -> None:
-        self._files.open()
-
-    def _with_files(self, work: Callable[[], None]) -> None:
-        if self._rank.is_primary():
-            self.upkeep.guard("run folder", work)
+        return self.upkeep.health(self._sums.run, self._budget.left_out, self._observers.costs(self._sums.run))

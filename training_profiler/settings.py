@@ -2,8 +2,8 @@
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from training_profiler.errors import SettingsError
@@ -13,6 +13,10 @@ FORMATS: Final = ("table", "lines")
 MOST_SAMPLE_HZ: Final = 1000  # a look takes 0.1 ms
 MOST_NAMES: Final = 4000  # each name costs 15 kB of histogram, in four sums
 STREAMS: Final = ("stdout", "stderr")
+TIMINGS: Final = ("auto", "host", "events", "sync")
+SINKS: Final = ("wandb", "tensorboard", "jsonl", "prometheus", "mlflow", "csv")
+YES: Final = ("1", "true", "yes", "on")
+NO: Final = ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,20 @@ class Settings:
     """Section names that get a row of their own; the rest share one."""
     sample_hz: int = 50
     """How often a second the line sampler looks at the training thread; 0 for never."""
+    timing: str = "auto"
+    """What sections are timed by on an accelerator: auto, host, events or sync."""
+    monitor_s: float = 1.0
+    """Time between two looks at the machine, in s; 0 for none."""
+    flops: bool = True
+    """Whether the FLOPs of the model are counted, once, in an early step."""
+    sinks: tuple[str, ...] = ()
+    """Trackers that get the metrics."""
+    log_scalars_every_n_steps: int | None = None
+    """Steps between two rows of a loader's metrics; None for every step, as far as trackers can follow."""
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    """Thresholds of rules that differ from the default, by the rule's code."""
+    checklist: bool = False
+    """Whether the final summary ends with the quick checklist."""
     rank: int = 0
     """This process's number in a distributed training; only rank 0 reports."""
 
@@ -52,14 +70,66 @@ def _count(given: object, least: int, what: str, example: object, most: int | No
     return number
 
 
-def _seconds(given: object) -> float:
+def _seconds(given: object, what: str, example: object, may_be_zero: bool = False) -> float:
     try:
-        seconds = float(str(given))
+        seconds = float(str(given)) if not isinstance(given, bool) else -1.0
     except ValueError:
         seconds = -1.0
+    if seconds == 0 and may_be_zero:
+        return 0.0
     if not 0 < seconds < float("inf"):
-        raise SettingsError("is not a positive number of seconds (between writes to the journal); example: 10")
+        kind = "a number of seconds of at least 0" if may_be_zero else "a positive number of seconds"
+        raise SettingsError(f"is not {kind} ({what}); example: {example}")
     return seconds
+
+
+def _yes_or_no(given: object, what: str) -> bool:
+    word = str(given).strip().lower()
+    if word not in YES + NO:
+        raise SettingsError(f"is neither yes nor no ({what}); example: 1")
+    return word in YES
+
+
+def _every(given: object) -> int | None:
+    if str(given).strip().lower() in ("none", "auto"):
+        return None
+    return _count(given, 1, "steps between two rows of a loader's metrics, or none for every step", 10)
+
+
+def _sinks(given: object) -> tuple[str, ...]:
+    names = given.split(",") if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    words = [str(name).strip().lower() for name in names if str(name).strip()]
+    for word in words:
+        if word not in SINKS:
+            close = difflib.get_close_matches(word, SINKS, n=1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            raise SettingsError(f"names {word!r}, which is not one of {', '.join(SINKS)}{meant}; example: jsonl,csv")
+    return tuple(dict.fromkeys(words))
+
+
+def _thresholds(given: object) -> dict[str, float]:
+    from training_profiler.diagnosis import THRESHOLDS  # here, for hardly anybody sets any, and imports take time
+
+    example = "example: data-loading-bound=0.2,unexplained=0.15"
+    if isinstance(given, Mapping):
+        pairs = [(str(code), value) for code, value in given.items()]
+    else:
+        parts = [part.partition("=") for part in str(given).split(",") if part.strip()]
+        pairs = [(code, value) for code, _, value in parts]
+    thresholds = {}
+    for code, value in pairs:
+        code = code.strip()
+        if code not in THRESHOLDS:
+            close = difflib.get_close_matches(code, THRESHOLDS, n=1, cutoff=0.0)
+            raise SettingsError(f"names {code!r}, which is no rule; did you mean {close[0]}? {example}")
+        try:
+            number = float(str(value))
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < float("inf"):
+            raise SettingsError(f"has {str(value)!r} for {code}, which is no number of at least 0; {example}")
+        thresholds[code] = number
+    return thresholds
 
 
 def _word(given: object, words: tuple[str, ...]) -> str:
@@ -91,9 +161,16 @@ _CHECKS: Final[Mapping[str, Callable[[object], Any]]] = {
     "dir": _folder,
     "stream": lambda given: _word(given, STREAMS),
     "warmup": _warmup,
-    "flush_s": _seconds,
+    "flush_s": lambda given: _seconds(given, "between writes to the journal", 10),
     "max_names": lambda given: _count(given, 1, "section names with a row of their own", 500, most=MOST_NAMES),
     "sample_hz": lambda given: _count(given, 0, "samples of the line that runs, a second", 50, most=MOST_SAMPLE_HZ),
+    "timing": lambda given: _word(given, TIMINGS),
+    "monitor_s": lambda given: _seconds(given, "between looks at the machine, 0 for none", 1, may_be_zero=True),
+    "flops": lambda given: _yes_or_no(given, "whether the FLOPs of the model are counted"),
+    "sinks": _sinks,
+    "log_scalars_every_n_steps": _every,
+    "thresholds": _thresholds,
+    "checklist": lambda given: _yes_or_no(given, "whether the final summary ends with the checklist"),
 }
 
 

@@ -34,6 +34,15 @@ class SectionFigures:
     step_self_s: float = 0.0  # the part of self_s within training steps
     step_total_s: float = 0.0  # the part of total_s within training steps, recursion counted once
     settled_total_s: float = 0.0  # the part of step_total_s in the steps after warm-up
+    device_count: int = 0  # spans of which the time on the accelerator is known
+    device_total_s: float | None = None  # time on the accelerator of those spans; None where it is known of none
+
+    @property
+    def device_avg_s(self) -> float | None:
+        """Mean time on the accelerator; None where it is known of no span."""
+        if self.device_total_s is None or not self.device_count:
+            return None
+        return self.device_total_s / self.device_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +91,105 @@ class EpochFigures:
     first_fetch_s: float | None
     median_fetch_s: float | None
     is_complete: bool = True
+    machine: "MachineFigures | None" = None  # None where it was not looked at
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderFigures:
-    """What came out of one profiled loader."""
+    """What came out of one loader in training or in validation, and what its batches cost; means are per batch."""
 
     name: str
     batches: int
     samples: int | None
     wait_s: float
+    phase: str = "train"  # or "val"
+    data_avg_s: float | None = None  # of next(iterator), on the host
+    forward_avg_s: float | None = None
+    backward_avg_s: float | None = None
+    optimizer_avg_s: float | None = None  # of the updates that followed its batches
+    batch_wait_avg_s: float | None = None  # from the batch before, of whichever loader, to its own
+    proportion: float | None = None  # its share of the batches of its phase, 0 to 1
+    asked_proportion: float | None = None  # what the user said that share should be
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How high a quantity was over a stretch."""
+
+    mean: float
+    max: float
+    last: float
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A rise of memory over a stretch: a straight line through it."""
+
+    bytes: float  # from the first point of the line to its last; negative where it fell
+    p_value: float  # of chance alone making such a rise
+    points: int
+    seconds: float  # over which
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFigures:
+    """One accelerator; None is unknown."""
+
+    index: int
+    name: str = ""
+    total_bytes: int | None = None
+    allocated_bytes: Level | None = None  # by torch's allocator of this process
+    reserved_bytes: Level | None = None
+    used_bytes: Level | None = None  # by all processes
+    utilization: Level | None = None  # 0 to 1: part of the time in which a kernel ran
+    temperature_c: Level | None = None
+    power_w: Level | None = None
+    allocated_growth: Growth | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFigures:
+    """What the monitor saw of the machine; None is unknown."""
+
+    samples: int
+    cores: float | None = None  # CPUs that this process may use: affinity and the container's quota
+    cpu_process: Level | None = None  # CPUs busy with this process and its children, 1.0 = one whole CPU
+    cpu_container: Level | None = None  # the same of the container
+    cpu_host: Level | None = None  # part of all of the host's CPUs, 0 to 1
+    ram_process_bytes: Level | None = None  # resident, of this process and its children
+    ram_container_bytes: Level | None = None
+    ram_limit_bytes: int | None = None  # of the container; None where there is none
+    ram_host_bytes: Level | None = None  # used on the host
+    ram_host_total_bytes: int | None = None
+    ram_available_bytes: Level | None = None  # before the limit or the host's end is reached
+    ram_share: Level | None = None  # used part of the container's limit where there is one, else of the host's; 0 to 1
+    ram_growth: Growth | None = None  # of this process
+    gpus: tuple[GpuFigures, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFigures:
+    """Device time of sections: where it was measured, and of how many spans not."""
+
+    kind: str  # cuda, xpu, mps, ...
+    name: str
+    timing: str  # events or sync
+    spans: int  # whose device time is known
+    unmeasured: Mapping[str, int] = field(default_factory=dict)  # reason -> spans of which it is not
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """How much training gets done; per second of step time after warm-up. None is unknown."""
+
+    steps_per_s: float
+    batches_per_s: float | None = None
+    samples_per_s: float | None = None
+    flops_per_step: float | None = None  # of the model: forward and backward, counted in one step
+    tflops: float | None = None  # achieved, in 1e12 a second
+    peak_tflops: float | None = None  # of the device, for the type of number that the step computes with
+    peak_source: str = ""
+    mfu: float | None = None  # model FLOPs utilization: achieved over peak, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +214,9 @@ class Snapshot:
     step: StepFigures | None = None
     epochs: tuple[EpochFigures, ...] = ()
     loaders: tuple[LoaderFigures, ...] = ()
+    machine: MachineFigures | None = None
+    device: DeviceFigures | None = None
+    throughput: Throughput | None = None
     health: Health = field(default_factory=Health)
     run_folder: str | None = None
     open_sections: tuple[str, ...] = ()  # entered and not left on the training thread, the outermost first

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from training_profiler.record.names import OTHER_NAMES
@@ -84,7 +84,7 @@ class Upkeep:
             except Exception:  # a user's log handler may fail as well
                 return
 
-    def health(self, run: Totals, reports_left_out: int, sampler_cost: str | None = None) -> Health:
+    def health(self, run: Totals, reports_left_out: int, costs: Sequence[str] = ()) -> Health:
         """Return how the profiler fared so far in a run of these totals."""
         return Health(
             dropped=run.dropped,
@@ -95,7 +95,7 @@ class Upkeep:
                 *self._names_notes(),
                 *_of_run(run, reports_left_out),
                 *_compiled(),
-                *([sampler_cost] if sampler_cost else []),
+                *costs,
             ),
         )
 

@@ -32,6 +32,7 @@ RULES: Final[tuple[Rule, ...]] = (
 )
 NO_COMPONENTS: Final = (PROFILER, "first_fetch", "worker_start")  # the last two are parts of data_loading
 EPOCH_GENERATION_SHARE: Final = 0.30
+THRESHOLDS: Final = {rule.code: rule.share for rule in (*OF_STEP, *OF_RUN)}  # by code, as settings override them
 
 
 def diagnose(snapshot: Snapshot) -> list[Insight]:

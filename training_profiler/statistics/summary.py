@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -99,7 +99,7 @@ def _plain_where_alone(totals: Totals, names: Mapping[int, str]) -> dict[int, st
     return {id: within[id] if id in within and uses[within[id]] == 1 else name for id, name in names.items()}
 
 
-def _measured(totals: Totals, id: int) -> dict[str, float]:
+def _measured(totals: Totals, id: int) -> dict[str, Any]:
     sums = totals.sections
     count = int(sums.measured[id])
     if not count:

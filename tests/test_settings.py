@@ -5,7 +5,23 @@ from training_profiler.settings import Settings, launch_id, read_settings, unkno
 from training_profiler.switch import ROOT
 
 PREFIX = "RECTIFIED_FLOW_PROFILE_"
-SUFFIXES = ["LOG_EVERY", "FORMAT", "DIR", "STREAM", "WARMUP", "FLUSH_S", "MAX_NAMES", "SAMPLE_HZ"]
+SUFFIXES = [
+    "LOG_EVERY",
+    "FORMAT",
+    "DIR",
+    "STREAM",
+    "WARMUP",
+    "FLUSH_S",
+    "MAX_NAMES",
+    "SAMPLE_HZ",
+    "TIMING",
+    "MONITOR_S",
+    "FLOPS",
+    "SINKS",
+    "LOG_SCALARS_EVERY_N_STEPS",
+    "THRESHOLDS",
+    "CHECKLIST",
+]
 
 
 def test_without_variables_the_defaults_hold():
@@ -18,6 +34,13 @@ def test_without_variables_the_defaults_hold():
         flush_s=10.0,
         max_names=500,
         sample_hz=50,
+        timing="auto",
+        monitor_s=1.0,
+        flops=True,
+        sinks=(),
+        log_scalars_every_n_steps=None,
+        thresholds={},
+        checklist=False,
         rank=0,
     )
 
@@ -37,6 +60,17 @@ def test_without_variables_the_defaults_hold():
         ("MAX_NAMES", "4000", 4000),
         ("SAMPLE_HZ", "0", 0),
         ("SAMPLE_HZ", "1000", 1000),
+        ("TIMING", "Events", "events"),
+        ("MONITOR_S", "0", 0.0),
+        ("MONITOR_S", "0.25", 0.25),
+        ("FLOPS", "0", False),
+        ("FLOPS", "on", True),
+        ("SINKS", "jsonl", ("jsonl",)),
+        ("SINKS", " CSV , tensorboard,csv ", ("csv", "tensorboard")),
+        ("LOG_SCALARS_EVERY_N_STEPS", "10", 10),
+        ("LOG_SCALARS_EVERY_N_STEPS", "none", None),
+        ("THRESHOLDS", "unexplained=0.2, data-transfer = 0.3", {"unexplained": 0.2, "data-transfer": 0.3}),
+        ("CHECKLIST", "yes", True),
     ],
 )
 def test_a_variable_sets_its_setting(name, given, read):
@@ -100,6 +134,35 @@ def test_a_bad_argument_is_told_with_its_call(name, given):
     with pytest.raises(SettingsError) as error:
         read_settings({name: given}, {})
     assert str(error.value).startswith(f"start_training_profiling({name}={given!r}) is not ")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("SINKS", "wandb,tensorbord", "names 'tensorbord', which is not one of wandb, tensorboard, jsonl, prometheus, "
+         "mlflow, csv; did you mean tensorboard?; example: jsonl,csv"),
+        ("THRESHOLDS", "unexplaned=0.2", "names 'unexplaned', which is no rule; did you mean unexplained? "
+         "example: data-loading-bound=0.2,unexplained=0.15"),
+        ("THRESHOLDS", "unexplained", "has '' for unexplained, which is no number of at least 0; "
+         "example: data-loading-bound=0.2,unexplained=0.15"),
+        ("MONITOR_S", "-1", "is not a number of seconds of at least 0 (between looks at the machine, 0 for none); "
+         "example: 1"),
+        ("CHECKLIST", "maybe", "is neither yes nor no (whether the final summary ends with the checklist); example: 1"),
+        ("TIMING", "gpu", "is not one of auto, host, events, sync; example: auto"),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_used_is_told_with_an_example(name, given, message):
+    with pytest.raises(SettingsError) as error:
+        read_settings(environ={PREFIX + name: given})
+    assert str(error.value) == f"{PREFIX}{name}={given!r} {message}"
+
+
+def test_sinks_may_be_a_list():
+    assert read_settings({"sinks": ["jsonl", "csv"]}, {}).sinks == ("jsonl", "csv")
+
+
+def test_thresholds_may_be_a_mapping():
+    assert read_settings({"thresholds": {"unexplained": 0.5}}, {}).thresholds == {"unexplained": 0.5}
 
 
 def test_an_unknown_argument_is_told_with_the_nearest():

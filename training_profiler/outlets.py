@@ -50,14 +50,14 @@ class Outlets:
 
     def epoch(self, figures: EpochFigures) -> None:
         """Report on an epoch."""
-        self._print(render_epoch(figures, epoch_warnings(figures)))
+        self._print(render_epoch(figures, epoch_warnings(figures, self._settings.thresholds)))
 
     def final(self, figures: Callable[[], Snapshot], insights: Sequence[Insight], health: Callable[[], Health]) -> None:
         """Report on the run, which is over; ``figures`` are asked for again after printing, which may have failed."""
         snapshot = figures()
-        self._print(render_final(snapshot, insights, self._settings.format))
+        self._print(render_final(snapshot, insights, self._settings.format, self._settings.checklist))
         snapshot = figures()
-        text = render_final(snapshot, insights, self._settings.format)
+        text = render_final(snapshot, insights, self._settings.format, self._settings.checklist)
         if self.rank.is_primary():
             write = self._files.write_report
             self._upkeep.guard("run folder", lambda: write(text, as_data(snapshot, insights)))

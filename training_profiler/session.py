@@ -269,6 +269,7 @@ class Session:
             open_sections=self._accumulator.open_sections(self._training_thread),
             run_folder=self._outlets.run_folder,
             ended_by=ended_by,
+            thresholds=self.settings.thresholds,
         )
 
     def _health(self) -> Health:

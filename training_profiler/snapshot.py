@@ -55,6 +55,8 @@ class LineFigures:
     share: float  # of the wall time, 0 to 1: the section's share times the line's part of its samples
     samples: int
     lines: int = 1  # more: so many lines of one function, added up under the hottest
+    waiting_share: float = 0.0  # the part of ``share`` within a call that waits for the device
+    waits_in: str = ""  # that call: item, cpu, tolist, ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +219,7 @@ class Snapshot:
     machine: MachineFigures | None = None
     device: DeviceFigures | None = None
     throughput: Throughput | None = None
+    thresholds: Mapping[str, float] = field(default_factory=dict)  # of rules, where they are not the default
     health: Health = field(default_factory=Health)
     run_folder: str | None = None
     open_sections: tuple[str, ...] = ()  # entered and not left on the training thread, the outermost first
@@ -255,5 +258,10 @@ class Snapshot:
 
 def _added(one: LineFigures, other: LineFigures) -> LineFigures:
     return replace(
-        one, share=one.share + other.share, samples=one.samples + other.samples, lines=one.lines + other.lines
+        one,
+        share=one.share + other.share,
+        samples=one.samples + other.samples,
+        lines=one.lines + other.lines,
+        waiting_share=one.waiting_share + other.waiting_share,
+        waits_in=one.waits_in or other.waits_in,
     )

@@ -3,8 +3,16 @@
 NS_PER_S = 1_000_000_000
 NS_PER_US = 1_000
 S_PER_HOUR = 3600
+S_PER_MINUTE = 60
+GIB = 2**30
+MIB = 2**20
 
 
 def seconds_text(seconds: float) -> str:
     """Return a duration with its unit: seconds, and below a millisecond microseconds."""
     return f"{seconds * NS_PER_S / NS_PER_US:.1f}us" if 0 < seconds < 0.001 else f"{seconds:.4f}s"
+
+
+def bytes_text(count: float) -> str:
+    """Return an amount of memory with its unit: GiB, and below a tenth of one MiB."""
+    return f"{count / GIB:.1f} GiB" if abs(count) >= GIB / 10 else f"{count / MIB:.1f} MiB"

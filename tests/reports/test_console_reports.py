@@ -229,6 +229,17 @@ def test_a_worth_of_minutes_is_told_in_minutes():
     )
 
 
+def test_a_worth_tells_what_a_step_would_take():
+    insight = Insight("x", "found", {}, 4.6, "change it", step_s=0.02, step_if_gone_s=0.0154)
+    expected = "- found [worth 4.60s, 20.0% of the run; a step 0.0154s instead of 0.0200s] -> change it"
+    assert expected in render_final(replace(SNAPSHOT, wall_s=23.0), [insight])
+
+
+def test_the_checklist_comes_on_request():
+    assert "\nQuick Checklist:\n" not in render_final(SNAPSHOT, [])
+    assert "\n\nQuick Checklist:\nnot measured  GPU utilization" in render_final(SNAPSHOT, [], has_checklist=True)
+
+
 def test_a_run_of_few_steps_is_told_what_the_rules_need():
     snapshot = snapshot_of({"forward_pass": 0.5}, steps=4)
     assert "\n- Only 4 steps; the rules need 10\n" in render_final(snapshot, diagnose(snapshot))

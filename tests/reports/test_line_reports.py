@@ -105,13 +105,16 @@ def test_a_line_never_has_more_than_its_section():
     assert rows[1].removeprefix("a: train.py:1 main: ") <= rows[0].removeprefix("a: ")
 
 
+NO_WAIT = {"waiting_share": 0.0, "waits_in": ""}
+
+
 def test_the_data_has_the_lines_of_each_section_the_hottest_first():
     data = as_data(snapshot_with(("other", 1.0), other=LINES_OF_OTHER), [])
     assert data["lines"] == {
         "other": [
-            {"file": "train.py", "line": 212, "function": "estimate_loss", "share": 0.31, "samples": 310},
-            {"file": "train.py", "line": 88, "function": "get_batch", "share": 0.092, "samples": 92},
-            {"file": "train.py", "line": 90, "function": "get_batch", "share": 0.009, "samples": 9},
+            {"file": "train.py", "line": 212, "function": "estimate_loss", "share": 0.31, "samples": 310, **NO_WAIT},
+            {"file": "train.py", "line": 88, "function": "get_batch", "share": 0.092, "samples": 92, **NO_WAIT},
+            {"file": "train.py", "line": 90, "function": "get_batch", "share": 0.009, "samples": 9, **NO_WAIT},
         ]
     }
     assert json.loads(json.dumps(data, allow_nan=False)) == data

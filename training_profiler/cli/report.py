@@ -17,6 +17,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, such as runs/20261121-142530")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of text")
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="layout of the text")
+    parser.add_argument("--checklist", action="store_true", help="end the text with the quick checklist")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -30,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         text = json.dumps(as_data(snapshot, insights), indent=1, allow_nan=False) + "\n"
     else:
-        text = render_final(snapshot, insights, arguments.format).lstrip("\n")
+        text = render_final(snapshot, insights, arguments.format, arguments.checklist).lstrip("\n")
     sys.stdout.write(text)
     sys.stdout.flush()
     return 0

@@ -10,8 +10,9 @@ Evidence = Mapping[str, float | int | str]
 class Insight:
     """What a rule found, the measured figures behind it, what it is worth and what to do.
 
-    ``worth_s`` is the part of this run's wall time that would be gone without the cost, 0 for a
-    remark that asks for no change.
+    ``worth_s`` is the part of this run's wall time that would be gone without the cost; 0 where it is not known, or
+    for a remark that asks for no change. ``step_if_gone_s`` is what a step would take then, ``step_s`` what it takes;
+    None for a cost that is no part of a step.
     """
 
     code: str
@@ -19,3 +20,5 @@ class Insight:
     evidence: Evidence
     worth_s: float
     remedy: str
+    step_s: float | None = None
+    step_if_gone_s: float | None = None

@@ -1,38 +1,44 @@
 """All rules together: what holds for a run, and what holds for an epoch."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping
 from typing import Final
 
+from training_profiler.diagnosis import device, lines, loaders, memory, shares, steps
 from training_profiler.diagnosis.insight import Insight
-from training_profiler.diagnosis.shares import (
-    OF_RUN,
-    OF_STEP,
-    STEPS_NEEDED,
-    backward_against_forward,
-    has_enough_steps,
-    share_of_run,
-    share_of_step,
-    unexplained,
-)
-from training_profiler.diagnosis.steps import first_batch_slow, slowing_down, step_time_varies, warm_up
+from training_profiler.diagnosis.rule import STEPS_NEEDED, Rule, has_enough_steps, thresholds
+from training_profiler.diagnosis.rule import threshold as threshold_of
 from training_profiler.snapshot import PROFILER, EpochFigures, Snapshot
 from training_profiler.units import seconds_text
 
-Rule = Callable[[Snapshot], Insight | None]
-
 RULES: Final[tuple[Rule, ...]] = (
-    *(partial(share_of_step, rule=rule) for rule in OF_STEP),
-    *(partial(share_of_run, rule=rule) for rule in OF_RUN),
-    backward_against_forward,
-    unexplained,
-    step_time_varies,
-    slowing_down,
-    first_batch_slow,
+    shares.data_loading,
+    shares.data_generation,
+    shares.data_transfer,
+    loaders.loader_slow,
+    loaders.loader_mix,
+    shares.forward_dominates,
+    shares.backward_against_forward,
+    shares.optimizer_heavy,
+    shares.metrics_heavy,
+    shares.logging_heavy,
+    shares.ema_heavy,
+    shares.synchronization_heavy,
+    shares.validation_heavy,
+    shares.sampling_heavy,
+    shares.checkpointing_heavy,
+    lines.unexplained,
+    lines.waits_for_device,
+    device.gpu_utilization,
+    memory.host_memory,
+    memory.gpu_memory_high,
+    memory.gpu_memory_low,
+    memory.memory_growth,
+    steps.step_time_varies,
+    steps.slowing_down,
+    steps.first_batch_slow,
 )
+THRESHOLDS: Final = thresholds()
 NO_COMPONENTS: Final = (PROFILER, "first_fetch", "worker_start")  # the last two are parts of data_loading
-EPOCH_GENERATION_SHARE: Final = 0.30
-THRESHOLDS: Final = {rule.code: rule.share for rule in (*OF_STEP, *OF_RUN)}  # by code, as settings override them
 
 
 def diagnose(snapshot: Snapshot) -> list[Insight]:
@@ -43,8 +49,8 @@ def diagnose(snapshot: Snapshot) -> list[Insight]:
         _slowest_component(snapshot),
         _data_loading_efficient(snapshot),
     ]
-    warm = warm_up(snapshot)  # said even of a healthy run: it is over when it is seen
-    found = sorted([*found, *([warm] if warm else [])], key=lambda insight: -insight.worth_s)
+    warm = steps.warm_up(snapshot)  # said even of a healthy run: it is over when it is seen
+    found = sorted([*device.with_cause(found), *([warm] if warm else [])], key=lambda insight: -insight.worth_s)
     return [*found, *(remark for remark in remarks if remark is not None)]
 
 
@@ -70,12 +76,13 @@ def _slowest_component(snapshot: Snapshot) -> Insight | None:
 def _data_loading_efficient(snapshot: Snapshot) -> Insight | None:
     """Say that data loading stays below its threshold; None where it does not or was not seen."""
     share = snapshot.share_of_step("data_loading")
-    if share is None or not has_enough_steps(snapshot) or not OF_STEP[0].is_below(share):
+    threshold = threshold_of(snapshot, "data-loading-bound")
+    if share is None or not has_enough_steps(snapshot) or share >= threshold:
         return None
     return Insight(
         code="data-loading-efficient",
         finding=f"Data loading appears efficient ({share:.1%} of total time)",
-        evidence={"share_of_step": share, "threshold": OF_STEP[0].share},
+        evidence={"share_of_step": share, "threshold": threshold},
         worth_s=0.0,
         remedy="",
     )
@@ -108,11 +115,17 @@ def too_little_data(snapshot: Snapshot) -> str | None:
     return f"Only {settled} step{'s' * (settled != 1)}{after}; the rules need {STEPS_NEEDED}"
 
 
-def epoch_warnings(epoch: EpochFigures) -> list[str]:
+def epoch_warnings(epoch: EpochFigures, thresholds: Mapping[str, float] = THRESHOLDS) -> list[str]:
     """Return the bottleneck warnings that hold in one epoch, each with its figure."""
-    share = epoch.self_s.get("data_generation", 0.0) / epoch.wall_s if epoch.wall_s else 0.0
-    if share <= EPOCH_GENERATION_SHARE:
-        return []
-    # 0 at the threshold, 1 where the epoch is nothing else.
-    severity = (share - EPOCH_GENERATION_SHARE) / (1 - EPOCH_GENERATION_SHARE)
-    return [f"Data generation bottleneck: {share:.1%} of batch time (severity {severity:.2f})"]
+    warnings = []
+    generation, memory = (thresholds.get(code, THRESHOLDS[code]) for code in ("data-generation-bound", "host-memory"))
+    busy_s = epoch.wall_s if not epoch.avg_batch_s or not epoch.batches else epoch.avg_batch_s * epoch.batches
+    share = min(1.0, epoch.self_s.get("data_generation", 0.0) / busy_s) if busy_s else 0.0
+    if share > generation:
+        severity = shares.severity_of(share, generation)
+        warnings.append(f"Data generation bottleneck: {share:.1%} of batch time (severity {severity:.2f})")
+    ram = None if epoch.machine is None else epoch.machine.ram_share
+    if ram is not None and ram.max > memory:
+        pressure = shares.severity_of(ram.max, memory)
+        warnings.append(f"Memory bottleneck: RAM {ram.max:.1%} at its peak (pressure {pressure:.2f})")
+    return warnings

@@ -3,16 +3,13 @@
 from typing import Final
 
 from training_profiler.diagnosis.insight import Insight
-from training_profiler.diagnosis.shares import WORTH_AT_LEAST_S
+from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, rule
 from training_profiler.snapshot import OTHER, Snapshot
 from training_profiler.units import seconds_text
 
-VARIATION: Final = 0.10  # standard deviation over mean
 VARIATION_NEEDS: Final = 20  # steps after warm-up; the deviation of fewer is itself too uncertain
-RISE: Final = 0.05  # over the run
 RISE_NEEDS: Final = 100  # steps after warm-up
 RISE_P_VALUE: Final = 0.001  # neighbouring steps are alike, so chance alone rises more often than in theory
-FIRST_FETCH_RATIO: Final = 5.0
 FIRST_FETCH_SHARE: Final = 0.01  # of the epoch
 COUPLED: Final = 0.30  # of the variance of step time; from here on a section is named as the one that moves with it
 
@@ -27,20 +24,21 @@ _WHY = {
 }
 
 
-def step_time_varies(snapshot: Snapshot) -> Insight | None:
+@rule("step-time-varies", threshold=0.10)  # standard deviation over mean
+def step_time_varies(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag step times whose deviation is above 10 % of their mean; None below 20 steps after warm-up."""
     step = snapshot.step
     if step is None or step.settled_count < VARIATION_NEEDS or not step.avg_s:
         return None
     variation = step.std_s / step.avg_s
     worth_s = max(0.0, step.avg_s - step.median_s) * step.settled_count
-    if variation <= VARIATION or worth_s < WORTH_AT_LEAST_S:
+    if variation <= threshold or worth_s < WORTH_AT_LEAST_S:
         return None
     cause, part = max(step.explained.items(), key=lambda item: item[1], default=("", 0.0))
     named = f"; {part:.0%} of the variation comes from {cause}" if part >= COUPLED else ""
     evidence: dict[str, float | int | str] = {
         "coefficient_of_variation": variation,
-        "threshold": VARIATION,
+        "threshold": threshold,
         "avg_s": step.avg_s,
         "std_s": step.std_s,
         "max_s": step.max_s,
@@ -59,14 +57,15 @@ def step_time_varies(snapshot: Snapshot) -> Insight | None:
     )
 
 
-def warm_up(snapshot: Snapshot) -> Insight | None:
+@rule("warm-up", threshold=3.0, is_of_step=False)  # of the steps' median
+def warm_up(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Tell first steps that took more than 3 medians apart; None without such."""
     step = snapshot.step
     if step is None or not step.warmup_count or not step.settled_count:
         return None
     extra_s = step.warmup_s - step.warmup_count * step.avg_s
     avg_s = step.warmup_s / step.warmup_count
-    if extra_s < WORTH_AT_LEAST_S or avg_s <= 3 * step.median_s:
+    if extra_s < WORTH_AT_LEAST_S or avg_s <= threshold * step.median_s:
         return None
     first = "step was" if step.warmup_count == 1 else f"{step.warmup_count} steps were"
     return Insight(
@@ -79,21 +78,22 @@ def warm_up(snapshot: Snapshot) -> Insight | None:
     )
 
 
-def slowing_down(snapshot: Snapshot) -> Insight | None:
+@rule("slowing-down", threshold=0.05)  # over the run
+def slowing_down(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag step times that rise by more than 5 % over the run, with confidence; None below 100 steps."""
     step = snapshot.step
     if step is None or step.rise is None or step.rise_p_value is None or step.settled_count < RISE_NEEDS:
         return None
     # A linear rise by r costs on average half of it, compared with the pace of the start.
     worth_s = step.avg_s * step.settled_count * (step.rise / 2) / (1 + step.rise / 2)
-    if step.rise <= RISE or step.rise_p_value > RISE_P_VALUE or worth_s < WORTH_AT_LEAST_S:
+    if step.rise <= threshold or step.rise_p_value > RISE_P_VALUE or worth_s < WORTH_AT_LEAST_S:
         return None
     return Insight(
         code="slowing-down",
         finding=f"steps become slower: {step.rise:.0%} longer at the end of the run than at its start",
         evidence={
             "rise": step.rise,
-            "threshold": RISE,
+            "threshold": threshold,
             "p_value": step.rise_p_value,
             "steps": step.settled_count,
         },
@@ -103,7 +103,8 @@ def slowing_down(snapshot: Snapshot) -> Insight | None:
     )
 
 
-def first_batch_slow(snapshot: Snapshot) -> Insight | None:
+@rule("first-batch-slow", threshold=5.0, is_of_step=False)  # of the median fetch
+def first_batch_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag epochs whose first fetch takes over 5 median fetches and 1 % of the epoch."""
     slow = [
         (epoch.first_fetch_s - epoch.median_fetch_s, epoch)
@@ -111,7 +112,7 @@ def first_batch_slow(snapshot: Snapshot) -> Insight | None:
         if epoch.first_fetch_s is not None
         and epoch.median_fetch_s is not None
         and epoch.is_complete
-        and epoch.first_fetch_s > FIRST_FETCH_RATIO * epoch.median_fetch_s
+        and epoch.first_fetch_s > threshold * epoch.median_fetch_s
         and epoch.first_fetch_s - epoch.median_fetch_s > FIRST_FETCH_SHARE * epoch.wall_s
     ]
     worth_s = sum(extra_s for extra_s, _ in slow)

@@ -9,6 +9,7 @@ from types import CodeType, FrameType
 from typing import Final, NamedTuple
 
 from training_profiler.monitor.user_code import MOST_FILES, Places, UserCode, places_of_this_process
+from training_profiler.monitor.waiting import waits_in
 from training_profiler.record.names import printable
 from training_profiler.record.section import Clock
 from training_profiler.units import NS_PER_S
@@ -34,6 +35,7 @@ class Location(NamedTuple):
     file: str
     line: int
     function: str
+    waits_in: str = ""  # the call in it that waits for the device: item, cpu, tolist, ...
 
 
 Sample = tuple[int, Location | None]  # ns of the clock; None: nothing on the stack was the user's
@@ -184,7 +186,7 @@ class LineSampler:
         file = self._user_code.shown(code.co_filename)
         if file is None:
             return None
-        location = Location(file, line_of(code, instruction), function_name(code))
+        location = Location(file, line_of(code, instruction), function_name(code), waits_in(code, instruction))
         if location not in self._locations and len(self._locations) >= MOST_LOCATIONS:
             return None  # of so many lines, one that was not seen before has no share worth a word
         return self._locations.setdefault(location, location)

@@ -4,8 +4,9 @@ import sys
 from collections.abc import Iterable
 
 from training_profiler.diagnosis import Insight
-from training_profiler.diagnosis.rules import too_little_data
+from training_profiler.reports.checklist import checklist_lines
 from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, lines_under, percentages
+from training_profiler.reports.insights import insight_lines
 from training_profiler.snapshot import OUTSIDE_STEPS, PROFILER, EpochFigures, SectionFigures, Snapshot
 from training_profiler.units import S_PER_HOUR, seconds_text
 
@@ -29,7 +30,9 @@ def render_periodic(snapshot: Snapshot, layout: str = TABLE) -> str:
     return f"\n=== Profiling Report (Step {snapshot.steps}) ===\n\n{_body(snapshot, layout)}\n"
 
 
-def render_final(snapshot: Snapshot, insights: Iterable[Insight], layout: str = TABLE) -> str:
+def render_final(
+    snapshot: Snapshot, insights: Iterable[Insight], layout: str = TABLE, has_checklist: bool = False
+) -> str:
     """Return the summary of a run, with what to change and how the profiler itself fared."""
     parts = [
         f"\n=== Final Profiling Summary ({snapshot.steps} steps) ===",
@@ -38,7 +41,8 @@ def render_final(snapshot: Snapshot, insights: Iterable[Insight], layout: str = 
         "",
         *_run_lines(snapshot),
         "Performance Insights:",
-        *_insight_lines(snapshot, insights),
+        *insight_lines(snapshot, insights),
+        *(["", *checklist_lines(snapshot)] if has_checklist else []),
         *_health_lines(snapshot),
     ]
     if snapshot.run_folder:
@@ -191,24 +195,6 @@ def _run_lines(snapshot: Snapshot) -> list[str]:
     if snapshot.ended_by:
         lines.append(f"Ended by: {snapshot.ended_by}")
     return [*lines, ""] if lines else []
-
-
-def _insight_lines(snapshot: Snapshot, insights: Iterable[Insight]) -> list[str]:
-    lines = []
-    for insight in insights:
-        worth = f" [worth {_worth(insight.worth_s, snapshot)}]" if insight.worth_s else ""
-        remedy = f" -> {insight.remedy}" if insight.remedy else ""
-        lines.append(f"- {insight.finding}{worth}{remedy}")
-    reason = too_little_data(snapshot)
-    if reason:
-        lines.append(f"- {reason}")
-    return lines
-
-
-def _worth(worth_s: float, snapshot: Snapshot) -> str:
-    share = f", {worth_s / snapshot.wall_s:.1%} of the run" if snapshot.wall_s else ""
-    amount = f"{worth_s / 60:.1f} min" if worth_s >= 90 else f"{worth_s:.2f}s"
-    return amount + share
 
 
 def _health_lines(snapshot: Snapshot) -> list[str]:

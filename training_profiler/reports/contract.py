@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from training_profiler.diagnosis import Insight
+from training_profiler.reports.checklist import checklist
 from training_profiler.snapshot import EpochFigures, LineFigures, SectionFigures, Snapshot
 
 SCHEMA: Final = 1
@@ -37,10 +38,14 @@ def as_data(snapshot: Snapshot, insights: Iterable[Insight]) -> dict[str, Any]:
                 "finding": insight.finding,
                 "evidence": dict(insight.evidence),
                 "worth_s": insight.worth_s,
+                "worth_share": insight.worth_s / snapshot.wall_s if snapshot.wall_s else None,
+                "step_s": insight.step_s,
+                "step_if_gone_s": insight.step_if_gone_s,
                 "remedy": insight.remedy,
             }
             for insight in insights
         ],
+        "checklist": [check._asdict() for check in checklist(snapshot)],
         "health": {
             "dropped": snapshot.health.dropped,
             "disabled": list(snapshot.health.disabled),

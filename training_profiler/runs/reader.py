@@ -8,7 +8,7 @@ from training_profiler.errors import RunFolderError
 from training_profiler.record.loader import LoaderCounts
 from training_profiler.record.names import SectionNames
 from training_profiler.runs.codec import totals_from_data
-from training_profiler.runs.folder import journal_name
+from training_profiler.runs.folder import META, journal_name
 from training_profiler.runs.journal import JOURNAL_SCHEMA
 from training_profiler.snapshot import Health, Snapshot
 from training_profiler.statistics.run import RunSums
@@ -106,7 +106,17 @@ def _replay(folder: Path, begin: dict[str, Any], records: list[dict[str, Any]], 
         open_sections=open_sections,
         run_folder=str(folder),
         ended_by=end["ended_by"] if end else None,
+        thresholds=_thresholds(folder),
     )
+
+
+def _thresholds(folder: Path) -> dict[str, float]:
+    """Return the rules' thresholds that the run had set; none where that was not written down."""
+    try:
+        told = json.loads((folder / META).read_bytes())["settings"]["thresholds"]
+        return {str(code): float(value) for code, value in told.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 def _loader(name: str, batches: int, samples: int | None, wait_ns: int) -> LoaderCounts:

@@ -1,6 +1,6 @@
 """The sums of a whole run, of the interval since the last report, and of each epoch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from training_profiler.record.loader import LoaderCounts
 from training_profiler.record.names import SectionNames
@@ -73,6 +73,7 @@ class RunSums:
         open_sections: Sequence[str] = (),
         run_folder: str | None = None,
         ended_by: str | None = None,
+        thresholds: Mapping[str, float] | None = None,
     ) -> Snapshot:
         """Return the figures of the run so far, or of the interval alone."""
         totals = self.interval if of_interval else self.run
@@ -90,4 +91,5 @@ class RunSums:
             open_sections=tuple(open_sections),
             run_folder=run_folder,
             ended_by=ended_by,
+            thresholds=thresholds or {},
         )

@@ -146,10 +146,23 @@ def line_figures(
 
 def _lines_of(section: SectionFigures, samples: Counter[Location | None]) -> tuple[LineFigures, ...]:
     of_a_sample = section.share / samples.total()
-    seen = [(location, count) for location, count in samples.items() if location is not None]
+    seen: Counter[Location] = Counter()
+    waits: dict[Location, Counter[str]] = {}
+    for location, count in samples.items():
+        if location is not None:
+            line = location._replace(waits_in="")
+            seen[line] += count
+            if location.waits_in:
+                waits.setdefault(line, Counter())[location.waits_in] += count
     return tuple(
-        LineFigures(*location, share=count * of_a_sample, samples=count)
-        for location, count in sorted(seen, key=lambda item: (-item[1], item[0]))[:MOST_LINES]
+        LineFigures(
+            *line[:3],
+            share=count * of_a_sample,
+            samples=count,
+            waiting_share=waits[line].total() * of_a_sample if line in waits else 0.0,
+            waits_in=waits[line].most_common(1)[0][0] if line in waits else "",
+        )
+        for line, count in sorted(seen.items(), key=lambda item: (-item[1], item[0]))[:MOST_LINES]
     )
 
 

@@ -1,0 +1,58 @@
+"""The rule about lines that wait for the device."""
+
+from dataclasses import replace
+
+import pytest
+from fakes import snapshot_of
+
+from training_profiler.diagnosis import Insight, diagnose
+from training_profiler.snapshot import LineFigures, Snapshot
+
+
+def line(number: int, share: float, waiting: float, call: str = "item") -> LineFigures:
+    return LineFigures(
+        "train.py", number, "main", share=share, samples=round(share * 1000), waiting_share=waiting, waits_in=call
+    )
+
+
+def found(run: Snapshot) -> Insight | None:
+    return next((insight for insight in diagnose(run) if insight.code == "waits-for-device"), None)
+
+
+def run_with(*lines: LineFigures, section: str = "other", steps: int = 64) -> Snapshot:
+    run = snapshot_of({"forward_pass": 0.25, "backward_pass": 0.25}, steps=steps, step_s=0.125)
+    return replace(run, lines={section: lines})
+
+
+def test_a_wait_for_the_device_is_told_with_its_lines():
+    insight = found(run_with(line(42, 0.25, 0.1875), line(50, 0.0625, 0.0625, "cpu")))
+    assert insight.finding == (
+        "25.0% of step time Python waits for the device (0.0312s a step): "
+        "train.py:42 main (.item(), 75% of it), train.py:50 main (.cpu(), 25% of it)"
+    )
+    assert insight.worth_s == 2.0
+    assert (insight.step_s, insight.step_if_gone_s) == (0.125, 0.09375)
+
+
+def test_waits_within_a_section_of_the_step_count():
+    assert found(run_with(line(42, 0.25, 0.25), section="forward_pass")) is not None
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        run_with(),
+        run_with(line(42, 0.5, 0.0, "")),
+        run_with(line(42, 0.5, 0.05)),  # a twentieth is not over a twentieth
+        run_with(line(42, 0.25, 0.25), steps=9),
+        run_with(replace(line(42, 0.25, 0.25), samples=9)),
+    ],
+)
+def test_no_wait_or_too_little_of_it_is_not_told(run):
+    assert found(run) is None
+
+
+def test_waits_outside_of_steps_are_not_told():
+    run = run_with(line(42, 0.25, 0.25), section="validation_epoch")
+    validation = replace(run.sections["other"], name="validation_epoch", step_total_s=0.0)
+    assert found(replace(run, sections={**run.sections, "validation_epoch": validation})) is None

@@ -1,0 +1,77 @@
+"""Rules about several loaders: each fires, is silent just below, and without data."""
+
+from dataclasses import replace
+
+import pytest
+from fakes import snapshot_of
+
+from training_profiler.diagnosis import Insight, diagnose
+from training_profiler.snapshot import LoaderFigures, Snapshot
+
+
+def loader(name: str, data_avg_s: float | None = None, batches: int = 100, **others) -> LoaderFigures:
+    return LoaderFigures(name, batches, None, (data_avg_s or 0.0) * batches, data_avg_s=data_avg_s, **others)
+
+
+def found(code: str, *loaders: LoaderFigures, steps: int = 100) -> Insight | None:
+    run: Snapshot = replace(snapshot_of({"forward_pass": 0.4, "backward_pass": 0.55}, steps=steps), loaders=loaders)
+    return next((insight for insight in diagnose(run) if insight.code == code), None)
+
+
+def test_a_slow_loader_is_told_with_what_it_costs():
+    insight = found("loader-slow", loader("main", 0.001), loader("aux", 0.016))
+    assert insight.finding == (
+        "loader aux is slow: 0.0160s a batch against 0.0010s; it is 94% of all waiting for batches"
+    )
+    assert insight.worth_s == pytest.approx(1.5)
+    assert insight.step_if_gone_s == pytest.approx(0.085)
+
+
+def test_a_slow_loader_is_compared_with_the_median_of_the_others():
+    insight = found("loader-slow", loader("a", 0.001), loader("b", 0.002), loader("c", 0.003), loader("d", 0.02))
+    assert insight.evidence["others_avg_s"] == 0.002
+
+
+@pytest.mark.parametrize(
+    "loaders",
+    [
+        [],
+        [loader("main", 0.016)],
+        [loader("main", 0.004), loader("aux", 0.012)],  # three times is not over three times
+        [loader("main", None), loader("aux", 0.016)],
+        [loader("main", 0.001), loader("aux", 0.016, batches=9)],
+        [loader("main", 0.001), loader("aux", 0.016, phase="val")],
+        [loader("main", 0.001, batches=4000), loader("aux", 0.016)],  # others wait more in all
+        [loader("main", 0.000001), loader("aux", 0.00016)],  # a trifle
+    ],
+)
+def test_loaders_of_which_none_is_slow_are_not_told(loaders):
+    assert found("loader-slow", *loaders) is None
+
+
+def test_nine_steps_are_too_few_for_a_slow_loader():
+    assert found("loader-slow", loader("main", 0.001), loader("aux", 0.016), steps=9) is None
+
+
+def test_a_mix_that_is_not_the_one_asked_for_is_told():
+    insight = found(
+        "loader-mix",
+        loader("main", batches=800, proportion=0.8, asked_proportion=2 / 3),
+        loader("aux", batches=200, proportion=0.2, asked_proportion=1 / 3),
+    )
+    assert insight.finding == "loader main gave 80.0% of the batches, 66.7% were asked for"
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (0.51, 0.5),  # one point is not over one point
+        (0.56, 0.5),  # of 200 batches that is chance: one standard deviation is 3.5 points
+        (0.56, None),
+        (None, 0.5),
+    ],
+)
+def test_a_mix_as_asked_or_off_by_chance_is_not_told(pair):
+    proportion, asked = pair
+    one = loader("main", batches=200, proportion=proportion, asked_proportion=asked)
+    assert found("loader-mix", one) is None

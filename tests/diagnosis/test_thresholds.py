@@ -1,0 +1,58 @@
+"""Thresholds as they are by default, and as a run sets them."""
+
+from dataclasses import replace
+
+import pytest
+from fakes import snapshot_of
+
+from training_profiler.diagnosis import THRESHOLDS, diagnose, epoch_warnings
+from training_profiler.snapshot import EpochFigures
+
+
+def codes(snapshot):
+    return [insight.code for insight in diagnose(snapshot)]
+
+
+def test_these_are_the_thresholds():
+    assert dict(THRESHOLDS) == {
+        "data-loading-bound": 0.15,
+        "data-generation-bound": 0.30,
+        "data-transfer": 0.10,
+        "loader-slow": 3.0,
+        "loader-mix": 0.01,
+        "forward-dominates": 0.60,
+        "backward-slow": 3.0,
+        "optimizer-heavy": 0.15,
+        "metrics-heavy": 0.05,
+        "logging-heavy": 0.05,
+        "ema-heavy": 0.05,
+        "synchronization-heavy": 0.10,
+        "validation-heavy": 0.10,
+        "sampling-heavy": 0.10,
+        "checkpointing-heavy": 0.10,
+        "unexplained": 0.10,
+        "waits-for-device": 0.05,
+        "gpu-utilization": 0.80,
+        "host-memory": 0.85,
+        "gpu-memory-high": 0.90,
+        "gpu-memory-low": 0.50,
+        "memory-growth": 0.05,
+        "step-time-varies": 0.10,
+        "slowing-down": 0.05,
+        "first-batch-slow": 5.0,
+        "warm-up": 3.0,
+    }
+
+
+@pytest.mark.parametrize(("threshold", "fires"), [(0.30, False), (0.20, True)])
+def test_a_threshold_of_the_run_wins_over_the_default(threshold, fires):
+    run = snapshot_of({"data_loading": 0.25, "forward_pass": 0.35, "backward_pass": 0.4})
+    found = codes(replace(run, thresholds={"data-loading-bound": threshold}))
+    assert ("data-loading-bound" in found) == fires
+    assert ("data-loading-efficient" in found) == (not fires)
+
+
+def test_the_warnings_of_an_epoch_have_the_threshold_of_the_run():
+    epoch = EpochFigures(1, 10.0, 100, 100, None, 0.1, {"data_generation": 4.0}, None, None)
+    assert epoch_warnings(epoch, {"data-generation-bound": 0.5}) == []
+    assert len(epoch_warnings(epoch, {"data-generation-bound": 0.35})) == 1

@@ -1,0 +1,77 @@
+"""The quick checklist: each line passes, fails or is not measured, with its figure."""
+
+from dataclasses import replace
+
+import pytest
+from fakes import snapshot_of
+
+from training_profiler.reports.checklist import checklist, checklist_lines
+from training_profiler.snapshot import GpuFigures, Level, MachineFigures, Snapshot
+
+GIB = 2**30
+
+
+def verdicts(snapshot: Snapshot) -> dict[str, tuple[str, str]]:
+    return {check.what: (check.verdict, check.measured) for check in checklist(snapshot)}
+
+
+def on_gpu(utilization: float, memory: float) -> Snapshot:
+    gpu = GpuFigures(
+        index=0,
+        total_bytes=16 * GIB,
+        used_bytes=Level(mean=0.0, max=memory * 16 * GIB, last=0.0),
+        utilization=Level(mean=utilization, max=1.0, last=1.0),
+    )
+    return replace(snapshot_of({"forward_pass": 0.5}), machine=MachineFigures(samples=10, gpus=(gpu,)))
+
+
+def test_nothing_is_measured_of_nothing():
+    assert {verdict for verdict, _ in verdicts(Snapshot()).values()} == {"not measured"}
+
+
+@pytest.mark.parametrize(
+    ("shares", "what", "expected"),
+    [
+        ({"data_loading": 0.0625, "data_generation": 0.03125}, "data time", ("PASS", "9.4%")),
+        ({"data_loading": 0.0625, "data_generation": 0.0625}, "data time", ("FAIL", "12.5%")),
+        ({"forward_pass": 0.375}, "forward", ("PASS", "37.5%")),
+        ({"forward_pass": 0.3125}, "forward", ("FAIL", "31.2%")),
+        ({"backward_pass": 0.4375}, "backward", ("PASS", "43.8%")),
+        ({"backward_pass": 0.5}, "backward", ("FAIL", "50.0%")),
+        ({"optimizer_step": 0.125}, "optimizer", ("PASS", "12.5%")),
+        ({"optimizer_step": 0.1875}, "optimizer", ("FAIL", "18.8%")),
+        ({"forward_pass": 0.25, "backward_pass": 0.5}, "forward + backward dominate", ("PASS", "75.0%")),
+        ({"forward_pass": 0.25, "backward_pass": 0.25}, "forward + backward dominate", ("FAIL", "50.0%")),
+        ({"forward_pass": 0.25}, "forward + backward dominate", ("not measured", "")),
+    ],
+)
+def test_a_share_of_the_step_has_its_verdict(shares, what, expected):
+    assert verdicts(snapshot_of(shares, steps=64, step_s=0.125))[what] == expected
+
+
+@pytest.mark.parametrize(("std_s", "expected"), [(0.005, ("PASS", "5.0%")), (0.02, ("FAIL", "20.0%"))])
+def test_the_variation_of_step_time_has_its_verdict(std_s, expected):
+    what = "step time variation (coefficient of variation)"
+    assert verdicts(snapshot_of({}, std_s=std_s))[what] == expected
+
+
+@pytest.mark.parametrize(
+    ("utilization", "memory", "expected"),
+    [
+        (0.875, 0.90, [("PASS", "87.5%"), ("PASS", "90.0%")]),
+        (0.75, 0.97, [("FAIL", "75.0%"), ("FAIL", "97.0%")]),
+        (0.75, 0.5, [("FAIL", "75.0%"), ("FAIL", "50.0%")]),
+    ],
+)
+def test_the_device_has_its_verdicts(utilization, memory, expected):
+    found = verdicts(on_gpu(utilization, memory))
+    assert [found["GPU utilization"], found["GPU memory"]] == expected
+
+
+def test_the_text_has_a_line_a_check_with_figure_and_target():
+    lines = checklist_lines(snapshot_of({"forward_pass": 0.375, "optimizer_step": 0.25}))
+    assert lines[0] == "Quick Checklist:"
+    assert len(lines) == 12
+    assert "PASS          forward                                         37.5%  (target 35-40%)" in lines
+    assert "FAIL          optimizer                                       25.0%  (target < 15%)" in lines
+    assert "not measured  flash attention                                        (target in use)" in lines

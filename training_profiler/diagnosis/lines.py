@@ -1,0 +1,83 @@
+"""Rules that name lines of the user's code."""
+
+from typing import Final
+
+from training_profiler.diagnosis.insight import Evidence, Insight
+from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, has_enough_steps, rule
+from training_profiler.snapshot import OTHER, LineFigures, Snapshot
+from training_profiler.units import seconds_text
+
+SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
+
+
+@rule("unexplained", threshold=0.10)
+def unexplained(snapshot: Snapshot, threshold: float) -> Insight | None:
+    """Flag step time that no section covers, above 10 %; None below 10 steps."""
+    other = snapshot.sections.get(OTHER)
+    if other is None or snapshot.step is None or not has_enough_steps(snapshot) or not snapshot.step.settled_s:
+        return None
+    share = other.settled_total_s / snapshot.step.settled_s
+    has_sections = any(section.count for section in snapshot.sections.values())
+    if share <= threshold or other.settled_total_s < WORTH_AT_LEAST_S or not has_sections:
+        return None
+    per_step_s = other.settled_total_s / snapshot.step.settled_count
+    evidence: dict[str, float | int | str] = {
+        "share_of_step": share,
+        "threshold": threshold,
+        "seconds": other.settled_total_s,
+    }
+    finding = f"{share:.1%} of step time lies in no section ({seconds_text(per_step_s)} a step)"
+    remedy = 'put profile_section("...") around the parts of the loop that have none yet'
+    places = [
+        f"{place.file}:{place.line} {place.function} ({place.share / other.share:.0%} of it)"
+        for place in snapshot.hottest(OTHER)
+    ]
+    if places:
+        evidence["lines"] = ", ".join(places)
+        finding += f": {evidence['lines']}"
+        remedy = 'make these lines cheaper, or put profile_section("...") around them to see them apart'
+    return Insight("unexplained", finding, evidence, worth_s=other.settled_total_s, remedy=remedy)
+
+
+@rule("waits-for-device", threshold=0.05)
+def waits_for_device(snapshot: Snapshot, threshold: float) -> Insight | None:
+    """Flag calls such as ``.item()`` in which Python waits for the device, for over 5 % of step time.
+
+    What they wait for is worth at most that: a device that is never idle would be waited for elsewhere.
+    """
+    step = snapshot.step
+    waiting = _waiting_lines(snapshot)
+    if step is None or not has_enough_steps(snapshot) or not step.total_s or not waiting:
+        return None
+    waited_s = sum(line.waiting_share for line in waiting) * snapshot.wall_s
+    share = waited_s / step.total_s
+    samples = sum(line.samples for line in waiting)
+    if share <= threshold or waited_s < WORTH_AT_LEAST_S or samples < SAMPLES_NEEDED:
+        return None
+    places = ", ".join(
+        f"{line.file}:{line.line} {line.function} (.{line.waits_in}(), "
+        f"{line.waiting_share * snapshot.wall_s / waited_s:.0%} of it)"
+        for line in waiting[:3]
+    )
+    evidence: Evidence = {"share_of_step": share, "threshold": threshold, "seconds": waited_s, "lines": places}
+    return Insight(
+        code="waits-for-device",
+        finding=f"{share:.1%} of step time Python waits for the device "
+        f"({seconds_text(waited_s / step.count)} a step): {places}",
+        evidence=evidence,
+        worth_s=min(waited_s, step.settled_s),
+        remedy="keep the tensor (.detach()) and read it every n-th step: .item(), .cpu(), .tolist() and .numpy() "
+        "return only when the device has done all that was asked of it before",
+    )
+
+
+def _waiting_lines(snapshot: Snapshot) -> list[LineFigures]:
+    """Return the lines within steps that were seen waiting, the longest first."""
+    lines = [
+        line
+        for name, of_section in snapshot.lines.items()
+        if name == OTHER or snapshot.sections[name].step_total_s > 0
+        for line in of_section
+        if line.waiting_share > 0
+    ]
+    return sorted(lines, key=lambda line: -line.waiting_share)

@@ -74,6 +74,7 @@ class StepFigures:
     max_s: float
     max_step: int
     settled_s: float  # the time of the steps after warm-up
+    before_s: float | None = None  # from the run's begin to the first step's; None where that is not known
     rise: float | None = None  # trend over the run, 0.1 = 10 % longer at the end; None on too few steps
     rise_p_value: float | None = None
     explained: Mapping[str, float] = field(default_factory=dict)  # part of the variance of step time a section has

@@ -229,6 +229,20 @@ def test_a_worth_of_minutes_is_told_in_minutes():
     )
 
 
+@pytest.mark.parametrize(
+    ("before_s", "told"),
+    [
+        (None, "= 20.00s in 1000 steps + 2.98s before, between and after them"),
+        (2.5, "= 2.50s before the first step + 20.00s in 1000 steps + 0.48s between and after them"),
+        (0.0, "= 0.00s before the first step + 20.00s in 1000 steps + 2.98s between and after them"),
+        (5.0, "= 20.00s in 1000 steps + 2.98s before, between and after them"),  # a clock that stepped back
+    ],
+)
+def test_wall_time_is_accounted_for(before_s, told):
+    run = replace(SNAPSHOT, step=step_figures(1000, 0.02, before_s=before_s))
+    assert f"\nWall time: 22.98s {told}\n" in render_final(run, [])
+
+
 def test_a_worth_tells_what_a_step_would_take():
     insight = Insight("x", "found", {}, 4.6, "change it", step_s=0.02, step_if_gone_s=0.0154)
     expected = "- found [worth 4.60s, 20.0% of the run; a step 0.0154s instead of 0.0200s] -> change it"

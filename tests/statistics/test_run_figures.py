@@ -129,6 +129,7 @@ def test_building_the_model_is_part_of_no_step(run):
     snapshot = run.snapshot()
     assert snapshot.step.total_s == 2.0
     assert snapshot.sections["build_model"].step_self_s == 0.0
+    assert snapshot.step.before_s == 10.0
 
 
 def test_work_after_the_last_step_of_an_epoch_is_part_of_no_step(run):

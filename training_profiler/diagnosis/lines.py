@@ -10,35 +10,6 @@ from training_profiler.units import seconds_text
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
 
 
-@rule("unexplained", threshold=0.10)
-def unexplained(snapshot: Snapshot, threshold: float) -> Insight | None:
-    """Flag step time that no section covers, above 10 %; None below 10 steps."""
-    other = snapshot.sections.get(OTHER)
-    if other is None or snapshot.step is None or not has_enough_steps(snapshot) or not snapshot.step.settled_s:
-        return None
-    share = other.settled_total_s / snapshot.step.settled_s
-    has_sections = any(section.count for section in snapshot.sections.values())
-    if share <= threshold or other.settled_total_s < WORTH_AT_LEAST_S or not has_sections:
-        return None
-    per_step_s = other.settled_total_s / snapshot.step.settled_count
-    evidence: dict[str, float | int | str] = {
-        "share_of_step": share,
-        "threshold": threshold,
-        "seconds": other.settled_total_s,
-    }
-    finding = f"{share:.1%} of step time lies in no section ({seconds_text(per_step_s)} a step)"
-    remedy = 'put profile_section("...") around the parts of the loop that have none yet'
-    places = [
-        f"{place.file}:{place.line} {place.function} ({place.share / other.share:.0%} of it)"
-        for place in snapshot.hottest(OTHER)
-    ]
-    if places:
-        evidence["lines"] = ", ".join(places)
-        finding += f": {evidence['lines']}"
-        remedy = 'make these lines cheaper, or put profile_section("...") around them to see them apart'
-    return Insight("unexplained", finding, evidence, worth_s=other.settled_total_s, remedy=remedy)
-
-
 @rule("waits-for-device", threshold=0.05)
 def waits_for_device(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag calls such as ``.item()`` in which Python waits for the device, for over 5 % of step time.
@@ -69,6 +40,41 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Insight | None:
         remedy="keep the tensor (.detach()) and read it every n-th step: .item(), .cpu(), .tolist() and .numpy() "
         "return only when the device has done all that was asked of it before",
     )
+
+
+@rule("unexplained", threshold=0.10)
+def unexplained(snapshot: Snapshot, threshold: float) -> Insight | None:
+    """Flag step time that no section covers, above 10 %; None below 10 steps.
+
+    What is told as waiting for the device is explained.
+    """
+    other = snapshot.sections.get(OTHER)
+    if other is None or snapshot.step is None or not has_enough_steps(snapshot) or not snapshot.step.settled_s:
+        return None
+    total_s = other.settled_total_s
+    if waits_for_device(snapshot) is not None:
+        total_s -= sum(line.waiting_share for line in snapshot.lines.get(OTHER, ())) * snapshot.wall_s
+    share = total_s / snapshot.step.settled_s
+    has_sections = any(section.count for section in snapshot.sections.values())
+    if share <= threshold or total_s < WORTH_AT_LEAST_S or not has_sections:
+        return None
+    per_step_s = total_s / snapshot.step.settled_count
+    evidence: dict[str, float | int | str] = {
+        "share_of_step": share,
+        "threshold": threshold,
+        "seconds": total_s,
+    }
+    finding = f"{share:.1%} of step time lies in no section ({seconds_text(per_step_s)} a step)"
+    remedy = 'put profile_section("...") around the parts of the loop that have none yet'
+    places = [
+        f"{place.file}:{place.line} {place.function} ({place.share / other.share:.0%} of it)"
+        for place in snapshot.hottest(OTHER)
+    ]
+    if places:
+        evidence["lines"] = ", ".join(places)
+        finding += f": {evidence['lines']}"
+        remedy = 'make these lines cheaper, or put profile_section("...") around them to see them apart'
+    return Insight("unexplained", finding, evidence, worth_s=total_s, remedy=remedy)
 
 
 def _waiting_lines(snapshot: Snapshot) -> list[LineFigures]:

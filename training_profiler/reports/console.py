@@ -171,15 +171,7 @@ def _run_lines(snapshot: Snapshot) -> list[str]:
     """Return what accounts for the whole wall time, and how regular the steps were."""
     lines = []
     if snapshot.wall_s:
-        accounted = f"Wall time: {snapshot.wall_s:.2f}s"
-        if snapshot.step is not None:
-            in_steps_s = min(snapshot.step.total_s, snapshot.wall_s)
-            accounted += f" = {in_steps_s:.2f}s in {snapshot.step.count} steps"
-            accounted += f" + {snapshot.wall_s - in_steps_s:.2f}s before, between and after them"
-            outside = snapshot.sections.get(OUTSIDE_STEPS)
-            if outside is not None and outside.self_s >= 0.005:
-                accounted += f" ({outside.self_s:.2f}s of it in no section)"
-        lines.append(accounted)
+        lines.append(_wall_line(snapshot))
     step = snapshot.step
     if step is not None:
         warmup = f" after {step.warmup_count} of warm-up" if step.warmup_count else ""
@@ -195,6 +187,24 @@ def _run_lines(snapshot: Snapshot) -> list[str]:
     if snapshot.ended_by:
         lines.append(f"Ended by: {snapshot.ended_by}")
     return [*lines, ""] if lines else []
+
+
+def _wall_line(snapshot: Snapshot) -> str:
+    line = f"Wall time: {snapshot.wall_s:.2f}s"
+    step = snapshot.step
+    if step is None:
+        return line
+    in_steps_s = min(step.total_s, snapshot.wall_s)
+    rest_s, rest = snapshot.wall_s - in_steps_s, "before, between and after them"
+    line += " = "
+    if step.before_s is not None and step.before_s <= rest_s:
+        line += f"{step.before_s:.2f}s before the first step + "
+        rest_s, rest = rest_s - step.before_s, "between and after them"
+    line += f"{in_steps_s:.2f}s in {step.count} steps + {rest_s:.2f}s {rest}"
+    outside = snapshot.sections.get(OUTSIDE_STEPS)
+    if outside is not None and outside.self_s >= 0.005:
+        line += f" ({outside.self_s:.2f}s outside of steps in no section)"
+    return line
 
 
 def _health_lines(snapshot: Snapshot) -> list[str]:

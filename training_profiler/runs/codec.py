@@ -58,6 +58,7 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         "coupling": [totals.coupling.count, *totals.coupling.step.tolist()],
         "lines": {names.names[id]: _line_rows(totals, id) for id in {id for id, _ in totals.lines} - {IN_STEPS}},
         "step_lines": _line_rows(totals, IN_STEPS),
+        "loop_begin_ns": totals.loop_begin_ns,
         "first_fetch_ns": totals.first_fetch_ns,
         "dropped": totals.dropped,
         "unended": totals.unended,
@@ -96,6 +97,7 @@ def totals_from_data(data: dict[str, Any], names: SectionNames) -> tuple[Totals,
     for name, lines in data.get("lines", {}).items():  # journals of earlier versions have none
         _add_lines(totals, 0 if name == NO_SECTION else names.id_of(name), lines)
     _add_lines(totals, IN_STEPS, data.get("step_lines", []))
+    totals.loop_begin_ns = data.get("loop_begin_ns")
     totals.first_fetch_ns = data["first_fetch_ns"]
     totals.dropped, totals.unended = data["dropped"], data["unended"]
     return totals, data["step_ns"]

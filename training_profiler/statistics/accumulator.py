@@ -89,6 +89,8 @@ class Accumulator:
         first_step = self.steps
         cuts = self._timeline.cut(batch.marks, self._loop_begin_ns(training, bool(batch.marks)), until_ns)
         self._complete = self.steps - first_step
+        if self.totals.loop_begin_ns is None:
+            self.totals.loop_begin_ns = self._timeline.begun_ns
         self._add_thread(training_thread, training, cuts, first_step)
         for thread in batch.threads:
             if thread.serial != training_thread:

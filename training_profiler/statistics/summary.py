@@ -221,6 +221,7 @@ def step_figures(totals: Totals, names: Mapping[int, str], warmup_told: int | No
         std_s=spread.std_ns / NS_PER_S,
         max_s=max_ns / NS_PER_S,
         max_step=max_step,
+        before_s=None if totals.loop_begin_ns is None else max(0, totals.loop_begin_ns - totals.begin_ns) / NS_PER_S,
         rise=found.rise if found else None,
         rise_p_value=found.p_value if found else None,
         explained={

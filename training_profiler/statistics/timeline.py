@@ -30,6 +30,7 @@ class Timeline:
         self.steps = 0  # complete steps
         self._is_inside = False
         self.has_begun = False
+        self.begun_ns: int | None = None  # when the first step began
 
     def cut(self, marks: list[tuple[int, int]], first_section_ns: int | None, until_ns: int) -> Cuts:
         """Return the pieces up to ``until_ns``.
@@ -53,9 +54,12 @@ class Timeline:
             if not self.has_begun and first_section_ns is not None and first_section_ns <= mark_ns:
                 end_piece(first_section_ns)
                 self._is_inside = self.has_begun = True
+                self.begun_ns = first_section_ns
             if kind == STEP_END:
                 self._is_inside = self.has_begun = True
             end_piece(mark_ns)
+            if self.begun_ns is None and kind in (LOOP_BEGIN, EPOCH_BEGIN):
+                self.begun_ns = mark_ns
             if kind == LOOP_BEGIN:
                 self._is_inside = self.has_begun = True
             elif kind == STEP_END:

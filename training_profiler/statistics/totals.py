@@ -23,6 +23,7 @@ class Totals:
         self.sections = SectionSums()
         self.steps = StepSums()
         self.coupling = Coupling()
+        self.loop_begin_ns: int | None = None  # when the run's first step began, be it before this stretch
         self.first_fetch_ns: int | None = None  # the first wait for a batch, if it ended here
         # Time of each section, column i, in each of the run's first steps, nested sections included: warm-up is
         # only known for what it was when it is over, and must not count for a share of the step.
@@ -62,6 +63,8 @@ class Totals:
         self.coupling.add(later.coupling)
         steps, ids = np.nonzero(later.early_ns)
         self.add_early(steps, ids, later.early_ns[steps, ids])
+        if self.loop_begin_ns is None:
+            self.loop_begin_ns = later.loop_begin_ns
         if self.first_fetch_ns is None:
             self.first_fetch_ns = later.first_fetch_ns
         self.training_spans += later.training_spans

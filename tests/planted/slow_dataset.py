@@ -1,0 +1,35 @@
+"""A dataset that does a little too much in Python for each sample."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Pictures(Dataset):
+    def __init__(self, count: int) -> None:
+        self.seeds = list(range(count))
+
+    def __len__(self) -> int:
+        return len(self.seeds)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        pixels = [(self.seeds[index] * 7919 + i * 104729) % 255 / 255 for i in range(3 * 16 * 16)]
+        return torch.tensor(pixels).view(3, 16, 16), index % 10
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    loader = DataLoader(Pictures(1920), batch_size=32)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 14 * 14, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for images, labels in loader:
+        loss = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(f"{loss.item():.4f}")
+
+
+if __name__ == "__main__":
+    main()

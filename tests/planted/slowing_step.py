@@ -1,0 +1,24 @@
+"""A running mean over all that was seen so far, computed anew each step from a list that grows."""
+
+import torch
+from torch import nn
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    history: list[float] = []
+    for _ in range(600):
+        loss = nn.functional.cross_entropy(model(torch.randn(128, 128)), torch.randint(10, (128,)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        history += loss.detach().expand(200).tolist()
+        mean = sum(value * value for value in history) / len(history)
+    print(f"{mean:.4f}")
+
+
+if __name__ == "__main__":
+    main()

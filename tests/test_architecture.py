@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "instrument": {"record"},
     "monitor": {"record", "units"},
     "distributed": set(),
+    "device": {"record", "statistics", "snapshot", "units"},
     "statistics": {"record", "monitor", "snapshot", "units"},
     "diagnosis": {"snapshot", "units"},
     "reports": {"snapshot", "diagnosis", "units"},
@@ -39,6 +40,7 @@ MAY_IMPORT_ELSEWHERE = {
     "record": set(),
     "instrument": set(),  # torch is handed to it: it must not be imported before the program does
     "monitor": set(),
+    "device": set(),  # torch is looked up where the program has imported it
     "statistics": {"numpy"},
     "diagnosis": set(),
     "reports": {"tabulate"},

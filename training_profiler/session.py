@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from training_profiler.device.device_time import DeviceTime
 from training_profiler.diagnosis import diagnose
 from training_profiler.exits import Exits
 from training_profiler.instrument.watch import Watch
@@ -48,7 +49,6 @@ class Session:
         self.has_reported = False
         self.loaders = LoaderBook()
         self.upkeep = Upkeep(recorder, section_cost_ns if watch is None else SEAM_COST * section_cost_ns)
-        self._observers = Observers(recorder.clock, self.upkeep.guard)
         self._recorder = recorder
         self._busy = threading.Lock()
         self._busy_thread: int | None = None
@@ -56,6 +56,8 @@ class Session:
         self._begin_ns = recorder.clock() if begin_ns is None else begin_ns
         self._accumulator = Accumulator(recorder.names, self._begin_ns, settings.warmup)
         self._accumulator.inferred.is_needed = watch is not None
+        device = DeviceTime(recorder, self._accumulator, self.upkeep.guard, self.upkeep.spend)
+        self._observers = Observers(recorder.clock, self.upkeep.guard, device)
         self._sums = RunSums(recorder.names, self._begin_ns, settings.warmup)
         self._budget = Budget(recorder.clock)
         self._outlets = Outlets(settings, recorder.names, self._begin_ns, self.upkeep)
@@ -99,16 +101,18 @@ class Session:
             self._outlets.rank.note()
         now_ns = self._recorder.mark(STEP_END, at_ns)
         self._steps_marked += 1
+        is_look = now_ns >= self._next_look_ns
+        if is_look:
+            self._next_look_ns = now_ns + LOOK_NS
+            self._observers.look(now_ns)
+            if self.watch is not None:
+                self.watch.look(now_ns)
         if self._steps_marked >= self._next_report:
             self._next_report += self.settings.log_every
             if self._budget.allows():
                 self._exclusively(self._report, PATIENCE_S)
-        elif now_ns >= self._next_look_ns:
-            self._next_look_ns = now_ns + LOOK_NS
-            if self.watch is not None:
-                self.watch.look(now_ns)
-            if now_ns >= self._next_flush_ns or self._recorder.is_backed_up():
-                self._on_full()
+        elif is_look and (now_ns >= self._next_flush_ns or self._recorder.is_backed_up()):
+            self._on_full()
 
     def train_on_this_thread(self) -> None:
         """Let the run's time be the calling thread's: the one that trained before has ended."""
@@ -223,15 +227,16 @@ class Session:
         totals, step_ns = self._accumulator.take_totals()
         self._sums.add(totals, step_ns)
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
-        inside = self._accumulator.open_sections(self._training_thread)
+        inside, device = self._accumulator.open_sections(self._training_thread), self._observers.device.figures()
         self._outlets.journal(
-            lambda journal: journal.write_interval(totals, step_ns, self._health(), self.loaders.all, inside)
+            lambda journal: journal.write_interval(totals, step_ns, self._health(), self.loaders.all, inside, device)
         )
 
     def _report(self) -> None:
         begin_ns = time.thread_time_ns()  # of this thread: what other work on the machine costs is not ours
         self._flush()
-        self._outlets.periodic(self._sums.snapshot(self._health(), of_interval=True))
+        device = self._observers.device.figures()
+        self._outlets.periodic(self._sums.snapshot(self._health(), of_interval=True, device=device))
         self._sums.new_interval()
         self._budget.spend(time.thread_time_ns() - begin_ns)
 
@@ -266,6 +271,7 @@ class Session:
         return self._sums.snapshot(
             self._health(),
             loaders=self.loaders.all,
+            device=self._observers.device.figures(),
             open_sections=self._accumulator.open_sections(self._training_thread),
             run_folder=self._outlets.run_folder,
             ended_by=ended_by,

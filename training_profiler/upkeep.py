@@ -68,6 +68,10 @@ class Upkeep:
         self._recorder = recorder
         self._section_cost_ns = section_cost_ns
 
+    def spend(self, ns: int) -> None:
+        """Note what the training thread paid for something that lies within its own time."""
+        self.spent_ns += ns
+
     def guard(self, part: str, work: Callable[[], None]) -> None:
         """Do ``work``; where it fails say so once and never try that part again."""
         if part in self.disabled:

@@ -57,7 +57,8 @@ class Calls:
         self.loop_begin_ns: int | None = None
         self._loop_from_ns: int | None = None  # the same as far as is known, while calls are looked into
         self._is_grad_enabled = is_grad_enabled
-        self.forward_begins, self.forward_ends = tape.writer(codes.forward), tape.writer(-codes.forward)
+        self.forward_begins: Callable[[], None]
+        self.forward_ends: Callable[[], None]
         self._bare_code = uncounted(codes.forward)
         self._usual: dict[int, Call] = {}  # those that come again and again, by id of the module
         self._proven: set[type] = set()  # classes of which a call came to its end without training anything
@@ -132,7 +133,7 @@ class Calls:
             return call
         is_explored = may_explore and kind not in self._proven and len(self.calls) < DRIVER_DEPTH
         if is_trainable and module.training and self.evaluation.is_unsettled and not is_explored:
-            self._training_goes_on(tape.clock())
+            self._training_goes_on(tape.host_clock())
         if goes_on or not is_trainable:
             code = uncounted(code)
         call = Call(kind, tape.note(code), code, is_explored)

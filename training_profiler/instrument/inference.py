@@ -28,6 +28,14 @@ class Inference(Calls):
         self._end_step = end_step
         self._rounds = Rounds(end_step)
         tape.step_end_ns = lambda: self._rounds.pending_ns
+        self._make_writers()
+        tape.on_clock = self._make_writers
+
+    def _make_writers(self) -> None:
+        """Make what writes the events of every step; anew where another clock tells their times."""
+        tape, codes = self.tape, self.codes
+        self.forward_begins, self.forward_ends = tape.writer(codes.forward), tape.writer(-codes.forward)
+        self.update.make_writers()
         self._fetch_begins, self._fetch_ends = tape.writer(codes.data_loading), tape.writer(-codes.data_loading)
         self._backward_begins, self._backward_ends = tape.writer(codes.backward), tape.writer(-codes.backward)
 
@@ -80,7 +88,7 @@ class Inference(Calls):
         for code in (self.codes.first_fetch, self.codes.data_loading)[bool(one.fetches) :]:
             self.tape.cancel(code)
         if is_over:
-            self.evaluation.pass_ends(one, self.tape.clock())
+            self.evaluation.pass_ends(one, self.tape.host_clock())
 
     # Gradients and updates
 
@@ -91,7 +99,7 @@ class Inference(Calls):
         if self.update.open_code:
             self.update.closure_begins()
         if self.evaluation.is_unsettled:
-            self._training_goes_on(self.tape.clock())
+            self._training_goes_on(self.tape.host_clock())
         self._backward_begins()
 
     def backward_ends(self) -> None:
@@ -106,7 +114,7 @@ class Inference(Calls):
         """Note that an optimizer begins to update."""
         self.frame = None
         if self.evaluation.is_unsettled:
-            self._training_goes_on(self.tape.clock())
+            self._training_goes_on(self.tape.host_clock())
         self.update.open_code = self.codes.optimizer
         self.update.span_begins()
 
@@ -144,4 +152,4 @@ class Inference(Calls):
         self.evaluation.ends()
         if not self.has_steps_by_hand:
             self._rounds.finish()
-        self.tape.hold(self.tape.clock())
+        self.tape.hold(self.tape.host_clock())

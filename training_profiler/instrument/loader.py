@@ -92,7 +92,7 @@ def _fetched_elsewhere(watch: "Watch", events: list[int], original: Any, iterato
     inference = watch.inference
     if inference is None:
         return original(iterator)
-    clock, code = inference.tape.clock, inference.codes.data_loading
+    clock, code = inference.tape.host_clock, inference.codes.data_loading
     events.extend((clock(), code))
     try:
         batch = original(iterator)

@@ -7,7 +7,7 @@ gradient was one of validation. The recorder hands out nothing later than ``hold
 from collections.abc import Callable
 
 from training_profiler.record.recorder import LOOP_BEGIN, Recorder
-from training_profiler.record.section import CANCELLED, FLUSH_AT_MOST, event_writer
+from training_profiler.record.section import CANCELLED, FLUSH_AT_MOST, Clock, event_writer
 
 NS_PER_DRAIN = 1_000_000_000  # while an evaluation goes on and no step ends
 MOST_HELD = 1 << 16  # integers of events kept back; beyond it the best guess has to do
@@ -19,15 +19,22 @@ class Tape:
     Operations on the end of the list need no lock, for others take events only from its beginning.
     """
 
-    __slots__ = ("_buffer", "_next_drain_ns", "_recorder", "clock", "events", "step_end_ns")
+    __slots__ = ("_buffer", "_next_drain_ns", "_recorder", "clock", "events", "host_clock", "on_clock", "step_end_ns")
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._buffer = recorder.buffer()
         self.events = self._buffer.events
-        self.clock = recorder.clock
+        self.clock = recorder.clock_of(self._buffer)  # read once an event: it may do more than tell the time
+        self.host_clock = recorder.clock
+        self.on_clock: Callable[[], None] = lambda: None  # makes anew what ``writer`` returned
+        self._buffer.on_clock = self._use_clock
         self.step_end_ns: Callable[[], int | None] = lambda: None  # where a step ends that is still to be marked
-        self._next_drain_ns = self.clock() + NS_PER_DRAIN
+        self._next_drain_ns = self.host_clock() + NS_PER_DRAIN
+
+    def _use_clock(self, clock: Clock) -> None:
+        self.clock = clock
+        self.on_clock()
 
     def writer(self, code: int) -> Callable[[], None]:
         """Return what does as ``note(code)`` without a Python frame, for what happens in every step."""

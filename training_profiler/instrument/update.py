@@ -30,10 +30,16 @@ class Update:
         self.is_in_closure = False
         self._tape = tape
         self._code = code
-        self.span_begins, self.span_ends = tape.writer(code), tape.writer(-code)
+        self._pieces_code = uncounted(code)
         self.had_closure = False
-        code = self._pieces_code = uncounted(code)
-        self._clearing_begins, self._clearing_ends = tape.writer(code), tape.writer(-code)
+        self.make_writers()
+
+    def make_writers(self) -> None:
+        """Make what writes the events of every update; anew where another clock tells their times."""
+        code, writer = self._code, self._tape.writer
+        self.span_begins, self.span_ends = writer(code), writer(-code)
+        code = self._pieces_code
+        self._clearing_begins, self._clearing_ends = writer(code), writer(-code)
 
     def clearing_begins(self) -> Callable[[], None]:
         """Note that gradients begin to be cleared; return what notes that they are."""

@@ -45,9 +45,9 @@ class Recorder:
     """Takes events from any thread without waiting; hands them out by ``drain``.
 
     This is the interface behind which another recorder, e.g. a compiled one, could stand: ``section``,
-    ``mark``, ``drain``, ``discard``, ``backlog``, ``thread_serial``, two hooks, ``on_full`` (a buffer wants
-    draining) and ``on_first`` (a section is entered and nobody listens yet), and ``is_listened_to``, which a
-    session sets.
+    ``mark``, ``drain``, ``discard``, ``backlog``, ``thread_serial``, ``buffer``, ``use_clock``, two hooks,
+    ``on_full`` (a buffer wants draining) and ``on_first`` (a section is entered and nobody listens yet), and
+    ``is_listened_to``, which a session sets.
     """
 
     def __init__(self, clock: Clock = perf_counter_ns, names: SectionNames | None = None) -> None:
@@ -55,6 +55,7 @@ class Recorder:
         self.names = names or SectionNames()
         self.marks: list[tuple[int, int]] = []
         self.hold_ns: int | None = None  # what is later may still be rewritten (instrument/tape.py), and is not drained
+        self.host_only: frozenset[str] = frozenset()  # names of sections that always bear this clock's times
         self.is_listened_to = True  # False: nobody does yet, and sections are entered without being recorded
         self.on_full: Callable[[], None] = self.discard
         self.on_first: Callable[[], None] = _nothing
@@ -114,7 +115,8 @@ class Recorder:
         buffer = self._local.buffer
         code = self.names.id_of(name)
         kept_name = self.names.names[code]
-        section = make_section(kept_name, code, buffer, self.clock, self._full, self.section)
+        clock = self.clock if kept_name in self.host_only else self.clock_of(buffer)
+        section = make_section(kept_name, code, buffer, clock, self._full, self.section)
         if self.names.is_kept(name) and len(buffer.sections) < 2 * self.names.limit:
             buffer.sections[name] = section
         return section
@@ -194,6 +196,22 @@ class Recorder:
     def buffer(self) -> ThreadBuffer:
         """Return the calling thread's buffer."""
         return self._local.buffer
+
+    def clock_of(self, buffer: ThreadBuffer) -> Clock:
+        """Return the clock that tells the times of the events in ``buffer``."""
+        return self.clock if buffer.clock is None else buffer.clock
+
+    def use_clock(self, buffer: ThreadBuffer, clock: Clock | None) -> None:
+        """Have ``clock`` tell the times of what is recorded in ``buffer`` from now on; None: the recorder's own.
+
+        It is read once an event, right where that happens, so it can do there what belongs to the event.
+        """
+        buffer.clock = clock
+        for section in list(buffer.sections.values()):
+            if section.name not in self.host_only:
+                section.use_clock(self.clock_of(buffer))
+        if buffer.on_clock is not None:
+            buffer.on_clock(self.clock_of(buffer))
 
     def thread_serial(self) -> int:
         """Return the number that ``ThreadEvents.serial`` gives the calling thread."""

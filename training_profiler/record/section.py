@@ -30,10 +30,10 @@ class ThreadBuffer:
 
     ``events`` holds two integers an event: nanoseconds of the clock, then the section's id for an
     enter and its negative for an exit; ``flush_at`` is the length that asks for a drain. ``sections``
-    are the sections made on this thread so far.
+    are the sections made on this thread so far. ``clock`` tells the times of its events.
     """
 
-    __slots__ = ("events", "flush_at", "name", "owner", "rewriting", "sections", "serial")
+    __slots__ = ("clock", "events", "flush_at", "name", "on_clock", "owner", "rewriting", "sections", "serial")
 
     def __init__(self, name: str, owner: "weakref.ref[object]") -> None:
         self.serial = next(_serials)
@@ -42,6 +42,8 @@ class ThreadBuffer:
         self.events: list[int] = []
         self.flush_at = FLUSH_AT_LEAST
         self.sections: dict[object, Section] = {}
+        self.clock: Clock | None = None  # None: the recorder's
+        self.on_clock: Callable[[Clock], None] | None = None  # told of another clock: who else writes events here
         # Held while events are taken out, or changed after the fact; appending needs it not. Reentrant, for a
         # signal handler may drain in the middle of either.
         self.rewriting = threading.RLock()
@@ -58,6 +60,7 @@ class Section:
     name: str
     cancel: Callable[[], None]
     again: Sections
+    use_clock: Callable[[Clock], None]  # have the events from now on bear the times of another clock
 
     def __enter__(self) -> object:
         raise NotImplementedError  # replaced in make_section
@@ -125,6 +128,19 @@ def make_section(
     name: str, code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], None], again: Sections
 ) -> Section:
     """Return the section that appends to ``buffer`` and calls ``flush`` when that is full."""
+    body = {"__slots__": (), "name": name, "again": staticmethod(again)}
+    kind = type("Section", (Section,), body | _calls(code, buffer, clock, flush))
+
+    def use_clock(clock: Clock) -> None:
+        for name, call in _calls(code, buffer, clock, flush).items():
+            setattr(kind, name, call)
+
+    kind.use_clock = staticmethod(use_clock)  # type: ignore[attr-defined]
+    return cast(Section, kind())
+
+
+def _calls(code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], None]) -> dict[str, Callable[..., None]]:
+    """Return what a section's class has for what writes events."""
     events = buffer.events
     times = starmap(clock, repeat(()))
     # A method-wrapper in a class does not bind, so it can be __enter__ itself.
@@ -147,15 +163,7 @@ def make_section(
         if len(events) > buffer.flush_at:
             flush()
 
-    body = {
-        "__slots__": (),
-        "__enter__": enter,
-        "__exit__": __exit__,
-        "name": name,
-        "cancel": cancel,
-        "again": staticmethod(again),
-    }
-    return cast(Section, type("Section", (Section,), body)())
+    return {"__enter__": enter, "__exit__": __exit__, "cancel": cancel}
 
 
 def _timed(function: Callable[..., Any], section: Sections, name: str) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from training_profiler.diagnosis import Insight
 from training_profiler.reports.checklist import checklist_lines
+from training_profiler.reports.device import HEADER, device_cells, device_lines, device_words
 from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, lines_under, percentages
 from training_profiler.reports.insights import insight_lines
 from training_profiler.snapshot import OUTSIDE_STEPS, PROFILER, EpochFigures, SectionFigures, Snapshot
@@ -76,7 +77,7 @@ def _body(snapshot: Snapshot, layout: str) -> str:
     rows = list(in_tree_order(snapshot.sections))
     # Of the profiler's own work there is time before there is a span: the report is in the middle of it.
     shown_rows = [(depth, section) for depth, section in rows if section.count or section.name != PROFILER]
-    breakdown = _lines(shown_rows) if layout == LINES else _table(shown_rows)
+    breakdown = _lines(snapshot, shown_rows) if layout == LINES else _table(snapshot, shown_rows)
     if not rows:
         breakdown = "(no section has ended yet)"
     shares = _share_lines(snapshot) if layout == LINES else _share_rows(snapshot)
@@ -123,7 +124,8 @@ def _elsewhere(section: SectionFigures) -> str:
     return f"  (and {section.elsewhere_s:.3f}s on other threads, beside this time)"
 
 
-def _table(rows: list[tuple[int, SectionFigures]]) -> str:
+def _table(snapshot: Snapshot, rows: list[tuple[int, SectionFigures]]) -> str:
+    headers = _HEADERS if snapshot.device is None else (*_HEADERS, HEADER)
     cells = [
         (
             INDENT * depth + section.name,
@@ -141,21 +143,22 @@ def _table(rows: list[tuple[int, SectionFigures]]) -> str:
                     section.std_s,
                 )
             ),
+            *device_cells(snapshot, section),
         )
         for depth, section in rows
     ]
     if tabulate is None:
-        return _lines(rows)
+        return _lines(snapshot, rows)
     return tabulate(
         cells,
-        headers=_HEADERS,
-        colalign=("left", *["right"] * (len(_HEADERS) - 1)),
+        headers=headers,
+        colalign=("left", *["right"] * (len(headers) - 1)),
         disable_numparse=True,
         preserve_whitespace=True,
     )
 
 
-def _lines(rows: list[tuple[int, SectionFigures]]) -> str:
+def _lines(snapshot: Snapshot, rows: list[tuple[int, SectionFigures]]) -> str:
     return "\n".join(
         f"{section.name}: count={section.count}, total={section.total_s:.3f}s"
         + "".join(
@@ -163,6 +166,7 @@ def _lines(rows: list[tuple[int, SectionFigures]]) -> str:
             for label, seconds in (("avg", section.avg_s), ("min", section.min_s), ("max", section.max_s))
             if seconds is not None
         )
+        + device_words(snapshot, section)
         for _, section in rows
     )
 
@@ -179,6 +183,7 @@ def _run_lines(snapshot: Snapshot) -> list[str]:
             f"Step time: {seconds_text(step.avg_s)} avg, {seconds_text(step.std_s)} std{warmup}; "
             f"median {seconds_text(step.median_s)}, max {seconds_text(step.max_s)} at step {step.max_step}"
         )
+    lines += device_lines(snapshot)
     for loader in snapshot.loaders:
         samples = f", {loader.samples} samples" if loader.samples else ""
         lines.append(f"Loader {loader.name}: {loader.batches} batches{samples}, {loader.wait_s:.2f}s of waiting")

@@ -31,6 +31,7 @@ def as_data(snapshot: Snapshot, insights: Iterable[Insight]) -> dict[str, Any]:
         },
         "step_time": None if step is None else asdict(step),
         "epochs": [_epoch(epoch) for epoch in snapshot.epochs],
+        "device": None if snapshot.device is None else asdict(snapshot.device),
         "loaders": [asdict(loader) for loader in snapshot.loaders],
         "insights": [
             {

@@ -17,6 +17,8 @@ _COUNTS: Final = (
     "elsewhere_ns",
     "step_self_ns",
     "step_total_ns",
+    "device_ns",
+    "device_count",
     "measured",
     "min_ns",
     "max_ns",
@@ -30,11 +32,13 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
     """Return the totals of a flush interval as data that JSON holds exactly."""
     sums = totals.sections
     # A step's time counts where the step ends, which may be an interval after its sections' last spans.
-    seen = sums.count | sums.self_ns | sums.elsewhere_ns | sums.step_self_ns | sums.step_total_ns
+    seen = sums.count | sums.self_ns | sums.elsewhere_ns | sums.step_self_ns | sums.step_total_ns | sums.device_count
     shown = [0, *(np.flatnonzero(seen[1:]) + 1).tolist()]
     sections = {}
     for id in shown:
         row: dict[str, Any] = {key: int(getattr(sums, key)[id]) for key in _COUNTS}
+        if not row["device_count"]:
+            del row["device_ns"], row["device_count"]
         if not row["measured"]:
             for key in ("measured", "min_ns", "max_ns", "min_step", "max_step"):
                 del row[key]

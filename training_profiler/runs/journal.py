@@ -3,13 +3,14 @@
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.record.loader import LoaderCounts
 from training_profiler.record.names import SectionNames
 from training_profiler.runs.codec import totals_to_data
-from training_profiler.snapshot import Health
+from training_profiler.snapshot import DeviceFigures, Health
 from training_profiler.statistics.totals import Totals
 
 JOURNAL_SCHEMA: Final = 1
@@ -34,13 +35,15 @@ class Journal:
         health: Health,
         loaders: Sequence[LoaderCounts],
         open_sections: Sequence[str] = (),
+        device: DeviceFigures | None = None,
     ) -> None:
-        """Append the totals since the last interval; health and loaders stand for the run so far."""
+        """Append the totals since the last interval; health, loaders and device stand for the run so far."""
         self._write(
             kind="interval",
             **totals_to_data(totals, step_ns, self._names),
             loaders=[[counts.name, counts.batches, counts.samples, counts.wait_ns] for counts in loaders],
             open_sections=open_sections,
+            **({} if device is None else {"device": asdict(device)}),
             **_health(health),
         )
 

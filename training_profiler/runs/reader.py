@@ -10,7 +10,7 @@ from training_profiler.record.names import SectionNames
 from training_profiler.runs.codec import totals_from_data
 from training_profiler.runs.folder import META, journal_name
 from training_profiler.runs.journal import JOURNAL_SCHEMA
-from training_profiler.snapshot import Health, Snapshot
+from training_profiler.snapshot import DeviceFigures, Health, Snapshot
 from training_profiler.statistics.run import RunSums
 
 
@@ -75,6 +75,7 @@ def _replay(folder: Path, begin: dict[str, Any], records: list[dict[str, Any]], 
     loaders: list[LoaderCounts] = []
     open_sections: list[str] = []
     health: dict[str, Any] = {}
+    device: DeviceFigures | None = None
     end: dict[str, Any] | None = None
     for record in records:
         kind = record["kind"]
@@ -82,6 +83,7 @@ def _replay(folder: Path, begin: dict[str, Any], records: list[dict[str, Any]], 
             sums.add(*totals_from_data(record, names))
             loaders = [_loader(*columns) for columns in record["loaders"]]
             health = record
+            device = DeviceFigures(**record["device"]) if "device" in record else None  # on an accelerator alone
             open_sections = record["open_sections"]
         elif kind == "epoch_begin":
             sums.begin_epoch(record["number"])
@@ -103,6 +105,7 @@ def _replay(folder: Path, begin: dict[str, Any], records: list[dict[str, Any]], 
             notes=tuple(notes),
         ),
         loaders=loaders,
+        device=device,
         open_sections=open_sections,
         run_folder=str(folder),
         ended_by=end["ended_by"] if end else None,

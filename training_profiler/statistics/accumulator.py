@@ -1,6 +1,6 @@
 """Turns the recorder's batches into totals; keeps what reaches from one batch into the next."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -10,7 +10,7 @@ from training_profiler.record.names import SectionNames
 from training_profiler.record.recorder import Batch
 from training_profiler.record.section import SECTION_MASK
 from training_profiler.snapshot import PROFILER
-from training_profiler.statistics.gaps import Gaps, gaps_between
+from training_profiler.statistics.gaps import Gaps, first_span_ns, gaps_between
 from training_profiler.statistics.histogram import Ints
 from training_profiler.statistics.inferred import APART as APART_FROM_STEPS
 from training_profiler.statistics.inferred import Inferred
@@ -38,12 +38,17 @@ IN_A_LOOP: Final = (DATA_LOADING, "data_generation", "data_transfer", "forward_p
 
 
 class Accumulator:
-    """Sums up one run. ``totals`` is what was summed since ``take_totals`` was called last."""
+    """Sums up one run. ``totals`` is what was summed since ``take_totals`` was called last.
+
+    ``on_spans``, where set, is told of the training thread's spans that count for averages: sections, begins, ends;
+    then the begins of those still open, and the time up to which that is all.
+    """
 
     def __init__(self, names: SectionNames, begin_ns: int, warmup_steps: int | None = None) -> None:
         self.totals = Totals(begin_ns)
         self.step_ns: list[int] = []  # durations of the steps in ``totals``
         self.inferred = Inferred(names)
+        self.on_spans: Callable[[Ints, Ints, Ints, Ints, int], None] | None = None
         self._lines = LineBooking(names)
         self._names = names
         self.warmup_steps = warmup_steps
@@ -105,6 +110,12 @@ class Accumulator:
             id = self._names.id_of(name)
             self.totals.sections.grow(rows_for(len(self._names.names)))
             self.totals.sections.elsewhere_ns[id] += ns
+
+    def add_device_time(self, id: int, ns: int) -> None:
+        """Add what the accelerator took for a span that ``on_spans`` was told of."""
+        self.totals.sections.grow(rows_for(len(self._names.names)))
+        self.totals.sections.device_ns[id] += ns
+        self.totals.sections.device_count[id] += 1
 
     def _ids_of(self, names: tuple[str, ...]) -> Ints:
         return np.array([id for id, name in list(self._names.names.items()) if name in names], np.int64)
@@ -226,7 +237,7 @@ class Accumulator:
     ) -> None:
         """Add the spans that ended; ``step_rows`` are those of the pieces, None on other threads."""
         leaves, spans = result.leaves, result.spans
-        ids, durations_ns = leaves.ids, leaves.durations_ns
+        ids, begin_ns, durations_ns = leaves.ids, leaves.begin_ns, leaves.durations_ns
         parents = np.repeat(gaps.owners, leaves_in_gap)
         is_apart, is_counted = leaf_is_apart, leaves.is_counted
         begun_in = np.repeat(pieces, leaves_in_gap)
@@ -234,6 +245,7 @@ class Accumulator:
             piece = np.minimum(np.searchsorted(cuts.ends_ns, spans.begin_ns, side="right"), len(cuts.steps) - 1)
             begun_in = np.concatenate([begun_in, piece])
             ids = np.concatenate([ids, spans.ids])
+            begin_ns = np.concatenate([begin_ns, spans.begin_ns])
             durations_ns = np.concatenate([durations_ns, spans.end_ns - spans.begin_ns])
             parents = np.concatenate([parents, spans.parents])
             is_apart = np.concatenate([is_apart, spans.roots > 0])
@@ -242,16 +254,20 @@ class Accumulator:
             self.totals.training_spans += len(ids)
             counts = ~is_apart & (parents != ids)
             self._add_step_totals(ids, durations_ns, np.where(counts, step_rows[begun_in], -1))
-        if not len(ids):
-            return
         step_numbers = cuts.steps[begun_in] + 1
         is_measured = None
         if self.warmup_steps:
             is_measured = (step_numbers == 0) | (step_numbers > self.warmup_steps)
+        if step_rows is not None and self.on_spans is not None:
+            counts = is_counted if is_measured is None else is_counted & is_measured
+            spans_told = (ids[counts], begin_ns[counts], (begin_ns + durations_ns)[counts])
+            self.on_spans(*spans_told, result.still_open.times_ns, int(cuts.ends_ns[-1]))
+        if not len(ids):
+            return
         sections = self.totals.sections
         sections.add_spans(ids, durations_ns, parents, step_numbers, is_measured, is_counted)
         if step_rows is not None and self.totals.first_fetch_ns is None:
-            self._note_first_fetch(result)
+            self.totals.first_fetch_ns = first_span_ns(result, self._ids_of((DATA_LOADING,)))
 
     def _add_step_totals(self, ids: Ints, durations_ns: Ints, step_row: Ints) -> None:
         """Book spans of the training thread that began in row ``step_row`` of the steps, -1 for in none."""
@@ -271,14 +287,3 @@ class Accumulator:
                 self.totals.add_early(step, carried, self._unfinished_total[carried])
         self.totals.sections.step_total_ns += ended_ns
         self._unfinished_total = unfinished_ns
-
-    def _note_first_fetch(self, result: Sweep) -> None:
-        leaves, spans = result.leaves, result.spans
-        fetched: list[tuple[np.int64, np.int64]] = []
-        for data_loading in self._ids_of((DATA_LOADING,)).tolist():
-            rows = np.flatnonzero(leaves.ids == data_loading)[:1]
-            fetched += zip(leaves.begin_ns[rows], leaves.durations_ns[rows], strict=True)
-            rows = np.flatnonzero(spans.ids == data_loading)
-            fetched += zip(spans.begin_ns[rows], spans.end_ns[rows] - spans.begin_ns[rows], strict=True)
-        if fetched:
-            self.totals.first_fetch_ns = int(min(fetched)[1])

@@ -43,3 +43,15 @@ def gaps_between(result: Sweep, cuts_ns: Ints, from_ns: int, until_ns: int) -> G
         begin_ns = np.insert(begin_ns, at + 1, np.maximum(cuts_ns, from_ns))
     durations_ns = np.maximum(np.diff(begin_ns, append=until_ns), 0)
     return Gaps(begin_ns, durations_ns, owners, roots)
+
+
+def first_span_ns(result: Sweep, ids: Ints) -> int | None:
+    """Return how long the first span of these sections took; None without any."""
+    leaves, spans = result.leaves, result.spans
+    found: list[tuple[np.int64, np.int64]] = []
+    for id in ids.tolist():
+        rows = np.flatnonzero(leaves.ids == id)[:1]
+        found += zip(leaves.begin_ns[rows], leaves.durations_ns[rows], strict=True)
+        rows = np.flatnonzero(spans.ids == id)
+        found += zip(spans.begin_ns[rows], spans.end_ns[rows] - spans.begin_ns[rows], strict=True)
+    return int(min(found)[1]) if found else None

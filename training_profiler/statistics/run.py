@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from training_profiler.record.loader import LoaderCounts
 from training_profiler.record.names import SectionNames
-from training_profiler.snapshot import EpochFigures, Health, Snapshot
+from training_profiler.snapshot import DeviceFigures, EpochFigures, Health, Snapshot
 from training_profiler.statistics.summary import (
     epoch_figures,
     line_figures,
@@ -74,6 +74,7 @@ class RunSums:
         run_folder: str | None = None,
         ended_by: str | None = None,
         thresholds: Mapping[str, float] | None = None,
+        device: DeviceFigures | None = None,
     ) -> Snapshot:
         """Return the figures of the run so far, or of the interval alone."""
         totals = self.interval if of_interval else self.run
@@ -87,6 +88,7 @@ class RunSums:
             step=None if of_interval else step_figures(totals, self._names.names, self.warmup_steps),
             epochs=() if of_interval else tuple(self.epochs),
             loaders=loader_figures(list(loaders)),
+            device=device,
             health=health,
             open_sections=tuple(open_sections),
             run_folder=run_folder,

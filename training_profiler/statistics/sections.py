@@ -10,6 +10,17 @@ from training_profiler.statistics.sweep import Bools
 
 Floats = NDArray[np.float64]
 NEVER = np.iinfo(np.int64).max
+ADDED = (
+    "count",
+    "total_ns",
+    "self_ns",
+    "elsewhere_ns",
+    "step_self_ns",
+    "step_total_ns",
+    "device_ns",
+    "device_count",
+    "bins",
+)
 
 
 class SectionSums:
@@ -18,7 +29,8 @@ class SectionSums:
     ``count`` and ``total_ns`` are of all spans. ``measured``, ``mean_ns``, ``m2``, ``min_ns``, ``max_ns``
     and ``bins`` leave out the spans of warm-up steps where the user told how many those are.
     ``self_ns`` is exclusive time on the training thread, ``elsewhere_ns`` on others; ``step_self_ns`` and
-    ``step_total_ns`` are the parts of the training thread that lie within training steps.
+    ``step_total_ns`` are the parts of the training thread that lie within training steps. ``device_ns`` is the time on
+    the accelerator of ``device_count`` spans, those of which it is known so far; it may come later than they did.
     """
 
     def __init__(self, rows: int = 16) -> None:
@@ -28,6 +40,8 @@ class SectionSums:
         self.elsewhere_ns = np.zeros(rows, np.int64)
         self.step_self_ns = np.zeros(rows, np.int64)
         self.step_total_ns = np.zeros(rows, np.int64)
+        self.device_ns = np.zeros(rows, np.int64)
+        self.device_count = np.zeros(rows, np.int64)
         self.measured = np.zeros(rows, np.int64)
         self.mean_ns = np.zeros(rows, np.float64)
         self.m2 = np.zeros(rows, np.float64)  # sum of squared distances from the mean, ns^2
@@ -161,7 +175,7 @@ class SectionSums:
         self.grow(later.rows)
         if later.rows < self.rows:
             later.grow(self.rows)
-        for name in ("count", "total_ns", "self_ns", "elsewhere_ns", "step_self_ns", "step_total_ns", "bins"):
+        for name in ADDED:
             getattr(self, name).__iadd__(getattr(later, name))
         self._add_moments(later.measured, later.mean_ns, later.m2)
         shorter, longer = later.min_ns < self.min_ns, later.max_ns > self.max_ns

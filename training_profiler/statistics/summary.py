@@ -58,6 +58,8 @@ def section_figures(
             settled_total_s=int(sums.step_total_ns[id] - early_ns[id]) / NS_PER_S,
             min_step=int(sums.min_step[id]),
             max_step=int(sums.max_step[id]),
+            device_count=int(sums.device_count[id]),
+            device_total_s=int(sums.device_ns[id]) / NS_PER_S if sums.device_count[id] else None,
             **_measured(totals, id),
         )
     for name, self_ns, step_ns in _uncovered(totals):

@@ -25,8 +25,8 @@ class Figures(NamedTuple):
 class FakeTraining:
     """The training thread: what happens on it, on a clock that only stands still or is advanced."""
 
-    def __init__(self) -> None:
-        self.run = FakeRun()
+    def __init__(self, run: FakeRun | None = None) -> None:
+        self.run = run or FakeRun()
         self.clock = self.run.clock
         self.recorder = self.run.recorder
         self.run.accumulator.inferred.is_needed = True

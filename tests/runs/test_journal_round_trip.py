@@ -5,6 +5,7 @@ import json
 
 import pytest
 from fakes import FakeRun
+from fakes_device import device_run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,26 @@ def test_warm_up_that_was_told_reads_back(tmp_path):
     train(run)
     assert_reads_back(run, tmp_path)
     assert read_run(tmp_path).step.warmup_count == 3
+
+
+def test_device_time_reads_back(tmp_path, monkeypatch):
+    run = device_run(monkeypatch, journal=tmp_path / JOURNAL)
+    train(run)
+    run.work("forward_pass", device_s=2.0)
+    run.flush()
+    run.clock.advance(5)  # booked in an interval in which the section has no span
+    live = run.snapshot()
+    assert_reads_back(run, tmp_path)
+    assert read_run(tmp_path).device == live.device == run.time.figures()
+    assert live.sections["forward_pass"].device_count == 61
+    assert live.device.spans == sum(section.device_count for section in live.sections.values())
+
+
+def test_a_journal_of_a_version_without_device_time_is_read(tmp_path):
+    run = journal_in(tmp_path)
+    train(run)
+    assert '"device' not in (tmp_path / JOURNAL).read_text()
+    assert read_run(tmp_path).device is None
 
 
 def test_loaders_read_back(tmp_path):

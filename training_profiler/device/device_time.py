@@ -180,8 +180,9 @@ class DeviceTime:
             self._recorder.use_clock(self._buffer, None)
             ctypes = sys.modules.get("ctypes")  # torch has imported it
             if ctypes is not None:
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
-        self._accumulator.on_spans = None
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object((self._clock, self._pairs)))
+        self._timing = "host"
+        self._clock = self._pairs = self._accumulator.on_spans = None
 
     def figures(self) -> DeviceFigures | None:
         """Return where device time was measured, and of how many spans; None where it was not."""

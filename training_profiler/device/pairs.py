@@ -45,7 +45,9 @@ class Pairs:
         """
         self._learn()
         is_since = begin_ns >= self._since_ns
-        if not self._known and not self.is_sync:
+        if self._clock.error is not None:
+            self._leave_out(SWITCHED_OFF, int(is_since.sum()))
+        elif not self._known and not self.is_sync:
             self._leave_out(LEFT_OUT, int(is_since.sum()))
         else:
             known = self._known.get

@@ -142,7 +142,6 @@ def make_section(
 def _calls(code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], None]) -> dict[str, Callable[..., None]]:
     """Return what a section's class has for what writes events."""
     events = buffer.events
-    times = starmap(clock, repeat(()))
     # A method-wrapper in a class does not bind, so it can be __enter__ itself.
     enter = event_writer(events, clock, code)
     leave = event_writer(events, clock, -code)
@@ -150,7 +149,9 @@ def _calls(code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], No
 
     def exits_before_check() -> Iterator[None]:
         unchecked = min(MOST_UNCHECKED_EXITS, buffer.flush_at // 256)
-        return map(events.extend, zip(times, repeat(-code, unchecked), strict=False))
+        # Such that the clock is not read once more to find out that these were all.
+        times = starmap(clock, repeat((), unchecked))
+        return map(events.extend, zip(times, repeat(-code), strict=False))
 
     exits = exits_before_check()
 

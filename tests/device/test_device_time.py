@@ -1,0 +1,430 @@
+"""What is booked as time on the device, and what is said not to be known, on a device that runs behind the host."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+from fakes_device import device_run
+
+from training_profiler.device import clock as device_clock
+from training_profiler.device import device_time
+from training_profiler.snapshot import PROFILER, DeviceFigures
+
+
+@pytest.fixture
+def small_pool(monkeypatch):
+    monkeypatch.setattr(device_clock.DeviceClock.__init__, "__defaults__", (20,))
+
+
+def figures(spans, **unmeasured):
+    return DeviceFigures("cuda", "NVIDIA Fake", "events", spans, unmeasured)
+
+
+def test_a_section_has_the_time_that_its_work_takes_on_the_device(run):
+    run.work("forward_pass", device_s=0.25)
+    run.clock.advance(1)
+    run.work("forward_pass", device_s=0.75)
+    run.clock.advance(1)
+    # Each begins while the device is idle, so that the millisecond in which the host makes the work is the device's.
+    assert run.device_s() == {"forward_pass": (2, pytest.approx(1.002))}
+    assert run.snapshot().sections["forward_pass"].device_avg_s == pytest.approx(0.501)
+    assert run.snapshot().sections["forward_pass"].total_s == pytest.approx(0.002)
+
+
+def test_what_the_device_has_not_reached_is_booked_when_it_has(run):
+    run.work("forward_pass", device_s=2.0)
+    assert run.device_s() == {}
+    run.clock.advance(1)
+    assert run.device_s() == {}
+    run.clock.advance(2)
+    assert run.device_s() == {"forward_pass": (1, pytest.approx(2.001))}
+    assert run.time.figures() == figures(1)
+
+
+def test_work_queued_before_a_section_is_not_its_own(run):
+    run.device.queue(5.0)
+    run.work("forward_pass", device_s=0.5)
+    run.clock.advance(10)
+    assert run.device_s() == {"forward_pass": (1, pytest.approx(0.5))}
+
+
+def test_while_the_device_has_work_a_fetch_keeps_it_waiting_for_nothing(run):
+    run.device.queue(3.0)
+    run.spend("data_loading", 2.0)
+    run.clock.advance(10)
+    assert run.device_s() == {"data_loading": (1, 0.0)}
+
+
+def test_of_a_fetch_the_device_waits_for_what_its_work_does_not_cover(run):
+    run.device.queue(0.5)
+    run.spend("data_loading", 2.0)
+    run.clock.advance(10)
+    assert run.device_s() == {"data_loading": (1, 1.5)}
+
+
+def test_sections_nest(run):
+    with run.section("forward_pass"):
+        run.clock.advance(0.5)
+        run.work("attention", device_s=1.0, host_s=0.5)
+        run.clock.advance(0.5)
+        run.device.queue(1.0)
+    run.clock.advance(5)
+    assert run.device_s() == {"forward_pass": (1, 3.0), "attention": (1, 1.5)}
+
+
+def test_a_stream_that_is_ahead_is_booked_first(run):
+    run.device.stream = 1
+    run.work("slow", device_s=9.0)
+    run.clock.advance(0.1)
+    run.device.stream = 2
+    run.work("quick", device_s=1.0)
+    run.clock.advance(2)
+    assert run.device_s().keys() == {"quick"}
+    run.clock.advance(9)
+    assert run.device_s().keys() == {"quick", "slow"}
+
+
+def test_a_span_that_ends_on_a_stream_that_is_ahead_is_not_measured(run):
+    run.device.stream = 1
+    run.device.queue(5.0)
+    with run.section("copy"):
+        run.clock.advance(0.5)
+        run.device.stream = 2
+    run.clock.advance(10)
+    assert run.device_s() == {}
+    assert run.time.figures().unmeasured == {"ended on a stream that was ahead of the one it began on": 1}
+
+
+def test_a_span_across_two_devices_is_not_measured(monkeypatch):
+    run = device_run(monkeypatch, count=2)
+    with run.section("forward_pass"):
+        run.clock.advance(0.5)
+        run.device.index = 1
+    run.clock.advance(1)
+    run.work("forward_pass", device_s=0.5)
+    run.clock.advance(10)
+    assert run.device_s() == {"forward_pass": (1, pytest.approx(0.501))}
+    assert run.time.figures().unmeasured == {"began on another device": 1}
+
+
+def test_an_empty_pool_is_counted_and_the_host_time_is_there(small_pool, monkeypatch):
+    run = device_run(monkeypatch)
+    for _ in range(12):
+        run.work("forward_pass", device_s=0.5)
+        run.clock.advance(0.1)
+    run.clock.advance(60)
+    assert run.device_s()["forward_pass"][0] == 10
+    assert run.snapshot().sections["forward_pass"].count == 12
+    assert run.time.figures() == figures(10, **{"the pool of events was empty": 2})
+
+
+def test_events_are_used_again(small_pool, monkeypatch):
+    run = device_run(monkeypatch)
+    for _ in range(100):
+        run.work("forward_pass", device_s=0.5)
+        run.clock.advance(1)
+        run.flush()
+    assert run.time.figures() == figures(100)
+    assert len(run.device.events) <= 20
+
+
+def test_a_section_that_stays_open_keeps_its_event(small_pool, monkeypatch):
+    run = device_run(monkeypatch)
+    with run.section("training"):
+        run.clock.advance(0.5)
+        for _ in range(50):
+            run.work("forward_pass", device_s=0.5)
+            run.clock.advance(1)
+            run.flush()
+    run.clock.advance(1)
+    assert run.device_s()["training"] == (1, pytest.approx(0.5 + 50 * 1.001))
+
+
+def test_cancelled_spans_give_their_events_back(small_pool, monkeypatch):
+    run = device_run(monkeypatch)
+    for _ in range(100):
+        section = run.section("data_loading")
+        section.__enter__()
+        run.clock.advance(0.5)
+        section.cancel()
+        run.flush()
+    run.work("forward_pass", device_s=0.5)
+    run.clock.advance(1)
+    assert run.time.figures() == figures(0)
+    assert run.device_s().keys() == {"forward_pass"}
+
+
+def test_in_a_capture_nothing_is_recorded_asked_or_waited_for(run):
+    run.work("forward_pass", device_s=0.5)
+    run.clock.advance(1)
+    run.device.is_capturing = True
+    run.device.calls.clear()
+    run.work("captured", device_s=0.0)
+    run.flush()
+    assert run.device.calls == []
+    run.device.is_capturing = False
+    assert run.device_s().keys() == {"forward_pass"}
+    assert run.time.figures() == figures(1, **{"a graph was captured": 1})
+
+
+def test_no_accelerator_is_begun_with_during_a_capture(monkeypatch):
+    run = device_run(monkeypatch, is_begun=False)
+    run.device.is_capturing = True
+    run.look()
+    assert run.device.calls == []
+
+
+def test_what_was_before_the_accelerator_was_in_use_is_not_counted(monkeypatch):
+    run = device_run(monkeypatch, is_begun=False)
+    found, run.found = run.found, lambda: None
+    run.look()
+    run.work("forward_pass", device_s=0.5)
+    run.found = found
+    run.clock.advance(60)
+    run.look()
+    run.work("forward_pass", device_s=0.5)
+    run.clock.advance(60)
+    assert run.device_s()["forward_pass"][0] == 1
+    assert run.time.figures() == figures(1)
+
+
+def test_a_section_that_the_program_keeps_is_stamped_too(monkeypatch):
+    run = device_run(monkeypatch, is_begun=False)
+    kept = run.section("forward_pass")
+    with kept:
+        run.clock.advance(1)
+    run.look()
+    with kept:
+        run.clock.advance(1)
+    assert run.device_s() == {"forward_pass": (1, 1.0)}
+
+
+def test_a_section_that_is_open_when_it_begins_is_left_out(monkeypatch):
+    run = device_run(monkeypatch, is_begun=False)
+    with run.section("training"):
+        run.clock.advance(1)
+        run.look()
+        run.work("forward_pass", device_s=0.5)
+    run.clock.advance(1)
+    assert run.device_s().keys() == {"forward_pass"}
+    assert run.time.figures() == figures(1)
+
+
+def test_host_timing_leaves_the_device_alone(monkeypatch):
+    run = device_run(monkeypatch, "host")
+    run.work("forward_pass", device_s=0.5)
+    assert run.snapshot().device is None
+    assert run.device.calls == []
+
+
+def test_other_threads_have_host_time_alone(run):
+    other = threading.Thread(target=lambda: run.work("prefetch", device_s=1.0))
+    other.start()
+    other.join()
+    run.clock.advance(5)
+    assert run.device_s() == {}
+    assert run.snapshot().sections["prefetch"].count == 1
+    assert "record" not in run.device.calls
+
+
+def test_another_thread_that_drains_does_not_ask_the_device(run):
+    run.work("forward_pass", device_s=1.0)
+    run.clock.advance(5)
+    run.device.calls.clear()
+    other = threading.Thread(target=run.time.book)
+    other.start()
+    other.join()
+    assert run.device.calls == []
+    assert run.device_s().keys() == {"forward_pass"}
+
+
+def test_the_profilers_own_work_is_not_stamped(run):
+    run.spend(PROFILER, 1.0)
+    assert "record" not in run.device.calls
+    assert run.device_s() == {}
+
+
+def test_warm_up_that_was_told_is_left_out_as_of_other_averages(monkeypatch):
+    run = device_run(monkeypatch, warmup=2)
+    for seconds in (9.0, 9.0, 1.0, 1.0):
+        run.device.queue(seconds)
+        run.clock.advance(10)
+        run.step(forward_pass=seconds)
+    assert run.device_s() == {"forward_pass": (2, 2.0)}
+
+
+class TestSync:
+    @pytest.fixture
+    def run(self, monkeypatch):
+        return device_run(monkeypatch, "sync")
+
+    def test_the_clock_is_read_after_the_device_was_waited_for(self, run):
+        run.device.queue(3.0)
+        run.work("forward_pass", device_s=0.5)
+        section = run.snapshot().sections["forward_pass"]
+        assert (section.total_s, section.device_total_s) == (0.501, 0.501)
+        assert run.device.calls == ["synchronize", "synchronize"]
+        assert run.time.figures() == DeviceFigures("cuda", "NVIDIA Fake", "sync", 1, {})
+
+    def test_a_capture_is_not_waited_for(self, run):
+        run.device.is_capturing = True
+        run.work("captured", device_s=0.5)
+        run.device.is_capturing = False
+        run.work("forward_pass", device_s=0.5)
+        assert run.device_s().keys() == {"forward_pass"}
+        assert run.time.figures().unmeasured == {"a graph was captured": 1}
+
+    def test_the_health_lines_say_that_it_slows_the_training_down(self, run):
+        assert run.time.notes() == [
+            "timing=sync: the device was waited for at both ends of every section, which slows a training down"
+        ]
+
+
+@pytest.mark.parametrize("timing", ["auto", "sync"])
+def test_a_driver_that_raises_switches_device_time_off_alone(monkeypatch, timing):
+    run = device_run(monkeypatch, timing)
+    run.device.breaks = RuntimeError("CUDA error: unspecified launch failure")
+    for _ in range(5):
+        run.work("forward_pass", device_s=0.5)
+    assert run.snapshot().sections["forward_pass"].count == 5
+    assert run.disabled == {"device time": "CUDA error: unspecified launch failure"}
+    assert len(run.device.calls) == 1
+    run.device.breaks = None
+    run.work("forward_pass", device_s=0.5)
+    run.clock.advance(1)
+    run.look()
+    assert run.device_s() == {}
+    assert len(run.device.calls) == 1
+
+
+def test_a_driver_that_raises_when_asked_switches_it_off_and_keeps_what_was_known(run):
+    run.work("forward_pass", device_s=0.5)
+    run.clock.advance(1)
+    run.flush()
+    run.work("forward_pass", device_s=0.5)
+    run.work("forward_pass", device_s=0.5)
+    run.device.breaks = RuntimeError("an error of the program's")
+    run.flush()
+    assert run.disabled == {"device time": "an error of the program's"}
+    assert run.snapshot().sections["forward_pass"].device_count == 1
+    assert run.time.figures().spans == 1
+
+
+def test_a_device_without_timing_leaves_host_time(monkeypatch):
+    run = device_run(monkeypatch, is_begun=False)
+    run.device.breaks = RuntimeError("events of mps have no timing")
+    run.look()
+    run.work("forward_pass", device_s=0.5)
+    assert run.snapshot().device is None
+    assert run.disabled == {"device time": "events of mps have no timing"}
+
+
+@pytest.fixture
+def no_wait(monkeypatch, run):
+    """Waiting at the end of the run lets the fake clocks go on instead."""
+    monkeypatch.setattr(device_time.time, "monotonic", lambda: run.clock.now_ns / 1e9)
+    monkeypatch.setattr(device_time.time, "sleep", run.clock.advance)
+
+
+@pytest.mark.usefixtures("no_wait")
+def test_at_the_end_the_device_is_given_a_moment_for_the_rest(run):
+    run.work("forward_pass", device_s=0.5)
+    assert run.finish().sections["forward_pass"].device_total_s == pytest.approx(0.501)
+    assert "synchronize" not in run.device.calls
+
+
+@pytest.mark.usefixtures("no_wait")
+def test_what_is_not_done_at_the_end_is_counted(run):
+    run.work("forward_pass", device_s=0.5)
+    run.device.is_stuck = True
+    assert run.finish().device == figures(0, **{"the device had not come to their end when the run ended": 1})
+
+
+@pytest.mark.usefixtures("no_wait")
+def test_after_the_end_nothing_is_stamped(run):
+    run.finish()
+    run.device.calls.clear()
+    run.work("forward_pass", device_s=0.5)
+    run.flush()
+    assert run.device.calls == []
+
+
+def test_a_forked_child_calls_no_driver_and_frees_no_event(run):
+    freed = []
+    type(run.device.events[0]).__del__ = lambda event: freed.append(event)
+    try:
+        run.work("forward_pass", device_s=0.5)
+        run.flush()
+        run.device.calls.clear()
+        run.time.abandon()
+        run.work("forward_pass", device_s=0.5)
+        run.drain()
+        run.device.events.clear()
+        run.time = None
+        assert (freed, run.device.calls) == ([], [])
+    finally:
+        del type(run.device).make_event.__globals__["FakeEvent"].__del__
+
+
+def test_another_timing_holds_from_the_next_look(run):
+    run.work("forward_pass", device_s=0.5)
+    run.time.run("sync")
+    run.clock.advance(60)
+    run.look()
+    run.work("forward_pass", device_s=0.5)
+    run.flush()
+    assert run.time.figures().timing == "sync"
+    assert run.time.figures().spans == 1
+
+
+class TestCost:
+    @pytest.fixture
+    def run(self, monkeypatch):
+        """A run in which a stamp takes 10 us."""
+        run = device_run(monkeypatch, is_begun=False)
+
+        def current_index():
+            run.clock.advance_ns(10_000)
+            return 0
+
+        found = replace(run.device.accelerator(), current_index=current_index)
+        run.found = lambda: found
+        run.look()
+        return run
+
+    def train(self, run, steps, step_s):
+        for _ in range(steps):
+            run.step(forward_pass=step_s)
+            run.look()
+            run.drain()
+
+    def test_long_steps_are_all_stamped(self, run):
+        self.train(run, 100, step_s=0.1)
+        assert run.figures() == figures(100)
+
+    def test_of_short_steps_as_many_are_stamped_as_may_be(self, run):
+        self.train(run, 20_000, step_s=0.001)
+        found = run.figures()
+        # 20 us a step of 1 ms: 0.2 % are one step in ten, and 10 ms are free.
+        assert 2_000 < found.spans < 3_000
+        assert found.unmeasured == {"left out to keep the cost low": 20_000 - found.spans}
+        assert run.device_s()["forward_pass"][1] == pytest.approx(found.spans * 0.00101, rel=0.02)
+
+    def test_the_training_thread_is_told_what_it_paid(self, run):
+        self.train(run, 10, step_s=0.1)
+        assert run.paid_ns == 20 * 10_000
+
+
+@pytest.mark.parametrize("timing", ["events", "sync"])
+def test_device_time_that_was_asked_for_and_cannot_be_had_is_said(monkeypatch, timing):
+    run = device_run(monkeypatch, timing, is_begun=False)
+    run.found = lambda: None
+    run.look()
+    assert run.time.notes() == [f"device time was asked for (timing={timing}), but the training used no accelerator"]
+
+
+def test_without_an_accelerator_nothing_is_said_where_nothing_was_asked_for(monkeypatch):
+    run = device_run(monkeypatch, is_begun=False)
+    run.found = lambda: None
+    run.look()
+    assert run.time.notes() == []

@@ -1,0 +1,131 @@
+"""Spans that seams infer keep their device time, whatever the tape makes of them afterwards."""
+
+import pytest
+from fakes_device import DeviceRun, device_run
+from instrument.fake_training import FakeLoader, FakeModule, FakeOptimizer, FakeTraining, Loss
+
+
+class Training(FakeTraining):
+    """A training whose work is done by a device; each of its spans costs the host a tenth of a second."""
+
+    run: DeviceRun
+
+    def __init__(self, run: DeviceRun) -> None:
+        super().__init__(run)
+        self.device = run.device
+
+    def end_step(self, at_ns: int) -> None:
+        self.run.look()
+
+    def device_s(self) -> dict[str, tuple[int, float]]:
+        self.inference.finish()
+        self.recorder.hold_ns = None
+        self.spend(100.0)
+        return {name: (count, round(seconds, 6)) for name, (count, seconds) in self.run.device_s().items()}
+
+
+@pytest.fixture
+def training(monkeypatch):
+    return Training(device_run(monkeypatch))
+
+
+@pytest.fixture
+def model(training):
+    return FakeModule(training, seconds=0.1, work=lambda *inputs: training.device.queue(2.0))
+
+
+@pytest.fixture
+def optimizer(training):
+    return FakeOptimizer()
+
+
+def step(training, optimizer):
+    training.backward(0.1, work=lambda: training.device.queue(3.0))
+    training.update(optimizer, 0.1)
+    training.device.queue(1.0)
+    training.spend(10.0)
+
+
+def test_the_spans_of_a_step_are_stamped(training, model, optimizer):
+    for batch in FakeLoader(training, 3, seconds=0.5):
+        model(batch)
+        step(training, optimizer)
+    assert training.device_s() == {
+        "data_loading": (3, 1.5),
+        "first_fetch": (1, 0.5),
+        "forward_pass": (3, 6.3),
+        "backward_pass": (3, 9.0),
+        "optimizer_step": (3, 0.0),
+    }
+
+
+def test_spans_that_the_tape_was_made_for_before_are_stamped_too(monkeypatch):
+    run = device_run(monkeypatch, is_begun=False)
+    training, optimizer = Training(run), FakeOptimizer()
+    model = FakeModule(training, seconds=0.1, work=lambda *inputs: training.device.queue(2.0))
+    for batch in FakeLoader(training, 3, seconds=0.5):
+        model(batch)
+        step(training, optimizer)
+        run.look()
+    assert training.device_s() == {
+        "data_loading": (2, 1.0),
+        "forward_pass": (2, 4.2),
+        "backward_pass": (2, 6.0),
+        "optimizer_step": (2, 0.0),
+    }
+
+
+def test_a_loss_right_after_the_model_is_one_span_with_it(training, model, optimizer):
+    loss = Loss(training, seconds=0.1)
+    loss.work = lambda *inputs: training.device.queue(0.5)
+    for batch in FakeLoader(training, 2, seconds=0.5):
+        model(batch)
+        loss(batch)
+        step(training, optimizer)
+    assert training.device_s()["forward_pass"] == (2, 5.2)
+
+
+def test_gradients_cleared_right_after_the_update_are_one_span_with_it(training, model, optimizer):
+    for batch in FakeLoader(training, 2, seconds=0.5):
+        model(batch)
+        training.backward(0.1)
+        training.spend(5.0)
+        training.update(optimizer, 0.1)
+        ends = training.inference.update.clearing_begins()
+        training.spend(0.1)
+        training.device.queue(1.0)
+        ends()
+        training.spend(10.0)
+    assert training.device_s()["optimizer_step"] == (2, 2.4)
+
+
+def test_an_evaluation_that_shows_late_keeps_its_times(training, model, optimizer):
+    for batch in FakeLoader(training, 2, seconds=0.5):
+        model(batch)
+        step(training, optimizer)
+    with training.no_grad():
+        for batch in FakeLoader(training, 2, seconds=0.25):
+            model(batch)
+            training.spend(5.0)
+    model(0)
+    step(training, optimizer)
+    found = training.device_s()
+    assert found["validation_epoch/data_loading"] == (2, 0.5)
+    assert found["validation_epoch/forward_pass"] == (2, 4.2)
+    assert found["forward_pass"] == (3, 6.3)
+
+
+def test_a_fetch_that_found_the_loader_empty_is_not_counted(training, model, optimizer):
+    for batch in FakeLoader(training, 1, seconds=0.5):
+        model(batch)
+        step(training, optimizer)
+    assert training.device_s()["data_loading"] == (1, 0.5)
+
+
+def test_what_is_inferred_inside_of_a_section_by_hand_is_not_counted(training, model, optimizer):
+    with training.run.section("forward_pass"):
+        model(0)
+    step(training, optimizer)
+    found = training.device_s()
+    assert found["forward_pass"] == (1, 2.1)
+    assert training.run.time.figures().spans == sum(count for count, _ in found.values())

@@ -1,0 +1,94 @@
+"""What reports say of device time, and that they say nothing of it where there is none."""
+
+from dataclasses import replace
+
+from fakes import section_figures, snapshot_of
+
+from training_profiler.reports.console import LINES, render_final, render_periodic
+from training_profiler.reports.contract import as_data
+from training_profiler.snapshot import DeviceFigures
+
+UNMEASURED = {"the pool of events was empty": 12, "a graph was captured": 3}
+DEVICE = DeviceFigures("cuda", "NVIDIA H200", "events", 300, UNMEASURED)
+
+
+def snapshot(device=DEVICE, **sections):
+    plain = snapshot_of({"data_loading": 0.1, "forward_pass": 0.5})
+    if device is not None:
+        measured = {
+            "forward_pass": {"device_count": 100, "device_total_s": 6.0},
+            "data_loading": {"device_count": 50, "device_total_s": 0.25},
+            **sections,
+        }
+        plain = replace(
+            plain, sections={name: replace(s, **measured.get(name, {})) for name, s in plain.sections.items()}
+        )
+    return replace(plain, device=device)
+
+
+def lines_of(text, word):
+    return [line for line in text.splitlines() if word in line]
+
+
+def test_the_table_has_a_column_for_it():
+    section = section_figures("logging", 0.01)
+    one = snapshot()
+    text = render_periodic(replace(one, sections={**one.sections, "logging": section}))
+    rows = [line.split() for line in text.splitlines()]
+    assert rows[4][-2:] == ["device", "avg"]
+    ends = {row[0]: row[-1] for row in rows[6:9]}
+    assert ends == {"logging": "host", "forward_pass": "0.0600s", "data_loading": "0.0050s"}
+
+
+def test_a_line_ends_with_it_and_begins_as_ever():
+    one = snapshot()
+    logging = section_figures("logging", 0.01, min_s=0.1, max_s=0.1)
+    text = render_periodic(replace(one, sections={**one.sections, "logging": logging}), LINES)
+    assert lines_of(text, "avg=") == [
+        "logging: count=100, total=10.000s, avg=0.1000s, min=0.1000s, max=0.1000s, device=host",
+        "forward_pass: count=100, total=5.000s, avg=0.0500s, device_avg=0.0600s",
+        "data_loading: count=100, total=1.000s, avg=0.0100s, device_avg=0.0050s",
+    ]
+
+
+def test_the_summary_says_where_it_was_measured_and_of_how_many_spans_not():
+    assert lines_of(render_final(snapshot(), []), "Device time") == [
+        "Device time: cuda (NVIDIA H200), events; 300 spans measured, "
+        "15 not (the pool of events was empty 12, a graph was captured 3)"
+    ]
+
+
+def test_the_summary_says_how_long_the_device_waited_for_input():
+    assert lines_of(render_final(snapshot(), []), "waited") == [
+        "Device waited for input: 5.0% of step time, 0.0050s a batch"
+    ]
+
+
+def test_without_steps_it_waited_by_the_batch():
+    text = render_final(replace(snapshot(), step=None), [])
+    assert lines_of(text, "waited") == ["Device waited for input: 0.0050s a batch"]
+
+
+def test_with_sync_a_fetch_is_no_waiting_of_the_device_alone():
+    text = render_final(snapshot(replace(DEVICE, timing="sync", unmeasured={})), [])
+    assert lines_of(text, "Device") == ["Device time: cuda (NVIDIA H200), sync; 300 spans measured"]
+
+
+def test_without_a_device_there_is_no_word_of_it():
+    one = snapshot(device=None)
+    for layout in ("table", LINES):
+        assert "evice" not in render_final(one, [], layout)
+
+
+def test_the_data_has_it():
+    data = as_data(snapshot(), [])
+    assert data["device"] == {
+        "kind": "cuda",
+        "name": "NVIDIA H200",
+        "timing": "events",
+        "spans": 300,
+        "unmeasured": UNMEASURED,
+    }
+    assert data["sections"]["forward_pass"]["device_count"] == 100
+    assert data["sections"]["forward_pass"]["device_total_s"] == 6.0
+    assert as_data(snapshot(device=None), [])["device"] is None

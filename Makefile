@@ -5,7 +5,7 @@ VENV := .venv
 INTEGRATIONS := .venv-integrations
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: profile test test-programs test-integrations lint bench venv clean
+.PHONY: profile test test-programs test-gpu test-integrations lint bench venv clean
 
 profile: venv
 	$(VENV)/bin/python profile_training.py
@@ -16,6 +16,11 @@ test: venv
 # All of tests/programs, each alone and under the profiler; `make test` runs a few of them.
 test-programs: venv
 	$(VENV)/bin/python -m pytest -m 'programs or not programs' tests/system/test_programs.py
+
+# What only an accelerator can tell; skipped, with the reason, where torch finds none. -rP shows the figures.
+test-gpu: venv
+	$(VENV)/bin/python -m pytest -m gpu -rPs tests/gpu
+	$(VENV)/bin/python -m benchmarks.device
 
 # Frameworks that bring many packages stay out of the environment of `make test`.
 test-integrations: $(INTEGRATIONS)/.made

@@ -1,6 +1,7 @@
 """Runs all benchmarks, the shortest first, and ends with every figure in one table; the exit status is 0."""
 
 from benchmarks import (
+    device,
     import_off,
     line_sampler,
     memory,
@@ -13,7 +14,18 @@ from benchmarks import (
 )
 from benchmarks.figures import Figure, print_figures
 
-ALL = (import_off, memory, seams, section_cost, start_up, line_sampler, switched, training_ratio, watched_training)
+ALL = (
+    import_off,
+    memory,
+    seams,
+    section_cost,
+    start_up,
+    line_sampler,
+    switched,
+    device,
+    training_ratio,
+    watched_training,
+)
 
 
 def main() -> None:

@@ -61,7 +61,6 @@ class Watching:
 
         from training_profiler import live
 
-        torch.set_num_threads(1)
         live.watch(perf_counter_ns())
         self._torch, self._process = torch, live._process
         self._is_on = True
@@ -76,14 +75,17 @@ class Watching:
         assert session is not None
         if is_on:
             watch.install(self._torch)
-            session._lines.run_at(session.settings.sample_hz, perf_counter_ns())
+            session._observers.lines.run_at(session.settings.sample_hz, perf_counter_ns())
         else:
             watch.guarded(watch.finish)
-            session._lines.stop()
+            session._observers.lines.stop()
 
 
 def measure(ms: float, batch: int, *size: str) -> dict[str, Any]:
     """Return wall and CPU time of neighbouring blocks, on over off, and the step's length without."""
+    import torch
+
+    torch.set_num_threads(1)
     watching = Watching()
     step = step_of(batch, *size)
     for _ in range(20):

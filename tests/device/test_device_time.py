@@ -1,6 +1,8 @@
 """What is booked as time on the device, and what is said not to be known, on a device that runs behind the host."""
 
+import gc
 import threading
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -238,10 +240,13 @@ def test_another_thread_that_drains_does_not_ask_the_device(run):
     assert run.device_s().keys() == {"forward_pass"}
 
 
-def test_the_profilers_own_work_is_not_stamped(run):
+@pytest.mark.parametrize("timing", ["auto", "sync"])
+def test_the_profilers_own_work_is_left_alone(monkeypatch, timing):
+    run = device_run(monkeypatch, timing)
     run.spend(PROFILER, 1.0)
-    assert "record" not in run.device.calls
+    assert run.device.calls == []
     assert run.device_s() == {}
+    assert (run.time.figures().spans, run.time.figures().unmeasured) == (0, {})
 
 
 def test_warm_up_that_was_told_is_left_out_as_of_other_averages(monkeypatch):
@@ -341,8 +346,13 @@ def test_what_is_not_done_at_the_end_is_counted(run):
 
 
 @pytest.mark.usefixtures("no_wait")
-def test_after_the_end_nothing_is_stamped(run):
+def test_after_the_end_nothing_is_stamped_and_all_events_are_freed(run):
+    run.work("forward_pass", device_s=0.5)
     run.finish()
+    events = [weakref.ref(event) for event in run.device.events]
+    run.device.events.clear()
+    gc.collect()
+    assert [event() for event in events if event() is not None] == []
     run.device.calls.clear()
     run.work("forward_pass", device_s=0.5)
     run.flush()
@@ -350,20 +360,18 @@ def test_after_the_end_nothing_is_stamped(run):
 
 
 def test_a_forked_child_calls_no_driver_and_frees_no_event(run):
-    freed = []
-    type(run.device.events[0]).__del__ = lambda event: freed.append(event)
-    try:
-        run.work("forward_pass", device_s=0.5)
-        run.flush()
-        run.device.calls.clear()
-        run.time.abandon()
-        run.work("forward_pass", device_s=0.5)
-        run.drain()
-        run.device.events.clear()
-        run.time = None
-        assert (freed, run.device.calls) == ([], [])
-    finally:
-        del type(run.device).make_event.__globals__["FakeEvent"].__del__
+    run.work("forward_pass", device_s=0.5)
+    run.flush()
+    events = [weakref.ref(event) for event in run.device.events]
+    run.device.calls.clear()
+    run.time.abandon()
+    run.work("forward_pass", device_s=0.5)
+    run.drain()
+    assert run.device.calls == []
+    run.device.events.clear()
+    run.time = None
+    gc.collect()
+    assert all(event() is not None for event in events)
 
 
 def test_another_timing_holds_from_the_next_look(run):

@@ -97,8 +97,13 @@ class DeviceClock:
         if made >= self._pool_size:
             return _POOL_EMPTY
         self._made[device] = made + 1
-        self._free.setdefault(device, [])
         return Stamp(device, self.accelerator.make_event())
+
+    def close(self) -> None:
+        """Free all events that nobody holds."""
+        self.is_on = False
+        self.stamps.clear()
+        self._free.clear()
 
     def give_back(self, stamp: Stamp) -> None:
         """Let the stamp's event be used again once nobody needs it any more."""
@@ -107,4 +112,4 @@ class DeviceClock:
         stamp.users -= 1
         if stamp.users <= 0:
             stamp.users, stamp.is_reached = 0, False
-            self._free[stamp.device].append(stamp)
+            self._free.setdefault(stamp.device, []).append(stamp)

@@ -99,7 +99,8 @@ class DeviceTime:
         if not is_sync:
             self._calibrate(clock)
         self._since_ns = self._recorder.clock()
-        before, self._pairs = self._pairs, Pairs(clock, self._since_ns, is_sync)
+        own_id = self._recorder.names.id_of(PROFILER)
+        before, self._pairs = self._pairs, Pairs(clock, self._since_ns, is_sync, own_id)
         if before is not None:  # with another timing
             self._pairs.spans, self._pairs.unmeasured = before.spans, before.unmeasured
         self._device, self._clock, self._paid = found, clock, 0
@@ -165,7 +166,7 @@ class DeviceTime:
         if self._pairs is not None:
             self._pairs.give_up(SWITCHED_OFF)
         if self._clock is not None:
-            self._clock.is_on = False
+            self._clock.close()
         self._recorder.use_clock(self._buffer, None)
         self._accumulator.on_spans = None
         self._clock = None

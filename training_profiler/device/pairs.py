@@ -19,14 +19,18 @@ Book = Callable[[int, int], None]  # (id of the section, ns on the device)
 
 
 class Pairs:
-    """The spans of the training thread since ``since_ns``, of which device time is known, to come, or not to be had."""
+    """The spans of the training thread since ``since_ns``, of which device time is known, to come, or not to be had.
 
-    def __init__(self, clock: DeviceClock, since_ns: int, is_sync: bool = False) -> None:
+    Those of the section ``host_only`` are none of them.
+    """
+
+    def __init__(self, clock: DeviceClock, since_ns: int, is_sync: bool = False, host_only: int = 0) -> None:
         self.spans = 0  # of which it is known
         self.unmeasured: Counter[str] = Counter()  # reason -> spans
-        self.taken = 0  # stamps so far
+        self.taken = 0  # events recorded so far
         self._clock = clock
         self._since_ns = since_ns
+        self._host_only = host_only
         self.is_sync = is_sync  # the device was waited for at both ends, so the host's time is the device's
         self._known: dict[int, Stamp] = {}  # by the host's time of the event
         self._pending: deque[tuple[int, Stamp, Stamp]] = deque()
@@ -44,7 +48,7 @@ class Pairs:
             until_ns: what is later comes with a later call.
         """
         self._learn()
-        is_since = begin_ns >= self._since_ns
+        is_since = (begin_ns >= self._since_ns) & (ids != self._host_only)
         if self._clock.error is not None:
             self._leave_out(SWITCHED_OFF, int(is_since.sum()))
         elif not self._known and not self.is_sync:
@@ -59,8 +63,8 @@ class Pairs:
     def _learn(self) -> None:
         stamps = self._clock.stamps
         count = len(stamps)  # the training thread may go on stamping while another one is here
-        self.taken += count
         for ns, stamp in stamps[:count]:
+            self.taken += stamp.event is not None
             stamp.users += 1
             if self._known.setdefault(ns, stamp) is not stamp:  # two events at one time share the first
                 self._clock.give_back(stamp)

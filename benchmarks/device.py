@@ -1,0 +1,146 @@
+"""What device time costs a training on an accelerator, on over off in one process: ``python -m benchmarks.device``.
+
+As ``switched`` does: one process trains, and seams, line sampler and stamps are put in or taken out block by block. A
+block ends when the device has done all its work. Without an accelerator nothing is measured, and the reason is said.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain, repeat
+from statistics import median
+from time import perf_counter_ns
+from typing import Any, Final
+
+from benchmarks.children import result_of
+from benchmarks.figures import Figure, median_cells, print_figures, print_table
+from benchmarks.switched import Watching
+
+BLOCK_S: Final = 0.5
+PAIRS: Final = 40
+TARGET: Final = 1.005
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A transformer that is trained on batches of ``batch`` sequences of 256."""
+
+    width: int
+    layers: int
+    batch: int
+
+
+SIZES: Final = {"short": Size(256, 2, 8), "middling": Size(1024, 4, 16), "long": Size(2048, 6, 32)}
+
+
+def run(pairs: int = PAIRS) -> list[Figure]:
+    """Measure, print and return the ratios of wall times, on over off; takes about 3 minutes."""
+    what = "steps with device time, wall, all on over off"
+    why_not = _why_not()
+    if why_not is not None:
+        print(f"Device time: not measured, for {why_not}\n")
+        return [Figure(f"{name} {what}", None, TARGET) for name in SIZES]
+    figures, rows = [], []
+    for name in SIZES:
+        found = result_of("benchmarks.device", "--inside", name, "--pairs", str(pairs), is_on=True)
+        cells = [f"{found['off ms']:.2f}", len(found["wall"]), *median_cells(found["wall"])]
+        rows.append([name, *cells, f"{found['stamp us']:.1f}", found["spans"], found["left out"]])
+        figures.append(Figure(f"{name} {what}", median(found["wall"]), TARGET, "", 4))
+    print(f"Seams, sampler, sums, journal and stamps on over off, in turns in one process, on {found['device']}")
+    headers = ["steps", "ms", "pairs", "wall", "+-", "us a stamp", "spans measured", "left out for their cost"]
+    print_table(headers, rows)
+    print_figures(figures)
+    return figures
+
+
+def _why_not() -> str | None:
+    import torch
+
+    if not hasattr(torch, "accelerator"):
+        return f"torch {torch.__version__} has no torch.accelerator"
+    if torch.accelerator.current_accelerator() is None or not torch.accelerator.is_available():
+        return "torch finds no accelerator on this machine"
+    return None
+
+
+def step_of(size: Size) -> Callable[[], None]:
+    """Return a step of a training of this size."""
+    import torch
+
+    kind = torch.accelerator.current_accelerator().type  # type: ignore[union-attr]
+    layer = torch.nn.TransformerEncoderLayer(size.width, 8, 4 * size.width, batch_first=True, norm_first=True)
+    model = torch.nn.TransformerEncoder(layer, size.layers, enable_nested_tensor=False).to(kind)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-5)
+    data = torch.utils.data.TensorDataset(torch.randn(8 * size.batch, 256, size.width))
+    loader = torch.utils.data.DataLoader(data, size.batch, pin_memory=True)
+    fetched = chain.from_iterable(repeat(loader))
+
+    def step() -> None:
+        (batch,) = next(fetched)
+        optimizer.zero_grad()
+        model(batch.to(kind, non_blocking=True)).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def measure(size: Size, pairs: int) -> dict[str, Any]:
+    """Return wall times of neighbouring blocks, on over off, and what was stamped."""
+    watching = Watching()
+    import torch
+
+    step, synchronize = step_of(size), torch.accelerator.synchronize
+    for _ in range(20):
+        step()
+    synchronize()
+    begin_ns = perf_counter_ns()
+    for _ in range(10):
+        step()
+    synchronize()
+    steps = max(4, round(BLOCK_S * 1e10 / (perf_counter_ns() - begin_ns)))
+
+    def block(is_on: bool) -> int:
+        watching.switch(is_on)
+        for _ in range(max(1, steps // 2)):  # a changed class makes the interpreter look up anew what it had
+            step()
+        synchronize()
+        begin_ns = perf_counter_ns()
+        for _ in range(steps):
+            step()
+        synchronize()
+        return perf_counter_ns() - begin_ns
+
+    walls, off_ns = [], []
+    for pair in range(pairs):
+        times = {is_on: block(is_on) for is_on in ((True, False) if pair % 2 else (False, True))}
+        walls.append(times[True] / times[False])
+        off_ns.append(times[False])
+    return {"wall": walls, "off ms": median(off_ns) / steps / 1e6, **_stamped()}
+
+
+def _stamped() -> dict[str, Any]:
+    from training_profiler import live
+
+    session = live._process.session
+    assert session is not None
+    time = session._observers.device
+    live.snapshot()
+    figures = time.figures()
+    assert figures is not None, session.upkeep.disabled
+    left_out = sum(figures.unmeasured.values())
+    return {"device": figures.name, "stamp us": time._stamp_ns / 1e3, "spans": figures.spans, "left out": left_out}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=PAIRS, help=f"pairs of blocks to compare; {PAIRS} by default")
+    parser.add_argument("--inside", choices=SIZES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.inside:
+        stdout, sys.stdout = sys.stdout, sys.stderr
+        json.dump(measure(SIZES[arguments.inside], arguments.pairs), stdout)
+        stdout.flush()
+    else:
+        run(arguments.pairs)

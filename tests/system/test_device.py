@@ -1,0 +1,149 @@
+"""Device time in whole processes, on an accelerator that a script makes up."""
+
+from pathlib import Path
+
+from .scripts import report_command, run
+
+DEVICE = """
+import os, time
+from training_profiler import *
+from training_profiler.device import accelerator
+
+class Device:
+    pid = os.getpid()
+    idle_from = 0.0
+    broken = False
+
+def call():
+    assert os.getpid() == Device.pid, "the driver is the parent's"
+    if Device.broken:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+class Event:
+    def record(self):
+        call()
+        self.at = max(time.perf_counter(), Device.idle_from)
+    def query(self):
+        call()
+        return time.perf_counter() >= self.at
+    def elapsed_time(self, end):
+        return 1000 * (end.at - self.at)
+
+def synchronize():
+    call()
+    time.sleep(max(0.0, Device.idle_from - time.perf_counter()))
+
+found = accelerator.Accelerator("cuda", "NVIDIA Fake", Event, lambda: 0, lambda: False, synchronize)
+accelerator.find_accelerator = lambda: found
+
+def queue(seconds):
+    Device.idle_from = max(Device.idle_from, time.perf_counter()) + seconds
+
+def step():
+    with profile_section("data_loading"):
+        pass
+    with profile_section("forward_pass"):
+        queue(0.01)
+    profile_step()
+    time.sleep(0.001)
+"""
+HEALTH = "Profiler health:"
+
+
+def lines_of(text: str, word: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(word)]
+
+
+def test_a_run_ends_with_the_device_time_of_its_sections(tmp_path: Path) -> None:
+    outcome = run(tmp_path, DEVICE + "for _ in range(10):\n    step()\n")
+    assert (outcome.status, outcome.stderr) == (0, "")
+    assert outcome.report["device"] == {
+        "kind": "cuda",
+        "name": "NVIDIA Fake",
+        "timing": "events",
+        "spans": 18,  # the first step was over when it was seen that there is an accelerator
+        "unmeasured": {},
+    }
+    forward = outcome.report["sections"]["forward_pass"]
+    assert forward["device_count"] == 9
+    assert forward["device_total_s"] >= 0.09 > forward["total_s"]
+    (line,) = lines_of(outcome.stdout, "Device time")
+    assert line == "Device time: cuda (NVIDIA Fake), events; 18 spans measured"
+    assert lines_of(outcome.stdout, "Device waited for input: ")
+    read = report_command(tmp_path, str(outcome.folder)).stdout
+    assert lines_of(read, "Device") == lines_of(outcome.stdout, "Device")
+    assert lines_of(read, "forward_pass") == lines_of(outcome.stdout, "forward_pass")
+
+
+def test_sections_without_steps_have_device_time(tmp_path: Path) -> None:
+    loop = """
+for _ in range(300):
+    with profile_section("forward_pass"):
+        queue(0.001)
+    time.sleep(0.002)
+"""
+    outcome = run(tmp_path, DEVICE + loop)
+    assert (outcome.status, outcome.stderr) == (0, "")
+    assert outcome.report["sections"]["forward_pass"]["device_count"] > 0
+
+
+def test_a_child_that_is_forked_in_the_middle_calls_no_driver(tmp_path: Path) -> None:
+    fork = """
+    if not os.fork():
+        step()
+        raise SystemExit(0)
+    assert os.wait()[1] == 0
+"""
+    outcome = run(tmp_path, DEVICE + "for _ in range(10):\n    step()\n" + fork.replace("\n    ", "\n") + "step()\n")
+    assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
+    assert outcome.report["device"]["spans"] == 20
+
+
+def test_a_driver_that_breaks_is_named_and_the_training_goes_on(tmp_path: Path) -> None:
+    broken = DEVICE + "for number in range(20):\n    Device.broken = number >= 10\n    step()\nprint('trained')\n"
+    outcome = run(tmp_path, broken)
+    assert outcome.status == 0
+    assert outcome.stdout.startswith("trained\n")
+    assert outcome.report["steps"] == 20
+    assert outcome.report["sections"]["forward_pass"]["count"] == 20
+    assert outcome.report["health"]["disabled"] == [
+        "device time (RuntimeError: CUDA error: an illegal memory access was encountered)"
+    ]
+
+
+def test_sync_books_what_the_host_saw(tmp_path: Path) -> None:
+    variables = {"RECTIFIED_FLOW_PROFILE_TIMING": "sync"}
+    outcome = run(tmp_path, DEVICE + "for _ in range(10):\n    step()\n", variables=variables)
+    assert (outcome.status, outcome.stderr) == (0, "")
+    assert outcome.report["device"]["timing"] == "sync"
+    forward = outcome.report["sections"]["forward_pass"]
+    assert forward["device_total_s"] >= 0.09
+    assert forward["total_s"] >= forward["device_total_s"]
+    assert any(note.startswith("timing=sync") for note in outcome.report["health"]["notes"])
+
+
+def test_events_that_were_asked_for_without_an_accelerator_are_said_to_be_missing(tmp_path: Path) -> None:
+    plain = DEVICE + "accelerator.find_accelerator = lambda: None\nfor _ in range(10):\n    step()\n"
+    outcome = run(tmp_path, plain, variables={"RECTIFIED_FLOW_PROFILE_TIMING": "events"})
+    (note,) = [note for note in outcome.report["health"]["notes"] if "device" in note]
+    assert note == "device time was asked for (timing=events), but the training used no accelerator"
+    assert outcome.report["device"] is None
+    assert "Device" not in outcome.stdout
+
+
+def test_a_second_run_of_a_process_has_device_time_of_its_own(tmp_path: Path) -> None:
+    twice = """
+for steps in (5, 9):
+    start_training_profiling(log_every=1000)
+    for _ in range(steps):
+        step()
+    print("spans", snapshot().device.spans <= 2 * steps - 2)
+    stop_training_profiling()
+"""
+    outcome = run(tmp_path, DEVICE + twice)
+    assert (outcome.status, outcome.stderr) == (0, "")
+    assert lines_of(outcome.stdout, "spans") == ["spans True", "spans True"]
+    assert lines_of(outcome.stdout, "Device time") == [
+        "Device time: cuda (NVIDIA Fake), events; 8 spans measured",
+        "Device time: cuda (NVIDIA Fake), events; 16 spans measured",
+    ]

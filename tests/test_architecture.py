@@ -40,7 +40,7 @@ MAY_IMPORT_ELSEWHERE = {
     "record": set(),
     "instrument": set(),  # torch is handed to it: it must not be imported before the program does
     "monitor": set(),
-    "device": set(),  # torch is looked up where the program has imported it
+    "device": {"numpy"},  # torch is looked up where the program has imported it
     "statistics": {"numpy"},
     "diagnosis": set(),
     "reports": {"tabulate"},

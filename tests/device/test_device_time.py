@@ -212,6 +212,13 @@ def test_a_section_that_is_open_when_it_begins_is_left_out(monkeypatch):
     assert run.time.figures() == figures(1)
 
 
+def test_a_span_that_ends_where_nothing_could_be_noted_is_counted_as_that(run):
+    run.recorder.host_only |= {"odd"}
+    run.spend("odd", 1.0)
+    run.work("forward_pass", device_s=0.5)
+    assert run.figures().unmeasured == {"began or ended where nothing could be noted": 1}
+
+
 def test_host_timing_leaves_the_device_alone(monkeypatch):
     run = device_run(monkeypatch, "host")
     run.work("forward_pass", device_s=0.5)
@@ -417,6 +424,14 @@ class TestCost:
         assert 2_000 < found.spans < 3_000
         assert found.unmeasured == {"left out to keep the cost low": 20_000 - found.spans}
         assert run.device_s()["forward_pass"][1] == pytest.approx(found.spans * 0.00101, rel=0.02)
+
+    def test_a_span_that_begins_where_nothing_is_stamped_is_left_out_for_its_cost(self, run):
+        self.train(run, 2_000, step_s=0.001)
+        left_out = run.figures().unmeasured["left out to keep the cost low"]
+        with run.section("validation_epoch"):
+            run.clock.advance(60)
+            run.look()
+        assert run.figures().unmeasured == {"left out to keep the cost low": left_out + 1}
 
     def test_the_training_thread_is_told_what_it_paid(self, run):
         self.train(run, 10, step_s=0.1)

@@ -1,5 +1,6 @@
 """The clock that also notes where the accelerator is: read once at each begin and end of a section."""
 
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -41,6 +42,7 @@ class DeviceClock:
         self.accelerator = accelerator
         self.stamps: list[tuple[int, Stamp]] = []
         self.is_on = True  # False: nothing but the host's clock is read
+        self.off_ns: list[tuple[int, int]] = []  # from when to when it was not, or is not
         self.error: Exception | None = None  # what the driver raised; it is not asked again
         self._host_clock = host_clock
         self._pool_size = pool_size
@@ -98,6 +100,14 @@ class DeviceClock:
             return _POOL_EMPTY
         self._made[device] = made + 1
         return Stamp(device, self.accelerator.make_event())
+
+    def turn(self, is_on: bool, now_ns: int) -> None:
+        """Stamp from now on, or no more."""
+        if self.is_on and not is_on:
+            self.off_ns.append((now_ns, sys.maxsize))
+        elif is_on and not self.is_on:
+            self.off_ns[-1:] = [(from_ns, now_ns) for from_ns, _ in self.off_ns[-1:]]
+        self.is_on = is_on
 
     def close(self) -> None:
         """Free all events that nobody holds."""

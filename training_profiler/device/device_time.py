@@ -79,7 +79,7 @@ class DeviceTime:
         elif self._clock.error is not None:
             self._guarded(self._raise)
         elif self._timing != "sync":
-            self._clock.is_on = self._cost_ns() <= FREE_NS + SHARE * (now_ns - self._since_ns)
+            self._clock.turn(self._cost_ns() <= FREE_NS + SHARE * (now_ns - self._since_ns), now_ns)
 
     def _raise(self) -> None:
         if self._clock is not None and self._clock.error is not None:

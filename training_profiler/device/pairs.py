@@ -4,12 +4,17 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
+
 from training_profiler.device.clock import DeviceClock, Stamp
 from training_profiler.statistics.histogram import Ints
+from training_profiler.statistics.sweep import Bools
 
 NS_PER_MS: Final = 1_000_000
 MOST_AHEAD: Final = 64  # pairs not reached yet, after which the others will not be either: streams go in order
+MOST_STRETCHES: Final = 100  # without stamps, remembered for the spans that are still open
 LEFT_OUT: Final = "left out to keep the cost low"
+UNSEEN: Final = "began or ended where nothing could be noted"
 OTHER_DEVICE: Final = "began on another device"
 OUT_OF_ORDER: Final = "ended on a stream that was ahead of the one it began on"
 UNFINISHED: Final = "the device had not come to their end when the run ended"
@@ -52,12 +57,14 @@ class Pairs:
         if self._clock.error is not None:
             self._leave_out(SWITCHED_OFF, int(is_since.sum()))
         elif not self._known and not self.is_sync:
-            self._leave_out(LEFT_OUT, int(is_since.sum()))
+            was_off = self._was_off(begin_ns, end_ns)
+            self._leave_out(LEFT_OUT, int((is_since & was_off).sum()))
+            self._leave_out(UNSEEN, int((is_since & ~was_off).sum()))
         else:
-            known = self._known.get
-            spans = (array[is_since].tolist() for array in (ids, begin_ns, end_ns))
-            for id, begin, end in zip(*spans, strict=True):
-                self._add_one(id, begin, end, known(begin), known(end))
+            known, was_off = self._known.get, self._was_off(begin_ns, end_ns)
+            spans = (array[is_since].tolist() for array in (ids, begin_ns, end_ns, was_off))
+            for id, begin, end, is_left_out in zip(*spans, strict=True):
+                self._add_one(id, begin, end, (known(begin), known(end)), LEFT_OUT if is_left_out else UNSEEN)
         self._forget(set(open_ns.tolist()), until_ns)
 
     def _learn(self) -> None:
@@ -70,13 +77,24 @@ class Pairs:
                 self._clock.give_back(stamp)
         del stamps[:count]
 
-    def _add_one(self, id: int, begin_ns: int, end_ns: int, begin: Stamp | None, end: Stamp | None) -> None:
+    def _was_off(self, begin_ns: Ints, end_ns: Ints) -> Bools:
+        """Return which spans began or ended while stamps were left out."""
+        found = np.zeros(len(begin_ns), np.bool_)
+        for off_ns, on_ns in self._clock.off_ns:
+            for at_ns in (begin_ns, end_ns):
+                found |= (off_ns <= at_ns) & (at_ns <= on_ns)
+        return found
+
+    def _add_one(
+        self, id: int, begin_ns: int, end_ns: int, stamps: tuple[Stamp | None, Stamp | None], why_none: str
+    ) -> None:
+        begin, end = stamps
         if self.is_sync and begin is None and end is None:
             self._done.append((id, end_ns - begin_ns))
         elif (begin and begin.why_not) or (end and end.why_not):
             self._leave_out((begin and begin.why_not) or (end and end.why_not) or "")
         elif begin is None or end is None:
-            self._leave_out(LEFT_OUT)
+            self._leave_out(why_none)
         elif begin.device != end.device:
             self._leave_out(OTHER_DEVICE)
         else:
@@ -95,6 +113,8 @@ class Pairs:
         """
         for ns in [ns for ns in self._known if ns <= self._until_ns and ns not in open_ns]:
             self._clock.give_back(self._known.pop(ns))
+        oldest_ns = min([until_ns, *open_ns])
+        self._clock.off_ns[:] = [one for one in self._clock.off_ns if one[1] >= oldest_ns][-MOST_STRETCHES:]
         self._until_ns = until_ns
 
     @property

@@ -88,7 +88,7 @@ class Inference(Calls):
         for code in (self.codes.first_fetch, self.codes.data_loading)[bool(one.fetches) :]:
             self.tape.cancel(code)
         if is_over:
-            self.evaluation.pass_ends(one, self.tape.host_clock())
+            self.evaluation.pass_ends(one, self.tape.clock())  # an evaluation may end there
 
     # Gradients and updates
 

@@ -39,8 +39,8 @@ MAY_IMPORT_ELSEWHERE = {
     "bootstrap": {"training_profiler_watch"},  # its own other file: the folder is no package, but stands on sys.path
     "record": set(),
     "instrument": set(),  # torch is handed to it: it must not be imported before the program does
-    "monitor": set(),
     "device": {"numpy"},  # torch is looked up where the program has imported it
+    "monitor": {"psutil"},
     "statistics": {"numpy"},
     "diagnosis": set(),
     "reports": {"tabulate"},

@@ -8,6 +8,7 @@ from typing import Final
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.diagnosis import diagnose
 from training_profiler.exits import Exits
+from training_profiler.instrument.flops import COUNTED_BY
 from training_profiler.instrument.watch import Watch
 from training_profiler.observers import Observers
 from training_profiler.outlets import Outlets
@@ -107,6 +108,8 @@ class Session:
             self._observers.look(now_ns)
             if self.watch is not None:
                 self.watch.look(now_ns)
+        if self._steps_marked < COUNTED_BY and self.watch is not None and self.settings.flops:
+            self.watch.flops.step_ended(self._steps_marked)
         if self._steps_marked >= self._next_report:
             self._next_report += self.settings.log_every
             if self._budget.allows():
@@ -225,6 +228,8 @@ class Session:
     def _flush(self) -> None:
         self._drain()
         totals, step_ns = self._accumulator.take_totals()
+        totals.batches, totals.samples = self.loaders.take()
+        totals.flops = None if self.watch is None else self.watch.flops.counted
         self._sums.add(totals, step_ns)
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
         inside, device = self._accumulator.open_sections(self._training_thread), self._observers.device.figures()

@@ -156,6 +156,7 @@ class MachineFigures:
 
     samples: int
     cores: float | None = None  # CPUs that this process may use: affinity and the container's quota
+    host_cores: int | None = None
     cpu_process: Level | None = None  # CPUs busy with this process and its children, 1.0 = one whole CPU
     cpu_container: Level | None = None  # the same of the container
     cpu_host: Level | None = None  # part of all of the host's CPUs, 0 to 1
@@ -190,7 +191,9 @@ class Throughput:
     samples_per_s: float | None = None
     flops_per_step: float | None = None  # of the model: forward and backward, counted in one step
     tflops: float | None = None  # achieved, in 1e12 a second
-    peak_tflops: float | None = None  # of the device, for the type of number that the step computes with
+    dtype: str = ""  # of most of these FLOPs
+    device: str = ""  # name of the accelerator that does most of them
+    peak_tflops: float | None = None  # of the device, for that type
     peak_source: str = ""
     mfu: float | None = None  # model FLOPs utilization: achieved over peak, 0 to 1
 

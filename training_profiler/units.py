@@ -4,8 +4,9 @@ NS_PER_S = 1_000_000_000
 NS_PER_US = 1_000
 S_PER_HOUR = 3600
 S_PER_MINUTE = 60
-GIB = 2**30
-MIB = 2**20
+BYTES_PER_GIB = 2**30
+BYTES_PER_MIB = 2**20
+FLOPS_PER_TFLOP = 1e12
 
 
 def seconds_text(seconds: float) -> str:
@@ -15,4 +16,4 @@ def seconds_text(seconds: float) -> str:
 
 def bytes_text(count: float) -> str:
     """Return an amount of memory with its unit: GiB, and below a tenth of one MiB."""
-    return f"{count / GIB:.1f} GiB" if abs(count) >= GIB / 10 else f"{count / MIB:.1f} MiB"
+    return f"{count / BYTES_PER_GIB:.1f} GiB" if abs(count) >= BYTES_PER_GIB / 10 else f"{count / BYTES_PER_MIB:.1f} MiB"

@@ -25,6 +25,7 @@ from training_profiler.instrument import (
 from training_profiler.instrument.codes import Codes
 from training_profiler.instrument.dynamo import DYNAMO, hide_from_dynamo
 from training_profiler.instrument.exchange import Exchange
+from training_profiler.instrument.flops import Flops
 from training_profiler.instrument.gate import Gate
 from training_profiler.instrument.importing import after_import
 from training_profiler.instrument.inference import Inference
@@ -56,6 +57,7 @@ class Watch:
     def __init__(self, recorder: Recorder, begin: Callable[[], Callable[[int], None] | None]) -> None:
         self.gate = Gate()
         self.exchange = Exchange()
+        self.flops = Flops(self)
         self.has_scaler = False  # a GradScaler is at work, which may have updates skipped
         self.is_compiling: Callable[[], bool] = lambda: False
         self.is_tracing: Callable[[], bool] = lambda: False  # a compiler's own calls, past dynamo
@@ -104,6 +106,7 @@ class Watch:
 
     def uninstall(self) -> None:
         """Take out all seams; calls under way go through what is left of them."""
+        self.flops.stop()
         self._tell(None)
         for patches in reversed(self._patches.values()):
             patches.undo()
@@ -229,8 +232,7 @@ class Watch:
                 f"{self.updates_elsewhere} updates of optimizers on threads beside the training's are in none of these "
                 f"figures: one thread is watched"
             )
-        exchanged = self.exchange.note()
-        return notes if exchanged is None else [*notes, exchanged]
+        return notes + [note for note in (self.exchange.note(), self.flops.note()) if note is not None]
 
     def finish(self) -> None:
         """Decide what is still open, at the end of the run, and take out all seams."""

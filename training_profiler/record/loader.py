@@ -38,6 +38,7 @@ class LoaderBook:
     def __init__(self) -> None:
         self._counts: dict[int | str, LoaderCounts] = {}
         self._at_epoch: tuple[int, int | None] = (0, 0)
+        self._taken: tuple[int, int | None] = (0, 0)
 
     def counts_of(self, loader: object, name: str | None) -> LoaderCounts:
         """Return the counts of a loader: those it has already where it is profiled anew each epoch."""
@@ -50,6 +51,16 @@ class LoaderBook:
     def all(self) -> list[LoaderCounts]:
         """The counts of all loaders profiled so far."""
         return list(self._counts.values())
+
+    def take(self) -> tuple[int | None, int | None]:
+        """Return (batches, samples) of training since the last call; None where no loader is known, or its samples."""
+        batches_before, samples_before = self._taken
+        batches, samples = self._taken = self._training()
+        if not self._counts:
+            return None, None
+        if samples is None or samples_before is None:
+            return batches - batches_before, None
+        return batches - batches_before, samples - samples_before
 
     def begin_epoch(self) -> None:
         """Count for ``of_epoch`` from here."""

@@ -8,6 +8,7 @@ from training_profiler.reports.checklist import checklist_lines
 from training_profiler.reports.device import HEADER, device_cells, device_lines, device_words
 from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, lines_under, percentages
 from training_profiler.reports.insights import insight_lines
+from training_profiler.reports.machine import machine_lines
 from training_profiler.snapshot import OUTSIDE_STEPS, PROFILER, EpochFigures, SectionFigures, Snapshot
 from training_profiler.units import S_PER_HOUR, seconds_text
 
@@ -184,6 +185,7 @@ def _run_lines(snapshot: Snapshot) -> list[str]:
             f"median {seconds_text(step.median_s)}, max {seconds_text(step.max_s)} at step {step.max_step}"
         )
     lines += device_lines(snapshot)
+    lines += machine_lines(snapshot)
     for loader in snapshot.loaders:
         samples = f", {loader.samples} samples" if loader.samples else ""
         lines.append(f"Loader {loader.name}: {loader.batches} batches{samples}, {loader.wait_s:.2f}s of waiting")

@@ -33,6 +33,8 @@ def as_data(snapshot: Snapshot, insights: Iterable[Insight]) -> dict[str, Any]:
         "epochs": [_epoch(epoch) for epoch in snapshot.epochs],
         "device": None if snapshot.device is None else asdict(snapshot.device),
         "loaders": [asdict(loader) for loader in snapshot.loaders],
+        "throughput": None if snapshot.throughput is None else asdict(snapshot.throughput),
+        "machine": None if snapshot.machine is None else asdict(snapshot.machine),
         "insights": [
             {
                 "code": insight.code,

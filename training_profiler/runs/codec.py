@@ -6,8 +6,10 @@ from typing import Any, Final
 import numpy as np
 
 from training_profiler.monitor.lines import Location
+from training_profiler.record.flops import StepFlops
 from training_profiler.record.names import SectionNames
 from training_profiler.statistics.lines import IN_STEPS
+from training_profiler.statistics.machine import machine_from_data, machine_to_data
 from training_profiler.statistics.totals import Totals, rows_for
 
 _COUNTS: Final = (
@@ -64,6 +66,10 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         "step_lines": _line_rows(totals, IN_STEPS),
         "loop_begin_ns": totals.loop_begin_ns,
         "first_fetch_ns": totals.first_fetch_ns,
+        "machine": machine_to_data(totals.machine),
+        "batches": totals.batches,
+        "samples": totals.samples,
+        "flops": totals.flops,
         "dropped": totals.dropped,
         "unended": totals.unended,
     }
@@ -103,6 +109,10 @@ def totals_from_data(data: dict[str, Any], names: SectionNames) -> tuple[Totals,
     _add_lines(totals, IN_STEPS, data.get("step_lines", []))
     totals.loop_begin_ns = data.get("loop_begin_ns")
     totals.first_fetch_ns = data["first_fetch_ns"]
+    totals.machine = machine_from_data(data.get("machine", {}))
+    totals.batches, totals.samples = data.get("batches"), data.get("samples")
+    counted = data.get("flops")
+    totals.flops = None if counted is None else StepFlops(*counted)
     totals.dropped, totals.unended = data["dropped"], data["unended"]
     return totals, data["step_ns"]
 

@@ -12,6 +12,7 @@ from training_profiler.statistics.summary import (
     section_figures,
     step_figures,
 )
+from training_profiler.statistics.throughput import throughput
 from training_profiler.statistics.totals import Totals
 from training_profiler.units import NS_PER_S
 
@@ -48,6 +49,7 @@ class RunSums:
     def new_interval(self) -> None:
         """Start the interval that the next periodic report will be about."""
         self.interval = Totals(self.run.end_ns, self.steps)
+        self.interval.flops = self.run.flops
 
     def begin_epoch(self, number: int) -> None:
         """Start epoch ``number`` where the sums end now."""
@@ -89,6 +91,8 @@ class RunSums:
             epochs=() if of_interval else tuple(self.epochs),
             loaders=loader_figures(list(loaders)),
             device=device,
+            machine=totals.machine.figures(has_growth=not of_interval),
+            throughput=throughput(totals, self.warmup_steps),
             health=health,
             open_sections=tuple(open_sections),
             run_folder=run_folder,

@@ -258,6 +258,7 @@ def epoch_figures(
         first_fetch_s=None if totals.first_fetch_ns is None else totals.first_fetch_ns / NS_PER_S,
         median_fetch_s=data_loading.p50_s if data_loading else None,
         is_complete=is_complete,
+        machine=totals.machine.figures(),
     )
 
 

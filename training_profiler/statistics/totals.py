@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from training_profiler.record.flops import StepFlops
 from training_profiler.statistics.histogram import Ints
 from training_profiler.statistics.lines import LineCounts
+from training_profiler.statistics.machine import MachineSums
 from training_profiler.statistics.sections import SectionSums
 from training_profiler.statistics.steps import FIRST_STEPS, Coupling, StepSums
 
@@ -30,6 +32,10 @@ class Totals:
         self.early_ns = np.zeros((FIRST_STEPS, 1), np.int64)
         self.training_spans = 0  # ended on the training thread, which pays for them
         self.lines: LineCounts = LineCounts()
+        self.machine = MachineSums()
+        self.batches: int | None = None  # fetched for training; None where no loader is known
+        self.samples: int | None = None
+        self.flops: StepFlops | None = None  # of a step, as last counted
         self.dropped = 0  # exits without enter, enters given up
         self.unended = 0  # sections still open when their thread ended
 
@@ -69,8 +75,21 @@ class Totals:
             self.first_fetch_ns = later.first_fetch_ns
         self.training_spans += later.training_spans
         self.lines.update(later.lines)
+        self.machine.add(later.machine)
+        self._add_batches(later)
+        self.flops = later.flops or self.flops
         self.dropped += later.dropped
         self.unended += later.unended
+
+    def _add_batches(self, later: "Totals") -> None:
+        if later.batches is None:
+            return
+        if self.batches is None:
+            self.batches, self.samples = later.batches, later.samples
+        else:
+            self.batches += later.batches
+            is_known = self.samples is not None and later.samples is not None
+            self.samples = self.samples + later.samples if is_known else None  # type: ignore[operator]
 
 
 def rows_for(sections: int) -> int:

@@ -4,6 +4,7 @@ from benchmarks import (
     device,
     import_off,
     line_sampler,
+    machine_monitor,
     memory,
     seams,
     section_cost,
@@ -23,6 +24,8 @@ ALL = (
     line_sampler,
     switched,
     device,
+    machine_monitor,
+    switched,
     training_ratio,
     watched_training,
 )

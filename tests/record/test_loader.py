@@ -1,7 +1,7 @@
 import pytest
 from fakes import FakeRun
 
-from training_profiler.record.loader import LoaderCounts, ProfiledIterator, ProfiledLoader, batch_size
+from training_profiler.record.loader import LoaderBook, LoaderCounts, ProfiledIterator, ProfiledLoader, batch_size
 
 
 class Tensor:
@@ -190,3 +190,17 @@ def test_a_batch_that_does_not_like_to_be_looked_at_is_of_unknown_size():
             raise RuntimeError("not yet")
 
     assert batch_size(Shy()) is None
+
+
+def test_what_all_loaders_gave_for_training_is_taken_once():
+    book = LoaderBook()
+    assert book.take() == (None, None)
+    first, second = book.counts_of("a", "first"), book.counts_of("b", "second")
+    assert book.take() == (0, 0)
+    first.add(32, 0, True)
+    second.add(8, 0, True)
+    second.add(100, 0, False)
+    assert book.take() == (2, 40)
+    assert book.take() == (0, 0)
+    first.add(None, 0, True)
+    assert book.take() == (1, None)

@@ -4,7 +4,7 @@ from fakes import FakeRun, snapshot_of
 
 from training_profiler.diagnosis import diagnose
 from training_profiler.reports.contract import as_data
-from training_profiler.snapshot import Health, Snapshot
+from training_profiler.snapshot import GpuFigures, Growth, Health, Level, MachineFigures, Snapshot, Throughput
 
 SECTION_KEYS = {
     "count", "total_s", "self_s", "avg_s", "min_s", "max_s", "std_s", "p50_s", "p95_s", "p99_s", "share", "parent",
@@ -64,6 +64,19 @@ def test_unknown_figures_are_none():
 def test_a_run_of_nothing_has_every_key():
     data = as_data(Snapshot(), [])
     assert (data["steps"], data["wall_s"], data["sections"], data["epochs"]) == (0, 0.0, {}, [])
+
+
+def test_the_machine_and_throughput_are_told_in_full():
+    gpu = GpuFigures(0, "T4", used_bytes=Level(1.0, 2.0, 3.0))
+    snapshot = Snapshot(
+        machine=MachineFigures(samples=2, cores=1.5, gpus=(gpu,), ram_growth=Growth(5.0, 0.01, 9, 8.0)),
+        throughput=Throughput(2.0, samples_per_s=64.0),
+    )
+    data = json.loads(json.dumps(as_data(snapshot, []), allow_nan=False))
+    assert data["machine"]["cores"] == 1.5
+    assert data["machine"]["ram_growth"] == {"bytes": 5.0, "p_value": 0.01, "points": 9, "seconds": 8.0}
+    assert data["machine"]["gpus"][0]["used_bytes"] == {"mean": 1.0, "max": 2.0, "last": 3.0}
+    assert (data["throughput"]["samples_per_s"], data["throughput"]["mfu"]) == (64.0, None)
 
 
 def test_health_is_told_in_full():

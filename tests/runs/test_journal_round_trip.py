@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from training_profiler.errors import RunFolderError
 from training_profiler.monitor.lines import Location
+from training_profiler.monitor.machine import Look
+from training_profiler.record.flops import StepFlops
 from training_profiler.record.loader import LoaderCounts
 from training_profiler.runs.reader import read_run
 from training_profiler.snapshot import Health
@@ -49,6 +51,8 @@ def assert_reads_back(run: FakeRun, folder) -> None:
     assert read.step == live.step
     assert read.epochs == live.epochs
     assert read.loaders == live.loaders
+    assert read.machine == live.machine
+    assert read.throughput == live.throughput
     assert (read.steps, read.wall_s) == (live.steps, live.wall_s)
 
 
@@ -129,6 +133,48 @@ def test_a_journal_from_before_there_were_lines_can_be_read(tmp_path):
     journal = tmp_path / JOURNAL
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     kept = [{key: value for key, value in line.items() if key not in ("lines", "step_lines")} for line in lines]
+    journal.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    assert_reads_back(run, tmp_path)
+
+
+def look_at_machine(run: FakeRun, memory_bytes: float) -> None:
+    """Look at the machine once."""
+    run.drain()
+    values = {"ram_own_bytes": memory_bytes, "cpu_process": 1.3, "gpu0.allocated_bytes": memory_bytes / 7}
+    facts = {"cores": 2.0, "ram_host_total_bytes": 1000, "gpu0.name": "Tesla T4"}
+    run.accumulator.totals.machine.look([Look(run.clock(), values, {"cpu_process": 0.7}, facts)])
+
+
+def test_the_machine_and_throughput_read_back(tmp_path):
+    run = journal_in(tmp_path)
+    run.begin_epoch(1)
+    for i in range(100):
+        run.step(forward_pass=0.1 + i / 7919)
+        look_at_machine(run, 1000.0 + i / 3)
+        totals = run.accumulator.totals
+        totals.batches, totals.samples = 4, 128
+        if i == 2:
+            totals.flops = StepFlops(10**12, "float16", "Tesla T4")
+        if i % 9 == 0:
+            run.flush()
+    run.end_epoch(batches=400, samples=12800)
+    assert_reads_back(run, tmp_path)
+    read = read_run(tmp_path)
+    assert read.machine.samples == 100
+    assert read.machine.ram_growth.bytes > 20
+    assert read.epochs[0].machine == read.machine
+    assert read.throughput.peak_tflops == 65.0
+    assert read.throughput.samples_per_s is not None
+
+
+def test_a_journal_from_before_the_machine_was_looked_at_can_be_read(tmp_path):
+    run = journal_in(tmp_path)
+    train(run)
+    journal = tmp_path / JOURNAL
+    later = ("machine", "batches", "samples", "flops")
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    kept = [{key: value for key, value in line.items() if key not in later} for line in lines]
+    kept = [{**old, **({"batches": 30, "samples": 960} if old["kind"] == "epoch_end" else {})} for old in kept]
     journal.write_text("".join(json.dumps(line) + "\n" for line in kept))
     assert_reads_back(run, tmp_path)
 

@@ -251,6 +251,7 @@ class Watch:
     def in_child(self) -> None:
         """Start anew in a forked process; its parent's training is not its own."""
         self._tell(None)
+        self.flops = Flops(self)
         self._recorder.hold_ns = None
         self.gate.begin_anew()
 

@@ -1,0 +1,88 @@
+"""What the machine did and how much training got done, in whole processes."""
+
+import json
+import sys
+from pathlib import Path
+
+from .launching import execute, through_run
+from .scripts import report_command, run
+
+TRAINING = """
+import sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 1))
+optimizer = torch.optim.Adam(model.parameters())
+data = DataLoader(TensorDataset(torch.randn(320, 16), torch.randn(320, 1)), batch_size=32)
+for epoch in range(3):
+    for inputs, targets in data:
+        loss = (model(inputs) - targets).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(loss.item().hex(), file=sys.stderr)
+print("torch._dynamo.eval_frame" in sys.modules, torch.rand(()).item().hex(), file=sys.stderr)
+"""
+# Of 32 samples: forward, and backward without the gradient of the inputs.
+FLOPS = 2 * 32 * (16 * 64 + 64) + 2 * 32 * (16 * 64 + 2 * 64)
+
+
+def test_a_training_nobody_edited_has_flops_and_bit_for_bit_the_same_losses(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    off = execute(tmp_path, [sys.executable, "train.py"])
+    on = execute(tmp_path, through_run("train.py"))
+    assert (on.status, on.stderr) == (0, off.stderr)
+    (folder,) = (tmp_path / "runs").iterdir()
+    throughput = json.loads((folder / "report.json").read_text())["throughput"]
+    assert (throughput["flops_per_step"], throughput["dtype"], throughput["mfu"]) == (FLOPS, "float32", None)
+    assert throughput["tflops"] > 0
+    assert "FLOP/s in float32" in on.stdout
+
+
+def test_flops_are_not_counted_where_that_is_not_wanted(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    on = execute(tmp_path, through_run("train.py"), variables={"RECTIFIED_FLOW_PROFILE_FLOPS": "0"})
+    assert "Throughput: " in on.stdout
+    assert "FLOP" not in on.stdout
+
+
+SECTIONS = """
+from training_profiler import *
+start_training_profiling(log_every=1000)
+for epoch in range(2):
+    with profile_epoch(epoch):
+        for batch in profile_dataloader([[0] * 8] * 15, name="train"):
+            with profile_section("forward_pass"):
+                sum(range(10_000))
+            profile_step()
+"""
+
+
+def test_the_machine_is_in_the_summary_and_in_the_data(tmp_path: Path) -> None:
+    outcome = run(tmp_path, SECTIONS)
+    assert (outcome.status, outcome.stderr) == (0, "")
+    machine = outcome.report["machine"]
+    assert machine["samples"] >= 2
+    assert machine["ram_process_bytes"]["max"] > 2**20
+    assert 0 < machine["ram_share"]["mean"] < 1
+    assert machine["gpus"] == []
+    assert "GiB at most in this process" in outcome.stdout
+    assert "machine monitor: " in outcome.stdout
+    throughput = outcome.report["throughput"]
+    assert throughput["batches_per_s"] == throughput["steps_per_s"]
+    assert throughput["flops_per_step"] is None
+
+
+def test_the_report_from_files_says_the_same(tmp_path: Path) -> None:
+    outcome = run(tmp_path, SECTIONS)
+    read = json.loads(report_command(tmp_path, str(outcome.folder), "--json").stdout)
+    assert read["machine"] == outcome.report["machine"]
+    assert read["throughput"] == outcome.report["throughput"]
+
+
+def test_nobody_looks_where_that_is_not_wanted(tmp_path: Path) -> None:
+    outcome = run(tmp_path, SECTIONS, variables={"RECTIFIED_FLOW_PROFILE_MONITOR_S": "0"})
+    assert outcome.report["machine"] is None
+    assert "machine monitor" not in outcome.stdout

@@ -1,0 +1,54 @@
+"""Whether FLOPs can be counted here: no work that a dispatch mode might hurt, or that would hide from it."""
+
+import importlib
+import sys
+from typing import Any
+
+
+def plain_classes(torch: Any) -> tuple[type, ...]:
+    """Return the classes of tensors that are nothing but tensors."""
+    return (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
+
+
+def mode_stack() -> list[Any]:
+    """Return the dispatch modes at work on this thread, the outermost first."""
+    stack: list[Any] = importlib.import_module("torch.utils._python_dispatch")._get_current_dispatch_mode_stack()
+    return stack
+
+
+def why_not_counted(torch: Any, module: Any = None) -> str | None:
+    """Return what might be hurt by a mode, or hide from it; None where there is nothing."""
+    if mode_stack():
+        return "another dispatch mode is at work"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "torch.func is at work"
+    if _has_compiled():
+        return "torch.compile is at work"
+    if torch.jit.is_tracing():
+        return "torch.jit traces"
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is captured"
+    return None if module is None else _why_not_module(torch, module)
+
+
+def _has_compiled() -> bool:
+    frames = sys.modules.get("torch._dynamo.eval_frame")  # private: any of this may be gone
+    if frames is None:
+        return False
+    backends = getattr(frames, "cached_backends", None)
+    return backends is None or any(backend is not None for backend in backends.values())
+
+
+def _why_not_module(torch: Any, module: Any) -> str | None:
+    plain = plain_classes(torch)
+    for inner in module.modules():
+        if isinstance(inner, torch.jit.ScriptModule):
+            return "modules compiled by torch.jit take part"
+        if isinstance(inner, torch.nn.DataParallel):
+            return "DataParallel computes on other threads"
+        if inner._compiled_call_impl is not None:
+            return "the model is compiled"
+        for tensor in (*inner._parameters.values(), *inner._buffers.values()):
+            if tensor is not None and type(tensor) not in plain:
+                return f"tensors of class {type(tensor).__name__} take part"
+    return None

@@ -309,3 +309,16 @@ def test_what_counting_cannot_do_is_said_and_hurts_nothing(seen, monkeypatch):
         trainer.step()
     assert "FLOPs were not counted: ModuleNotFoundError" in seen.watch.flops.note()
     assert seen.counts()["forward_pass"] == 3
+
+
+def test_a_step_that_the_program_profiles_is_left_to_it(seen):
+    trainer = Trainer(mlp, 32, 16, seen=seen)
+    trainer.step()
+    with torch.profiler.profile() as profile:
+        for _ in range(3):
+            trainer.step()
+    assert {row.key: row.count for row in profile.key_averages()}["aten::addmm"] == 6
+    assert flops_of(seen) is None
+    trainer.step()
+    trainer.step()
+    assert flops_of(seen) is not None

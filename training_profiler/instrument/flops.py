@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from training_profiler.instrument.operations import Operations, counting_mode
 from training_profiler.instrument.trainable import is_bare
-from training_profiler.instrument.undisturbed import mode_stack, why_not_counted
+from training_profiler.instrument.undisturbed import is_profiled, mode_stack, why_not_counted
 from training_profiler.record.flops import StepFlops
 
 if TYPE_CHECKING:
@@ -154,6 +154,9 @@ class Counting:
         if self._open or self._is_incomplete or self._why_not is not None:
             return
         try:
+            if is_profiled(self._torch):
+                self._is_incomplete = True
+                return
             self._why_not = why_not()
             if self._why_not is None:
                 if self._mode is None:

@@ -16,6 +16,11 @@ def mode_stack() -> list[Any]:
     return stack
 
 
+def is_profiled(torch: Any) -> bool:
+    """Return whether the program profiles with torch's own profiler, which would see each operation twice."""
+    return bool(torch.autograd.profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled())
+
+
 def why_not_counted(torch: Any, module: Any = None) -> str | None:
     """Return what might be hurt by a mode, or hide from it; None where there is nothing."""
     if mode_stack():

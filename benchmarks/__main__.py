@@ -22,10 +22,9 @@ ALL = (
     section_cost,
     start_up,
     line_sampler,
-    switched,
-    device,
     machine_monitor,
     switched,
+    device,
     training_ratio,
     watched_training,
 )

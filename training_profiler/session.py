@@ -229,7 +229,8 @@ class Session:
         self._drain()
         totals, step_ns = self._accumulator.take_totals()
         totals.batches, totals.samples = self.loaders.take()
-        totals.flops = None if self.watch is None else self.watch.flops.counted
+        if self.watch is not None:
+            totals.flops, totals.slow_steps = self.watch.flops.counted, self.watch.flops.slow_steps
         self._sums.add(totals, step_ns)
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
         inside, device = self._accumulator.open_sections(self._training_thread), self._observers.device.figures()

@@ -181,6 +181,7 @@ def test_only_one_step_is_counted_and_then_all_is_as_before(seen):
     assert vars(seen.watch.inference).keys() >= set(SHADOWED)
     trainer.step()
     assert not vars(seen.watch.inference).keys() & set(SHADOWED)
+    assert seen.watch.flops.slow_steps == 3
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
@@ -300,6 +301,7 @@ def test_a_backward_pass_of_a_forward_pass_before_the_step_is_not_counted(seen):
         loss = trainer.model(trainer.x).square().mean()
         trainer.ended()
     assert flops_of(seen) is None
+    assert seen.watch.flops.note() is None
 
 
 def test_what_counting_cannot_do_is_said_and_hurts_nothing(seen, monkeypatch):

@@ -155,6 +155,7 @@ def test_the_machine_and_throughput_read_back(tmp_path):
         totals.batches, totals.samples = 4, 128
         if i == 2:
             totals.flops = StepFlops(10**12, "float16", "Tesla T4")
+            totals.slow_steps = 3
         if i % 9 == 0:
             run.flush()
     run.end_epoch(batches=400, samples=12800)
@@ -164,6 +165,7 @@ def test_the_machine_and_throughput_read_back(tmp_path):
     assert read.machine.ram_growth.bytes > 20
     assert read.epochs[0].machine == read.machine
     assert read.throughput.peak_tflops == 65.0
+    assert read.step.warmup_count == 3
     assert read.throughput.samples_per_s is not None
 
 
@@ -171,7 +173,7 @@ def test_a_journal_from_before_the_machine_was_looked_at_can_be_read(tmp_path):
     run = journal_in(tmp_path)
     train(run)
     journal = tmp_path / JOURNAL
-    later = ("machine", "batches", "samples", "flops")
+    later = ("machine", "batches", "samples", "flops", "slow_steps")
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     kept = [{key: value for key, value in line.items() if key not in later} for line in lines]
     kept = [{**old, **({"batches": 30, "samples": 960} if old["kind"] == "epoch_end" else {})} for old in kept]

@@ -250,3 +250,25 @@ def test_sections_that_enclose_each_other_by_turns_make_no_circle(run):
         run.flush()
     sections = run.snapshot().sections
     assert {sections["a"].parent, sections["b"].parent} != {"a", "b"}
+
+
+def test_a_step_that_counting_made_slower_is_warm_up():
+    run = FakeRun()
+    for _ in range(2):
+        run.step(forward_pass=1.0)
+    run.step(forward_pass=2.5)
+    for _ in range(17):
+        run.step(forward_pass=1.0)
+    run.drain()
+    run.accumulator.totals.slow_steps = 3
+    step = run.snapshot().step
+    assert (step.warmup_count, step.std_s, step.max_s) == (3, 0.0, 1.0)
+
+
+def test_warm_up_that_was_told_holds_whatever_was_counted():
+    run = FakeRun(warmup=1)
+    for _ in range(20):
+        run.step(forward_pass=1.0)
+    run.drain()
+    run.accumulator.totals.slow_steps = 3
+    assert run.snapshot().step.warmup_count == 1

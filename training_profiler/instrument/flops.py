@@ -22,7 +22,7 @@ COUNTED_BY: Final = 12  # and so many when it is given up
 # The backward pass takes twice the forward pass, with a recomputation three times. Where it takes more, much of the
 # forward pass was not in any module, and was not seen.
 MOST_BACKWARD: Final = 4
-TRIES: Final = 3  # to find a step without calls of a model in eval mode beside the one that trains
+TRIES: Final = 3
 
 
 class Flops:
@@ -31,6 +31,7 @@ class Flops:
     def __init__(self, watch: "Watch") -> None:
         self.counted: StepFlops | None = None
         self.why_not: str | None = None
+        self.slow_steps = 0  # so many first steps hold those that took longer, for they were counted or tried
         self._watch = watch
         self._counting: Counting | None = None
         self._tries = 0
@@ -44,7 +45,9 @@ class Flops:
         try:
             if counting is not None:
                 counting.end()
-                self._tries += counting.has_counted
+                if counting.was_on:
+                    self._tries += 1
+                    self.slow_steps = steps
                 self.counted, self.why_not = counting.result(is_last=self._tries >= TRIES)
             if self.counted is None and self.why_not is None and inference is not None and steps < COUNTED_BY - 1:
                 self._counting = Counting(inference, sys.modules["torch"])
@@ -130,9 +133,9 @@ class Counting:
             self._leave()
 
     @property
-    def has_counted(self) -> bool:
-        """Whether there was anything to count."""
-        return self._counts.forward > 0
+    def was_on(self) -> bool:
+        """Whether anything passed through Python."""
+        return self._mode is not None
 
     def result(self, is_last: bool) -> tuple[StepFlops | None, str | None]:
         """Return what was counted, or why that will not do; neither where another step may.
@@ -142,8 +145,10 @@ class Counting:
         """
         counts = self._counts
         why_not = self._why_not or counts.why_not
-        if why_not is not None or self._is_incomplete or not counts.forward or not counts.backward:
+        if why_not is not None:
             return None, why_not
+        if self._is_incomplete or not counts.forward or not counts.backward:
+            return None, "no step could be counted as a whole" if is_last else None
         if len(self._train_modes) > 1 and not is_last:
             return None, None
         if counts.backward > MOST_BACKWARD * counts.forward:

@@ -32,6 +32,7 @@ class Operations:
         counter = importlib.import_module("torch.utils.flop_counter")
         self._formulas: dict[Any, Callable[..., int]] = dict(counter.flop_registry)
         self._add_attention_on_cpu(counter)
+        self.without_flops: set[Any] = set()  # operations seen, nine of ten: they shall cost next to nothing
 
     def _add_attention_on_cpu(self, counter: Any) -> None:
         aten = self._torch.ops.aten
@@ -69,6 +70,8 @@ class Operations:
             self._by_kind[self._kind(packet, args, out)] += flops
         elif getattr(operation, "namespace", "") not in KNOWN_NAMESPACES or packet.__name__ in NO_FORMULA:
             self.why_not = f"there is no formula for {packet}"
+        else:
+            self.without_flops.add(operation)
 
     def _kind(self, packet: Any, args: Any, out: Any) -> tuple[str, Any]:
         tensors = [one for one in (*args, out) if isinstance(one, self._torch.Tensor)]
@@ -97,11 +100,13 @@ class Operations:
 def counting_mode(counts: Operations) -> Any:
     """Return a mode that runs each operation as it is, and adds it up."""
     base = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
+    without_flops = counts.without_flops
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        counts.add(func, types, args, kwargs, out)
+        if func in without_flops:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        out = func(*args, **(kwargs or {}))
+        counts.add(func, types, args, kwargs or {}, out)
         return out
 
     members = {

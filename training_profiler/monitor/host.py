@@ -1,11 +1,16 @@
 """CPU and memory of this process, its children and the host, by psutil."""
 
 import os
+import time
+from collections.abc import Callable
 from math import ceil
 from typing import Any, Final, NamedTuple
 
-LOOKS_A_SEARCH: Final = 10  # searching all processes for children takes 1 ms, which is a look and a half
-CHILDREN_A_LOOK: Final = 8  # reading one takes 40 us
+# A file of /proc takes 0.1 ms to read and a child has two; searching all processes for children takes over 1 ms
+# (benchmarks/machine_monitor.py). So children are searched for at looks 0, 1, 2, 4, 8, 16, 32, 52...
+LOOKS_A_SEARCH: Final = 20
+SEARCH_SHARE: Final = 1 / 5000  # of the time, where there are thousands
+CHILDREN_A_LOOK: Final = 1  # of eight, all are read at every eighth look
 
 
 class Seen(NamedTuple):
@@ -26,7 +31,12 @@ class Host:
         ImportError: psutil is not installed.
     """
 
-    def __init__(self, psutil: Any = None) -> None:
+    def __init__(
+        self,
+        psutil: Any = None,
+        clock_s: Callable[[], float] = time.perf_counter,
+        own_cpu_s: Callable[[], float] = time.process_time,  # as exact as psutil is not, and without a file
+    ) -> None:
         if psutil is None:
             import psutil as installed
 
@@ -38,19 +48,22 @@ class Host:
         self._children_spent_s = 0.0
         self._children_bytes = 0
         self._looks = 0
+        self._clock_s, self._own_cpu_s = clock_s, own_cpu_s
+        self._search_from_s = 0.0
+        self._search_at = 0
 
     def read(self) -> Seen:
         """Return what is known now; of many children as of some looks ago."""
-        if self._looks % LOOKS_A_SEARCH == 0:
+        if self._looks >= self._search_at and self._clock_s() >= self._search_from_s:
             self._search()
         is_complete = self._looks % max(1, ceil(len(self._children) / CHILDREN_A_LOOK)) == 0
         if is_complete:
             self._read_children()
         self._looks += 1
-        cpu, memory = self._process.cpu_times(), self._psutil.virtual_memory()
+        memory = self._psutil.virtual_memory()
         own_bytes = self._process.memory_info().rss
         return Seen(
-            cpu.user + cpu.system + self._children_spent_s if is_complete else None,
+            self._own_cpu_s() + self._children_spent_s if is_complete else None,
             own_bytes,
             own_bytes + self._children_bytes,
             _busy_and_all(self._psutil.cpu_times()),
@@ -71,10 +84,14 @@ class Host:
         return count
 
     def _search(self) -> None:
+        begin_s = self._clock_s()
+        self._search_at = self._looks + min(max(1, self._looks), LOOKS_A_SEARCH)
         try:
             self._children = self._process.children(recursive=True)
         except self._psutil.Error:
             self._children = []
+        end_s = self._clock_s()
+        self._search_from_s = end_s + (end_s - begin_s) / SEARCH_SHARE
 
     def _read_children(self) -> None:
         before_s, self._children_cpu_s, self._children_bytes = self._children_cpu_s, {}, 0

@@ -70,6 +70,7 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         "batches": totals.batches,
         "samples": totals.samples,
         "flops": totals.flops,
+        "slow_steps": totals.slow_steps,
         "dropped": totals.dropped,
         "unended": totals.unended,
     }
@@ -111,6 +112,7 @@ def totals_from_data(data: dict[str, Any], names: SectionNames) -> tuple[Totals,
     totals.first_fetch_ns = data["first_fetch_ns"]
     totals.machine = machine_from_data(data.get("machine", {}))
     totals.batches, totals.samples = data.get("batches"), data.get("samples")
+    totals.slow_steps = data.get("slow_steps", 0)
     counted = data.get("flops")
     totals.flops = None if counted is None else StepFlops(*counted)
     totals.dropped, totals.unended = data["dropped"], data["unended"]

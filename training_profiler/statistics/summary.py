@@ -23,6 +23,7 @@ from training_profiler.statistics.accumulator import APART, DATA_LOADING, WITHIN
 from training_profiler.statistics.histogram import quantile_ns
 from training_profiler.statistics.inferred import OF_A_STEP
 from training_profiler.statistics.lines import IN_STEPS
+from training_profiler.statistics.steps import WARMUP_NEEDS
 from training_profiler.statistics.totals import Totals
 from training_profiler.statistics.trend import trend
 from training_profiler.units import NS_PER_S
@@ -197,6 +198,8 @@ def warmup_steps(totals: Totals, told: int | None) -> int:
     """Return how many of the first steps to leave out; none where that would leave nothing."""
     steps = totals.steps
     warmup = steps.warmup_steps(told)
+    if told is None and steps.count >= WARMUP_NEEDS:
+        warmup = max(warmup, totals.slow_steps)
     return 0 if warmup >= steps.count or warmup > len(steps.first_ns) else warmup
 
 

@@ -36,6 +36,7 @@ class Totals:
         self.batches: int | None = None  # fetched for training; None where no loader is known
         self.samples: int | None = None
         self.flops: StepFlops | None = None  # of a step, as last counted
+        self.slow_steps = 0  # first steps of the run of which one was made slower, by counting its FLOPs
         self.dropped = 0  # exits without enter, enters given up
         self.unended = 0  # sections still open when their thread ended
 
@@ -78,6 +79,7 @@ class Totals:
         self.machine.add(later.machine)
         self._add_batches(later)
         self.flops = later.flops or self.flops
+        self.slow_steps = max(self.slow_steps, later.slow_steps)
         self.dropped += later.dropped
         self.unended += later.unended
 

@@ -8,6 +8,7 @@ from training_profiler.monitor.lines import HANDOVER_S
 from .scripts import THREE_STEPS, report_command, run
 
 SWIFT = {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "500"}  # enough samples of a run of a second
+NO_MONITOR = {"RECTIFIED_FLOW_PROFILE_MONITOR_S": "0"}  # a thread of its own
 NETWORK = """
 class Network:
     def forward(self, n):
@@ -118,7 +119,7 @@ def test_a_short_run_makes_no_claim_and_says_how_much_was_sampled(tmp_path: Path
 
 def test_switched_off_there_is_no_thread_and_nothing_is_said(tmp_path: Path) -> None:
     script = "import sys, threading\n" + THREE_STEPS + "print(threading.active_count(), sys.getswitchinterval())\n"
-    outcome = run(tmp_path, script, variables={"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "0"})
+    outcome = run(tmp_path, script, variables=NO_MONITOR | {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "0"})
     assert outcome.stdout.startswith("1 0.005\n")
     assert "line sampler" not in outcome.stdout
     assert outcome.report["lines"] == {}
@@ -126,7 +127,8 @@ def test_switched_off_there_is_no_thread_and_nothing_is_said(tmp_path: Path) -> 
 
 def test_after_a_run_the_interpreter_is_as_before(tmp_path: Path) -> None:
     look = "print(threading.active_count(), round(sys.getswitchinterval(), 6))\n"
-    outcome = run(tmp_path, "import sys, threading\n" + THREE_STEPS + look + "stop_training_profiling()\n" + look)
+    script = "import sys, threading\n" + THREE_STEPS + look + "stop_training_profiling()\n" + look
+    outcome = run(tmp_path, script, variables=NO_MONITOR)
     assert outcome.stdout.startswith(f"2 {HANDOVER_S}\n")
     assert outcome.stdout.endswith("1 0.005\n")
 

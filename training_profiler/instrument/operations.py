@@ -77,14 +77,9 @@ class Operations:
         tensors = [one for one in (*args, out) if isinstance(one, self._torch.Tensor)]
         tensor = tensors[0] if tensors else next(one for one in out if isinstance(one, self._torch.Tensor))
         dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype == "float32" and tensor.device.type == "cuda" and self._has_tf32(packet):
-            dtype = "tf32"
+        if dtype == "float32" and tensor.device.type == "cuda":
+            dtype = _float32_on_cuda(self._torch.backends, "convolution" in packet.__name__)
         return dtype, tensor.device
-
-    def _has_tf32(self, packet: Any) -> bool:
-        backends = self._torch.backends
-        rules = backends.cudnn if "convolution" in packet.__name__ else backends.cuda.matmul
-        return bool(rules.allow_tf32)
 
     def where(self) -> tuple[str, str]:
         """Return the type of number of most FLOPs, and the name of the accelerator, where all are of one."""
@@ -95,6 +90,18 @@ class Operations:
         device = next(iter(devices))
         is_named = len(devices) == 1 and device.type == "cuda"
         return dtypes.most_common(1)[0][0], str(self._torch.cuda.get_device_name(device)) if is_named else ""
+
+
+def _float32_on_cuda(backends: Any, is_convolution: bool) -> str:
+    """Return what float32 is computed in: itself or tf32, or both where that cannot be told."""
+    rules = backends.cudnn if is_convolution else backends.cuda.matmul
+    try:
+        # The one raises where the other was used; torch before 2.9 has no other.
+        precision = getattr(getattr(rules, "conv", rules), "fp32_precision", "none")
+        has_tf32 = bool(rules.allow_tf32) if precision == "none" else precision == "tf32"
+    except Exception:
+        return "float32 or tf32"
+    return "tf32" if has_tf32 else "float32"
 
 
 def counting_mode(counts: Operations) -> Any:

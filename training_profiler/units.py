@@ -16,4 +16,6 @@ def seconds_text(seconds: float) -> str:
 
 def bytes_text(count: float) -> str:
     """Return an amount of memory with its unit: GiB, and below a tenth of one MiB."""
-    return f"{count / BYTES_PER_GIB:.1f} GiB" if abs(count) >= BYTES_PER_GIB / 10 else f"{count / BYTES_PER_MIB:.1f} MiB"
+    return (
+        f"{count / BYTES_PER_GIB:.1f} GiB" if abs(count) >= BYTES_PER_GIB / 10 else f"{count / BYTES_PER_MIB:.1f} MiB"
+    )

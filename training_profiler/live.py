@@ -184,7 +184,7 @@ def _note(sentence: str) -> None:
         session.upkeep.notes.append(sentence)
 
 
-def profile_dataloader(loader: Iterable[T], name: str | None = None) -> Iterable[T]:
+def profile_dataloader(loader: Iterable[T], name: str | None = None, proportion: float | None = None) -> Iterable[T]:
     """Return a loader that gives the same batches and books each wait for one under ``data_loading``.
 
     All other attributes are the loader's own.
@@ -192,13 +192,34 @@ def profile_dataloader(loader: Iterable[T], name: str | None = None) -> Iterable
     Args:
         loader: anything that can be iterated, such as a ``torch.utils.data.DataLoader``.
         name: how reports call it; ``"0"``, ``"1"``, ... by default.
+        proportion: the share of the training's batches that are to come from it, such as 0.25; reports then say
+            whether they do.
     """
     session = _process.running()
     if session is None:
         return loader
     counts = session.loaders.counts_of(loader, name)
+    if proportion is not None:
+        counts.asked = _share(proportion)
     kind = ProfiledIterator if hasattr(loader, "__next__") else ProfiledLoader
-    return kind(loader, profile_section, _process.recorder.clock, counts, lambda: _process.phase == "train")
+    recorder = _process.recorder
+    is_training = lambda: _process.phase == "train"  # noqa: E731
+    return kind(loader, profile_section, recorder.clock, counts, is_training, recorder.buffer)
+
+
+def _share(proportion: object) -> float | None:
+    """Return the share that was given; None where it cannot be one, which is noted."""
+    try:
+        share = float(proportion)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        share = -1.0
+    if 0 <= share <= 1:
+        return share
+    _note(
+        f"profile_dataloader(proportion={proportion!r}) is no share of the batches from 0 to 1 and was ignored; "
+        f"example: proportion=0.25"
+    )
+    return None
 
 
 def watch(begin_ns: int) -> None:

@@ -91,7 +91,7 @@ def profile_phase(phase: str) -> Any:
     return _NOTHING
 
 
-def profile_dataloader(loader: T, name: str | None = None) -> T:
+def profile_dataloader(loader: T, name: str | None = None, proportion: float | None = None) -> T:
     """Return ``loader`` itself."""
     return loader
 

@@ -11,7 +11,7 @@ from training_profiler.runs.journal import Journal
 from training_profiler.runs.run_files import RunFiles
 from training_profiler.settings import Settings
 from training_profiler.sinks.console import Console
-from training_profiler.snapshot import EpochFigures, Health, Snapshot
+from training_profiler.snapshot import EpochFigures, Health, LoaderFigures, Snapshot
 from training_profiler.upkeep import Upkeep
 
 
@@ -51,6 +51,9 @@ class Outlets:
     def epoch(self, figures: EpochFigures) -> None:
         """Report on an epoch."""
         self._print(render_epoch(figures, epoch_warnings(figures, self._settings.thresholds)))
+
+    def loader_row(self, step: int, loaders: Sequence[LoaderFigures]) -> None:
+        """Hand on what the batches of each loader cost up to the end of step ``step``, since the row before."""
 
     def final(self, figures: Callable[[], Snapshot], insights: Sequence[Insight], health: Callable[[], Health]) -> None:
         """Report on the run, which is over; ``figures`` are asked for again after printing, which may have failed."""

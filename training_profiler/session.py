@@ -19,6 +19,7 @@ from training_profiler.record.section import FLUSH_AT_MOST
 from training_profiler.settings import Settings
 from training_profiler.snapshot import PROFILER, Health, Snapshot
 from training_profiler.statistics.accumulator import Accumulator
+from training_profiler.statistics.loader_figures import row_figures
 from training_profiler.statistics.run import RunSums
 from training_profiler.units import NS_PER_S
 from training_profiler.upkeep import SEAM_COST, Budget, Upkeep
@@ -49,6 +50,8 @@ class Session:
         self.is_running = False
         self.has_reported = False
         self.loaders = LoaderBook()
+        if watch is not None:
+            watch.loaders = self.loaders
         self.upkeep = Upkeep(recorder, section_cost_ns if watch is None else SEAM_COST * section_cost_ns)
         self._recorder = recorder
         self._busy = threading.Lock()
@@ -59,6 +62,7 @@ class Session:
         self._accumulator.inferred.is_needed = watch is not None
         device = DeviceTime(recorder, self._accumulator, self.upkeep.guard, self.upkeep.spend)
         self._observers = Observers(recorder.clock, self.upkeep.guard, device)
+        self._accumulator.loaders.wants_rows(bool(settings.sinks), settings.log_scalars_every_n_steps)
         self._sums = RunSums(recorder.names, self._begin_ns, settings.warmup)
         self._budget = Budget(recorder.clock)
         self._outlets = Outlets(settings, recorder.names, self._begin_ns, self.upkeep)
@@ -86,6 +90,7 @@ class Session:
         """Go on with other settings: a session that a section began, and that is now started by name."""
         self.settings = settings
         self._outlets.adopt(settings)
+        self._accumulator.loaders.wants_rows(bool(settings.sinks), settings.log_scalars_every_n_steps)
         self._recorder.names.limit = settings.max_names
         self._accumulator.warmup_steps = self._sums.warmup_steps = settings.warmup
         self._next_report = self._steps_marked + settings.log_every
@@ -224,6 +229,11 @@ class Session:
     def _drain(self) -> None:
         self._accumulator.add(self._recorder.drain(), self._training_thread, self._observers.lines.take())
         self._observers.add_to(self._accumulator)
+        self._tell_of_loaders()
+
+    def _tell_of_loaders(self, is_last: bool = False) -> None:
+        for row in self._accumulator.loaders.take_rows(is_last):
+            self._outlets.loader_row(row.step, row_figures(row, self.loaders.all))
 
     def _flush(self) -> None:
         self._drain()
@@ -271,6 +281,7 @@ class Session:
         self.upkeep.guard("statistics", self._flush)  # should it fail, what was summed up before is still told
         if self._sums.is_in_epoch:
             self._end_epoch(is_complete=False)
+        self.upkeep.guard("trackers", lambda: self._tell_of_loaders(is_last=True))
         self._outlets.final(lambda: self._figures(ended_by), diagnose(self._figures(ended_by)), self._health)
 
     def _figures(self, ended_by: str | None = None) -> Snapshot:

@@ -1,7 +1,16 @@
 import pytest
 from fakes import FakeRun
 
-from training_profiler.record.loader import LoaderBook, LoaderCounts, ProfiledIterator, ProfiledLoader, batch_size
+from training_profiler.record.loader import (
+    TRAIN,
+    VAL,
+    LoaderBook,
+    LoaderCounts,
+    ProfiledIterator,
+    ProfiledLoader,
+    batch_size,
+)
+from training_profiler.record.section import LOADER
 
 
 class Tensor:
@@ -34,7 +43,7 @@ def run():
 
 def profiled(run, loader, is_training=True):
     counts = LoaderCounts("0")
-    return ProfiledLoader(loader, run.section, run.clock, counts, lambda: is_training), counts
+    return ProfiledLoader(loader, run.section, run.clock, counts, lambda: is_training, run.recorder.buffer), counts
 
 
 def test_each_wait_for_a_batch_is_a_span_of_data_loading(run):
@@ -72,7 +81,7 @@ def test_a_drain_during_the_fetch_that_finds_the_end_leaves_no_section_open(run)
 def test_samples_are_counted_from_the_batches(run):
     loader, counts = profiled(run, SlowLoader(run, [4, 3]))
     list(loader)
-    assert (counts.samples, counts.training_samples) == (7, 7)
+    assert (counts.samples, counts.of(TRAIN).samples) == (7, 7)
 
 
 def test_samples_are_unknown_once_a_batch_does_not_tell(run):
@@ -84,7 +93,7 @@ def test_samples_are_unknown_once_a_batch_does_not_tell(run):
 def test_batches_of_validation_are_no_training_batches(run):
     loader, counts = profiled(run, SlowLoader(run, [4]), is_training=False)
     list(loader)
-    assert (counts.batches, counts.training_batches, counts.training_samples) == (1, 0, 0)
+    assert (counts.batches, counts.of(TRAIN).batches, counts.of(TRAIN).samples) == (1, 0, 0)
 
 
 def test_an_error_of_the_loader_ends_its_span_and_passes(run):
@@ -150,7 +159,9 @@ def test_what_is_set_on_it_is_set_on_the_users_loader(run):
 
 def test_an_iterator_stays_one(run):
     counts = LoaderCounts("0")
-    loader = ProfiledIterator(iter(SlowLoader(run, [4, 5])), run.section, run.clock, counts, lambda: True)
+    loader = ProfiledIterator(
+        iter(SlowLoader(run, [4, 5])), run.section, run.clock, counts, lambda: True, run.recorder.buffer
+    )
     assert [next(loader).shape, next(loader).shape] == [(4,), (5,)]
     with pytest.raises(StopIteration):
         next(loader)
@@ -204,3 +215,68 @@ def test_what_all_loaders_gave_for_training_is_taken_once():
     assert book.take() == (0, 0)
     first.add(None, 0, True)
     assert book.take() == (1, None)
+
+
+class Pass:
+    """What a seam counts of one pass."""
+
+    def __init__(self, batches, samples, phase=None):
+        self.batches, self.samples, self.phase = batches, samples, phase
+
+
+def test_a_fetch_says_once_which_loader_follows(run):
+    first, counts = profiled(run, [Tensor(1)] * 3)
+    second, other = profiled(run, [Tensor(1)] * 3)
+    list(zip(first, first, second, strict=False))
+    codes = [code - LOADER for code in run.recorder.buffer().events[1::2] if code >= LOADER]
+    assert codes == [counts.serial, other.serial]
+
+
+def test_seams_are_to_look_away_while_a_fetch_by_hand_goes_on(run):
+    def batches():
+        seen.append(run.recorder.buffer().is_fetching)
+        yield Tensor(1)
+
+    seen = []
+    list(profiled(run, batches())[0])
+    assert (seen, run.recorder.buffer().is_fetching) == ([True], False)
+
+
+def test_what_nobody_listens_to_leaves_no_loader_behind(run):
+    run.recorder.buffer().comes_from(3, 0)
+    run.recorder.discard()
+    assert run.recorder.buffer().loader == 0
+
+
+def test_a_pass_counts_as_what_it_turns_out_to_be():
+    counts = LoaderCounts("0")
+    one = Pass(3, 12)
+    counts.passes.append(one)
+    assert (counts.batches, counts.of(TRAIN).batches) == (0, 0)
+    one.phase = VAL
+    assert (counts.of(TRAIN).batches, counts.of(VAL).batches, counts.of(VAL).samples) == (0, 3, 12)
+
+
+def test_a_pass_that_ended_is_counted_once():
+    counts = LoaderCounts("0")
+    one = Pass(3, 12, TRAIN)
+    counts.passes.append(one)
+    counts.end_pass(one)
+    counts.end_pass(one)
+    assert (counts.passes, counts.of(TRAIN).batches, counts.of(TRAIN).samples) == ([], 3, 12)
+
+
+def test_batches_that_seams_saw_are_part_of_an_epoch():
+    book = LoaderBook()
+    watched = book.begin_watched()
+    watched.passes.append(Pass(2, 8, TRAIN))
+    book.begin_epoch()
+    watched.passes.append(Pass(3, 12, TRAIN))
+    watched.passes.append(Pass(5, 20, VAL))
+    assert book.of_epoch() == (3, 12)
+
+
+def test_loaders_without_a_name_are_numbered_past_the_names_of_others():
+    book = LoaderBook()
+    names = [book.counts_of(object(), "1").name, book.begin_watched().name, book.begin_watched().name]
+    assert names == ["1", "0", "2"]

@@ -107,6 +107,42 @@ def test_loaders_read_back(tmp_path):
     ]
 
 
+def test_what_the_batches_of_each_loader_cost_reads_back(tmp_path):
+    run = journal_in(tmp_path)
+    main, aux = LoaderCounts("main"), LoaderCounts("aux")
+    run.loaders, main.asked = [main, aux], 0.75
+    for loader in (main, aux, main, main):
+        run.recorder.buffer().comes_from(loader.serial, run.clock())
+        run.spend("data_loading", 0.1)
+        loader.add(4, 100_000_000, True)
+        run.step(forward_pass=0.2, backward_pass=0.3, optimizer_step=0.05)
+        run.flush()
+    with run.section("validation_epoch"):
+        run.recorder.buffer().comes_from(aux.serial, run.clock())
+        run.spend("data_loading", 0.7)
+        aux.add(None, 700_000_000, False)
+    run.flush()
+    assert_reads_back(run, tmp_path)
+    first, second, third = read_run(tmp_path).loaders
+    assert (first.proportion, first.asked_proportion, first.forward_avg_s) == (0.75, 0.75, 0.2)
+    assert (second.phase, third.phase, third.data_avg_s, third.samples) == ("train", "val", 0.7, None)
+
+
+def test_a_journal_from_before_loaders_were_told_apart_can_be_read(tmp_path):
+    run = journal_in(tmp_path)
+    counts = LoaderCounts("train")
+    counts.add(32, 500_000_000, True)
+    run.loaders = [counts]
+    train(run)
+    journal = tmp_path / JOURNAL
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    for line in lines:
+        line.pop("by_loader", None)
+        line["loaders"] = [columns[:4] for columns in line.get("loaders", [])]
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert_reads_back(run, tmp_path)
+
+
 def test_lines_read_back(tmp_path):
     run = journal_in(tmp_path)
     places = [Location("train.py", 88, "get_batch"), None, Location("models/été.py", 7, "<module>")]

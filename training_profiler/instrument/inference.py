@@ -52,6 +52,8 @@ class Inference(Calls):
         if evaluation.is_unsettled or one is None or one.kind is not Kind.TRAINING or one.iterator() is not iterator:
             return None
         self.frame = None
+        if one.loader != self.tape.buffer.loader:
+            self.tape.buffer.comes_from(one.loader, self.tape.clock())
         self._fetch_begins()
         if one.cycle != evaluation.cycle:
             one.cycle, one.cycle_begin_ns = evaluation.cycle, self.tape.events[-2]
@@ -63,6 +65,7 @@ class Inference(Calls):
         now_ns = self.tape.clock()
         self.frame = None
         self.evaluation.fetch_begins(one, self._is_grad_enabled(), now_ns)
+        self.tape.buffer.comes_from(one.loader, now_ns)
         self.tape.events.extend((now_ns, self.codes.data_loading))
         if not one.fetches:
             self.tape.events.extend((now_ns, self.codes.first_fetch))

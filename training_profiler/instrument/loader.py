@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from training_profiler.instrument.codes import uncounted
 from training_profiler.instrument.gate import FORWARD, FREE
 from training_profiler.instrument.patching import Patches, unseen
+from training_profiler.record.loader import batch_size
 from training_profiler.record.section import CANCELLED
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ def _fetching(watch: "Watch", original: Any) -> Any:
             raise
         else:
             one.has_batch = True
+            if one.samples is not None:
+                size = batch_size(batch)
+                one.samples = None if size is None else one.samples + size
             return batch
         finally:
             gate.fetch_ends(ident)

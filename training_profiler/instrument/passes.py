@@ -1,8 +1,11 @@
 """Passes over data loaders: whether one feeds the training or an evaluation shows while it goes on."""
 
 import weakref
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
+
+from training_profiler.record.loader import TRAIN, VAL, LoaderCounts
 
 MOST_PASSES: Final = 256  # of which batches were fetched and that have not ended; the oldest are forgotten
 
@@ -20,6 +23,7 @@ class Pass:
 
     __slots__ = (
         "begin_ns",
+        "counts",
         "cycle",
         "cycle_begin_ns",
         "end_ns",
@@ -29,6 +33,8 @@ class Pass:
         "is_over",
         "iterator",
         "kind",
+        "loader",
+        "samples",
         "strikes",
     )
 
@@ -43,7 +49,28 @@ class Pass:
         self.cycle_begin_ns = 0  # of the first fetch in that step
         self.is_evaluated = False  # its last batch saw calls without gradient before another was fetched
         self.is_over = False  # and no batch of it was used while it went on
+        self.counts: LoaderCounts | None = None  # of its loader; None of one that counts itself, and of one not known
+        self.loader = 0  # serial of those, 0 for none
+        self.samples: int | None = None  # in its batches; None for not counted
         self.strikes = 0  # how often training went on although it was taken for evaluation
+
+    def is_of(self, counts: LoaderCounts) -> None:
+        """Note which loader it is a pass over."""
+        self.counts, self.loader, self.samples = counts, counts.serial, 0
+        counts.passes.append(self)
+
+    @property
+    def phase(self) -> str | None:
+        """What its batches count as; None while that is not known."""
+        return _PHASES.get(self.kind)
+
+    @property
+    def batches(self) -> int:
+        """How many batches were fetched."""
+        return self.fetches
+
+
+_PHASES: Final = {Kind.TRAINING: TRAIN, Kind.EVALUATION: VAL}
 
 
 class Passes:
@@ -52,6 +79,7 @@ class Passes:
     def __init__(self) -> None:
         self.unknown: list[Pass] = []  # with at least one batch fetched
         self.latest: Pass | None = None
+        self.loader_of: Callable[[Any], LoaderCounts | None] = lambda iterator: None
         self._by_id: dict[int, Pass] = {}
 
     def of(self, iterator: Any, is_first: bool) -> Pass:
@@ -66,9 +94,15 @@ class Passes:
         return found
 
     def _begin(self, iterator: Any) -> Pass:
+        before = self._by_id.pop(id(iterator), None)
+        if before is not None:
+            _end(before)
         while len(self._by_id) >= MOST_PASSES:
-            del self._by_id[next(iter(self._by_id))]
+            _end(self._by_id.pop(next(iter(self._by_id))))
         begun = self._by_id[id(iterator)] = Pass(iterator)
+        counts = self.loader_of(iterator)
+        if counts is not None:
+            begun.is_of(counts)
         return begun
 
     def wait_for(self, one: Pass) -> None:
@@ -82,3 +116,8 @@ class Passes:
         one.kind = kind
         if one in self.unknown:
             self.unknown.remove(one)
+
+
+def _end(one: Pass) -> None:
+    if one.counts is not None:
+        one.counts.end_pass(one)

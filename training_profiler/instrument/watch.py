@@ -29,8 +29,10 @@ from training_profiler.instrument.flops import Flops
 from training_profiler.instrument.gate import Gate
 from training_profiler.instrument.importing import after_import
 from training_profiler.instrument.inference import Inference
+from training_profiler.instrument.known_loaders import KnownLoaders
 from training_profiler.instrument.patching import Patches
 from training_profiler.instrument.tape import Tape
+from training_profiler.record.loader import LoaderBook, LoaderCounts
 from training_profiler.record.recorder import Recorder
 
 log: Final = logging.getLogger("training_profiler")
@@ -62,6 +64,7 @@ class Watch:
         self.is_compiling: Callable[[], bool] = lambda: False
         self.is_tracing: Callable[[], bool] = lambda: False  # a compiler's own calls, past dynamo
         self.inference: Inference | None = None  # changed by _tell alone
+        self.loaders: LoaderBook | None = None  # of the session that listens
         self.updates_elsewhere = 0  # on threads beside the training's, in a run
         self.missing: dict[str, str] = {}  # seams that could not be put in place, and why
         self._recorder = recorder
@@ -69,6 +72,7 @@ class Watch:
         self._patches: dict[str, Patches] = {}
         self._next_look_ns = 0
         self._lost: list[str] = []
+        self._known_loaders: KnownLoaders | None = None
         self._backwards = self._updates = self._forwards = 0
         self._has_steps_by_hand = False
 
@@ -160,10 +164,20 @@ class Watch:
             self._recorder.hold_ns = self._recorder.clock()
             tape = Tape(self._recorder)
             codes = Codes(self._recorder.names)
-            self._tell(Inference(tape, codes, torch.nn.Module, torch.is_grad_enabled, end_step))
+            inference = Inference(tape, codes, torch.nn.Module, torch.is_grad_enabled, end_step)
+            inference.evaluation.passes.loader_of = self._loader_of
+            self._tell(inference)
         except Exception as error:
             self.give_up(error)
         return self.inference
+
+    def _loader_of(self, iterator: Any) -> LoaderCounts | None:
+        """Return the counts of the loader behind ``iterator``; None where a fetch by hand counts its batches."""
+        if self.loaders is None or self._recorder.buffer().is_fetching:
+            return None
+        if self._known_loaders is None:
+            self._known_loaders = KnownLoaders(self.loaders)
+        return self._known_loaders.counts_of(iterator)
 
     def give_up(self, error: Exception) -> None:
         """Take out all seams after an error of ours, and say so once; the training goes on."""
@@ -252,6 +266,7 @@ class Watch:
         """Start anew in a forked process; its parent's training is not its own."""
         self._tell(None)
         self.flops = Flops(self)
+        self.loaders = self._known_loaders = None
         self._recorder.hold_ns = None
         self.gate.begin_anew()
 

@@ -1,35 +1,100 @@
 """A data loader whose fetches are timed, and that is the user's loader in every other respect."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from training_profiler.record.names import printable
-from training_profiler.record.section import Section
+from training_profiler.record.section import Section, ThreadBuffer
 
 Batch = TypeVar("Batch")
+TRAIN: Final = "train"
+VAL: Final = "val"
+
+_serials = itertools.count(1)
+
+
+class Counted(Protocol):
+    """What counts the batches of one loader in one phase: by hand for good, by a seam for one pass."""
+
+    @property
+    def phase(self) -> str | None:
+        """``TRAIN`` or ``VAL``; None while that is not known."""
+
+    @property
+    def batches(self) -> int:
+        """How many there were."""
+
+    @property
+    def samples(self) -> int | None:
+        """How many those had together; None once unknown."""
+
+
+class Tally:
+    """Batches of one phase, counted one by one."""
+
+    __slots__ = ("batches", "phase", "samples", "wait_ns")
+
+    def __init__(self, phase: str) -> None:
+        self.phase = phase
+        self.batches = 0
+        self.samples: int | None = 0
+        self.wait_ns = 0  # of fetches by hand; what seams saw of it is in the event stream
+
+    def add(self, batches: int, samples: int | None, wait_ns: int = 0) -> None:
+        """Count batches of so many samples together (None: unknown)."""
+        self.batches += batches
+        self.samples = None if self.samples is None or samples is None else self.samples + samples
+        self.wait_ns += wait_ns
 
 
 class LoaderCounts:
-    """What went through one loader: batches, samples (None once unknown) and the time of its fetches."""
+    """What went through one loader: batches, samples and the time of its fetches, by phase."""
 
-    __slots__ = ("batches", "name", "samples", "training_batches", "training_samples", "wait_ns")
+    __slots__ = ("asked", "by_phase", "name", "passes", "serial")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, serial: int | None = None) -> None:
         self.name = name
-        self.batches = 0
-        self.samples: int | None = 0
-        self.wait_ns = 0
-        self.training_batches = 0  # those fetched outside of validation
-        self.training_samples: int | None = 0
+        self.serial = next(_serials) if serial is None else serial  # in no other run of this process, either
+        self.asked: float | None = None  # share of the training's batches that the user asked for
+        self.by_phase = {phase: Tally(phase) for phase in (TRAIN, VAL)}
+        self.passes: list[Counted] = []  # under way, and not yet part of ``by_phase``
 
     def add(self, size: int | None, wait_ns: int, is_training: bool) -> None:
         """Count one batch of ``size`` samples (None: unknown) that was waited for ``wait_ns``."""
-        self.batches += 1
-        self.wait_ns += wait_ns
-        self.samples = _sum(self.samples, size)
-        if is_training:
-            self.training_batches += 1
-            self.training_samples = _sum(self.training_samples, size)
+        self.by_phase[TRAIN if is_training else VAL].add(1, size, wait_ns)
+
+    def of(self, phase: str) -> Tally:
+        """Return all that went through in one phase."""
+        settled, found = self.by_phase[phase], Tally(phase)
+        found.add(settled.batches, settled.samples, settled.wait_ns)
+        for one in list(self.passes):
+            if one.phase == phase and one.batches:
+                found.add(one.batches, one.samples)
+        return found
+
+    @property
+    def batches(self) -> int:
+        """Batches of both phases."""
+        return self.of(TRAIN).batches + self.of(VAL).batches
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of both phases; None once unknown."""
+        samples = [self.of(phase).samples for phase in (TRAIN, VAL)]
+        return None if None in samples else sum(count or 0 for count in samples)
+
+    @property
+    def wait_ns(self) -> int:
+        """Time of fetches by hand, in both phases."""
+        return sum(tally.wait_ns for tally in self.by_phase.values())
+
+    def end_pass(self, one: Counted) -> None:
+        """Keep what a pass has counted, which is over; of one whose phase never showed nothing is kept."""
+        if one in self.passes:
+            self.passes.remove(one)
+            if one.phase is not None and one.batches:
+                self.by_phase[one.phase].add(one.batches, one.samples)
 
 
 class LoaderBook:
@@ -44,8 +109,18 @@ class LoaderBook:
         """Return the counts of a loader: those it has already where it is profiled anew each epoch."""
         key = id(loader) if name is None else printable(str(name))
         if key not in self._counts:
-            self._counts[key] = LoaderCounts(str(len(self._counts)) if name is None else str(key))
+            self._counts[key] = LoaderCounts(self._next_name() if name is None else str(key))
         return self._counts[key]
+
+    def begin_watched(self, name: str | None = None) -> LoaderCounts:
+        """Return counts for a loader that a seam saw, under the next number where it has no name."""
+        counts = LoaderCounts(name or self._next_name())
+        self._counts[-counts.serial] = counts  # no id of an object is negative
+        return counts
+
+    def _next_name(self) -> str:
+        taken = {counts.name for counts in self._counts.values()}
+        return next(str(number) for number in itertools.count() if str(number) not in taken)
 
     @property
     def all(self) -> list[LoaderCounts]:
@@ -76,17 +151,12 @@ class LoaderBook:
         return batches - batches_before, samples - samples_before if known else None  # type: ignore[operator]
 
     def _training(self) -> tuple[int, int | None]:
-        samples = [counts.training_samples for counts in self.all]
-        known = [count for count in samples if count is not None]
-        batches = sum(counts.training_batches for counts in self.all)
-        return batches, sum(known) if len(known) == len(samples) else None
+        tallies = [counts.of(TRAIN) for counts in self.all]
+        known = [tally.samples for tally in tallies if tally.samples is not None]
+        return sum(tally.batches for tally in tallies), sum(known) if len(known) == len(tallies) else None
 
 
-def _sum(so_far: int | None, size: int | None) -> int | None:
-    return None if so_far is None or size is None else so_far + size
-
-
-_OWN: Final = ("_clock", "_counts", "_is_training", "_loader", "_section")  # all else is the user's loader's
+_OWN: Final = ("_buffer", "_clock", "_counts", "_is_training", "_loader", "_section")  # all else is the user's loader's
 
 
 class ProfiledLoader(Generic[Batch]):
@@ -104,12 +174,14 @@ class ProfiledLoader(Generic[Batch]):
         clock: Callable[[], int],
         counts: LoaderCounts,
         is_training: Callable[[], bool],
+        buffer: Callable[[], ThreadBuffer],
     ) -> None:
         self._loader = loader
         self._section = section
         self._clock = clock
         self._counts = counts
         self._is_training = is_training
+        self._buffer = buffer
 
     def __iter__(self) -> Iterator[Batch]:
         return _Fetches(self)
@@ -120,9 +192,11 @@ class ProfiledLoader(Generic[Batch]):
         Raises:
             StopIteration: the loader is empty.
         """
-        waiting = self._section("data_loading")
+        waiting, buffer = self._section("data_loading"), self._buffer()
         begin_ns = self._clock()
+        buffer.comes_from(self._counts.serial, begin_ns)
         waiting.__enter__()
+        was_fetching, buffer.is_fetching = buffer.is_fetching, True
         try:
             iterator = iter(self._loader) if iterator is None else iterator
             batch = next(iterator)
@@ -132,6 +206,8 @@ class ProfiledLoader(Generic[Batch]):
         except BaseException:
             waiting.__exit__(None, None, None)
             raise
+        finally:
+            buffer.is_fetching = was_fetching
         waiting.__exit__(None, None, None)
         wait_ns = self._clock() - begin_ns
         self._counts.add(batch_size(batch), wait_ns, self._is_training())
@@ -202,13 +278,21 @@ def batch_size(batch: object) -> int | None:
     """Return the length of the first dimension of the first tensor in ``batch``, or None."""
     try:
         for _ in range(4):  # deeper nestings are not searched: the first leaf is what counts
-            shape = getattr(batch, "shape", None)
-            if shape is not None:
-                return int(shape[0]) if len(shape) else None
-            if isinstance(batch, Mapping):
+            kind = type(batch)  # most batches are one of these, and asking is the cheaper for it
+            if kind is list or kind is tuple:
+                batch = batch[0]  # type: ignore[index]
+            elif kind is dict:
+                batch = next(iter(batch.values()))  # type: ignore[attr-defined]
+            elif hasattr(batch, "shape"):
+                return int(batch.shape[0])
+            elif isinstance(batch, Mapping):
                 batch = next(iter(batch.values()), None)
-            elif isinstance(batch, (list, tuple)) and batch:
+            elif isinstance(batch, (list, tuple)):
                 batch = batch[0]
+            else:
+                return None
+        if hasattr(batch, "shape"):
+            return int(batch.shape[0])
     except Exception:  # a batch is the user's own object: what it does when looked at must not hurt
         return None
     return None

@@ -174,6 +174,7 @@ class Recorder:
         """Forget what was recorded; what ``on_full`` does while no session listens."""
         for buffer in list(self.buffers):
             del buffer.events[:]
+            buffer.loader = 0  # it is to be noted anew
         del self.marks[:]
 
     def backlog(self) -> int:

@@ -20,6 +20,7 @@ INFERRED = 1 << 20  # added to the code of an event that a seam saw and the user
 UNCOUNTED = 1 << 21  # added to the code of a span that is time of its section, but no execution of it
 SECTION_MASK = INFERRED - 1  # leaves the section's id of a positive code
 CANCELLED = 1 << 24  # added to the code of an exit whose span shall not count, e.g. the fetch that ended a loader
+LOADER = 1 << 26  # LOADER + k is no enter: from here on it is the batches of the data loader with serial k
 
 
 _serials = itertools.count(1)
@@ -29,17 +30,32 @@ class ThreadBuffer:
     """The event stream of one thread: time, code, time, code, ...
 
     ``events`` holds two integers an event: nanoseconds of the clock, then the section's id for an
-    enter and its negative for an exit; ``flush_at`` is the length that asks for a drain. ``sections``
-    are the sections made on this thread so far. ``clock`` tells the times of its events.
+    enter and its negative for an exit (``LOADER`` and a loader's serial for neither); ``flush_at`` is the length
+    that asks for a drain. ``sections`` are the sections made on this thread so far. ``clock`` tells the times of
+    its events.
     """
 
-    __slots__ = ("clock", "events", "flush_at", "name", "on_clock", "owner", "rewriting", "sections", "serial")
+    __slots__ = (
+        "clock",
+        "events",
+        "flush_at",
+        "is_fetching",
+        "loader",
+        "name",
+        "on_clock",
+        "owner",
+        "rewriting",
+        "sections",
+        "serial",
+    )
 
     def __init__(self, name: str, owner: "weakref.ref[object]") -> None:
         self.serial = next(_serials)
         self.name = name
         self.owner = owner  # dead when the thread is; thread idents are given out again, so they do not tell
         self.events: list[int] = []
+        self.loader = 0  # serial of the data loader that batches come from, as noted last; 0 for none yet
+        self.is_fetching = False  # inside of a fetch by hand, in which seams are to see no other loader
         self.flush_at = FLUSH_AT_LEAST
         self.sections: dict[object, Section] = {}
         self.clock: Clock | None = None  # None: the recorder's
@@ -47,6 +63,12 @@ class ThreadBuffer:
         # Held while events are taken out, or changed after the fact; appending needs it not. Reentrant, for a
         # signal handler may drain in the middle of either.
         self.rewriting = threading.RLock()
+
+    def comes_from(self, loader: int, now_ns: int) -> None:
+        """Note that what follows is about batches of the loader with this serial, unless that is known; 0 is none."""
+        if loader and loader != self.loader:
+            self.loader = loader
+            self.events.extend((now_ns, LOADER | loader))
 
 
 class Section:

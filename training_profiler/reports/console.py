@@ -9,6 +9,7 @@ from training_profiler.reports.device import HEADER, device_cells, device_lines,
 from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, lines_under, percentages
 from training_profiler.reports.insights import insight_lines
 from training_profiler.reports.machine import machine_lines
+from training_profiler.reports.loaders import loader_lines
 from training_profiler.snapshot import OUTSIDE_STEPS, PROFILER, EpochFigures, SectionFigures, Snapshot
 from training_profiler.units import S_PER_HOUR, seconds_text
 
@@ -41,7 +42,7 @@ def render_final(
         "",
         _body(snapshot, layout),
         "",
-        *_run_lines(snapshot),
+        *_run_lines(snapshot, layout),
         "Performance Insights:",
         *insight_lines(snapshot, insights),
         *(["", *checklist_lines(snapshot)] if has_checklist else []),
@@ -172,7 +173,7 @@ def _lines(snapshot: Snapshot, rows: list[tuple[int, SectionFigures]]) -> str:
     )
 
 
-def _run_lines(snapshot: Snapshot) -> list[str]:
+def _run_lines(snapshot: Snapshot, layout: str) -> list[str]:
     """Return what accounts for the whole wall time, and how regular the steps were."""
     lines = []
     if snapshot.wall_s:
@@ -186,9 +187,7 @@ def _run_lines(snapshot: Snapshot) -> list[str]:
         )
     lines += device_lines(snapshot)
     lines += machine_lines(snapshot)
-    for loader in snapshot.loaders:
-        samples = f", {loader.samples} samples" if loader.samples else ""
-        lines.append(f"Loader {loader.name}: {loader.batches} batches{samples}, {loader.wait_s:.2f}s of waiting")
+    lines += loader_lines(snapshot, layout != LINES)
     if snapshot.open_sections:
         lines.append(f"Still inside: {' > '.join(snapshot.open_sections)}")
     if snapshot.ended_by:

@@ -65,6 +65,7 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         "lines": {names.names[id]: _line_rows(totals, id) for id in {id for id, _ in totals.lines} - {IN_STEPS}},
         "step_lines": _line_rows(totals, IN_STEPS),
         "loop_begin_ns": totals.loop_begin_ns,
+        "by_loader": [[serial, *table.ravel().tolist()] for serial, table in totals.loaders.tables.items()],
         "first_fetch_ns": totals.first_fetch_ns,
         "machine": machine_to_data(totals.machine),
         "batches": totals.batches,
@@ -109,6 +110,8 @@ def totals_from_data(data: dict[str, Any], names: SectionNames) -> tuple[Totals,
         _add_lines(totals, 0 if name == NO_SECTION else names.id_of(name), lines)
     _add_lines(totals, IN_STEPS, data.get("step_lines", []))
     totals.loop_begin_ns = data.get("loop_begin_ns")
+    for serial, *cells in data.get("by_loader", []):
+        totals.loaders.add_table(serial, np.array(cells, np.int64).reshape(-1, 2))
     totals.first_fetch_ns = data["first_fetch_ns"]
     totals.machine = machine_from_data(data.get("machine", {}))
     totals.batches, totals.samples = data.get("batches"), data.get("samples")

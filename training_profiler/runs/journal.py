@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.record.loader import LoaderCounts
+from training_profiler.record.loader import TRAIN, VAL, LoaderCounts
 from training_profiler.record.names import SectionNames
 from training_profiler.runs.codec import totals_to_data
 from training_profiler.snapshot import DeviceFigures, Health
@@ -41,7 +41,7 @@ class Journal:
         self._write(
             kind="interval",
             **totals_to_data(totals, step_ns, self._names),
-            loaders=[[counts.name, counts.batches, counts.samples, counts.wait_ns] for counts in loaders],
+            loaders=[_loader(counts) for counts in loaders],
             open_sections=open_sections,
             **({} if device is None else {"device": asdict(device)}),
             **_health(health),
@@ -69,6 +69,15 @@ class Journal:
         data = text.encode()
         while data:  # a disk that fills up takes a part first and raises at the rest
             data = data[os.write(self._descriptor, data) :]
+
+
+def _loader(counts: LoaderCounts) -> list[Any]:
+    # The first four are all that earlier versions know of a loader, and read.
+    phases = [
+        [phase, tally.batches, tally.samples, tally.wait_ns]
+        for phase, tally in ((phase, counts.of(phase)) for phase in (TRAIN, VAL))
+    ]
+    return [counts.name, counts.batches, counts.samples, counts.wait_ns, counts.serial, counts.asked, phases]
 
 
 def _health(health: Health) -> dict[str, Any]:

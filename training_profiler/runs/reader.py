@@ -1,11 +1,12 @@
 """Reading a run folder back: the final figures from the journal alone."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from training_profiler.errors import RunFolderError
-from training_profiler.record.loader import LoaderCounts
+from training_profiler.record.loader import TRAIN, LoaderCounts
 from training_profiler.record.names import SectionNames
 from training_profiler.runs.codec import totals_from_data
 from training_profiler.runs.folder import META, journal_name
@@ -122,7 +123,17 @@ def _thresholds(folder: Path) -> dict[str, float]:
         return {}
 
 
-def _loader(name: str, batches: int, samples: int | None, wait_ns: int) -> LoaderCounts:
-    counts = LoaderCounts(name)
-    counts.batches, counts.samples, counts.wait_ns = batches, samples, wait_ns
+def _loader(
+    name: str,
+    batches: int,
+    samples: int | None,
+    wait_ns: int,
+    serial: int = 0,  # this and what follows is not in journals of earlier versions
+    asked: float | None = None,
+    phases: Sequence[tuple[str, int, int | None, int]] = (),
+) -> LoaderCounts:
+    counts = LoaderCounts(name, serial)
+    counts.asked = asked
+    for phase, count, sample_count, ns in phases or [(TRAIN, batches, samples, wait_ns)]:
+        counts.by_phase[phase].add(count, sample_count, ns)
     return counts

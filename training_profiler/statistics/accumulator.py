@@ -15,6 +15,7 @@ from training_profiler.statistics.histogram import Ints
 from training_profiler.statistics.inferred import APART as APART_FROM_STEPS
 from training_profiler.statistics.inferred import Inferred
 from training_profiler.statistics.lines import LineBooking
+from training_profiler.statistics.loaders import LoaderBooking
 from training_profiler.statistics.steps import FIRST_STEPS
 from training_profiler.statistics.sweep import (
     Apart,
@@ -49,6 +50,7 @@ class Accumulator:
         self.step_ns: list[int] = []  # durations of the steps in ``totals``
         self.inferred = Inferred(names)
         self.on_spans: Callable[[Ints, Ints, Ints, Ints, int], None] | None = None
+        self.loaders = LoaderBooking(names)
         self._lines = LineBooking(names)
         self._names = names
         self.warmup_steps = warmup_steps
@@ -84,14 +86,16 @@ class Accumulator:
         self._lines.expect(samples)
         rows = rows_for(len(self._names.names))
         self.totals.sections.grow(rows)
-        events = {
-            thread.serial: self.inferred.admit(thread.serial, read_events(thread.events)) for thread in batch.threads
-        }
+        events = {}
+        for thread in batch.threads:
+            recorded = self.loaders.take_out(read_events(thread.events), thread.serial == training_thread)
+            events[thread.serial] = self.inferred.admit(thread.serial, recorded)
         training = events.get(training_thread, no_events())
         # What the training thread records while another drains can be later than the drain's own time.
         last_mark_ns = [ns for _, ns in batch.marks[-1:]]
         until_ns = max([batch.until_ns, self.at_ns, *training.times_ns[-1:].tolist(), *last_mark_ns])
         first_step = self.steps
+        self.loaders.begin(training, batch.marks, first_step)
         cuts = self._timeline.cut(batch.marks, self._loop_begin_ns(training, bool(batch.marks)), until_ns)
         self._complete = self.steps - first_step
         if self.totals.loop_begin_ns is None:
@@ -252,8 +256,10 @@ class Accumulator:
             is_counted = np.concatenate([is_counted, spans.is_counted])
         if step_rows is not None:
             self.totals.training_spans += len(ids)
-            counts = ~is_apart & (parents != ids)
-            self._add_step_totals(ids, durations_ns, np.where(counts, step_rows[begun_in], -1))
+            is_outermost = parents != ids
+            self._add_step_totals(ids, durations_ns, np.where(~is_apart & is_outermost, step_rows[begun_in], -1))
+            self.loaders.book(self.totals.loaders, ids, begin_ns, durations_ns, is_outermost, is_counted)
+            self.loaders.forget(result.still_open)
         step_numbers = cuts.steps[begun_in] + 1
         is_measured = None
         if self.warmup_steps:

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from training_profiler.record.loader import LoaderCounts
 from training_profiler.record.names import SectionNames
 from training_profiler.snapshot import DeviceFigures, EpochFigures, Health, Snapshot
+from training_profiler.statistics.loader_figures import loader_figures
 from training_profiler.statistics.summary import (
     epoch_figures,
     line_figures,
-    loader_figures,
     section_figures,
     step_figures,
 )
@@ -89,10 +89,10 @@ class RunSums:
             lines=line_figures(totals, self._names.names, sections),
             step=None if of_interval else step_figures(totals, self._names.names, self.warmup_steps),
             epochs=() if of_interval else tuple(self.epochs),
-            loaders=loader_figures(list(loaders)),
             device=device,
             machine=totals.machine.figures(has_growth=not of_interval),
             throughput=throughput(totals, self.warmup_steps),
+            loaders=loader_figures(loaders, totals.loaders),
             health=health,
             open_sections=tuple(open_sections),
             run_folder=run_folder,

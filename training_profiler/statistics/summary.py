@@ -8,14 +8,12 @@ from typing import Any, Final
 import numpy as np
 
 from training_profiler.monitor.lines import Location
-from training_profiler.record.loader import LoaderCounts
 from training_profiler.snapshot import (
     OTHER,
     OUTSIDE_STEPS,
     PROFILER,
     EpochFigures,
     LineFigures,
-    LoaderFigures,
     SectionFigures,
     StepFigures,
 )
@@ -262,18 +260,4 @@ def epoch_figures(
         median_fetch_s=data_loading.p50_s if data_loading else None,
         is_complete=is_complete,
         machine=totals.machine.figures(),
-    )
-
-
-def loader_figures(loaders: list[LoaderCounts]) -> tuple[LoaderFigures, ...]:
-    """Return the figures of the loaders that gave at least one batch."""
-    return tuple(
-        LoaderFigures(
-            name=counts.name,
-            batches=counts.batches,
-            samples=counts.samples,
-            wait_s=counts.wait_ns / NS_PER_S,
-        )
-        for counts in loaders
-        if counts.batches
     )

@@ -8,6 +8,7 @@ from training_profiler.record.flops import StepFlops
 from training_profiler.statistics.histogram import Ints
 from training_profiler.statistics.lines import LineCounts
 from training_profiler.statistics.machine import MachineSums
+from training_profiler.statistics.loaders import LoaderSums
 from training_profiler.statistics.sections import SectionSums
 from training_profiler.statistics.steps import FIRST_STEPS, Coupling, StepSums
 
@@ -37,6 +38,7 @@ class Totals:
         self.samples: int | None = None
         self.flops: StepFlops | None = None  # of a step, as last counted
         self.slow_steps = 0  # first steps of the run of which one was made slower, by counting its FLOPs
+        self.loaders = LoaderSums()
         self.dropped = 0  # exits without enter, enters given up
         self.unended = 0  # sections still open when their thread ended
 
@@ -80,6 +82,7 @@ class Totals:
         self._add_batches(later)
         self.flops = later.flops or self.flops
         self.slow_steps = max(self.slow_steps, later.slow_steps)
+        self.loaders.add(later.loaders)
         self.dropped += later.dropped
         self.unended += later.unended
 

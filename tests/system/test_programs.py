@@ -1,7 +1,8 @@
 """Other people's programs, unedited: each runs alone and under ``run``, and its own counts are the truth.
 
 A program of ``tests/programs`` ends with a line ``TRUTH {...}`` of the counts that it kept itself: ``steps``, and the
-count of each section that it can speak for. A list holds all counts that are right; ``a+b`` is the sum of two sections.
+count of each section that it can speak for. A list holds all counts that are right; ``a+b`` is the sum of two sections;
+``batches of`` are those of each loader.
 """
 
 import json
@@ -54,6 +55,7 @@ QUICK = {
     "data_loader_loop",
     "data_memmap_prefetch",
     "data_reads_ahead",
+    "data_round_robin",
     "eval_no_grad_inside",
     "exit_keyboard_interrupt_bare",
     "hand_everything",
@@ -212,8 +214,10 @@ def complaints(stderr: str) -> "Counter[str]":
     return Counter(ALWAYS_NEW.sub("", line) for line in stderr.splitlines() if COMPLAINT.search(line))
 
 
-def counted(report: dict[str, Any], name: str) -> int:
-    """Return the steps or the count of a section; a section that never happened has no row."""
+def counted(report: dict[str, Any], name: str) -> Any:
+    """Return the steps, the count of a section, or of each loader; a section that never happened has no row."""
+    if name == "batches of":
+        return {loader["name"]: loader["batches"] for loader in report["loaders"]}
     if name == "steps":
         return int(report["steps"])
     return sum(int(report["sections"].get(section, {}).get("count", 0)) for section in name.split("+"))

@@ -1,8 +1,8 @@
 """What the seams cost in one process, put in place and taken out in turns: ``python -m benchmarks.seams``.
 
-Two figures: a module call inside of another, which is all that most module calls are; and the step of the smallest
-training, with each seam alone and with all of them. A session's part (draining, sums, journal, reports, sampling) is
-not in it; ``watched_training`` has all.
+Three figures: a module call inside of another, which is all that most module calls are; the step of the smallest
+training, with each seam alone and with all of them; and the fetch of a batch, from one loader or from two in turn. A
+session's part (draining, sums, journal, reports, sampling) is not in it; ``watched_training`` has all.
 """
 
 import argparse
@@ -23,6 +23,9 @@ INNER_ROUNDS: Final = 300
 STEPS: Final = 100
 STEP_ROUNDS: Final = 40
 WARM_UP: Final = 150  # a changed class makes the interpreter look up anew what it had specialized
+FETCHED: Final = 400
+FETCH_ROUNDS: Final = 40
+FETCHES: Final = {"one loader": 1, "two in turn": 2}  # how many loaders
 NONE, ALL = "none", "all seams"
 ALONE: Final = ("forward pass", "backward pass", "optimizer")
 
@@ -44,6 +47,18 @@ def run() -> list[Figure]:
         differences = [on - off for on, off in zip(values, us[NONE], strict=True)]
         rows.append([name, f"{min(values):.1f}", f"{min(values) - min(us[NONE]):+.1f}", *_cells(differences, 1)])
     print_table(["seams", "best", "added, of the best", "added, median", "quartiles"], rows)
+    for name in FETCHES:
+        us = measured[name]
+        added = [on - off for on, off in zip(us[ALL], us[NONE], strict=True)]
+        print(f"Fetches of a batch, {name}: CPU us, {len(added)} interleaved rounds of {FETCHED} fetches")
+        least = min(us[ALL]) - min(us[NONE])
+        rows = [[seams, f"{min(values):.3f}", *_cells(values)] for seams, values in us.items()]
+        print_table(["seams", "best", "median", "quartiles"], [*rows, ["difference", f"{least:.3f}", *_cells(added)]])
+    us, added = (
+        measured["call us"],
+        [on - off for on, off in zip(measured["call us"][ALL], measured["call us"][NONE], strict=True)],
+    )
+    least = min(us[ALL]) - min(us[NONE])
     what = "module call that is not outermost, added CPU"
     figures = [
         Figure(f"{what}, median of the rounds", median(added), INNER_TARGET_US, "us", 3),
@@ -63,12 +78,15 @@ class Seams:
 
     def __init__(self) -> None:
         from training_profiler.instrument.watch import SEAMS, Watch
+        from training_profiler.record.loader import LoaderBook
         from training_profiler.record.recorder import Recorder
 
         self.names = tuple(SEAMS)
         self._all, self._table = dict(SEAMS), SEAMS
         self._recorder = Recorder()  # nobody listens: what is recorded is thrown away
         self._watch = Watch(self._recorder, lambda: lambda at_ns: None)
+        if hasattr(self._watch, "loaders"):
+            self._watch.loaders = LoaderBook()
 
     def put_in(self, names: tuple[str, ...]) -> None:
         """Put the seams of these names in place, and no other."""
@@ -110,6 +128,7 @@ def measure() -> dict[str, Any]:
     return {
         "call us": in_turns(seams, both, INNER_ROUNDS, inner_call()),
         "step us": in_turns(seams, sets, STEP_ROUNDS, step()),
+        **{name: in_turns(seams, both, FETCH_ROUNDS, fetches(count)) for name, count in FETCHES.items()},
     }
 
 
@@ -143,6 +162,31 @@ def inner_call() -> Callable[[], float]:
         outer(x)  # the first call of a kind is looked into
         outer(x)
         return outer.us
+
+    return work
+
+
+def fetches(loaders: int) -> Callable[[], float]:
+    """Return a function that returns the CPU us of fetching a batch, from so many loaders in turn, in a training."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    data: Any = [(torch.zeros(8, 8), torch.zeros(8))] * (loaders + WARM_UP + FETCHED)  # the cheapest there are
+    weight = torch.zeros(1, requires_grad=True)
+    made = [DataLoader(data, batch_size=None) for _ in range(loaders)]
+
+    def fetch(iterators: list[Any], count: int) -> None:
+        for i in range(count):
+            next(iterators[i % loaders])
+
+    def work() -> float:
+        iterators = [iter(loader) for loader in made]
+        fetch(iterators, loaders)
+        (weight * 2).backward()  # so that the passes are known to train
+        fetch(iterators, WARM_UP)
+        begin_ns = thread_time_ns()
+        fetch(iterators, FETCHED)
+        return (thread_time_ns() - begin_ns) / FETCHED / 1e3
 
     return work
 

@@ -39,7 +39,7 @@ def test_several_loaders_are_a_table_without_columns_of_nothing():
         "  loader            batches  samples   data  forward  between  share",
         "  main                  200      800  1.100    4.000     12.5  66.7%",
         "  aux                   100            12.3                    33.3%",
-        "  aux (validation)        9            1.111",
+        "  aux (validation)        9           1.111",
     ]
 
 

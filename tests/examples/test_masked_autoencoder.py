@@ -1,0 +1,112 @@
+"""The masked autoencoder: it learns, draws, and profiles like any user's script."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sklearn", reason="the digits come with scikit-learn (extra: examples)")
+
+import torch
+
+from examples.masked_autoencoder.data import draw_strokes
+from examples.masked_autoencoder.model import MaskedAutoencoder
+from examples.masked_autoencoder.patches import draw_order, patchify, unpatchify
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(out: Path, *words: str, profile: str | None = None) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RECTIFIED_FLOW_PROFILE")}
+    environment |= {"RECTIFIED_FLOW_PROFILE_DIR": str(out / "runs"), "OMP_NUM_THREADS": "1"}
+    if profile is not None:
+        environment["RECTIFIED_FLOW_PROFILE"] = profile
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.masked_autoencoder", "--out", str(out), *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def report(out: Path) -> dict:
+    (folder,) = (out / "runs").iterdir()
+    return json.loads((folder / "report.json").read_text())
+
+
+def metrics(out: Path) -> str:
+    return (out / "metrics.jsonl").read_text()
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    out = tmp_path_factory.mktemp("profiled")
+    return out, run(out, "--epochs", "3", profile="1")
+
+
+def test_patches_make_the_image_again():
+    images = torch.randn(3, 1, 8, 8)
+    assert torch.equal(unpatchify(patchify(images), 8), images)
+    assert torch.equal(patchify(images)[0, 1], images[0, 0, :2, 2:4].flatten())
+
+
+def test_what_is_hidden_is_not_seen():
+    torch.manual_seed(0)
+    model, images, order = MaskedAutoencoder(), torch.randn(2, 1, 8, 8), draw_order(2, 16)
+    patches = patchify(images)
+    patches.scatter_(1, order[:, 4:, None].expand(-1, -1, 4), 9.0)
+    assert torch.equal(model(images, order, 4), model(unpatchify(patches, 8), order, 4))
+
+
+def test_drawings_are_images_like_digits():
+    images = draw_strokes(5, torch.Generator().manual_seed(0))
+    assert images.shape == (5, 1, 8, 8)
+    assert images.min() >= -1
+    assert 0 < images.max() <= 1
+
+
+def test_losses_are_the_same_bit_for_bit_with_profiling_on_and_off(profiled, tmp_path):
+    run(tmp_path, "--epochs", "3")
+    assert metrics(tmp_path) == metrics(profiled[0])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_all_sections_are_measured_and_epochs_told(profiled):
+    out, printed = profiled
+    counts = {name: section["count"] for name, section in report(out)["sections"].items()}
+    per_step = ("data_loading", "data_generation", "data_transfer", "forward_pass", "backward_pass")
+    per_step += ("metrics_computation", "optimizer_step", "ema_update")
+    assert {name: counts[name] for name in per_step} == dict.fromkeys(per_step, 90)
+    assert (counts["validation_epoch"], counts["visualization_generation"], counts["checkpointing"]) == (3, 3, 2)
+    assert [f"=== Epoch {n} Profiling Summary ===" in printed for n in (1, 2, 3)] == [True] * 3
+
+
+def test_loaders_of_training_and_validation_are_told_apart(profiled):
+    train, val = report(profiled[0])["loaders"]
+    assert (train["name"], train["phase"], train["batches"], train["samples"]) == ("digits", "train", 90, 4500)
+    assert (val["name"], val["phase"], val["batches"], val["samples"]) == ("held-out digits", "val", 9, 891)
+    assert min(train["data_avg_s"], train["forward_avg_s"], train["optimizer_avg_s"], val["forward_avg_s"]) > 0
+
+
+def test_it_learns_and_draws_what_it_fills_in(tmp_path):
+    run(tmp_path, "--epochs", "8")
+    rows = [json.loads(line) for line in metrics(tmp_path).splitlines()]
+    losses = [row["validation_loss"] for row in rows if "validation_loss" in row]
+    assert losses[-1] < 0.5 * losses[0]
+    image = pytest.importorskip("PIL.Image").open(tmp_path / "reconstructions.png")
+    assert image.size == (6 * (10 * 9 + 1), 6 * (3 * 9 + 1))
+
+
+def test_synthetic_data_is_made_in_the_loop(tmp_path):
+    run(tmp_path, "--epochs", "1", "--synthetic", profile="1")
+    sections = report(tmp_path)["sections"]
+    assert sections["data_generation"]["count"] == 60
+    assert "data_loading" not in {name for name, section in sections.items() if section["count"] >= 30}

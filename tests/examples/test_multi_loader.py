@@ -1,0 +1,147 @@
+"""The trainer of many loaders: schedules, what it says of a wrong file, and what the profiler says of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sklearn", reason="the digits come with scikit-learn (extra: examples)")
+pytest.importorskip("yaml", reason="the file is YAML (extra: examples)")
+
+import yaml
+
+from examples.multi_loader.config import ConfigError, read_config
+from examples.multi_loader.schedule import order, proportions
+
+ROOT = Path(__file__).parents[2]
+DEFAULT = ROOT / "examples" / "multi_loader" / "config.yaml"
+
+
+def written(folder: Path, **changes: object) -> Path:
+    """Return the path of the default file with changes such as ``training__steps=3``; ``...`` takes a key out."""
+    data = yaml.safe_load(DEFAULT.read_text())
+    for key, value in changes.items():
+        *path, last = key.split("__")
+        node = data
+        for name in path:
+            node = node[name]
+        if value is ...:
+            del node[last]
+        else:
+            node[last] = value
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def run(path: Path, profile: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RECTIFIED_FLOW_PROFILE")}
+    environment |= {"RECTIFIED_FLOW_PROFILE_DIR": str(path.parent / "runs"), "OMP_NUM_THREADS": "1"}
+    if profile is not None:
+        environment["RECTIFIED_FLOW_PROFILE"] = profile
+    words = [sys.executable, "-m", "examples.multi_loader", str(path)]
+    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+def report(path: Path) -> dict:
+    (folder,) = (path.parent / "runs").iterdir()
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_round_robin_takes_loaders_in_turn():
+    assert list(order("round_robin", [3, 2], (), 0)) == [0, 1, 0, 1, 0]
+    assert proportions("round_robin", [3, 2], ()) == [0.5, 0.5]
+
+
+def test_sequential_empties_one_after_the_other():
+    assert list(order("sequential", [3, 2], (), 0)) == [0, 0, 0, 1, 1]
+    assert proportions("sequential", [3, 2], ()) == [0.6, 0.4]
+
+
+def test_weighted_draws_by_the_weights_and_the_seed():
+    drawn = list(order("weighted", [300, 300], (3, 1), 5))
+    assert 400 < drawn.count(0) < 500
+    assert drawn == list(order("weighted", [300, 300], (3, 1), 5))
+    assert proportions("weighted", [300, 300], (3, 1)) == [0.75, 0.25]
+
+
+def test_the_default_file_profiles():
+    assert read_config(DEFAULT).profile_training
+
+
+def test_profiling_is_the_default(tmp_path):
+    assert read_config(written(tmp_path, training__profile_training=...)).profile_training
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"training__epochs": 0}, ("training.epochs=0", "example: 3")),
+        ({"training__steps": 5}, ("training.epochs=3", "training.steps=5", "both")),
+        ({"training__epochs": ...}, ("neither", "epochs: 3")),
+        ({"training__profile_training": "maybe"}, ("training.profile_training='maybe'", "true")),
+        ({"training__grad_acumulation": 2}, ("training.grad_acumulation=2", "did you mean grad_accumulation?")),
+        ({"logging__log_scalars_every_n_steps": 2.5}, ("logging.log_scalars_every_n_steps=2.5", "example: 10")),
+        ({"data__train__dataloader_names": []}, ("data.train.dataloader_names=[]", "[main, aux]")),
+        ({"data__train__dataloader_names": ["main", "main"]}, ("twice",)),
+        ({"data__train__dataloader_names": ["main"]}, ("data.train.schedule.weights=[2, 1]", "1 numbers")),
+        ({"data__train__schedule__kind": "weigthed"}, ("kind='weigthed'", "did you mean weighted?")),
+        ({"data__train__schedule__weights": [1, -1]}, ("weights=[1, -1]", "example: weights: [2, 1]")),
+        ({"data__train__schedule__kind": "round_robin"}, ("weights=[2, 1]", "no meaning")),
+        ({"data__train__loaders__main__dataset": "cats"}, ("loaders.main.dataset='cats'", "digits")),
+        (
+            {"data__train__dataloader_names": ["mian", "aux"]},
+            ("data.train.loaders has no 'mian'", "did you mean main?"),
+        ),
+        ({"data": 3}, ("data is 3", "no mapping")),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key_and_an_example(tmp_path, changes, words):
+    with pytest.raises(ConfigError) as error:
+        read_config(written(tmp_path, **changes))
+    assert [word for word in words if word not in str(error.value)] == []
+
+
+def test_a_file_that_is_not_there_or_no_yaml_says_so(tmp_path):
+    with pytest.raises(ConfigError, match=r"an example lies in .*config\.yaml"):
+        read_config(tmp_path / "nothing.yaml")
+    (tmp_path / "bad.yaml").write_text("training: [")
+    with pytest.raises(ConfigError, match="no YAML"):
+        read_config(tmp_path / "bad.yaml")
+
+
+def test_a_wrong_file_ends_with_one_line_and_status_2(tmp_path):
+    done = run(written(tmp_path, training__epochs=0))
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+
+
+@pytest.mark.parametrize("kind", ["round_robin", "weighted", "sequential"])
+def test_the_report_says_which_loader_is_slow_and_that_the_mix_is_as_asked(tmp_path, kind):
+    weights = {} if kind == "weighted" else {"data__train__schedule__weights": ...}
+    path = written(tmp_path, data__train__schedule__kind=kind, data__train__loaders__aux__delay_ms=1, **weights)
+    done = run(path)
+    assert done.returncode == 0, done.stderr
+    assert "Loader aux is slow: " in done.stdout
+    assert "as asked" in done.stdout
+    main, aux, held_out = report(path)["loaders"]
+    assert (main["name"], aux["name"], held_out["name"], held_out["phase"]) == ("main", "aux", "held_out", "val")
+    assert main["batches"] + aux["batches"] == 3 * 188
+    asked = {"round_robin": (0.5, 0.5), "weighted": (2 / 3, 1 / 3), "sequential": (0.5, 0.5)}[kind]
+    assert (main["asked_proportion"], aux["asked_proportion"]) == pytest.approx(asked)
+    assert aux["data_avg_s"] > 0.016  # 16 samples with a delay of 1 ms each
+    assert report(path)["steps"] == 3 * 94
+
+
+def test_a_training_by_steps_that_is_not_to_be_profiled_prints_no_report_and_the_same_losses(tmp_path):
+    for folder in ("on", "off"):
+        (tmp_path / folder).mkdir()
+    steps = {"training__epochs": ..., "training__steps": 120}
+    on = run(written(tmp_path / "on", **steps))
+    off = run(written(tmp_path / "off", training__profile_training=False, **steps), profile="1")
+    assert not (tmp_path / "off" / "runs").exists()
+    told = [line for line in off.stdout.splitlines() if line]
+    assert len(told) == 2
+    assert [line for line in on.stdout.splitlines() if line.startswith("epoch ")] == told

@@ -171,3 +171,18 @@ def test_many_passes_of_one_batch_are_not_kept(seen, book, model):
     assert counts.of(TRAIN).batches == 400
     assert len(counts.passes) <= 256
     seen.counts()
+
+
+def test_every_timing_of_loaders_in_turn_belongs_to_the_one_the_batch_came_from(seen, book, model):
+    first, second = (DataLoader(TensorDataset(torch.zeros(20, 2)), batch_size=2) for _ in range(2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    iterators = iter(first), iter(second)
+    for i in range(15):
+        (inputs,) = next(iterators[i % 3 == 2])
+        model(inputs).sum().backward()
+        if i % 3 == 2:
+            optimizer.step()
+    seen.watch.finish()
+    sums = seen.run.totals().loaders
+    counts = [sums.table(counts.serial)[:5, 1].tolist() for counts in book.all]
+    assert counts == [[10, 10, 10, 0, 9], [5, 5, 5, 5, 5]]  # data, forward, backward, optimizer, between

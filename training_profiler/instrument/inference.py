@@ -27,6 +27,7 @@ class Inference(Calls):
         self.has_steps_by_hand = False
         self._end_step = end_step
         self._rounds = Rounds(end_step)
+        self._buffer = tape.thread_buffer()
         tape.step_end_ns = lambda: self._rounds.pending_ns
         self._make_writers()
         tape.on_clock = self._make_writers
@@ -52,9 +53,9 @@ class Inference(Calls):
         if evaluation.is_unsettled or one is None or one.kind is not Kind.TRAINING or one.iterator() is not iterator:
             return None
         self.frame = None
-        if one.loader != self.tape.buffer.loader:
-            self.tape.buffer.comes_from(one.loader, self.tape.clock())
         self._fetch_begins()
+        if one.loader != self._buffer.loader:
+            self._buffer.comes_from(one.loader, self.tape.events[-2])
         if one.cycle != evaluation.cycle:
             one.cycle, one.cycle_begin_ns = evaluation.cycle, self.tape.events[-2]
         return one
@@ -65,7 +66,7 @@ class Inference(Calls):
         now_ns = self.tape.clock()
         self.frame = None
         self.evaluation.fetch_begins(one, self._is_grad_enabled(), now_ns)
-        self.tape.buffer.comes_from(one.loader, now_ns)
+        self._buffer.comes_from(one.loader, now_ns)
         self.tape.events.extend((now_ns, self.codes.data_loading))
         if not one.fetches:
             self.tape.events.extend((now_ns, self.codes.first_fetch))

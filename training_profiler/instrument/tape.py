@@ -7,7 +7,7 @@ gradient was one of validation. The recorder hands out nothing later than ``hold
 from collections.abc import Callable
 
 from training_profiler.record.recorder import LOOP_BEGIN, Recorder
-from training_profiler.record.section import CANCELLED, FLUSH_AT_MOST, Clock, event_writer
+from training_profiler.record.section import CANCELLED, FLUSH_AT_MOST, Clock, ThreadBuffer, event_writer
 
 NS_PER_DRAIN = 1_000_000_000  # while an evaluation goes on and no step ends
 MOST_HELD = 1 << 16  # integers of events kept back; beyond it the best guess has to do
@@ -19,22 +19,26 @@ class Tape:
     Operations on the end of the list need no lock, for others take events only from its beginning.
     """
 
-    __slots__ = ("_next_drain_ns", "_recorder", "buffer", "clock", "events", "host_clock", "on_clock", "step_end_ns")
+    __slots__ = ("_buffer", "_next_drain_ns", "_recorder", "clock", "events", "host_clock", "on_clock", "step_end_ns")
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.buffer = recorder.buffer()
-        self.events = self.buffer.events
-        self.clock = recorder.clock_of(self.buffer)  # read once an event: it may do more than tell the time
+        self._buffer = recorder.buffer()
+        self.events = self._buffer.events
+        self.clock = recorder.clock_of(self._buffer)  # read once an event: it may do more than tell the time
         self.host_clock = recorder.clock
         self.on_clock: Callable[[], None] = lambda: None  # makes anew what ``writer`` returned
-        self.buffer.on_clock = self._use_clock
+        self._buffer.on_clock = self._use_clock
         self.step_end_ns: Callable[[], int | None] = lambda: None  # where a step ends that is still to be marked
         self._next_drain_ns = self.host_clock() + NS_PER_DRAIN
 
     def _use_clock(self, clock: Clock) -> None:
         self.clock = clock
         self.on_clock()
+
+    def thread_buffer(self) -> ThreadBuffer:
+        """Return what the events are part of."""
+        return self._buffer
 
     def writer(self, code: int) -> Callable[[], None]:
         """Return what does as ``note(code)`` without a Python frame, for what happens in every step."""
@@ -67,7 +71,7 @@ class Tape:
 
     def remove(self, at_ns: int, code: int) -> None:
         """Remove the enter ``code`` at ``at_ns``; where it was handed out already, cancel its span."""
-        with self.buffer.rewriting:
+        with self._buffer.rewriting:
             at = self._find(at_ns, (code,))
             if self._is_at(at, at_ns):
                 del self.events[at : at + 2]
@@ -76,13 +80,13 @@ class Tape:
 
     def insert_before(self, at_ns: int, firsts: tuple[int, ...], code: int) -> None:
         """Insert an event at ``at_ns``, right before the first of that time that is one of ``firsts``."""
-        with self.buffer.rewriting:
+        with self._buffer.rewriting:
             at = self._find(at_ns, firsts)
             self.events[at:at] = (at_ns, code)
 
     def insert_exit(self, at_ns: int, code: int) -> None:
         """Insert the exit of ``code`` at ``at_ns``, after what ended and before what began at that time."""
-        with self.buffer.rewriting:
+        with self._buffer.rewriting:
             at = self._index(at_ns + 1)
             # A clock may stand still for a moment, so that what comes next bears the same time.
             while self._is_at(at - 2, at_ns) and self.events[at - 1] > 0 and self.events[at - 1] != code:
@@ -91,13 +95,13 @@ class Tape:
 
     def change(self, from_ns: int, codes: dict[int, int]) -> None:
         """Give events from ``from_ns`` on other codes."""
-        with self.buffer.rewriting:
+        with self._buffer.rewriting:
             for at in range(self._index(from_ns) + 1, len(self.events), 2):
                 self.events[at] = codes.get(self.events[at], self.events[at])
 
     def recode_last(self, old: int, new: int) -> None:
         """Give the last event of code ``old`` the code ``new``; where it was handed out already, do nothing."""
-        with self.buffer.rewriting:
+        with self._buffer.rewriting:
             for at in range(len(self.events) - 1, 0, -2):
                 if self.events[at] == old:
                     self.events[at] = new
@@ -105,7 +109,7 @@ class Tape:
 
     def remove_since(self, from_ns: int, first: int, codes: set[int]) -> None:
         """Remove the events of these codes that come after the event ``first`` at ``from_ns``."""
-        with self.buffer.rewriting:
+        with self._buffer.rewriting:
             at = self._find(from_ns, (first,))
             at += 2 if self._is_at(at, from_ns) else 0
             kept: list[int] = []

@@ -65,7 +65,7 @@ class Rows:
 
     def __init__(self, every: int | None) -> None:
         self.every = every  # steps a row; None for as many as there are, at most ten rows a second
-        self.done: list[Row] = []
+        self.done: dict[int, Row] = {}
         self._unfinished = LoaderSums()
         self._batches: Counter[int] = Counter()
         self._bucket = -1
@@ -86,8 +86,8 @@ class Rows:
 
     def add(self, serial: int, tables: Ints, steps: Ints) -> None:
         """Add the sums of one loader, one table for each of the rows that ``steps`` end, and one for what follows."""
-        for row, step in enumerate(steps.tolist()):
-            self._row_at(step).sums.add_table(serial, tables[row])
+        for row in np.flatnonzero(tables[:-1].any(axis=(1, 2))).tolist():
+            self._row_at(int(steps[row])).sums.add_table(serial, tables[row])
         self._unfinished.add_table(serial, tables[-1])
 
     def end(self, steps: Ints) -> None:
@@ -97,17 +97,13 @@ class Rows:
             self._unfinished = LoaderSums()
 
     def _row_at(self, step: int) -> Row:
-        for row in self.done[::-1]:
-            if row.step == step:
-                return row
-        self.done.append(Row(step, LoaderSums(), {}))
-        return self.done[-1]
+        return self.done.setdefault(step, Row(step, LoaderSums(), {}))
 
     def take(self, is_last: bool = False) -> list[Row]:
         """Return the rows that have ended since they were taken last, at the end of a run with what is left over."""
         if is_last:
             self.end(np.array([self._steps], np.int64))
-        rows, self.done = sorted(self.done), []
+        rows, self.done = [self.done[step] for step in sorted(self.done)], {}
         for row in rows:
             self._batches.update({serial: int(table[DATA, 1]) for serial, table in row.sums.tables.items()})
             row.batches.update(self._batches)

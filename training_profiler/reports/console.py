@@ -8,8 +8,8 @@ from training_profiler.reports.checklist import checklist_lines
 from training_profiler.reports.device import HEADER, device_cells, device_lines, device_words
 from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, lines_under, percentages
 from training_profiler.reports.insights import insight_lines
-from training_profiler.reports.machine import machine_lines
 from training_profiler.reports.loaders import loader_lines
+from training_profiler.reports.machine import machine_lines
 from training_profiler.snapshot import OUTSIDE_STEPS, PROFILER, EpochFigures, SectionFigures, Snapshot
 from training_profiler.units import S_PER_HOUR, seconds_text
 

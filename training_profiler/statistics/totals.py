@@ -7,8 +7,8 @@ import numpy as np
 from training_profiler.record.flops import StepFlops
 from training_profiler.statistics.histogram import Ints
 from training_profiler.statistics.lines import LineCounts
-from training_profiler.statistics.machine import MachineSums
 from training_profiler.statistics.loaders import LoaderSums
+from training_profiler.statistics.machine import MachineSums
 from training_profiler.statistics.sections import SectionSums
 from training_profiler.statistics.steps import FIRST_STEPS, Coupling, StepSums
 

@@ -45,7 +45,7 @@ MAY_IMPORT_ELSEWHERE = {
     "diagnosis": set(),
     "reports": {"tabulate"},
     "runs": {"numpy"},
-    "sinks": set(),
+    "sinks": {"prometheus_client", "tensorboard"},  # when they are chosen; wandb and mlflow only the program imports
     "cli": set(),
 }
 

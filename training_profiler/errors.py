@@ -9,6 +9,10 @@ class SettingsError(ProfilerError, ValueError):
     """A setting has a value that cannot be used; the message names it and gives an example."""
 
 
+class MissingExtraError(ProfilerError, ImportError):
+    """A tracker was asked for whose package is not installed; the message says how to install it."""
+
+
 class RunFolderError(ProfilerError):
     """A run folder cannot be read as one."""
 

@@ -10,10 +10,10 @@ from typing import TypeVar
 from training_profiler.errors import ProfilerWarning
 from training_profiler.exits import at_fork, is_being_spawned, is_worker
 from training_profiler.instrument.watch import Watch
-from training_profiler.process import Process
+from training_profiler.process import Process, usable_settings
 from training_profiler.record.loader import ProfiledIterator, ProfiledLoader
 from training_profiler.record.recorder import Recorder
-from training_profiler.settings import read_settings, unknown_variables
+from training_profiler.settings import unknown_variables
 from training_profiler.snapshot import Snapshot
 
 T = TypeVar("T")
@@ -72,9 +72,10 @@ def start_training_profiling(
 
     Raises:
         SettingsError: a value cannot be used; the message names it and shows an example.
+        MissingExtraError: a tracker's package is not installed.
     """
     arguments = {name: value for name, value in locals().items() if value is not None}
-    settings = read_settings(arguments)
+    settings = usable_settings(arguments)
     if is_being_spawned() or (is_worker() and multiprocessing.current_process().daemon):
         return  # a daemonic child serves a DataLoader or a pool; one that trains is an ordinary process
     if _process.is_silent and multiprocessing.parent_process() is None:

@@ -1,6 +1,8 @@
-"""Where finished figures go: the terminal, the run folder. On the primary rank alone; none can hurt the training."""
+"""Where finished figures go: terminal, run folder, trackers. On the primary rank alone; none can hurt the training."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
 
 from training_profiler.diagnosis import Insight, epoch_warnings
 from training_profiler.distributed.rank import Rank
@@ -11,19 +13,30 @@ from training_profiler.runs.journal import Journal
 from training_profiler.runs.run_files import RunFiles
 from training_profiler.settings import Settings
 from training_profiler.sinks.console import Console
+from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
+from training_profiler.sinks.trackers import PATIENCE_S, Trackers
 from training_profiler.snapshot import EpochFigures, Health, LoaderFigures, Snapshot
 from training_profiler.upkeep import Upkeep
 
+A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which tells how they fared
+
 
 class Outlets:
-    """All that one session prints and writes."""
+    """All that one session prints and writes.
 
-    def __init__(self, settings: Settings, names: SectionNames, begin_ns: int, upkeep: Upkeep) -> None:
+    ``last_row`` sends the tracker of a name what was measured since its last row.
+    """
+
+    def __init__(
+        self, settings: Settings, names: SectionNames, begin_ns: int, upkeep: Upkeep, last_row: Callable[[str], None]
+    ) -> None:
         self.rank = Rank(settings.rank)
         self._settings = settings
         self._upkeep = upkeep
         self._console = Console(settings.stream)
         self._files = RunFiles(settings, names, begin_ns)
+        self._trackers = Trackers(upkeep.guard, last_row)
+        self._trackers.prepare(settings.sinks)
 
     @property
     def run_folder(self) -> str | None:
@@ -34,37 +47,79 @@ class Outlets:
         """Go on with other settings."""
         self._settings = self._files.settings = settings
         self._console = Console(settings.stream)
+        self._trackers.prepare(settings.sinks)
 
     def open(self) -> None:
-        """Make the run folder."""
+        """Make the run folder and start the trackers."""
         self.journal(lambda journal: None)
+        self._start_trackers()
+
+    def begin_training(self) -> None:
+        """Note which rank this is and start the trackers: a training step is about to end."""
+        self.rank.note()
+        self._start_trackers()
 
     def journal(self, work: Callable[[Journal], None]) -> None:
         """Do ``work`` with the journal."""
         if self.rank.is_primary():
             self._upkeep.guard("run folder", lambda: work(self._files.open()))
+            self._trackers.look()
 
     def periodic(self, snapshot: Snapshot) -> None:
         """Report on an interval."""
         self._print(render_periodic(snapshot, self._settings.format))
+        self.interval_row(snapshot)
 
-    def epoch(self, figures: EpochFigures) -> None:
-        """Report on an epoch."""
-        self._print(render_epoch(figures, epoch_warnings(figures, self._settings.thresholds)))
+    def interval_row(self, snapshot: Snapshot, only: str | None = None) -> None:
+        """Send the metrics of an interval to the trackers, or to one of them."""
+        if (
+            snapshot.step is not None or not snapshot.steps
+        ):  # what lies between the last step and the end is no interval
+            send = self._trackers.send
+            self._upkeep.guard("trackers", lambda: send(snapshot.steps, lambda: interval_metrics(snapshot), only))
 
     def loader_row(self, step: int, loaders: Sequence[LoaderFigures]) -> None:
-        """Hand on what the batches of each loader cost up to the end of step ``step``, since the row before."""
+        """Send the metrics of data loaders, as they are after ``step`` optimizer steps, to the trackers."""
+        self._upkeep.guard("trackers", lambda: self._trackers.send(step, lambda: loader_metrics(loaders)))
+
+    def epoch(self, figures: EpochFigures, step: int) -> None:
+        """Report on an epoch that ended after ``step`` optimizer steps."""
+        self._print(render_epoch(figures, epoch_warnings(figures, self._settings.thresholds)))
+        self._upkeep.guard("trackers", lambda: self._trackers.send(step, lambda: epoch_metrics(figures)))
 
     def final(self, figures: Callable[[], Snapshot], insights: Sequence[Insight], health: Callable[[], Health]) -> None:
         """Report on the run, which is over; ``figures`` are asked for again after printing, which may have failed."""
+        self._trackers.end()
+        self._trackers.wait(A_MOMENT_S, is_last=False)
         snapshot = figures()
         self._print(render_final(snapshot, insights, self._settings.format, self._settings.checklist))
+        self._trackers.wait(PATIENCE_S, is_last=True)
         snapshot = figures()
         text = render_final(snapshot, insights, self._settings.format, self._settings.checklist)
         if self.rank.is_primary():
             write = self._files.write_report
             self._upkeep.guard("run folder", lambda: write(text, as_data(snapshot, insights)))
             self._upkeep.guard("run folder", lambda: self._files.close(health(), snapshot.ended_by))
+
+    def notes(self) -> list[str]:
+        """Return sentences on what did not reach a tracker."""
+        return self._trackers.notes()
+
+    def abandon(self) -> None:
+        """Forget the trackers: in a forked child they are the parent's."""
+        self._trackers.abandon()
+
+    def _start_trackers(self) -> None:
+        if self.rank.is_primary():
+            self._upkeep.guard("trackers", lambda: self._trackers.choose(self._settings.sinks, self._folder))
+            self._trackers.look()
+
+    def _open_files(self) -> None:
+        self._files.open()
+
+    def _folder(self) -> Path | None:
+        self._upkeep.guard("run folder", self._open_files)
+        return self._files.folder
 
     def _print(self, text: str) -> None:
         if self.rank.is_primary():

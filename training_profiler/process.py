@@ -1,14 +1,27 @@
 """What one process profiles: its recorder, the session under way, and whether there is to be one at all."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from training_profiler.exits import is_loader_worker, is_worker
 from training_profiler.instrument.watch import Watch
 from training_profiler.record.recorder import Recorder
 from training_profiler.session import Session
-from training_profiler.settings import read_settings
+from training_profiler.settings import Settings, read_settings
+from training_profiler.sinks.extras import require_packages
 from training_profiler.upkeep import measure_section_cost_ns
+
+
+def usable_settings(arguments: Mapping[str, object] | None = None) -> Settings:
+    """Return the settings, where all is there that they ask for.
+
+    Raises:
+        SettingsError: a value cannot be used.
+        MissingExtraError: a tracker's package is not installed.
+    """
+    settings = read_settings(arguments)
+    require_packages(settings.sinks)
+    return settings
 
 
 class Process:
@@ -17,7 +30,7 @@ class Process:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.session: Session | None = None
-        self.settings = read_settings()  # so that a wrong variable is an error now, and not in the training
+        self.settings = usable_settings()  # so that a wrong variable is an error now, and not in the training
         self.is_silent = False  # for good in a forked child; in other workers until they start by name
         self.was_stopped = False
         self.is_bystander = False  # a child of a process that trains

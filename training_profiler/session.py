@@ -65,7 +65,7 @@ class Session:
         self._accumulator.loaders.wants_rows(bool(settings.sinks), settings.log_scalars_every_n_steps)
         self._sums = RunSums(recorder.names, self._begin_ns, settings.warmup)
         self._budget = Budget(recorder.clock)
-        self._outlets = Outlets(settings, recorder.names, self._begin_ns, self.upkeep)
+        self._outlets = Outlets(settings, recorder.names, self._begin_ns, self.upkeep, self._send_last_row)
         self._exits = Exits(self.finish)
         self._training_thread = recorder.thread_serial()
         self._steps_marked = 0
@@ -104,7 +104,7 @@ class Session:
         if not self._steps_marked:
             self._training_thread = self._recorder.thread_serial()
             self._observers.watch_this_thread()
-            self._outlets.rank.note()
+            self._outlets.begin_training()
         now_ns = self._recorder.mark(STEP_END, at_ns)
         self._steps_marked += 1
         is_look = now_ns >= self._next_look_ns
@@ -184,6 +184,7 @@ class Session:
         self.is_running = False
         self._recorder.hold_ns = None
         self._observers.abandon()
+        self._outlets.abandon()
         self._exits.disarm()  # a worker stuck in C must die of SIGTERM at once, as it would without us
         self._recorder.on_full = self._recorder.discard
 
@@ -256,6 +257,14 @@ class Session:
         self._sums.new_interval()
         self._budget.spend(time.thread_time_ns() - begin_ns)
 
+    def _send_last_row(self, tracker: str) -> None:
+        """Send what was measured since the last report to a tracker whose run the program is about to end."""
+        self._exclusively(lambda: self._flush_and_send(tracker), PATIENCE_S)
+
+    def _flush_and_send(self, tracker: str | None = None) -> None:
+        self._flush()
+        self._outlets.interval_row(self._sums.snapshot(self._health(), of_interval=True), tracker)
+
     def _begin_epoch(self, number: int) -> None:
         self._flush()
         self.loaders.begin_epoch()
@@ -268,7 +277,7 @@ class Session:
         self._outlets.journal(lambda journal: journal.write_epoch_end(batches, samples, is_complete))
         figures = self._sums.end_epoch(batches, samples, is_complete)
         if figures is not None:
-            self._outlets.epoch(figures)
+            self._outlets.epoch(figures, self._sums.steps)
 
     def _finish(self, ended_by: str | None) -> None:
         if self.watch is not None:
@@ -282,6 +291,7 @@ class Session:
         if self._sums.is_in_epoch:
             self._end_epoch(is_complete=False)
         self.upkeep.guard("trackers", lambda: self._tell_of_loaders(is_last=True))
+        self._outlets.interval_row(self._sums.snapshot(self._health(), of_interval=True))
         self._outlets.final(lambda: self._figures(ended_by), diagnose(self._figures(ended_by)), self._health)
 
     def _figures(self, ended_by: str | None = None) -> Snapshot:
@@ -296,4 +306,5 @@ class Session:
         )
 
     def _health(self) -> Health:
-        return self.upkeep.health(self._sums.run, self._budget.left_out, self._observers.costs(self._sums.run))
+        notes = [*self._observers.costs(self._sums.run), *self._outlets.notes()]
+        return self.upkeep.health(self._sums.run, self._budget.left_out, notes)

@@ -2,11 +2,13 @@
 
 NS_PER_S = 1_000_000_000
 NS_PER_US = 1_000
+MS_PER_S = 1_000
 S_PER_HOUR = 3600
 S_PER_MINUTE = 60
 BYTES_PER_GIB = 2**30
 BYTES_PER_MIB = 2**20
 FLOPS_PER_TFLOP = 1e12
+BYTES_PER_GB = 10**9
 
 
 def seconds_text(seconds: float) -> str:

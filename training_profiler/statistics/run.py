@@ -81,13 +81,14 @@ class RunSums:
         """Return the figures of the run so far, or of the interval alone."""
         totals = self.interval if of_interval else self.run
         sections = section_figures(totals, self._names.names, self.warmup_steps)
+        warmup = 0 if totals.first_step else self.warmup_steps  # the first steps of a later interval are like any
         return Snapshot(
             steps=self.steps,
             first_step=totals.first_step,
             wall_s=totals.wall_ns / NS_PER_S,
             sections=sections,
             lines=line_figures(totals, self._names.names, sections),
-            step=None if of_interval else step_figures(totals, self._names.names, self.warmup_steps),
+            step=step_figures(totals, self._names.names, warmup, is_interval=of_interval),
             epochs=() if of_interval else tuple(self.epochs),
             device=device,
             machine=totals.machine.figures(has_growth=not of_interval),

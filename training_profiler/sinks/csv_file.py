@@ -1,0 +1,42 @@
+"""``metrics.csv`` in the run folder: one line a value, so that a name that comes later breaks no columns."""
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from training_profiler.sinks.sink import Row, Sink, append_to, folder_for, write_whole
+
+FILE: Final = "metrics.csv"
+COLUMNS: Final = ("step", "time", "name", "value")
+
+
+class CsvFile(Sink):
+    """Appends to the file; a row once written survives SIGKILL."""
+
+    name = "csv"
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+
+    def open(self, folder: Path | None) -> None:
+        """Make the file with its header."""
+        self._descriptor = append_to(folder_for(folder) / FILE)
+        write_whole(self._descriptor, ",".join(COLUMNS) + "\n")
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Append a line a value: step, time in s since 1970, name, value."""
+        if self._descriptor is not None:
+            text = io.StringIO()
+            lines = csv.writer(text, lineterminator="\n")
+            for row in rows:
+                lines.writerows((row.step, row.time_s, name, value) for name, value in row.metrics.items())
+            write_whole(self._descriptor, text.getvalue())
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -1,0 +1,90 @@
+"""``metrics.prom`` in the run folder: the newest values in Prometheus' text format, for a textfile collector.
+
+The characters of a name that Prometheus does not allow become ``_``; what varies in a name is a label:
+``profiling/timing_forward_pass_avg`` is ``profiling_timing_avg{section="forward_pass"}``.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from training_profiler.sinks.sink import Row, Sink, folder_for
+
+FILE: Final = "metrics.prom"
+# (pattern of a name, name for Prometheus, name as the guide has it)
+_LABELLED: Final = tuple(
+    (re.compile(pattern), called, told)
+    for pattern, called, told in (
+        (r"profiling/timing_(?P<section>.+)_avg", "profiling_timing_avg", "profiling/timing_{section}_avg"),
+        (
+            r"profiling/(?P<rest>interval|epoch)_(?P<section>.+)_percentage",
+            "profiling_{rest}_percentage",
+            "profiling/{rest}_{section}_percentage",
+        ),
+        (
+            r"profiling/(?P<rest>epoch_max|bottleneck)_gpu_(?P<gpu>\d+)_memory",
+            "profiling_{rest}_gpu_memory",
+            "profiling/{rest}_gpu_{gpu}_memory",
+        ),
+        (r"profiling/gpu_(?P<gpu>\d+)_(?P<rest>\w+)", "profiling_gpu_{rest}", "profiling/gpu_{gpu}_{rest}"),
+        (
+            r"profile/(?P<phase>train|val)/dl_(?P<loader>.+)/(?P<rest>\w+)",
+            "profile_dl_{rest}",
+            "profile/{phase}/dl_{loader}/{rest}",
+        ),
+    )
+)
+
+
+def prometheus_name(name: str) -> tuple[str, dict[str, str], str]:
+    """Return what a metric is called for Prometheus, its labels, and its name with labels in braces."""
+    for pattern, called, told in _LABELLED:
+        match = pattern.fullmatch(name)
+        if match is not None:
+            labels = match.groupdict()
+            rest = labels.pop("rest", "")
+            return called.replace("{rest}", rest), labels, told.replace("{rest}", rest)
+    return re.sub(r"[^a-zA-Z0-9_:]", "_", name), {}, name
+
+
+class PrometheusText(Sink):
+    """Writes the file anew with each row, in one piece."""
+
+    name = "prometheus"
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._client: Any = None
+        self._registry: Any = None
+        self._gauges: dict[str, Any] = {}
+
+    def open(self, folder: Path | None) -> None:
+        """Import the client."""
+        import prometheus_client
+
+        self._path = folder_for(folder) / FILE
+        self._client = prometheus_client
+        self._registry = prometheus_client.CollectorRegistry()
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write the values as they are after these rows."""
+        if self._path is None or not rows:
+            return
+        for row in rows:
+            self._set("profiling/step", row.step)
+            for name, value in row.metrics.items():
+                self._set(name, value)
+        draft = self._path.with_name(FILE + ".part")
+        draft.write_bytes(self._client.generate_latest(self._registry))
+        os.replace(draft, self._path)
+
+    def _set(self, name: str, value: float) -> None:
+        called, labels, told = prometheus_name(name)
+        gauge = self._gauges.get(called)
+        if gauge is None:
+            help_text = f"{told} (PROFILING.md, Trackers)"
+            gauge = self._client.Gauge(called, help_text, list(labels), registry=self._registry)
+            self._gauges[called] = gauge
+        (gauge.labels(**labels) if labels else gauge).set(value)

@@ -1,0 +1,123 @@
+"""The trackers of a run: each gets its rows from a thread of its own, and none can hurt the training or another."""
+
+import importlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from training_profiler.sinks.metrics import Metrics
+from training_profiler.sinks.sink import Row, Sink
+from training_profiler.sinks.writer import Guard, Writer
+
+PATIENCE_S: Final = 3.0  # for all trackers together, at the end
+SETTLE_S: Final = 2.0  # for what is queued, where the program's own run ends
+_CLASSES: Final = {  # tracker -> (module, class); most runs have no tracker, and shall not wait for imports
+    "wandb": ("wandb_run", "WandbRun"),
+    "tensorboard": ("tensorboard_events", "TensorboardEvents"),
+    "jsonl": ("jsonl_file", "JsonlFile"),
+    "prometheus": ("prometheus_text", "PrometheusText"),
+    "mlflow": ("mlflow_run", "MlflowRun"),
+    "csv": ("csv_file", "CsvFile"),
+}
+
+
+class Trackers:
+    """Hands rows of metrics to the sinks that were chosen; costs nothing where there are none.
+
+    Args:
+        guard: does work such that a failure switches off that part alone.
+        last_row: sends what was measured since the last row to the tracker of this name, whose run the program ends
+            before ours is over.
+        sinks: makes a sink of a name; tests put their own here.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        last_row: Callable[[str], None] = lambda name: None,
+        sinks: Callable[[str], Sink] | None = None,
+    ) -> None:
+        self._guard = guard
+        self._last_row = last_row
+        self._make = sinks or self._sink
+        self._writers: dict[str, Writer] = {}
+        self._ended: list[Writer] = []
+        self._starting = threading.Lock()
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Import what these sinks are made of, now and not at the interpreter's end; not yet what they need."""
+        for name in names:
+            _class_of(name)
+
+    def choose(self, names: Sequence[str], folder: Callable[[], Path | None]) -> None:
+        """Start the sinks of these names that have not been started, and end all others."""
+        if self._writers.keys() == set(names) or not self._starting.acquire(blocking=False):
+            return
+        try:
+            for name in self._writers.keys() - set(names):
+                self._ended.append(self._writers.pop(name))
+                self._ended[-1].end()
+            for name in names:
+                if name not in self._writers:
+                    self._writers[name] = Writer(self._make(name), self._guard, folder())
+        finally:
+            self._starting.release()
+
+    def look(self) -> None:
+        """Let the sinks look for the runs that the program has on the calling thread."""
+        for writer in list(self._writers.values()):
+            self._guard(writer.part, writer.look)
+
+    def send(self, step: int, metrics: Callable[[], Metrics], only: str | None = None) -> None:
+        """Queue a row for each tracker, or for one, never waiting; ``metrics`` are asked for where there is any."""
+        writers = [writer for name, writer in list(self._writers.items()) if only in (None, name)]
+        if writers:
+            self.look()
+            row = Row(step, time.time(), metrics())
+            for writer in writers:
+                writer.send(row)
+
+    def end(self) -> None:
+        """Take no more rows."""
+        self._ended += self._writers.values()
+        self._writers = {}
+        for writer in self._ended:
+            writer.end()
+
+    def wait(self, patience_s: float, is_last: bool) -> None:
+        """Wait for the sinks to end; those that have not by the last wait are left to themselves."""
+        until_s = time.monotonic() + patience_s
+        for writer in self._ended:
+            if not writer.wait(until_s) and is_last:
+                writer.give_up()
+
+    def abandon(self) -> None:
+        """Forget the threads: in a forked child there are none."""
+        for writer in (*self._writers.values(), *self._ended):
+            writer.sink.abandon()
+        self._writers, self._ended = {}, []
+        self._starting = threading.Lock()
+
+    def notes(self) -> list[str]:
+        """Return sentences on what did not reach a tracker."""
+        return [note for writer in (*self._ended, *self._writers.values()) for note in writer.notes()]
+
+    def _sink(self, name: str) -> Sink:
+        made = _class_of(name)
+        if name == "wandb":
+            return made(lambda work: self._guard("wandb sink", work), self._before_its_end)
+        return made()
+
+    def _before_its_end(self) -> None:
+        self._last_row("wandb")
+        writer = self._writers.get("wandb")
+        if writer is not None:
+            writer.settle(SETTLE_S)
+
+
+def _class_of(name: str) -> Callable[..., Sink]:
+    module, of_class = _CLASSES[name]
+    found: Callable[..., Sink] = getattr(importlib.import_module(f"training_profiler.sinks.{module}"), of_class)
+    return found

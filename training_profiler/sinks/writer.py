@@ -1,0 +1,114 @@
+"""A thread that hands rows of metrics to one tracker: whatever that one does, the training does not wait for it."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from training_profiler.sinks.sink import Row, Sink
+
+MOST_ROWS: Final = 1000  # waiting for one tracker
+MOST_AT_ONCE: Final = 100
+NOTHING: Final = None  # wakes the writer: the tracker may look at what it has found
+Guard = Callable[[str, Callable[[], None]], None]
+
+
+class Writer:
+    """The queue and the thread of one sink."""
+
+    def __init__(self, sink: Sink, guard: Guard, folder: Path | None) -> None:
+        self.sink = sink
+        self.dropped = 0
+        self.part = f"{sink.name} sink"
+        self.has_given_up = False
+        self._guard = guard
+        self._rows: SimpleQueue[Row | threading.Event | None] = SimpleQueue()  # put() may be interrupted by itself
+        self._done = threading.Event()
+        self._is_closing = False
+        self._thread = threading.Thread(
+            target=self._run, args=(folder,), name=f"training_profiler {sink.name}", daemon=True
+        )
+        self._thread.start()
+
+    def look(self) -> None:
+        """Let the sink look at the program from the calling thread."""
+        if self.sink.look():
+            self._rows.put(NOTHING)
+
+    def send(self, row: Row) -> None:
+        """Queue a row, or count it as dropped; never waits."""
+        if self._rows.qsize() >= MOST_ROWS:
+            self.dropped += 1
+        else:
+            self._rows.put(row)
+
+    def settle(self, patience_s: float) -> None:
+        """Wait until all that was sent has been written, at most ``patience_s``."""
+        if threading.current_thread() is not self._thread:
+            written = threading.Event()
+            self._rows.put(written)
+            written.wait(patience_s)
+
+    def end(self) -> None:
+        """Let the thread end when it has written what was sent."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._rows.put(NOTHING)
+
+    def wait(self, until_s: float) -> bool:
+        """Wait for the end until this moment of the monotonic clock; return whether it has come."""
+        return self._done.wait(max(0.0, until_s - time.monotonic()))
+
+    def give_up(self) -> None:
+        """Leave the sink to itself: what is queued counts as dropped."""
+        self.has_given_up = True
+        while True:
+            try:
+                self.dropped += isinstance(self._rows.get_nowait(), Row)
+            except Empty:
+                return
+
+    def notes(self) -> list[str]:
+        """Return sentences on what did not reach the tracker."""
+        notes = self.sink.notes()
+        if self.has_given_up:
+            notes.append(f"{self.part}: did not come to its end, at least {_rows_text(self.dropped)} not written")
+        elif self.dropped:
+            notes.append(f"{self.part}: {_rows_text(self.dropped)} left out, for it was slower than they came")
+        return notes
+
+    def _run(self, folder: Path | None) -> None:
+        if hasattr(signal, "pthread_sigmask"):  # Ctrl-C is for the training's thread and has to wake that one
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._guard(self.part, lambda: self.sink.open(folder))
+            while not (self._is_closing and self._rows.empty()):
+                self._write_some()
+            self._guard(self.part, self.sink.close)
+        finally:
+            self._done.set()
+
+    def _write_some(self) -> None:
+        rows, reached = [], []
+        item = self._rows.get()
+        while True:
+            if isinstance(item, Row):
+                rows.append(item)
+            elif item is not None:
+                reached.append(item)
+            if len(rows) >= MOST_AT_ONCE:
+                break
+            try:
+                item = self._rows.get_nowait()
+            except Empty:
+                break
+        self._guard(self.part, lambda: self.sink.write(rows))
+        for event in reached:
+            event.set()
+
+
+def _rows_text(count: int) -> str:
+    return f"{count} row{'' if count == 1 else 's'}"

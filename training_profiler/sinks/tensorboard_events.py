@@ -77,12 +77,12 @@ class TensorboardEvents(Sink):
         layout = self._layouts.Layout()
         for category in categories(self._seen, self._stack):
             charts = layout.category.add(title=category.title).chart
-            for title, tags in category.lines.items():
-                charts.add(title=title).multiline.tag.extend(tags)
             for title, series in category.bands.items():
                 margin = charts.add(title=title).margin
                 for lower, upper in series:
                     margin.series.add(value=upper, lower=lower, upper=upper)
+            for title, tags in category.lines.items():
+                charts.add(title=title).multiline.tag.extend(tags)
         event = self._event(row)
         value = event.summary.value.add(tag=LAYOUT_TAG)
         value.metadata.plugin_data.plugin_name = LAYOUT_PLUGIN

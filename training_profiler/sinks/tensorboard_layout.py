@@ -30,7 +30,7 @@ _MEMORY: Final = {
 }
 _TIMING: Final = {
     "Mean of a span, by section (s)": rf"profiling/timing_(?!{_APART}).+_avg",
-    "Mean of a span, validation, sampling and checkpoints (s)": rf"profiling/timing_{_APART}.*_avg",
+    "Mean of validation, sampling, checkpoints (s)": rf"profiling/timing_{_APART}.*_avg",
     "Data loaders, training (ms)": r"profile/train/dl_.+_ms",
     "Data loaders, validation (ms)": r"profile/val/dl_.+_ms",
 }

@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -65,11 +66,10 @@ class Writer:
     def give_up(self) -> None:
         """Leave the sink to itself: what is queued counts as dropped."""
         self.has_given_up = True
-        while True:
-            try:
+        with suppress(Empty):
+            while True:
                 self.dropped += isinstance(self._rows.get_nowait(), Row)
-            except Empty:
-                return
+        self._rows.put(NOTHING)  # the one that was there to wake it may be gone
 
     def notes(self) -> list[str]:
         """Return sentences on what did not reach the tracker."""

@@ -1,0 +1,215 @@
+"""Metrics of a training that nobody edited, read back by the trackers' own readers; the user's stay as they are."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .wandb_file import axes, history
+
+pytestmark = pytest.mark.integrations
+ROOT = Path(__file__).parents[2]
+PREFIX = "RECTIFIED_FLOW_PROFILE"
+STEPS = 130
+
+TRAINING = """
+import torch
+torch.manual_seed(0)
+net = torch.nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(net.parameters())
+BEFORE
+for step in range(130):
+    optimizer.zero_grad()
+    loss = net(torch.ones(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    LOG
+AFTER
+"""
+INIT = "import wandb; run = wandb.init(project='p', settings=wandb.Settings(silent=True))"
+
+
+def train(cwd: Path, sinks: str, before: str = "", log: str = "pass", after: str = "", **variables: str) -> str:
+    """Profile the training with these lines of the user's in it; return what it wrote to stderr."""
+    script = cwd / "train.py"
+    text = TRAINING.replace("BEFORE", before).replace("LOG", log.replace("\n", "\n    ")).replace("AFTER", after)
+    script.write_text(text)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "WANDB", "MLFLOW"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "training_profiler", "run", str(script)],
+        cwd=cwd,
+        env={
+            **kept,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "WANDB_MODE": "offline",
+            PREFIX + "_SINKS": sinks,
+            **variables,
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"=== Final Profiling Summary ({STEPS} steps) ===" in done.stdout
+    assert "sink" not in done.stdout, done.stdout
+    return done.stderr
+
+
+def folder_of(cwd: Path) -> Path:
+    (folder,) = (cwd / "runs").iterdir()
+    return folder
+
+
+def expected_rows(cwd: Path) -> list[dict[str, Any]]:
+    """Return the rows of the simplest tracker, which all others shall agree with."""
+    return [json.loads(line) for line in (folder_of(cwd) / "metrics.jsonl").read_text().splitlines()]
+
+
+EACH = list(range(STEPS))
+
+
+@pytest.mark.parametrize(
+    ("log", "after", "users"),
+    [
+        ("wandb.log({'mine': step})", "wandb.finish()", EACH),
+        ("wandb.log({'mine': step})", "", EACH),
+        ("run.log({'mine': step}, step=step)", "run.finish()", EACH),
+        ("run.log({'mine': step}, step=step)", "", EACH),
+        ("run.log({'loss': 0.5}, step=step)\nrun.log({'mine': step}, step=step)", "", EACH),
+        ("wandb.log({'loss': 0.5}, commit=False)\nwandb.log({'mine': step})", "wandb.finish()", EACH),
+        ("if step % 40 == 39: wandb.log({'mine': step}, step=step)", "", [39, 79, 119]),
+        ("pass", "wandb.finish()", []),
+        ("pass", "", []),
+        (
+            "run.log({'mine': step}, step=step)",
+            "import training_profiler as t; t.stop_training_profiling()\n"
+            "for step in range(130, 140): run.log({'mine': step}, step=step)",
+            list(range(140)),
+        ),
+    ],
+)
+def test_no_row_of_the_users_is_lost_or_doubled_in_wandb(
+    tmp_path: Path, log: str, after: str, users: list[int]
+) -> None:
+    pytest.importorskip("wandb")
+    train(tmp_path, "wandb,jsonl", INIT, log, after)
+    rows = history(tmp_path)
+    mine = [row for row in rows if "mine" in row]
+    assert [row["mine"] for row in mine] == users
+    if "step=step" in log:
+        assert [row["_step"] for row in mine] == users
+    if "loss" in log:
+        assert [row["loss"] for row in rows if "loss" in row] == [0.5] * len(users)
+    ours = [row for row in rows if "profiling/batch_time_avg" in row]
+    assert ours[-1]["profiling/step"] == STEPS
+    if not users:
+        assert [row["profiling/step"] for row in ours] == [50, 100, STEPS]
+    last = expected_rows(tmp_path)[-1]
+    assert ours[-1]["profiling/batches_per_second"] == pytest.approx(last["profiling/batches_per_second"], rel=0.5)
+    names = {name for row in ours for name in row if name.startswith("profiling/")}
+    assert {name: axes(tmp_path)[name] for name in names} == {
+        name: "" if name == "profiling/step" else "profiling/step" for name in names
+    }
+
+
+def test_rows_wait_for_a_wandb_run_that_comes_late(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    train(tmp_path, "wandb", "import wandb", f"if step == 60:\n    {INIT}\nif step >= 60: wandb.log({{'mine': step}})")
+    rows = history(tmp_path)
+    assert [row["mine"] for row in rows if "mine" in row] == list(range(60, STEPS))
+    assert [row["profiling/step"] for row in rows if "profiling/step" in row][-1] == STEPS
+
+
+def test_tensorboards_own_reader_finds_every_metric(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(tmp_path, "tensorboard,jsonl")
+    events = EventAccumulator(str(folder_of(tmp_path) / "tensorboard"))
+    events.Reload()
+    rows = expected_rows(tmp_path)
+    for name in {name for row in rows for name in row} - {"step", "time"}:
+        found = [(event.step, event.value) for event in events.Scalars(name)]
+        assert found == [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in rows if name in row]
+    assert events.Tags()["tensors"] == ["custom_scalars__config__"]
+
+
+def test_a_tensorboard_writer_of_the_users_is_left_alone(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    before = "from torch.utils.tensorboard import SummaryWriter; writer = SummaryWriter('mine')"
+    train(tmp_path, "tensorboard", before, "writer.add_scalar('loss', loss.item(), step)", "writer.close()")
+    events = EventAccumulator(str(tmp_path / "mine"))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["loss"]
+    assert len(events.Scalars("loss")) == STEPS
+
+
+def test_prometheus_own_parser_reads_the_text_file(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    train(tmp_path, "prometheus,jsonl")
+    families = list(text_string_to_metric_families((folder_of(tmp_path) / "metrics.prom").read_text()))
+    assert {family.type for family in families} == {"gauge"}
+    values = {
+        (sample.name, *sorted(sample.labels.items())): sample.value for family in families for sample in family.samples
+    }
+    last = expected_rows(tmp_path)[-1]
+    assert values["profiling_step",] == STEPS
+    assert values["profiling_batch_time_avg",] == last["profiling/batch_time_avg"]
+    labelled = "profiling_timing_avg", ("section", "forward_pass")
+    assert values[labelled] == last["profiling/timing_forward_pass_avg"]
+    (told,) = [family.documentation for family in families if family.name == "profiling_timing_avg"]
+    assert told.startswith("profiling/timing_{section}_avg ")
+
+
+@pytest.mark.parametrize("store", ["sqlite:///{}/mlflow.db", "file://{}/mlruns"])
+@pytest.mark.parametrize("after", ["", "mlflow.end_run()"])
+def test_the_active_run_of_mlflow_gets_the_metrics_beside_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, after: str
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = store.format(tmp_path)
+    before = f"import mlflow; mlflow.set_tracking_uri({uri!r}); mlflow.start_run()"
+    log = "if step % 50 == 0: mlflow.log_metric('loss', 0.5, step=step)"
+    train(tmp_path, "mlflow,jsonl", before, log, after, MLFLOW_ALLOW_FILE_STORE="true")
+    import mlflow
+
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (run,) = client.search_runs(["0"])
+    assert run.info.status == "FINISHED"
+    rows = expected_rows(tmp_path)
+    for name in ("profiling/batch_time_avg", "profiling/timing_forward_pass_avg"):
+        found = [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
+        assert sorted(found) == [(row["step"], pytest.approx(row[name])) for row in rows]
+    users = client.get_metric_history(run.info.run_id, "loss")
+    assert sorted(metric.step for metric in users) == [0, 50, 100]
+
+
+def test_a_program_that_never_uses_a_tracker_never_imports_it_and_is_told_so(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    pytest.importorskip("mlflow")
+    script = tmp_path / "train.py"
+    text = TRAINING.replace("BEFORE", "").replace("LOG", "pass")
+    script.write_text(text.replace("AFTER", "import sys; print({'wandb', 'mlflow'} & sys.modules.keys())"))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    done = subprocess.run(
+        [sys.executable, "-m", "training_profiler", "run", str(script)],
+        cwd=tmp_path,
+        env={**kept, "PYTHONPATH": str(ROOT), PREFIX + "_SINKS": "wandb,mlflow"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\nset()\n" in done.stdout
+    assert "- wandb sink: no run was seen (wandb.init())" in done.stdout
+    assert "- mlflow sink: no active run was seen (mlflow.start_run())" in done.stdout

@@ -1,0 +1,157 @@
+"""Names and units are a contract: dashboards are built on them."""
+
+import pytest
+from fakes import FakeRun, section_figures, snapshot_of, step_figures
+
+from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
+from training_profiler.snapshot import (
+    OTHER,
+    OUTSIDE_STEPS,
+    PROFILER,
+    EpochFigures,
+    GpuFigures,
+    Level,
+    LoaderFigures,
+    MachineFigures,
+    Snapshot,
+    Throughput,
+)
+
+
+def level(mean, most=None):
+    return Level(mean=mean, max=mean if most is None else most, last=0.0)
+
+
+def test_batches_are_timed_where_they_are_fetched():
+    run = FakeRun()
+    for seconds in (1, 3):
+        run.step(data_loading=0.25, forward_pass=seconds)
+        run.spend("data_loading", 0.25)  # a second batch a step, of the step that follows
+    metrics = interval_metrics(run.snapshot(of_interval=True))
+    assert metrics["profiling/timing_data_loading_avg"] == 0.25
+    assert metrics["profiling/timing_forward_pass_avg"] == 2.0
+    # Steps of 1.25 s and 3.5 s with two batches each: 1.1875 s a batch.
+    assert metrics["profiling/batch_time_avg"] == pytest.approx(1.1875)
+    assert metrics["profiling/batch_time_std"] == pytest.approx(2.25 / 2**0.5 / 2)
+    assert metrics["profiling/batches_per_second"] == pytest.approx(1 / 1.1875)
+
+
+def test_a_step_is_a_batch_where_no_fetch_was_seen():
+    metrics = interval_metrics(snapshot_of({"forward_pass": 0.5}, steps=10, step_s=0.2))
+    assert metrics["profiling/batch_time_avg"] == 0.2
+    assert metrics["profiling/batches_per_second"] == 5.0
+
+
+def test_data_generation_and_transfer_are_told_a_batch():
+    metrics = interval_metrics(snapshot_of({"data_generation": 0.65, "data_transfer": 0.05}, step_s=0.2))
+    assert metrics["profiling/data_generation_time"] == pytest.approx(0.13)
+    assert metrics["profiling/data_transfer_time"] == pytest.approx(0.01)
+    assert metrics["profiling/data_gen_percentage"] == pytest.approx(65)
+    assert metrics["profiling/transfer_percentage"] == pytest.approx(5)
+    assert metrics["profiling/bottleneck_data_generation"] == 1
+    assert metrics["profiling/data_gen_bottleneck_severity"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("share", "flag"), [(0.29, 0), (0.31, 1)])
+def test_data_generation_is_a_bottleneck_above_30_percent(share, flag):
+    assert interval_metrics(snapshot_of({"data_generation": share}))["profiling/bottleneck_data_generation"] == flag
+
+
+def test_the_percentages_of_an_interval_add_up_to_100():
+    sections = {
+        name: section_figures(name, share)
+        for name, share in (("forward_pass", 0.6), (OTHER, 0.1), (OUTSIDE_STEPS, 0.2), (PROFILER, 0.1))
+    }
+    metrics = interval_metrics(Snapshot(steps=1, wall_s=1.0, sections=sections))
+    assert {name: value for name, value in metrics.items() if name.endswith("_percentage")} == {
+        "profiling/interval_forward_pass_percentage": 60.0,
+        "profiling/interval_other_percentage": pytest.approx(30.0),
+        "profiling/interval_profiler_percentage": 10.0,
+    }
+
+
+def test_the_machine_is_told_in_percent_and_gb():
+    gpu = GpuFigures(1, total_bytes=10**10, allocated_bytes=level(4e9), used_bytes=level(9.5e9), utilization=level(0.8))
+    machine = MachineFigures(
+        samples=5,
+        cores=4.0,
+        cpu_container=level(3.0),
+        cpu_host=level(0.1),
+        ram_share=level(0.94),
+        ram_available_bytes=level(2.5e9),
+        gpus=(gpu,),
+    )
+    metrics = interval_metrics(Snapshot(machine=machine))
+    assert metrics == {
+        "profiling/cpu_usage_percent": 75.0,
+        "profiling/ram_usage_percent": 94.0,
+        "profiling/ram_available_gb": 2.5,
+        "profiling/bottleneck_memory": 1.0,
+        "profiling/memory_pressure": pytest.approx(0.6),
+        "profiling/gpu_1_memory_allocated_gb": 4.0,
+        "profiling/gpu_1_memory_utilization": 95.0,
+        "profiling/gpu_1_utilization": 80.0,
+        "profiling/bottleneck_gpu_1_memory": 1.0,
+        "profiling/gpu_1_memory_pressure": pytest.approx(0.5),
+    }
+
+
+def test_below_its_threshold_memory_is_under_no_pressure():
+    metrics = interval_metrics(Snapshot(machine=MachineFigures(1, ram_share=level(0.85))))
+    assert (metrics["profiling/bottleneck_memory"], metrics["profiling/memory_pressure"]) == (0.0, 0.0)
+
+
+def test_what_is_not_known_is_left_out():
+    assert interval_metrics(Snapshot()) == {}
+    machine = MachineFigures(samples=0, gpus=(GpuFigures(0, total_bytes=10**10),))
+    assert interval_metrics(Snapshot(machine=machine, throughput=Throughput(2.0))) == {
+        "profiling/steps_per_second": 2.0
+    }
+
+
+def test_what_is_no_number_is_left_out():
+    snapshot = Snapshot(throughput=Throughput(float("nan"), tflops=float("inf"), mfu=0.5))
+    assert interval_metrics(snapshot) == {"profiling/mfu": 0.5}
+
+
+def test_of_a_single_step_there_is_no_spread():
+    assert "profiling/batch_time_std" not in interval_metrics(Snapshot(step=step_figures(count=1)))
+
+
+def test_an_epoch_is_told_in_percent_of_itself():
+    machine = MachineFigures(1, ram_share=level(0.5, 0.7), gpus=(GpuFigures(0, allocated_bytes=level(1e9, 3e9)),))
+    epoch = EpochFigures(2, 50.0, 90, 100, None, 0.1, {"forward_pass": 30.0, OTHER: 20.0}, None, None, machine=machine)
+    assert epoch_metrics(epoch) == {
+        "profiling/epoch_total_time": 50.0,
+        "profiling/epoch_throughput_batches_per_hour": 7200.0,
+        "profiling/epoch_forward_pass_percentage": 60.0,
+        "profiling/epoch_other_percentage": 40.0,
+        "profiling/epoch_max_ram_usage": 70.0,
+        "profiling/epoch_max_gpu_0_memory": 3.0,
+    }
+
+
+def test_an_epoch_without_batches_has_no_throughput():
+    epoch = EpochFigures(1, 50.0, 0, None, None, None, {OTHER: 50.0}, None, None)
+    assert epoch_metrics(epoch) == {"profiling/epoch_total_time": 50.0, "profiling/epoch_other_percentage": 100.0}
+
+
+def test_a_loader_is_told_in_ms():
+    main = LoaderFigures("main", 10, 80, 1.0, "train", 0.1, 0.2, 0.3, 0.04, 0.5, 0.75)
+    held_out = LoaderFigures("0", 10, 80, 1.0, "val", 0.01, 0.02)
+    assert loader_metrics([main, held_out]) == {
+        "profile/train/dl_main/time_data_ms": 100.0,
+        "profile/train/dl_main/time_forward_ms": 200.0,
+        "profile/train/dl_main/time_backward_ms": 300.0,
+        "profile/train/dl_main/time_optimizer_ms": 40.0,
+        "profile/train/dl_main/time_batch_wait_ms": 500.0,
+        "profile/train/dl_main/proportion": 0.75,
+        "profile/val/dl_0/time_data_ms": 10.0,
+        "profile/val/dl_0/time_forward_ms": 20.0,
+    }
+
+
+def test_of_a_loader_unknown_times_are_left_out():
+    assert loader_metrics([LoaderFigures("a", 1, None, 0.0, data_avg_s=0.001)]) == {
+        "profile/train/dl_a/time_data_ms": 1.0
+    }

@@ -1,0 +1,168 @@
+"""A tracker that blocks, fails or is slow loses its own rows and nothing else; nobody waits for it."""
+
+import threading
+
+import pytest
+from fakes import FakeRun
+
+from training_profiler.errors import MissingExtraError
+from training_profiler.sinks import extras
+from training_profiler.sinks.extras import require_packages
+from training_profiler.sinks.sink import MOST_HELD, Held, Row, Sink
+from training_profiler.sinks.trackers import Trackers
+from training_profiler.sinks.writer import MOST_ROWS
+from training_profiler.upkeep import Upkeep
+
+LONG_S = 30.0  # bounds a hang; nothing here waits for long
+
+
+class Memory(Sink):
+    """Keeps what it gets; blocks while ``gate`` is not set, and fails where it is told to."""
+
+    def __init__(self, name, fails=False):
+        self.name = name
+        self.steps = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.is_closed = False
+        self._fails = fails
+
+    def write(self, rows):
+        self.entered.set()
+        self.gate.wait(LONG_S)
+        if self._fails:
+            raise ConnectionError("no route to host")
+        self.steps += [row.step for row in rows]
+
+    def close(self):
+        self.is_closed = True
+
+
+class Chosen:
+    """Trackers of stand-ins, as a session has them."""
+
+    def __init__(self, *sinks):
+        self.upkeep = Upkeep(FakeRun().recorder, 0.0)
+        self.sinks = {sink.name: sink for sink in sinks}
+        self.trackers = Trackers(self.upkeep.guard, sinks=self.sinks.__getitem__)
+        self.trackers.choose(list(self.sinks), lambda: None)
+
+    def send(self, *steps):
+        for step in steps:
+            self.trackers.send(step, lambda: {"profiling/mfu": 0.5})
+
+    def end(self, patience_s=LONG_S):
+        self.trackers.end()
+        self.trackers.wait(patience_s, is_last=True)
+
+
+def wait_for_threads():
+    for thread in threading.enumerate():
+        if thread.name.startswith("training_profiler "):
+            thread.join(LONG_S)
+
+
+def test_rows_reach_every_sink_in_order():
+    one, two = Memory("one"), Memory("two")
+    chosen = Chosen(one, two)
+    chosen.send(1, 2, 3)
+    chosen.end()
+    assert one.steps == two.steps == [1, 2, 3]
+    assert one.is_closed
+    assert chosen.trackers.notes() == []
+    wait_for_threads()
+
+
+def test_without_a_tracker_metrics_are_not_even_made():
+    trackers = Trackers(lambda part, work: work())
+    trackers.send(1, lambda: pytest.fail("nobody asked"))
+    trackers.end()
+    trackers.wait(LONG_S, is_last=True)
+    assert trackers.notes() == []
+
+
+def test_a_sink_that_fails_is_switched_off_alone_and_named(caplog):
+    good, bad = Memory("good"), Memory("bad", fails=True)
+    chosen = Chosen(good, bad)
+    chosen.send(1)
+    bad.entered.wait(LONG_S)
+    chosen.send(2)
+    chosen.end()
+    assert good.steps == [1, 2]
+    assert chosen.upkeep.disabled == {"bad sink": "ConnectionError: no route to host"}
+    assert len(caplog.records) == 1
+    wait_for_threads()
+
+
+def test_a_sink_that_blocks_makes_nobody_wait_and_its_rows_are_counted():
+    good, slow = Memory("good"), Memory("slow")
+    slow.gate.clear()
+    chosen = Chosen(good, slow)
+    chosen.send(0)
+    slow.entered.wait(LONG_S)
+    chosen.send(*range(1, MOST_ROWS + 8))
+    assert any("slow sink: 7 rows left out, for it was slower" in note for note in chosen.trackers.notes())
+    slow.gate.set()
+    chosen.end()
+    assert slow.steps == list(range(MOST_ROWS + 1))
+    wait_for_threads()
+
+
+def test_a_sink_that_never_comes_back_is_given_up_at_the_end():
+    good, stuck = Memory("good"), Memory("stuck")
+    stuck.gate.clear()
+    chosen = Chosen(good, stuck)
+    chosen.send(1)
+    stuck.entered.wait(LONG_S)
+    chosen.send(2, 3)
+    chosen.end(patience_s=0.0)
+    assert chosen.trackers.notes()[-1] == "stuck sink: did not come to its end, at least 2 rows not written"
+    stuck.gate.set()
+    wait_for_threads()
+
+
+def test_a_sink_may_be_chosen_and_left_while_the_run_goes_on():
+    one, two = Memory("one"), Memory("two")
+    chosen = Chosen(one)
+    chosen.send(1)
+    chosen.sinks["two"] = two
+    chosen.trackers.choose(["two"], lambda: None)
+    chosen.send(2)
+    chosen.end()
+    assert (one.steps, two.steps) == ([1], [2])
+    assert one.is_closed
+    wait_for_threads()
+
+
+def test_a_forked_child_sends_nothing():
+    one = Memory("one")
+    chosen = Chosen(one)
+    writers = list(chosen.trackers._writers.values())
+    chosen.trackers.abandon()
+    chosen.send(1)
+    chosen.end()
+    assert one.steps == []
+    for writer in writers:  # in a child there would be no thread
+        writer.end()
+    wait_for_threads()
+
+
+def test_rows_that_wait_for_a_tracker_are_thinned_out_evenly():
+    held = Held()
+    held.add([Row(step, 0.0, {}) for step in range(MOST_HELD + 1)])
+    steps = [row.step for row in held.take()]
+    assert steps == list(range(1, MOST_HELD + 1, 2))
+    assert held.thinned == MOST_HELD + 1 - len(steps)
+    assert len(held) == 0
+
+
+def test_a_missing_package_is_told_with_the_way_to_install_it(monkeypatch):
+    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
+    require_packages(["jsonl", "csv"])
+    with pytest.raises(MissingExtraError) as caught:
+        require_packages(["jsonl", "prometheus"])
+    assert str(caught.value) == (
+        "The prometheus sink needs prometheus-client: pip install 'training-profiler[prometheus]', "
+        "or pip install prometheus-client"
+    )

@@ -1,0 +1,200 @@
+"""Metrics of trainings that nobody edited reach the chosen trackers however they end; no tracker can hold them up."""
+
+import csv
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .launching import BOOTSTRAP, Ended, execute, through_run
+from .scripts import ROOT, finish, run, start, wait_for
+
+SINKS = "RECTIFIED_FLOW_PROFILE_SINKS"
+EVERY = "RECTIFIED_FLOW_PROFILE_LOG_EVERY"
+TRAINING = """
+import torch
+torch.manual_seed(0)
+net = torch.nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(net.parameters())
+data = [(torch.randn(4, 8), torch.randn(4, 1)) for _ in range(25)]
+for inputs, targets in torch.utils.data.DataLoader(data, batch_size=None):
+    optimizer.zero_grad()
+    loss = (net(inputs) - targets).square().mean()
+    loss.backward()
+    optimizer.step()
+print("loss", loss.item().hex())
+"""
+# The bootstrap watches this one too, as it would after `eval "$(training-profiler env)"`.
+WATCHED = {"PYTHONPATH": os.pathsep.join([str(BOOTSTRAP), str(ROOT)]), SINKS: "jsonl,csv", EVERY: "10"}
+
+
+def train(cwd: Path, text: str = TRAINING, **variables: str) -> Ended:
+    script = cwd / "train.py"
+    script.write_text(text)
+    variables = {SINKS: "jsonl,csv", EVERY: "10", **variables}
+    return execute(cwd, through_run(str(script)), variables=variables, pythonpath=str(ROOT))
+
+
+def rows_of(cwd: Path) -> list[dict[str, Any]]:
+    (folder,) = (cwd / "runs").iterdir()
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def health_of(cwd: Path) -> list[str]:
+    (folder,) = (cwd / "runs").iterdir()
+    health = json.loads((folder / "report.json").read_text())["health"]
+    return [*health["notes"], *health["disabled"]]
+
+
+def test_a_training_that_nobody_edited_leaves_its_metrics_in_every_tracker(tmp_path: Path) -> None:
+    ended = train(tmp_path)
+    assert (ended.status, ended.stderr) == (0, "")
+    rows = rows_of(tmp_path)
+    assert [row["step"] for row in rows] == [10, 20, 25]
+    for row in rows:
+        assert row["profiling/batch_time_avg"] == pytest.approx(1 / row["profiling/batches_per_second"])
+        assert row["profiling/timing_forward_pass_avg"] > 0
+        parts = [row[name] for name in row if name.startswith("profiling/interval_")]
+        assert sum(parts) == pytest.approx(100)
+    (folder,) = (tmp_path / "runs").iterdir()
+    with (folder / "metrics.csv").open(newline="") as file:
+        values = {(int(line["step"]), line["name"]): float(line["value"]) for line in csv.DictReader(file)}
+    assert values == {
+        (row["step"], name): value for row in rows for name, value in row.items() if name.startswith("profiling/")
+    }
+    assert not [note for note in health_of(tmp_path) if "sink" in note]
+
+
+def test_losses_are_the_same_with_trackers(tmp_path: Path) -> None:
+    plain = execute(tmp_path, [sys.executable, "-c", TRAINING]).stdout
+    ended = train(tmp_path)
+    assert plain.startswith("loss ")
+    assert plain in ended.stdout
+
+
+def test_epochs_are_rows_at_their_last_step(tmp_path: Path) -> None:
+    script = """
+        from training_profiler import *
+        start_training_profiling(sinks=["jsonl"], log_every=1000)
+        for epoch in range(2):
+            with profile_epoch(epoch):
+                for step in range(3):
+                    with profile_section("forward_pass"):
+                        sum(range(1000))
+                    profile_step()
+    """
+    assert run(tmp_path, script).status == 0
+    rows = rows_of(tmp_path)
+    assert [row["step"] for row in rows] == [3, 6, 6]
+    assert [("profiling/epoch_total_time" in row, "profiling/batch_time_avg" in row) for row in rows] == [
+        (True, False),
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_an_exception_ends_it_as_without_us_with_the_last_steps_in_the_trackers(tmp_path: Path) -> None:
+    ended = train(tmp_path, TRAINING + "raise ValueError('the loss is nan')\n")
+    assert ended.status == 1
+    assert ended.stderr.endswith("ValueError: the loss is nan\n")
+    assert [row["step"] for row in rows_of(tmp_path)] == [10, 20, 25]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_as_without_us_with_the_last_steps_in_the_trackers(tmp_path: Path, number: int) -> None:
+    text = TRAINING + "print('ready', flush=True)\nimport time\ntime.sleep(60)\n"
+    outcomes = []
+    for profile in ("1", None):
+        process = start(tmp_path, text, profile, variables=WATCHED if profile else {})
+        read = wait_for(process, "ready")
+        process.send_signal(number)
+        outcomes.append(finish(process, tmp_path, read))
+    on, off = outcomes
+    assert (on.status, on.stderr.count("KeyboardInterrupt")) == (off.status, off.stderr.count("KeyboardInterrupt"))
+    assert (on.summaries, off.summaries) == (1, 0)
+    assert [row["step"] for row in rows_of(tmp_path)] == [10, 20, 25]
+
+
+@pytest.mark.parametrize("ending", ["", "raise KeyboardInterrupt"])
+def test_a_tracker_that_blocks_for_ever_holds_up_neither_training_nor_exit(tmp_path: Path, ending: str) -> None:
+    blocked = f"""
+        import threading
+        from training_profiler.sinks.csv_file import CsvFile
+        CsvFile.write = lambda self, rows: threading.Event().wait()
+        from training_profiler import *
+        start_training_profiling(sinks="csv,jsonl", log_every=10)
+        for step in range(30):
+            with profile_section("forward_pass"):
+                sum(range(1000))
+            profile_step()
+        {ending}
+    """
+    outcome = run(tmp_path, blocked)
+    assert outcome.status == (-signal.SIGINT if ending else 0)
+    assert [row["step"] for row in rows_of(tmp_path)] == [10, 20, 30]
+    assert any("csv sink: did not come to its end" in note for note in health_of(tmp_path))
+
+
+def test_a_tracker_that_fails_is_named_in_the_summary_and_no_other_suffers(tmp_path: Path) -> None:
+    script = """
+        from training_profiler.sinks.csv_file import CsvFile
+        def full(self, rows):
+            raise OSError(28, "No space left on device")
+        CsvFile.write = full
+        from training_profiler import *
+        start_training_profiling(sinks="csv,jsonl", log_every=10)
+        for step in range(30):
+            profile_step()
+    """
+    outcome = run(tmp_path, script)
+    assert outcome.status == 0
+    assert "csv sink (OSError: [Errno 28] No space left on device)" in outcome.stdout
+    assert outcome.stderr.count("csv sink switched off, the training goes on") == 1
+    assert [row["step"] for row in rows_of(tmp_path)] == [10, 20, 30]
+
+
+def test_only_the_primary_rank_has_trackers(tmp_path: Path) -> None:
+    assert train(tmp_path, RANK="1").status == 0
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_forked_child_adds_no_rows(tmp_path: Path) -> None:
+    forks = TRAINING.replace("    optimizer.step()\n", "    optimizer.step()\n    import os; forked = os.fork() == 0\n")
+    forks = forks.replace("print(", "    if forked: os._exit(0)\nprint(")
+    assert train(tmp_path, forks).status == 0
+    assert [row["step"] for row in rows_of(tmp_path)] == [10, 20, 25]
+
+
+def test_a_tracker_whose_package_is_missing_is_an_error_at_the_start(tmp_path: Path) -> None:
+    hidden = "import importlib.util; importlib.util.find_spec = lambda name: None\n"
+    outcome = run(tmp_path, hidden + "import training_profiler", variables={SINKS: "wandb"})
+    assert outcome.status == 1
+    assert outcome.stderr.endswith(
+        "MissingExtraError: The wandb sink needs wandb: pip install 'training-profiler[wandb]', or pip install wandb\n"
+    )
+
+
+def test_under_run_a_missing_package_is_told_and_the_program_goes_on(tmp_path: Path) -> None:
+    hidden = """
+import importlib.util
+look = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "mlflow" else look(name, package)
+"""
+    ended = train(tmp_path, hidden + TRAINING, **{SINKS: "mlflow"})
+    assert ended.status == 0
+    assert ended.stdout.startswith("loss ")
+    assert ended.stderr == (
+        "training_profiler: nothing is measured: The mlflow sink needs mlflow: "
+        "pip install 'training-profiler[mlflow]', or pip install mlflow\n"
+    )
+
+
+def test_a_tracker_that_does_not_exist_is_an_error_before_the_program_starts(tmp_path: Path) -> None:
+    ended = train(tmp_path, **{SINKS: "tensorbord"})
+    assert ended.status == 2
+    assert "did you mean tensorboard?" in ended.stderr
+    assert ended.stdout == ""

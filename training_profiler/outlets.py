@@ -79,8 +79,9 @@ class Outlets:
             self._upkeep.guard("trackers", lambda: send(snapshot.steps, lambda: interval_metrics(snapshot), only))
 
     def loader_row(self, step: int, loaders: Sequence[LoaderFigures]) -> None:
-        """Send the metrics of data loaders, as they are after ``step`` optimizer steps, to the trackers."""
-        self._upkeep.guard("trackers", lambda: self._trackers.send(step, lambda: loader_metrics(loaders)))
+        """Send the metrics of data loaders, as they are after ``step`` optimizer steps, to trackers that can follow."""
+        send = self._trackers.send
+        self._upkeep.guard("trackers", lambda: send(step, lambda: loader_metrics(loaders), is_frequent=True))
 
     def epoch(self, figures: EpochFigures, step: int) -> None:
         """Report on an epoch that ended after ``step`` optimizer steps."""

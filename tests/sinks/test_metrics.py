@@ -1,5 +1,7 @@
 """Names and units are a contract: dashboards are built on them."""
 
+from pathlib import Path
+
 import pytest
 from fakes import FakeRun, section_figures, snapshot_of, step_figures
 
@@ -155,3 +157,28 @@ def test_of_a_loader_unknown_times_are_left_out():
     assert loader_metrics([LoaderFigures("a", 1, None, 0.0, data_avg_s=0.001)]) == {
         "profile/train/dl_a/time_data_ms": 1.0
     }
+
+
+def test_every_metric_stands_in_the_guide():
+    guide = (Path(__file__).parents[2] / "PROFILING.md").read_text()
+    high = level(0.95)
+    gpu = GpuFigures(0, total_bytes=100, allocated_bytes=high, used_bytes=high, utilization=high)
+    machine = MachineFigures(1, cpu_host=high, ram_share=high, ram_available_bytes=high, gpus=(gpu,))
+    shares = {"{name}": 0.1, "data_generation": 0.1, "data_transfer": 0.1}
+    run = snapshot_of(shares)
+    loaders = [LoaderFigures("{name}", 1, 1, 1.0, phase, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0) for phase in ("train", "val")]
+    epoch = EpochFigures(1, 1.0, 1, 1, 1, 1.0, {"{name}": 1.0}, None, None, machine=machine)
+    interval = Snapshot(
+        steps=1,
+        wall_s=1.0,
+        sections={name: run.sections[name] for name in shares},
+        step=run.step,
+        machine=machine,
+        throughput=Throughput(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, "", 0.5),
+    )
+    names = {**interval_metrics(interval), **epoch_metrics(epoch), **loader_metrics(loaders)}
+    told = {name.replace("gpu_0", "gpu_{n}") for name in names}
+    told = {name for name in told if "{" in name or not any(part in name for part in ("timing_", "_percentage"))}
+    missing = [name for name in told if name not in guide and f"`{name.rpartition('/')[2]}`" not in guide]
+    assert len(told) > 30
+    assert missing == []

@@ -6,7 +6,7 @@ import pytest
 from fakes import FakeRun
 
 from training_profiler.errors import MissingExtraError
-from training_profiler.sinks import extras
+from training_profiler.sinks import extras, writer
 from training_profiler.sinks.extras import require_packages
 from training_profiler.sinks.sink import MOST_HELD, Held, Row, Sink
 from training_profiler.sinks.trackers import Trackers
@@ -122,6 +122,21 @@ def test_a_sink_that_never_comes_back_is_given_up_at_the_end():
     wait_for_threads()
 
 
+def test_rows_of_every_step_are_left_out_where_they_cost_too_much(monkeypatch):
+    one = Memory("one")
+    monkeypatch.setattr(writer, "FREE_S", -1e9)  # whatever it took is too much
+    chosen = Chosen(one)
+    chosen.trackers.send(1, lambda: pytest.fail("nobody has use for it"), is_frequent=True)
+    chosen.send(2)
+    chosen.end()
+    assert one.steps == [2]
+    assert chosen.trackers.notes() == [
+        "one sink: 1 row of data loaders left out, more would cost over 0.1% of the run; "
+        "raise log_scalars_every_n_steps"
+    ]
+    wait_for_threads()
+
+
 def test_a_sink_may_be_chosen_and_left_while_the_run_goes_on():
     one, two = Memory("one"), Memory("two")
     chosen = Chosen(one)
@@ -143,8 +158,8 @@ def test_a_forked_child_sends_nothing():
     chosen.send(1)
     chosen.end()
     assert one.steps == []
-    for writer in writers:  # in a child there would be no thread
-        writer.end()
+    for left in writers:  # in a child there would be no thread
+        left.end()
     wait_for_threads()
 
 

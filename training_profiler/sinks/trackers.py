@@ -70,11 +70,19 @@ class Trackers:
         for writer in list(self._writers.values()):
             self._guard(writer.part, writer.look)
 
-    def send(self, step: int, metrics: Callable[[], Metrics], only: str | None = None) -> None:
-        """Queue a row for each tracker, or for one, never waiting; ``metrics`` are asked for where there is any."""
+    def send(
+        self, step: int, metrics: Callable[[], Metrics], only: str | None = None, is_frequent: bool = False
+    ) -> None:
+        """Queue a row for each tracker, or for one, never waiting; ``metrics`` are asked for where there is any.
+
+        Rows that are frequent may come with every step: each tracker takes as many as cost little.
+        """
         writers = [writer for name, writer in list(self._writers.items()) if only in (None, name)]
-        if writers:
+        if is_frequent:
+            writers = [writer for writer in writers if writer.can_afford()]
+        else:
             self.look()
+        if writers:
             row = Row(step, time.time(), metrics())
             for writer in writers:
                 writer.send(row)

@@ -13,6 +13,8 @@ from training_profiler.sinks.sink import Row, Sink
 
 MOST_ROWS: Final = 1000  # waiting for one tracker
 MOST_AT_ONCE: Final = 100
+FREE_S: Final = 0.2  # CPU time that a writer may take before it is looked at
+FREQUENT_SHARE: Final = 0.001  # of the time: while it writes Python, the training waits for the GIL
 NOTHING: Final = None  # wakes the writer: the tracker may look at what it has found
 Guard = Callable[[str, Callable[[], None]], None]
 
@@ -23,12 +25,15 @@ class Writer:
     def __init__(self, sink: Sink, guard: Guard, folder: Path | None) -> None:
         self.sink = sink
         self.dropped = 0
+        self.spared = 0  # frequent rows left out, for they would cost too much
         self.part = f"{sink.name} sink"
         self.has_given_up = False
         self._guard = guard
         self._rows: SimpleQueue[Row | threading.Event | None] = SimpleQueue()  # put() may be interrupted by itself
         self._done = threading.Event()
         self._is_closing = False
+        self._begin_s = time.monotonic()
+        self._spent_s = 0.0
         self._thread = threading.Thread(
             target=self._run, args=(folder,), name=f"training_profiler {sink.name}", daemon=True
         )
@@ -38,6 +43,13 @@ class Writer:
         """Let the sink look at the program from the calling thread."""
         if self.sink.look():
             self._rows.put(NOTHING)
+
+    def can_afford(self) -> bool:
+        """Return whether a row that comes with every step may be written; counts where it may not."""
+        if self._spent_s <= FREE_S + FREQUENT_SHARE * (time.monotonic() - self._begin_s):
+            return True
+        self.spared += 1
+        return False
 
     def send(self, row: Row) -> None:
         """Queue a row, or count it as dropped; never waits."""
@@ -78,6 +90,11 @@ class Writer:
             notes.append(f"{self.part}: did not come to its end, at least {_rows_text(self.dropped)} not written")
         elif self.dropped:
             notes.append(f"{self.part}: {_rows_text(self.dropped)} left out, for it was slower than they came")
+        if self.spared:
+            notes.append(
+                f"{self.part}: {_rows_text(self.spared)} of data loaders left out, more would cost over "
+                f"{FREQUENT_SHARE:.1%} of the run; raise log_scalars_every_n_steps"
+            )
         return notes
 
     def _run(self, folder: Path | None) -> None:
@@ -85,8 +102,10 @@ class Writer:
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._guard(self.part, lambda: self.sink.open(folder))
+            opened_s = time.thread_time()
             while not (self._is_closing and self._rows.empty()):
                 self._write_some()
+                self._spent_s = time.thread_time() - opened_s
             self._guard(self.part, self.sink.close)
         finally:
             self._done.set()

@@ -125,7 +125,7 @@ def _stamped() -> dict[str, Any]:
 
     session = live._process.session
     assert session is not None
-    time = session._observers.device
+    time = session.observers.device
     live.snapshot()
     figures = time.figures()
     assert figures is not None, session.upkeep.disabled

@@ -75,10 +75,10 @@ class Watching:
         assert session is not None
         if is_on:
             watch.install(self._torch)
-            session._observers.lines.run_at(session.settings.sample_hz, perf_counter_ns())
+            session.observers.lines.run_at(session.settings.sample_hz, perf_counter_ns())
         else:
             watch.guarded(watch.finish)
-            session._observers.lines.stop()
+            session.observers.lines.stop()
 
 
 def measure(ms: float, batch: int, *size: str) -> dict[str, Any]:

@@ -5,22 +5,16 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from training_profiler.device.device_time import DeviceTime
-from training_profiler.diagnosis import diagnose
+from training_profiler.books import Books
 from training_profiler.exits import Exits
 from training_profiler.instrument.flops import COUNTED_BY
 from training_profiler.instrument.watch import Watch
-from training_profiler.observers import Observers
 from training_profiler.outlets import Outlets
 from training_profiler.record.compiling import without_tracing
-from training_profiler.record.loader import LoaderBook
 from training_profiler.record.recorder import EPOCH_BEGIN, EPOCH_END, MAX_MARKS, STEP_END, Recorder
 from training_profiler.record.section import FLUSH_AT_MOST
 from training_profiler.settings import Settings
-from training_profiler.snapshot import PROFILER, Health, Snapshot
-from training_profiler.statistics.accumulator import Accumulator
-from training_profiler.statistics.loader_figures import row_figures
-from training_profiler.statistics.run import RunSums
+from training_profiler.snapshot import PROFILER, Snapshot
 from training_profiler.units import NS_PER_S
 from training_profiler.upkeep import SEAM_COST, Budget, Upkeep
 
@@ -49,25 +43,20 @@ class Session:
         self.watch = watch  # what infers sections and steps, where nobody edited the training
         self.is_running = False
         self.has_reported = False
-        self.loaders = LoaderBook()
-        if watch is not None:
-            watch.loaders = self.loaders
         self.upkeep = Upkeep(recorder, section_cost_ns if watch is None else SEAM_COST * section_cost_ns)
         self._recorder = recorder
         self._busy = threading.Lock()
         self._busy_thread: int | None = None
         self._waiting = 0  # threads that wait for _busy
         self._begin_ns = recorder.clock() if begin_ns is None else begin_ns
-        self._accumulator = Accumulator(recorder.names, self._begin_ns, settings.warmup)
-        self._accumulator.inferred.is_needed = watch is not None
-        device = DeviceTime(recorder, self._accumulator, self.upkeep.guard, self.upkeep.spend)
-        self._observers = Observers(recorder.clock, self.upkeep.guard, device)
-        self._accumulator.loaders.wants_rows(bool(settings.sinks), settings.log_scalars_every_n_steps)
-        self._sums = RunSums(recorder.names, self._begin_ns, settings.warmup)
         self._budget = Budget(recorder.clock)
         self._outlets = Outlets(settings, recorder.names, self._begin_ns, self.upkeep, self._send_last_row)
+        self._books = Books(
+            recorder, settings, self._begin_ns, watch, self.upkeep, self._outlets, lambda: self._budget.left_out
+        )
         self._exits = Exits(self.finish)
-        self._training_thread = recorder.thread_serial()
+        self.loaders = self._books.loaders
+        self.observers = self._books.observers
         self._steps_marked = 0
         self._next_report = settings.log_every
         self._next_flush_ns = self._begin_ns + self._flush_ns
@@ -82,7 +71,7 @@ class Session:
         self._recorder.is_listened_to = True
         self._exits.arm()
         self.is_running = True
-        self._observers.run(self.settings, self._begin_ns)
+        self.observers.run(self.settings, self._begin_ns)
         if opens_files:
             self._outlets.open()
 
@@ -90,27 +79,26 @@ class Session:
         """Go on with other settings: a session that a section began, and that is now started by name."""
         self.settings = settings
         self._outlets.adopt(settings)
-        self._accumulator.loaders.wants_rows(bool(settings.sinks), settings.log_scalars_every_n_steps)
+        self._books.adopt(settings)
         self._recorder.names.limit = settings.max_names
-        self._accumulator.warmup_steps = self._sums.warmup_steps = settings.warmup
         self._next_report = self._steps_marked + settings.log_every
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
-        self._observers.run(settings, self._recorder.clock())
+        self.observers.run(settings, self._recorder.clock())
         self._exits.arm()  # the section that began the run may have been on another thread
         self._outlets.open()
 
     def step(self, at_ns: int | None = None) -> None:
         """End a training step, now or at a time that is still held back; report and flush where it is time."""
         if not self._steps_marked:
-            self._training_thread = self._recorder.thread_serial()
-            self._observers.watch_this_thread()
+            self._books.training_thread = self._recorder.thread_serial()
+            self.observers.watch_this_thread()
             self._outlets.begin_training()
         now_ns = self._recorder.mark(STEP_END, at_ns)
         self._steps_marked += 1
         is_look = now_ns >= self._next_look_ns
         if is_look:
             self._next_look_ns = now_ns + LOOK_NS
-            self._observers.look(now_ns)
+            self.observers.look(now_ns)
             if self.watch is not None:
                 self.watch.look(now_ns)
         if self._steps_marked < COUNTED_BY and self.watch is not None and self.settings.flops:
@@ -124,23 +112,23 @@ class Session:
 
     def train_on_this_thread(self) -> None:
         """Let the run's time be the calling thread's: the one that trained before has ended."""
-        if self._steps_marked and self._training_thread != self._recorder.thread_serial():
+        if self._steps_marked and self._books.training_thread != self._recorder.thread_serial():
             self._exclusively(self._flush, PATIENCE_S)
-            self._training_thread = self._recorder.thread_serial()
-            self._observers.watch_this_thread()
+            self._books.training_thread = self._recorder.thread_serial()
+            self.observers.watch_this_thread()
 
     def begin_epoch(self, number: int) -> None:
         """Begin an epoch on the calling thread."""
         if not self._steps_marked:
-            self._training_thread = self._recorder.thread_serial()
-            self._observers.watch_this_thread()
+            self._books.training_thread = self._recorder.thread_serial()
+            self.observers.watch_this_thread()
         self._mark_epoch(EPOCH_BEGIN)
-        self._exclusively(lambda: self._begin_epoch(number), PATIENCE_S)
+        self._exclusively(lambda: self._books.begin_epoch(number), PATIENCE_S)
 
     def end_epoch(self, is_complete: bool) -> None:
         """End the epoch under way and print its summary."""
         self._mark_epoch(EPOCH_END)
-        self._exclusively(lambda: self._end_epoch(is_complete), PATIENCE_S)
+        self._exclusively(lambda: self._books.end_epoch(is_complete), PATIENCE_S)
 
     def _mark_epoch(self, kind: int) -> None:
         if self.watch is not None:
@@ -150,7 +138,7 @@ class Session:
     def snapshot(self) -> Snapshot:
         """Return the figures of the run so far."""
         self._exclusively(self._flush, PATIENCE_S)
-        return self._figures()
+        return self._books.figures()
 
     def finish(self, ended_by: str | None = None) -> bool:
         """Print the final summary and close the run folder, once.
@@ -167,7 +155,7 @@ class Session:
         try:
             if self.is_running:
                 self.is_running = False
-                self._observers.stop()
+                self.observers.stop()
                 self.upkeep.guard("final summary", lambda: self._finish(ended_by))
         finally:
             self._recorder.on_full = self._recorder.discard
@@ -183,7 +171,7 @@ class Session:
         """Forget the run without a word: in a forked child it is the parent's."""
         self.is_running = False
         self._recorder.hold_ns = None
-        self._observers.abandon()
+        self.observers.abandon()
         self._outlets.abandon()
         self._exits.disarm()  # a worker stuck in C must die of SIGTERM at once, as it would without us
         self._recorder.on_full = self._recorder.discard
@@ -193,14 +181,14 @@ class Session:
         return int(self.settings.flush_s * NS_PER_S)
 
     def _on_full(self) -> None:
-        if self._recorder.is_held_at(self._accumulator.at_ns):  # nothing to drain before the step under way ends
+        if self._recorder.is_held_at(self._books.accumulator.at_ns):  # nothing to drain before the step under way ends
             return
         if self._recorder.backlog() > OVERFULL:  # more than may be held back: what it was is left at the best guess
             self._recorder.settle(self._recorder.clock())
         # A thread that records faster than others can drain has to wait for them, or memory had no bound.
         patience_s = PATIENCE_S if self._recorder.backlog() > OVERFULL else 0.0
-        is_due = self._recorder.clock() >= self._next_flush_ns or len(self._accumulator.step_ns) > MAX_MARKS
-        self._exclusively(self._flush if is_due else self._drain, patience_s)
+        is_due = self._recorder.clock() >= self._next_flush_ns or len(self._books.accumulator.step_ns) > MAX_MARKS
+        self._exclusively(self._flush if is_due else self._books.drain, patience_s)
 
     def _exclusively(self, work: Callable[[], None], patience_s: float = 0.0) -> None:
         """Do ``work`` unless another thread drains; wait ``patience_s`` for that one at most."""
@@ -220,91 +208,37 @@ class Session:
                 if self.is_running:
                     without_tracing(lambda: self.upkeep.guard("statistics", work))
         finally:
-            if self._recorder.thread_serial() == self._training_thread:  # others do this beside the training
+            if self._recorder.thread_serial() == self._books.training_thread:  # others do this beside the training
                 self.upkeep.spent_ns += self._recorder.clock() - begin_ns
             self._busy_thread = None
             self._busy.release()
         if self._ended_by is not None:
             self.finish(self._ended_by)
 
-    def _drain(self) -> None:
-        self._accumulator.add(self._recorder.drain(), self._training_thread, self._observers.lines.take())
-        self._observers.add_to(self._accumulator)
-        self._tell_of_loaders()
-
-    def _tell_of_loaders(self, is_last: bool = False) -> None:
-        for row in self._accumulator.loaders.take_rows(is_last):
-            self._outlets.loader_row(row.step, row_figures(row, self.loaders.all))
-
     def _flush(self) -> None:
-        self._drain()
-        totals, step_ns = self._accumulator.take_totals()
-        totals.batches, totals.samples = self.loaders.take()
-        if self.watch is not None:
-            totals.flops, totals.slow_steps = self.watch.flops.counted, self.watch.flops.slow_steps
-        self._sums.add(totals, step_ns)
+        self._books.flush()
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
-        inside, device = self._accumulator.open_sections(self._training_thread), self._observers.device.figures()
-        self._outlets.journal(
-            lambda journal: journal.write_interval(totals, step_ns, self._health(), self.loaders.all, inside, device)
-        )
 
     def _report(self) -> None:
         begin_ns = time.thread_time_ns()  # of this thread: what other work on the machine costs is not ours
-        self._flush()
-        device = self._observers.device.figures()
-        self._outlets.periodic(self._sums.snapshot(self._health(), of_interval=True, device=device))
-        self._sums.new_interval()
+        self._books.report()
+        self._next_flush_ns = self._recorder.clock() + self._flush_ns
         self._budget.spend(time.thread_time_ns() - begin_ns)
 
     def _send_last_row(self, tracker: str) -> None:
         """Send what was measured since the last report to a tracker whose run the program is about to end."""
         self._exclusively(lambda: self._flush_and_send(tracker), PATIENCE_S)
 
-    def _flush_and_send(self, tracker: str | None = None) -> None:
+    def _flush_and_send(self, tracker: str) -> None:
         self._flush()
-        self._outlets.interval_row(self._sums.snapshot(self._health(), of_interval=True), tracker)
-
-    def _begin_epoch(self, number: int) -> None:
-        self._flush()
-        self.loaders.begin_epoch()
-        self._sums.begin_epoch(number)
-        self._outlets.journal(lambda journal: journal.write_epoch_begin(number))
-
-    def _end_epoch(self, is_complete: bool) -> None:
-        self._flush()
-        batches, samples = self.loaders.of_epoch()
-        self._outlets.journal(lambda journal: journal.write_epoch_end(batches, samples, is_complete))
-        figures = self._sums.end_epoch(batches, samples, is_complete)
-        if figures is not None:
-            self._outlets.epoch(figures, self._sums.steps)
+        self._books.send_interval(tracker)
 
     def _finish(self, ended_by: str | None) -> None:
         if self.watch is not None:
             self.upkeep.guard("seams", self.watch.finish)
             self.upkeep.notes += self.watch.notes()
-            self._accumulator.add_elsewhere("synchronization", self.watch.exchange.total_ns())
+            self._books.accumulator.add_elsewhere("synchronization", self.watch.exchange.total_ns())
             if not self.watch.has_trained and not self._steps_marked and self._outlets.run_folder is None:
                 return  # why nothing was measured is said elsewhere, and once
         self.has_reported = True
-        self.upkeep.guard("statistics", self._flush)  # should it fail, what was summed up before is still told
-        if self._sums.is_in_epoch:
-            self._end_epoch(is_complete=False)
-        self.upkeep.guard("trackers", lambda: self._tell_of_loaders(is_last=True))
-        self._outlets.interval_row(self._sums.snapshot(self._health(), of_interval=True))
-        self._outlets.final(lambda: self._figures(ended_by), diagnose(self._figures(ended_by)), self._health)
-
-    def _figures(self, ended_by: str | None = None) -> Snapshot:
-        return self._sums.snapshot(
-            self._health(),
-            loaders=self.loaders.all,
-            device=self._observers.device.figures(),
-            open_sections=self._accumulator.open_sections(self._training_thread),
-            run_folder=self._outlets.run_folder,
-            ended_by=ended_by,
-            thresholds=self.settings.thresholds,
-        )
-
-    def _health(self) -> Health:
-        notes = [*self._observers.costs(self._sums.run), *self._outlets.notes()]
-        return self.upkeep.health(self._sums.run, self._budget.left_out, notes)
+        self._books.close(ended_by)

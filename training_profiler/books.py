@@ -1,0 +1,134 @@
+"""The books of one session: what was recorded is summed up here, and handed on an interval at a time."""
+
+from collections.abc import Callable
+
+from training_profiler.device.device_time import DeviceTime
+from training_profiler.diagnosis import diagnose
+from training_profiler.instrument.watch import Watch
+from training_profiler.observers import Observers
+from training_profiler.outlets import Outlets
+from training_profiler.record.loader import LoaderBook
+from training_profiler.record.recorder import Recorder
+from training_profiler.settings import Settings
+from training_profiler.snapshot import Health, Snapshot
+from training_profiler.statistics.accumulator import Accumulator
+from training_profiler.statistics.loader_figures import row_figures
+from training_profiler.statistics.run import RunSums
+from training_profiler.upkeep import Upkeep
+
+
+class Books:
+    """Sums of the run, of the interval since the last report, and of the epoch; one thread at a time may call.
+
+    ``training_thread`` is the serial of the thread whose time is the run's.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        settings: Settings,
+        begin_ns: int,
+        watch: Watch | None,
+        upkeep: Upkeep,
+        outlets: Outlets,
+        reports_left_out: Callable[[], int],
+    ) -> None:
+        self.loaders = LoaderBook()
+        if watch is not None:
+            watch.loaders = self.loaders
+        self.accumulator = Accumulator(recorder.names, begin_ns, settings.warmup)
+        self.accumulator.inferred.is_needed = watch is not None
+        device = DeviceTime(recorder, self.accumulator, upkeep.guard, upkeep.spend)
+        self.observers = Observers(recorder.clock, upkeep.guard, device)
+        self.sums = RunSums(recorder.names, begin_ns, settings.warmup)
+        self.training_thread = recorder.thread_serial()
+        self._recorder = recorder
+        self._watch = watch
+        self._upkeep = upkeep
+        self._outlets = outlets
+        self._reports_left_out = reports_left_out
+        self.adopt(settings)
+
+    def adopt(self, settings: Settings) -> None:
+        """Go on with other settings."""
+        self._settings = settings
+        self.accumulator.loaders.wants_rows(bool(settings.sinks), settings.log_scalars_every_n_steps)
+        self.accumulator.warmup_steps = self.sums.warmup_steps = settings.warmup
+
+    def drain(self) -> None:
+        """Sum up what was recorded since the last drain."""
+        self.accumulator.add(self._recorder.drain(), self.training_thread, self.observers.lines.take())
+        self.observers.add_to(self.accumulator)
+        self._tell_of_loaders()
+
+    def _tell_of_loaders(self, is_last: bool = False) -> None:
+        for row in self.accumulator.loaders.take_rows(is_last):
+            self._outlets.loader_row(row.step, row_figures(row, self.loaders.all))
+
+    def flush(self) -> None:
+        """Drain, and write the journal's next line."""
+        self.drain()
+        totals, step_ns = self.accumulator.take_totals()
+        totals.batches, totals.samples = self.loaders.take()
+        if self._watch is not None:
+            totals.flops, totals.slow_steps = self._watch.flops.counted, self._watch.flops.slow_steps
+        self.sums.add(totals, step_ns)
+        inside, device = self.accumulator.open_sections(self.training_thread), self.observers.device.figures()
+        self._outlets.journal(
+            lambda journal: journal.write_interval(totals, step_ns, self.health(), self.loaders.all, inside, device)
+        )
+
+    def report(self) -> None:
+        """Print and send the interval since the last report."""
+        self.flush()
+        self._outlets.periodic(self._interval())
+        self.sums.new_interval()
+
+    def send_interval(self, tracker: str | None = None) -> None:
+        """Send what was measured since the last report, to one tracker or to all."""
+        self._outlets.interval_row(self._interval(), tracker)
+
+    def _interval(self) -> Snapshot:
+        return self.sums.snapshot(self.health(), of_interval=True, device=self.observers.device.figures())
+
+    def begin_epoch(self, number: int) -> None:
+        """Begin the sums of an epoch."""
+        self.flush()
+        self.loaders.begin_epoch()
+        self.sums.begin_epoch(number)
+        self._outlets.journal(lambda journal: journal.write_epoch_begin(number))
+
+    def end_epoch(self, is_complete: bool) -> None:
+        """End them, and report on the epoch."""
+        self.flush()
+        batches, samples = self.loaders.of_epoch()
+        self._outlets.journal(lambda journal: journal.write_epoch_end(batches, samples, is_complete))
+        figures = self.sums.end_epoch(batches, samples, is_complete)
+        if figures is not None:
+            self._outlets.epoch(figures, self.sums.steps)
+
+    def close(self, ended_by: str | None) -> None:
+        """Report on the run, which is over."""
+        self._upkeep.guard("statistics", self.flush)  # should it fail, what was summed up before is still told
+        if self.sums.is_in_epoch:
+            self.end_epoch(is_complete=False)
+        self._upkeep.guard("trackers", lambda: self._tell_of_loaders(is_last=True))
+        self.send_interval()
+        self._outlets.final(lambda: self.figures(ended_by), diagnose(self.figures(ended_by)), self.health)
+
+    def figures(self, ended_by: str | None = None) -> Snapshot:
+        """Return the figures of the run as far as they are summed up."""
+        return self.sums.snapshot(
+            self.health(),
+            loaders=self.loaders.all,
+            device=self.observers.device.figures(),
+            open_sections=self.accumulator.open_sections(self.training_thread),
+            run_folder=self._outlets.run_folder,
+            ended_by=ended_by,
+            thresholds=self._settings.thresholds,
+        )
+
+    def health(self) -> Health:
+        """Return how the profiler fared so far."""
+        notes = [*self.observers.costs(self.sums.run), *self._outlets.notes()]
+        return self._upkeep.health(self.sums.run, self._reports_left_out(), notes)

@@ -18,7 +18,7 @@ def test_these_are_the_thresholds():
         "data-loading-bound": 0.15,
         "data-generation-bound": 0.30,
         "data-transfer": 0.10,
-        "loader-slow": 3.0,
+        "loader-slow": 2.0,
         "loader-mix": 0.01,
         "forward-dominates": 0.60,
         "backward-slow": 3.0,

@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from .scripts import ROOT, TIMEOUT_S, environment
 
 PLANTED = ROOT / "tests" / "planted"
@@ -72,7 +70,6 @@ def test_steps_that_become_slower_are_told(tmp_path: Path) -> None:
     assert insight["evidence"]["rise"] > 0.3
 
 
-@pytest.mark.skip(reason="the monitor is not there yet")
 def test_a_leak_is_told(tmp_path: Path) -> None:
     insights = insights_of("leaking_losses", tmp_path, RECTIFIED_FLOW_PROFILE_MONITOR_S="0.05")
     assert found(insights, "memory-growth")["evidence"]["growth_bytes"] > 100 * 2**20

@@ -1,34 +1,36 @@
 """Rules about several data loaders: which is slow, and whether their mix is the one asked for."""
 
-from statistics import median
 from typing import Final
 
 from training_profiler.diagnosis.insight import Insight
-from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, has_enough_steps, rule
+from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, rule
 from training_profiler.snapshot import LoaderFigures, Snapshot
 from training_profiler.units import seconds_text
 
-BATCHES_NEEDED: Final = 10  # of each loader
-HALF: Final = 0.5  # of all waiting; below, another loader matters more
+BATCHES_NEEDED: Final = 8  # of a loader before a mean is worth comparing: the first has to fill queues
+SLOW_SHARE: Final = 0.01  # of the run that waiting for it takes; less is not worth a sentence
 CHANCE: Final = 3.0  # standard deviations of a mix drawn at random; a true one is beyond in 0.3 % of the runs
 
 
-@rule("loader-slow", threshold=3.0)  # times the median of the others
+@rule("loader-slow", threshold=2.0)  # times the mean of the others
 def loader_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
-    """Flag a loader whose batch takes over 3 times that of the others and over half of all waiting."""
+    """Flag a loader whose batch takes over twice as long as those of the others, and over 1 % of the run in all."""
     known = [(one.data_avg_s, one) for one in _training(snapshot) if one.data_avg_s is not None]
-    if len(known) < 2 or not has_enough_steps(snapshot):
+    if len(known) < 2:
         return None
     slow_s, slow = max(known, key=lambda item: item[0])
-    others_s = median(data_s for data_s, one in known if one is not slow)
-    waited_s = sum(data_s * one.batches for data_s, one in known)
-    worth_s = (slow_s - others_s) * slow.batches
-    if slow_s <= threshold * others_s or slow_s * slow.batches <= HALF * waited_s or worth_s < WORTH_AT_LEAST_S:
+    others = [(data_s, one) for data_s, one in known if one is not slow]
+    others_s = sum(data_s * one.batches for data_s, one in others) / sum(one.batches for _, one in others)
+    waited_s = slow_s * slow.batches
+    worth_s = waited_s - others_s * slow.batches
+    if slow_s <= threshold * others_s or waited_s <= SLOW_SHARE * snapshot.wall_s or worth_s < WORTH_AT_LEAST_S:
         return None
+    of = others[0][1].name if len(others) == 1 else "the others"
+    part = waited_s / sum(data_s * one.batches for data_s, one in known)
     return Insight(
         code="loader-slow",
-        finding=f"loader {slow.name} is slow: {seconds_text(slow_s)} a batch against {seconds_text(others_s)}; it is "
-        f"{slow_s * slow.batches / waited_s:.0%} of all waiting for batches",
+        finding=f"loader {slow.name} is slow: {seconds_text(slow_s)} a batch against {seconds_text(others_s)} of {of}; "
+        f"it is {part:.0%} of the waiting for batches",
         evidence={
             "loader": slow.name,
             "data_avg_s": slow_s,
@@ -43,25 +45,25 @@ def loader_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
 
 @rule("loader-mix", threshold=0.01, is_of_step=False)  # of all batches
 def loader_mix(snapshot: Snapshot, threshold: float) -> Insight | None:
-    """Flag a loader whose share of the batches is not the one asked for: by over 1 point, and more than by chance."""
+    """Flag loaders whose share of the batches is not the one asked for: by over 1 point, and more than by chance."""
     loaders = _training(snapshot)
     batches = sum(one.batches for one in loaders)
+    evidence: dict[str, float | int | str] = {"threshold": threshold, "batches": batches}
     off = []
     for one in loaders:
-        if one.proportion is None or one.asked_proportion is None or not batches:
+        share, asked = one.proportion, one.asked_proportion
+        if share is None or asked is None:
             continue
-        difference = abs(one.proportion - one.asked_proportion)
-        by_chance = (one.asked_proportion * (1 - one.asked_proportion) / batches) ** 0.5
-        if difference > threshold and difference > CHANCE * by_chance:
-            off.append((difference, one))
+        by_chance = (asked * (1 - asked) / batches) ** 0.5
+        if abs(share - asked) > max(threshold, CHANCE * by_chance):
+            off.append(f"{one.name} {share:.1%} instead of {asked:.1%}")
+            evidence |= {one.name: share, f"{one.name} asked": asked}
     if not off:
         return None
-    _, worst = max(off, key=lambda item: item[0])
-    realized, asked = worst.proportion or 0.0, worst.asked_proportion or 0.0
     return Insight(
         code="loader-mix",
-        finding=f"loader {worst.name} gave {realized:.1%} of the batches, {asked:.1%} were asked for",
-        evidence={"loader": worst.name, "proportion": realized, "asked": asked, "threshold": threshold},
+        finding=f"the mix of loaders differs from the one asked for: {', '.join(off)}",
+        evidence=evidence,
         worth_s=0.0,
         remedy="a loader that ran out of batches, or a schedule that counts something else than batches",
     )

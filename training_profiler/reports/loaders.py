@@ -1,16 +1,11 @@
 """What the final summary says of data loaders: what each of their batches costs, which is slow, how they mix."""
 
-from collections.abc import Sequence
 from typing import Final
 
+from training_profiler.diagnosis.loaders import loader_mix, loader_slow
 from training_profiler.snapshot import LoaderFigures, Snapshot
 
 TRAIN: Final = "train"
-SLOW_RATIO: Final = 2.0  # times what a batch of the others takes on average
-SLOW_SHARE: Final = 0.01  # of the run; less is not worth a sentence
-SLOW_BATCHES: Final = 8  # of a loader before a mean is worth comparing: the first has to fill queues
-MIX_POINTS: Final = 0.01  # a share may be off by one point, and
-MIX_SIGMAS: Final = 3.0  # by what drawing loaders at random makes likely
 _HEADERS: Final = (
     "loader",
     "batches",
@@ -37,8 +32,7 @@ def loader_lines(snapshot: Snapshot, is_table: bool) -> list[str]:
     return [
         "Loaders (ms a batch; optimizer: an update; between: since the batch before):",
         *lines,
-        *_slow(snapshot),
-        *_mix(loaders),
+        *_findings(snapshot),
     ]
 
 
@@ -94,43 +88,15 @@ def _greppable(rows: list[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _slow(snapshot: Snapshot) -> list[str]:
-    """Return a sentence on the loader that takes more than twice as long for a batch as the others do."""
-    loaders = [one for one in snapshot.loaders if one.phase == TRAIN and one.data_avg_s is not None]
-    waiting_s = sum(one.wait_s for one in loaders)
-    for slow in sorted(loaders, key=lambda one: -one.wait_s)[:1]:
-        others = [one for one in loaders if one is not slow]
-        batches = sum(one.batches for one in others)
-        if not batches or min(slow.batches, batches) < SLOW_BATCHES or slow.wait_s < SLOW_SHARE * snapshot.wall_s:
-            return []
-        others_s = sum(one.wait_s for one in others) / batches
-        if slow.data_avg_s is None or slow.data_avg_s < SLOW_RATIO * others_s:
-            return []
-        of = others[0].name if len(others) == 1 else "the others"
-        return [
-            f"Loader {slow.name} is slow: {_ms(slow.data_avg_s)} ms a batch against {_ms(others_s)} ms of {of}; "
-            f"it is {slow.wait_s / waiting_s:.0%} of the waiting"
-        ]
-    return []
+def _findings(snapshot: Snapshot) -> list[str]:
+    """Return a sentence on the loader that is slow, and one on whether the mix is the one asked for."""
+    slow, mix = loader_slow(snapshot), loader_mix(snapshot)
+    lines = [_capitalized(found.finding) for found in (slow, mix) if found is not None]
+    asked = [one for one in snapshot.loaders if one.phase == TRAIN and one.asked_proportion is not None]
+    if asked and mix is None:
+        lines.append(f"The mix is {', '.join(f'{one.name} {one.proportion:.1%}' for one in asked)}, as asked")
+    return lines
 
 
-def _mix(loaders: Sequence[LoaderFigures]) -> list[str]:
-    """Return a sentence on whether the batches come in the proportions that were asked for."""
-    asked = [one for one in loaders if one.phase == TRAIN and one.asked_proportion is not None]
-    if not asked:
-        return []
-    batches = sum(one.batches for one in loaders if one.phase == TRAIN)
-    off = [one for one in asked if _is_off(one, batches)]
-    if off:
-        told = ", ".join(f"{one.name} {one.proportion:.1%} instead of {one.asked_proportion:.1%}" for one in off)
-        return [f"The mix differs from the one asked for: {told}"]
-    return [f"The mix is {', '.join(f'{one.name} {one.proportion:.1%}' for one in asked)}, as asked"]
-
-
-def _is_off(loader: LoaderFigures, batches: int) -> bool:
-    if loader.proportion is None or loader.asked_proportion is None:
-        return False
-    share = loader.asked_proportion
-    chance = MIX_SIGMAS * (share * (1 - share) / batches) ** 0.5
-    is_off: bool = abs(loader.proportion - share) > max(MIX_POINTS, chance)
-    return is_off
+def _capitalized(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]

@@ -115,8 +115,9 @@ def first_batch_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
         and epoch.first_fetch_s > threshold * epoch.median_fetch_s
         and epoch.first_fetch_s - epoch.median_fetch_s > FIRST_FETCH_SHARE * epoch.wall_s
     ]
-    worth_s = sum(extra_s for extra_s, _ in slow)
+    extra_s = sum(extra_s for extra_s, _ in slow)
     # The first epoch has to start its workers in any case; only a second one shows a habit.
+    worth_s = extra_s * (len(slow) - 1) / len(slow) if slow else 0.0
     if len(slow) < 2 or worth_s < WORTH_AT_LEAST_S:
         return None
     epochs_s = sum(epoch.wall_s for _, epoch in slow)
@@ -124,8 +125,8 @@ def first_batch_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
     return Insight(
         code="first-batch-slow",
         finding=f"the first batch of an epoch takes {seconds_text(first_s)} on average, "
-        f"{worth_s / epochs_s:.1%} of the time of {len(slow)} epochs",
-        evidence={"first_fetch_s": first_s, "share_of_epochs": worth_s / epochs_s, "epochs": len(slow)},
-        worth_s=worth_s * (len(slow) - 1) / len(slow),
+        f"{extra_s / epochs_s:.1%} of the time of {len(slow)} epochs",
+        evidence={"first_fetch_s": first_s, "share_of_epochs": extra_s / epochs_s, "epochs": len(slow)},
+        worth_s=worth_s,
         remedy="persistent_workers=True keeps the DataLoader's workers from one epoch to the next",
     )

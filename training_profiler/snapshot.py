@@ -4,11 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from training_profiler.machine_figures import GpuFigures as GpuFigures
+from training_profiler.machine_figures import Growth as Growth
+from training_profiler.machine_figures import Level as Level
+from training_profiler.machine_figures import MachineFigures as MachineFigures
+
 OTHER: Final = "other"  # time within steps that no section covers
 PROFILER: Final = "(profiler)"  # the profiler's own work: arithmetic, reports, the journal
 OUTSIDE_STEPS: Final = "(outside steps)"  # time before, between and after steps that no section covers
 HOT_PLACES: Final = 3  # what a reader takes in under each section
 HOT_SHARE: Final = 0.01  # of the run
+SPANS_NEEDED: Final = 10  # of which the device time is known, before that stands for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,62 +122,6 @@ class LoaderFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
-    """How high a quantity was over a stretch."""
-
-    mean: float
-    max: float
-    last: float
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """A rise of memory over a stretch: a straight line through it."""
-
-    bytes: float  # from the first point of the line to its last; negative where it fell
-    p_value: float  # of chance alone making such a rise
-    points: int
-    seconds: float  # over which
-
-
-@dataclass(frozen=True, slots=True)
-class GpuFigures:
-    """One accelerator; None is unknown."""
-
-    index: int
-    name: str = ""
-    total_bytes: int | None = None
-    allocated_bytes: Level | None = None  # by torch's allocator of this process
-    reserved_bytes: Level | None = None
-    used_bytes: Level | None = None  # by all processes
-    utilization: Level | None = None  # 0 to 1: part of the time in which a kernel ran
-    temperature_c: Level | None = None
-    power_w: Level | None = None
-    allocated_growth: Growth | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MachineFigures:
-    """What the monitor saw of the machine; None is unknown."""
-
-    samples: int
-    cores: float | None = None  # CPUs that this process may use: affinity and the container's quota
-    host_cores: int | None = None
-    cpu_process: Level | None = None  # CPUs busy with this process and its children, 1.0 = one whole CPU
-    cpu_container: Level | None = None  # the same of the container
-    cpu_host: Level | None = None  # part of all of the host's CPUs, 0 to 1
-    ram_process_bytes: Level | None = None  # resident, of this process and its children
-    ram_container_bytes: Level | None = None
-    ram_limit_bytes: int | None = None  # of the container; None where there is none
-    ram_host_bytes: Level | None = None  # used on the host
-    ram_host_total_bytes: int | None = None
-    ram_available_bytes: Level | None = None  # before the limit or the host's end is reached
-    ram_share: Level | None = None  # used part of the container's limit where there is one, else of the host's; 0 to 1
-    ram_growth: Growth | None = None  # of this process
-    gpus: tuple[GpuFigures, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceFigures:
     """Device time of sections: where it was measured, and of how many spans not."""
 
@@ -195,6 +145,7 @@ class Throughput:
     device: str = ""  # name of the accelerator that does most of them
     peak_tflops: float | None = None  # of the device, for that type
     peak_source: str = ""
+    attention: str = ""  # torch's kernel that did most attention in the counted step; "" where none was seen
     mfu: float | None = None  # model FLOPs utilization: achieved over peak, 0 to 1
 
 
@@ -229,12 +180,34 @@ class Snapshot:
     open_sections: tuple[str, ...] = ()  # entered and not left on the training thread, the outermost first
     ended_by: str | None = None  # name of the exception or signal that ended the run, where one did
 
+    def is_by_device(self, name: str) -> bool:
+        """Return whether the accelerator's time of section ``name`` is known, so that the host's is not what counts."""
+        section = self.sections.get(name)
+        return section is not None and section.device_count >= SPANS_NEEDED and bool(section.avg_s)
+
     def total_of_step_s(self, name: str) -> float | None:
-        """Return the time of section ``name`` within the steps after warm-up, in s; None where it was not seen."""
+        """Return the time of section ``name`` within the steps after warm-up, in s; None where it was not seen.
+
+        On an accelerator that is its device time where it is known: spans times their mean. What the host spends on
+        queueing work, and on waiting for work queued before, makes no step longer.
+        """
         section = self.sections.get(name)
         if section is None or not section.count:
             return None
+        if self.is_by_device(name) and section.device_avg_s is not None and section.avg_s:
+            return section.settled_total_s * section.device_avg_s / section.avg_s
         return section.settled_total_s
+
+    def idle_device_s(self) -> float | None:
+        """Return the time within steps after warm-up that no section took the device for; None if unknown.
+
+        What it waits for input counts as taken: that is told by ``data_loading`` itself.
+        """
+        if self.step is None or not self.is_by_device("backward_pass"):
+            return None
+        outermost = [name for name, section in self.sections.items() if section.parent not in self.sections]
+        taken_s = sum(self.total_of_step_s(name) or 0.0 for name in outermost if self.is_by_device(name))
+        return max(0.0, self.step.settled_s - taken_s)
 
     def share_of_step(self, name: str) -> float | None:
         """Return the share of step time after warm-up spent in ``name``, nested ones included; None if unknown."""

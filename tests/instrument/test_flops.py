@@ -97,6 +97,7 @@ def test_attention_on_the_cpu_counts_as_elsewhere(seen):
     # Backward, a product for the weights and one for the inputs, which the first layer's do not need; attention
     # computes its scores again besides.
     assert flops_of(seen) == 3 * linear - 2 * 20 * 32 * 96 + attention + attention * 5 // 2
+    assert seen.watch.flops.counted.attention == "flash_attention_for_cpu"
 
 
 @pytest.mark.parametrize(("make", "shape"), SEVEN_NETS)

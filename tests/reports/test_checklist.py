@@ -6,7 +6,7 @@ import pytest
 from fakes import snapshot_of
 
 from training_profiler.reports.checklist import checklist, checklist_lines
-from training_profiler.snapshot import GpuFigures, Level, MachineFigures, Snapshot
+from training_profiler.snapshot import GpuFigures, Level, MachineFigures, Snapshot, Throughput
 
 GIB = 2**30
 
@@ -66,6 +66,28 @@ def test_the_variation_of_step_time_has_its_verdict(std_s, expected):
 def test_the_device_has_its_verdicts(utilization, memory, expected):
     found = verdicts(on_gpu(utilization, memory))
     assert [found["GPU utilization"], found["GPU memory"]] == expected
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        ("flash_attention", ("PASS", "flash_attention")),
+        ("cudnn_attention", ("PASS", "cudnn_attention")),
+        ("efficient_attention", ("FAIL", "efficient_attention")),
+        ("", ("not measured", "")),
+    ],
+)
+def test_the_kernel_of_attention_has_its_verdict(kernel, expected):
+    run = replace(snapshot_of({}), throughput=Throughput(steps_per_s=10.0, attention=kernel))
+    assert verdicts(run)["flash attention"] == expected
+
+
+@pytest.mark.parametrize(("device_s", "expected"), [(0.0005, ("PASS", "0.5%")), (0.002, ("FAIL", "2.0%"))])
+def test_gaps_of_transfers_are_the_devices_time_in_them(device_s, expected):
+    run = snapshot_of({"data_transfer": 0.1})
+    transfer = replace(run.sections["data_transfer"], device_count=100, device_total_s=100 * device_s)
+    run = replace(run, sections={**run.sections, "data_transfer": transfer})
+    assert verdicts(run)["CPU-GPU transfer gaps"] == expected
 
 
 def test_the_text_has_a_line_a_check_with_figure_and_target():

@@ -8,22 +8,25 @@ from training_profiler.snapshot import OTHER, LineFigures, Snapshot
 from training_profiler.units import seconds_text
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
+IDLE_AT_LEAST: Final = 0.1  # of the wait; a device that works on meanwhile is no worse off
 
 
 @rule("waits-for-device", threshold=0.05)
 def waits_for_device(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag calls such as ``.item()`` in which Python waits for the device, for over 5 % of step time.
 
-    What they wait for is worth at most that: a device that is never idle would be waited for elsewhere.
+    Worth at most that, and no more than the device is idle: one that never is would be waited for elsewhere.
     """
     step = snapshot.step
     waiting = _waiting_lines(snapshot)
     if step is None or not has_enough_steps(snapshot) or not step.total_s or not waiting:
         return None
     waited_s = sum(line.waiting_share for line in waiting) * snapshot.wall_s
+    idle_s = snapshot.idle_device_s()
+    worth_s = min(waited_s, step.settled_s, waited_s if idle_s is None else idle_s)
     share = waited_s / step.total_s
     samples = sum(line.samples for line in waiting)
-    if share <= threshold or waited_s < WORTH_AT_LEAST_S or samples < SAMPLES_NEEDED:
+    if share <= threshold or worth_s < max(WORTH_AT_LEAST_S, IDLE_AT_LEAST * waited_s) or samples < SAMPLES_NEEDED:
         return None
     places = ", ".join(
         f"{line.file}:{line.line} {line.function} (.{line.waits_in}(), "
@@ -36,7 +39,7 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Insight | None:
         finding=f"{share:.1%} of step time Python waits for the device "
         f"({seconds_text(waited_s / step.count)} a step): {places}",
         evidence=evidence,
-        worth_s=min(waited_s, step.settled_s),
+        worth_s=worth_s,
         remedy="keep the tensor (.detach()) and read it every n-th step: .item(), .cpu(), .tolist() and .numpy() "
         "return only when the device has done all that was asked of it before",
     )
@@ -54,6 +57,9 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Insight | None:
     total_s = other.settled_total_s
     if waits_for_device(snapshot) is not None:
         total_s -= sum(line.waiting_share for line in snapshot.lines.get(OTHER, ())) * snapshot.wall_s
+    idle_s = snapshot.idle_device_s()
+    if idle_s is not None:  # a host that waits for a busy device makes no step longer
+        total_s = min(total_s, idle_s)
     share = total_s / snapshot.step.settled_s
     has_sections = any(section.count for section in snapshot.sections.values())
     if share <= threshold or total_s < WORTH_AT_LEAST_S or not has_sections:

@@ -63,11 +63,17 @@ def _slowest_component(snapshot: Snapshot) -> Insight | None:
     ]
     if not sections:
         return None
-    slowest = max(sections, key=lambda section: section.self_s)
+    on_device = [section for section in sections if snapshot.is_by_device(section.name)]
+    if on_device:
+        slowest = max(on_device, key=lambda section: snapshot.total_of_step_s(section.name) or 0.0)
+        avg_s, where = slowest.device_avg_s or 0.0, " on the device"
+    else:
+        slowest = max(sections, key=lambda section: section.self_s)
+        avg_s, where = slowest.avg_s or 0.0, ""
     return Insight(
         code="slowest-component",
-        finding=f"Slowest component: {slowest.name} ({slowest.avg_s:.4f}s avg)",
-        evidence={"section": slowest.name, "avg_s": slowest.avg_s or 0.0, "share": slowest.share},
+        finding=f"Slowest component: {slowest.name} ({avg_s:.4f}s avg{where})",
+        evidence={"section": slowest.name, "avg_s": avg_s, "share": slowest.share},
         worth_s=0.0,
         remedy="",
     )

@@ -177,6 +177,8 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Insight | 
     backward_s = snapshot.total_of_step_s("backward_pass")
     if not forward_s or backward_s is None or not has_enough_steps(snapshot):
         return None
+    if snapshot.is_by_device("forward_pass") != snapshot.is_by_device("backward_pass"):
+        return None  # the host's time of the one says nothing about the device's of the other
     ratio = backward_s / forward_s
     worth_s = backward_s - 2 * forward_s
     if ratio <= threshold or worth_s < WORTH_AT_LEAST_S:
@@ -218,9 +220,10 @@ def _of_step(
     if share < threshold or (share == threshold and not fires_at_threshold) or saved * total_s < WORTH_AT_LEAST_S:
         return None
     per_step_s = total_s / snapshot.step.settled_count
+    where = " on the device" if snapshot.is_by_device(section) else ""
     return Insight(
         code=code,
-        finding=f"{share:.1%} of step time is spent {what} ({section}: {seconds_text(per_step_s)} a step)",
+        finding=f"{share:.1%} of step time is spent {what} ({section}: {seconds_text(per_step_s)} a step{where})",
         evidence={
             "share_of_step": share,
             "threshold": threshold,

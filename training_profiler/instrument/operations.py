@@ -14,6 +14,7 @@ NO_FORMULA: Final = (
     # In inference mode these come undivided.
     *("linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"),
 )
+ATTENTION: Final = "scaled_dot_product_"
 ON_CPU: Final = "_scaled_dot_product_flash_attention_for_cpu"  # which has none in torch's table either
 
 
@@ -29,6 +30,7 @@ class Operations:
         self._torch = torch
         self._plain = plain_classes(torch)
         self._by_kind: Counter[tuple[str, Any]] = Counter()  # type of number, device -> FLOPs
+        self._attention: Counter[str] = Counter()  # kernel -> FLOPs
         counter = importlib.import_module("torch.utils.flop_counter")
         self._formulas: dict[Any, Callable[..., int]] = dict(counter.flop_registry)
         self._add_attention_on_cpu(counter)
@@ -68,6 +70,8 @@ class Operations:
             else:
                 self.forward += flops
             self._by_kind[self._kind(packet, args, out)] += flops
+            if ATTENTION in packet.__name__ and not self.is_backward:
+                self._attention[packet.__name__.strip("_").removeprefix(ATTENTION)] += flops
         elif getattr(operation, "namespace", "") not in KNOWN_NAMESPACES or packet.__name__ in NO_FORMULA:
             self.why_not = f"there is no formula for {packet}"
         else:
@@ -81,15 +85,17 @@ class Operations:
             dtype = _float32_on_cuda(self._torch.backends, "convolution" in packet.__name__)
         return dtype, tensor.device
 
-    def where(self) -> tuple[str, str]:
-        """Return the type of number of most FLOPs, and the name of the accelerator, where all are of one."""
+    def where(self) -> tuple[str, str, str]:
+        """Return the type of number of most FLOPs, the accelerator where all are of one, the kernel of attention."""
         dtypes: Counter[str] = Counter()
         for (dtype, _), flops in self._by_kind.items():
             dtypes[dtype] += flops
         devices = {device for _, device in self._by_kind}
         device = next(iter(devices))
         is_named = len(devices) == 1 and device.type == "cuda"
-        return dtypes.most_common(1)[0][0], str(self._torch.cuda.get_device_name(device)) if is_named else ""
+        name = str(self._torch.cuda.get_device_name(device)) if is_named else ""
+        attention = self._attention.most_common(1)[0][0] if self._attention else ""
+        return dtypes.most_common(1)[0][0], name, attention
 
 
 def _float32_on_cuda(backends: Any, is_convolution: bool) -> str:

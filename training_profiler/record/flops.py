@@ -9,3 +9,4 @@ class StepFlops(NamedTuple):
     flops: int  # as executed: what checkpointing computes again counts again
     dtype: str  # of most of them: float32, bfloat16, ..., or tf32
     device: str  # name of the accelerator that did most of them; "" where it was none, or several
+    attention: str = ""  # torch's kernel that did most attention; "" where none was seen

@@ -94,11 +94,17 @@ def _both_passes(snapshot: Snapshot) -> Check:
 
 
 def _flash_attention(snapshot: Snapshot) -> Check:
-    return Check("flash attention", "in use", UNKNOWN, "")
+    kernel = "" if snapshot.throughput is None else snapshot.throughput.attention
+    if not kernel:
+        return Check("flash attention", "in use", UNKNOWN, "")
+    is_flash = kernel.startswith(("flash", "cudnn", "fused"))
+    return Check("flash attention", "in use", PASS if is_flash else FAIL, kernel)
 
 
 def _transfer_gaps(snapshot: Snapshot) -> Check:
-    return Check("CPU-GPU transfer gaps", "none", UNKNOWN, "")
+    what, known = "CPU-GPU transfer gaps", snapshot.is_by_device("data_transfer")
+    share = snapshot.share_of_step("data_transfer") if known else None
+    return _check(what, "< 1% of the device's time", share, lambda share: share < 0.01)
 
 
 def _overlap(snapshot: Snapshot) -> Check:

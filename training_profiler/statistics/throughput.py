@@ -28,6 +28,7 @@ def throughput(totals: Totals, warmup_told: int | None) -> Throughput | None:
         flops_per_step=flops,
         dtype="" if counted is None else counted.dtype,
         device="" if counted is None else counted.device,
+        attention="" if counted is None else counted.attention,
         tflops=tflops,
         peak_tflops=None if peak is None else peak[0],
         peak_source="" if peak is None else peak[1],

@@ -1,0 +1,71 @@
+"""On an accelerator the rules go by the device's time where it is known."""
+
+from dataclasses import replace
+
+import pytest
+from fakes import snapshot_of
+
+from training_profiler.diagnosis import Insight, diagnose
+from training_profiler.snapshot import LineFigures, Snapshot
+
+
+def on_device(shares: dict[str, float], device_shares: dict[str, float], spans: int = 64) -> Snapshot:
+    """Return a run of 64 steps of 0.125 s: ``shares`` of the host's time, ``device_shares`` of the device's."""
+    run = snapshot_of(shares, steps=64, step_s=0.125)
+    sections = {
+        name: replace(section, device_count=spans, device_total_s=device_shares[name] * 0.125 * spans)
+        if name in device_shares
+        else section
+        for name, section in run.sections.items()
+    }
+    return replace(run, sections=sections)
+
+
+def found(run: Snapshot, code: str) -> Insight | None:
+    return next((insight for insight in diagnose(run) if insight.code == code), None)
+
+
+BUSY = {"forward_pass": 0.25, "backward_pass": 0.625, "optimizer_step": 0.0625}
+QUEUED = {"forward_pass": 0.03125, "backward_pass": 0.03125, "optimizer_step": 0.0625}
+
+
+def test_a_host_that_waits_for_a_busy_device_is_no_finding():
+    lines = {"other": (LineFigures("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
+    run = replace(on_device(QUEUED, BUSY), lines=lines)
+    assert [insight.code for insight in diagnose(run)] == ["healthy", "slowest-component"]
+
+
+def test_waits_are_worth_what_the_device_is_idle():
+    lines = {"other": (LineFigures("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
+    idle = {"forward_pass": 0.25, "backward_pass": 0.375, "optimizer_step": 0.0625}
+    insight = found(replace(on_device(QUEUED, idle), lines=lines), "waits-for-device")
+    assert insight.worth_s == pytest.approx(0.3125 * 8.0)
+
+
+def test_a_fetch_that_the_device_does_not_wait_for_costs_nothing():
+    run = on_device({"data_loading": 0.5, **QUEUED}, {"data_loading": 0.0, **BUSY})
+    assert found(run, "data-loading-bound") is None
+
+
+def test_a_fetch_that_the_device_waits_for_is_told():
+    device = {"data_loading": 0.25, "forward_pass": 0.25, "backward_pass": 0.4375, "optimizer_step": 0.0625}
+    insight = found(on_device({"data_loading": 0.5, **QUEUED}, device), "data-loading-bound")
+    assert insight.finding == (
+        "25.0% of step time is spent waiting for the next batch (data_loading: 0.0312s a step on the device)"
+    )
+    assert insight.worth_s == pytest.approx(2.0)
+
+
+def test_the_slowest_component_is_the_devices():
+    insight = found(on_device({**QUEUED, "logging": 0.04}, BUSY), "slowest-component")
+    assert insight.finding == "Slowest component: backward_pass (0.0781s avg on the device)"
+
+
+def test_nine_spans_do_not_stand_for_all():
+    run = on_device({"data_loading": 0.5, **QUEUED}, {"data_loading": 0.0, **BUSY}, spans=9)
+    assert found(run, "data-loading-bound") is not None
+
+
+def test_passes_are_not_compared_across_clocks():
+    run = on_device({"forward_pass": 0.01, "backward_pass": 0.5}, {"backward_pass": 0.5})
+    assert found(run, "backward-slow") is None

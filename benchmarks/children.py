@@ -22,15 +22,18 @@ def environment(is_on: bool, folder: str) -> dict[str, str]:
     return kept
 
 
-def result_of(module: str, *arguments: str, is_on: bool) -> Any:
+def result_of(module: str, *arguments: str, is_on: bool, sinks: str = "") -> Any:
     """Return what ``python -m module arguments`` prints to stdout, read as JSON; blocks until it ends.
+
+    ``sinks`` are the trackers that get metrics, as their variable has them.
 
     Raises:
         RuntimeError: the child failed; the message ends with what it wrote.
     """
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", module, *arguments]
-        done = subprocess.run(command, env=environment(is_on, folder), cwd=ROOT, capture_output=True, text=True)
+        variables = environment(is_on, folder) | ({f"{SWITCH}_SINKS": sinks} if sinks else {})
+        done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout)

@@ -2,13 +2,15 @@
 
 Two processes of the same training differ by up to 4 % for where their memory happens to lie, which is more than is
 looked for (``watched_training`` has processes side by side). Here one process trains, and every fifth of a second the
-seams and the line sampler are put in or taken out; drains, sums and the journal go on in what is on. A pair is two
-blocks that follow each other.
+seams, the line sampler and the machine monitor are put in or taken out; drains, sums, the journal and the trackers
+(JSON lines, and TensorBoard where it is installed) go on in what is on. A pair is two blocks that follow each other.
+Blocks of long steps last a second, so that the monitor looks as often as it does in a training.
 """
 
 import argparse
 import json
 import sys
+from importlib.util import find_spec
 from statistics import median
 from time import perf_counter_ns, process_time_ns
 from typing import Any, Final
@@ -18,7 +20,10 @@ from benchmarks.figures import Figure, median_cells, print_figures, print_table
 from benchmarks.watched_training import KINDS, TINY_TARGET_US, step_of
 
 BLOCK_MS: Final = 200
-PAIRS: Final = 60
+LONG_BLOCK_MS: Final = 1000  # the monitor's time between two looks
+LONG_STEP_MS: Final = 20
+PAIRS_MS: Final = 60 * BLOCK_MS  # what the blocks of a kind last in a process
+SINKS: Final = ",".join(name for name in ("tensorboard", "jsonl") if name == "jsonl" or find_spec(name))
 WARM_UP_SHARE: Final = 0.5  # of a block: a changed class makes the interpreter look up anew what it had specialized
 PROCESSES: Final = 3
 LOOPS: Final = {f"{kind.step_ms:g}": kind for kind in KINDS if kind.what.startswith("loop")}
@@ -33,7 +38,7 @@ def run(only: str = "") -> list[Figure]:
         if only not in f"{ms} ms":
             continue
         found = [
-            result_of("benchmarks.switched", "--inside", ms, str(chosen[str(kind.step_ms)]), is_on=True)
+            result_of("benchmarks.switched", "--inside", ms, str(chosen[str(kind.step_ms)]), is_on=True, sinks=SINKS)
             for _ in range(PROCESSES)
         ]
         walls = [ratio for one in found for ratio in one["wall"]]
@@ -47,7 +52,8 @@ def run(only: str = "") -> list[Figure]:
             figures.append(Figure(f"step of {ms} ms: CPU added, all on", added_us, TINY_TARGET_US, "us", 1))
         else:
             figures.append(Figure(f"steps of {ms} ms: wall, all on over off", median(walls), kind.target, "", 4))
-    print("Seams, sampler, sums and journal on over off, in turns in one process: medians and their standard errors")
+    print(f"Seams, sampler, monitor, sums, journal and trackers ({SINKS}) on over off, in turns in one process:")
+    print("medians and their standard errors")
     print_table(["steps of", "ms measured", "pairs", "wall", "+-", "CPU", "+-", "CPU us a step"], rows)
     print_figures(figures)
     return figures
@@ -76,9 +82,11 @@ class Watching:
         if is_on:
             watch.install(self._torch)
             session.observers.lines.run_at(session.settings.sample_hz, perf_counter_ns())
+            session.observers.machine.run_every(session.settings.monitor_s)
         else:
             watch.guarded(watch.finish)
             session.observers.lines.stop()
+            session.observers.machine.stop()
 
 
 def measure(ms: float, batch: int, *size: str) -> dict[str, Any]:
@@ -90,7 +98,8 @@ def measure(ms: float, batch: int, *size: str) -> dict[str, Any]:
     step = step_of(batch, *size)
     for _ in range(20):
         step()
-    steps = max(2, round(BLOCK_MS / ms))
+    block_ms = LONG_BLOCK_MS if ms >= LONG_STEP_MS else BLOCK_MS
+    steps = max(2, round(block_ms / ms))
 
     def block(is_on: bool) -> tuple[int, int]:
         watching.switch(is_on)
@@ -103,7 +112,7 @@ def measure(ms: float, batch: int, *size: str) -> dict[str, Any]:
 
     found: dict[str, list[float]] = {"wall": [], "cpu": []}
     off_ns = []
-    for pair in range(PAIRS):
+    for pair in range(max(20, PAIRS_MS // block_ms)):
         times = {is_on: block(is_on) for is_on in ((True, False) if pair % 2 else (False, True))}
         for at, name in enumerate(("wall", "cpu")):
             found[name].append(times[True][at] / times[False][at])

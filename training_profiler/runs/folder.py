@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -56,7 +57,7 @@ def describe_run(settings: Settings) -> dict[str, Any]:
         "command": shlex.join(masked([Path(sys.executable).name, *_arguments()])),
         "folder": os.getcwd(),
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": "-".join([platform.system(), platform.release(), platform.machine()]),  # without a subprocess
         "cpus": os.cpu_count(),
         "versions": {name: _version(name) for name in _PACKAGES},
         "settings": asdict(settings),
@@ -81,9 +82,14 @@ def _git() -> dict[str, Any] | None:
     """Return commit and state of the work tree the script lies in; None outside of one, or without git."""
     script = Path(sys.argv[0] if sys.argv and sys.argv[0] else ".").absolute()
     where = script.parent if script.is_file() else Path.cwd()
+    # By its path: to look for a program itself subprocess touches the filters of warnings, after which Python shows
+    # warnings again that it has shown once already.
+    git = shutil.which("git")
+    if git is None:
+        return None
 
     def ask(*words: str) -> str | None:
-        command = ["git", "--no-optional-locks", "-C", str(where), *words]
+        command = [git, "--no-optional-locks", "-C", str(where), *words]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=1, check=True, stdin=subprocess.DEVNULL

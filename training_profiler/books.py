@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.diagnosis import diagnose
+from training_profiler.instrument.epochs import Turn
 from training_profiler.instrument.watch import Watch
 from training_profiler.observers import Observers
 from training_profiler.outlets import Outlets
@@ -14,7 +15,7 @@ from training_profiler.snapshot import Health, Snapshot
 from training_profiler.statistics.accumulator import Accumulator
 from training_profiler.statistics.loader_figures import row_figures
 from training_profiler.statistics.run import RunSums
-from training_profiler.upkeep import Upkeep
+from training_profiler.upkeep import REPORTS_SHARE, Upkeep
 
 
 class Books:
@@ -31,7 +32,7 @@ class Books:
         watch: Watch | None,
         upkeep: Upkeep,
         outlets: Outlets,
-        reports_left_out: Callable[[], int],
+        left_out: Callable[[], tuple[int, int]],  # periodic reports, and epochs
     ) -> None:
         self.loaders = LoaderBook()
         if watch is not None:
@@ -46,7 +47,7 @@ class Books:
         self._watch = watch
         self._upkeep = upkeep
         self._outlets = outlets
-        self._reports_left_out = reports_left_out
+        self._left_out = left_out
         self.adopt(settings)
 
     def adopt(self, settings: Settings) -> None:
@@ -101,17 +102,47 @@ class Books:
     def end_epoch(self, is_complete: bool) -> None:
         """End them, and report on the epoch."""
         self.flush()
-        batches, samples = self.loaders.of_epoch()
-        self._outlets.journal(lambda journal: journal.write_epoch_end(batches, samples, is_complete))
-        figures = self.sums.end_epoch(batches, samples, is_complete)
-        if figures is not None:
-            self._outlets.epoch(figures, self.sums.steps)
+        self._end_epoch(*self.loaders.of_epoch(), is_complete)
+
+    def _end_epoch(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
+        if self.sums.is_in_epoch:
+            self._outlets.journal(lambda journal: journal.write_epoch_end(batches, samples, is_complete))
+            figures = self.sums.end_epoch(batches, samples, is_complete)
+            if figures is not None:
+                self._outlets.epoch(figures, self.sums.steps)
+
+    def turn_epoch(self, turn: Turn | None) -> None:
+        """End the epoch that seams saw and begin the next, where what is recorded is held back; None: there is none."""
+        if turn is None:
+            self.sums.drop_epoch()
+            return
+        self.flush()
+        self._end_seen_epoch(turn.batches, turn.samples, is_complete=True)
+        self.sums.begin_epoch(turn.number)
+        self._outlets.journal(lambda journal: journal.write_epoch_begin(turn.number))
+
+    def _end_seen_epoch(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
+        if batches is not None and self.sums.epoch_steps > batches:  # they were used more than once: this was no pass
+            self.sums.drop_epoch()
+        else:
+            self._end_epoch(batches, samples, is_complete)
+
+    def _end_last_epoch(self) -> None:
+        epochs = None if self._watch is None else self._watch.epochs
+        if epochs is None or epochs.current is None:
+            self.end_epoch(is_complete=False)
+            return
+        last = epochs.last()
+        if last is None:
+            self.sums.drop_epoch()
+        else:
+            self._end_seen_epoch(*last)
 
     def close(self, ended_by: str | None) -> None:
         """Report on the run, which is over."""
         self._upkeep.guard("statistics", self.flush)  # should it fail, what was summed up before is still told
         if self.sums.is_in_epoch:
-            self.end_epoch(is_complete=False)
+            self._end_last_epoch()
         self._upkeep.guard("trackers", lambda: self._tell_of_loaders(is_last=True))
         self.send_interval()
         self._outlets.final(lambda: self.figures(ended_by), diagnose(self.figures(ended_by)), self.health)
@@ -130,5 +161,10 @@ class Books:
 
     def health(self) -> Health:
         """Return how the profiler fared so far."""
+        reports, epochs = self._left_out()
         notes = [*self.observers.costs(self.sums.run), *self._outlets.notes()]
-        return self._upkeep.health(self.sums.run, self._reports_left_out(), notes)
+        if epochs:
+            notes.append(
+                f"{epochs} epochs have no summary: at this pace they would cost over {REPORTS_SHARE:.2%} of the run"
+            )
+        return self._upkeep.health(self.sums.run, reports, notes)

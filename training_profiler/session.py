@@ -7,6 +7,7 @@ from typing import Final
 
 from training_profiler.books import Books
 from training_profiler.exits import Exits
+from training_profiler.instrument.epochs import Turn
 from training_profiler.instrument.flops import COUNTED_BY
 from training_profiler.instrument.watch import Watch
 from training_profiler.outlets import Outlets
@@ -49,10 +50,16 @@ class Session:
         self._busy_thread: int | None = None
         self._waiting = 0  # threads that wait for _busy
         self._begin_ns = recorder.clock() if begin_ns is None else begin_ns
-        self._budget = Budget(recorder.clock)
+        self._budget, self._epoch_budget = Budget(recorder.clock), Budget(recorder.clock)
         self._outlets = Outlets(settings, recorder.names, self._begin_ns, self.upkeep, self._send_last_row)
         self._books = Books(
-            recorder, settings, self._begin_ns, watch, self.upkeep, self._outlets, lambda: self._budget.left_out
+            recorder,
+            settings,
+            self._begin_ns,
+            watch,
+            self.upkeep,
+            self._outlets,
+            lambda: (self._budget.left_out, self._epoch_budget.left_out),
         )
         self._exits = Exits(self.finish)
         self.loaders = self._books.loaders
@@ -103,12 +110,23 @@ class Session:
                 self.watch.look(now_ns)
         if self._steps_marked < COUNTED_BY and self.watch is not None and self.settings.flops:
             self.watch.flops.step_ended(self._steps_marked)
+        if self.watch is not None and (turn := self.watch.epoch_turn()) is not None:
+            self._turn_epoch(turn)
         if self._steps_marked >= self._next_report:
             self._next_report += self.settings.log_every
             if self._budget.allows():
                 self._exclusively(self._report, PATIENCE_S)
         elif is_look and (now_ns >= self._next_flush_ns or self._recorder.is_backed_up()):
             self._on_full()
+
+    def _turn_epoch(self, turn: Turn) -> None:
+        """Let an epoch end and the next begin at a time that is still held back."""
+        held_ns, self._recorder.hold_ns = self._recorder.hold_ns, turn.at_ns
+        is_shown = self._epoch_budget.allows()
+        begin_ns = time.thread_time_ns()
+        self._exclusively(lambda: self._books.turn_epoch(turn if is_shown else None), PATIENCE_S)
+        self._epoch_budget.spend(time.thread_time_ns() - begin_ns)
+        self._recorder.hold_ns = held_ns
 
     def train_on_this_thread(self) -> None:
         """Let the run's time be the calling thread's: the one that trained before has ended."""

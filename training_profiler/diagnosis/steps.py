@@ -74,7 +74,7 @@ def warm_up(snapshot: Snapshot, threshold: float) -> Insight | None:
         f"step averages leave {'it' if step.warmup_count == 1 else 'them'} out",
         evidence={"warmup_steps": step.warmup_count, "warmup_s": step.warmup_s, "median_s": step.median_s},
         worth_s=extra_s,
-        remedy="worker start, torch.compile and cuDNN autotuning happen once; only short runs notice",
+        remedy="worker start, torch.compile, cuDNN autotuning, counting FLOPs: all happen once; only short runs notice",
     )
 
 

@@ -92,6 +92,7 @@ class Inference(Calls):
         for code in (self.codes.first_fetch, self.codes.data_loading)[bool(one.fetches) :]:
             self.tape.cancel(code)
         if is_over:
+            one.has_ended = True
             self.evaluation.pass_ends(one, self.tape.clock())  # an evaluation may end there
 
     # Gradients and updates

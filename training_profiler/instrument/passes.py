@@ -29,6 +29,7 @@ class Pass:
         "end_ns",
         "fetches",
         "has_batch",
+        "has_ended",
         "is_evaluated",
         "is_over",
         "iterator",
@@ -48,6 +49,7 @@ class Pass:
         self.cycle = -1  # the step it was last fetched in, counted in updates
         self.cycle_begin_ns = 0  # of the first fetch in that step
         self.is_evaluated = False  # its last batch saw calls without gradient before another was fetched
+        self.has_ended = False  # its loader was found to be empty
         self.is_over = False  # and no batch of it was used while it went on
         self.counts: LoaderCounts | None = None  # of its loader; None of one that counts itself, and of one not known
         self.loader = 0  # serial of those, 0 for none
@@ -104,6 +106,13 @@ class Passes:
         if counts is not None:
             begun.is_of(counts)
         return begun
+
+    def is_alone(self, one: Pass) -> bool:
+        """Return whether no pass but ``one`` that feeds the training goes on."""
+        return not any(
+            other is not one and other.kind is Kind.TRAINING and not other.has_ended and other.iterator() is not None
+            for other in self._by_id.values()
+        )
 
     def wait_for(self, one: Pass) -> None:
         """Note that it is to be settled what the pass is for."""

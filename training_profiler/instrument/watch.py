@@ -24,6 +24,7 @@ from training_profiler.instrument import (
 )
 from training_profiler.instrument.codes import Codes
 from training_profiler.instrument.dynamo import DYNAMO, hide_from_dynamo
+from training_profiler.instrument.epochs import Epochs, Turn
 from training_profiler.instrument.exchange import Exchange
 from training_profiler.instrument.flops import Flops
 from training_profiler.instrument.gate import Gate
@@ -73,6 +74,7 @@ class Watch:
         self._next_look_ns = 0
         self._lost: list[str] = []
         self._known_loaders: KnownLoaders | None = None
+        self.epochs = Epochs()
         self._backwards = self._updates = self._forwards = 0
         self._has_steps_by_hand = False
 
@@ -214,8 +216,17 @@ class Watch:
             self._next_look_ns = now_ns + NS_BETWEEN_LOOKS
             self.guarded(self.exchange.read)
 
+    def epoch_turn(self) -> Turn | None:
+        """Return where an epoch has turned since the step before; None where it has not."""
+        passes = None if self.inference is None else self.inference.evaluation.passes
+        latest = None if passes is None else passes.latest
+        if passes is None or latest is None or self.epochs.is_same(latest):
+            return None
+        return self.epochs.turn(latest, passes.is_alone(latest))
+
     def epoch_changes(self) -> None:
         """Decide what is open, for an epoch begins or ends by hand."""
+        self.epochs.is_off = True
         if self.inference is not None:
             self.guarded(self.inference.epoch_changes)
 
@@ -267,6 +278,7 @@ class Watch:
         self._tell(None)
         self.flops = Flops(self)
         self.loaders = self._known_loaders = None
+        self.epochs = Epochs()
         self._recorder.hold_ns = None
         self.gate.begin_anew()
 

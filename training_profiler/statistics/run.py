@@ -56,6 +56,15 @@ class RunSums:
         self._epoch = Totals(self.run.end_ns, self.steps)
         self._epoch_number = number
 
+    @property
+    def epoch_steps(self) -> int:
+        """How many steps of the epoch under way are complete."""
+        return 0 if self._epoch is None else self._epoch.steps.count
+
+    def drop_epoch(self) -> None:
+        """Forget the epoch that is under way: it is none."""
+        self._epoch = None
+
     def end_epoch(self, batches: int | None, samples: int | None, is_complete: bool = True) -> EpochFigures | None:
         """Close the epoch that is under way and return its figures; None if there is none."""
         if self._epoch is None:

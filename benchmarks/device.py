@@ -36,7 +36,7 @@ SIZES: Final = {"short": Size(256, 2, 8), "middling": Size(1024, 4, 16), "long":
 
 
 def run(pairs: int = PAIRS) -> list[Figure]:
-    """Measure, print and return the ratios of wall times, on over off; takes about 3 minutes."""
+    """Measure, print and return the ratios of wall times, on over off; takes about 5 minutes."""
     what = "steps with device time, wall, all on over off"
     why_not = _why_not()
     if why_not is not None:

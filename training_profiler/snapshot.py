@@ -191,19 +191,26 @@ class Snapshot:
         On an accelerator that is its device time where it is known: spans times their mean. What the host spends on
         queueing work, and on waiting for work queued before, makes no step longer.
         """
-        section = self.sections.get(name)
+        section, step = self.sections.get(name), self.step
         if section is None or not section.count:
             return None
-        if self.is_by_device(name) and section.device_avg_s is not None and section.avg_s:
-            return section.settled_total_s * section.device_avg_s / section.avg_s
+        if self.is_by_device(name) and section.device_avg_s is not None and section.total_s and step and step.count:
+            # Not by the host's mean: a first step that compiles for a minute is in it, and the device's is without.
+            spans_in_steps = section.count * section.step_total_s / section.total_s
+            return spans_in_steps * step.settled_count / step.count * section.device_avg_s
         return section.settled_total_s
 
     def idle_device_s(self) -> float | None:
         """Return the time within steps after warm-up that no section took the device for; None if unknown.
 
-        What it waits for input counts as taken: that is told by ``data_loading`` itself.
+        What it waits for input counts as taken: that is told by ``data_loading`` itself. Unknown too where a section
+        is around the backward pass: its own device time has the idle times between the parts in it.
         """
         if self.step is None or not self.is_by_device("backward_pass"):
+            return None
+        forward = self.sections.get("forward_pass")
+        is_forward_unknown = forward is not None and forward.step_total_s > 0 and not self.is_by_device("forward_pass")
+        if is_forward_unknown or self.sections["backward_pass"].parent in self.sections:
             return None
         outermost = [name for name, section in self.sections.items() if section.parent not in self.sections]
         taken_s = sum(self.total_of_step_s(name) or 0.0 for name in outermost if self.is_by_device(name))

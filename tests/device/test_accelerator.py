@@ -79,11 +79,19 @@ def test_a_backend_that_is_no_part_of_torch_is_found_by_its_own_name(device, mon
 @pytest.mark.parametrize(("allocated_bytes", "kind"), [(0, None), (4096, "mps")])
 def test_metal_is_in_use_once_something_lies_on_it(device, monkeypatch, allocated_bytes, kind):
     torch = device.torch()
-    torch.mps = SimpleNamespace(
-        is_available=lambda: True, current_allocated_memory=lambda: allocated_bytes, device_count=lambda: 1
-    )
+    torch.mps = SimpleNamespace(current_allocated_memory=lambda: allocated_bytes, device_count=lambda: 1)
+    torch.backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: True))
     del torch.cuda
     monkeypatch.setitem(sys.modules, "torch", torch)
     found = find_accelerator()
     assert (found and found.kind) == kind
     assert found is None or (found.name, found.current_index(), found.is_capturing()) == ("", 0, False)
+
+
+def test_a_torch_whose_metal_module_cannot_say_whether_it_is_there_has_none(device, monkeypatch):
+    torch = device.torch()
+    torch.mps = SimpleNamespace(current_allocated_memory=lambda: pytest.fail("asked a device that is not there"))
+    torch.backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: False))
+    device.is_initialized = False
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert find_accelerator() is None

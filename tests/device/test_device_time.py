@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from fakes_device import device_run
@@ -322,6 +323,40 @@ def test_a_driver_that_raises_when_asked_switches_it_off_and_keeps_what_was_know
     assert run.time.figures().spans == 1
 
 
+def test_a_driver_that_raises_when_asked_for_a_capture_takes_nothing_else_with_it(monkeypatch):
+    run = device_run(monkeypatch, is_begun=False)
+    errors = []
+
+    def is_capturing():
+        if errors:
+            raise errors[0]
+        return False
+
+    found = replace(run.device.accelerator(), is_capturing=is_capturing)
+    run.found = lambda: found
+    run.look()
+    run.work("forward_pass", device_s=0.5)
+    errors.append(RuntimeError("CUDA error: a blocking stream is capturing"))
+    assert run.snapshot().sections["forward_pass"].count == 1
+    assert run.disabled == {"device time": "CUDA error: a blocking stream is capturing"}
+
+
+@pytest.mark.parametrize("breaks", [None, RuntimeError("CUDA error: device-side assert triggered")])
+@pytest.mark.usefixtures("no_wait")
+def test_after_an_error_of_the_driver_no_event_is_freed(run, breaks):
+    run.work("forward_pass", device_s=0.5)
+    run.flush()
+    run.device.breaks = breaks
+    run.finish()
+    assert bool(run.disabled) == bool(breaks)
+    events = [weakref.ref(event) for event in run.device.events]
+    run.device.events.clear()
+    run.time = None
+    gc.collect()
+    kept = [event() for event in events if event() is not None]
+    assert len(kept) == (len(events) if breaks else 0)
+
+
 def test_a_device_without_timing_leaves_host_time(monkeypatch):
     run = device_run(monkeypatch, is_begun=False)
     run.device.breaks = RuntimeError("events of mps have no timing")
@@ -350,6 +385,16 @@ def test_what_is_not_done_at_the_end_is_counted(run):
     run.work("forward_pass", device_s=0.5)
     run.device.is_stuck = True
     assert run.finish().device == figures(0, **{"the device had not come to their end when the run ended": 1})
+
+
+@pytest.mark.usefixtures("no_wait")
+def test_a_run_that_ends_in_a_capture_asks_the_device_nothing(run):
+    run.work("forward_pass", device_s=0.5)
+    run.device.is_capturing = True
+    run.device.calls.clear()
+    run.finish()
+    assert run.device.calls == []
+    assert run.time.figures() == figures(0, **{"the device had not come to their end when the run ended": 1})
 
 
 @pytest.mark.usefixtures("no_wait")
@@ -432,6 +477,19 @@ class TestCost:
             run.clock.advance(60)
             run.look()
         assert run.figures().unmeasured == {"left out to keep the cost low": left_out + 1}
+
+    def test_a_stamp_in_which_another_thread_had_its_turn_is_not_what_stamps_cost(self, monkeypatch):
+        run = device_run(monkeypatch, is_begun=False)
+        stamps = count(1)
+
+        def current_index():
+            run.clock.advance_ns(5_000_000 if next(stamps) % 16 == 0 else 10_000)
+            return 0
+
+        found = replace(run.device.accelerator(), current_index=current_index)
+        run.found = lambda: found
+        run.look()
+        assert run.time._stamp_ns == 10_000
 
     def test_the_training_thread_is_told_what_it_paid(self, run):
         self.train(run, 10, step_s=0.1)

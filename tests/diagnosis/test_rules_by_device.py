@@ -42,6 +42,38 @@ def test_waits_are_worth_what_the_device_is_idle():
     assert insight.worth_s == pytest.approx(0.3125 * 8.0)
 
 
+def test_a_first_step_that_compiles_for_long_does_not_change_what_the_device_took():
+    run = on_device(QUEUED, BUSY)
+    forward = run.sections["forward_pass"]
+    # It is in the host's mean, and no part of the steps after warm-up.
+    slow = replace(forward, avg_s=10 * forward.avg_s, total_s=forward.total_s + 60, step_total_s=forward.total_s + 60)
+    run = replace(run, sections={**run.sections, "forward_pass": slow})
+    assert run.total_of_step_s("forward_pass") == pytest.approx(0.25 * 8.0)
+    assert run.idle_device_s() == pytest.approx(0.0625 * 8.0)
+
+
+def test_spans_outside_of_steps_are_no_part_of_what_steps_took_on_the_device():
+    run = on_device({"forward_pass": 0.5}, {"forward_pass": 0.25})
+    forward = run.sections["forward_pass"]
+    twice = replace(forward, count=128, total_s=2 * forward.total_s)
+    run = replace(run, sections={**run.sections, "forward_pass": twice})
+    assert run.total_of_step_s("forward_pass") == pytest.approx(0.25 * 8.0)
+
+
+def test_how_long_the_device_was_idle_is_not_known_inside_of_one_section_around_the_step():
+    run = on_device({"train_step": 1.0, **QUEUED}, {"train_step": 1.0, **BUSY})
+    inside = {name: replace(run.sections[name], parent="train_step") for name in QUEUED}
+    lines = {"train_step": (LineFigures("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
+    run = replace(run, sections={**run.sections, **inside}, lines=lines)
+    assert run.idle_device_s() is None
+    assert found(run, "waits-for-device") is not None
+
+
+def test_how_long_the_device_was_idle_is_not_known_without_its_time_of_the_forward_pass():
+    assert on_device(QUEUED, {"backward_pass": 0.625}).idle_device_s() is None
+    assert on_device({"backward_pass": 0.5}, {"backward_pass": 0.625}).idle_device_s() == pytest.approx(0.375 * 8.0)
+
+
 def test_a_fetch_that_the_device_does_not_wait_for_costs_nothing():
     run = on_device({"data_loading": 0.5, **QUEUED}, {"data_loading": 0.0, **BUSY})
     assert found(run, "data-loading-bound") is None

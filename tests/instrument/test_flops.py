@@ -1,5 +1,6 @@
 """FLOPs of one step of real trainings: as torch's own counter has them, and without a trace in the losses."""
 
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from training_profiler.instrument.flops import COUNTED_BY
+from training_profiler.instrument.operations import Operations
 from training_profiler.record.flops import StepFlops
 
 from .watched import Watched, watched
@@ -249,6 +251,25 @@ def test_custom_operations_are_named(seen):
 
     note = refused(seen, Trainer(lambda: Custom(16, 8), 4, 16, seen=seen))
     assert note == "FLOPs were not counted: there is no formula for profiler_tests.twice"
+
+
+def test_a_product_without_a_formula_is_named(seen):
+    class Summed(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.addbmm(super().forward(x), x[None, :, :8], x[None, :8, :8])
+
+    note = refused(seen, Trainer(lambda: Summed(16, 8), 8, 16, seen=seen))
+    assert note == "FLOPs were not counted: there is no formula for aten.addbmm"
+
+
+def test_a_kernel_of_attention_that_this_torch_has_no_formula_for_is_named(seen, monkeypatch):
+    formulas = importlib.import_module("torch.utils.flop_counter").flop_registry
+    kernel = getattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", None)
+    monkeypatch.delitem(formulas, kernel, raising=False)
+    counts = Operations(torch)
+    q = torch.zeros(1, 2, 4, 8)
+    counts.add(torch.ops.aten._scaled_dot_product_cudnn_attention.default, (), (q, q, q), {}, (q,))
+    assert counts.why_not == "there is no formula for aten._scaled_dot_product_cudnn_attention"
 
 
 def test_recurrent_kernels_are_named(seen):

@@ -64,6 +64,18 @@ def test_the_summary_says_how_long_the_device_waited_for_input():
     ]
 
 
+def test_fetches_outside_of_steps_are_no_part_of_the_share_of_step_time():
+    text = render_final(
+        snapshot(data_loading={"count": 200, "total_s": 2.0, "device_count": 50, "device_total_s": 0.25}), []
+    )
+    assert lines_of(text, "waited") == ["Device waited for input: 5.0% of step time, 0.0050s a batch"]
+
+
+def test_of_too_few_fetches_no_share_of_step_time_is_told():
+    text = render_final(snapshot(data_loading={"device_count": 5, "device_total_s": 0.025}), [])
+    assert lines_of(text, "waited") == ["Device waited for input: 0.0050s a batch"]
+
+
 def test_without_steps_it_waited_by_the_batch():
     text = render_final(replace(snapshot(), step=None), [])
     assert lines_of(text, "waited") == ["Device waited for input: 0.0050s a batch"]

@@ -42,7 +42,7 @@ def find_accelerator() -> Accelerator | None:
     torch = sys.modules.get("torch")
     for kind in _kinds(torch):
         module = getattr(torch, kind, None)
-        if module is not None and _is_in_use(kind, module):
+        if module is not None and _is_in_use(torch, kind, module):
             return _accelerator(torch, kind, module)
     return None
 
@@ -55,9 +55,10 @@ def _kinds(torch: Any) -> Iterator[str]:
     yield "mps"
 
 
-def _is_in_use(kind: str, module: Any) -> bool:
-    if kind == "mps":  # has nothing to initialise
-        return bool(module.is_available()) and module.current_allocated_memory() > 0
+def _is_in_use(torch: Any, kind: str, module: Any) -> bool:
+    if kind == "mps":  # has nothing to initialise; every torch has the module, but not each its is_available
+        backend = getattr(getattr(torch, "backends", None), "mps", None)
+        return backend is not None and bool(backend.is_available()) and module.current_allocated_memory() > 0
     is_initialized = getattr(module, "is_initialized", None)
     return is_initialized is not None and bool(is_initialized())  # False as well in a child that was forked after
 

@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Callable
-from typing import Final
+from types import CodeType
+from typing import Any, Final
 
 from training_profiler.device.accelerator import Accelerator, Event
 from training_profiler.record.section import Clock
@@ -47,7 +48,7 @@ class DeviceClock:
         self._host_clock = host_clock
         self._pool_size = pool_size
         self._free: dict[int, list[Stamp]] = {}  # device -> stamps to be used again
-        self._made: dict[int, int] = {}
+        self.made: dict[int, list[Stamp]] = {}  # and all there are
 
     def stamping(self) -> Clock:
         """Return a clock that records an event, then tells the host's time."""
@@ -81,6 +82,8 @@ class DeviceClock:
                 stamps.append((now_ns, stamp))
             return now_ns
 
+        for function in (read, note, self._make, self.accelerator.make_event):
+            _leave_untraced(getattr(function, "__code__", None))
         return read
 
     def _take(self) -> Stamp:
@@ -95,11 +98,12 @@ class DeviceClock:
 
     def _make(self, device: int) -> Stamp:
         """Return a new stamp; events belong to the device on which they are recorded first."""
-        made = self._made.get(device, 0)
-        if made >= self._pool_size:
+        made = self.made.setdefault(device, [])
+        if len(made) >= self._pool_size:
             return _POOL_EMPTY
-        self._made[device] = made + 1
-        return Stamp(device, self.accelerator.make_event())
+        stamp = Stamp(device, self.accelerator.make_event())
+        made.append(stamp)
+        return stamp
 
     def turn(self, is_on: bool, now_ns: int) -> None:
         """Stamp from now on, or no more."""
@@ -114,6 +118,7 @@ class DeviceClock:
         self.is_on = False
         self.stamps.clear()
         self._free.clear()
+        self.made.clear()
 
     def give_back(self, stamp: Stamp) -> None:
         """Let the stamp's event be used again once nobody needs it any more."""
@@ -123,3 +128,21 @@ class DeviceClock:
         if stamp.users <= 0:
             stamp.users, stamp.is_reached = 0, False
             self._free.setdefault(stamp.device, []).append(stamp)
+
+
+def _leave_untraced(code: CodeType | None) -> None:
+    """Keep dynamo from compiling a function of ours, as it would between two graphs.
+
+    A section that was made elsewhere and is entered in a compiled function brings it here. What this takes of torch
+    is private, and may be gone.
+    """
+    frames: Any = sys.modules.get("torch")
+    for name in ("_C", "_dynamo", "eval_frame"):
+        frames = getattr(frames, name, None)
+    if code is None or frames is None:
+        return
+    if hasattr(frames, "skip_code"):  # torch before 2.7
+        frames.skip_code(code)
+    elif hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))

@@ -3,10 +3,11 @@
 import sys
 import time
 from collections.abc import Callable
+from statistics import median_low
 from typing import Final
 
 from training_profiler.device import accelerator
-from training_profiler.device.clock import DeviceClock
+from training_profiler.device.clock import DeviceClock, Stamp
 from training_profiler.device.pairs import SWITCHED_OFF, UNFINISHED, Pairs
 from training_profiler.record.recorder import Recorder
 from training_profiler.snapshot import PROFILER, DeviceFigures
@@ -108,12 +109,15 @@ class DeviceTime:
         self._recorder.use_clock(self._buffer, clock.waiting() if is_sync else clock.stamping())
 
     def _calibrate(self, clock: DeviceClock) -> None:
-        read = clock.stamping()
+        read, host_clock = clock.stamping(), self._recorder.clock
         for _ in range(2):  # events are made the first time
-            begin_ns = self._recorder.clock()
+            took_ns = []
             for _ in range(CALIBRATION_STAMPS):
+                begin_ns = host_clock()
                 read()
-            self._stamp_ns = (self._recorder.clock() - begin_ns) // CALIBRATION_STAMPS
+                took_ns.append(host_clock() - begin_ns)
+            # No mean: one in which another thread got Python's lock for 5 ms would have all steps left out.
+            self._stamp_ns = median_low(took_ns)
             for _, stamp in clock.stamps:
                 clock.give_back(stamp)
             clock.stamps.clear()
@@ -138,19 +142,23 @@ class DeviceTime:
         self._paid = pairs.taken
         begin_ns = self._recorder.clock()
         if self._is_ending:
-            self._guarded(lambda: self._book_last(pairs))
-        elif self._recorder.buffer() is self._buffer and not clock.accelerator.is_capturing():
+            self._guarded(lambda: self._book_last(clock, pairs))
+        elif self._recorder.buffer() is self._buffer:
             # Elsewhere it cannot be known whether the training thread captures a graph, which asking for an event
             # would break.
-            self._guarded(lambda: pairs.resolve(self._accumulator.add_device_time))
+            self._guarded(lambda: self._book_reached(clock, pairs))
         now_ns = self._recorder.clock()
         self._booking_ns += now_ns - begin_ns
         self.look(now_ns)
 
-    def _book_last(self, pairs: Pairs) -> None:
+    def _book_reached(self, clock: DeviceClock, pairs: Pairs) -> None:
+        if not clock.accelerator.is_capturing():
+            pairs.resolve(self._accumulator.add_device_time)
+
+    def _book_last(self, clock: DeviceClock, pairs: Pairs) -> None:
         end_s = time.monotonic() + WAIT_AT_END_S
-        pairs.resolve(self._accumulator.add_device_time)
-        while not pairs.are_all_resolved and time.monotonic() < end_s:
+        self._book_reached(clock, pairs)
+        while not pairs.are_all_resolved and time.monotonic() < end_s and not clock.accelerator.is_capturing():
             time.sleep(POLL_S)
             pairs.resolve(self._accumulator.add_device_time)
         pairs.give_up(UNFINISHED)
@@ -174,14 +182,12 @@ class DeviceTime:
     def abandon(self) -> None:
         """Forget it all in a forked child, without a call of the driver, which is the parent's.
 
-        An event that is freed calls it. So these never are: they get a reference that nobody will give back.
+        An event that is freed calls it. So these never are.
         """
         if self._clock is not None:
             self._clock.is_on = False
             self._recorder.use_clock(self._buffer, None)
-            ctypes = sys.modules.get("ctypes")  # torch has imported it
-            if ctypes is not None:
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object((self._clock, self._pairs)))
+            _never_free(self._clock.made)
         self._timing = "host"
         self._clock = self._pairs = self._accumulator.on_spans = None
 
@@ -210,7 +216,17 @@ class DeviceTime:
                 work()
             except Exception:
                 self._has_failed = True
+                if self._clock is not None:  # after an error of the device torch warns four times an event freed
+                    self._clock.made = _never_free(self._clock.made)
                 self._let_go()
                 raise
 
         self._guard(PART, attempt)
+
+
+def _never_free(made: dict[int, list[Stamp]]) -> dict[int, list[Stamp]]:
+    """Give the stamps a reference that nobody will give back; return none."""
+    ctypes = sys.modules.get("ctypes")  # torch has imported it
+    if ctypes is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+    return {}

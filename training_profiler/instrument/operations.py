@@ -11,10 +11,11 @@ from training_profiler.instrument.undisturbed import plain_classes
 KNOWN_NAMESPACES: Final = ("aten", "prim", "prims", "c10d", "_c10d_functional", "profiler", "inductor")
 NO_FORMULA: Final = (
     *("_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer", "_grouped_mm", "_scaled_grouped_mm"),
+    *("addbmm", "_addmm_activation"),
     # In inference mode these come undivided.
-    *("linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"),
+    *("linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d"),
 )
-ATTENTION: Final = "scaled_dot_product_"
+ATTENTION: Final = "scaled_dot_product_"  # which kernels have formulas differs from one torch to the next
 ON_CPU: Final = "_scaled_dot_product_flash_attention_for_cpu"  # which has none in torch's table either
 
 
@@ -72,7 +73,11 @@ class Operations:
             self._by_kind[self._kind(packet, args, out)] += flops
             if ATTENTION in packet.__name__ and not self.is_backward:
                 self._attention[packet.__name__.strip("_").removeprefix(ATTENTION)] += flops
-        elif getattr(operation, "namespace", "") not in KNOWN_NAMESPACES or packet.__name__ in NO_FORMULA:
+        elif (
+            getattr(operation, "namespace", "") not in KNOWN_NAMESPACES
+            or packet.__name__ in NO_FORMULA
+            or ATTENTION in packet.__name__
+        ):
             self.why_not = f"there is no formula for {packet}"
         else:
             self.without_flops.add(operation)

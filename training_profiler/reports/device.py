@@ -44,10 +44,9 @@ def device_lines(snapshot: Snapshot) -> list[str]:
 
 def _waits(snapshot: Snapshot) -> list[str]:
     """Return how long the device had nothing to do while a batch was fetched."""
-    section, step = snapshot.sections.get(DATA_LOADING), snapshot.step
+    section = snapshot.sections.get(DATA_LOADING)
     if section is None or section.device_avg_s is None or snapshot.device is None or snapshot.device.timing == "sync":
         return []
-    share = ""
-    if step is not None and step.count and step.avg_s:
-        share = f"{section.device_avg_s * section.count / step.count / step.avg_s:.1%} of step time, "
-    return [f"Device waited for input: {share}{seconds_text(section.device_avg_s)} a batch"]
+    share = snapshot.share_of_step(DATA_LOADING) if snapshot.is_by_device(DATA_LOADING) else None
+    of_step = "" if share is None else f"{share:.1%} of step time, "
+    return [f"Device waited for input: {of_step}{seconds_text(section.device_avg_s)} a batch"]

@@ -1,0 +1,40 @@
+"""Stamps between two compiled graphs, where dynamo looks at every function that is called."""
+
+from dataclasses import replace
+from time import perf_counter_ns
+
+import pytest
+from fakes import FakeClock
+from fakes_device import FakeDevice
+
+from training_profiler.device.clock import DeviceClock
+from training_profiler.record.recorder import Recorder
+
+torch = pytest.importorskip("torch")
+
+
+def test_a_kept_section_in_a_compiled_function_is_stamped_and_the_stamping_is_not_compiled():
+    device, recorder = FakeDevice(FakeClock()), Recorder(perf_counter_ns)
+    is_compiled = []
+
+    def is_capturing():
+        is_compiled.append(torch.compiler.is_compiling())
+        return False
+
+    clock = DeviceClock(replace(device.accelerator(), is_capturing=is_capturing), recorder.clock)
+    recorder.use_clock(recorder.buffer(), clock.stamping())
+    kept = recorder.section("forward_pass")
+
+    def step(x):
+        x = x + 1
+        torch._dynamo.graph_break()
+        with kept:
+            return x * 2
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend="eager")
+    for _ in range(3):
+        compiled(torch.ones(3))
+    torch._dynamo.reset()
+    assert is_compiled == 6 * [False]
+    assert len(clock.stamps) == 6

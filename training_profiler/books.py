@@ -32,7 +32,7 @@ class Books:
         watch: Watch | None,
         upkeep: Upkeep,
         outlets: Outlets,
-        left_out: Callable[[], tuple[int, int]],  # periodic reports, and epochs
+        left_out: Callable[[], tuple[int, int]],  # periodic reports, and turns of epochs
     ) -> None:
         self.loaders = LoaderBook()
         if watch is not None:
@@ -161,10 +161,13 @@ class Books:
 
     def health(self) -> Health:
         """Return how the profiler fared so far."""
-        reports, epochs = self._left_out()
+        reports, has_left_out = self._left_out()
         notes = [*self.observers.costs(self.sums.run), *self._outlets.notes()]
-        if epochs:
+        if has_left_out and self._watch is not None:
+            seen = self._watch.epochs.number
+            missing = seen - len(self.sums.epochs) - self.sums.is_in_epoch
             notes.append(
-                f"{epochs} epochs have no summary: at this pace they would cost over {REPORTS_SHARE:.2%} of the run"
+                f"{missing} of {seen} epochs have no figures: at this pace they would cost over {REPORTS_SHARE:.2%} of "
+                f"the run"
             )
         return self._upkeep.health(self.sums.run, reports, notes)

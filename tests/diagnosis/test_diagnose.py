@@ -7,7 +7,7 @@ from fakes import section_figures, snapshot_of
 
 from training_profiler.diagnosis import diagnose, epoch_warnings
 from training_profiler.diagnosis.rules import too_little_data
-from training_profiler.snapshot import EpochFigures, Snapshot
+from training_profiler.snapshot import EpochFigures, LoaderFigures, Snapshot
 
 HEALTHY = {"data_loading": 0.02, "forward_pass": 0.38, "backward_pass": 0.5, "optimizer_step": 0.1}
 
@@ -45,6 +45,28 @@ def test_the_most_valuable_insight_comes_first():
 def test_remarks_follow_what_is_worth_something():
     found = codes(snapshot_of({"data_loading": 0.1, "synchronization": 0.2, "backward_pass": 0.7}))
     assert found == ["synchronization-heavy", "slowest-component", "data-loading-efficient"]
+
+
+def test_variation_that_costs_nothing_leaves_a_run_healthy_and_is_told_so():
+    insight = diagnose(snapshot_of(HEALTHY, std_s=0.027))[0]
+    assert insight.finding == (
+        "Healthy: no rule fires (100 steps, 0.1000s avg, varying by 27% at no cost worth a word)"
+    )
+
+
+def test_no_component_is_called_slowest_below_time_in_no_section():
+    found = codes(snapshot_of({"forward_pass": 0.1, "backward_pass": 0.2}))
+    assert found == ["unexplained"]
+
+
+def test_waiting_names_the_loader_that_is_waited_for():
+    loaders = (
+        LoaderFigures("main", 100, None, 0.1, data_avg_s=0.001),
+        LoaderFigures("aux", 100, None, 4.0, data_avg_s=0.04),
+    )
+    run = replace(snapshot_of({"data_loading": 0.41, "backward_pass": 0.5}), loaders=loaders)
+    found = {insight.code: insight for insight in diagnose(run)}
+    assert found["data-loading-bound"].remedy.startswith("this loader above all (aux): more num_workers")
 
 
 def test_the_slowest_component_is_that_of_most_time():

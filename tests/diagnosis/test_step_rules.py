@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of, step_figures
+from fakes import section_figures, snapshot_of, step_figures
 
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.steps import first_batch_slow, slowing_down, step_time_varies, warm_up
@@ -154,3 +154,41 @@ def test_all_of_them_are_asked():
     snapshot = replace(snapshot, epochs=(epoch(1, 2.0), epoch(2, 1.0)))
     found = {insight.code for insight in diagnose(snapshot)}
     assert found >= {"step-time-varies", "slowing-down", "warm-up", "first-batch-slow"}
+
+
+def passes(first_s: float, start_s: float, count: int = 4, median_s: float = 0.01):
+    """Return a run whose loader was gone through ``count`` times, as seams see it."""
+    run = snapshot_of({"data_loading": 0.2, "backward_pass": 0.75})
+    sections = {
+        **run.sections,
+        "data_loading": replace(run.sections["data_loading"], p50_s=median_s),
+        "first_fetch": section_figures("first_fetch", count=count, avg_s=first_s, parent="data_loading"),
+        "worker_start": section_figures("worker_start", count=count, avg_s=start_s, parent="data_loading"),
+    }
+    return replace(run, sections=sections)
+
+
+def first_batch(run):
+    return next((insight for insight in diagnose(run) if insight.code == "first-batch-slow"), None)
+
+
+def test_first_fetches_that_seams_saw_count_with_the_start_of_workers():
+    insight = first_batch(passes(first_s=0.05, start_s=0.06))
+    assert insight.finding == (
+        "the first batch of a pass over the data takes 0.1100s on average, 0.0600s of it to start workers, "
+        "against 0.0100s later; 0.40s in 4 passes"
+    )
+    assert insight.worth_s == pytest.approx(0.3)  # but for the first pass
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        passes(0.05, 0.0),  # five times is not over five times
+        passes(0.05, 0.06, count=1),
+        passes(0.012, 0.012, median_s=0.001),  # 0.9 % of step time
+        passes(0.0008, 0.0, median_s=0.0001),  # a trifle
+    ],
+)
+def test_first_fetches_that_are_quick_enough_are_not_told(run):
+    assert first_batch(run) is None

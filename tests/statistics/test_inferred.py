@@ -229,11 +229,11 @@ def test_uncounted_spans_alone_have_a_section_of_time(run):
     assert run.figures() == ({}, {"optimizer_step": 1.0}, {"optimizer_step": 1.0})
 
 
-def test_an_uncounted_span_is_left_out_of_averages_and_extremes(run):
+def test_an_uncounted_span_is_left_out_of_extremes_and_the_average_is_total_over_count(run):
     run.infer("optimizer_step", 2)
     run.infer("optimizer_step", 9, UNCOUNTED)
     figures = run.snapshot().sections["optimizer_step"]
-    assert (figures.count, figures.avg_s, figures.min_s, figures.max_s) == (1, 2.0, 2.0, 2.0)
+    assert (figures.count, figures.avg_s, figures.min_s, figures.max_s) == (1, 11.0, 2.0, 2.0)
 
 
 def test_a_counted_and_an_uncounted_span_of_one_section_may_be_one_in_the_other(run):

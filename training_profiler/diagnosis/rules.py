@@ -7,7 +7,7 @@ from training_profiler.diagnosis import device, lines, loaders, memory, shares, 
 from training_profiler.diagnosis.insight import Insight
 from training_profiler.diagnosis.rule import STEPS_NEEDED, Rule, has_enough_steps, thresholds
 from training_profiler.diagnosis.rule import threshold as threshold_of
-from training_profiler.snapshot import PROFILER, EpochFigures, Snapshot
+from training_profiler.snapshot import OTHER, PROFILER, EpochFigures, Snapshot
 from training_profiler.units import seconds_text
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -46,21 +46,25 @@ def diagnose(snapshot: Snapshot) -> list[Insight]:
     found = [insight for rule in RULES if (insight := rule(snapshot)) is not None]
     remarks = [
         None if found else _healthy(snapshot),
-        _slowest_component(snapshot),
+        _slowest_component(snapshot, found),
         _data_loading_efficient(snapshot),
     ]
     warm = steps.warm_up(snapshot)  # said even of a healthy run: it is over when it is seen
-    found = sorted([*device.with_cause(found), *([warm] if warm else [])], key=lambda insight: -insight.worth_s)
+    found = device.with_cause(shares.with_specifics(found))
+    found = sorted([*found, *([warm] if warm else [])], key=lambda insight: -insight.worth_s)
     return [*found, *(remark for remark in remarks if remark is not None)]
 
 
-def _slowest_component(snapshot: Snapshot) -> Insight | None:
-    """Name the section with the most exclusive time."""
+def _slowest_component(snapshot: Snapshot, found: list[Insight]) -> Insight | None:
+    """Name the section with the most exclusive time; None where that is no section's, which a rule has told then."""
     sections = [
         section
         for section in snapshot.sections.values()
         if section.count and section.avg_s is not None and section.name not in NO_COMPONENTS
     ]
+    other = snapshot.sections.get(OTHER)
+    if any(insight.code == "unexplained" for insight in found) and other is not None:
+        sections = [section for section in sections if section.self_s > other.self_s]
     if not sections:
         return None
     on_device = [section for section in sections if snapshot.is_by_device(section.name)]
@@ -85,10 +89,12 @@ def _data_loading_efficient(snapshot: Snapshot) -> Insight | None:
     threshold = threshold_of(snapshot, "data-loading-bound")
     if share is None or not has_enough_steps(snapshot) or share >= threshold:
         return None
+    # As the reports have it, of all time; the threshold is of step time, of which it is a little more.
+    of_run = snapshot.sections["data_loading"].step_total_s / snapshot.wall_s if snapshot.wall_s else share
     return Insight(
         code="data-loading-efficient",
-        finding=f"Data loading appears efficient ({share:.1%} of total time)",
-        evidence={"share_of_step": share, "threshold": threshold},
+        finding=f"Data loading appears efficient ({of_run:.1%} of total time)",
+        evidence={"share_of_step": share, "share_of_run": of_run, "threshold": threshold},
         worth_s=0.0,
         remedy="",
     )
@@ -100,10 +106,11 @@ def _healthy(snapshot: Snapshot) -> Insight | None:
         return None
     step = snapshot.step
     variation = step.std_s / step.avg_s if step.avg_s else 0.0
+    cheap = " at no cost worth a word" if variation > threshold_of(snapshot, "step-time-varies") else ""
     return Insight(
         code="healthy",
         finding=f"Healthy: no rule fires ({step.count} steps, {seconds_text(step.avg_s)} avg, "
-        f"varying by {variation:.0%})",
+        f"varying by {variation:.0%}{cheap})",
         evidence={"steps": step.count, "avg_s": step.avg_s, "coefficient_of_variation": variation},
         worth_s=0.0,
         remedy="",

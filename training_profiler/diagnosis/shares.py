@@ -1,9 +1,14 @@
 """Rules about sections that take too much of the step, or of the run. Thresholds: PROFILING.md, "Rules"."""
 
+from dataclasses import replace
+from typing import Final
+
 from training_profiler.diagnosis.insight import Insight
 from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, has_enough_steps, rule
 from training_profiler.snapshot import Snapshot
 from training_profiler.units import seconds_text
+
+MOST_OF_IT: Final = 0.5  # of the waiting for batches
 
 
 @rule("data-loading-bound", threshold=0.15)
@@ -191,6 +196,20 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Insight | 
         remedy="look for memory pressure, activation checkpointing (recomputation) and custom autograd functions "
         "without a fused backward",
     )
+
+
+def with_specifics(found: list[Insight]) -> list[Insight]:
+    """Return the insights; that of waiting for batches says first what others know of where the waiting comes from."""
+    by_code = {insight.code: insight for insight in found}
+    waiting = by_code.get("data-loading-bound")
+    for code, whence in (("loader-slow", "this loader above all"), ("first-batch-slow", "the first batches above all")):
+        cause = by_code.get(code)
+        if waiting is None or cause is None or cause.worth_s < MOST_OF_IT * waiting.worth_s:
+            continue
+        named = f" ({cause.evidence['loader']})" if "loader" in cause.evidence else ""
+        remedy = f"{whence}{named}: {cause.remedy}"
+        return [replace(one, remedy=remedy) if one.code == waiting.code else one for one in found]
+    return found
 
 
 def severity_of(share: float, threshold: float) -> float:

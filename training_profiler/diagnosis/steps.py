@@ -4,7 +4,7 @@ from typing import Final
 
 from training_profiler.diagnosis.insight import Insight
 from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, rule
-from training_profiler.snapshot import OTHER, Snapshot
+from training_profiler.snapshot import OTHER, SectionFigures, Snapshot
 from training_profiler.units import seconds_text
 
 VARIATION_NEEDS: Final = 20  # steps after warm-up; the deviation of fewer is itself too uncertain
@@ -18,7 +18,9 @@ _WHY = {
     "data_generation": "data of uneven cost: generate ahead, in workers",
     "data_transfer": "transfers: pinned memory, non_blocking=True",
     "forward_pass": "shapes that change from batch to batch, or other work on the machine",
-    "backward_pass": "shapes that change from batch to batch, or allocator fragmentation",
+    "backward_pass": "shapes that change from batch to batch, allocator fragmentation, or other work on the machine",
+    "first_fetch": "the first batch of each pass: persistent_workers=True keeps the workers that fetch it",
+    "worker_start": "workers that are made anew each pass: persistent_workers=True keeps them",
     "synchronization": "a rank that is sometimes late",
     OTHER: "something no section covers: logging, garbage collection, other work on the machine",
 }
@@ -105,7 +107,10 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Insight | None:
 
 @rule("first-batch-slow", threshold=5.0, is_of_step=False)  # of the median fetch
 def first_batch_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
-    """Flag epochs whose first fetch takes over 5 median fetches and 1 % of the epoch."""
+    """Flag first fetches, workers' start included, of over 5 median fetches and 1 % of step time, or of the epoch."""
+    first, fetches = snapshot.sections.get("first_fetch"), snapshot.sections.get("data_loading")
+    if first is not None and first.count and fetches is not None and fetches.p50_s is not None:
+        return _first_fetch_slow(snapshot, threshold, first, fetches.p50_s)
     slow = [
         (epoch.first_fetch_s - epoch.median_fetch_s, epoch)
         for epoch in snapshot.epochs
@@ -127,6 +132,29 @@ def first_batch_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
         finding=f"the first batch of an epoch takes {seconds_text(first_s)} on average, "
         f"{extra_s / epochs_s:.1%} of the time of {len(slow)} epochs",
         evidence={"first_fetch_s": first_s, "share_of_epochs": extra_s / epochs_s, "epochs": len(slow)},
+        worth_s=worth_s,
+        remedy="persistent_workers=True keeps the DataLoader's workers from one epoch to the next",
+    )
+
+
+def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionFigures, median_s: float) -> Insight | None:
+    """Return the same of passes that seams saw, each with the start of its workers."""
+    start = snapshot.sections.get("worker_start")
+    start_s = 0.0 if start is None else start.total_s
+    spent_s, passes = first.total_s + start_s, first.count
+    extra_s = spent_s - passes * median_s
+    worth_s = extra_s * (passes - 1) / passes  # the first pass has to start its workers in any case
+    step_s = 0.0 if snapshot.step is None else snapshot.step.total_s
+    if passes < 2 or spent_s <= threshold * median_s * passes or worth_s < WORTH_AT_LEAST_S:
+        return None
+    if extra_s <= FIRST_FETCH_SHARE * step_s:
+        return None
+    workers = f", {seconds_text(start_s / passes)} of it to start workers" if start_s else ""
+    return Insight(
+        code="first-batch-slow",
+        finding=f"the first batch of a pass over the data takes {seconds_text(spent_s / passes)} on average{workers}, "
+        f"against {seconds_text(median_s)} later; {extra_s:.2f}s in {passes} passes",
+        evidence={"first_fetch_s": spent_s / passes, "median_fetch_s": median_s, "extra_s": extra_s, "passes": passes},
         worth_s=worth_s,
         remedy="persistent_workers=True keeps the DataLoader's workers from one epoch to the next",
     )

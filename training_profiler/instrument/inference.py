@@ -1,13 +1,15 @@
 """What the training thread does, told by the seams as it happens: sections go to the tape, steps to the session."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from training_profiler.instrument.calls import Calls
-from training_profiler.instrument.codes import Codes
+from training_profiler.instrument.codes import Codes, uncounted
 from training_profiler.instrument.passes import Kind, Pass
 from training_profiler.instrument.rounds import Rounds
 from training_profiler.instrument.tape import MOST_HELD, Tape
+
+LONG_END_NS: Final = 200_000  # of the fetch that finds a loader empty
 
 
 class Inference(Calls):
@@ -28,6 +30,7 @@ class Inference(Calls):
         self._end_step = end_step
         self._rounds = Rounds(end_step)
         self._buffer = tape.thread_buffer()
+        self._end_code = uncounted(codes.data_loading)
         tape.step_end_ns = lambda: self._rounds.pending_ns
         self._make_writers()
         tape.on_clock = self._make_writers
@@ -89,11 +92,20 @@ class Inference(Calls):
 
     def fetch_fails(self, one: Pass, is_over: bool) -> None:
         """Note that there was no batch: the loader is empty (``is_over``), or fetching raised."""
-        for code in (self.codes.first_fetch, self.codes.data_loading)[bool(one.fetches) :]:
-            self.tape.cancel(code)
+        if is_over and one.fetches and self._was_long():
+            self.tape.events[-1] = self._end_code  # workers end there: time of the loader's, and no batch
+            self.tape.note(-self._end_code)
+        else:
+            for code in (self.codes.first_fetch, self.codes.data_loading)[bool(one.fetches) :]:
+                self.tape.cancel(code)
         if is_over:
             one.has_ended = True
             self.evaluation.pass_ends(one, self.tape.clock())  # an evaluation may end there
+
+    def _was_long(self) -> bool:
+        """Return whether the fetch that found nothing took long enough to be worth its time in the report."""
+        tape = self.tape
+        return tape.ends_with(self.codes.data_loading) and tape.host_clock() - tape.events[-2] > LONG_END_NS
 
     # Gradients and updates
 

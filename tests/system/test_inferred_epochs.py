@@ -89,3 +89,13 @@ def test_epochs_too_short_for_a_summary_are_left_out_and_counted(tmp_path: Path)
     (note,) = [note for note in report["health"]["notes"] if "epochs have no figures" in note]
     assert text.count(" Profiling Summary ===\nTotal time:") == shown
     assert note.startswith(f"{60 - shown} of 60 epochs")
+
+
+def test_the_metrics_of_each_epoch_reach_the_trackers_at_its_last_step(tmp_path: Path) -> None:
+    epochs_of(tmp_path, LOOP, RECTIFIED_FLOW_PROFILE_SINKS="jsonl")
+    (folder,) = (tmp_path / "runs").iterdir()
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    of_epochs = [row for row in rows if "profiling/epoch_total_time" in row]
+    assert [row["step"] for row in of_epochs] == [5, 10, 15]
+    for row in of_epochs:
+        assert sum(row[name] for name in row if name.endswith("_percentage")) == pytest.approx(100)

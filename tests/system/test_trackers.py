@@ -40,10 +40,17 @@ def train(cwd: Path, text: str = TRAINING, **variables: str) -> Ended:
 
 
 def rows_of(cwd: Path) -> list[dict[str, Any]]:
-    """Return the rows of intervals; those of data loaders have a test of their own."""
+    """Return the rows of intervals; those of data loaders have a test of their own, and so have those of epochs."""
+    return [row for row in all_rows_of(cwd) if any(map(is_of_interval, row))]
+
+
+def all_rows_of(cwd: Path) -> list[dict[str, Any]]:
     (folder,) = (cwd / "runs").iterdir()
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if any(name.startswith("profiling/") for name in row)]
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def is_of_interval(name: str) -> bool:
+    return name.startswith("profiling/") and not name.startswith("profiling/epoch_")
 
 
 def health_of(cwd: Path) -> list[str]:
@@ -64,11 +71,9 @@ def test_a_training_that_nobody_edited_leaves_its_metrics_in_every_tracker(tmp_p
         assert sum(parts) == pytest.approx(100)
     (folder,) = (tmp_path / "runs").iterdir()
     with (folder / "metrics.csv").open(newline="") as file:
-        lines = [line for line in csv.DictReader(file) if line["name"].startswith("profiling/")]
+        lines = [line for line in csv.DictReader(file) if is_of_interval(line["name"])]
     values = {(int(line["step"]), line["name"]): float(line["value"]) for line in lines}
-    assert values == {
-        (row["step"], name): value for row in rows for name, value in row.items() if name.startswith("profiling/")
-    }
+    assert values == {(row["step"], name): value for row in rows for name, value in row.items() if is_of_interval(name)}
     assert not [note for note in health_of(tmp_path) if "sink" in note]
 
 
@@ -91,7 +96,7 @@ def test_epochs_are_rows_at_their_last_step(tmp_path: Path) -> None:
                     profile_step()
     """
     assert run(tmp_path, script).status == 0
-    rows = rows_of(tmp_path)
+    rows = all_rows_of(tmp_path)
     assert [row["step"] for row in rows] == [3, 6, 6]
     assert [("profiling/epoch_total_time" in row, "profiling/batch_time_avg" in row) for row in rows] == [
         (True, False),

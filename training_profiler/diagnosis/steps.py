@@ -69,6 +69,8 @@ def warm_up(snapshot: Snapshot, threshold: float) -> Insight | None:
     avg_s = step.warmup_s / step.warmup_count
     if extra_s < WORTH_AT_LEAST_S or avg_s <= threshold * step.median_s:
         return None
+    counted = snapshot.throughput is not None and snapshot.throughput.flops_per_step is not None
+    once = "worker start, torch.compile, cuDNN autotuning" + (" and counting FLOPs" if counted else "")
     first = "step was" if step.warmup_count == 1 else f"{step.warmup_count} steps were"
     return Insight(
         code="warm-up",
@@ -76,7 +78,7 @@ def warm_up(snapshot: Snapshot, threshold: float) -> Insight | None:
         f"step averages leave {'it' if step.warmup_count == 1 else 'them'} out",
         evidence={"warmup_steps": step.warmup_count, "warmup_s": step.warmup_s, "median_s": step.median_s},
         worth_s=extra_s,
-        remedy="worker start, torch.compile, cuDNN autotuning, counting FLOPs: all happen once; only short runs notice",
+        remedy=f"{once} happen once; only short runs notice",
     )
 
 

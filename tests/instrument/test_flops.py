@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import library, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -239,7 +239,7 @@ def test_a_mode_of_the_program_is_left_alone(seen):
 
 
 def test_custom_operations_are_named(seen):
-    @torch.library.custom_op("profiler_tests::twice", mutates_args=())
+    @library.custom_op("profiler_tests::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:
         return 2 * x
 

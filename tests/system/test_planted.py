@@ -1,10 +1,13 @@
 """Real trainings, not edited, with one thing wrong with each: the diagnosis finds it, and nothing in a healthy one."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from .scripts import ROOT, TIMEOUT_S, environment
 
@@ -17,16 +20,22 @@ def insights_of(
     program: str, cwd: Path, thresholds: str = "step-time-varies=1", **variables: str
 ) -> list[dict[str, Any]]:
     """Run a planted training under the profiler and return what the diagnosis says of it, in order."""
-    done = subprocess.run(
+    variables |= {"RECTIFIED_FLOW_PROFILE_THRESHOLDS": thresholds, "PYTHONFAULTHANDLER": "1"}
+    process = subprocess.Popen(
         [sys.executable, "-m", "training_profiler", "run", sys.executable, str(PLANTED / f"{program}.py")],
         cwd=cwd,
-        env=environment(None, RECTIFIED_FLOW_PROFILE_THRESHOLDS=thresholds, **variables),
-        capture_output=True,
+        env=environment(None, **variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT_S,
-        check=True,
     )
-    assert "Final Profiling Summary" in done.stdout + done.stderr
+    try:
+        stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # every thread's stack goes to stderr
+        pytest.fail(process.communicate()[1])
+    assert process.returncode == 0, stderr
+    assert "Final Profiling Summary" in stdout + stderr
     (folder,) = (cwd / "runs").iterdir()
     report = json.loads((folder / "report.json").read_text())
     return list(report["insights"])

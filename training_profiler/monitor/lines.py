@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Final, NamedTuple
 
+from training_profiler.monitor.frames import current_frames
 from training_profiler.monitor.user_code import MOST_FILES, Places, UserCode, places_of_this_process
 from training_profiler.monitor.waiting import waits_in
 from training_profiler.record.names import printable
@@ -149,7 +150,7 @@ class LineSampler:
         # The GIL is ours from here on, so the clock and the frame tell of one moment. No frame outlives this call:
         # one would keep the locals of its function alive, and with them the tensors of a step.
         now_ns = self._clock()
-        frame = sys._current_frames().get(self._watched)
+        frame = current_frames().get(self._watched)
         if frame is not None and len(self._waiting) < MOST_WAITING:
             self._waiting.append((now_ns, self._place(frame)))
             self.samples += 1

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "statistics": {"record", "monitor", "snapshot", "units"},
     "diagnosis": {"snapshot", "units"},
     "reports": {"snapshot", "diagnosis", "units"},
-    "sinks": {"snapshot", "reports", "errors", "units"},
+    "sinks": {"snapshot", "diagnosis", "reports", "errors", "units"},
     "runs": {"record", "monitor", "statistics", "snapshot", "settings", "errors", "units"},
     "cli": {"diagnosis", "reports", "runs", "settings", "snapshot", "switch", "errors"},
     "snapshot": {"machine_figures"},

@@ -90,7 +90,12 @@ class Books:
         self._outlets.interval_row(self._interval(), tracker)
 
     def _interval(self) -> Snapshot:
-        return self.sums.snapshot(self.health(), of_interval=True, device=self.observers.device.figures())
+        return self.sums.snapshot(
+            self.health(),
+            of_interval=True,
+            device=self.observers.device.figures(),
+            thresholds=self._settings.thresholds,
+        )
 
     def begin_epoch(self, number: int) -> None:
         """Begin the sums of an epoch."""

@@ -37,6 +37,11 @@ class GpuFigures:
     power_w: Level | None = None
     allocated_growth: Growth | None = None
 
+    @property
+    def held_bytes(self) -> Level | None:
+        """How much of its memory is taken: by all processes, else what is known of this one."""
+        return self.used_bytes or self.reserved_bytes or self.allocated_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class MachineFigures:

@@ -1,5 +1,6 @@
 """Names and units are a contract: dashboards are built on them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,11 @@ def test_data_generation_and_transfer_are_told_a_batch():
 @pytest.mark.parametrize(("share", "flag"), [(0.29, 0), (0.31, 1)])
 def test_data_generation_is_a_bottleneck_above_30_percent(share, flag):
     assert interval_metrics(snapshot_of({"data_generation": share}))["profiling/bottleneck_data_generation"] == flag
+
+
+def test_a_bottleneck_goes_by_the_threshold_of_the_run():
+    run = replace(snapshot_of({"data_generation": 0.4}), thresholds={"data-generation-bound": 0.5})
+    assert interval_metrics(run)["profiling/bottleneck_data_generation"] == 0
 
 
 def test_the_percentages_of_an_interval_add_up_to_100():

@@ -38,7 +38,7 @@ def host_memory(snapshot: Snapshot, threshold: float) -> Insight | None:
 @rule("gpu-memory-high", threshold=0.90, is_of_step=False)
 def gpu_memory_high(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag a device that was filled above 90 %; above 98 % it may run out."""
-    found = _fullest(snapshot)
+    found = fullest(snapshot)
     if found is None or found[1] <= threshold:
         return None
     gpu, share = found
@@ -60,7 +60,7 @@ def gpu_memory_high(snapshot: Snapshot, threshold: float) -> Insight | None:
 @rule("gpu-memory-low", threshold=0.50, is_of_step=False)
 def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag devices of which none was filled by half; None before a few steps and looks have been seen."""
-    found = _fullest(snapshot)
+    found = fullest(snapshot)
     machine = snapshot.machine
     if found is None or machine is None or machine.samples < LOOKS_NEEDED or not has_enough_steps(snapshot):
         return None
@@ -141,12 +141,8 @@ def _hours(seconds: float) -> str:
     return f"{seconds / S_PER_HOUR:.1f} h" if seconds < 100 * S_PER_HOUR else f"{seconds / S_PER_HOUR / 24:.0f} days"
 
 
-def _fullest(snapshot: Snapshot) -> tuple[GpuFigures, float] | None:
+def fullest(snapshot: Snapshot) -> tuple[GpuFigures, float] | None:
     """Return the device of the highest peak and that as a share of its memory; None where it is not known of any."""
     gpus = [] if snapshot.machine is None else snapshot.machine.gpus
-    shares = [(gpu, level.max / gpu.total_bytes) for gpu in gpus if gpu.total_bytes and (level := _held(gpu))]
+    shares = [(gpu, held.max / gpu.total_bytes) for gpu in gpus if gpu.total_bytes and (held := gpu.held_bytes)]
     return max(shares, key=lambda found: found[1], default=None)
-
-
-def _held(gpu: GpuFigures) -> Level | None:
-    return gpu.used_bytes or gpu.reserved_bytes or gpu.allocated_bytes

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from training_profiler.diagnosis.memory import fullest
 from training_profiler.snapshot import Snapshot
 
 PASS, FAIL, UNKNOWN = "PASS", "FAIL", "not measured"
@@ -58,13 +59,8 @@ def _variation(snapshot: Snapshot) -> Check:
 
 
 def _gpu_memory(snapshot: Snapshot) -> Check:
-    gpus = [] if snapshot.machine is None else snapshot.machine.gpus
-    peaks = [
-        held.max / gpu.total_bytes
-        for gpu in gpus
-        if gpu.total_bytes and (held := gpu.used_bytes or gpu.reserved_bytes or gpu.allocated_bytes)
-    ]
-    return _check("GPU memory", "85-95%", max(peaks, default=None), lambda share: 0.85 <= share <= 0.95)
+    found = fullest(snapshot)
+    return _check("GPU memory", "85-95%", None if found is None else found[1], lambda share: 0.85 <= share <= 0.95)
 
 
 def _data(snapshot: Snapshot) -> Check:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from training_profiler.diagnosis.rule import threshold
+from training_profiler.diagnosis.shares import severity_of
 from training_profiler.snapshot import (
     OTHER,
     OUTSIDE_STEPS,
@@ -20,10 +22,6 @@ from training_profiler.units import BYTES_PER_GB, MS_PER_S, S_PER_HOUR
 Metrics = Mapping[str, float]
 
 STEP: Final = "profiling/step"  # the axis, where a backend needs one of its own: optimizer steps
-# From here on a flag says 1 and its severity rises from 0, to 1 where all of it is used up.
-GENERATION_SHARE: Final = 0.30  # of batch time
-RAM_SHARE: Final = 0.85
-GPU_MEMORY_SHARE: Final = 0.90
 # section -> (seconds a batch, percentage of batch time)
 _OF_A_BATCH: Final = {
     "data_generation": ("data_generation_time", "data_gen_percentage"),
@@ -40,7 +38,8 @@ def interval_metrics(snapshot: Snapshot) -> dict[str, float]:
     found |= {f"interval_{name}_percentage": 100 * share for name, share in _shares(snapshot).items()}
     found |= _batch_metrics(snapshot)
     if snapshot.machine is not None:
-        found |= _machine_metrics(snapshot.machine)
+        limits = threshold(snapshot, "host-memory"), threshold(snapshot, "gpu-memory-high")
+        found |= _machine_metrics(snapshot.machine, *limits)
     if snapshot.throughput is not None:
         found |= _throughput_metrics(snapshot.throughput)
     return _known("profiling/", found)
@@ -115,17 +114,22 @@ def _batch_metrics(snapshot: Snapshot) -> dict[str, float | None]:
         if share is not None:
             found |= {time_name: share * batch_s, percentage_name: 100 * share}
     generation = snapshot.share_of_step("data_generation")
-    return found | _pressure(generation, GENERATION_SHARE, "bottleneck_data_generation", "data_gen_bottleneck_severity")
+    return found | _pressure(
+        generation,
+        threshold(snapshot, "data-generation-bound"),
+        "bottleneck_data_generation",
+        "data_gen_bottleneck_severity",
+    )
 
 
-def _machine_metrics(machine: MachineFigures) -> dict[str, float | None]:
+def _machine_metrics(machine: MachineFigures, ram_limit: float, gpu_limit: float) -> dict[str, float | None]:
     ram_share = None if machine.ram_share is None else machine.ram_share.mean
     found: dict[str, float | None] = {"cpu_usage_percent": _cpu_percent(machine)}
     if ram_share is not None:
         found["ram_usage_percent"] = 100 * ram_share
     if machine.ram_available_bytes is not None:
         found["ram_available_gb"] = machine.ram_available_bytes.mean / BYTES_PER_GB
-    found |= _pressure(ram_share, RAM_SHARE, "bottleneck_memory", "memory_pressure")
+    found |= _pressure(ram_share, ram_limit, "bottleneck_memory", "memory_pressure")
     for gpu in machine.gpus:
         gpu_name = f"gpu_{gpu.index}"
         if gpu.allocated_bytes is not None:
@@ -135,7 +139,7 @@ def _machine_metrics(machine: MachineFigures) -> dict[str, float | None]:
         share = _memory_share(gpu)
         if share is not None:
             found[f"{gpu_name}_memory_utilization"] = 100 * share
-        found |= _pressure(share, GPU_MEMORY_SHARE, f"bottleneck_{gpu_name}_memory", f"{gpu_name}_memory_pressure")
+        found |= _pressure(share, gpu_limit, f"bottleneck_{gpu_name}_memory", f"{gpu_name}_memory_pressure")
     return found
 
 
@@ -156,18 +160,12 @@ def _cpu_percent(machine: MachineFigures) -> float | None:
 
 
 def _memory_share(gpu: GpuFigures) -> float | None:
-    """Return the used part of a GPU's memory: by all processes, else what is known of this one."""
-    used = gpu.used_bytes or gpu.reserved_bytes or gpu.allocated_bytes
-    return used.mean / gpu.total_bytes if used is not None and gpu.total_bytes else None
+    return gpu.held_bytes.mean / gpu.total_bytes if gpu.held_bytes is not None and gpu.total_bytes else None
 
 
-def _pressure(share: float | None, threshold: float, flag: str, severity: str) -> dict[str, float | None]:
-    if share is None:
-        return {}
-    return {
-        flag: 1.0 if share > threshold else 0.0,
-        severity: min(1.0, max(0.0, (share - threshold) / (1 - threshold))),
-    }
+def _pressure(share: float | None, limit: float, flag: str, severity: str) -> dict[str, float | None]:
+    """Return a flag that says 1 beyond the rule's threshold, and how far beyond, from 0 to 1 where all is used up."""
+    return {} if share is None else {flag: float(share > limit), severity: severity_of(share, limit)}
 
 
 def _known(prefix: str, found: Mapping[str, float | None]) -> dict[str, float]:

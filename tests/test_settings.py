@@ -1,7 +1,7 @@
 import pytest
 
 from training_profiler.errors import SettingsError
-from training_profiler.settings import Settings, launch_id, read_settings, unknown_variables, variables
+from training_profiler.settings import Launch, Settings, launch_id, read_settings, unknown_variables, variables
 from training_profiler.switch import ROOT
 
 PREFIX = "RECTIFIED_FLOW_PROFILE_"
@@ -21,6 +21,7 @@ SUFFIXES = [
     "LOG_SCALARS_EVERY_N_STEPS",
     "THRESHOLDS",
     "CHECKLIST",
+    "RANK_WAIT_S",
 ]
 
 
@@ -41,7 +42,9 @@ def test_without_variables_the_defaults_hold():
         log_scalars_every_n_steps=None,
         thresholds={},
         checklist=False,
+        rank_wait_s=2.0,
         rank=0,
+        launch=Launch(),
     )
 
 

@@ -8,6 +8,7 @@ from training_profiler.instrument.epochs import Turn
 from training_profiler.instrument.watch import Watch
 from training_profiler.observers import Observers
 from training_profiler.outlets import Outlets
+from training_profiler.peers import Peers
 from training_profiler.record.loader import LoaderBook
 from training_profiler.record.recorder import Recorder
 from training_profiler.settings import Settings
@@ -41,6 +42,9 @@ class Books:
         self.accumulator.inferred.is_needed = watch is not None
         device = DeviceTime(recorder, self.accumulator, upkeep.guard, upkeep.spend)
         self.observers = Observers(recorder.clock, upkeep.guard, device)
+        self.peers = Peers(outlets.rank, outlets.board, recorder.names, recorder.clock, outlets.tell)
+        if watch is not None:
+            self.peers.exchange, self.peers.meetings = watch.exchange, watch.meetings
         self.sums = RunSums(recorder.names, begin_ns, settings.warmup)
         self.training_thread = recorder.thread_serial()
         self._recorder = recorder
@@ -69,6 +73,7 @@ class Books:
     def flush(self) -> None:
         """Drain, and write the journal's next line."""
         self.drain()
+        exchanged, of_steps = self.peers.book_exchange(self.accumulator)
         totals, step_ns = self.accumulator.take_totals()
         totals.batches, totals.samples = self.loaders.take()
         if self._watch is not None:
@@ -78,6 +83,8 @@ class Books:
         self._outlets.journal(
             lambda journal: journal.write_interval(totals, step_ns, self.health(), self.loaders.all, inside, device)
         )
+        self.peers.add(totals, step_ns, exchanged, of_steps)
+        self.peers.tell(self.sums.run, inside=inside)
 
     def report(self) -> None:
         """Print and send the interval since the last report."""
@@ -94,6 +101,8 @@ class Books:
             self.health(),
             of_interval=True,
             device=self.observers.device.figures(),
+            ranks=self.peers.figures(),
+            exchange=self.peers.exchange_figures(),
             thresholds=self._settings.thresholds,
         )
 
@@ -161,6 +170,8 @@ class Books:
             open_sections=self.accumulator.open_sections(self.training_thread),
             run_folder=self._outlets.run_folder,
             ended_by=ended_by,
+            ranks=self.peers.figures(),
+            exchange=self.peers.exchange_figures(),
             thresholds=self._settings.thresholds,
         )
 

@@ -45,11 +45,12 @@ def start_training_profiling(
     log_scalars_every_n_steps: int | None = None,
     thresholds: Mapping[str, float] | None = None,
     checklist: bool | None = None,
+    rank_wait_s: float | None = None,
 ) -> None:
     """Begin a run: from now on all wall time is accounted for, and reports are printed.
 
-    An argument that is not given is taken from its variable, ``RECTIFIED_FLOW_PROFILE_LOG_EVERY`` and so
-    on, and without that has its default. A second call while a run is under way changes its settings.
+    What is not given is taken from its variable, ``RECTIFIED_FLOW_PROFILE_LOG_EVERY`` and so on, else by default. A
+    second call while a run is under way changes its settings.
 
     Args:
         log_every: steps between periodic reports; 50 by default.
@@ -60,15 +61,14 @@ def start_training_profiling(
         flush_s: longest time in s between two writes to the journal; 10 by default.
         max_names: section names that get a row of their own; 500 by default.
         sample_hz: samples a second of the line that runs; 50 by default, 0 for none.
-        timing: what sections are timed by on an accelerator: ``"auto"`` (default), ``"host"``, ``"events"`` or
-            ``"sync"``.
+        timing: clock of sections on an accelerator: ``"auto"`` (default), ``"host"``, ``"events"`` or ``"sync"``.
         monitor_s: time in s between two looks at the machine; 1 by default, 0 for none.
         flops: whether the FLOPs of the model are counted, once, in an early step; True by default.
         sinks: trackers that get the metrics, of wandb, tensorboard, jsonl, prometheus, mlflow and csv; none by default.
-        log_scalars_every_n_steps: steps between two rows of a loader's metrics; every step by default, as far as
-            trackers can follow.
+        log_scalars_every_n_steps: steps between two rows of a loader's metrics; as often as trackers can by default.
         thresholds: thresholds of rules by their code, where they shall differ, such as ``{"data-transfer": 0.2}``.
         checklist: whether the final summary ends with the quick checklist; False by default.
+        rank_wait_s: longest time in s that a rank waits for others at its end; 2 by default, 0 for none.
 
     Raises:
         SettingsError: a value cannot be used; the message names it and shows an example.

@@ -1,11 +1,15 @@
 """Where finished figures go: terminal, run folder, trackers. On the primary rank alone; none can hurt the training."""
 
+import json
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from training_profiler.diagnosis import Insight, epoch_warnings
+from training_profiler.distributed.board import Board
 from training_profiler.distributed.rank import Rank
+from training_profiler.rank_figures import RankId
 from training_profiler.record.names import SectionNames
 from training_profiler.reports.console import render_epoch, render_final, render_periodic
 from training_profiler.reports.contract import as_data
@@ -16,6 +20,7 @@ from training_profiler.sinks.console import Console
 from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
 from training_profiler.sinks.trackers import PATIENCE_S, Trackers
 from training_profiler.snapshot import EpochFigures, Health, LoaderFigures, Snapshot
+from training_profiler.statistics.rank_sums import RankSums
 from training_profiler.upkeep import Upkeep
 
 A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which tells how they fared
@@ -30,7 +35,18 @@ class Outlets:
     def __init__(
         self, settings: Settings, names: SectionNames, begin_ns: int, upkeep: Upkeep, last_row: Callable[[str], None]
     ) -> None:
-        self.rank = Rank(settings.rank)
+        launch = settings.launch
+        self.rank = Rank(
+            RankId(
+                settings.rank,
+                launch.world_size or 1,
+                socket.gethostname(),
+                launch.node,
+                launch.local_rank,
+                launch.attempt,
+            )
+        )
+        self.board = Board(self.rank, settings.rank_wait_s, launch.has_agent_store, upkeep.guard)
         self._settings = settings
         self._upkeep = upkeep
         self._console = Console(settings.stream)
@@ -57,6 +73,7 @@ class Outlets:
     def begin_training(self) -> None:
         """Note which rank this is and start the trackers: a training step is about to end."""
         self.rank.note()
+        self.board.begin()
         self._start_trackers()
 
     def journal(self, work: Callable[[Journal], None]) -> None:
@@ -64,6 +81,14 @@ class Outlets:
         if self.rank.is_primary():
             self._upkeep.guard("run folder", lambda: work(self._files.open()))
             self._trackers.look()
+
+    def tell(self, sums: RankSums) -> None:
+        """Tell the other ranks what this one has measured so far."""
+        told = sums.to_data()
+        self.journal(lambda journal: journal.write_rank(told))
+        self._upkeep.guard(
+            "ranks", lambda: self.board.tell(json.dumps(told, separators=(",", ":")).encode(), sums.is_final)
+        )
 
     def periodic(self, snapshot: Snapshot) -> None:
         """Report on an interval."""

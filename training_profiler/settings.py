@@ -20,6 +20,21 @@ NO: Final = ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """What a launcher such as torchrun told this process; None is unknown."""
+
+    world_size: int | None = None
+    local_rank: int | None = None
+    node: int | None = None
+    attempt: int = 0
+    """How often the launcher had started the training anew before."""
+    run_id: str | None = None
+    """What all processes of the training have in common, in all attempts; None where it would not tell two apart."""
+    has_agent_store: bool = False
+    """Whether the store of the processes is kept by the launcher, and not by rank 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What a session works with."""
 
@@ -53,8 +68,12 @@ class Settings:
     """Thresholds of rules that differ from the default, by the rule's code."""
     checklist: bool = False
     """Whether the final summary ends with the quick checklist."""
+    rank_wait_s: float = 2.0
+    """Longest time that a rank waits for others at its end, in s; 0 for none."""
     rank: int = 0
     """This process's number in a distributed training; only rank 0 reports."""
+    launch: Launch = field(default_factory=Launch)
+    """What else the launcher told."""
 
 
 def _count(given: object, least: int, what: str, example: object, most: int | None = None) -> int:
@@ -171,6 +190,7 @@ _CHECKS: Final[Mapping[str, Callable[[object], Any]]] = {
     "log_scalars_every_n_steps": _every,
     "thresholds": _thresholds,
     "checklist": lambda given: _yes_or_no(given, "whether the final summary ends with the checklist"),
+    "rank_wait_s": lambda given: _seconds(given, "that a rank waits for others at its end", 2, may_be_zero=True),
 }
 
 
@@ -181,7 +201,7 @@ def read_settings(arguments: Mapping[str, object] | None = None, environ: Mappin
         SettingsError: a value cannot be used, or an argument has no such name.
     """
     arguments = {name: value for name, value in (arguments or {}).items() if value is not None}
-    values: dict[str, Any] = {"rank": _rank(environ)}
+    values: dict[str, Any] = {"rank": _number(environ, "RANK") or 0, "launch": _launch(environ)}
     for name in arguments:
         if name not in _CHECKS:
             raise SettingsError(f"start_training_profiling({name}=...) is no setting{_nearest(name, list(_CHECKS))}")
@@ -201,9 +221,21 @@ def _checked(what: str, check: Callable[[object], Any], given: object) -> Any:
         raise SettingsError(f"{what} {error}") from None
 
 
-def _rank(environ: Mapping[str, str]) -> int:
-    rank = environ.get("RANK", "0")
-    return int(rank) if rank.isdecimal() else 0
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    value = environ.get(name, "")
+    return int(value) if value.isdecimal() else None
+
+
+def _launch(environ: Mapping[str, str]) -> Launch:
+    run_id = environ.get("TORCHELASTIC_RUN_ID")
+    return Launch(
+        world_size=_number(environ, "WORLD_SIZE"),
+        local_rank=_number(environ, "LOCAL_RANK"),
+        node=_number(environ, "GROUP_RANK"),
+        attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT") or 0,
+        run_id=None if run_id in (None, "", "none") else run_id,  # torchrun's own without --rdzv-id is "none"
+        has_agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
+    )
 
 
 def variables() -> list[str]:

@@ -8,6 +8,9 @@ from training_profiler.machine_figures import GpuFigures as GpuFigures
 from training_profiler.machine_figures import Growth as Growth
 from training_profiler.machine_figures import Level as Level
 from training_profiler.machine_figures import MachineFigures as MachineFigures
+from training_profiler.rank_figures import AttemptFigures as AttemptFigures
+from training_profiler.rank_figures import ExchangeFigures as ExchangeFigures
+from training_profiler.rank_figures import RanksFigures as RanksFigures
 
 OTHER: Final = "other"  # time within steps that no section covers
 PROFILER: Final = "(profiler)"  # the profiler's own work: arithmetic, reports, the journal
@@ -174,6 +177,9 @@ class Snapshot:
     machine: MachineFigures | None = None
     device: DeviceFigures | None = None
     throughput: Throughput | None = None
+    ranks: RanksFigures | None = None  # None where there is one
+    exchange: ExchangeFigures | None = None  # None without DistributedDataParallel
+    attempts: tuple[AttemptFigures, ...] = ()  # those before this one, of a training that was started anew
     thresholds: Mapping[str, float] = field(default_factory=dict)  # of rules, where they are not the default
     health: Health = field(default_factory=Health)
     run_folder: str | None = None

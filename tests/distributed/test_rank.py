@@ -4,6 +4,7 @@ import types
 import pytest
 
 from training_profiler.distributed.rank import Rank
+from training_profiler.rank_figures import RankId
 
 
 class Distributed(types.ModuleType):
@@ -20,6 +21,9 @@ class Distributed(types.ModuleType):
     def is_initialized(self):
         assert self.is_built_in, "a torch without it does not have this name"
         return self.rank is not None
+
+    def get_world_size(self):
+        return 4
 
     def get_rank(self):
         assert self.rank is not None
@@ -43,18 +47,18 @@ def put_in_place(monkeypatch):
 @pytest.mark.parametrize(("of_launcher", "is_primary"), [(0, True), (1, False)])
 def test_without_a_process_group_the_launcher_says_the_rank(put_in_place, distributed, of_launcher, is_primary):
     put_in_place(distributed)
-    assert Rank(of_launcher).is_primary() is is_primary
+    assert Rank(RankId(of_launcher)).is_primary() is is_primary
 
 
 @pytest.mark.parametrize(("of_group", "is_primary"), [(0, True), (3, False)])
 def test_a_process_group_says_the_rank_whatever_the_launcher_says(put_in_place, of_group, is_primary):
     put_in_place(Distributed(of_group))
-    assert Rank(of_launcher=1).is_primary() is is_primary
-    assert Rank(of_launcher=0).is_primary() is is_primary
+    assert Rank(RankId(1)).is_primary() is is_primary
+    assert Rank(RankId(0)).is_primary() is is_primary
 
 
 def test_a_process_group_that_is_gone_at_the_end_has_said_the_rank(put_in_place):
-    rank = Rank(of_launcher=0)
+    rank = Rank(RankId(0))
     put_in_place(Distributed(2))
     rank.note()
     put_in_place(Distributed())
@@ -62,7 +66,7 @@ def test_a_process_group_that_is_gone_at_the_end_has_said_the_rank(put_in_place)
 
 
 def test_a_process_group_that_comes_late_is_asked(put_in_place):
-    rank = Rank(of_launcher=0)
+    rank = Rank(RankId(0))
     put_in_place(Distributed())
     assert rank.is_primary()
     put_in_place(Distributed(1))

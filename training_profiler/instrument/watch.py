@@ -31,6 +31,7 @@ from training_profiler.instrument.gate import Gate
 from training_profiler.instrument.importing import after_import
 from training_profiler.instrument.inference import Inference
 from training_profiler.instrument.known_loaders import KnownLoaders
+from training_profiler.instrument.meetings import Meetings
 from training_profiler.instrument.patching import Patches
 from training_profiler.instrument.tape import Tape
 from training_profiler.record.loader import LoaderBook, LoaderCounts
@@ -60,6 +61,7 @@ class Watch:
     def __init__(self, recorder: Recorder, begin: Callable[[], Callable[[int], None] | None]) -> None:
         self.gate = Gate()
         self.exchange = Exchange()
+        self.meetings = Meetings()
         self.flops = Flops(self)
         self.has_scaler = False  # a GradScaler is at work, which may have updates skipped
         self.is_compiling: Callable[[], bool] = lambda: False

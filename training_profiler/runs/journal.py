@@ -55,6 +55,10 @@ class Journal:
         """Append that the epoch ends where the last interval ended."""
         self._write(kind="epoch_end", batches=batches, samples=samples, is_complete=is_complete)
 
+    def write_rank(self, told: dict[str, Any]) -> None:
+        """Append what this rank has told the others: sums of its run so far."""
+        self._write(kind="rank", **told)
+
     def close(self, health: Health, ended_by: str | None) -> None:
         """Append how the run ended, and close the file."""
         if self._descriptor is not None:

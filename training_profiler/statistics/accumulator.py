@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from training_profiler.monitor.lines import Sample
+from training_profiler.record.exchange import Exchanged
 from training_profiler.record.names import SectionNames
 from training_profiler.record.recorder import Batch
 from training_profiler.record.section import SECTION_MASK
@@ -114,6 +115,9 @@ class Accumulator:
             id = self._names.id_of(name)
             self.totals.sections.grow(rows_for(len(self._names.names)))
             self.totals.sections.elsewhere_ns[id] += ns
+
+    def add_exchange(self, exchanged: Exchanged) -> None:
+        """Book the exposed part of DDP's exchanges as ``synchronization`` within the backward passes."""
 
     def add_device_time(self, id: int, ns: int) -> None:
         """Add what the accelerator took for a span that ``on_spans`` was told of."""

@@ -4,7 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from training_profiler.record.loader import LoaderCounts
 from training_profiler.record.names import SectionNames
-from training_profiler.snapshot import DeviceFigures, EpochFigures, Health, Snapshot
+from training_profiler.snapshot import (
+    AttemptFigures,
+    DeviceFigures,
+    EpochFigures,
+    ExchangeFigures,
+    Health,
+    RanksFigures,
+    Snapshot,
+)
 from training_profiler.statistics.loader_figures import loader_figures
 from training_profiler.statistics.summary import (
     epoch_figures,
@@ -86,6 +94,9 @@ class RunSums:
         ended_by: str | None = None,
         thresholds: Mapping[str, float] | None = None,
         device: DeviceFigures | None = None,
+        ranks: RanksFigures | None = None,
+        exchange: ExchangeFigures | None = None,
+        attempts: Sequence[AttemptFigures] = (),
     ) -> Snapshot:
         """Return the figures of the run so far, or of the interval alone."""
         totals = self.interval if of_interval else self.run
@@ -107,5 +118,8 @@ class RunSums:
             open_sections=tuple(open_sections),
             run_folder=run_folder,
             ended_by=ended_by,
+            ranks=ranks,
+            exchange=exchange,
+            attempts=tuple(attempts),
             thresholds=thresholds or {},
         )

@@ -59,6 +59,7 @@ class Books:
         self._settings = settings
         self.accumulator.loaders.wants_rows(bool(settings.sinks), settings.log_scalars_every_n_steps)
         self.accumulator.warmup_steps = self.sums.warmup_steps = settings.warmup
+        self.peers.adopt(settings.warmup)
 
     def drain(self) -> None:
         """Sum up what was recorded since the last drain."""

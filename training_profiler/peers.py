@@ -33,10 +33,14 @@ class Peers:
         self._rank, self._board = rank, board
         self._names, self._clock = names, clock
         self._tell = tell
-        self._book = RankBook()
+        self._book = RankBook(names)
         self._next_tell_ns = 0
         self._own: RankSums | None = None
         self._before: dict[int, RankSums] = {}  # what was told at the last report
+
+    def adopt(self, warmup_steps: int | None) -> None:
+        """Go on with another number of warm-up steps."""
+        self._book.warmup_steps = warmup_steps
 
     def book_exchange(self, accumulator: Accumulator) -> tuple[Exchanged, list[tuple[int, int]]]:
         """Book what DDP exchanged since the last flush as synchronization; return it."""

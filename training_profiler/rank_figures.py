@@ -30,8 +30,8 @@ class RankFigures:
     waiting_s: float | None = None  # the part of sync_s in which it waited for others, in the steps compared
     against_best: float | None = None  # its work over that of the rank with the least, 1 or more
     against_itself: float | None = None  # its work lately over its work before
-    slower_since_step: int | None = None  # from where on, if against_itself tells of a change
-    cause: str = ""  # the section in which it takes longest beyond the other ranks
+    slower_since_step: int | None = None  # from where on, if against_itself tells of a clear change for the worse
+    cause: str = ""  # the section in which it takes longest beyond the other ranks, if it works longer than they do
     cause_s: float | None = None  # by how much, a step, beyond the median of the others
     place: str = ""  # where in the user's code most of that section's time goes
     heard_s_ago: float | None = None  # before the figures were made; None where they come from files
@@ -53,6 +53,7 @@ class SectionSpread:
     imbalance: float  # max over mean, less 1; 0 where all take the same
     is_of_step: bool  # the times are a step's; else an execution's
     is_device: bool = False  # the times are the accelerator's
+    slowest_total_s: float = 0.0  # on the slowest rank, of all that the figures are of
     never_on: tuple[int, ...] = ()  # ranks heard of that did not enter it
 
 
@@ -82,7 +83,7 @@ class ClockFigures:
     """How well the clocks of the ranks' machines are known against each other."""
 
     hosts: int
-    aligned_hosts: int  # whose clock is known against the first one's
+    aligned_hosts: int  # whose clock is known against the first one's, which counts where there is another
     error_s: float | None = None  # the largest bound of them; None where none is aligned
     meetings: int = 0  # barriers and exchanges of the program that tell
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from training_profiler.diagnosis import device, lines, loaders, memory, shares, steps
+from training_profiler.diagnosis import device, lines, loaders, memory, ranks, shares, steps
 from training_profiler.diagnosis.insight import Insight
 from training_profiler.diagnosis.rule import STEPS_NEEDED, Rule, has_enough_steps, thresholds
 from training_profiler.diagnosis.rule import threshold as threshold_of
@@ -22,7 +22,11 @@ RULES: Final[tuple[Rule, ...]] = (
     shares.metrics_heavy,
     shares.logging_heavy,
     shares.ema_heavy,
-    shares.synchronization_heavy,
+    ranks.rank_silent,
+    ranks.straggler,
+    ranks.host_slow,
+    ranks.uneven_work,
+    ranks.synchronization_heavy,
     shares.validation_heavy,
     shares.sampling_heavy,
     shares.checkpointing_heavy,
@@ -38,6 +42,7 @@ RULES: Final[tuple[Rule, ...]] = (
     steps.first_batch_slow,
 )
 THRESHOLDS: Final = thresholds()
+FIRST: Final = ("rank-silent",)  # worth no time that is known, and nothing else matters before
 NO_COMPONENTS: Final = (PROFILER, "first_fetch", "worker_start")  # the last two are parts of data_loading
 
 
@@ -51,7 +56,9 @@ def diagnose(snapshot: Snapshot) -> list[Insight]:
     ]
     warm = steps.warm_up(snapshot)  # said even of a healthy run: it is over when it is seen
     found = device.with_cause(shares.with_specifics(found))
-    found = sorted([*found, *([warm] if warm else [])], key=lambda insight: -insight.worth_s)
+    found = sorted(
+        [*found, *([warm] if warm else [])], key=lambda insight: (insight.code not in FIRST, -insight.worth_s)
+    )
     return [*found, *(remark for remark in remarks if remark is not None)]
 
 

@@ -14,7 +14,7 @@ MOST_OF_IT: Final = 0.5  # of the waiting for batches
 @rule("data-loading-bound", threshold=0.15)
 def data_loading(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag steps that wait for the next batch for 15 % of their time or more."""
-    return _of_step(
+    return of_step(
         snapshot,
         "data_loading",
         threshold,
@@ -29,7 +29,7 @@ def data_loading(snapshot: Snapshot, threshold: float) -> Insight | None:
 @rule("data-generation-bound", threshold=0.30)
 def data_generation(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag steps that make their data for over 30 % of their time."""
-    found = _of_step(
+    found = of_step(
         snapshot,
         "data_generation",
         threshold,
@@ -46,7 +46,7 @@ def data_generation(snapshot: Snapshot, threshold: float) -> Insight | None:
 @rule("data-transfer", threshold=0.10)
 def data_transfer(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag steps that move their batch to the device for over 10 % of their time."""
-    return _of_step(
+    return of_step(
         snapshot,
         "data_transfer",
         threshold,
@@ -59,7 +59,7 @@ def data_transfer(snapshot: Snapshot, threshold: float) -> Insight | None:
 @rule("forward-dominates", threshold=0.60)
 def forward_dominates(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag steps of which the forward pass is over 60 %; a realistic change saves half of it."""
-    return _of_step(
+    return of_step(
         snapshot,
         "forward_pass",
         threshold,
@@ -73,7 +73,7 @@ def forward_dominates(snapshot: Snapshot, threshold: float) -> Insight | None:
 @rule("optimizer-heavy", threshold=0.15)
 def optimizer_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag steps of which the update is over 15 %; a realistic change saves half of it."""
-    return _of_step(
+    return of_step(
         snapshot,
         "optimizer_step",
         threshold,
@@ -87,7 +87,7 @@ def optimizer_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
 @rule("metrics-heavy", threshold=0.05)
 def metrics_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag steps that compute metrics and norms for over 5 % of their time."""
-    return _of_step(
+    return of_step(
         snapshot,
         "metrics_computation",
         threshold,
@@ -100,7 +100,7 @@ def metrics_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
 @rule("logging-heavy", threshold=0.05)
 def logging_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag steps that log for over 5 % of their time."""
-    return _of_step(
+    return of_step(
         snapshot,
         "logging",
         threshold,
@@ -113,26 +113,13 @@ def logging_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
 @rule("ema-heavy", threshold=0.05)
 def ema_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag steps that average the weights for over 5 % of their time."""
-    return _of_step(
+    return of_step(
         snapshot,
         "ema_update",
         threshold,
         "ema-heavy",
         "updating the moving average of the weights",
         "torch._foreach_lerp_ over all parameters at once, or update every n-th step",
-    )
-
-
-@rule("synchronization-heavy", threshold=0.10)
-def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
-    """Flag steps that wait for other ranks for over 10 % of their time."""
-    return _of_step(
-        snapshot,
-        "synchronization",
-        threshold,
-        "synchronization-heavy",
-        "waiting for other ranks",
-        "look for the slowest rank first; then larger DDP buckets, gradient accumulation, or a faster network",
     )
 
 
@@ -221,7 +208,7 @@ def _with_evidence(found: Insight, **more: float) -> Insight:
     return Insight(found.code, found.finding, {**found.evidence, **more}, found.worth_s, found.remedy)
 
 
-def _of_step(
+def of_step(
     snapshot: Snapshot,
     section: str,
     threshold: float,

@@ -1,6 +1,9 @@
 """What DistributedDataParallel says of its exchange of gradients."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+BLOCK_STEPS: Final = 16  # steps in a row that all ranks compare
+MOST_BLOCKS: Final = 8  # of them that a rank keeps
 
 
 class Exchanged(NamedTuple):
@@ -16,3 +19,18 @@ class Exchanged(NamedTuple):
     def exposed_ns(self) -> int:
         """The time by which exchange makes the backward pass longer."""
         return max(0, self.total_ns - self.hidden_ns)
+
+
+def is_compared(step: int) -> bool:
+    """Return whether all ranks tell of ``step``, counted from 0, by itself; it depends on nothing else.
+
+    Blocks of 16 steps, at first each, then every second, fourth, ...: always those whose number is a multiple of the
+    smallest power of two with which at most 8 of all blocks so far are.
+    """
+    block = step // BLOCK_STEPS
+    return block % block_stride(block + 1) == 0
+
+
+def block_stride(blocks: int) -> int:
+    """Return the power of two whose multiples are kept of so many blocks: the smallest that leaves at most 8."""
+    return 1 << max(0, (blocks - 1) // MOST_BLOCKS).bit_length()

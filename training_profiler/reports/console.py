@@ -10,6 +10,7 @@ from training_profiler.reports.distribution import INDENT, distribution, in_tree
 from training_profiler.reports.insights import insight_lines
 from training_profiler.reports.loaders import loader_lines
 from training_profiler.reports.machine import machine_lines
+from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
 from training_profiler.snapshot import OUTSIDE_STEPS, PROFILER, EpochFigures, SectionFigures, Snapshot
 from training_profiler.units import S_PER_HOUR, seconds_text
 
@@ -84,7 +85,8 @@ def _body(snapshot: Snapshot, layout: str) -> str:
         breakdown = "(no section has ended yet)"
     shares = _share_lines(snapshot) if layout == LINES else _share_rows(snapshot)
     shown = "\n".join(shares or ["(no time has passed on the clock)"])
-    return f"Detailed Breakdown:\n{breakdown}\n\nTime Distribution:\n{shown}"
+    of_ranks = "".join(f"\n{line}" for line in rank_lines(snapshot, layout))
+    return f"Detailed Breakdown:\n{breakdown}\n\nTime Distribution:\n{shown}" + (of_ranks and f"\n{of_ranks}")
 
 
 def _share_lines(snapshot: Snapshot) -> list[str]:
@@ -188,6 +190,8 @@ def _run_lines(snapshot: Snapshot, layout: str) -> list[str]:
     lines += device_lines(snapshot)
     lines += machine_lines(snapshot)
     lines += loader_lines(snapshot, layout != LINES)
+    lines += exchange_lines(snapshot)
+    lines += attempt_lines(snapshot)
     if snapshot.open_sections:
         lines.append(f"Still inside: {' > '.join(snapshot.open_sections)}")
     if snapshot.ended_by:

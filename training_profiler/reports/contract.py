@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from training_profiler.diagnosis import Insight
 from training_profiler.reports.checklist import checklist
-from training_profiler.snapshot import EpochFigures, LineFigures, SectionFigures, Snapshot
+from training_profiler.snapshot import EpochFigures, LineFigures, RanksFigures, SectionFigures, Snapshot
 
 SCHEMA: Final = 1
 LINES_A_SECTION: Final = 10
@@ -35,6 +35,9 @@ def as_data(snapshot: Snapshot, insights: Iterable[Insight]) -> dict[str, Any]:
         "loaders": [asdict(loader) for loader in snapshot.loaders],
         "throughput": None if snapshot.throughput is None else asdict(snapshot.throughput),
         "machine": None if snapshot.machine is None else asdict(snapshot.machine),
+        "ranks": None if snapshot.ranks is None else _ranks(snapshot.ranks),
+        "exchange": None if snapshot.exchange is None else asdict(snapshot.exchange),
+        "attempts": [asdict(attempt) for attempt in snapshot.attempts],
         "insights": [
             {
                 "code": insight.code,
@@ -58,6 +61,12 @@ def as_data(snapshot: Snapshot, insights: Iterable[Insight]) -> dict[str, Any]:
         "open_sections": list(snapshot.open_sections),
         "ended_by": snapshot.ended_by,
     }
+
+
+def _ranks(ranks: RanksFigures) -> dict[str, Any]:
+    """Return the ranks' figures; of a section the rank that is slowest in it goes by its number, for there are many."""
+    sections = [{**asdict(spread), "slowest": spread.slowest.rank} for spread in ranks.sections]
+    return {**asdict(ranks), "sections": sections}
 
 
 def _section(section: SectionFigures) -> dict[str, Any]:

@@ -1,15 +1,17 @@
 """What one rank has measured so far, small enough to be told to others every few seconds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, NamedTuple
 
 from training_profiler.rank_figures import RankId
+from training_profiler.record.exchange import BLOCK_STEPS as BLOCK_STEPS
+from training_profiler.record.exchange import MOST_BLOCKS as MOST_BLOCKS
+from training_profiler.record.names import printable
 
 SCHEMA: Final = 1
-BLOCK_STEPS: Final = 16  # steps in a row whose synchronization is told one by one
-MOST_BLOCKS: Final = 8
 MOST_PACES: Final = 32
+UNKNOWN_NS: Final = -1  # in a block: of this step it is not known
 
 
 class RankSection(NamedTuple):
@@ -22,6 +24,7 @@ class RankSection(NamedTuple):
     device_count: int = 0
     device_ns: int = 0
     device_step_ns: int = 0  # as step_ns, by the accelerator's clock; 0 where that is not known
+    device_own_ns: int = 0  # as own_step_ns
 
 
 class Pace(NamedTuple):
@@ -52,8 +55,10 @@ class RankSums:
     settled_steps: int = 0  # after warm-up
     settled_ns: int = 0  # their time
     sync_ns: int = 0  # of that, in ``synchronization`` and in DDP's exchange as far as it was not hidden
+    knows_sync: bool = False  # some exchange between ranks was seen, and none that is known to have no time
     sections: Mapping[str, RankSection] = field(default_factory=dict)
     exchanges: int = 0  # of gradients, by DDP
+    sampled: int = 0  # of how many DDP took the times
     exchange_ns: int = 0
     exchange_hidden_ns: int = 0  # while gradients were still computed
     paces: Sequence[Pace] = ()  # all steps, the earliest first
@@ -66,21 +71,64 @@ class RankSums:
 
     def to_data(self) -> dict[str, Any]:
         """Return it as data that JSON holds exactly."""
-        return {"schema": SCHEMA, **asdict(self), "sections": {name: list(row) for name, row in self.sections.items()}}
+        return {
+            "schema": SCHEMA,
+            **{name: getattr(self, name) for name in _NAMES},
+            "who": asdict(self.who),
+            "sections": {name: list(row) for name, row in self.sections.items()},
+            "blocks": {str(first): list(ns) for first, ns in self.blocks.items()},
+        }
+
+
+_NAMES: Final = tuple(one.name for one in fields(RankSums))
+_COUNTS: Final = (
+    "number", "begin_ns", "told_ns", "steps", "settled_steps", "settled_ns", "sync_ns", "exchanges", "sampled",
+    "exchange_ns", "exchange_hidden_ns",
+)  # fmt: skip
 
 
 def rank_sums_from_data(data: Mapping[str, Any]) -> RankSums:
-    """Return what ``to_data`` was called on.
+    """Return what ``to_data`` was called on; keys that this version does not know are passed over.
 
     Raises:
-        ValueError, KeyError, TypeError: the data is not of that form, or of another version.
+        ValueError, KeyError, TypeError, AttributeError, OverflowError: the data is not of that form, or of another
+            version.
     """
     if data["schema"] != SCHEMA:
         raise ValueError(f"it is of schema {data['schema']!r}, this version reads {SCHEMA}")
-    rest = {key: value for key, value in data.items() if key != "schema"}
-    rest["who"] = RankId(**data["who"])
-    rest["sections"] = {name: RankSection(*row) for name, row in data["sections"].items()}
-    rest["paces"] = [Pace(*pace) for pace in data["paces"]]
-    rest["meetings"] = [Meeting(*meeting) for meeting in data["meetings"]]
-    rest["blocks"] = {int(first): list(ns) for first, ns in data["blocks"].items()}
-    return RankSums(**rest)
+    ended_by = data.get("ended_by")
+    return RankSums(
+        who=_who(data["who"]),
+        **{name: int(data.get(name, 0)) for name in _COUNTS},
+        knows_sync=bool(data.get("knows_sync")),
+        sections={
+            _clean(name): RankSection(*map(int, row[: len(RankSection._fields)]))
+            for name, row in data["sections"].items()
+        },
+        paces=[Pace(*map(int, pace)) for pace in data["paces"]],
+        blocks={int(first): list(map(int, ns)) for first, ns in data["blocks"].items()},
+        places={_clean(name): _clean(place) for name, place in data["places"].items()},
+        meetings=[Meeting(_clean(key), int(enter), int(leave)) for key, enter, leave in data["meetings"]],
+        inside=[_clean(name) for name in data["inside"]],
+        is_final=bool(data["is_final"]),
+        ended_by=None if ended_by is None else _clean(ended_by),
+    )
+
+
+def _who(data: Mapping[str, Any]) -> RankId:
+    node, local_rank = data.get("node"), data.get("local_rank")
+    return RankId(
+        rank=int(data["rank"]),
+        world_size=int(data["world_size"]),
+        host=_clean(data.get("host", "")),
+        node=None if node is None else int(node),
+        local_rank=None if local_rank is None else int(local_rank),
+        attempt=int(data.get("attempt", 0)),
+    )
+
+
+def _clean(text: object) -> str:
+    """Return a name fit for any table; what another process says is data."""
+    if not isinstance(text, str):
+        raise TypeError(f"{text!r} is no name")
+    return text if len(text) <= 120 and text.isprintable() else printable(text)

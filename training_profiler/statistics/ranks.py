@@ -1,9 +1,24 @@
 """From what ranks told of themselves to figures of all of them."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
-from training_profiler.rank_figures import RanksFigures
+import numpy as np
+
+from training_profiler.rank_figures import HostFigures, RankFigures, RanksFigures
+from training_profiler.statistics.clocks import HostKey, clock_figures, host_of
+from training_profiler.statistics.rank_history import history_of
+from training_profiler.statistics.rank_since import latest, since
+from training_profiler.statistics.rank_spread import Cause, causes, medians_of_others, section_table, spreads
 from training_profiler.statistics.rank_sums import RankSums
+from training_profiler.statistics.rank_waiting import Waiting, waiting_parts
+from training_profiler.statistics.steps import FIRST_STEPS
+from training_profiler.statistics.trend import median
+from training_profiler.units import NS_PER_S
+
+LONGER_AT_LEAST: Final = 0.01  # work beyond the median of the others, from which on a cause of it is looked for
 
 
 def ranks_figures(
@@ -23,4 +38,119 @@ def ranks_figures(
         heard_s_ago: how long ago each was heard of, by rank; None where they come from files.
         silent_after_s: how long a rank may be silent that is not at its end.
     """
-    return None
+    of_run = latest(told)
+    if world_size < 2 or not of_run:
+        return None
+    before, heard_s_ago = before or {}, heard_s_ago or {}
+    # Told of sections by themselves, warm-up is what the slowest to settle has; the others' is part of it.
+    warmup = min(FIRST_STEPS, max((one.steps - one.settled_steps for one in of_run if one.settled_steps), default=0))
+    stretch = [since(one, before.get(one.who.rank)) for one in of_run]
+    table = section_table(stretch)
+    is_exchange_seen = any(one.knows_sync and one.sync_ns for one in of_run)
+    waiting = waiting_parts(stretch, warmup) if is_exchange_seen else None
+    rows = [_row(one, is_exchange_seen, waiting) for one in stretch]
+    rows = [replace(row, heard_s_ago=heard_s_ago.get(row.who.rank)) for row in rows]
+    rows = _scored(rows, causes(table), of_run)
+    heard = {one.who.rank for one in of_run}
+    late = {rank for rank, s in heard_s_ago.items() if silent_after_s is not None and s > silent_after_s}
+    shares = _shares(rows)
+    return RanksFigures(
+        world_size=world_size,
+        ranks=tuple(rows),
+        missing=tuple(rank for rank in range(world_size) if rank not in heard),
+        silent=tuple(row.who.rank for row in rows if row.who.rank in late and not row.is_final),
+        sections=spreads(table),
+        hosts=_hosts(rows, of_run),
+        step_s=_median(row.step_s for row in rows),
+        sync_share=shares[0],
+        waiting_share=shares[1],
+        transfer_share=shares[2],
+        compared_steps=0 if waiting is None else waiting.steps,
+        clocks=clock_figures(of_run),
+    )
+
+
+def _row(told: RankSums, is_exchange_seen: bool, waiting: Waiting | None) -> RankFigures:
+    """Return what is known of a rank by itself; ``told`` is of the stretch of time that figures are of."""
+    row = RankFigures(
+        who=told.who, steps=told.steps, is_final=told.is_final, ended_by=told.ended_by, inside=tuple(told.inside)
+    )
+    if not told.settled_steps:
+        return row
+    step_s = told.settled_ns / told.settled_steps / NS_PER_S
+    if not told.knows_sync or not is_exchange_seen:
+        return replace(row, step_s=step_s)
+    sync_s = min(step_s, told.sync_ns / told.settled_steps / NS_PER_S)
+    part = None if waiting is None else waiting.part.get(told.who.rank)
+    return replace(
+        row,
+        step_s=step_s,
+        work_s=step_s - sync_s,
+        sync_s=sync_s,
+        waiting_s=None if part is None else part * sync_s,
+    )
+
+
+def _scored(rows: Sequence[RankFigures], found: Sequence[Cause | None], told: Sequence[RankSums]) -> list[RankFigures]:
+    """Return the rows with their work against the best rank's, the other ranks' and their own before."""
+    known = [at for at, row in enumerate(rows) if row.work_s]
+    scored = list(rows)
+    if len(known) < 2:
+        return scored
+    work_s = np.array([rows[at].work_s for at in known], np.float64)
+    beyond = work_s / medians_of_others(work_s[None, :])[0] - 1
+    for of_known, at in enumerate(known):
+        sums, cause = told[at], found[at]
+        history = history_of(sums.paces, sums.steps - sums.settled_steps)
+        row = replace(rows[at], against_best=float(work_s[of_known] / work_s.min()))
+        if history is not None:
+            row = replace(row, against_itself=history.ratio, slower_since_step=history.slower_since_step)
+        if cause is not None and beyond[of_known] > LONGER_AT_LEAST:
+            place = sums.places.get(cause.section, "")
+            row = replace(row, cause=cause.section, cause_s=cause.extra_s, place=place)
+        scored[at] = row
+    return scored
+
+
+def _shares(rows: Iterable[RankFigures]) -> tuple[float | None, float | None, float | None]:
+    """Return the shares of step time that are synchronization, waiting and transfer: means over ranks."""
+    sync = [(row.sync_s / row.step_s, row.waiting_s) for row in rows if row.sync_s is not None and row.step_s]
+    if not sync:
+        return None, None, None
+    compared = [
+        (row.sync_s / row.step_s, row.waiting_s / row.step_s)
+        for row in rows
+        if row.sync_s is not None and row.waiting_s is not None and row.step_s
+    ]
+    share = float(np.mean([one for one, _ in sync]))
+    compared_share = float(np.mean([one for one, _ in compared])) if compared else 0.0
+    if not compared_share:
+        return share, None, None
+    # Ranks that could not be compared are taken to wait as the others do, so that the two add up to the share.
+    waiting_share = min(share, share * float(np.mean([one for _, one in compared])) / compared_share)
+    return share, waiting_share, share - waiting_share
+
+
+def _hosts(rows: Sequence[RankFigures], told: Sequence[RankSums]) -> tuple[HostFigures, ...]:
+    by_host: dict[HostKey, list[RankFigures]] = {}
+    for row, one in zip(rows, told, strict=True):
+        by_host.setdefault(host_of(one), []).append(row)
+    names = Counter(name for name, _ in by_host)
+    hosts = [
+        HostFigures(
+            host=name if names[name] == 1 or node is None else f"{name} (node {node})",
+            ranks=tuple(row.who.rank for row in of_host),
+            work_s=_median(row.work_s for row in of_host),
+        )
+        for (name, node), of_host in by_host.items()
+    ]
+    works_s = [host.work_s for host in hosts if host.work_s]
+    if len(works_s) < 2:
+        return tuple(hosts)
+    least_s = min(works_s)
+    return tuple(replace(host, against_best=host.work_s / least_s if host.work_s else None) for host in hosts)
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

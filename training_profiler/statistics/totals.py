@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from training_profiler.record.exchange import BLOCK_STEPS, is_compared
 from training_profiler.record.flops import StepFlops
 from training_profiler.statistics.histogram import Ints
 from training_profiler.statistics.lines import LineCounts
@@ -31,6 +32,8 @@ class Totals:
         # Time of each section, column i, in each of the run's first steps, nested sections included: warm-up is
         # only known for what it was when it is over, and must not count for a share of the step.
         self.early_ns = np.zeros((FIRST_STEPS, 1), np.int64)
+        # Exclusive times of single complete steps, which ranks compare; of this stretch alone, sums do not add them up.
+        self.compared: dict[int, Ints] = {}
         self.training_spans = 0  # ended on the training thread, which pays for them
         self.lines: LineCounts = LineCounts()
         self.machine = MachineSums()
@@ -56,6 +59,11 @@ class Totals:
         self.coupling.grow(self_ns.shape[1])
         self.coupling.add_steps(first_step, self_ns)
         self.sections.step_self_ns[: self_ns.shape[1]] += self_ns.sum(axis=0)
+        end = first_step + len(self_ns)
+        for block in range(first_step - first_step % BLOCK_STEPS, end, BLOCK_STEPS):
+            if is_compared(block):
+                for step in range(max(block, first_step), min(block + BLOCK_STEPS, end)):
+                    self.compared[step] = self_ns[step - first_step]
 
     def add_early(self, steps: Ints, ids: Ints, ns: Ints) -> None:
         """Add time of sections in complete steps, counted from 0; those after the first are passed over."""

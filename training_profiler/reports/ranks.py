@@ -1,5 +1,6 @@
 """What reports say of the ranks of a training; nothing where there is one, and nothing that is not known."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -11,6 +12,7 @@ LINES: Final = "lines"
 MOST_SECTIONS: Final = 12
 SHOWN_ABOVE: Final = 0.005  # of a step: sections that no rank spends more in are left out
 MOST_NAMED: Final = 4  # ranks or hosts in one line
+WIDTH: Final = 118  # of a line; names of hosts can be long
 EVEN_BELOW: Final = 0.02  # of work: ranks that differ by less are told as even
 _HEADERS: Final = ("a step", "min", "median", "max", "imbalance", "slowest")
 
@@ -21,13 +23,7 @@ def rank_lines(snapshot: Snapshot, layout: str) -> list[str]:
     if ranks is None:
         return []
     shown, left_out = _shown(ranks)
-    if layout == LINES:
-        rows = [_greppable(spread) for spread in shown]
-    else:
-        rows = _table(shown) + ([f"  and {left_out} more sections (in report.json)"] if left_out else [])
-    return [
-        _heard(ranks),
-        *rows,
+    sentences = [
         *_synchronization(ranks),
         *_work(ranks),
         *_hosts(ranks),
@@ -35,6 +31,14 @@ def rank_lines(snapshot: Snapshot, layout: str) -> list[str]:
         *_clocks(ranks),
         *ranks.left_out,
     ]
+    if layout == LINES:
+        return [_heard(ranks), *(_greppable(spread) for spread in shown), *sentences]
+    more = [f"  and {left_out} more sections (in report.json)"] if left_out else []
+    return [_heard(ranks), *_table(shown), *more, *(line for one in sentences for line in _wrapped(one))]
+
+
+def _wrapped(sentence: str) -> list[str]:
+    return textwrap.wrap(sentence, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def exchange_lines(snapshot: Snapshot) -> list[str]:
@@ -117,17 +121,18 @@ def _table(spreads: Sequence[SectionSpread]) -> list[str]:
 
 
 def _cells(spread: SectionSpread) -> tuple[str, ...]:
-    name = _cut(spread.name, 36)
+    name = _cut(spread.name, 28)
     if not spread.is_of_step:
         name += " (each)"
     if spread.is_device:
         name += " (device)"
     if spread.ranks == 1:
-        where = f"only on {_cut(str(spread.slowest), 30)}"
+        where = f"only on {_short(str(spread.slowest), 26)}"
         return name, "", "", seconds_text(spread.max_s), "", where
-    where = _cut(str(spread.slowest), 30)
+    where = _short(str(spread.slowest), 26)
     if spread.never_on:
-        where += f"; not on {_cut(of_ranks(spread.never_on), 24)}"
+        few = len(spread.never_on) <= MOST_NAMED
+        where += f"; not on {of_ranks(spread.never_on) if few else f'{len(spread.never_on)} ranks'}"
     return (
         name,
         *(seconds_text(seconds) for seconds in (spread.min_s, spread.median_s, spread.max_s)),
@@ -152,7 +157,7 @@ def _synchronization(ranks: RanksFigures) -> list[str]:
     if ranks.waiting_share is not None and ranks.transfer_share is not None:
         line += (
             f": {ranks.waiting_share:.1%} waiting for slower ranks, {ranks.transfer_share:.1%} exchange "
-            f"(told apart on {ranks.compared_steps} steps)"
+            f"(by {ranks.compared_steps} steps)"
         )
     return [line]
 
@@ -166,13 +171,13 @@ def _work(ranks: RanksFigures) -> list[str]:
     if _work_s(slowest) <= _work_s(fastest) * (1 + EVEN_BELOW):
         return [f"Work: {seconds_text(_work_s(fastest))} to {seconds_text(_work_s(slowest))} a step on all ranks"]
     line = (
-        f"Slowest: {_cut(str(slowest.who), 40)} works {seconds_text(_work_s(slowest))} a step, "
+        f"Slowest: {_short(str(slowest.who), 40)} works {seconds_text(_work_s(slowest))} a step, "
         f"the fastest {seconds_text(_work_s(fastest))}"
     )
-    return [line + cause_text(slowest), *_since(slowest)]
+    return [line + _cause_text(slowest) + _since(slowest)]
 
 
-def cause_text(rank: RankFigures) -> str:
+def _cause_text(rank: RankFigures) -> str:
     """Return where a rank takes longer than the others, to follow on what it takes; "" where that is not known."""
     if not rank.cause or rank.cause_s is None:
         return ""
@@ -180,10 +185,10 @@ def cause_text(rank: RankFigures) -> str:
     return f"; {seconds_text(rank.cause_s)} of that in {_cut(rank.cause, 36)}{place}"
 
 
-def _since(rank: RankFigures) -> list[str]:
-    if rank.slower_since_step is None or rank.against_itself is None or not rank.work_s:
-        return []
-    return [f"  since step {rank.slower_since_step} {rank.against_itself:.2f} times what it was before"]
+def _since(rank: RankFigures) -> str:
+    if rank.slower_since_step is None or rank.against_itself is None:
+        return ""
+    return f"; since step {rank.slower_since_step} {rank.against_itself:.2f} times its work before"
 
 
 def _hosts(ranks: RanksFigures) -> list[str]:
@@ -198,7 +203,7 @@ def _hosts(ranks: RanksFigures) -> list[str]:
 
 
 def _host(host: HostFigures) -> str:
-    return f"{_cut(host.host, 30)} ({of_ranks(host.ranks)}) {seconds_text(host.work_s or 0.0)} a step"
+    return f"{_short(host.host, 30)} ({of_ranks(host.ranks)}) {seconds_text(host.work_s or 0.0)} a step"
 
 
 def _not_heard(ranks: RanksFigures) -> list[str]:
@@ -206,7 +211,7 @@ def _not_heard(ranks: RanksFigures) -> list[str]:
     silent.sort(key=lambda one: (one.steps, one.who.rank))  # who stopped first is what the others wait for
     lines = [f"Not heard: {_last_of(one)}" for one in silent[:MOST_NAMED]]
     if len(silent) > MOST_NAMED:
-        lines.append(f"Not heard: {of_ranks([one.who.rank for one in silent[MOST_NAMED:]])} either")
+        lines.append(f"Not heard either: {of_ranks([one.who.rank for one in silent[MOST_NAMED:]])}")
     if ranks.missing:
         lines.append(f"Never heard: {of_ranks(ranks.missing)}")
     return lines
@@ -215,7 +220,7 @@ def _not_heard(ranks: RanksFigures) -> list[str]:
 def _last_of(one: RankFigures) -> str:
     seconds = "" if one.heard_s_ago is None else f" for {one.heard_s_ago:.0f}s"
     inside = f" inside {_cut(' > '.join(one.inside), 50)}" if one.inside else ""
-    return f"{_cut(str(one.who), 40)}{seconds}, last after {one.steps} steps{inside}"
+    return f"{_short(str(one.who), 40)}{seconds}, last after {one.steps} steps{inside}"
 
 
 def _clocks(ranks: RanksFigures) -> list[str]:
@@ -237,3 +242,9 @@ def _work_s(rank: RankFigures) -> float:
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _short(name: str, most: int) -> str:
+    """Return the name of a rank or host; of a long one its end is left, which tells it from others."""
+    kept = most // 2
+    return name if len(name) <= most else f"{name[: most - kept - 1]}…{name[-kept:]}"

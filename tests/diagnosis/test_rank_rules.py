@@ -1,0 +1,231 @@
+"""Rules about ranks: each fires, is silent just below and without data, and none claims another's seconds."""
+
+from dataclasses import replace
+
+import pytest
+from fakes import snapshot_of
+from fakes_ranks import rank_id, rank_row, ranks_of
+
+from training_profiler.diagnosis import diagnose
+from training_profiler.rank_figures import RankFigures, RanksFigures, SectionSpread
+from training_profiler.snapshot import Snapshot
+
+
+def run_of(ranks: RanksFigures | None, steps: int = 100, **shares: float) -> Snapshot:
+    return replace(snapshot_of(shares or {"backward_pass": 0.95}, steps=steps, step_s=0.05), ranks=ranks)
+
+
+def working(*work_ms: float, **of_last) -> list[RankFigures]:
+    rows = [rank_row(rank, ms / 1000) for rank, ms in enumerate(work_ms)]
+    return [*rows[:-1], replace(rows[-1], **of_last)]
+
+
+def codes(snapshot: Snapshot) -> list[str]:
+    return [insight.code for insight in diagnose(snapshot)]
+
+
+def find(snapshot: Snapshot, code: str):
+    return next(insight for insight in diagnose(snapshot) if insight.code == code)
+
+
+def test_the_straggler_is_named_with_cause_place_and_worth():
+    slow = working(30, 30, 30, 40, cause="data_loading", cause_s=0.009, place="train.py:31 fetch", slower_since_step=40)
+    insight = find(run_of(ranks_of(slow)), "straggler")
+    assert insight.finding == (
+        "all ranks wait for rank 3 (node1): it works 0.0400s a step, the median of the others 0.0300s (+33%); "
+        "0.0090s of that in data_loading, train.py:31 fetch; slower since step 40"
+    )
+    assert insight.worth_s == pytest.approx(1.0)
+    assert insight.evidence["rank"] == 3
+    assert insight.evidence["cause"] == "data_loading"
+    assert insight.evidence["excess"] == pytest.approx(1 / 3)
+    assert insight.step_if_gone_s == pytest.approx(0.04)
+    assert "DataLoader" in insight.remedy
+
+
+@pytest.mark.parametrize(("work_ms", "fires"), [(33.1, True), (32.9, False)])
+def test_a_rank_is_a_straggler_from_a_tenth_beyond_the_others_on(work_ms, fires):
+    assert ("straggler" in codes(run_of(ranks_of(working(30, 30, 30, work_ms))))) == fires
+
+
+def test_the_threshold_of_the_run_holds_for_stragglers():
+    run = run_of(ranks_of(working(30, 30, 30, 32)))
+    assert "straggler" not in codes(run)
+    assert "straggler" in codes(replace(run, thresholds={"straggler": 0.05}))
+
+
+def test_of_two_ranks_the_other_one_is_the_median():
+    assert find(run_of(ranks_of(working(30, 40))), "straggler").evidence["median_of_others_s"] == 0.03
+
+
+def test_a_straggler_is_worth_what_it_has_beyond_the_next():
+    assert find(run_of(ranks_of(working(30, 30, 32, 40))), "straggler").worth_s == pytest.approx(0.8)
+
+
+def test_several_slow_ranks_are_worth_it_together():
+    rows = [rank_row(rank, ms / 1000, who=rank_id(rank, per_host=8)) for rank, ms in enumerate((30, 30, 30, 39, 40))]
+    insight = find(run_of(ranks_of(rows)), "straggler")
+    assert insight.worth_s == pytest.approx(1.0)
+    assert "as 1 more do" in insight.finding
+
+
+@pytest.mark.parametrize(
+    ("cause", "place", "word"),
+    [
+        ("data_generation", "", "DataLoader"),
+        ("forward_pass", "", "temperature"),
+        ("backward_pass", "", "bucket them by length"),
+        ("data_transfer", "", "pinned"),
+        ("other", "train.py:5 log", "train.py:5 log"),
+        ("other", "", "outside of any section"),
+        ("augment", "", "in augment"),
+    ],
+)
+def test_the_remedy_goes_by_the_cause(cause, place, word):
+    slow = working(30, 30, 40, cause=cause, cause_s=0.01, place=place)
+    assert word in find(run_of(ranks_of(slow)), "straggler").remedy
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        None,
+        ranks_of(working(30)),
+        ranks_of([rank_row(0, None), rank_row(1, None)]),
+        ranks_of([rank_row(0, 0.03), rank_row(1, 0.05, steps=9)]),
+    ],
+)
+def test_without_known_work_of_two_ranks_there_is_no_straggler(ranks):
+    found = codes(run_of(ranks))
+    assert not {"straggler", "host-slow", "uneven-work"} & set(found)
+
+
+def test_nine_steps_are_too_few_for_a_straggler():
+    assert "straggler" not in codes(run_of(ranks_of(working(30, 60)), steps=9))
+
+
+def test_a_trifle_of_a_straggler_is_not_told():
+    assert "straggler" not in codes(run_of(ranks_of(working(0.3, 0.45))))
+
+
+def test_a_slow_host_is_told_in_the_place_of_its_ranks():
+    found = run_of(ranks_of(working(30, 30, 40, 41)))
+    insight = find(found, "host-slow")
+    assert insight.finding == (
+        "all ranks of host node1 are slow: 0.0405s of work a step against 0.0300s elsewhere (+35%)"
+    )
+    assert insight.worth_s == pytest.approx(1.05)
+    assert "straggler" not in codes(found)
+
+
+def test_a_host_with_one_quick_rank_is_not_slow():
+    found = codes(run_of(ranks_of(working(30, 30, 32, 41))))
+    assert "host-slow" not in found
+    assert "straggler" in found
+
+
+@pytest.mark.parametrize(("least_ms", "fires"), [(33.1, True), (32.9, False)])
+def test_a_host_is_slow_from_a_tenth_on(least_ms, fires):
+    assert ("host-slow" in codes(run_of(ranks_of(working(30, 30, least_ms, 33.2))))) == fires
+
+
+def test_a_straggler_on_a_slow_host_claims_only_what_it_has_beyond_its_neighbour():
+    found = run_of(ranks_of(working(30, 30, 40, 60)))
+    straggler, host = find(found, "straggler"), find(found, "host-slow")
+    assert straggler.worth_s == pytest.approx(2.0)
+    assert straggler.worth_s + host.worth_s <= (0.060 - 0.030) * 100 + 1e-9 + 1.0
+
+
+def synchronizing(rows, sync: float, waiting: float, **more) -> RanksFigures:
+    return ranks_of(rows, sync_share=sync, waiting_share=waiting, transfer_share=sync - waiting, **more)
+
+
+def test_synchronization_tells_waiting_from_exchange():
+    ranks = synchronizing(working(30, 30), 0.13, 0.05, compared_steps=64)
+    insight = find(run_of(ranks), "synchronization-heavy")
+    assert insight.finding == (
+        "13.0% of step time is synchronization, mean over ranks: 5.0% waiting for slower ranks, 8.0% exchange as such"
+    )
+    assert insight.worth_s == pytest.approx(0.13 * 5.0)
+    assert insight.evidence["waiting_share"] == 0.05
+
+
+@pytest.mark.parametrize(("share", "fires"), [(0.101, True), (0.099, False)])
+def test_synchronization_is_heavy_from_a_tenth_on(share, fires):
+    ranks = synchronizing(working(30, 30), share, 0.0)
+    assert ("synchronization-heavy" in codes(run_of(ranks))) == fires
+
+
+def test_what_the_straggler_claims_synchronization_does_not():
+    slow = working(30, 30, 30, 40, cause="forward_pass", cause_s=0.01)
+    found = run_of(synchronizing(slow, 0.35, 0.30))
+    straggler, heavy = find(found, "straggler"), find(found, "synchronization-heavy")
+    assert straggler.worth_s == pytest.approx(1.0)
+    assert heavy.worth_s == pytest.approx(0.35 * 5.0 - 1.0)
+    assert "most of the waiting is for rank 3 (forward_pass)" in heavy.finding
+    assert heavy.remedy.startswith("rank 3 (forward_pass) first")
+    assert codes(found).index("straggler") < codes(found).index("synchronization-heavy")
+
+
+def test_without_figures_of_ranks_synchronization_goes_by_this_rank():
+    found = find(run_of(None, synchronization=0.2, backward_pass=0.8), "synchronization-heavy")
+    assert found.finding.startswith("20.0% of step time is spent waiting for other ranks")
+
+
+def test_ranks_that_are_late_in_turn_are_told():
+    found = run_of(synchronizing(working(30, 30), 0.14, 0.11))
+    insight = find(found, "uneven-work")
+    assert insight.finding.startswith("ranks wait for each other for 11.0% of step time, and none is slower")
+    assert insight.worth_s == pytest.approx(0.55)
+    assert find(found, "synchronization-heavy").worth_s == pytest.approx(0.15)
+
+
+def test_uneven_work_just_below_a_tenth_is_not_told():
+    assert "uneven-work" not in codes(run_of(synchronizing(working(30, 30), 0.14, 0.099)))
+
+
+def test_where_there_is_a_straggler_work_is_not_called_uneven():
+    assert "uneven-work" not in codes(run_of(synchronizing(working(30, 40), 0.3, 0.2)))
+
+
+def test_what_one_rank_does_between_steps_is_told_as_what_the_others_wait_for():
+    save = SectionSpread("checkpointing", 1, 0.5, 0.5, 0.5, rank_id(0), 0.0, False, never_on=(1,), slowest_total_s=0.5)
+    insight = find(run_of(synchronizing(working(30, 30), 0.14, 0.11, sections=(save,))), "uneven-work")
+    assert insight.finding.endswith(": meanwhile rank 0 (node0) alone is in checkpointing (0.50s in all)")
+    assert insight.remedy == "checkpointing less often, asynchronously, or shared among ranks"
+
+
+def test_a_silent_rank_is_told_first_and_where_it_was():
+    rows = [rank_row(0), replace(rank_row(1), steps=120, heard_s_ago=35.0, inside=("step", "backward_pass"))]
+    slow = [*rows, rank_row(2, 0.045), rank_row(3)]
+    found = run_of(ranks_of(slow, silent=(1,), missing=(5, 6), world_size=7))
+    insight = diagnose(found)[0]
+    assert insight.code == "rank-silent"
+    assert insight.finding == (
+        "3 of 7 ranks are not heard of: rank 1 (node0) for 35s, last after 120 steps inside step > backward_pass; "
+        "never heard of 2 (5, 6)"
+    )
+    assert insight.evidence == {
+        "silent": 1,
+        "missing": 2,
+        "rank": 1,
+        "host": "node0",
+        "last_step": 120,
+        "inside": "step > backward_pass",
+    }
+
+
+def test_many_silent_ranks_are_counted():
+    rows = [replace(rank_row(rank, steps=rank), heard_s_ago=9.0) for rank in range(100)]
+    found = find(run_of(ranks_of(rows, silent=tuple(range(1, 100)))), "rank-silent")
+    assert len(found.finding) < 300
+    assert "95 more" in found.finding
+
+
+def test_where_all_are_heard_nobody_is_told_silent():
+    assert "rank-silent" not in codes(run_of(ranks_of(working(30, 30))))
+
+
+def test_a_rank_is_told_silent_before_there_are_steps():
+    ranks = ranks_of([RankFigures(rank_id(0), 0)], missing=(1,), world_size=2)
+    assert codes(Snapshot(ranks=ranks)) == ["rank-silent"]

@@ -54,8 +54,10 @@ def test_the_block_tells_spread_synchronization_the_slowest_and_the_hosts():
         "  a step                    min   median      max  imbalance  slowest",
         "  data_loading          0.0012s  0.0013s  0.0220s      +240%  rank 3 (node1)",
         "  checkpointing (each)                    0.5000s             only on rank 0 (node0)",
-        "Synchronization: 31.2% of step time, mean over ranks: 28.0% waiting for slower ranks, 3.2% exchange (by 64 steps)",
-        "Slowest: rank 3 (node1) works 0.0521s a step, the fastest 0.0310s; 0.0208s of that in data_loading (train.py:31",
+        "Synchronization: 31.2% of step time, mean over ranks: 28.0% waiting for slower ranks, "
+        "3.2% exchange (by 64 steps)",
+        "Slowest: rank 3 (node1) works 0.0521s a step, the fastest 0.0310s; "
+        "0.0208s of that in data_loading (train.py:31",
         "  fetch); since step 400 1.67 times its work before",
         "Hosts: node0 (ranks 0-1) 0.0310s a step, node1 (ranks 2-3) 0.0311s a step",
     ]

@@ -52,7 +52,7 @@ class RankBook:
         self, totals: Totals, step_ns: Sequence[int], exchanged: Exchanged, of_steps: Iterable[tuple[int, int]] = ()
     ) -> None:
         """Add a flush interval, and what DDP exchanged in it; ``of_steps`` are (step, ns exposed) of single ones."""
-        of_steps = list(of_steps)
+        of_steps = list(of_steps) or list(exchanged.of_steps)
         sync_id = self._id_of(SYNCHRONIZATION)
         self._blocks.add(totals.compared, sync_id, of_steps)
         self._add_early(totals.compared, of_steps)

@@ -108,6 +108,19 @@ def test_a_trifle_of_a_straggler_is_not_told():
     assert "straggler" not in codes(run_of(ranks_of(working(0.3, 0.45))))
 
 
+@pytest.mark.parametrize(("work_ms", "fires"), [(2.51, True), (2.49, False)])
+def test_a_straggler_that_makes_steps_longer_by_less_than_a_hundredth_is_left_alone(work_ms, fires):
+    run = run_of(ranks_of(working(2, 2, 2, work_ms)))  # of steps of 50 ms
+    assert ("straggler" in codes(run)) == fires
+
+
+def test_data_loading_that_delays_another_rank_is_not_called_efficient():
+    loads = {"data_loading": 0.05, "backward_pass": 0.9}
+    slow = working(30, 30, 40, cause="data_loading", cause_s=0.01)
+    assert "data-loading-efficient" in codes(run_of(ranks_of(working(30, 30, 30)), **loads))
+    assert "data-loading-efficient" not in codes(run_of(ranks_of(slow), **loads))
+
+
 def test_a_slow_host_is_told_in_the_place_of_its_ranks():
     found = run_of(ranks_of(working(30, 30, 40, 41)))
     insight = find(found, "host-slow")

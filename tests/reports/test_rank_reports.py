@@ -72,6 +72,14 @@ def test_the_lines_can_be_found_with_grep():
     ]
 
 
+def test_sections_between_steps_are_left_out_where_all_ranks_are_in_them_for_a_moment():
+    fetch = replace(SAVING, name="first_fetch", ranks=4, never_on=(), slowest_total_s=0.024)
+    told = lines_of(replace(four(), sections=(LOADING, fetch)))
+    assert not [line for line in told if "first_fetch" in line]
+    longer = replace(fetch, slowest_total_s=0.026)  # of 100 steps of 0.05 s
+    assert [line for line in lines_of(replace(four(), sections=(LOADING, longer))) if "first_fetch" in line]
+
+
 def test_synchronization_that_is_not_known_is_not_told_as_none():
     assert [line for line in lines_of(four()) if line.startswith("Sync")] == [
         "Synchronization: not measured (no exchange between ranks was seen that tells its time)"

@@ -229,6 +229,47 @@ def test_exchange_that_no_host_waits_for_counts_as_synchronization_beside_the_se
     assert told.sync_ns == 20 * 2 * MS
 
 
+def on_device(device_ms: dict[str, int], steps: int = 20) -> Book:
+    """Return a run whose host queues work for 1 ms a section; ``attention`` is nested in the forward pass."""
+    book = Book()
+    for _ in range(steps):
+        with book.run.section("forward_pass"):
+            book.run.clock.advance(0.001)
+            book.run.spend("attention", 0.001)
+        book.run.step(backward_pass=0.001, synchronization=0.001)
+        book.run.clock.advance(0.05)
+    book.run.drain()
+    for name, ms in device_ms.items():
+        for _ in range(steps):
+            book.run.accumulator.add_device_time(book.run.names.id_of(name), ms * MS)
+    return book
+
+
+def test_on_an_accelerator_its_own_time_is_told_beside_the_hosts():
+    book = on_device({"forward_pass": 10, "attention": 4, "backward_pass": 20, "synchronization": 3})
+    book.flush()
+    told = book.told()
+    forward = told.sections["forward_pass"]
+    assert (forward.step_ns, forward.own_step_ns) == (20 * 2 * MS, 20 * MS)
+    assert (forward.device_step_ns, forward.device_own_ns) == (20 * 10 * MS, 20 * 6 * MS)
+    assert told.sync_ns == 20 * 3 * MS
+    assert told.knows_sync
+
+
+def test_on_an_accelerator_exchange_that_only_the_host_was_timed_of_is_not_known():
+    book = on_device({"forward_pass": 10, "backward_pass": 20})
+    book.flush()
+    assert not book.told().knows_sync
+
+
+def test_on_an_accelerator_exposed_exchange_is_no_part_of_the_backward_passes_own_time():
+    book = on_device({"backward_pass": 20})
+    book.flush(Exchanged(20, 2, 20 * 6 * MS, 20 * MS, is_on_host=False))
+    told = book.told()
+    assert told.sections["backward_pass"].device_own_ns == 20 * 15 * MS
+    assert told.sync_ns == 20 * 6 * MS  # with 1 ms of synchronization that the host has seen
+
+
 def test_what_is_told_survives_json():
     book = Book()
     for _ in range(40):

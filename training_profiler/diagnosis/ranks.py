@@ -10,6 +10,7 @@ from training_profiler.snapshot import OTHER, Snapshot
 from training_profiler.units import seconds_text
 
 MOST_NAMED: Final = 4
+WORTH_OF_STEP: Final = 0.01  # a rank or host that makes steps longer by less than this is left alone
 EXPLAINED: Final = 0.5  # of the waiting, from which on work of one rank alone is told as what the others wait for
 ON_DEVICE: Final = ("forward_pass", "backward_pass", "optimizer_step", "gradient_clipping", "ema_update")
 ON_INPUT: Final = ("data_loading", "data_generation", "first_fetch", "worker_start")
@@ -62,7 +63,7 @@ def straggler(snapshot: Snapshot, threshold: float) -> Insight | None:
         return None
     slowest, several, slow = found
     worth_s = slow.saved_s * snapshot.step.settled_count
-    if worth_s < WORTH_AT_LEAST_S:
+    if worth_s < max(WORTH_AT_LEAST_S, WORTH_OF_STEP * snapshot.step.settled_s):
         return None
     excess = slow.work_s / slow.others_s - 1
     evidence: dict[str, float | int | str] = {
@@ -100,7 +101,7 @@ def host_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
     if slow is None or snapshot.step is None:
         return None
     worth_s = slow.saved_s * snapshot.step.settled_count
-    if worth_s < WORTH_AT_LEAST_S:
+    if worth_s < max(WORTH_AT_LEAST_S, WORTH_OF_STEP * snapshot.step.settled_s):
         return None
     excess = slow.work_s / slow.others_s - 1
     return Insight(

@@ -52,7 +52,7 @@ def diagnose(snapshot: Snapshot) -> list[Insight]:
     remarks = [
         None if found else _healthy(snapshot),
         _slowest_component(snapshot, found),
-        _data_loading_efficient(snapshot),
+        _data_loading_efficient(snapshot, found),
     ]
     warm = steps.warm_up(snapshot)  # said even of a healthy run: it is over when it is seen
     found = device.with_cause(shares.with_specifics(found))
@@ -90,8 +90,10 @@ def _slowest_component(snapshot: Snapshot, found: list[Insight]) -> Insight | No
     )
 
 
-def _data_loading_efficient(snapshot: Snapshot) -> Insight | None:
-    """Say that data loading stays below its threshold; None where it does not or was not seen."""
+def _data_loading_efficient(snapshot: Snapshot, found: list[Insight]) -> Insight | None:
+    """Say that data loading stays below its threshold; None where it does not, was not seen, or delays another rank."""
+    if any(insight.evidence.get("cause") in ranks.ON_INPUT for insight in found):
+        return None
     share = snapshot.share_of_step("data_loading")
     threshold = threshold_of(snapshot, "data-loading-bound")
     if share is None or not has_enough_steps(snapshot) or share >= threshold:

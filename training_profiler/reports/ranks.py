@@ -10,10 +10,10 @@ from training_profiler.units import seconds_text
 
 LINES: Final = "lines"
 MOST_SECTIONS: Final = 12
-SHOWN_ABOVE: Final = 0.005  # of a step: sections that no rank spends more in are left out
+SHOWN_ABOVE: Final = 0.005  # of step time: sections that every rank is in, and none for longer, are left out
 MOST_NAMED: Final = 4  # ranks or hosts in one line
 WIDTH: Final = 118  # of a line; names of hosts can be long
-EVEN_BELOW: Final = 0.02  # of work: ranks that differ by less are told as even
+EVEN_BELOW: Final = 0.01  # of a step: ranks whose work differs by less are told as even
 _HEADERS: Final = ("a step", "min", "median", "max", "imbalance", "slowest")
 
 
@@ -101,7 +101,12 @@ def _heard(ranks: RanksFigures) -> str:
 
 def _shown(ranks: RanksFigures) -> tuple[list[SectionSpread], int]:
     at_least_s = SHOWN_ABOVE * (ranks.step_s or 0.0)
-    worth = [one for one in ranks.sections if not one.is_of_step or one.max_s >= at_least_s]
+    steps = max((one.steps for one in ranks.ranks), default=0)
+    worth = [
+        one
+        for one in ranks.sections
+        if one.never_on or (one.max_s >= at_least_s if one.is_of_step else one.slowest_total_s >= at_least_s * steps)
+    ]
     return worth[:MOST_SECTIONS], max(0, len(worth) - MOST_SECTIONS)
 
 
@@ -168,7 +173,7 @@ def _work(ranks: RanksFigures) -> list[str]:
     if len(known) < 2:
         return []
     slowest, fastest = max(known, key=_work_s), min(known, key=_work_s)
-    if _work_s(slowest) <= _work_s(fastest) * (1 + EVEN_BELOW):
+    if _work_s(slowest) - _work_s(fastest) <= EVEN_BELOW * (slowest.step_s or 0.0):
         return [f"Work: {seconds_text(_work_s(fastest))} to {seconds_text(_work_s(slowest))} a step on all ranks"]
     line = (
         f"Slowest: {_short(str(slowest.who), 40)} works {seconds_text(_work_s(slowest))} a step, "

@@ -206,7 +206,6 @@ class RankBook:
             moved_ns = min(int(self._early_exchange_ns[:warmup].sum()), int(own_ns[backward]))
             own_ns[backward] -= moved_ns
             own_ns[sync] += moved_ns
-            early_ns[sync] += moved_ns
         return early_ns, own_ns
 
     def _places(self, run: Totals, names: Mapping[int, str], sections: Mapping[str, RankSection]) -> dict[str, str]:

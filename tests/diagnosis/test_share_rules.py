@@ -120,6 +120,13 @@ def test_a_backward_pass_above_three_forward_passes_is_told():
     assert insight.worth_s == 2.0  # down to twice the forward pass
 
 
+def test_exchange_within_the_backward_pass_is_no_work_of_it():
+    run = snapshot_of({"forward_pass": 0.125, "backward_pass": 0.5, "synchronization": 0.25}, steps=64, step_s=0.125)
+    nested = replace(run.sections["synchronization"], parent="backward_pass")
+    assert "backward-slow" in codes(run)
+    assert "backward-slow" not in codes(replace(run, sections={**run.sections, "synchronization": nested}))
+
+
 def test_a_backward_pass_of_three_forward_passes_is_not_told():
     assert "backward-slow" not in codes(
         snapshot_of({"forward_pass": 0.25, "backward_pass": 0.75}, steps=64, step_s=0.125)

@@ -10,8 +10,9 @@ from training_profiler.snapshot import OTHER, Snapshot
 from training_profiler.units import seconds_text
 
 MOST_NAMED: Final = 4
-WORTH_OF_STEP: Final = 0.01  # a rank or host that makes steps longer by less than this is left alone
-EXPLAINED: Final = 0.5  # of the waiting, from which on work of one rank alone is told as what the others wait for
+WORTH_OF_STEP: Final = 0.02  # a rank or host that makes steps longer by less than this is left alone
+NEARLY: Final = 0.5  # of what the slowest rank has beyond the median: ranks that have more are as slow
+EXPLAINED: Final = 0.5  # of the waiting, from which on one cause is told as what the others wait for
 ON_DEVICE: Final = ("forward_pass", "backward_pass", "optimizer_step", "gradient_clipping", "ema_update")
 ON_INPUT: Final = ("data_loading", "data_generation", "first_fetch", "worker_start")
 
@@ -83,7 +84,7 @@ def straggler(snapshot: Snapshot, threshold: float) -> Insight | None:
     if slowest.slower_since_step is not None:
         cause += f"; slower since step {slowest.slower_since_step}"
         evidence |= {"slower_since_step": slowest.slower_since_step}
-    alone = "" if several == 1 else f", as {several - 1} more do that are {threshold:.0%} beyond it"
+    alone = "" if several == 1 else f"; {several - 1} more {'is' if several == 2 else 'are'} nearly as slow"
     return Insight(
         code="straggler",
         finding=f"all ranks wait for {slow.name}: it works {seconds_text(slow.work_s)} a step, the median of the "
@@ -184,8 +185,9 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Insight | Non
     others = [found for one in (straggler, host_slow, uneven_work) if (found := one(snapshot)) is not None]
     claimed_s = sum(other.worth_s for other in others)
     first = next((name for name in (_named(other) for other in others) if name), "")
-    if first:
-        finding += f"; most of the waiting is for {first}" if claimed_s >= EXPLAINED * total_s else ""
+    waiting_s = (ranks.sync_share if ranks.waiting_share is None else ranks.waiting_share) * step.settled_s
+    if first and claimed_s >= EXPLAINED * waiting_s:
+        finding += f"; most of the waiting is for {first}"
         remedy = f"{first} first; then {remedy}"
     return Insight(
         code="synchronization-heavy",
@@ -209,10 +211,11 @@ def _slowest_rank(snapshot: Snapshot, threshold: float) -> tuple[RankFigures, in
     neighbours = [_work_s(one) for one in others if _host_of(one) == _host_of(slowest)]
     if host is not None and neighbours and _work_s(slowest) <= _median(neighbours) * (1 + threshold):
         return None
-    slow = sum(_work_s(one) > others_s * (1 + threshold) for one in ranks)
-    # Several slow ranks are worth it together; of one on a slow machine, what it has beyond the next.
-    next_s = _work_s(others[0]) if slow == 1 or host is not None else others_s
-    return slowest, slow, Slow(str(slowest.who), _work_s(slowest), others_s, _work_s(slowest) - next_s)
+    # Several slow ranks are worth it together. Of one on a slow machine, it is what it has beyond its neighbours.
+    nearly_s = _work_s(slowest) - NEARLY * (_work_s(slowest) - max([others_s, *(neighbours if host else [])]))
+    like_it = [one for one in others if _work_s(one) > nearly_s]
+    next_s = max(_work_s(one) for one in others if _work_s(one) <= nearly_s)
+    return slowest, 1 + len(like_it), Slow(str(slowest.who), _work_s(slowest), others_s, _work_s(slowest) - next_s)
 
 
 def _slowest_host(snapshot: Snapshot, threshold: float) -> Slow | None:

@@ -171,6 +171,7 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Insight | 
         return None
     if snapshot.is_by_device("forward_pass") != snapshot.is_by_device("backward_pass"):
         return None  # the host's time of the one says nothing about the device's of the other
+    backward_s -= _exchanged_within(snapshot, "backward_pass")
     ratio = backward_s / forward_s
     worth_s = backward_s - 2 * forward_s
     if ratio <= threshold or worth_s < WORTH_AT_LEAST_S:
@@ -183,6 +184,14 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Insight | 
         remedy="look for memory pressure, activation checkpointing (recomputation) and custom autograd functions "
         "without a fused backward",
     )
+
+
+def _exchanged_within(snapshot: Snapshot, name: str) -> float:
+    """Return the time of exchange between ranks within a section: what ranks wait for each other is no work of it."""
+    exchange = snapshot.sections.get("synchronization")
+    if exchange is None or exchange.parent != name or snapshot.is_by_device(name):
+        return 0.0
+    return snapshot.total_of_step_s("synchronization") or 0.0
 
 
 def with_specifics(found: list[Insight]) -> list[Insight]:

@@ -108,6 +108,13 @@ def test_a_trifle_of_a_straggler_is_not_told():
     assert "straggler" not in codes(run_of(ranks_of(working(0.3, 0.45))))
 
 
+@pytest.mark.parametrize(("waiting_ms", "fires"), [(5.01, True), (4.99, False)])
+def test_a_straggler_is_told_where_single_steps_show_that_the_others_wait_for_it(waiting_ms, fires):
+    rows = [replace(one, waiting_s=waiting_ms / 1000) for one in working(30, 30, 30, 40)]
+    rows[-1] = replace(rows[-1], waiting_s=0.0)
+    assert ("straggler" in codes(run_of(ranks_of(rows)))) == fires
+
+
 @pytest.mark.parametrize(("work_ms", "fires"), [(3.01, True), (2.99, False)])
 def test_a_straggler_that_makes_steps_longer_by_less_than_a_fiftieth_is_left_alone(work_ms, fires):
     run = run_of(ranks_of(working(2, 2, 2, work_ms)))  # of steps of 50 ms

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from training_profiler.diagnosis import device, lines, loaders, memory, ranks, shares, steps
+from training_profiler.diagnosis import device, lines, loaders, memory, ranks, shares, steps, stragglers
 from training_profiler.diagnosis.insight import Insight
 from training_profiler.diagnosis.rule import STEPS_NEEDED, Rule, has_enough_steps, thresholds
 from training_profiler.diagnosis.rule import threshold as threshold_of
@@ -23,8 +23,8 @@ RULES: Final[tuple[Rule, ...]] = (
     shares.logging_heavy,
     shares.ema_heavy,
     ranks.rank_silent,
-    ranks.straggler,
-    ranks.host_slow,
+    stragglers.straggler,
+    stragglers.host_slow,
     ranks.uneven_work,
     ranks.synchronization_heavy,
     shares.validation_heavy,
@@ -92,7 +92,7 @@ def _slowest_component(snapshot: Snapshot, found: list[Insight]) -> Insight | No
 
 def _data_loading_efficient(snapshot: Snapshot, found: list[Insight]) -> Insight | None:
     """Say that data loading stays below its threshold; None where it does not, was not seen, or delays another rank."""
-    if any(insight.evidence.get("cause") in ranks.ON_INPUT for insight in found):
+    if any(insight.evidence.get("cause") in stragglers.ON_INPUT for insight in found):
         return None
     share = snapshot.share_of_step("data_loading")
     threshold = threshold_of(snapshot, "data-loading-bound")

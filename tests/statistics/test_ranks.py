@@ -1,5 +1,6 @@
 """Figures of all ranks: spread, work, causes, hosts, who is silent."""
 
+import json
 from statistics import median
 
 import numpy as np
@@ -9,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training_profiler.rank_figures import RankId
+from training_profiler.reports.contract import as_data
+from training_profiler.reports.ranks import rank_lines
+from training_profiler.snapshot import Snapshot
 from training_profiler.statistics.rank_spread import medians_of_others
-from training_profiler.statistics.rank_sums import RankSection, RankSums
+from training_profiler.statistics.rank_sums import Meeting, Pace, RankSection, RankSums
 from training_profiler.statistics.ranks import ranks_figures
 
 SECTIONS = {"data_loading": 1.0, "forward_pass": 10.0, "backward_pass": 15.0, "other": 2.0}
@@ -191,3 +195,37 @@ def test_the_spread_is_that_of_a_slow_reading(ms):
     assert spread.max_s == pytest.approx(max(ms) / 1000)
     assert spread.imbalance == pytest.approx(max(ms) / (sum(ms) / len(ms)) - 1, abs=1e-9)
     assert spread.slowest.rank == ms.index(max(ms))
+
+
+counts = st.integers(0, 5) | st.integers(0, 2**62)
+sections = st.dictionaries(
+    st.sampled_from(["data_loading", "synchronization", "other"]), st.builds(RankSection, *[counts] * 8), max_size=3
+)
+blocks = st.dictionaries(
+    st.sampled_from([0, 16, 32]), st.lists(st.integers(-1, 3), min_size=16, max_size=16), max_size=3
+)
+any_sums = st.builds(
+    RankSums,
+    who=st.builds(RankId, rank=st.integers(0, 3), world_size=st.just(4), host=st.sampled_from("ab")),
+    number=counts,
+    steps=counts,
+    settled_steps=counts,
+    settled_ns=counts,
+    sync_ns=counts,
+    knows_sync=st.booleans(),
+    sections=sections,
+    paces=st.lists(st.builds(Pace, counts, counts, counts), max_size=12),
+    blocks=blocks,
+    meetings=st.lists(st.builds(Meeting, st.sampled_from("xy"), counts, counts), max_size=2),
+)
+
+
+@pytest.mark.filterwarnings("error")
+@given(ranks=st.lists(any_sums, max_size=5), before=st.dictionaries(st.integers(0, 3), any_sums, max_size=2))
+def test_whatever_ranks_tell_there_are_figures_and_no_warning(ranks, before):
+    with np.errstate(all="warn"):
+        figures = ranks_figures(ranks, 4, before=before)
+    assert (figures is None) == (not ranks)
+    if figures is not None:
+        json.dumps(as_data(Snapshot(ranks=figures), []), allow_nan=False)
+        rank_lines(Snapshot(ranks=figures), "table")

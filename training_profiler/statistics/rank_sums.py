@@ -80,6 +80,7 @@ class RankSums:
         }
 
 
+_MOST: Final = 2**62
 _NAMES: Final = tuple(one.name for one in fields(RankSums))
 _COUNTS: Final = (
     "number", "begin_ns", "told_ns", "steps", "settled_steps", "settled_ns", "sync_ns", "exchanges", "sampled",
@@ -99,16 +100,16 @@ def rank_sums_from_data(data: Mapping[str, Any]) -> RankSums:
     ended_by = data.get("ended_by")
     return RankSums(
         who=_who(data["who"]),
-        **{name: int(data.get(name, 0)) for name in _COUNTS},
+        **{name: _count(data.get(name, 0)) for name in _COUNTS},
         knows_sync=bool(data.get("knows_sync")),
         sections={
-            _clean(name): RankSection(*map(int, row[: len(RankSection._fields)]))
+            _clean(name): RankSection(*map(_count, row[: len(RankSection._fields)]))
             for name, row in data["sections"].items()
         },
-        paces=[Pace(*map(int, pace)) for pace in data["paces"]],
-        blocks={int(first): list(map(int, ns)) for first, ns in data["blocks"].items()},
+        paces=[Pace(*map(_count, pace)) for pace in data["paces"]],
+        blocks={int(first): _block(ns) for first, ns in data["blocks"].items()},
         places={_clean(name): _clean(place) for name, place in data["places"].items()},
-        meetings=[Meeting(_clean(key), int(enter), int(leave)) for key, enter, leave in data["meetings"]],
+        meetings=[Meeting(_clean(key), _count(enter), _count(leave)) for key, enter, leave in data["meetings"]],
         inside=[_clean(name) for name in data["inside"]],
         is_final=bool(data["is_final"]),
         ended_by=None if ended_by is None else _clean(ended_by),
@@ -118,13 +119,26 @@ def rank_sums_from_data(data: Mapping[str, Any]) -> RankSums:
 def _who(data: Mapping[str, Any]) -> RankId:
     node, local_rank = data.get("node"), data.get("local_rank")
     return RankId(
-        rank=int(data["rank"]),
-        world_size=int(data["world_size"]),
+        rank=_count(data["rank"]),
+        world_size=_count(data["world_size"]),
         host=_clean(data.get("host", "")),
         node=None if node is None else int(node),
         local_rank=None if local_rank is None else int(local_rank),
         attempt=int(data.get("attempt", 0)),
     )
+
+
+def _count(value: object) -> int:
+    """Return a number that sums over ranks have room for."""
+    if not isinstance(value, int) or not 0 <= value <= _MOST:
+        raise ValueError(f"{value!r} is no number of spans, steps or ns")
+    return int(value)
+
+
+def _block(ns: Sequence[object]) -> list[int]:
+    if len(ns) != BLOCK_STEPS:
+        raise ValueError(f"a block has {BLOCK_STEPS} steps, and not {len(ns)}")
+    return [UNKNOWN_NS if one == UNKNOWN_NS else _count(one) for one in ns]
 
 
 def _clean(text: object) -> str:

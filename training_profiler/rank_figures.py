@@ -29,7 +29,7 @@ class RankFigures:
     sync_s: float | None = None  # the rest of it: exchange, and waiting for others
     waiting_s: float | None = None  # the part of sync_s in which it waited for others, in the steps compared
     against_best: float | None = None  # its work over that of the rank with the least, 1 or more
-    against_itself: float | None = None  # its work lately over its work before
+    against_itself: float | None = None  # its work lately over its work before; of ranks that work longer than others
     slower_since_step: int | None = None  # from where on, if against_itself tells of a clear change for the worse
     cause: str = ""  # the section in which it takes longest beyond the other ranks, if it works longer than they do
     cause_s: float | None = None  # by how much, a step, beyond the median of the others

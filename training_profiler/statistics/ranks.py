@@ -48,8 +48,7 @@ def ranks_figures(
     table = section_table(stretch)
     is_exchange_seen = any(one.knows_sync and one.sync_ns for one in of_run)
     waiting = waiting_parts(stretch, warmup) if is_exchange_seen else None
-    rows = [_row(one, is_exchange_seen, waiting) for one in stretch]
-    rows = [replace(row, heard_s_ago=heard_s_ago.get(row.who.rank)) for row in rows]
+    rows = [_row(one, is_exchange_seen, waiting, heard_s_ago.get(one.who.rank)) for one in stretch]
     rows = _scored(rows, causes(table), of_run)
     heard = {one.who.rank for one in of_run}
     late = {rank for rank, s in heard_s_ago.items() if silent_after_s is not None and s > silent_after_s}
@@ -70,24 +69,24 @@ def ranks_figures(
     )
 
 
-def _row(told: RankSums, is_exchange_seen: bool, waiting: Waiting | None) -> RankFigures:
+def _row(told: RankSums, is_exchange_seen: bool, waiting: Waiting | None, heard_s_ago: float | None) -> RankFigures:
     """Return what is known of a rank by itself; ``told`` is of the stretch of time that figures are of."""
-    row = RankFigures(
-        who=told.who, steps=told.steps, is_final=told.is_final, ended_by=told.ended_by, inside=tuple(told.inside)
-    )
-    if not told.settled_steps:
-        return row
-    step_s = told.settled_ns / told.settled_steps / NS_PER_S
-    if not told.knows_sync or not is_exchange_seen:
-        return replace(row, step_s=step_s)
-    sync_s = min(step_s, told.sync_ns / told.settled_steps / NS_PER_S)
+    step_s = told.settled_ns / told.settled_steps / NS_PER_S if told.settled_steps else None
+    sync_s = None
+    if step_s is not None and told.knows_sync and is_exchange_seen:
+        sync_s = min(step_s, told.sync_ns / told.settled_steps / NS_PER_S)
     part = None if waiting is None else waiting.part.get(told.who.rank)
-    return replace(
-        row,
+    return RankFigures(
+        who=told.who,
+        steps=told.steps,
         step_s=step_s,
-        work_s=step_s - sync_s,
+        work_s=None if step_s is None or sync_s is None else step_s - sync_s,
         sync_s=sync_s,
-        waiting_s=None if part is None else part * sync_s,
+        waiting_s=None if part is None or sync_s is None else part * sync_s,
+        heard_s_ago=heard_s_ago,
+        is_final=told.is_final,
+        ended_by=told.ended_by,
+        inside=tuple(told.inside),
     )
 
 
@@ -100,15 +99,21 @@ def _scored(rows: Sequence[RankFigures], found: Sequence[Cause | None], told: Se
     work_s = np.array([rows[at].work_s for at in known], np.float64)
     beyond = work_s / medians_of_others(work_s[None, :])[0] - 1
     for of_known, at in enumerate(known):
+        against_best = float(work_s[of_known] / work_s.min())
+        if beyond[of_known] <= LONGER_AT_LEAST:  # with a thousand ranks, the rest is worth its time for few of them
+            scored[at] = replace(rows[at], against_best=against_best)
+            continue
         sums, cause = told[at], found[at]
         history = history_of(sums.paces, sums.steps - sums.settled_steps)
-        row = replace(rows[at], against_best=float(work_s[of_known] / work_s.min()))
-        if history is not None:
-            row = replace(row, against_itself=history.ratio, slower_since_step=history.slower_since_step)
-        if cause is not None and beyond[of_known] > LONGER_AT_LEAST:
-            place = sums.places.get(cause.section, "")
-            row = replace(row, cause=cause.section, cause_s=cause.extra_s, place=place)
-        scored[at] = row
+        scored[at] = replace(
+            rows[at],
+            against_best=against_best,
+            against_itself=None if history is None else history.ratio,
+            slower_since_step=None if history is None else history.slower_since_step,
+            cause="" if cause is None else cause.section,
+            cause_s=None if cause is None else cause.extra_s,
+            place="" if cause is None else sums.places.get(cause.section, ""),
+        )
     return scored
 
 

@@ -46,7 +46,7 @@ MAY_IMPORT_ELSEWHERE = {
     "statistics": {"numpy"},
     "diagnosis": set(),
     "reports": {"tabulate"},
-    "runs": {"numpy"},
+    "runs": {"numpy", "psutil"},
     "sinks": {"prometheus_client", "tensorboard"},  # when they are chosen; wandb and mlflow only the program imports
     "cli": set(),
 }

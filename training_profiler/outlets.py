@@ -78,8 +78,10 @@ class Outlets:
 
     def journal(self, work: Callable[[Journal], None]) -> None:
         """Do ``work`` with the journal."""
-        if self.rank.is_primary():
-            self._upkeep.guard("run folder", lambda: work(self._files.open()))
+        is_primary = self.rank.is_primary()
+        self._files.run_name = self._files.run_name or self.board.run_name
+        self._upkeep.guard("run folder", lambda: work(self._files.open(self.rank.who)))
+        if is_primary:
             self._trackers.look()
 
     def tell(self, sums: RankSums) -> None:
@@ -125,7 +127,7 @@ class Outlets:
         if self.rank.is_primary():
             write = self._files.write_report
             self._upkeep.guard("run folder", lambda: write(text, as_data(snapshot, insights)))
-            self._upkeep.guard("run folder", lambda: self._files.close(health(), snapshot.ended_by))
+        self._upkeep.guard("run folder", lambda: self._files.close(health(), snapshot.ended_by))
 
     def notes(self) -> list[str]:
         """Return sentences on what did not reach a tracker."""
@@ -141,7 +143,7 @@ class Outlets:
             self._trackers.look()
 
     def _open_files(self) -> None:
-        self._files.open()
+        self._files.open(self.rank.who)
 
     def _folder(self) -> Path | None:
         self._upkeep.guard("run folder", self._open_files)

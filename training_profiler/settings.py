@@ -32,6 +32,8 @@ class Launch:
     """What all processes of the training have in common, in all attempts; None where it would not tell two apart."""
     has_agent_store: bool = False
     """Whether the store of the processes is kept by the launcher, and not by rank 0."""
+    job: str | None = None
+    """SLURM's job and the step of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,7 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 def _launch(environ: Mapping[str, str]) -> Launch:
     run_id = environ.get("TORCHELASTIC_RUN_ID")
+    job, job_step = environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID")
     return Launch(
         world_size=_number(environ, "WORLD_SIZE"),
         local_rank=_number(environ, "LOCAL_RANK"),
@@ -235,6 +238,7 @@ def _launch(environ: Mapping[str, str]) -> Launch:
         attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT") or 0,
         run_id=None if run_id in (None, "", "none") else run_id,  # torchrun's own without --rdzv-id is "none"
         has_agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
+        job=f"{job}.{job_step}" if job and job_step else None,
     )
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import socket
@@ -20,35 +21,71 @@ from training_profiler.settings import Settings, launch_id
 META: Final = "meta.json"
 REPORT_TEXT: Final = "report.txt"
 REPORT_DATA: Final = "report.json"
+OWN_NAME: Final = "-rank{rank}"  # ends the name of a folder of a rank that heard of no other
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+_JOURNAL_NAME: Final = re.compile(r"rank(\d{1,7})(?:-attempt(\d{1,7}))?(?:-\d+)?\.jsonl")
 _PACKAGES: Final = ("training-profiler", "torch", "numpy")
 
 
-def journal_name(rank: int) -> str:
-    """Return the file name of a rank's journal."""
-    return f"rank{rank}.jsonl"
+def journal_name(rank: int, attempt: int = 0, number: int = 1) -> str:
+    """Return the file name of a rank's journal: ``rank3.jsonl``, ``rank3-attempt1.jsonl``, ``rank3-2.jsonl``.
+
+    Args:
+        rank: whose it is.
+        attempt: how often the launcher had started the training anew before.
+        number: 1, or more where another process has written one of that name.
+    """
+    of_attempt = f"-attempt{attempt}" if attempt else ""
+    return f"rank{rank}{of_attempt}{f'-{number}' if number > 1 else ''}.jsonl"
 
 
-def make_run_folder(parent: str) -> Path:
+def read_journal_name(name: str) -> tuple[int, int] | None:
+    """Return rank and attempt of a journal's file name; None where it is not of that form."""
+    match = _JOURNAL_NAME.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2] or 0))
+
+
+def is_plain_name(name: object) -> bool:
+    """Return whether ``name``, which another process said, names a folder beside ours and nothing else."""
+    return isinstance(name, str) and bool(_PLAIN_NAME.fullmatch(name)) and name not in (".", "..")
+
+
+def make_run_folder(parent: str | Path, ending: str = "") -> Path:
     """Make and return a new folder named after the time, such as ``runs/20261121-142530``.
 
     Raises:
         OSError: it cannot be made.
     """
-    stem = time.strftime("%Y%m%d-%H%M%S")
+    stem = time.strftime("%Y%m%d-%H%M%S") + ending
     for number in range(1, 10_000):
         folder = Path(parent) / (stem if number == 1 else f"{stem}-{number}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            if not folder.is_dir():
-                raise
-            continue
-        return folder.absolute()
+        if make_folder(folder):
+            return folder.absolute()
     raise FileExistsError(f"{parent} holds 9999 runs that began in this second")
+
+
+def make_folder(folder: Path) -> bool:
+    """Make ``folder``; return whether it was not there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return False
+    return True
 
 
 def describe_run(settings: Settings) -> dict[str, Any]:
     """Return what meta.json holds: time, host, command line without secrets, versions, settings, git commit."""
+    return {**describe_process(settings), "git": _git()}
+
+
+def describe_process(settings: Settings) -> dict[str, Any]:
+    """Return the same without the commit, which takes other processes to find out."""
     return {
         "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
@@ -61,7 +98,6 @@ def describe_run(settings: Settings) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "versions": {name: _version(name) for name in _PACKAGES},
         "settings": asdict(settings),
-        "git": _git(),
     }
 
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +10,7 @@ from typing import Any, Final
 from training_profiler.record.loader import TRAIN, VAL, LoaderCounts
 from training_profiler.record.names import SectionNames
 from training_profiler.runs.codec import totals_to_data
+from training_profiler.runs.held import HeldLines
 from training_profiler.snapshot import DeviceFigures, Health
 from training_profiler.statistics.totals import Totals
 
@@ -19,14 +20,50 @@ JOURNAL_SCHEMA: Final = 1
 class Journal:
     """Writes what a run has measured so far; whatever was written survives SIGKILL.
 
+    Without a ``path`` it keeps its lines in memory until it is given one, as many as ``HeldLines`` does.
+
+    Args:
+        told: what else its first line says: of which run, rank and process it is.
+
     Raises:
         OSError: the file cannot be opened or written; a line may then stand in it half.
     """
 
-    def __init__(self, path: Path, rank: int, names: SectionNames, begin_ns: int, warmup: int | None) -> None:
-        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    def __init__(
+        self,
+        path: Path | None,
+        rank: int,
+        names: SectionNames,
+        begin_ns: int,
+        warmup: int | None,
+        told: Mapping[str, Any] | None = None,
+    ) -> None:
         self._names = names
-        self._write(kind="begin", schema=JOURNAL_SCHEMA, rank=rank, begin_ns=begin_ns, warmup=warmup)
+        self._begin = {"schema": JOURNAL_SCHEMA, "rank": rank, "begin_ns": begin_ns, "warmup": warmup}
+        self._descriptor: int | None = None
+        self._held: HeldLines | None = HeldLines()
+        if path is not None:
+            self.settle(path, told or {})
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it has no file yet."""
+        return self._held is not None
+
+    @property
+    def is_worth_a_folder(self) -> bool:
+        """Whether it has no file yet, and intervals to write."""
+        return self._held is not None and self._held.has_measured
+
+    def settle(self, path: Path, told: Mapping[str, Any]) -> None:
+        """Give it its file: what was kept is written now, all else when it comes."""
+        held, self._held = self._held, None
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._write(kind="begin", **{**self._begin, **told})
+        if held is not None:
+            if held.dropped:
+                self._write(kind="held", dropped=held.dropped)
+            self._append(held.take())
 
     def write_interval(
         self,
@@ -61,17 +98,23 @@ class Journal:
 
     def close(self, health: Health, ended_by: str | None) -> None:
         """Append how the run ended, and close the file."""
+        self._write(kind="end", ended_by=ended_by, **_health(health))
+        self._held = None
         if self._descriptor is not None:
-            self._write(kind="end", ended_by=ended_by, **_health(health))
             os.close(self._descriptor)
             self._descriptor = None
 
     def _write(self, **line: Any) -> None:
-        if self._descriptor is None:
+        if self._descriptor is None and self._held is None:
             return
-        text = json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n"
-        data = text.encode()
-        while data:  # a disk that fills up takes a part first and raises at the rest
+        data = (json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n").encode()
+        if self._held is not None:
+            self._held.add(line["kind"], data)
+        else:
+            self._append(data)
+
+    def _append(self, data: bytes) -> None:
+        while data and self._descriptor is not None:  # a disk that fills up takes a part first and raises at the rest
             data = data[os.write(self._descriptor, data) :]
 
 

@@ -1,76 +1,140 @@
 """Reading a run folder back: the final figures from the journal alone."""
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from training_profiler.errors import RunFolderError
 from training_profiler.record.loader import TRAIN, LoaderCounts
 from training_profiler.record.names import SectionNames
+from training_profiler.runs.attempts import attempts_before
 from training_profiler.runs.codec import totals_from_data
-from training_profiler.runs.folder import META, journal_name
-from training_profiler.runs.journal import JOURNAL_SCHEMA
+from training_profiler.runs.folder import journal_name
+from training_profiler.runs.found import NO_JOURNAL, Found, choose, find_journals
+from training_profiler.runs.launch import is_running
+from training_profiler.runs.ranks import attempt_of, ranks_told
+from training_profiler.runs.search import read_meta
+from training_profiler.runs.tail import as_record
 from training_profiler.snapshot import DeviceFigures, Health, Snapshot
 from training_profiler.statistics.run import RunSums
+from training_profiler.units import NS_PER_S
+
+# By whether its process is still there, as far as that can be known.
+_UNENDED: Final = {
+    None: "the run did not come to its end (or still runs): what followed the last interval is missing",
+    False: "the run did not come to its end: what followed the last interval is missing",
+    True: "the run still runs: these figures reach to its last interval",
+}
 
 
-def read_run(folder: Path) -> Snapshot:
+def read_run(folder: Path, attempt: int | None = None) -> Snapshot:
     """Return the figures of the run in ``folder``, whether or not it came to its end.
 
+    Sections, steps and all else of one rank are rank 0's, or the lowest rank's of which there is a journal.
+
+    Args:
+        folder: the run's, or one into which the journals of its ranks were copied, each machine's in a folder or all
+            in one.
+        attempt: which one, of a training that was started anew; the last by default.
+
     Raises:
-        RunFolderError: the folder is not a run's, or its journal cannot be understood.
+        RunFolderError: the folder is not a run's, no journal in it can be understood, or there was no such attempt.
     """
-    path = folder / journal_name(0)
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise RunFolderError(_why_not(folder, path, error)) from None
-    records, torn = _records(lines)
-    if not records or records[0].get("kind") != "begin":
-        raise RunFolderError(f"{path} does not begin like a journal; is it a file of the profiler's?")
-    begin, *later = records
-    if begin.get("schema") != JOURNAL_SCHEMA:
-        raise RunFolderError(
-            f"{path} has schema {begin.get('schema')!r}, this version reads {JOURNAL_SCHEMA}; "
-            f"read it with the version that wrote it (meta.json names it)"
-        )
-    try:
-        return _replay(folder, begin, later, torn)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        raise RunFolderError(f"{path} holds a line that is no journal's: {error!r}") from error
+    found = find_journals(folder)
+    if not found or _is_folder_of_runs(folder, found):
+        raise RunFolderError(_why_not(folder))
+    journals, left_out = choose(found, folder)
+    number = attempt_of(journals, attempt, folder)
+    of_attempt = [one for one in journals if one.attempt == number]
+    for one in of_attempt:
+        try:
+            snapshot = _read_journal(folder, one)
+        except RunFolderError as error:
+            left_out.append(f"left out: {error}")
+            continue
+        return _with_ranks(snapshot, one, [each for each in journals if not each.trouble], of_attempt, left_out)
+    raise RunFolderError(left_out[-len(of_attempt)].removeprefix("left out: "))
 
 
-def _why_not(folder: Path, path: Path, error: OSError) -> str:
+def _with_ranks(
+    snapshot: Snapshot, primary: Found, journals: Sequence[Found], of_attempt: Sequence[Found], left_out: list[str]
+) -> Snapshot:
+    """Return the figures of ``primary`` with those of all ranks, and of the attempts before."""
+    others = [one for one in of_attempt if not one.trouble or one.trouble == NO_JOURNAL]
+    told = ranks_told(others, left_out)
+    ranks, notes = told.figures(), list(snapshot.health.notes)
+    if primary.rank:
+        sentence = f"the figures above are rank {primary.rank}'s: rank 0's journal is missing"
+        is_there = any(one.rank == 0 for one in of_attempt)
+        told_of = sentence.replace("is missing", "cannot be read") if is_there else sentence
+        notes.append(told_of)
+    if ranks is None:
+        notes += told.left_out
+    last = max((one.attempt for one in journals), default=primary.attempt)
+    if last > primary.attempt:
+        notes.append(f"this is attempt {primary.attempt}; the last one was attempt {last}")
+    return replace(
+        snapshot,
+        ranks=ranks,
+        attempts=attempts_before(journals, primary.attempt),
+        health=replace(snapshot.health, notes=tuple(notes)),
+    )
+
+
+def _is_folder_of_runs(folder: Path, found: Sequence[Found]) -> bool:
+    """Return whether the journals in folders below ``folder`` are of runs there, and not of one run's machines."""
+    parents = {one.path.parent for one in found}
+    if folder in parents:
+        return False
+    told = [one for one in found if one.begin is not None]
+    if len(parents) > 1 and len({one.run for one in told}) == 1 and told[0].run is not None:
+        return False
+    return not told or any(one.run in (None, one.path.parent.name) for one in told)
+
+
+def _why_not(folder: Path) -> str:
     if not folder.exists():
         return f"{folder} does not exist; example: training-profiler report runs/20261121-142530"
     if not folder.is_dir():
         return f"{folder} is a file; give the run folder around it, e.g. {folder.parent}"
-    runs = sorted(journal.parent.name for journal in folder.glob(f"*/{journal_name(0)}"))
+    runs = sorted({journal.parent.name for journal in folder.glob("*/rank*.jsonl")})
     if runs:
         held = "a run" if len(runs) == 1 else f"{len(runs)} runs"
         return f"{folder} holds {held}; give that folder itself, e.g. {folder / runs[-1]}"
-    return f"{folder} is no run folder: {path.name} cannot be read ({error.strerror})"
+    try:
+        (folder / journal_name(0)).open("rb").close()
+        reason = "it is none of the run's"
+    except OSError as error:
+        reason = str(error.strerror)
+    return f"{folder} is no run folder: {journal_name(0)} cannot be read ({reason})"
+
+
+def _read_journal(folder: Path, found: Found) -> Snapshot:
+    """Return the figures of one rank."""
+    if found.trouble or found.begin is None:
+        raise RunFolderError(f"{found.path} {found.trouble}")
+    try:
+        lines = found.path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RunFolderError(f"{found.path} cannot be read ({error.strerror})") from None
+    (begin, *later), torn = _records(lines)
+    try:
+        return _replay(folder, found.path.parent, begin, later, torn)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        raise RunFolderError(f"{found.path} holds a line that is no journal's: {error!r}") from error
 
 
 def _records(lines: list[bytes]) -> tuple[list[dict[str, Any]], int]:
     """Return the lines that are whole, and how many are not."""
-    records, torn = [], 0
-    for line in lines:
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict):
-            records.append(record)
-        else:
-            torn += 1
-    return records, torn
+    there = [line for line in lines if line.strip()]
+    records = [record for record in map(as_record, there) if record is not None]
+    return records, len(there) - len(records)
 
 
-def _replay(folder: Path, begin: dict[str, Any], records: list[dict[str, Any]], torn: int) -> Snapshot:
+def _replay(
+    folder: Path, own_folder: Path, begin: dict[str, Any], records: list[dict[str, Any]], torn: int
+) -> Snapshot:
     names = SectionNames(limit=1_000_000)
     sums = RunSums(names, begin["begin_ns"], begin["warmup"])
     loaders: list[LoaderCounts] = []
@@ -78,6 +142,7 @@ def _replay(folder: Path, begin: dict[str, Any], records: list[dict[str, Any]], 
     health: dict[str, Any] = {}
     device: DeviceFigures | None = None
     end: dict[str, Any] | None = None
+    held_back = 0
     for record in records:
         kind = record["kind"]
         if kind == "interval":
@@ -90,14 +155,18 @@ def _replay(folder: Path, begin: dict[str, Any], records: list[dict[str, Any]], 
             sums.begin_epoch(record["number"])
         elif kind == "epoch_end":
             sums.end_epoch(record["batches"], record["samples"], record["is_complete"])
+        elif kind == "held":
+            held_back = record["dropped"]
         elif kind == "end":
             health = end = record
     notes = list(health.get("notes", ()))
     if torn:
         notes.append(f"{torn} torn line{'s' * (torn > 1)} in the journal left out")
+    if held_back:
+        notes.append(f"{held_back} intervals were dropped before this rank knew of the run's folder")
     if end is None:
         sums.end_epoch(None, None, is_complete=False)
-        notes.append("the run did not come to its end (or still runs): what followed the last interval is missing")
+        notes.append(_UNENDED[is_running(begin.get("host"), begin.get("pid"), begin.get("wall_ns", 0) / NS_PER_S)])
     return sums.snapshot(
         Health(
             dropped=sums.run.dropped,
@@ -110,16 +179,15 @@ def _replay(folder: Path, begin: dict[str, Any], records: list[dict[str, Any]], 
         open_sections=open_sections,
         run_folder=str(folder),
         ended_by=end["ended_by"] if end else None,
-        thresholds=_thresholds(folder),
+        thresholds=_thresholds(own_folder),
     )
 
 
 def _thresholds(folder: Path) -> dict[str, float]:
     """Return the rules' thresholds that the run had set; none where that was not written down."""
     try:
-        told = json.loads((folder / META).read_bytes())["settings"]["thresholds"]
-        return {str(code): float(value) for code, value in told.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {str(code): float(value) for code, value in read_meta(folder)["settings"]["thresholds"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 

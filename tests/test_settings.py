@@ -211,3 +211,26 @@ def test_the_identity_of_a_launch_is_no_unknown_variable():
 def test_processes_of_a_launch_share_its_identity():
     assert launch_id({ROOT: "12:12-a5"}) == "12-a5"
     assert launch_id({}) is None
+
+
+TORCHRUN = {
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "GROUP_RANK": "0",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_RUN_ID": "job7",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+
+
+def test_what_torchrun_tells_is_read():
+    assert read_settings(environ=TORCHRUN).launch == Launch(4, 1, 0, 2, "job7", has_agent_store=True)
+
+
+def test_an_id_that_all_launches_have_is_none():
+    assert read_settings(environ={"TORCHELASTIC_RUN_ID": "none"}).launch == Launch()
+
+
+def test_a_job_of_slurm_is_one_with_its_step():
+    assert read_settings(environ={"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"}).launch.job == "12.0"
+    assert read_settings(environ={"SLURM_JOB_ID": "12"}).launch.job is None

@@ -42,6 +42,16 @@ def test_csv_has_a_line_a_value_whatever_names_come_later(tmp_path):
         ]
 
 
+def test_csv_of_a_run_that_was_started_anew_has_one_header(tmp_path):
+    for rows in (ROWS[:1], ROWS[1:]):
+        sink = CsvFile()
+        sink.open(tmp_path)
+        sink.write(rows)
+        sink.close()
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["step", "50", "100", "100"]
+
+
 @pytest.mark.parametrize("kind", [JsonlFile, CsvFile])
 def test_without_a_run_folder_there_is_an_error_that_says_so(kind):
     with pytest.raises(FileNotFoundError, match="there is no run folder to write to"):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.errors import RunFolderError
-from training_profiler.rank_figures import RanksFigures
+from training_profiler.rank_figures import ExchangeFigures, RanksFigures
 from training_profiler.runs.found import NO_JOURNAL, Found, choose, find_journals
 from training_profiler.runs.search import read_meta
 from training_profiler.runs.tail import is_torn, last_of
@@ -37,6 +37,20 @@ class RanksTold:
             self.sums, self.world_size, heard_s_ago=self.heard_s_ago, silent_after_s=self.silent_after_s
         )
         return None if figures is None else replace(figures, left_out=(*figures.left_out, *self.left_out))
+
+    def exchange(self, rank: int) -> ExchangeFigures | None:
+        """Return the figures of DDP's exchange of gradients on a rank; None where none of it is known."""
+        for sums in self.sums:
+            if sums.who.rank == rank and sums.exchanges and sums.sampled and sums.exchange_ns:
+                hidden_ns = min(sums.exchange_ns, max(0, sums.exchange_hidden_ns))
+                return ExchangeFigures(
+                    count=sums.exchanges,
+                    sampled=sums.sampled,
+                    total_s=sums.exchange_ns / sums.exchanges / NS_PER_S,
+                    overlap=hidden_ns / sums.exchange_ns,
+                    exposed_s=(sums.exchange_ns - hidden_ns) / sums.exchanges / NS_PER_S,
+                )
+        return None
 
 
 def read_ranks(folder: Path, attempt: int | None = None) -> RanksTold:

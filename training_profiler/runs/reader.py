@@ -77,6 +77,7 @@ def _with_ranks(
     return replace(
         snapshot,
         ranks=ranks,
+        exchange=told.exchange(primary.rank or 0),
         attempts=attempts_before(journals, primary.attempt),
         health=replace(snapshot.health, notes=tuple(notes)),
     )
@@ -163,7 +164,8 @@ def _replay(
     if torn:
         notes.append(f"{torn} torn line{'s' * (torn > 1)} in the journal left out")
     if held_back:
-        notes.append(f"{held_back} intervals were dropped before this rank knew of the run's folder")
+        dropped = "1 interval was" if held_back == 1 else f"{held_back} intervals were"
+        notes.append(f"{dropped} dropped before this rank knew of the run's folder")
     if end is None:
         sums.end_epoch(None, None, is_complete=False)
         notes.append(_UNENDED[is_running(begin.get("host"), begin.get("pid"), begin.get("wall_ns", 0) / NS_PER_S)])

@@ -22,9 +22,10 @@ class CsvFile(Sink):
         self._descriptor: int | None = None
 
     def open(self, folder: Path | None) -> None:
-        """Make the file with its header."""
+        """Make the file with its header; an attempt that goes on in the folder of another appends to it."""
         self._descriptor = append_to(folder_for(folder) / FILE)
-        write_whole(self._descriptor, ",".join(COLUMNS) + "\n")
+        if not os.fstat(self._descriptor).st_size:
+            write_whole(self._descriptor, ",".join(COLUMNS) + "\n")
 
     def write(self, rows: Sequence[Row]) -> None:
         """Append a line a value: step, time in s since 1970, name, value."""

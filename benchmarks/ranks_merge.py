@@ -194,6 +194,7 @@ def tellings(who: RankId, steps: int) -> RankSums:
         settled_steps=steps - 3,
         settled_ns=total_ns * (steps - 3),
         sync_ns=sync_ns * (steps - 3),
+        knows_sync=True,
         sections={name: RankSection(steps, ns, ns, ns) for name, ns in own_ns.items()},
         exchanges=steps,
         sampled=steps // 100 + 10,

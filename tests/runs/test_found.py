@@ -4,7 +4,7 @@ import os
 
 from many_ranks import LAUNCH, RUN, write_rank
 
-from training_profiler.runs.found import choose, find_journals
+from training_profiler.runs.found import choose, find_journals, find_own_folders
 from training_profiler.runs.launch import LaunchId
 
 
@@ -128,3 +128,26 @@ def test_a_first_line_with_garbage_in_it_goes_by_the_file_s_name(tmp_path):
     path.write_text('{"kind":"begin","schema":1,"rank":"x","who":[],"run":7,"launched":3,"wall_ns":-1}\n')
     (one,) = find_journals(tmp_path)
     assert (one.rank, one.attempt, one.run, one.launch, one.wall_ns) == (3, 1, None, LaunchId(), 0)
+
+
+def shown_with_siblings(folder):
+    found = find_journals(folder)
+    return [one.shown for one in choose(found + find_own_folders(folder, found), folder).journals]
+
+
+def test_ranks_of_the_launch_that_ended_before_they_were_told_lie_beside_the_folder(tmp_path):
+    write_rank(tmp_path / RUN, 0)
+    write_rank(tmp_path / f"{RUN}-rank1", 1, run=f"{RUN}-rank1")
+    write_rank(tmp_path / f"{RUN}-rank2", 2, run=f"{RUN}-rank2", launch=LAUNCH._replace(parent_pid=42))
+    write_rank(tmp_path / f"{RUN}-rank0", 0, run=f"{RUN}-rank0")
+    assert shown_with_siblings(tmp_path / RUN) == ["rank0.jsonl", f"../{RUN}-rank1/rank1.jsonl"]
+    assert shown_with_siblings(tmp_path / f"{RUN}-rank1") == ["rank1.jsonl"]
+
+
+def test_of_several_runs_of_a_launch_each_has_the_ranks_that_began_with_it(tmp_path):
+    for number, name in enumerate((RUN, "20261121-150000")):
+        began = {"wall_ns": number * 10**13}
+        write_rank(tmp_path / name, 0, run=name, **began)
+        write_rank(tmp_path / f"{name}-rank1", 1, run=f"{name}-rank1", **began)
+    for name in (RUN, "20261121-150000"):
+        assert shown_with_siblings(tmp_path / name) == ["rank0.jsonl", f"../{name}-rank1/rank1.jsonl"]

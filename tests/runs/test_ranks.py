@@ -95,7 +95,7 @@ def test_what_cannot_be_read_is_named_and_bounded(tmp_path):
         {"who": {"rank": -1}},
         {"who": {"rank": 7, "world_size": 4}},
         {"who": {"rank": 1, "world_size": 10**12}},
-        {"who": {"rank": "1"}},
+        {"who": {"rank": "one"}},
         {"who": None},
         {"told_ns": "x"},
         {"steps": None},

@@ -53,7 +53,7 @@ def test_without_rank_0_s_journal_the_lowest_rank_s_figures_are_told_and_that_th
     read = read_run(tmp_path)
     assert (read.steps, heard(read), read.ranks.missing) == (20, [(2, 20), (3, 30)], (0, 1))
     said = "is missing" if content is None else "cannot be read"
-    assert read.health.notes[0] == f"the figures above are rank 2's: rank 0's journal {said}"
+    assert read.ranks.left_out[0] == f"the figures above are rank 2's: rank 0's journal {said}"
 
 
 def test_a_journal_that_cannot_be_followed_to_its_end_gives_way_and_is_named_once(tmp_path):
@@ -62,7 +62,8 @@ def test_a_journal_that_cannot_be_followed_to_its_end_gives_way_and_is_named_onc
     write_rank(tmp_path, 1, steps=15)
     read = read_run(tmp_path)
     assert (read.steps, heard(read)) == (15, [(0, 10), (1, 15)])  # what it told of itself is whole
-    (sentence,) = read.ranks.left_out
+    above, sentence = read.ranks.left_out
+    assert above == "the figures above are rank 1's: rank 0's journal cannot be read"
     assert sentence.startswith(f"left out: {path} holds a line that is no journal's: ")
 
 
@@ -170,4 +171,4 @@ def test_a_run_of_a_thousand_ranks_names_no_thousand_files(tmp_path):
     write_rank(tmp_path, 0)
     for rank in range(1, 1000):
         (tmp_path / f"rank{rank}.jsonl").write_bytes(b"")
-    assert len(read_run(tmp_path).ranks.left_out) == 9
+    assert len(read_run(tmp_path).ranks.left_out) == 9  # eight, and how many more

@@ -1,6 +1,7 @@
 """``training-profiler report RUN``: the figures of a run from its files alone."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -113,3 +114,79 @@ def test_secrets_of_the_command_line_are_masked(tmp_path: Path) -> None:
     meta = (folder / "meta.json").read_text()
     assert "--lr 0.1" in meta
     assert "hunter" not in meta
+
+
+# Ranks that never meet: no process group, so that nobody tells them the name of the run's folder.
+STARTED_ANEW = """
+import os, sys, time, torch
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+model = torch.nn.Linear(10, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(20):
+    model(torch.randn(4, 10)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if attempt == 0 and rank == 0:
+    open("rank0_is_through", "w").close()
+    time.sleep(60)
+if attempt == 0:
+    while not os.path.exists("rank0_is_through"):
+        time.sleep(0.01)
+    sys.exit(3)
+"""
+
+
+@pytest.fixture(scope="module")
+def started_anew(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the run folder of a training of two ranks that failed once."""
+    cwd = tmp_path_factory.mktemp("started_anew")
+    words = ["--nproc_per_node=2", "--max-restarts=1", "--monitor-interval=0.1", str(write_script(cwd, STARTED_ANEW))]
+    command = [sys.executable, "-m", "training_profiler", "run", "torchrun", "--standalone", *words]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # torchrun is this environment's
+    variables = environment(None, PATH=path)
+    subprocess.run(command, cwd=cwd, env=variables, capture_output=True, timeout=120, check=True)
+    return min((cwd / "runs").iterdir(), key=lambda folder: len(folder.name))  # beside it may be a rank's own
+
+
+def test_attempts_of_a_training_are_in_one_folder(started_anew: Path) -> None:
+    reports = {"report.txt", "report.json", "report-attempt0.txt", "report-attempt0.json"}
+    names = {path.name for path in started_anew.iterdir()}
+    assert {"meta.json", "rank0.jsonl", "rank0-attempt1.jsonl", *reports} <= names
+    assert len(list(started_anew.parent.rglob("rank1*.jsonl"))) == 2
+    report, before = (json.loads((started_anew / f"report{of}.json").read_text()) for of in ("", "-attempt0"))
+    assert (report["steps"], report["ended_by"]) == (20, None)
+    assert (before["steps"], before["ended_by"]) == (20, "SIGTERM")
+
+
+def test_each_attempt_has_its_report(started_anew: Path) -> None:
+    last, first = (
+        json.loads(report_command(started_anew, str(started_anew), "--json", *words).stdout)
+        for words in ((), ("--attempt", "0"))
+    )
+    assert (last["steps"], last["ended_by"]) == (20, None)
+    assert (first["steps"], first["ended_by"]) == (20, "SIGTERM")
+
+
+def test_the_last_rank_s_journal_is_enough_for_a_report(started_anew: Path, tmp_path: Path) -> None:
+    (tmp_path / "node1").mkdir()
+    (journal,) = started_anew.parent.rglob("rank1.jsonl")
+    (tmp_path / "node1" / "rank1.jsonl").write_bytes(journal.read_bytes())
+    told = report_command(tmp_path, str(tmp_path))
+    assert (told.status, told.stderr) == (0, "")
+    assert "the figures above are rank 1's: rank 0's journal is missing" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("attempt", "said"),
+    [
+        ("2", "has no attempt 2; it has attempts 0, 1; example: training-profiler report"),
+        ("-1", "'-1' is no number of an attempt, which are counted from 0; example: 1"),
+        ("last", "'last' is no number of an attempt, which are counted from 0; example: 1"),
+        ("", "'' is no number of an attempt, which are counted from 0; example: 1"),
+    ],
+)
+def test_an_attempt_that_is_not_there_is_told_and_status_2(started_anew: Path, attempt: str, said: str) -> None:
+    told = report_command(started_anew, str(started_anew), f"--attempt={attempt}")
+    assert (told.status, told.stdout) == (2, "")
+    assert said in told.stderr
+    assert "Traceback" not in told.stderr

@@ -22,6 +22,7 @@ META: Final = "meta.json"
 REPORT_TEXT: Final = "report.txt"
 REPORT_DATA: Final = "report.json"
 OWN_NAME: Final = "-rank{rank}"  # ends the name of a folder of a rank that heard of no other
+_OWN_NAME: Final = re.compile(r"\d{8}-\d{6}-rank\d+(-\d+)?")
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _JOURNAL_NAME: Final = re.compile(r"rank(\d{1,7})(?:-attempt(\d{1,7}))?(?:-\d+)?\.jsonl")
 _PACKAGES: Final = ("training-profiler", "torch", "numpy")
@@ -48,6 +49,11 @@ def read_journal_name(name: str) -> tuple[int, int] | None:
 def is_plain_name(name: object) -> bool:
     """Return whether ``name``, which another process said, names a folder beside ours and nothing else."""
     return isinstance(name, str) and bool(_PLAIN_NAME.fullmatch(name)) and name not in (".", "..")
+
+
+def is_own_name(name: str) -> bool:
+    """Return whether a folder is called like that of a rank that heard of no other."""
+    return bool(_OWN_NAME.fullmatch(name))
 
 
 def make_run_folder(parent: str | Path, ending: str = "") -> Path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from training_profiler.runs.folder import read_journal_name
+from training_profiler.runs.folder import is_own_name, read_journal_name
 from training_profiler.runs.journal import JOURNAL_SCHEMA
 from training_profiler.runs.launch import LaunchId, is_same_launch, is_surely_another, launch_from_data
 from training_profiler.runs.tail import read_head
@@ -62,8 +62,33 @@ def find_journals(folder: Path, stem: str = "rank") -> list[Found]:
     """Return the files in ``folder``, and in folders one level below it, that are called ``stem`` and so on."""
     below = [entry for entry in _entries(folder) if _is_folder(entry)]
     names = [path for parent in (folder, *sorted(below)) for path in sorted(_entries(parent))]
-    journals = [path for path in names if path.name.startswith(stem) and path.name.endswith(".jsonl")]
-    return [_look_at(path, str(path.relative_to(folder))) for path in journals]
+    return [_look_at(path, str(path.relative_to(folder))) for path in names if is_journal(path, stem)]
+
+
+def find_own_folders(folder: Path, found: Sequence[Found]) -> list[Found]:
+    """Return the journals beside ``folder`` of ranks of its launch that ended before anybody told them its name."""
+    first = min((one for one in found if one.run == folder.name), key=_order, default=None)
+    if first is None or is_own_name(folder.name):
+        return []
+    there = {(one.rank, one.attempt) for one in found if not one.trouble}
+    nearest: dict[tuple[int | None, int], Found] = {}
+    for sibling in sorted(path for path in _entries(folder.parent) if is_own_name(path.name)):
+        for path in sorted(_entries(sibling)):
+            one = _look_at(path, f"../{sibling.name}/{path.name}") if is_journal(path) else None
+            if one is None or one.trouble or (one.rank, one.attempt) in there:
+                continue
+            other = nearest.get((one.rank, one.attempt))
+            apart_ns = abs(one.wall_ns - first.wall_ns)  # a process may profile several runs, one after another
+            if is_same_launch(one.launch, first.launch) and (
+                other is None or apart_ns < abs(other.wall_ns - first.wall_ns)
+            ):
+                nearest[one.rank, one.attempt] = one
+    return list(nearest.values())
+
+
+def is_journal(path: Path, stem: str = "rank") -> bool:
+    """Return whether a file is called like a journal."""
+    return path.name.startswith(stem) and path.name.endswith(".jsonl")
 
 
 def read_begin(path: Path) -> dict[str, Any] | None:

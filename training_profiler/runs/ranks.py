@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from training_profiler.errors import RunFolderError
 from training_profiler.rank_figures import ExchangeFigures, RanksFigures
-from training_profiler.runs.found import NO_JOURNAL, Found, choose, find_journals
+from training_profiler.runs.found import NO_JOURNAL, Found, choose, find_journals, find_own_folders
 from training_profiler.runs.search import read_meta
 from training_profiler.runs.tail import is_torn, last_of
 from training_profiler.statistics.rank_sums import RankSums, rank_sums_from_data
@@ -59,7 +59,8 @@ def read_ranks(folder: Path, attempt: int | None = None) -> RanksTold:
     Raises:
         RunFolderError: there was no such attempt.
     """
-    chosen = choose(find_journals(folder), folder)
+    found = find_journals(folder)
+    chosen = choose(found + find_own_folders(folder, found), folder)
     number = attempt_of(chosen.journals, attempt, folder)
     return ranks_told([one for one in chosen.journals if one.attempt == number], chosen.left_out)
 

@@ -11,7 +11,7 @@ from training_profiler.record.names import SectionNames
 from training_profiler.runs.attempts import attempts_before
 from training_profiler.runs.codec import totals_from_data
 from training_profiler.runs.folder import journal_name
-from training_profiler.runs.found import NO_JOURNAL, Found, choose, find_journals
+from training_profiler.runs.found import NO_JOURNAL, Found, choose, find_journals, find_own_folders
 from training_profiler.runs.launch import is_running
 from training_profiler.runs.ranks import attempt_of, ranks_told
 from training_profiler.runs.search import read_meta
@@ -44,7 +44,7 @@ def read_run(folder: Path, attempt: int | None = None) -> Snapshot:
     found = find_journals(folder)
     if not found or _is_folder_of_runs(folder, found):
         raise RunFolderError(_why_not(folder))
-    journals, left_out = choose(found, folder)
+    journals, left_out = choose(found + find_own_folders(folder, found), folder)
     number = attempt_of(journals, attempt, folder)
     of_attempt = [one for one in journals if one.attempt == number]
     for one in of_attempt:
@@ -62,13 +62,11 @@ def _with_ranks(
 ) -> Snapshot:
     """Return the figures of ``primary`` with those of all ranks, and of the attempts before."""
     others = [one for one in of_attempt if not one.trouble or one.trouble == NO_JOURNAL]
+    if primary.rank:
+        why = "cannot be read" if any(one.rank == 0 for one in of_attempt) else "is missing"
+        left_out = [f"the figures above are rank {primary.rank}'s: rank 0's journal {why}", *left_out]
     told = ranks_told(others, left_out)
     ranks, notes = told.figures(), list(snapshot.health.notes)
-    if primary.rank:
-        sentence = f"the figures above are rank {primary.rank}'s: rank 0's journal is missing"
-        is_there = any(one.rank == 0 for one in of_attempt)
-        told_of = sentence.replace("is missing", "cannot be read") if is_there else sentence
-        notes.append(told_of)
     if ranks is None:
         notes += told.left_out
     last = max((one.attempt for one in journals), default=primary.attempt)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from training_profiler.rank_figures import RankId
-from training_profiler.runs.folder import META, OWN_NAME, journal_name
+from training_profiler.runs.folder import META, is_own_name, journal_name
 from training_profiler.runs.launch import LaunchId, is_same_launch, launch_from_data
 from training_profiler.units import NS_PER_S
 
@@ -40,10 +40,10 @@ def run_of_rank(who: RankId, wall_ns: int, launch: LaunchId, parent: Path) -> Pa
 
     ``wall_ns`` is when this rank began.
     """
-    own = OWN_NAME.format(rank="")
     for folder, _, attempt in runs_of(launch, parent):
         is_of_attempt = attempt.number == who.attempt and abs(attempt.wall_ns - wall_ns) <= APART_NS
-        if own not in folder.name and is_of_attempt and not (folder / journal_name(who.rank, who.attempt)).exists():
+        has_journal = (folder / journal_name(who.rank, who.attempt)).exists()
+        if is_of_attempt and not has_journal and not is_own_name(folder.name):
             return folder
     return None
 

@@ -109,7 +109,8 @@ def run() -> list[Figure]:
                     ]
                 )
     print_table(["ranks, report", "journals MB", "written in s", "CPU s", "wall s", "peak MiB"], rows)
-    print("CPU of merging a rank:", ", ".join(f"{ms:.2f} ms of {world:,}" for world, ms in rank_ms.items()), end="\n\n")
+    told = (f"{ms:.2f} ms of {world:,}" for world, ms in rank_ms.items())
+    print(f"CPU of merging a rank: {', '.join(told)}\n")
     most = WORLDS[-1]
     figures = [
         Figure(f"CPU of a report on {most:,} ranks", costs[most].cpu_s, MOST_CPU_S, "s", 1),
@@ -216,7 +217,7 @@ def tellings(who: RankId, steps: int) -> RankSums:
 
 
 def merge_cpu_s(folder: Path) -> float:
-    """Return the CPU time of reading what all ranks told and making figures of it, without all that a report is else."""
+    """Return the CPU time of reading what all ranks told and making figures of it: a report without all else."""
     begin_s = time.process_time()
     read_ranks(folder).figures()
     return time.process_time() - begin_s

@@ -2,6 +2,8 @@
 
 import json
 import os
+import socket
+import time
 
 import pytest
 from many_ranks import BEGAN_S, RUN, S, figures_by_hand, told_by, who, write_rank
@@ -75,7 +77,27 @@ def test_a_rank_that_ended_before_it_told_anything_is_named(tmp_path):
     write_rank(tmp_path, 1, tells=False, is_ended=False)
     told = read_ranks(tmp_path)
     assert told_steps(told) == {0: 10}
-    assert told.left_out == ("no figures of ranks that ended before they told any: rank1.jsonl",)
+    assert told.left_out == (
+        "killed before the end, or still running: rank 1",
+        "no figures of ranks that ended before they told any: rank1.jsonl",
+    )
+
+
+def test_where_some_ranks_ended_those_that_did_not_are_named(tmp_path):
+    here = {"host": socket.gethostname(), "wall_ns": time.time_ns()}
+    for rank, process in enumerate(({}, {"pid": os.getpid(), **here}, {"pid": 2**22 + 1, **here}, {})):
+        write_rank(tmp_path, rank, is_ended=rank == 0, **process)
+    assert read_ranks(tmp_path).left_out == (
+        "killed before the end: rank 2",
+        "still running: rank 1",
+        "killed before the end, or still running: rank 3",
+    )
+
+
+def test_of_a_run_under_way_no_rank_is_named(tmp_path):
+    for rank in range(4):
+        write_rank(tmp_path, rank, is_ended=False)
+    assert read_ranks(tmp_path).left_out == ()
 
 
 def test_what_cannot_be_read_is_named_and_bounded(tmp_path):

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from training_profiler.runs import tail
-from training_profiler.runs.tail import is_torn, last_of, read_head
+from training_profiler.runs.tail import last_of, read_end, read_head
 
 
 def number(record):
@@ -33,7 +33,7 @@ def test_a_torn_or_senseless_line_gives_way_to_the_one_before(tmp_path):
     write(path, {"kind": "rank", "number": 1}, {"kind": "rank"}, {"kind": "rank", "number": 3}, ending="")
     path.write_bytes(path.read_bytes()[:-3])
     assert last_of(path, "rank", number) == 1
-    assert is_torn(path)
+    assert read_end(path, "rank", number).is_torn
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\x00\xff" * 1000, b'{"kind":"rank"', b'{"kind":"end","number":1}\n'])
@@ -61,3 +61,16 @@ def test_the_head_is_the_first_line_where_it_begins_a_journal(tmp_path):
     assert read_head(path) is None
     write(path, {"kind": "end"})
     assert read_head(path) is None
+
+
+@pytest.mark.usefixtures("small_tail")
+def test_a_journal_that_came_to_its_end_says_so(tmp_path):
+    path = tmp_path / "rank0.jsonl"
+    rows = [{"kind": "rank", "number": 1}, {"kind": "end", "ended_by": None}]
+    write(path, *rows)
+    assert read_end(path, "rank", number) == (1, False, True)
+    write(path, *rows, ending="")
+    assert read_end(path, "rank", number) == (1, True, False)
+    write(path, *rows, {"kind": "interval"})
+    assert read_end(path, "rank", number) == (1, False, False)
+    assert read_end(path, "epoch_end", number) == (None, False, False)

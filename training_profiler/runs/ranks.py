@@ -8,8 +8,9 @@ from typing import Any, Final
 from training_profiler.errors import RunFolderError
 from training_profiler.rank_figures import ExchangeFigures, RanksFigures
 from training_profiler.runs.found import NO_JOURNAL, Found, choose, find_journals, find_own_folders
+from training_profiler.runs.launch import is_running
 from training_profiler.runs.search import read_meta
-from training_profiler.runs.tail import is_torn, last_of
+from training_profiler.runs.tail import End, read_end
 from training_profiler.statistics.rank_sums import RankSums, rank_sums_from_data
 from training_profiler.statistics.ranks import ranks_figures
 from training_profiler.units import NS_PER_S
@@ -88,20 +89,27 @@ def ranks_told(journals: Sequence[Found], left_out: Sequence[str] = ()) -> Ranks
     """Return what the journals of one attempt say of their ranks; ``left_out`` are sentences known before."""
     by_rank: dict[int, RankSums] = {}
     sentences, untold, torn = list(left_out), [], []
+    ended, unended = 0, []
     for one in journals:
         try:
-            sums = None if one.trouble not in ("", NO_JOURNAL) else last_of(one.path, "rank", _sums)
-            is_cut = sums is not None and is_torn(one.path)
+            is_read = one.trouble in ("", NO_JOURNAL)
+            end = read_end(one.path, "rank", _sums) if is_read else End[RankSums](None, False, False)
         except OSError as error:
             sentences.append(f"left out: {one.shown} cannot be read ({error.strerror})")
             continue
+        sums = end.value
         if sums is not None and sums.who.rank not in by_rank:
             by_rank[sums.who.rank] = sums
-            torn += [one.shown] * is_cut
+            torn += [one.shown] * end.is_torn
         elif one.trouble:
             sentences.append(f"left out: {one.shown} {one.trouble}")
+            continue
         elif sums is None and one.rank != 0:  # a run of one rank tells nobody
             untold.append(one.shown)
+        ended += end.has_end
+        unended += [one] * (not end.has_end and not end.is_torn)  # a torn one may be a copy made while it ran
+    if ended:
+        sentences += _unended(unended)
     if untold:
         sentences.append(f"no figures of ranks that ended before they told any: {_enumerated(untold)}")
     if torn:
@@ -116,6 +124,21 @@ def ranks_told(journals: Sequence[Found], left_out: Sequence[str] = ()) -> Ranks
         {sums.who.rank: (last_ns - sums.told_ns) / NS_PER_S for sums in told},
         max(SILENT_AFTER_S, FLUSHES * _flush_s(journals), FLUSHES * world_size / RANKS_A_SECOND),
     )
+
+
+def _unended(journals: Sequence[Found]) -> list[str]:
+    """Return sentences on ranks whose journal has no end, while others' have one."""
+    by_state: dict[bool | None, list[str]] = {False: [], True: [], None: []}
+    for one in journals:
+        begin = one.begin or {}
+        state = is_running(begin.get("host"), begin.get("pid"), one.wall_ns / NS_PER_S)
+        by_state[state].append("?" if one.rank is None else str(one.rank))
+    said = {False: "killed before the end", True: "still running", None: "killed before the end, or still running"}
+    return [
+        f"{said[state]}: {'rank' if len(ranks) == 1 else 'ranks'} {_enumerated(ranks)}"
+        for state, ranks in by_state.items()
+        if ranks
+    ]
 
 
 def _sums(record: dict[str, Any]) -> RankSums:

@@ -4,13 +4,22 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 HEAD_BYTES: Final = 64 * 1024  # in which the first line ends
 TAIL_BYTES: Final = 256 * 1024  # read at first; more where what is wanted is not in it
 GROWTH: Final = 8
+_END: Final = re.compile(rb'\{"kind": ?"end"')
+
+
+class End(NamedTuple, Generic[T]):
+    """What stands at the end of a journal."""
+
+    value: T | None
+    is_torn: bool  # its last line was not written to its end
+    has_end: bool  # its last line says how the run ended
 
 
 def read_head(path: Path) -> dict[str, Any] | None:
@@ -31,15 +40,28 @@ def last_of(path: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> T | N
     Raises:
         OSError: the file cannot be read.
     """
+    return read_end(path, kind, read).value
+
+
+def read_end(path: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> End[T]:
+    """Return the same, and how the file ends.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     begins = re.compile(rb'\{"kind": ?"%s"' % kind.encode())
-    for line in _lines_backwards(path):
+    lines = _lines_backwards(path)
+    is_torn = bool(next(lines, b"").strip())
+    has_end = False
+    for number, line in enumerate(lines):
+        has_end |= number == 0 and not is_torn and bool(_END.match(line))
         record = as_record(line) if begins.match(line) else None
         if record is not None:
             try:
-                return read(record)
+                return End(read(record), is_torn, has_end)
             except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
                 continue
-    return None
+    return End(None, is_torn, has_end)
 
 
 def _lines_backwards(path: Path) -> Iterator[bytes]:
@@ -59,18 +81,6 @@ def _lines_backwards(path: Path) -> Iterator[bytes]:
             else:
                 lines = rest
             yield from reversed(lines.split(b"\n"))
-
-
-def is_torn(path: Path) -> bool:
-    """Return whether the last line of a file was not written to its end.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - 1))
-        return size > 0 and file.read(1) != b"\n"
 
 
 def as_record(line: bytes) -> dict[str, Any] | None:

@@ -43,8 +43,6 @@ class Books:
         device = DeviceTime(recorder, self.accumulator, upkeep.guard, upkeep.spend)
         self.observers = Observers(recorder.clock, upkeep.guard, device)
         self.peers = Peers(outlets.rank, outlets.board, recorder.names, recorder.clock, outlets.tell)
-        if watch is not None:
-            self.peers.exchange, self.peers.meetings = watch.exchange, watch.meetings
         self.sums = RunSums(recorder.names, begin_ns, settings.warmup)
         self.training_thread = recorder.thread_serial()
         self._recorder = recorder

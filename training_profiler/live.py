@@ -24,6 +24,7 @@ _process.recorder.is_listened_to = False
 _process.recorder.on_first = _process.begin_if_first
 profile_section = _process.recorder.section
 at_fork(lambda: _process.fall_silent())
+_process.look_for_ranks()
 for _sentence in unknown_variables():
     warnings.warn(_sentence, ProfilerWarning, stacklevel=2)
 
@@ -94,6 +95,7 @@ def stop_training_profiling() -> None:
     """End the run: print the final summary and write it to the run folder. Does nothing without a run."""
     session = _process.session
     _process.was_stopped = True
+    _process.by_hand.uninstall()
     if session is not None:
         session.finish()
 
@@ -230,6 +232,7 @@ def watch(begin_ns: int) -> None:
         begin_ns: when the process began, by the recorder's clock.
     """
     if _process.watch is None and not _process.was_stopped:
+        _process.by_hand.uninstall()
         _process.watch = Watch(_process.recorder, _process.begin_watched)
         _process.watch_begin_ns = begin_ns
         _process.watch.install(sys.modules["torch"])

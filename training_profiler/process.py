@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from training_profiler.exits import is_loader_worker, is_worker
+from training_profiler.instrument.by_hand import SeamsByHand
 from training_profiler.instrument.watch import Watch
 from training_profiler.record.recorder import Recorder
 from training_profiler.session import Session
@@ -37,7 +38,13 @@ class Process:
         self.phase = "train"
         self.watch: Watch | None = None
         self.watch_begin_ns: int | None = None
+        self.by_hand = SeamsByHand(lambda: recorder.clock())
         self._beginning = threading.RLock()
+
+    def look_for_ranks(self) -> None:
+        """See what the program does with other ranks, before its first section: it may be made for them by then."""
+        if self.watch is None and not is_worker():
+            self.by_hand.install()
 
     def running(self) -> Session | None:
         """Return the session under way, beginning one if this process has had none."""
@@ -58,7 +65,10 @@ class Process:
     def begin(self, opens_files: bool) -> Session:
         """Begin a session with the settings that hold now."""
         cost_ns = measure_section_cost_ns()
-        self.session = Session(self.recorder, self.settings, cost_ns, self.watch, self.watch_begin_ns)
+        if self.watch is None:
+            self.by_hand.install()
+        ranks = self.watch or self.by_hand
+        self.session = Session(self.recorder, self.settings, cost_ns, self.watch, self.watch_begin_ns, ranks)
         self.session.start(opens_files)
         return self.session
 
@@ -85,6 +95,7 @@ class Process:
         if self.session is not None:
             self.session.abandon()
             self.session = None
+        self.by_hand.in_child()
         if self.watch is not None:
             self.watch_begin_ns = None
             self.watch.in_child()

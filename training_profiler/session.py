@@ -7,6 +7,7 @@ from typing import Final
 
 from training_profiler.books import Books
 from training_profiler.exits import Exits
+from training_profiler.instrument.by_hand import SeamsByHand
 from training_profiler.instrument.epochs import Turn
 from training_profiler.instrument.flops import COUNTED_BY
 from training_profiler.instrument.watch import Watch
@@ -39,6 +40,7 @@ class Session:
         section_cost_ns: float = 0.0,
         watch: Watch | None = None,
         begin_ns: int | None = None,
+        ranks: SeamsByHand | Watch | None = None,
     ) -> None:
         self.settings = settings
         self.watch = watch  # what infers sections and steps, where nobody edited the training
@@ -62,6 +64,9 @@ class Session:
             lambda: (self._budget.left_out, self._epoch_budget.left_out),
         )
         self._exits = Exits(self.finish)
+        self._ranks = ranks  # what sees exchanges with other ranks
+        if ranks is not None:
+            self._books.peers.exchange, self._books.peers.meetings = ranks.exchange, ranks.meetings
         self.loaders = self._books.loaders
         self.observers = self._books.observers
         self._steps_marked = 0
@@ -106,8 +111,8 @@ class Session:
         if is_look:
             self._next_look_ns = now_ns + LOOK_NS
             self.observers.look(now_ns)
-            if self.watch is not None:
-                self.watch.look(now_ns)
+        if self._ranks is not None and self._ranks.exchange.modules:
+            self._ranks.exchange.step_ended(self._steps_marked - 1, now_ns)
         if self._steps_marked < COUNTED_BY and self.watch is not None and self.settings.flops:
             self.watch.flops.step_ended(self._steps_marked)
         if self.watch is not None and (turn := self.watch.epoch_turn()) is not None:
@@ -252,11 +257,11 @@ class Session:
         self._books.send_interval(tracker)
 
     def _finish(self, ended_by: str | None) -> None:
-        if self.watch is not None:
-            self.upkeep.guard("seams", self.watch.finish)
-            self.upkeep.notes += self.watch.notes()
-            self._books.accumulator.add_elsewhere("synchronization", self.watch.exchange.total_ns())
-            if not self.watch.has_trained and not self._steps_marked and self._outlets.run_folder is None:
-                return  # why nothing was measured is said elsewhere, and once
+        if self._ranks is not None:
+            self.upkeep.guard("seams", self._ranks.finish)
+            self.upkeep.notes += self._ranks.notes()
+        has_trained = self.watch is None or self.watch.has_trained or self._steps_marked
+        if not has_trained and self._outlets.run_folder is None:
+            return  # why nothing was measured is said elsewhere, and once
         self.has_reported = True
         self._books.close(ended_by)

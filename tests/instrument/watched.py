@@ -16,6 +16,7 @@ from training_profiler.instrument.watch import Watch
 from training_profiler.record.recorder import STEP_END
 
 OPTIMIZER = importlib.import_module("torch.optim.optimizer")
+FUNCTIONAL = importlib.import_module("torch.distributed._functional_collectives")
 OWNERS = (
     torch,
     torch.Tensor,
@@ -23,6 +24,8 @@ OWNERS = (
     torch.autograd,
     torch.distributed,
     torch.distributed.distributed_c10d,
+    torch.distributed.distributed_c10d.Work,
+    FUNCTIONAL,
     torch.nn.Module,
     torch.nn.parallel.DistributedDataParallel,
     torch.nn.utils,

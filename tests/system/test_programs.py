@@ -27,7 +27,7 @@ from .scripts import ROOT, Outcome, environment, report_command
 FOLDER = ROOT / "tests" / "programs"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
 ARGUMENTS = {"main_is_main": ["--lr", "1e-3", "--", "a b", "--rest"]}
-UNDER_TORCHRUN = {"process_ddp_torchrun"}
+UNDER_TORCHRUN = {"process_collectives_torchrun", "process_ddp_torchrun", "process_fsdp2_torchrun"}
 # Those about their process; the others may share one that has imported torch.
 OWN_PROCESS = ("compile_", "data_workers_spawned", "exit_", "main_", "process_", "profiler_")
 UNTRAINED = {"eval_without_training"}  # there may be no report where there was no training

@@ -2,66 +2,187 @@
 
 import functools
 import importlib
-import weakref
-from typing import TYPE_CHECKING, Any
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol
 
+from training_profiler.instrument.ddp import DdpModule, Figures
+from training_profiler.instrument.meetings import Meetings
 from training_profiler.instrument.patching import Patches
-from training_profiler.record.exchange import Exchanged
+from training_profiler.record.exchange import Exchanged, is_compared
+from training_profiler.record.section import Clock
 
-if TYPE_CHECKING:
-    from training_profiler.instrument.watch import Watch
+NS_BETWEEN_LOOKS: Final = 20_000_000  # a look takes 5 to 11 us a module
+MOST_KEPT: Final = 4096  # looks of which nobody has asked for the figures
+
+
+class RankSeams(Protocol):
+    """Where the seams that have to do with other ranks leave what they see."""
+
+    exchange: "Exchange"
+    meetings: Meetings
 
 
 class Exchange:
-    """What the DDP modules of this process say about themselves, in ns; read before they are gone."""
+    """What the DDP modules of this process say about themselves, in ns; read on the training thread alone.
 
-    def __init__(self) -> None:
-        self._alive: list[weakref.ref[Any]] = []
-        self._latest: dict[int, tuple[int, int, int]] = {}  # id -> (iterations, exchange an iteration, overlapped)
+    The figures of an exchange appear with the module's next forward pass.
+
+    Args:
+        meetings: where exchanges of all ranks are noted.
+        clock: the recorder's.
+        wall_clock: DDP's, the time of day in ns.
+        backwards: how many backward passes there were; None where that is not known.
+    """
+
+    def __init__(
+        self,
+        meetings: Meetings,
+        clock: Clock = time.perf_counter_ns,
+        wall_clock: Clock = time.time_ns,
+        backwards: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self.modules: list[DdpModule] = []
+        self.why_not: str | None = None  # nothing is read any more
+        self._meetings, self._clock, self._wall_clock, self._backwards = meetings, clock, wall_clock, backwards
+        self._made = 0
+        self._thread = 0
+        self._next_look_ns = 0
+        self._steps = Steps()
+        self._taken: deque[Exchanged] = deque(maxlen=MOST_KEPT)
+        self._taken_steps: list[tuple[int, int]] = []
+        self._sum = Exchanged()
 
     def watch(self, module: Any) -> None:
         """Read the statistics of ``module`` from now on."""
-        self._alive.append(weakref.ref(module))
+        if self.why_not is None:
+            try:
+                self.modules = [one for one in self.modules if one.reference() is not None]
+                self.modules.append(DdpModule(module, self._made, self._backwards()))
+                self._made += 1
+            except Exception as error:
+                self._give_up(error)
+
+    def step_ended(self, step: int, end_ns: int) -> None:
+        """Read where that is due after ``step``, counted from 0: now and then, and for each step that ranks compare."""
+        # What is seen after a step may be of the one before, and is what was not seen after that.
+        if end_ns >= self._next_look_ns or any(map(is_compared, (step, step + 1, max(0, step - 1)))):
+            self._next_look_ns = end_ns + NS_BETWEEN_LOOKS
+            self._thread = threading.get_ident()
+            self._guarded(lambda: self._read_after(step, end_ns))
 
     def read(self) -> None:
         """Take the statistics as they are now."""
-        for reference in self._alive:
-            module = reference()
-            if module is not None:
-                data = module._get_ddp_logging_data()  # private: times in ns, averages over the iterations it samples
-                self._latest[id(module)] = (
-                    int(data.get("iteration", 0)),  # the last sampled: each of the first ten, then every hundredth
-                    int(data.get("avg_backward_comm_time", 0)),
-                    int(data.get("avg_backward_compute_comm_overlap_time", 0)),
-                )
+        if not self._thread or threading.get_ident() == self._thread:
+            self._guarded(lambda: self._take_in(self._figures(), ()))
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._give_up(error)
+
+    def _figures(self) -> list[Figures]:
+        backwards = self._backwards()
+        figures = (module.read(backwards) for module in self.modules)
+        return [one for one in figures if one is not None]
+
+    def _read_after(self, step: int, end_ns: int) -> None:
+        figures = self._figures()
+        self._steps.ended(step, self._wall_clock() - (self._clock() - end_ns))
+        for one in figures:
+            of_step = self._steps.add(one.begin_ns, one.exchanged.exposed_ns)
+            if one.exchanged.is_on_host and one.is_first and is_compared(of_step):
+                self._meetings.add("ddp", of_step, one.key, one.begin_ns, one.end_ns)
+        known = self._steps.take()
+        are_on_host = all(module.is_on_host for module in self.modules)
+        self._take_in(figures, [one for one in known if is_compared(one[0])] if are_on_host else ())
+
+    def _take_in(self, figures: list[Figures], of_steps: Iterable[tuple[int, int]]) -> None:
+        new = _sum(one.exchanged for one in figures)._replace(of_steps=tuple(of_steps))
+        if new.exchanges or new.of_steps:
+            self._sum = _sum([self._sum, new._replace(of_steps=())])
+            self._taken.append(new)
+
+    def _give_up(self, error: Exception) -> None:
+        self.modules = []
+        self.why_not = f"{type(error).__name__}: {error}"
 
     def take(self) -> Exchanged:
         """Return what was exchanged since this was called last."""
-        return Exchanged()
+        taken = _sum([self._taken.popleft() for _ in range(len(self._taken))])
+        self._taken_steps = list(taken.of_steps)
+        return taken
 
     def take_steps(self) -> list[tuple[int, int]]:
-        """Return (step counted from 0, ns by which exchange made its backward pass longer), where it was read."""
-        return []
+        """Return (step counted from 0, ns by which exchange made it longer) of what ``take`` has returned last.
 
-    def total_ns(self) -> int:
-        """Return the time of all exchanges, from the average over the sampled ones."""
-        return sum(iterations * exchange_ns for iterations, exchange_ns, _ in self._latest.values())
+        There is one for each step that ranks compare; where a step has several exchanges, the one seen stands for all.
+        """
+        steps, self._taken_steps = self._taken_steps, []
+        return steps
 
     def note(self) -> str | None:
         """Return a sentence about it; None where nothing was exchanged."""
-        total_ns = self.total_ns()
-        iterations = sum(one for one, _, _ in self._latest.values())
-        if not total_ns or not iterations:
+        if self.why_not is not None:
+            return f"DDP's exchange of gradients is not measured: {self.why_not}"
+        count, sampled, total_ns, hidden_ns, *_ = self._sum
+        if not total_ns:
             return None
-        overlapped_ns = sum(iterations * ns for iterations, _, ns in self._latest.values())
         return (
-            f"DDP exchanged gradients for {total_ns / iterations / 1e6:.3f} ms an iteration, "
-            f"{min(1.0, overlapped_ns / total_ns):.0%} of it while gradients were computed "
-            f"(its own statistics, averages over the iterations it samples)"
+            f"DDP exchanged gradients for {total_ns / count / 1e6:.3f} ms an iteration, "
+            f"{hidden_ns / total_ns:.0%} of it while gradients were computed "
+            f"(its own statistics of {sampled} of {count} exchanges)"
         )
 
 
-def install(patches: Patches, watch: "Watch", torch: Any) -> None:
+class Steps:
+    """Which step an exchange was part of: the first that ended after it had begun. Wall clock, in ns.
+
+    Steps may be marked later than they ended, so that the exchange of a step shows at its mark or at the next.
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[tuple[int, int]] = []  # (step, end) of steps in a row
+        self._known_from = 0  # the first of which everything was seen
+        self._ns: Counter[int] = Counter()
+
+    def ended(self, step: int, end_ns: int) -> None:
+        """Note the end of ``step``; where that before was not noted, of none before is anything known."""
+        if not self._ends or self._ends[-1][0] != step - 1:
+            self._known_from = step + 1 if step else 0
+            self._ends.clear()
+            self._ns.clear()
+        self._ends = [*self._ends[-2:], (step, end_ns)]
+
+    def add(self, begin_ns: int, ns: int) -> int:
+        """Add an exchange and return its step."""
+        step = next((step for step, end_ns in self._ends if begin_ns < end_ns), self._ends[-1][0] + 1)
+        self._ns[step] += ns
+        return step
+
+    def take(self) -> list[tuple[int, int]]:
+        """Return (step, ns) of the step before the one that was noted last, as far as it is known."""
+        step = self._ends[-1][0] - 1
+        return [(step, self._ns.pop(step, 0))] if step >= self._known_from else []
+
+
+def _sum(parts: Iterable[Exchanged]) -> Exchanged:
+    """Return all of it together."""
+    parts = list(parts)
+    return Exchanged(
+        exchanges=sum(part.exchanges for part in parts),
+        sampled=sum(part.sampled for part in parts),
+        total_ns=sum(part.total_ns for part in parts),
+        hidden_ns=sum(part.hidden_ns for part in parts),
+        is_on_host=all(part.is_on_host for part in parts),
+        of_steps=tuple(step for part in parts for step in part.of_steps),
+    )
+
+
+def install(patches: Patches, watch: RankSeams, torch: Any) -> None:
     """Note the modules as they are made; read them before their process group goes."""
     if not torch.distributed.is_available():
         return
@@ -77,7 +198,7 @@ def install(patches: Patches, watch: "Watch", torch: Any) -> None:
     def make_destroy(original: Any) -> Any:
         @functools.wraps(original)
         def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
-            watch.guarded(watch.exchange.read)
+            watch.exchange.read()
             return original(*args, **kwargs)
 
         return destroy_process_group

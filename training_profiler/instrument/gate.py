@@ -12,7 +12,8 @@ FREE: Final = 0
 FORWARD: Final = 1
 FETCH: Final = 2
 BACKWARD: Final = 3
-OTHER_SEAM: Final = 4  # a checkpoint, a norm: nothing inside is looked at
+OTHER_SEAM: Final = 4  # a checkpoint, a norm: nothing inside is looked at but collectives
+COLLECTIVE: Final = 5  # nothing inside is looked at
 
 
 class Gate:

@@ -12,16 +12,13 @@ if TYPE_CHECKING:
     from training_profiler.instrument.watch import Watch
 
 
-def booked(
-    watch: "Watch", code_of: Callable[["Codes"], int], is_anywhere: bool = False, ends_evaluation: bool = False
-) -> Callable[[Any], Any]:
+def booked(watch: "Watch", code_of: Callable[["Codes"], int], ends_evaluation: bool = False) -> Callable[[Any], Any]:
     """Return what makes a function into one whose calls on the training thread are spans.
 
     Args:
         watch: tells whether this is the training thread.
         code_of: the span's code.
         ends_evaluation: whether it is no part of an evaluation it follows.
-        is_anywhere: whether calls inside of forward and backward passes are spans too.
     """
     gate, is_compiling, get_ident = watch.gate, watch.is_compiling, threading.get_ident
 
@@ -31,7 +28,7 @@ def booked(
             if is_compiling():
                 return original(*args, **kwargs)
             inference = gate.training or watch.inference
-            if inference is None or (gate.busy and not is_anywhere) or get_ident() != gate.thread:
+            if inference is None or gate.busy or get_ident() != gate.thread:
                 return original(*args, **kwargs)
             code = code_of(inference.codes)
             try:

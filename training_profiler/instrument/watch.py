@@ -38,7 +38,6 @@ from training_profiler.record.loader import LoaderBook, LoaderCounts
 from training_profiler.record.recorder import Recorder
 
 log: Final = logging.getLogger("training_profiler")
-NS_BETWEEN_LOOKS: Final = 1_000_000_000
 SEAMS: Final = {
     "data loading": loader,
     "forward pass": forward,
@@ -59,9 +58,9 @@ class Watch:
     """The seams of this process and what they infer."""
 
     def __init__(self, recorder: Recorder, begin: Callable[[], Callable[[int], None] | None]) -> None:
+        self._recorder = recorder
         self.gate = Gate()
-        self.exchange = Exchange()
-        self.meetings = Meetings()
+        self._begin_ranks_anew()
         self.flops = Flops(self)
         self.has_scaler = False  # a GradScaler is at work, which may have updates skipped
         self.is_compiling: Callable[[], bool] = lambda: False
@@ -70,10 +69,8 @@ class Watch:
         self.loaders: LoaderBook | None = None  # of the session that listens
         self.updates_elsewhere = 0  # on threads beside the training's, in a run
         self.missing: dict[str, str] = {}  # seams that could not be put in place, and why
-        self._recorder = recorder
         self._begin = begin
         self._patches: dict[str, Patches] = {}
-        self._next_look_ns = 0
         self._lost: list[str] = []
         self._known_loaders: KnownLoaders | None = None
         self.epochs = Epochs()
@@ -212,11 +209,13 @@ class Watch:
         if self.inference is not None:
             self.inference.steps_come_by_hand()
 
-    def look(self, now_ns: int) -> None:
-        """Read what is only to be had while it is there, once a second."""
-        if now_ns >= self._next_look_ns:
-            self._next_look_ns = now_ns + NS_BETWEEN_LOOKS
-            self.guarded(self.exchange.read)
+    def _begin_ranks_anew(self) -> None:
+        self.meetings = Meetings()
+        self.exchange = Exchange(
+            self.meetings,
+            lambda: self._recorder.clock(),
+            backwards=lambda: None if self.inference is None else self.inference.backwards,
+        )
 
     def epoch_turn(self) -> Turn | None:
         """Return where an epoch has turned since the step before; None where it has not."""
@@ -266,7 +265,7 @@ class Watch:
         inference = self.inference
         # Anybody may want to see the last exception; that takes nothing from what is measured.
         self._lost = [name for name in self._patches if name != "tracebacks" and self.is_replaced(name)]
-        self.guarded(self.exchange.read)
+        self.exchange.read()
         try:
             if inference is not None:
                 self._remember()
@@ -281,6 +280,7 @@ class Watch:
         self.flops = Flops(self)
         self.loaders = self._known_loaders = None
         self.epochs = Epochs()
+        self._begin_ranks_anew()
         self._recorder.hold_ns = None
         self.gate.begin_anew()
 

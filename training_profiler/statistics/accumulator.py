@@ -11,15 +11,15 @@ from training_profiler.record.names import SectionNames
 from training_profiler.record.recorder import Batch
 from training_profiler.record.section import SECTION_MASK
 from training_profiler.snapshot import PROFILER
+from training_profiler.statistics.apart import ApartNames
+from training_profiler.statistics.exchanged import ExchangeBooking
 from training_profiler.statistics.gaps import Gaps, first_span_ns, gaps_between
 from training_profiler.statistics.histogram import Ints
-from training_profiler.statistics.inferred import APART as APART_FROM_STEPS
 from training_profiler.statistics.inferred import Inferred
 from training_profiler.statistics.lines import LineBooking
 from training_profiler.statistics.loaders import LoaderBooking
 from training_profiler.statistics.steps import FIRST_STEPS
 from training_profiler.statistics.sweep import (
-    Apart,
     Bools,
     Events,
     Leaves,
@@ -32,10 +32,7 @@ from training_profiler.statistics.sweep import (
 from training_profiler.statistics.timeline import OUTSIDE, Cuts, Timeline
 from training_profiler.statistics.totals import Totals, rows_for
 
-WITHIN: Final = "/"  # validation_epoch/forward_pass: the forward passes of validation
 DATA_LOADING: Final = "data_loading"
-# Work between training steps, wherever in the loop it is called; it makes no step longer.
-APART: Final = (*APART_FROM_STEPS, PROFILER)
 IN_A_LOOP: Final = (DATA_LOADING, "data_generation", "data_transfer", "forward_pass", "backward_pass")
 
 
@@ -58,8 +55,8 @@ class Accumulator:
         self._timeline = Timeline()
         self.at_ns = begin_ns  # up to where time is booked
         self._open: dict[int, Events] = {}  # thread serial -> sections it has open
-        self._apart_table = np.zeros(1, np.bool_)
-        self._apart_known = 0  # how many names the table was made from
+        self._apart = ApartNames(names)
+        self._exchange = ExchangeBooking(names)
         self._complete = 0  # how many steps the batch under way completes
         self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step that is under way
         self._unfinished_total = np.zeros(1, np.int64)  # and the spans that ended in it
@@ -109,15 +106,9 @@ class Accumulator:
                 self.totals.unended += len(self._open.pop(thread.serial, no_events()).codes)
         self.at_ns = self.totals.end_ns = until_ns
 
-    def add_elsewhere(self, name: str, ns: int) -> None:
-        """Add time of a section that went by beside the training thread and is known from elsewhere."""
-        if ns:
-            id = self._names.id_of(name)
-            self.totals.sections.grow(rows_for(len(self._names.names)))
-            self.totals.sections.elsewhere_ns[id] += ns
-
     def add_exchange(self, exchanged: Exchanged) -> None:
         """Book the exposed part of DDP's exchanges as ``synchronization`` within the backward passes."""
+        self._exchange.book(self.totals, exchanged, has_steps=self.steps > 0)
 
     def add_device_time(self, id: int, ns: int) -> None:
         """Add what the accelerator took for a span that ``on_spans`` was told of."""
@@ -147,7 +138,7 @@ class Accumulator:
         still_open = self._open.pop(serial, no_events())
         if not is_training and not len(events.codes) and not len(still_open.codes):
             return
-        apart = self._apart()
+        apart = self._apart.current()
         result = sweep(events, still_open, inner_cuts_ns, apart)
         self.totals.dropped += result.dropped
         if len(result.still_open.codes):
@@ -156,7 +147,7 @@ class Accumulator:
         pieces = np.minimum(np.searchsorted(cuts.ends_ns, gaps.begin_ns, side="right"), len(cuts.steps) - 1)
         leaves_in_gap = gaps.count_leaves(result.leaves)
         leaf_roots = np.repeat(gaps.roots, leaves_in_gap)
-        leaves = rename_leaves(result.leaves, leaf_roots, self._name_within)
+        leaves = rename_leaves(result.leaves, leaf_roots, self._apart.name_within)
         self.totals.sections.grow(rows_for(len(self._names.names)))  # renaming may have made new names
         leaf_is_apart = leaf_roots > 0
         if apart.exists:
@@ -170,21 +161,6 @@ class Accumulator:
             self._add_self_times(leaves, leaf_is_apart, gaps, leaves_in_gap, step_rows[pieces], first_step)
             self._lines.book(self.totals.lines, leaves, gaps, step_rows[pieces], self._complete, int(cuts.ends_ns[-1]))
         self._add_spans(result, leaf_is_apart, gaps, leaves_in_gap, cuts, pieces, step_rows)
-
-    def _apart(self) -> Apart:
-        names = self._names.names
-        if len(self._apart_table) < len(names) + 1:  # there are new names
-            self._apart_table = np.zeros(rows_for(2 * len(names)), np.bool_)
-            self._apart_known = 0
-        if self._apart_known != len(names):
-            self._apart_table[self._ids_of(APART)] = True
-            self._apart_known = len(names)
-        return Apart(self._apart_table, bool(self._apart_table.any()), self._name_within)
-
-    def _name_within(self, root: int, id: int) -> int:
-        """Return the id of section ``id`` inside of section ``root``: its spans there are told apart."""
-        names = self._names.names
-        return id if names[id] == PROFILER else self._names.id_of(names[root] + WITHIN + names[id])
 
     def _add_self_times(
         self,

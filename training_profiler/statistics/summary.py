@@ -17,7 +17,9 @@ from training_profiler.snapshot import (
     SectionFigures,
     StepFigures,
 )
-from training_profiler.statistics.accumulator import APART, DATA_LOADING, WITHIN
+from training_profiler.statistics.accumulator import DATA_LOADING
+from training_profiler.statistics.apart import APART, WITHIN
+from training_profiler.statistics.exchanged import SYNCHRONIZATION
 from training_profiler.statistics.histogram import quantile_ns
 from training_profiler.statistics.inferred import OF_A_STEP
 from training_profiler.statistics.lines import IN_STEPS
@@ -59,7 +61,7 @@ def section_figures(
             max_step=int(sums.max_step[id]),
             device_count=int(sums.device_count[id]),
             device_total_s=int(sums.device_ns[id]) / NS_PER_S if sums.device_count[id] else None,
-            **_measured(totals, id),
+            **_measured(totals, id, is_mixed=names[id] == SYNCHRONIZATION and warmup_told is None),
         )
     for name, self_ns, step_ns in _uncovered(totals):
         figures[name] = _with_uncovered(figures.get(name), name, self_ns, step_ns, wall_ns)
@@ -100,9 +102,12 @@ def _plain_where_alone(totals: Totals, names: Mapping[int, str]) -> dict[int, st
     return {id: within[id] if id in within and uses[within[id]] == 1 else name for id, name in names.items()}
 
 
-def _measured(totals: Totals, id: int) -> dict[str, Any]:
+def _measured(totals: Totals, id: int, is_mixed: bool) -> dict[str, Any]:
+    """Return the figures of single executions; ``is_mixed``: there may be others, of which only the sum is known."""
     sums = totals.sections
     count = int(sums.measured[id])
+    if count < sums.count[id] and (is_mixed or not count):
+        return {"avg_s": int(sums.total_ns[id]) / int(sums.count[id]) / NS_PER_S}
     if not count:
         return {}
     low_ns, high_ns = int(sums.min_ns[id]), int(sums.max_ns[id])

@@ -278,6 +278,20 @@ def test_after_the_first_128_steps_only_every_other_block_is_read_step_by_step(e
     assert steps == [*range(144), *range(160, 176)]
 
 
+def test_a_run_after_another_counts_its_own_exchanges(exchange, module, clock):
+    for _ in range(2):
+        exchange.begin_anew()
+        training = Training(exchange, clock)
+        for _ in range(3):
+            module.forward()
+            module.backward()
+            training.end_step()
+    exchange.read()
+    # The third of the run before, which shows with the first forward pass of this one, is one of these.
+    assert exchange.take()[:4] == (3, 3, 9 * MS, 3 * MS)
+    assert "of 3 of 3 exchanges" in exchange.note()
+
+
 @pytest.mark.parametrize("name", ["iteration", "backward_comm_time_start", "backward_comm_time_end"])
 def test_statistics_that_lack_a_name_say_so_once_and_nothing_else(exchange, module, training, name):
     module.forward()

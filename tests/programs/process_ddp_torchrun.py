@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-count = counts("validation_epoch/data_loading")
+count = counts("validation_epoch/data_loading", "synchronization")
 dist.init_process_group("gloo")
 rank = int(os.environ["RANK"])
 data, val_data = examples(80), examples(32)
@@ -29,6 +29,7 @@ for epoch in range(2):
         if update:
             optimizer.step()
             count["steps"] += 1
+            count["synchronization"] += 1  # of gradients, by DDP
             optimizer.zero_grad()
         if rank == 0:
             show(loss)
@@ -38,8 +39,10 @@ for epoch in range(2):
             count["validation_epoch/data_loading"] += 1
             total += F.cross_entropy(model(inputs), targets)
     dist.all_reduce(total)
+    count["synchronization"] += 1
     if rank == 0:
         show(total)
 if rank == 0:
+    count["synchronization"] -= 1  # DDP says of an exchange what it was when the next forward pass begins
     truth(count)
 dist.destroy_process_group()

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from training_profiler.record.exchange import Exchanged
 from training_profiler.record.recorder import STEP_END
+from training_profiler.runs.reader import read_run
 
 S = 1_000_000_000
 
@@ -116,6 +117,27 @@ def test_exchanges_of_warm_up_steps_are_left_out_with_them(run):
     synchronization = run.snapshot().sections["synchronization"]
     assert synchronization.total_s == synchronization.step_total_s == 59
     assert synchronization.settled_total_s == 19
+
+
+def test_a_step_that_is_told_later_than_the_sum_it_is_part_of_is_not_booked_twice(run):
+    run.step(backward_pass=50)
+    book(run, exchanged(40))
+    run.flush()
+    for _ in range(19):
+        run.step(backward_pass=3)
+    book(run, exchanged(0, exchanges=0, of_steps=((0, 40 * S),)))
+    synchronization = run.snapshot().sections["synchronization"]
+    assert (synchronization.count, synchronization.total_s, synchronization.settled_total_s) == (1, 40, 0)
+
+
+def test_a_journal_tells_the_same(tmp_path):
+    run = FakeRun(journal=tmp_path / "rank0.jsonl")
+    for of_steps in ((), ((0, 2 * S), (1, 1 * S))):
+        for _ in range(10):
+            run.step(forward_pass=1, backward_pass=3)
+        book(run, exchanged(9, exchanges=10, hidden_s=3, of_steps=of_steps))
+        run.flush()
+    assert read_run(tmp_path).sections == run.snapshot().sections
 
 
 def test_beside_collectives_by_hand_only_the_average_of_both_is_known(run):

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from training_profiler.instrument.ddp import DdpModule, Figures
 from training_profiler.instrument.meetings import Meetings
 from training_profiler.instrument.patching import Patches
-from training_profiler.record.exchange import Exchanged, is_compared
+from training_profiler.record.exchange import BLOCK_STEPS, Exchanged, is_compared
 from training_profiler.record.section import Clock
 
 NS_BETWEEN_LOOKS: Final = 20_000_000  # a look takes 5 to 11 us a module
@@ -50,9 +50,15 @@ class Exchange:
         self._made = 0
         self._thread = 0
         self._next_look_ns = 0
-        self._steps = Steps()
         self._taken: deque[Exchanged] = deque(maxlen=MOST_KEPT)
         self._taken_steps: list[tuple[int, int]] = []
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget what was exchanged in a run before; its modules may go on."""
+        self._steps = Steps()
+        self._idle_before = 0  # no step before this one, from the last on, is compared
+        self._taken.clear()
         self._sum = Exchanged()
 
     def watch(self, module: Any) -> None:
@@ -67,11 +73,15 @@ class Exchange:
 
     def step_ended(self, step: int, end_ns: int) -> None:
         """Read where that is due after ``step``, counted from 0: now and then, and for each step that ranks compare."""
+        if end_ns < self._next_look_ns and 0 < step < self._idle_before:
+            return
         # What is seen after a step may be of the one before, and is what was not seen after that.
         if end_ns >= self._next_look_ns or any(map(is_compared, (step, step + 1, max(0, step - 1)))):
             self._next_look_ns = end_ns + NS_BETWEEN_LOOKS
             self._thread = threading.get_ident()
             self._guarded(lambda: self._read_after(step, end_ns))
+        else:
+            self._idle_before = (step // BLOCK_STEPS + 1) * BLOCK_STEPS - 1
 
     def read(self) -> None:
         """Take the statistics as they are now."""

@@ -23,29 +23,29 @@ class ExchangeBooking:
 
     def __init__(self, names: SectionNames) -> None:
         self._names = names
-        self._waiting: deque[tuple[int | None, int]] = deque()  # (one of the first steps, ns) still to be moved
+        self._waiting_ns = 0  # still to be moved
         self._spans = 0
+        self._moved_ns = 0  # of steps that are not told
+        self._early: deque[tuple[int, int]] = deque()  # (one of the first steps, ns): told, often later than the sums
 
     def book(self, totals: Totals, exchanged: Exchanged, has_steps: bool) -> None:
         """Book it in ``totals``, where gradients were computed on the host."""
         if not exchanged.is_on_host:
             return
-        early = [(step, ns) for step, ns in exchanged.of_steps if ns and step < FIRST_STEPS]
-        rest_ns = exchanged.exposed_ns - sum(ns for _, ns in early)
-        self._waiting.extend(early)
-        if rest_ns > 0:
-            self._waiting.append((None, rest_ns))
+        self._waiting_ns += exchanged.exposed_ns
         self._spans += exchanged.exchanges
-        if not self._waiting:
+        self._early.extend((step, ns) for step, ns in exchanged.of_steps if ns and step < FIRST_STEPS)
+        if not self._waiting_ns and not self._early:
             return
         backward = next((id for id, name in list(self._names.names.items()) if name == BACKWARD), None)
         if backward is None:  # which section the backward passes are part of is not known
-            self._waiting.clear()
-            self._spans = 0
+            self._waiting_ns = self._spans = 0
+            self._early.clear()
             return
         synchronization = self._names.id_of(SYNCHRONIZATION)
         totals.sections.grow(rows_for(len(self._names.names)))
         self._move(totals, backward, synchronization, has_steps)
+        self._tell_early(totals, synchronization)
 
     def _move(self, totals: Totals, backward: int, synchronization: int, has_steps: bool) -> None:
         sections = totals.sections
@@ -53,22 +53,26 @@ class ExchangeBooking:
         whole = [sections.total_ns, sections.step_total_ns] if has_steps else [sections.total_ns]
         # Of a step under way it is not known yet whether it will be one, and of one that began in earlier totals most
         # of the time may be in those.
-        left_ns = min(int(column[backward]) for column in own)
-        if left_ns <= 0:
+        moved_ns = min(self._waiting_ns, *(int(column[backward]) for column in own))
+        if moved_ns <= 0:
             return
-        while self._waiting and left_ns > 0:
-            step, ns = self._waiting.popleft()
-            moved_ns = min(ns, left_ns)
-            left_ns -= moved_ns
-            if moved_ns < ns:
-                self._waiting.appendleft((step, ns - moved_ns))
-            for column in own:
-                column[backward] -= moved_ns
-            for column in own + whole:
-                column[synchronization] += moved_ns
-            if step is not None:
-                totals.add_early(*(np.array([value], np.int64) for value in (step, synchronization, moved_ns)))
+        self._waiting_ns -= moved_ns
+        self._moved_ns += moved_ns
+        for column in own:
+            column[backward] -= moved_ns
+        for column in own + whole:
+            column[synchronization] += moved_ns
         edge = (backward, synchronization)
         sections.count[synchronization] += self._spans
         sections.parents[edge] = sections.parents.get(edge, 0) + self._spans
         self._spans = 0
+
+    def _tell_early(self, totals: Totals, synchronization: int) -> None:
+        """Tell which of the moved time was in the first steps, for these may be warm-up."""
+        while self._early and self._moved_ns:
+            step, ns = self._early.popleft()
+            told_ns = min(ns, self._moved_ns)
+            self._moved_ns -= told_ns
+            if told_ns < ns:
+                self._early.appendleft((step, ns - told_ns))
+            totals.add_early(*(np.array([value], np.int64) for value in (step, synchronization, told_ns)))

@@ -65,6 +65,7 @@ class Session:
         self.loaders = self._books.loaders
         self.observers = self._books.observers
         self._steps_marked = 0
+        self._books.pulse.steps = lambda: self._steps_marked
         self._next_report = settings.log_every
         self._next_flush_ns = self._begin_ns + self._flush_ns
         self._next_look_ns = 0

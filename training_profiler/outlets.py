@@ -78,7 +78,9 @@ class Outlets:
     def begin_training(self) -> None:
         """Note which rank this is and start the trackers: a training step is about to end."""
         self.rank.note()
-        self.board.begin()
+        if self.rank.is_one_of_many():  # the others want to know the folder's name
+            self.journal(lambda journal: None)
+            self.board.begin()
         self._start_trackers()
 
     def journal(self, work: Callable[[Journal], None]) -> None:

@@ -6,6 +6,7 @@ from benchmarks import (
     line_sampler,
     machine_monitor,
     memory,
+    ranks_store,
     seams,
     section_cost,
     start_up,
@@ -18,6 +19,7 @@ from benchmarks.figures import Figure, print_figures
 ALL = (
     import_off,
     memory,
+    ranks_store,
     seams,
     section_cost,
     start_up,

@@ -158,6 +158,14 @@ def test_what_was_decoded_is_not_decoded_again(ranks, monkeypatch):
     assert len(ranks.asked[1][0]) == 2
 
 
+def test_what_another_thread_has_decoded_is_ready_for_the_report(ranks, monkeypatch):
+    ranks.hear(1, steps=40)
+    ranks.peers.read_ahead(ranks.board.told())
+    monkeypatch.setattr(peers_module, "rank_sums_from_data", None)
+    ranks.peers.figures(RUN)
+    assert [one.who.rank for one in ranks.asked[0][0]] == [0, 1]
+
+
 def test_when_the_run_is_over_its_figures_are_made_once(ranks):
     ranks.peers.close(RUN, inside=(), ended_by=None)
     assert ranks.peers.figures(RUN) == ranks.peers.figures(RUN)

@@ -1,9 +1,10 @@
 """The books of one session: what was recorded is summed up here, and handed on an interval at a time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.diagnosis import diagnose
+from training_profiler.distributed.board import Told
 from training_profiler.instrument.epochs import Turn
 from training_profiler.instrument.watch import Watch
 from training_profiler.observers import Observers
@@ -51,7 +52,7 @@ class Books:
         self.pulse = Pulse(
             recorder, self.accumulator, lambda: self.training_thread, outlets.rank.who.host, self._say_stall
         )
-        outlets.board.alive, outlets.board.watch = self.pulse.alive, self.pulse.look
+        outlets.board.alive, outlets.board.watch = self.pulse.alive, self._look_at_others
         self._recorder = recorder
         self._watch = watch
         self._upkeep = upkeep
@@ -98,6 +99,10 @@ class Books:
             self._outlets.periodic(self._interval())
             self.peers.new_interval()
         self.sums.new_interval()
+
+    def _look_at_others(self, told: Mapping[int, Told]) -> None:
+        self.peers.read_ahead(told)
+        self.pulse.look(told)
 
     def _say_stall(self, line: str) -> None:
         self._upkeep.notes.append(line.removeprefix("Profiler: "))

@@ -23,6 +23,7 @@ from training_profiler.units import NS_PER_S
 
 TELL_EVERY_S: Final = 1.0  # at most; where there are over 100 ranks, a hundredth of a second for each
 LEAST_STEPS: Final = 8  # of a rank since the last report; else its figures are those of all its steps
+AT_ONCE: Final = 16  # ranks, each of which takes 50 us (benchmarks/ranks_store.py)
 LEAST_SILENT_S: Final = 10.0  # without a word, and beyond five times the time between two: the rank is silent
 _GARBLED: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
@@ -143,6 +144,13 @@ class Peers:
     def new_interval(self) -> None:
         """Begin an interval with what the figures were made of last."""
         self._before = dict(self._now)
+
+    def read_ahead(self, told: Mapping[int, Told]) -> None:
+        """Decode what is new, for another thread, that the training one need not; it lets others run in between."""
+        for number, (rank, one) in enumerate(told.items()):
+            self._decoded(rank, one)
+            if number % AT_ONCE == AT_ONCE - 1:
+                time.sleep(0)
 
     def _decoded(self, rank: int, one: Told) -> RankSums | None:
         """Return what a rank told, and where it is by its last sign of life; None where it cannot be understood."""

@@ -1,4 +1,4 @@
-"""Real processes that form a group: all are heard of, whoever ends first or not at all, and nobody's program changes."""
+"""Real processes that form a group: all are heard of, whoever ends first or not at all, and no program changes."""
 
 import json
 import os
@@ -40,7 +40,8 @@ def train(steps, each=lambda step: None):
         profile_step()
 """
 GROUP = """
-dist.init_process_group("gloo", init_method=os.environ.get("INIT", "env://"), rank=int(os.environ["RANK"]), world_size=2)
+method = os.environ.get("INIT", "env://")
+dist.init_process_group("gloo", init_method=method, rank=int(os.environ["RANK"]), world_size=2)
 rank = dist.get_rank()
 """
 
@@ -54,18 +55,16 @@ class Ended(NamedTuple):
 class Group:
     """Two processes, started as a launcher without an agent would."""
 
-    def __init__(self, cwd: Path, text: str, is_on: bool = True, has_group: bool = True, **variables: str) -> None:
+    def __init__(self, cwd: Path, text: str, has_group: bool = True, **variables: str) -> None:
         script = cwd / "script.py"
-        script.write_text(
-            (SPY if is_on else "import os, sys, time\n") + BEGIN + GROUP * has_group + textwrap.dedent(text)
-        )
+        script.write_text(SPY + BEGIN + GROUP * has_group + textwrap.dedent(text))
         variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", **variables}
         self.cwd = cwd
         self.processes = [
             subprocess.Popen(
                 [sys.executable, str(script)],
                 cwd=cwd,
-                env=environment("1" if is_on else None, **variables, RANK=str(rank)),
+                env=environment(**variables, RANK=str(rank)),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 stdin=subprocess.DEVNULL,

@@ -2,7 +2,7 @@ import dataclasses
 import json
 
 import pytest
-from fakes_ranks import rank_of
+from fakes_store import rank_of
 
 from training_profiler import peers as peers_module
 from training_profiler.distributed.board import Told

@@ -2,7 +2,7 @@ import itertools
 import threading
 
 import pytest
-from fakes_ranks import FakeServer, FakeStore, rank_of
+from fakes_store import FakeServer, FakeStore, rank_of
 
 from training_profiler.distributed import board as board_module
 from training_profiler.distributed import carrier as carrier_module

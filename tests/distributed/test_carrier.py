@@ -1,5 +1,5 @@
 import pytest
-from fakes_ranks import FakeServer, FakeStore, rank_of
+from fakes_store import FakeServer, FakeStore, rank_of
 
 from training_profiler.distributed import store as store_module
 from training_profiler.distributed.carrier import Carrier

@@ -24,6 +24,7 @@ from training_profiler.snapshot import EpochFigures, Health, LoaderFigures, Snap
 from training_profiler.statistics.rank_sums import RankSums
 from training_profiler.upkeep import Upkeep
 
+LEAD: Final = 2  # steps: in the first it is told, in the second rank 0 reads it
 A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which tells how they fared
 
 
@@ -146,6 +147,10 @@ class Outlets:
         """Forget trackers and board: in a forked child they are the parent's."""
         self._trackers.abandon()
         self.board.abandon()
+
+    def lead(self) -> int:
+        """Return how many steps before rank 0 this rank is to tell, so that rank 0 has it when it reports."""
+        return LEAD if self.rank.is_one_of_many() and not self.rank.is_primary() else 0
 
     def is_primary(self) -> bool:
         """Return whether this is the rank that reports."""

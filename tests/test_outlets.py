@@ -1,12 +1,16 @@
 """What goes out of a session reaches the trackers of the primary rank, at its step."""
 
 import json
+import multiprocessing
 
+import pytest
 from fakes import FakeRun, snapshot_of
 
 from training_profiler.outlets import Outlets
-from training_profiler.settings import Settings
+from training_profiler.rank_figures import RankId
+from training_profiler.settings import Launch, Settings
 from training_profiler.snapshot import OTHER, EpochFigures, Health, LoaderFigures, Snapshot
+from training_profiler.statistics.rank_sums import RankSums
 from training_profiler.upkeep import Upkeep
 
 
@@ -48,5 +52,68 @@ def test_ranks_that_do_not_report_have_no_trackers(tmp_path, capsys):
     outlets.begin_training()
     outlets.periodic(snapshot_of({"forward_pass": 0.5}))
     outlets.final(lambda: Snapshot(), (), Health)
-    assert list(tmp_path.iterdir()) == []
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".jsonl"}
+    assert rows_in(tmp_path) == []
     assert capsys.readouterr().out == ""
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def outlets_of(folder, rank):
+    outlets = outlets_in(folder, rank=rank, launch=Launch(world_size=2))
+    outlets.board.begin = lambda: None  # no thread: it has nobody to talk to
+    return outlets
+
+
+def test_every_rank_has_a_journal_in_the_folder_of_rank_0_and_what_it_tells_stands_in_it(tmp_path, capsys):
+    first, second = outlets_of(tmp_path, 0), outlets_of(tmp_path, 1)
+    first.open()
+    second.open()
+    second.tell(RankSums(RankId(1, 2), steps=7))
+    second.board._carrier.run_name = first._files.folder.name
+    second.tell(RankSums(RankId(1, 2), steps=8, is_final=True))
+    second.close(Health, None)
+    first.final(lambda: Snapshot(), (), Health)
+    assert [(path.parent.name, path.name) for path in sorted(tmp_path.glob("*/rank*.jsonl"))] == [
+        (first._files.folder.name, "rank0.jsonl"),
+        (first._files.folder.name, "rank1.jsonl"),
+    ]
+    lines = lines_of(first._files.folder / "rank1.jsonl")
+    assert [(line["kind"], line.get("steps")) for line in lines] == [
+        ("begin", None),
+        ("rank", 7),
+        ("rank", 8),
+        ("end", None),
+    ]
+    assert second.board.folder == first.board.folder == first._files.folder
+    assert "run name" not in capsys.readouterr().out
+
+
+def test_only_other_ranks_tell_on_the_board(tmp_path, capsys):
+    for rank, told in ((0, 0), (1, 1)):
+        outlets = outlets_of(tmp_path, rank)
+        outlets.tell(RankSums(RankId(rank, 2)))
+        assert len(outlets.board._slot) == told
+        outlets.close(Health, None)
+
+
+@pytest.mark.parametrize(
+    ("is_child", "launch", "opens"),
+    [
+        (False, Launch(), True),
+        (True, Launch(), False),
+        (True, Launch(world_size=2), True),
+    ],
+)
+def test_a_process_that_does_not_know_its_rank_opens_no_folder_before_it_has_to(
+    tmp_path, capsys, monkeypatch, is_child, launch, opens
+):
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: object() if is_child else None)
+    outlets = outlets_in(tmp_path, launch=launch)
+    outlets.open()
+    assert bool(list(tmp_path.iterdir())) is opens
+    outlets.journal(lambda journal: None)
+    assert len(list(tmp_path.iterdir())) == 1
+    outlets.final(lambda: Snapshot(), (), Health)

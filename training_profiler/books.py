@@ -1,9 +1,10 @@
 """The books of one session: what was recorded is summed up here, and handed on an interval at a time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.diagnosis import diagnose
+from training_profiler.distributed.board import Told
 from training_profiler.instrument.epochs import Turn
 from training_profiler.instrument.watch import Watch
 from training_profiler.observers import Observers
@@ -13,6 +14,7 @@ from training_profiler.record.loader import LoaderBook
 from training_profiler.record.recorder import Recorder
 from training_profiler.settings import Settings
 from training_profiler.snapshot import Health, Snapshot
+from training_profiler.stall import Pulse
 from training_profiler.statistics.accumulator import Accumulator
 from training_profiler.statistics.loader_figures import row_figures
 from training_profiler.statistics.run import RunSums
@@ -42,9 +44,13 @@ class Books:
         self.accumulator.inferred.is_needed = watch is not None
         device = DeviceTime(recorder, self.accumulator, upkeep.guard, upkeep.spend)
         self.observers = Observers(recorder.clock, upkeep.guard, device)
-        self.peers = Peers(outlets.rank, outlets.board, recorder.names, recorder.clock, outlets.tell)
+        self.peers = Peers(outlets.rank, outlets.board, recorder.names, recorder.clock, outlets.tell, begin_ns)
         self.sums = RunSums(recorder.names, begin_ns, settings.warmup)
         self.training_thread = recorder.thread_serial()
+        self.pulse = Pulse(
+            recorder, self.accumulator, lambda: self.training_thread, outlets.rank.who.host, self._say_stall
+        )
+        outlets.board.alive, outlets.board.watch = self.pulse.alive, self._look_at_others
         self._recorder = recorder
         self._watch = watch
         self._upkeep = upkeep
@@ -88,8 +94,18 @@ class Books:
     def report(self) -> None:
         """Print and send the interval since the last report."""
         self.flush()
-        self._outlets.periodic(self._interval())
+        if self._outlets.is_primary():
+            self._outlets.periodic(self._interval())
+            self.peers.new_interval()
         self.sums.new_interval()
+
+    def _look_at_others(self, told: Mapping[int, Told]) -> None:
+        self.peers.read_ahead(told)
+        self.pulse.look(told)
+
+    def _say_stall(self, line: str) -> None:
+        self._upkeep.notes.append(line.removeprefix("Profiler: "))
+        self._outlets.say(line)
 
     def send_interval(self, tracker: str | None = None) -> None:
         """Send what was measured since the last report, to one tracker or to all."""
@@ -100,7 +116,7 @@ class Books:
             self.health(),
             of_interval=True,
             device=self.observers.device.figures(),
-            ranks=self.peers.figures(),
+            ranks=self.peers.figures(self.sums.run, of_interval=True),
             exchange=self.peers.exchange_figures(),
             thresholds=self._settings.thresholds,
         )
@@ -157,6 +173,11 @@ class Books:
         if self.sums.is_in_epoch:
             self._end_last_epoch()
         self._upkeep.guard("trackers", lambda: self._tell_of_loaders(is_last=True))
+        inside = self.accumulator.open_sections(self.training_thread)
+        self._upkeep.guard("ranks", lambda: self.peers.close(self.sums.run, inside=inside, ended_by=ended_by))
+        if not self._outlets.is_primary():
+            self._outlets.close(self.health, ended_by)
+            return
         self.send_interval()
         self._outlets.final(lambda: self.figures(ended_by), diagnose(self.figures(ended_by)), self.health)
 
@@ -169,15 +190,16 @@ class Books:
             open_sections=self.accumulator.open_sections(self.training_thread),
             run_folder=self._outlets.run_folder,
             ended_by=ended_by,
-            ranks=self.peers.figures(),
+            ranks=self.peers.figures(self.sums.run),
             exchange=self.peers.exchange_figures(),
+            attempts=self._outlets.attempts,
             thresholds=self._settings.thresholds,
         )
 
     def health(self) -> Health:
         """Return how the profiler fared so far."""
         reports, has_left_out = self._left_out()
-        notes = [*self.observers.costs(self.sums.run), *self._outlets.notes()]
+        notes = [*self.observers.costs(self.sums.run), *self._outlets.notes(), *self.peers.notes()]
         if has_left_out and self._watch is not None:
             seen = self._watch.epochs.number
             missing = seen - len(self.sums.epochs) - self.sums.is_in_epoch

@@ -1,6 +1,6 @@
 """Where finished figures go: terminal, run folder, trackers. On the primary rank alone; none can hurt the training."""
 
-import json
+import multiprocessing
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Final
 from training_profiler.diagnosis import Insight, epoch_warnings
 from training_profiler.distributed.board import Board
 from training_profiler.distributed.rank import Rank
+from training_profiler.peers import told_data
 from training_profiler.rank_figures import RankId
 from training_profiler.record.names import SectionNames
 from training_profiler.reports.console import render_epoch, render_final, render_periodic
@@ -19,10 +20,11 @@ from training_profiler.settings import Settings
 from training_profiler.sinks.console import Console
 from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
 from training_profiler.sinks.trackers import PATIENCE_S, Trackers
-from training_profiler.snapshot import EpochFigures, Health, LoaderFigures, Snapshot
+from training_profiler.snapshot import AttemptFigures, EpochFigures, Health, LoaderFigures, Snapshot
 from training_profiler.statistics.rank_sums import RankSums
 from training_profiler.upkeep import Upkeep
 
+LEAD: Final = 2  # steps: in the first it is told, in the second rank 0 reads it
 A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which tells how they fared
 
 
@@ -44,7 +46,8 @@ class Outlets:
                 launch.node,
                 launch.local_rank,
                 launch.attempt,
-            )
+            ),
+            is_certain=launch.world_size is not None or multiprocessing.parent_process() is None,
         )
         self.board = Board(self.rank, settings.rank_wait_s, launch.has_agent_store, upkeep.guard)
         self._settings = settings
@@ -59,28 +62,37 @@ class Outlets:
         """The run's folder; None where it has none yet."""
         return None if self._files.folder is None else str(self._files.folder)
 
+    @property
+    def attempts(self) -> tuple[AttemptFigures, ...]:
+        """The attempts before this one, of a training that was started anew."""
+        return self._files.attempts
+
     def adopt(self, settings: Settings) -> None:
         """Go on with other settings."""
         self._settings = self._files.settings = settings
+        self.board.wait_s = settings.rank_wait_s
         self._console = Console(settings.stream)
         self._trackers.prepare(settings.sinks)
 
     def open(self) -> None:
-        """Make the run folder and start the trackers."""
-        self.journal(lambda journal: None)
-        self._start_trackers()
+        """Make the run folder and start the trackers; later, in a process that does not know its rank yet."""
+        self.rank.note()
+        if self.rank.is_certain:
+            self.journal(lambda journal: None)
+            self._start_trackers()
 
     def begin_training(self) -> None:
         """Note which rank this is and start the trackers: a training step is about to end."""
         self.rank.note()
-        self.board.begin()
+        if self.rank.is_one_of_many():  # the others want to know the folder's name
+            self.journal(lambda journal: None)
+            self.board.begin()
         self._start_trackers()
 
     def journal(self, work: Callable[[Journal], None]) -> None:
-        """Do ``work`` with the journal."""
+        """Do ``work`` with the journal of this rank."""
         is_primary = self.rank.is_primary()
-        self._files.run_name = self._files.run_name or self.board.run_name
-        self._upkeep.guard("run folder", lambda: work(self._files.open(self.rank.who)))
+        self._upkeep.guard("run folder", lambda: work(self._open_files()))
         if is_primary:
             self._trackers.look()
 
@@ -88,12 +100,12 @@ class Outlets:
         """Tell the other ranks what this one has measured so far."""
         told = sums.to_data()
         self.journal(lambda journal: journal.write_rank(told))
-        self._upkeep.guard(
-            "ranks", lambda: self.board.tell(json.dumps(told, separators=(",", ":")).encode(), sums.is_final)
-        )
+        self.board.begin()
+        if not self.rank.is_primary():
+            self._upkeep.guard("ranks", lambda: self.board.tell(told_data(told), sums.is_final))
 
     def periodic(self, snapshot: Snapshot) -> None:
-        """Report on an interval."""
+        """Report on an interval; on the primary rank."""
         self._print(render_periodic(snapshot, self._settings.format))
         self.interval_row(snapshot)
 
@@ -124,29 +136,54 @@ class Outlets:
         self._trackers.wait(PATIENCE_S, is_last=True)
         snapshot = figures()
         text = render_final(snapshot, insights, self._settings.format, self._settings.checklist)
-        if self.rank.is_primary():
-            write = self._files.write_report
-            self._upkeep.guard("run folder", lambda: write(text, as_data(snapshot, insights)))
-        self._upkeep.guard("run folder", lambda: self._files.close(health(), snapshot.ended_by))
+        write = self._files.write_report
+        self._upkeep.guard("run folder", lambda: write(text, as_data(snapshot, insights)))
+        self.close(health, snapshot.ended_by)
+
+    def close(self, health: Callable[[], Health], ended_by: str | None) -> None:
+        """Append how the run ended, and close the journal; where no report is made, that is all."""
+        self._upkeep.guard("run folder", lambda: self._files.close(health(), ended_by))
 
     def notes(self) -> list[str]:
         """Return sentences on what did not reach a tracker."""
         return self._trackers.notes()
 
     def abandon(self) -> None:
-        """Forget the trackers: in a forked child they are the parent's."""
+        """Forget trackers and board: in a forked child they are the parent's."""
         self._trackers.abandon()
+        self.board.abandon()
+
+    def lead(self) -> int:
+        """Return how many steps before rank 0 this rank is to tell, so that rank 0 has it when it reports."""
+        return LEAD if self.rank.is_one_of_many() and not self.rank.is_primary() else 0
+
+    def is_primary(self) -> bool:
+        """Return whether this is the rank that reports."""
+        return self.rank.is_primary()
+
+    def say(self, line: str) -> None:
+        """Print one line between reports."""
+        self._print(line + "\n")
 
     def _start_trackers(self) -> None:
         if self.rank.is_primary():
             self._upkeep.guard("trackers", lambda: self._trackers.choose(self._settings.sinks, self._folder))
             self._trackers.look()
 
-    def _open_files(self) -> None:
-        self._files.open(self.rank.who)
+    def _open_files(self) -> Journal:
+        """Return the journal; what the ranks are to know of the run's folder goes to them, or comes from them."""
+        files, board = self._files, self.board
+        if board.run_name is not None:
+            files.run_name = board.run_name
+        journal = files.open(self.rank.who)
+        if files.folder is not None and self.rank.is_one_of_many():
+            board.folder = files.folder
+            if self.rank.is_primary():
+                board.name_run(files.folder.name)
+        return journal
 
     def _folder(self) -> Path | None:
-        self._upkeep.guard("run folder", self._open_files)
+        self.journal(lambda journal: None)
         return self._files.folder
 
     def _print(self, text: str) -> None:

@@ -1,10 +1,12 @@
 """The other ranks of this session: what this one tells them, and the figures of what they told."""
 
 import json
-from collections.abc import Callable
-from typing import Final
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
 
-from training_profiler.distributed.board import Board
+from training_profiler.distributed.board import Board, Told
 from training_profiler.distributed.rank import Rank
 from training_profiler.instrument.exchange import Exchange
 from training_profiler.instrument.meetings import Meetings
@@ -13,30 +15,59 @@ from training_profiler.record.exchange import Exchanged
 from training_profiler.record.names import SectionNames
 from training_profiler.record.section import Clock
 from training_profiler.statistics.accumulator import Accumulator
-from training_profiler.statistics.rank_book import RankBook
+from training_profiler.statistics.rank_book import RankBook, meetings
 from training_profiler.statistics.rank_sums import RankSums, rank_sums_from_data
 from training_profiler.statistics.ranks import ranks_figures
 from training_profiler.statistics.totals import Totals
 from training_profiler.units import NS_PER_S
 
 TELL_EVERY_S: Final = 1.0  # at most; where there are over 100 ranks, a hundredth of a second for each
+LEAST_STEPS: Final = 8  # of a rank since the last report; else its figures are those of all its steps
+AT_ONCE: Final = 16  # ranks, each of which takes 50 us (benchmarks/ranks_store.py)
+LEAST_SILENT_S: Final = 10.0  # without a word, and beyond five times the time between two: the rank is silent
+_GARBLED: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 class Peers:
-    """Tells and reads; where this is the only rank, it does neither."""
+    """Tells and reads; where this is the only rank, it does neither.
+
+    Args:
+        rank: which this one is.
+        board: where ranks tell.
+        names: of sections.
+        clock: the recorder's.
+        tell: takes what this rank has measured so far.
+        begin_ns: when the run began, by that clock.
+        wall_clock: ns.
+    """
 
     def __init__(
-        self, rank: Rank, board: Board, names: SectionNames, clock: Clock, tell: Callable[[RankSums], None]
+        self,
+        rank: Rank,
+        board: Board,
+        names: SectionNames,
+        clock: Clock,
+        tell: Callable[[RankSums], None],
+        begin_ns: int | None = None,
+        wall_clock: Clock = time.time_ns,
     ) -> None:
         self.exchange: Exchange | None = None  # what DDP says, where it was seen being made
         self.meetings: Meetings | None = None
         self._rank, self._board = rank, board
-        self._names, self._clock = names, clock
+        self._names, self._clock, self._wall_clock = names, clock, wall_clock
         self._tell = tell
         self._book = RankBook(names)
+        self._begin_ns = wall_clock() - (0 if begin_ns is None else clock() - begin_ns)
         self._next_tell_ns = 0
-        self._own: RankSums | None = None
-        self._before: dict[int, RankSums] = {}  # what was told at the last report
+        self._ending: dict[str, Any] = {}
+        self._final: RanksFigures | None = None  # of the run, once it is over
+        self._now: dict[int, RankSums] = {}  # what was known of each rank when figures were made last,
+        self._before: dict[int, RankSums] = {}  # and at the last report
+        self._read: dict[int, tuple[bytes, RankSums | None]] = {}  # data of each rank, and what it says
+
+    @property
+    def _every_s(self) -> float:
+        return max(TELL_EVERY_S, self._rank.who.world_size / 100)
 
     def adopt(self, warmup_steps: int | None) -> None:
         """Go on with another number of warm-up steps."""
@@ -54,32 +85,106 @@ class Peers:
         """Add a flush interval."""
         self._book.add(totals, step_ns, exchanged, of_steps)
 
-    def tell(
-        self, run: Totals, *, inside: tuple[str, ...], is_final: bool = False, ended_by: str | None = None
-    ) -> None:
+    def tell(self, run: Totals, *, inside: tuple[str, ...]) -> None:
         """Tell the others what this rank has measured so far, where that is due."""
         now_ns = self._clock()
-        if not self._rank.is_one_of_many() or (now_ns < self._next_tell_ns and not is_final):
-            return
-        interval_s = max(TELL_EVERY_S, self._rank.who.world_size / 100)
-        self._next_tell_ns = now_ns + int(interval_s * NS_PER_S)
-        self._own = self._sums(run, inside, is_final, ended_by)
-        self._tell(self._own)
+        if self._rank.is_one_of_many() and now_ns >= self._next_tell_ns:
+            self._next_tell_ns = now_ns + int(self._every_s * NS_PER_S)
+            self._tell(self._sums(run, inside))
 
-    def _sums(self, run: Totals, inside: tuple[str, ...], is_final: bool, ended_by: str | None) -> RankSums:
+    def close(self, run: Totals, *, inside: tuple[str, ...], ended_by: str | None) -> None:
+        """Tell the others the last of this rank, and on rank 0 wait a moment for theirs."""
+        if self._rank.is_one_of_many():
+            self._ending = {"is_final": True, "ended_by": ended_by}
+            self._tell(self._sums(run, inside))
+            self._board.finish(is_hurried=ended_by is not None)
+
+    def _sums(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSums:
+        seen = () if self.meetings is None else tuple(meetings(list(self.meetings.seen)))
         return self._book.sums(
-            self._rank.who, run, self._names.names, inside=inside, is_final=is_final, ended_by=ended_by
+            self._rank.who,
+            run,
+            self._names.names,
+            begin_ns=self._begin_ns,
+            told_ns=self._wall_clock(),
+            meetings=seen,
+            inside=inside,
+            **self._ending,
         )
 
-    def figures(self) -> RanksFigures | None:
-        """Return the figures of all ranks, as far as they have told of themselves; None where there is one."""
-        if not self._rank.is_one_of_many() or not self._rank.is_primary() or self._own is None:
+    def figures(self, run: Totals, *, of_interval: bool = False) -> RanksFigures | None:
+        """Return the figures of all ranks, as far as they have told of themselves; None where there is one.
+
+        Args:
+            run: what this rank has measured so far.
+            of_interval: the figures are of the steps since ``new_interval``, where a rank has made enough.
+        """
+        if not self._rank.is_one_of_many() or not self._rank.is_primary():
             return None
+        if self._final is not None and not of_interval:
+            return self._final
         told = self._board.told()
-        sums = [self._own, *(rank_sums_from_data(json.loads(one.data)) for one in told.values())]
-        heard_s_ago = {rank: one.heard_s_ago for rank, one in told.items()}
-        return ranks_figures(sums, self._rank.who.world_size, heard_s_ago=heard_s_ago)
+        self._now = {0: self._sums(run)}
+        for rank, one in told.items():
+            sums = self._decoded(rank, one)
+            if sums is not None:
+                self._now[rank] = sums
+        before = {
+            rank: self._before[rank]
+            for rank, sums in self._now.items()
+            if of_interval and rank in self._before and sums.steps - self._before[rank].steps >= LEAST_STEPS
+        }
+        figures = ranks_figures(
+            [self._now[rank] for rank in sorted(self._now)],
+            self._rank.who.world_size,
+            before=before or None,
+            heard_s_ago={0: 0.0, **{rank: one.heard_s_ago for rank, one in told.items()}},
+            silent_after_s=max(LEAST_SILENT_S, 5 * self._every_s),
+        )
+        if self._ending and not of_interval:
+            self._final = figures
+        return figures
+
+    def new_interval(self) -> None:
+        """Begin an interval with what the figures were made of last."""
+        self._before = dict(self._now)
+
+    def read_ahead(self, told: Mapping[int, Told]) -> None:
+        """Decode what is new, for another thread, that the training one need not; it lets others run in between."""
+        for number, (rank, one) in enumerate(told.items()):
+            self._decoded(rank, one)
+            if number % AT_ONCE == AT_ONCE - 1:
+                time.sleep(0)
+
+    def _decoded(self, rank: int, one: Told) -> RankSums | None:
+        """Return what a rank told, and where it is by its last sign of life; None where it cannot be understood."""
+        data, sums = self._read.get(rank, (b"", None))
+        if data != one.data:
+            try:
+                sums = rank_sums_from_data(json.loads(one.data))
+                if sums.who.rank != rank:
+                    raise ValueError(f"it is of rank {sums.who.rank}")
+            except _GARBLED:
+                sums = None
+            self._read[rank] = one.data, sums
+        if sums is None or sums.is_final or one.alive.steps < sums.steps:
+            return sums
+        return replace(sums, inside=one.alive.inside)
+
+    def notes(self) -> list[str]:
+        """Return sentences on what of the others could not be used."""
+        garbled = [rank for rank, (_, sums) in self._read.items() if sums is None]
+        notes = self._board.notes()
+        if garbled:
+            of = "another version, or garbled"
+            notes.append(f"ranks: what {len(garbled)} of them told (first: rank {min(garbled)}) is of {of}")
+        return notes
 
     def exchange_figures(self) -> ExchangeFigures | None:
         """Return the figures of DDP's exchange of gradients on this rank; None without."""
         return self._book.exchange_figures()
+
+
+def told_data(told: Mapping[str, Any]) -> bytes:
+    """Return what one rank tells as bytes."""
+    return json.dumps(told, separators=(",", ":"), allow_nan=False).encode()

@@ -70,7 +70,9 @@ class Session:
         self.loaders = self._books.loaders
         self.observers = self._books.observers
         self._steps_marked = 0
+        self._books.pulse.steps = lambda: self._steps_marked
         self._next_report = settings.log_every
+        self._lead = 0  # so many steps before rank 0 reports has this one summed up and told
         self._next_flush_ns = self._begin_ns + self._flush_ns
         self._next_look_ns = 0
         self._ended_by: str | None = None
@@ -105,6 +107,7 @@ class Session:
             self._books.training_thread = self._recorder.thread_serial()
             self.observers.watch_this_thread()
             self._outlets.begin_training()
+            self._lead = self._outlets.lead()
         now_ns = self._recorder.mark(STEP_END, at_ns)
         self._steps_marked += 1
         is_look = now_ns >= self._next_look_ns
@@ -117,10 +120,13 @@ class Session:
             self.watch.flops.step_ended(self._steps_marked)
         if self.watch is not None and (turn := self.watch.epoch_turn()) is not None:
             self._turn_epoch(turn)
-        if self._steps_marked >= self._next_report:
+        steps = self._steps_marked + self._lead
+        if steps >= self._next_report:
             self._next_report += self.settings.log_every
             if self._budget.allows():
                 self._exclusively(self._report, PATIENCE_S)
+        elif steps + 1 == self._next_report:
+            self._outlets.board.read_soon()
         elif is_look and (now_ns >= self._next_flush_ns or self._recorder.is_backed_up()):
             self._on_full()
 

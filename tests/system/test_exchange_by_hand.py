@@ -26,7 +26,8 @@ for _ in range(12):
         optimizer.zero_grad()
     profile_step()
     print(loss.item().hex())
-meetings = [] if not is_profiling_enabled() else __import__("training_profiler.live").live._process.by_hand.meetings.seen
+live = __import__("training_profiler.live").live if is_profiling_enabled() else None
+meetings = live._process.by_hand.meetings.seen if live else []
 stop_training_profiling()
 print([key for key, _, _ in meetings][:3])
 print(distributed.barrier.__code__.co_filename.rpartition("/")[2])
@@ -40,9 +41,7 @@ VARIABLES = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_exchange_is_part_of_the_backward_passes_and_losses_are_the_same(
-    tmp_path: Path, order: str
-) -> None:
+def test_exchange_is_part_of_the_backward_passes_and_losses_are_the_same(tmp_path: Path, order: str) -> None:
     script = SCRIPT.format(imports=ORDERS[order], backward="backward_pass")
     (tmp_path / "off").mkdir()
     off = run(tmp_path / "off", script, profile="0", variables=VARIABLES)

@@ -9,15 +9,16 @@ from training_profiler.rank_figures import RankId
 class Rank:
     """This process's place in a distributed training: torch's, where a process group was seen, else the launcher's."""
 
-    def __init__(self, of_launcher: RankId) -> None:
+    def __init__(self, of_launcher: RankId, is_certain: bool = True) -> None:
         self.who = of_launcher
+        self.is_certain = is_certain  # False: no launcher told, and a process group may
         self.has_group = False  # a process group was seen
 
     def note(self) -> None:
         """Look for a process group while there is one: at the end of a program it may be gone."""
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            self.has_group = True
+            self.has_group = self.is_certain = True
             rank, world_size = int(distributed.get_rank()), int(distributed.get_world_size())
             if (rank, world_size) != (self.who.rank, self.who.world_size):
                 self.who = replace(self.who, rank=rank, world_size=world_size)

@@ -1,0 +1,180 @@
+"""What it costs that ranks tell each other what they measured: ``python -m benchmarks.ranks_store [--ranks N]``.
+
+A real TCPStore, tellings of 15 sections with every list at its bound, and one process in the place of all ranks: what
+the training thread pays to tell, what a telling is in bytes, what the server and rank 0 do with those of so many ranks.
+Below it what follows for other numbers of ranks: all of it is linear in them, and the interval grows with them.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from torch.distributed import TCPStore
+
+from benchmarks.figures import Figure, print_figures, print_table
+from training_profiler.distributed.board import Board
+from training_profiler.distributed.carrier import Carrier
+from training_profiler.distributed.message import Alive, Message
+from training_profiler.distributed.rank import Rank
+from training_profiler.distributed.store import connect
+from training_profiler.peers import told_data
+from training_profiler.rank_figures import RankId
+from training_profiler.record.names import SectionNames
+from training_profiler.runs.journal import Journal
+from training_profiler.statistics.rank_sums import (
+    BLOCK_STEPS,
+    MOST_BLOCKS,
+    MOST_PACES,
+    Meeting,
+    Pace,
+    RankSection,
+    RankSums,
+    rank_sums_from_data,
+)
+from training_profiler.units import NS_PER_S, NS_PER_US
+
+SECTIONS = 15
+MEETINGS = 64
+TELLS = 200
+MOST_TELL = 0.05  # % of the training thread's time, at the shortest interval
+MOST_CPU = 1.0  # % of one core, rank 0's thread
+MOST_SERVER = 5_000_000  # bytes a second in, or out
+
+
+def run(ranks: int = 1024) -> list[Figure]:
+    """Measure, print and return the figures."""
+    data = told_data(_sums(1).to_data())
+    tell_us = _tell_us()
+    server = TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
+    set_us, bytes_in = _filled(server, ranks)
+    read_ms, cpu_ms = _read(server, ranks)
+    decode_ms = _decode_ms(data, ranks)
+    print(f"Tellings of {len(data):,} bytes, {len(data) // SECTIONS} a section; {ranks:,} ranks on one TCPStore\n")
+    print_table(
+        ["what", "measured"],
+        [
+            ["the training thread tells (data, JSON, journal, slot)", f"{tell_us:.0f} us"],
+            ["a rank's thread sends", f"{set_us:.0f} us"],
+            ["rank 0's thread reads all", f"{read_ms:.1f} ms, {cpu_ms:.1f} ms of CPU"],
+            ["and decodes all", f"{decode_ms:.1f} ms of CPU"],
+        ],
+    )
+    rows = [_row(count, len(data), (cpu_ms + decode_ms) / ranks) for count in (2, 1024, 16384)]
+    headers = ["ranks", "interval", "sets/s", "kB/s in", "kB/s out", "CPU of rank 0's thread a second"]
+    print_table(headers, rows)
+    every_s = max(1.0, ranks / 100)
+    cpu_percent = (cpu_ms + decode_ms) / every_s / 10
+    figures = [
+        Figure("ranks: telling once a second, of the training thread", tell_us / 1e4, MOST_TELL, "%", 4),
+        Figure(
+            f"ranks: rank 0's thread, {ranks:,} ranks, of one core",
+            cpu_percent,
+            MOST_CPU,
+            "%",
+            2,
+        ),
+        Figure(f"ranks: bytes a second into the store, {ranks:,} ranks", bytes_in / every_s, MOST_SERVER, "B/s"),
+    ]
+    print_figures(figures)
+    return figures
+
+
+def _row(count: int, size: int, ms_a_rank: float) -> list[str]:
+    every_s = max(1.0, count / 100)
+    a_second = (count - 1) / every_s
+    rate = f"{a_second * size / 1000:,.0f}"
+    return [f"{count:,}", f"{every_s:.0f} s", f"{a_second:.0f}", rate, rate, f"{a_second * ms_a_rank:.1f} ms"]
+
+
+def _sums(rank: int) -> RankSums:
+    names = [f"a_section_of_usual_name_{number}" for number in range(SECTIONS)]
+    now_ns = time.time_ns()
+    return RankSums(
+        RankId(rank, 1024, "worker-node-17.cluster", rank // 8, rank % 8),
+        number=1000,
+        begin_ns=now_ns - 3600 * NS_PER_S,
+        told_ns=now_ns,
+        steps=123_456,
+        settled_steps=123_450,
+        settled_ns=3_500_000_000_000,
+        sync_ns=310_123_456_789,
+        sections={
+            name: RankSection(123_456, 231_123_456_789, 231_123_456_789, 131_123_456_789, 123_456, 1, 1)
+            for name in names
+        },
+        exchanges=123_456,
+        exchange_ns=310_123_456_789,
+        exchange_hidden_ns=110_123_456_789,
+        paces=[Pace(4096, 110_123_456_789, 10_123_456_789)] * MOST_PACES,
+        blocks={16 * 1024 * block: [2_123_456 + block] * BLOCK_STEPS for block in range(MOST_BLOCKS)},
+        places=dict.fromkeys(names[:8], "trainer.py:123 Trainer.train_step"),
+        meetings=[Meeting(f"ddp0:{1024 * number}", now_ns, now_ns + 1_000_000) for number in range(MEETINGS)],
+        inside=("backward_pass",),
+    )
+
+
+def _tell_us() -> float:
+    """Return what a telling takes of the training thread, as ``Outlets.tell`` does it."""
+    board = Board(Rank(RankId(1, 2)), 0.0, False, lambda _, work: work())
+    sums, took_ns = _sums(1), []
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(Path(folder, "rank1.jsonl"), 1, SectionNames(), 0, None)
+        for _ in range(TELLS):
+            begin_ns = time.perf_counter_ns()
+            told = sums.to_data()
+            journal.write_rank(told)
+            board.tell(told_data(told))
+            took_ns.append(time.perf_counter_ns() - begin_ns)
+            time.sleep(0.001)  # or the processor's caches would hold all of it
+    return median(took_ns) / NS_PER_US
+
+
+def _filled(server: TCPStore, ranks: int) -> tuple[float, int]:
+    """Let every rank tell once; return what a sending takes in us, and the bytes of all."""
+    store, size, took_ns = connect(server, "0.0"), 0, []
+    for rank in range(1, ranks):
+        data = told_data(_sums(rank).to_data())
+        begin_ns = time.perf_counter_ns()
+        packed = Message(Alive(123_456, ("backward_pass",), 0.1, "worker-node-17.cluster"), data, beat=rank).pack()
+        store.send(rank, packed)
+        took_ns.append(time.perf_counter_ns() - begin_ns)
+        size += len(packed)
+    return median(took_ns) / NS_PER_US, size
+
+
+def _read(server: TCPStore, ranks: int) -> tuple[float, float]:
+    """Return what rank 0's thread takes to read all of them: ms of the wall, and of CPU."""
+    carrier = Carrier(Rank(RankId(0, ranks)), False, time.monotonic_ns, lambda: server, lambda: True)
+    carrier.look()
+    carrier.read(is_now=True)  # makes sure of every key, once
+    assert len(carrier.told()) == ranks - 1
+    return _median_ms(lambda: carrier.read(is_now=True), time.perf_counter_ns), _median_ms(
+        lambda: carrier.read(is_now=True), time.thread_time_ns
+    )
+
+
+def _decode_ms(data: bytes, ranks: int) -> float:
+    def decode() -> None:
+        for _ in range(ranks - 1):
+            rank_sums_from_data(json.loads(data))
+
+    return _median_ms(decode, time.thread_time_ns)
+
+
+def _median_ms(work: Callable[[], None], clock: Callable[[], int], times: int = 5) -> float:
+    took_ns = []
+    for _ in range(times):
+        begin_ns = clock()
+        work()
+        took_ns.append(clock() - begin_ns)
+    return median(took_ns) / 1e6
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=1024)
+    run(parser.parse_args().ranks)

@@ -1,0 +1,289 @@
+"""Real processes that form a group: all are heard of, whoever ends first or not at all, and no program changes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from .scripts import environment
+
+TIMEOUT_S = 90  # bounds a hang; two processes that import torch on a busy machine take 20
+# Rank 0 writes down, for a test, of what its last figures were made.
+SPY = """
+import json, os, sys, time
+import training_profiler.peers as peers
+def spy(told, world_size, *, original=peers.ranks_figures, **rest):
+    with open("told.json", "w") as file:
+        json.dump({one.who.rank: [one.steps, one.is_final, one.ended_by, list(one.inside)] for one in told}, file)
+    return original(told, world_size, **rest)
+peers.ranks_figures = spy
+"""
+BEGIN = """
+from training_profiler import *
+import torch
+import torch.distributed as dist
+start_training_profiling(sample_hz=0, monitor_s=0)
+def train(steps, each=lambda step: None):
+    for step in range(steps):
+        each(step)
+        with profile_section("synchronization"):
+            dist.all_reduce(torch.ones(1))
+        profile_step()
+"""
+GROUP = """
+method = os.environ.get("INIT", "env://")
+dist.init_process_group("gloo", init_method=method, rank=int(os.environ["RANK"]), world_size=2)
+rank = dist.get_rank()
+"""
+
+
+class Ended(NamedTuple):
+    status: int
+    stdout: str
+    stderr: str
+
+
+class Group:
+    """Two processes, started as a launcher without an agent would."""
+
+    def __init__(self, cwd: Path, text: str, has_group: bool = True, **variables: str) -> None:
+        script = cwd / "script.py"
+        script.write_text(SPY + BEGIN + GROUP * has_group + textwrap.dedent(text))
+        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", **variables}
+        self.cwd = cwd
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, str(script)],
+                cwd=cwd,
+                env=environment(**variables, RANK=str(rank)),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,
+            )
+            for rank in range(2)
+        ]
+
+    def wait_for(self, rank: int, line: str) -> None:
+        stdout = self.processes[rank].stdout
+        assert stdout is not None
+        while (one := stdout.readline()) != line + "\n":
+            assert one, f"rank {rank} ended before it printed {line!r}"
+
+    def end(self, *ranks: int) -> list[Ended]:
+        """Wait for these ranks, or all; the others are killed."""
+        ended = []
+        try:
+            for rank in ranks or (0, 1):
+                stdout, stderr = self.processes[rank].communicate(timeout=TIMEOUT_S)
+                ended.append(Ended(self.processes[rank].returncode, stdout, stderr))
+        finally:
+            for process in self.processes:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                for stream in (process.stdout, process.stderr):
+                    assert stream is not None
+                    stream.close()
+        return ended
+
+    def told(self) -> dict[str, list[object]]:
+        """Return (steps, is_final, ended_by, inside) of what rank 0 knew of each rank at its end."""
+        return dict(json.loads((self.cwd / "told.json").read_text()))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def journal_kinds(cwd: Path, rank: int) -> list[str]:
+    (path,) = cwd.glob(f"runs/*/rank{rank}.jsonl")
+    return [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+
+
+ALL_FINAL = {"0": [5, True, None, []], "1": [5, True, None, []]}
+
+
+@pytest.mark.parametrize("end", ["", "dist.destroy_process_group()", "dist.barrier(); time.sleep(0.5 * rank)"])
+def test_all_that_end_together_are_in_the_summary_and_nothing_is_added_to_what_they_print(
+    tmp_path: Path, end: str
+) -> None:
+    group = Group(tmp_path, f"train(5)\n{end}")
+    first, second = group.end()
+    assert group.told() == ALL_FINAL
+    assert (first.status, second.status, first.stderr, second.stderr, second.stdout) == (0, 0, "", "", "")
+    assert journal_kinds(tmp_path, 0).count("rank") == journal_kinds(tmp_path, 1).count("rank")
+    assert journal_kinds(tmp_path, 1)[-2:] == ["rank", "end"]
+
+
+def test_a_group_that_meets_by_a_file_tells_by_files_in_the_run_folder(tmp_path: Path) -> None:
+    group = Group(tmp_path, "train(5)", INIT=f"file://{tmp_path}/meet")
+    first, second = group.end()
+    assert group.told() == ALL_FINAL
+    assert (first.stderr, second.stderr) == ("", "")
+    assert [path.name for path in tmp_path.glob("runs/*/ranks/*")] == ["1.json"]
+
+
+def test_under_torchrun_and_in_processes_that_multiprocessing_spawned(tmp_path: Path) -> None:
+    spawned = """
+    def work(rank, port):
+        start_training_profiling(sample_hz=0, monitor_s=0)
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+        train(5, lambda step: time.sleep(0.1))
+        dist.destroy_process_group()
+    if __name__ == "__main__":
+        stop_training_profiling()
+        import shutil; shutil.rmtree("runs")
+        torch.multiprocessing.spawn(work, (int(os.environ["MASTER_PORT"]),), 2)
+    """
+    script = tmp_path / "script.py"
+    script.write_text(SPY + BEGIN + textwrap.dedent(spawned))
+    done = run_command([sys.executable, str(script)], tmp_path, MASTER_PORT=str(free_port()))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "told.json").read_text()) == ALL_FINAL
+    assert sorted(path.name for path in tmp_path.glob("runs/*/rank*.jsonl")) == ["rank0.jsonl", "rank1.jsonl"]
+    (tmp_path / "told.json").unlink()
+    script.write_text(SPY + BEGIN + GROUP + "train(5)\ndist.destroy_process_group()\n")
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
+    done = run_command([sys.executable, *words], tmp_path)
+    assert done.returncode == 0
+    assert json.loads((tmp_path / "told.json").read_text()) == ALL_FINAL
+
+
+def run_command(command: list[str], cwd: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command, cwd=cwd, env=environment(**variables), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "os.kill(os.getpid(), 19)"])
+def test_a_rank_that_dies_or_stops_is_waited_for_no_longer_than_was_asked(tmp_path: Path, end: str) -> None:
+    text = f"""
+    train(5)
+    if rank == 1:
+        time.sleep(1.5)  # for what it told to be on its way
+        {end}
+    time.sleep(2)
+    begin = time.monotonic()
+    stop_training_profiling()
+    sys.stderr.write(f"{{time.monotonic() - begin:.1f}}")
+    sys.stdout.flush(); sys.stderr.flush(); os._exit(0)
+    """
+    group = Group(tmp_path, text, RECTIFIED_FLOW_PROFILE_RANK_WAIT_S="1.5", RECTIFIED_FLOW_PROFILE_FLUSH_S="0.001")
+    (first,) = group.end(0)
+    assert first.status == 0
+    assert 1.5 <= float(first.stderr) < 5
+    steps, is_final, ended_by, _ = group.told()["1"]
+    assert 1 <= int(str(steps)) <= 5
+    assert (is_final, ended_by) == (False, None)
+
+
+def test_rank_0_that_ends_first_leaves_the_others_without_a_word_and_without_a_wait(tmp_path: Path) -> None:
+    text = """
+    train(5)
+    if rank == 1:
+        time.sleep(4)
+        begin = time.monotonic()
+        stop_training_profiling()
+        print("took", time.monotonic() - begin < 1)
+    """
+    group = Group(tmp_path, text, RECTIFIED_FLOW_PROFILE_RANK_WAIT_S="0")
+    first, second = group.end()
+    assert (first.status, first.stderr, second.status, second.stderr) == (0, "", 0, "")
+    assert second.stdout == "took True\n"
+    assert group.told()["0"] == [5, True, None, []]
+    assert journal_kinds(tmp_path, 1)[-2:] == ["rank", "end"]
+    assert [path.name for path in tmp_path.glob("runs/*/ranks/*")] == ["1.json"]
+
+
+def test_rank_0_waits_for_others_a_moment_only_where_it_fails(tmp_path: Path) -> None:
+    text = """
+    train(5)
+    if rank == 1:
+        time.sleep(60)
+    time.sleep(1)
+    raise ValueError
+    """
+    group = Group(tmp_path, text, RECTIFIED_FLOW_PROFILE_RANK_WAIT_S="30")
+    begin_s = time.monotonic()
+    (first,) = group.end(0)
+    assert first.status == 1
+    assert time.monotonic() - begin_s < 30
+    assert group.told()["0"] == [5, True, "ValueError", []]
+
+
+def test_a_second_group_on_the_same_port_comes_up_as_it_does_without_us(tmp_path: Path) -> None:
+    text = """
+    train(3)
+    for _ in range(3):
+        dist.barrier()
+        time.sleep(1.1 * (rank == 1))  # the server goes while the others still have their connections
+        dist.destroy_process_group()
+        begin = time.monotonic()
+        dist.init_process_group("gloo")
+        train(2)
+        assert time.monotonic() - begin < 10
+    """
+    group = Group(tmp_path, text)
+    first, second = group.end()
+    assert (first.status, second.status, first.stderr, second.stderr) == (0, 0, "", "")
+    assert group.told() == {"0": [9, True, None, []], "1": [9, True, None, []]}
+
+
+def test_a_server_that_hangs_holds_nobody_at_the_interpreters_end(tmp_path: Path) -> None:
+    server = tmp_path / "server.py"
+    server.write_text(
+        "import sys, time\nfrom torch.distributed import TCPStore\n"
+        "store = TCPStore('127.0.0.1', int(sys.argv[1]), 2, True, wait_for_workers=False)\n"
+        "print('up', flush=True)\ntime.sleep(600)\n"
+    )
+    port = free_port()
+    with subprocess.Popen(
+        [sys.executable, str(server), str(port)], stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL
+    ) as keeper:
+        try:
+            assert keeper.stdout is not None
+            keeper.stdout.readline()
+            text = """
+            rank = int(os.environ["RANK"])
+            store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, False)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+            train(5)
+            print("ready", flush=True)
+            time.sleep(3)
+            """
+            group = Group(tmp_path, text, has_group=False, MASTER_PORT=str(port))
+            for rank in (0, 1):
+                group.wait_for(rank, "ready")
+            keeper.send_signal(signal.SIGSTOP)
+            begin_s = time.monotonic()
+            first, second = group.end()
+            assert time.monotonic() - begin_s < 20
+            assert (first.status, second.status, first.stderr, second.stderr) == (0, 0, "", "")
+        finally:
+            keeper.kill()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_every_rank_as_it_would_without_us(tmp_path: Path, signum: int) -> None:
+    group = Group(tmp_path, "train(5)\nprint('ready', flush=True)\nwhile True: time.sleep(1)\n")
+    for rank in (0, 1):
+        group.wait_for(rank, "ready")
+    for process in group.processes:
+        process.send_signal(signum)
+    first, second = group.end()
+    assert (first.status, second.status) == (-signum, -signum)
+    name = "SIGTERM" if signum == signal.SIGTERM else "KeyboardInterrupt"
+    assert group.told() == {"0": [5, True, name, []], "1": [5, True, name, []]}

@@ -1,0 +1,237 @@
+"""Trainings on many ranks, as torchrun starts them: rank 0 reports for all, whatever becomes of the others."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .scripts import ROOT, TIMEOUT_S, environment
+
+PROGRAMS = ROOT / "tests" / "ranks"
+SUMMARY = "=== Final Profiling Summary"
+FIXED = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "RECTIFIED_FLOW_PROFILE_FORMAT": "lines"}
+
+
+class Training:
+    """A training under torchrun that has come to its end, and what the profiler left of it."""
+
+    def __init__(self, cwd: Path, status: int, stdout: str, stderr: str) -> None:
+        self.cwd, self.status, self.stdout, self.stderr = cwd, status, stdout, stderr
+
+    @property
+    def folder(self) -> Path:
+        (folder,) = (self.cwd / "runs").iterdir()
+        return folder
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "report.json").read_text()))
+
+    def insight(self, code: str) -> dict[str, Any]:
+        insights = self.report["insights"]
+        assert code in [insight["code"] for insight in insights], insights
+        return next(insight for insight in insights if insight["code"] == code)
+
+    def told_by(self, pattern: str) -> list[str]:
+        return sorted(re.findall(pattern, self.stdout))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def launch(ranks: int, *launcher: str) -> list[str]:
+    """Return torchrun's command for so many ranks."""
+    address = ["--master_addr=127.0.0.1", f"--master_port={free_port()}"]
+    return [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", *(launcher or address)]
+
+
+@contextmanager
+def started(command: list[str], cwd: Path, profile: str | None, **variables: str) -> Iterator["subprocess.Popen[str]"]:
+    """Start a command in a process group of its own, of which nothing is left behind."""
+    cwd.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment(profile, **FIXED, **variables),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def train(
+    cwd: Path, *words: str, ranks: int = 2, program: str = "training.py", is_watched: bool = True, **variables: str
+) -> Training:
+    """Run a program of tests/ranks to its end, watched or not at all."""
+    command = [*launch(ranks), str(PROGRAMS / program), *words]
+    if is_watched:
+        command = [sys.executable, "-m", "training_profiler", "run", *command]
+    with started(command, cwd, None, **variables) as process:
+        stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    return Training(cwd, process.returncode, stdout, stderr)
+
+
+def report_of(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run ``training-profiler report`` on a folder."""
+    command = [sys.executable, "-m", "training_profiler", "report", str(folder), *words]
+    return subprocess.run(command, text=True, capture_output=True, timeout=TIMEOUT_S, env=environment(None))
+
+
+TOLD = r"rank \d: \d+ collectives, losses \[.*\]"
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_profiling_adds_no_collective_and_changes_no_loss(tmp_path: Path, parallel: str) -> None:
+    plain = train(tmp_path / "plain", "--parallel", parallel, is_watched=False)
+    ours = train(tmp_path / "ours", "--parallel", parallel)
+    assert (plain.status, ours.status) == (0, 0), ours.stderr
+    assert ours.told_by(TOLD) == plain.told_by(TOLD)
+    assert len(plain.told_by(TOLD)) == 2
+    assert ours.stderr == plain.stderr
+    assert ours.stdout.count(SUMMARY) == 1
+    ranks = ours.report["ranks"]
+    assert [row["who"]["rank"] for row in ranks["ranks"]] == [0, 1]
+    assert all(row["is_final"] for row in ranks["ranks"])
+    assert ours.report["sections"]["synchronization"]["step_self_s"] > 0
+
+
+def test_a_single_rank_has_nothing_to_compare(tmp_path: Path) -> None:
+    training = train(tmp_path, ranks=1)
+    assert training.status == 0
+    assert training.report["ranks"] is None
+    assert "Ranks:" not in training.stdout
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize(("slow", "cause"), [("data", "data_loading"), ("forward", "forward_pass"), ("sleep", "other")])
+def test_a_planted_straggler_is_named_with_its_cause(tmp_path: Path, parallel: str, slow: str, cause: str) -> None:
+    training = train(tmp_path, "--slow", slow, "--parallel", parallel)
+    assert training.status == 0, training.stderr
+    insight = training.insight("straggler")
+    assert (insight["evidence"]["rank"], insight["evidence"]["cause"]) == (1, cause)
+    slowest = next(row for row in training.report["ranks"]["ranks"] if row["who"]["rank"] == 1)
+    assert slowest["against_best"] > 1.5
+    assert slowest["cause"] == cause
+    if parallel == "ddp":  # of FSDP's many small exchanges most is exchange, where processes share few cores
+        assert training.report["ranks"]["waiting_share"] > training.report["ranks"]["transfer_share"]
+
+
+def test_of_four_ranks_the_slow_one_is_named(tmp_path: Path) -> None:
+    training = train(tmp_path, "--slow", "data", "--slow-rank", "2", ranks=4)
+    assert training.status == 0, training.stderr
+    insight = training.insight("straggler")
+    assert (insight["evidence"]["rank"], insight["evidence"]["cause"]) == (2, "data_loading")
+    assert len(training.report["ranks"]["ranks"]) == 4
+
+
+def test_a_rank_that_is_killed_is_told_of_and_the_rest_is_reported(tmp_path: Path) -> None:
+    training = train(tmp_path, "--fail", "kill", RECTIFIED_FLOW_PROFILE_FLUSH_S="0.05")
+    assert training.status == 1
+    assert training.stdout.count(SUMMARY) == 1
+    killed = training.report["ranks"]["ranks"][1]
+    assert not killed["is_final"]
+    assert killed["steps"] > 0
+    merged = report_of(training.folder)
+    assert merged.returncode == 0
+    assert merged.stdout.count(SUMMARY) == 1
+
+
+def test_when_a_rank_raises_the_others_end_by_sigterm_and_report(tmp_path: Path) -> None:
+    training = train(tmp_path, "--fail", "raise")
+    assert training.status == 1
+    assert training.stdout.count(SUMMARY) == 1
+    assert training.stderr.count("RuntimeError: planted") >= 1
+    failed = training.report["ranks"]["ranks"][1]
+    assert failed["ended_by"] == "RuntimeError"
+
+
+def test_a_rank_that_stops_at_its_end_holds_up_nobody(tmp_path: Path) -> None:
+    words = ("--fail", "stop", "--fail-step", "40", "--keep-group")
+    command = [*launch(2), str(PROGRAMS / "training.py"), *words]
+    command = [sys.executable, "-m", "training_profiler", "run", *command]
+    with started(command, tmp_path, None) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert any(SUMMARY in line for line in lines), process.stderr
+        assert process.poll() is None  # the other one still stands still
+    rows = Training(tmp_path, 0, "", "").report["ranks"]["ranks"]
+    assert [row["is_final"] for row in rows] == [True, False]
+
+
+def test_ranks_may_have_different_sections(tmp_path: Path) -> None:
+    training = train(tmp_path, program="sections.py", is_watched=False, RECTIFIED_FLOW_PROFILE="1")
+    assert training.status == 0, training.stderr
+    spread = {row["name"]: row for row in training.report["ranks"]["sections"]}
+    assert (spread["only_here"]["ranks"], spread["only_here"]["never_on"]) == (1, [0])
+    assert spread["forward_pass"]["ranks"] == 2
+    assert "only_here" not in training.report["sections"]  # which is rank 0's
+
+
+def test_two_machines_without_a_common_disk_are_merged_from_their_files(tmp_path: Path) -> None:
+    port = free_port()
+    nodes = [tmp_path / "node0", tmp_path / "node1"]
+    commands = [
+        [
+            *(sys.executable, "-m", "training_profiler", "run"),
+            *launch(2, "--nnodes=2", f"--node_rank={node}", "--master_addr=127.0.0.1", f"--master_port={port}"),
+            str(PROGRAMS / "training.py"),
+        ]
+        for node in range(2)
+    ]
+    with started(commands[0], nodes[0], None) as first, started(commands[1], nodes[1], None) as second:
+        stdout, stderr = first.communicate(timeout=TIMEOUT_S)
+        other, _ = second.communicate(timeout=TIMEOUT_S)
+    assert (first.returncode, second.returncode) == (0, 0), stderr
+    assert (stdout + other).count(SUMMARY) == 1
+    folder = Training(nodes[0], 0, stdout, stderr).folder
+    assert sorted(path.name for path in folder.glob("rank*.jsonl")) == ["rank0.jsonl", "rank1.jsonl"]
+    away = nodes[1] / "runs" / folder.name  # the same name on both
+    assert sorted(path.name for path in away.glob("rank*.jsonl")) == ["rank2.jsonl", "rank3.jsonl"]
+    alone = json.loads(report_of(folder, "--json").stdout)
+    assert [row["who"]["rank"] for row in alone["ranks"]["ranks"]] == [0, 1]
+    assert alone["ranks"]["missing"] == [2, 3]
+    for journal in away.glob("rank*.jsonl"):
+        shutil.copy(journal, folder)
+    merged = json.loads(report_of(folder, "--json").stdout)
+    assert [row["who"]["rank"] for row in merged["ranks"]["ranks"]] == [0, 1, 2, 3]
+    assert [row["who"]["node"] for row in merged["ranks"]["ranks"]] == [0, 0, 1, 1]
+    assert merged["ranks"]["missing"] == []
+
+
+def test_a_training_that_is_started_anew_has_a_part_for_each_attempt(tmp_path: Path) -> None:
+    launcher = launch(2, "--standalone", "--max-restarts=1")
+    words = [str(PROGRAMS / "training.py"), "--fail", "raise", "--fail-step", "20"]
+    with started([sys.executable, "-m", "training_profiler", "run", *launcher, *words], tmp_path, None) as process:
+        stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, stderr
+    training = Training(tmp_path, 0, stdout, stderr)
+    names = sorted(path.name for path in training.folder.glob("rank*.jsonl"))
+    assert names == ["rank0-attempt1.jsonl", "rank0.jsonl", "rank1-attempt1.jsonl", "rank1.jsonl"]
+    assert training.report["steps"] == 40
+    (first,) = training.report["attempts"]
+    assert (first["number"], first["steps"]) == (0, 20)
+    assert "ttempt" in stdout.rpartition(SUMMARY)[2]
+    assert json.loads(report_of(training.folder, "--json").stdout)["steps"] == 40
+    earlier = json.loads(report_of(training.folder, "--json", "--attempt", "0").stdout)
+    assert earlier["steps"] == 20

@@ -68,6 +68,7 @@ class Process:
         if self.watch is None:
             self.by_hand.install()
         ranks = self.watch or self.by_hand
+        ranks.exchange.begin_anew()
         self.session = Session(self.recorder, self.settings, cost_ns, self.watch, self.watch_begin_ns, ranks)
         self.session.start(opens_files)
         return self.session

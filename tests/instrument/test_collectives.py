@@ -24,6 +24,7 @@ def group(seen):
         yield seen
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 def test_one_that_calls_others_counts_once(group):
     distributed.all_gather_object([None], "words")
     objects = [None]

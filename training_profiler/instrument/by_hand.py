@@ -31,7 +31,6 @@ class SeamsByHand:
         """Put them in place, now or when the program has imported torch."""
         if self._patches is None and not any(type(one).__name__ == WATCH_TO_COME for one in sys.meta_path):
             self._patches = Patches()
-            self.exchange.begin_anew()
             if hasattr(sys.modules.get("torch"), "distributed"):
                 self._replace()
             else:

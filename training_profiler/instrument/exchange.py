@@ -65,7 +65,6 @@ class Exchange:
         """Read the statistics of ``module`` from now on."""
         if self.why_not is None:
             try:
-                self.modules = [one for one in self.modules if one.reference() is not None]
                 self.modules.append(DdpModule(module, self._made, self._backwards()))
                 self._made += 1
             except Exception as error:
@@ -95,6 +94,8 @@ class Exchange:
             self._give_up(error)
 
     def _figures(self) -> list[Figures]:
+        if any(module.reference() is None for module in self.modules):
+            self.modules = [module for module in self.modules if module.reference() is not None]
         backwards = self._backwards()
         figures = (module.read(backwards) for module in self.modules)
         return [one for one in figures if one is not None]

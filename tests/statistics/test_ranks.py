@@ -155,6 +155,14 @@ def test_figures_since_the_last_report_leave_out_what_was_before():
     assert figures.sync_share == pytest.approx((3 * 23 + 3) / 4 / 51)
 
 
+def test_a_rank_that_was_in_a_section_before_is_not_told_never_to_have_been():
+    fetch = {"first_fetch": RankSection(1, 5 * MS)}
+    before = {0: told(0, others=fetch)}
+    ranks = [told(0, steps=200, number=2, others=fetch), told(1, steps=200, number=2, others=fetch)]
+    (spread,) = [one for one in ranks_figures(ranks, 2, before=before).sections if one.name == "first_fetch"]
+    assert (spread.ranks, spread.never_on) == (1, ())
+
+
 def test_a_rank_that_made_no_step_since_has_no_figures_of_steps():
     before = {1: told(1)}
     figures = ranks_figures([told(0, steps=200), told(1)], 2, before=before)

@@ -8,7 +8,7 @@ from training_profiler.rank_figures import RankFigures
 from training_profiler.snapshot import OTHER, Snapshot
 from training_profiler.units import seconds_text
 
-WORTH_OF_STEP: Final = 0.02  # a rank or host that makes steps longer by less than this is left alone
+GAIN: Final = 0.5  # of the threshold: a rank or host that makes steps longer by less of their time is left alone
 NEARLY: Final = 0.5  # of what the slowest rank has beyond the median: ranks that have more are as slow
 WAITED_FOR: Final = 0.5  # of that, by which the others wait longer at least
 ON_DEVICE: Final = ("forward_pass", "backward_pass", "optimizer_step", "gradient_clipping", "ema_update")
@@ -32,7 +32,7 @@ def straggler(snapshot: Snapshot, threshold: float) -> Insight | None:
         return None
     slowest, several, slow = found
     worth_s = slow.saved_s * snapshot.step.settled_count
-    if worth_s < max(WORTH_AT_LEAST_S, WORTH_OF_STEP * snapshot.step.settled_s):
+    if worth_s < max(WORTH_AT_LEAST_S, GAIN * threshold * snapshot.step.settled_s):
         return None
     excess = slow.work_s / slow.others_s - 1
     evidence: dict[str, float | int | str] = {
@@ -70,7 +70,7 @@ def host_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
     if slow is None or snapshot.step is None:
         return None
     worth_s = slow.saved_s * snapshot.step.settled_count
-    if worth_s < max(WORTH_AT_LEAST_S, WORTH_OF_STEP * snapshot.step.settled_s):
+    if worth_s < max(WORTH_AT_LEAST_S, GAIN * threshold * snapshot.step.settled_s):
         return None
     excess = slow.work_s / slow.others_s - 1
     return Insight(

@@ -54,13 +54,25 @@ def section_table(told: Sequence[RankSums]) -> SectionTable:
     )
 
 
-def spreads(table: SectionTable) -> tuple[SectionSpread, ...]:
-    """Return the spread of each section over the ranks that entered it, the longest a step first."""
-    found = [spread for at in range(len(table.names)) if (spread := _spread(table, at)) is not None]
+def spreads(table: SectionTable, of_run: Sequence[RankSums]) -> tuple[SectionSpread, ...]:
+    """Return the spread of each section over the ranks that entered it, the longest a step first.
+
+    Which ranks never entered one is told by ``of_run``: between two tellings a rank may just not have come to it.
+    """
+    found = []
+    for at, name in enumerate(table.names):
+        never_on = tuple(one.who.rank for one in of_run if not _is_entered(one.sections.get(name, NO_SECTION)))
+        spread = _spread(table, at, never_on)
+        if spread is not None:
+            found.append(spread)
     return tuple(sorted(found, key=lambda one: (not one.is_of_step, -one.max_s, one.name)))
 
 
-def _spread(table: SectionTable, at: int) -> SectionSpread | None:
+def _is_entered(row: RankSection) -> bool:
+    return row.spans > 0 or row.own_step_ns > 0
+
+
+def _spread(table: SectionTable, at: int, never_on: tuple[int, ...]) -> SectionSpread | None:
     rows = table.rows[at]
     spans, total_ns, step_ns, own_ns, device_count, device_ns, device_step_ns, _ = rows.T
     entered = (spans > 0) | (own_ns > 0)
@@ -89,7 +101,7 @@ def _spread(table: SectionTable, at: int) -> SectionSpread | None:
         is_of_step=is_of_step,
         is_device=is_device,
         slowest_total_s=float(total[slowest]) / NS_PER_S,
-        never_on=tuple(table.who[rank].rank for rank in np.flatnonzero(~entered).tolist()),
+        never_on=never_on,
     )
 
 

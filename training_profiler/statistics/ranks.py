@@ -58,7 +58,7 @@ def ranks_figures(
         ranks=tuple(rows),
         missing=tuple(rank for rank in range(world_size) if rank not in heard),
         silent=tuple(row.who.rank for row in rows if row.who.rank in late and not row.is_final),
-        sections=spreads(table),
+        sections=spreads(table, of_run),
         hosts=_hosts(rows, of_run),
         step_s=_median(row.step_s for row in rows),
         sync_share=shares[0],

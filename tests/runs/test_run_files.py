@@ -113,11 +113,21 @@ def test_a_rank_that_nobody_tells_finds_the_folder_of_its_launch(tmp_path):
     other = Process(tmp_path, 3).flush()
     Process(tmp_path, 0).flush()
     other.flush()
-    assert other.files.folder is None  # it looks every other second
+    assert other.files.folder is None  # it does not look at each flush
     other.clock.advance(2)
     other.flush()
     assert other.files.folder == tmp_path / RUN
     assert [record["kind"] for record in other.records()] == ["begin", *["interval"] * 3]
+
+
+def test_a_rank_that_finds_nothing_looks_ever_more_seldom(tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr(run_files, "run_of_rank", lambda *arguments: looks.append(other.clock.now_ns // 10**9))
+    other = Process(tmp_path, 3)
+    for _ in range(300):
+        other.flush()
+        other.clock.advance(1)
+    assert looks == [0, 2, 6, 14, 30, 62, 126, 190, 254]
 
 
 def change_meta(parent, **values):

@@ -32,7 +32,9 @@ from training_profiler.settings import Settings
 from training_profiler.snapshot import Health
 from training_profiler.units import NS_PER_S
 
-LOOK_EVERY_NS: Final = 2 * NS_PER_S  # for a run folder on this disk, where nobody has told its name
+# For a run folder on this disk, where nobody has told its name: after so long, then each time after twice as long.
+FIRST_LOOK_NS: Final = 2 * NS_PER_S
+LAST_LOOK_NS: Final = 64 * NS_PER_S
 MOST_JOURNALS: Final = 100  # of one rank in one attempt
 
 
@@ -69,7 +71,7 @@ class RunFiles:
         self._who = RankId(settings.rank, attempt=settings.launch.attempt)
         self._parent: Path | None = None
         self._journal: Journal | None = None
-        self._next_look_ns = 0
+        self._next_look_ns, self._look_every_ns = 0, FIRST_LOOK_NS
 
     def open(self, who: RankId) -> Journal:
         """Return the journal of rank ``who``, making folder and files where they are not there yet."""
@@ -142,7 +144,8 @@ class RunFiles:
         now_ns = self._clock()
         if self._parent is None or now_ns < self._next_look_ns:
             return None
-        self._next_look_ns = now_ns + LOOK_EVERY_NS
+        self._next_look_ns = now_ns + self._look_every_ns
+        self._look_every_ns = min(LAST_LOOK_NS, 2 * self._look_every_ns)
         return run_of_rank(self._who, self._wall_ns, self._launch, self._parent)
 
     def _join(self, journal: Journal, folder: Path) -> None:

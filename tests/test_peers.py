@@ -72,6 +72,7 @@ def test_the_only_rank_tells_nothing_and_has_no_figures(monkeypatch, clock):
     alone = Ranks(monkeypatch, clock, world_size=1)
     alone.peers.tell(RUN, inside=())
     alone.peers.close(RUN, inside=(), ended_by=None)
+    alone.peers.finish()
     assert alone.peers.figures(RUN) is None
     assert (alone.told, alone.asked, alone.board.finished) == ([], [], [])
 
@@ -87,6 +88,8 @@ def test_what_is_told_bears_the_wall_clocks_time_of_the_begin_and_of_now(ranks, 
 def test_the_last_is_told_at_once_and_a_rank_that_fails_does_not_wait_long(ranks, ended_by, is_hurried):
     ranks.peers.tell(RUN, inside=())
     ranks.peers.close(RUN, inside=("forward_pass",), ended_by=ended_by)
+    assert ranks.board.finished == []
+    ranks.peers.finish()
     assert (ranks.told[1].is_final, ranks.told[1].ended_by) == (True, ended_by)
     assert ranks.board.finished == [is_hurried]
 

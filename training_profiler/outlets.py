@@ -138,6 +138,7 @@ class Outlets:
     def close(self, health: Callable[[], Health], ended_by: str | None) -> None:
         """Append how the run ended, and close the journal; where no report is made, that is all."""
         self._upkeep.guard("run folder", lambda: self._files.close(health(), ended_by))
+        self._share_folder()
 
     def notes(self) -> list[str]:
         """Return sentences on what did not reach a tracker."""
@@ -171,11 +172,15 @@ class Outlets:
         if board.run_name is not None:
             files.run_name = board.run_name
         journal = files.open(self.rank.who)
-        if files.folder is not None and self.rank.is_one_of_many():
-            board.folder = files.folder
-            if self.rank.is_primary():
-                board.name_run(files.folder.name)
+        self._share_folder()
         return journal
+
+    def _share_folder(self) -> None:
+        folder = self._files.folder
+        if folder is not None and self.rank.is_one_of_many():
+            self.board.folder = folder
+            if self.rank.is_primary():
+                self.board.name_run(folder.name)
 
     def _folder(self) -> Path | None:
         self.journal(lambda journal: None)

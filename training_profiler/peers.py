@@ -89,11 +89,15 @@ class Peers:
             self._tell(self._sums(run, inside))
 
     def close(self, run: Totals, *, inside: tuple[str, ...], ended_by: str | None) -> None:
-        """Tell the others the last of this rank, and on rank 0 wait a moment for theirs."""
+        """Tell the others the last of this rank."""
         if self._rank.is_one_of_many():
             self._ending = {"is_final": True, "ended_by": ended_by}
             self._tell(self._sums(run, inside))
-            self._board.finish(is_hurried=ended_by is not None)
+
+    def finish(self) -> None:
+        """See it carried, and on rank 0 wait a moment for the others' last."""
+        if self._rank.is_one_of_many():
+            self._board.finish(is_hurried=self._ending.get("ended_by") is not None)
 
     def _sums(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSums:
         seen = () if self.meetings is None else tuple(meetings(list(self.meetings.seen)))

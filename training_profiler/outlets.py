@@ -81,7 +81,7 @@ class Outlets:
         self.rank.note()
         if self.rank.is_one_of_many():  # the others want to know the folder's name
             self.journal(lambda journal: None)
-            self.board.begin()
+            self._upkeep.guard("ranks", self.board.begin)
         self._start_trackers()
 
     def journal(self, work: Callable[[Journal], None]) -> None:
@@ -95,7 +95,8 @@ class Outlets:
         """Tell the other ranks what this one has measured so far."""
         told = sums.to_data()
         self.journal(lambda journal: journal.write_rank(told))
-        self.board.begin()
+        if not sums.is_final:  # at the end of the interpreter no thread may be started any more
+            self._upkeep.guard("ranks", self.board.begin)
         if not self.rank.is_primary():
             self._upkeep.guard("ranks", lambda: self.board.tell(told_data(told), sums.is_final))
 

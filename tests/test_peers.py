@@ -72,6 +72,7 @@ def test_the_only_rank_tells_nothing_and_has_no_figures(monkeypatch, clock):
     alone = Ranks(monkeypatch, clock, world_size=1)
     alone.peers.tell(RUN, inside=())
     alone.peers.close(RUN, inside=(), ended_by=None)
+    alone.peers.finish()
     assert alone.peers.figures(RUN) is None
     assert (alone.told, alone.asked, alone.board.finished) == ([], [], [])
 
@@ -87,6 +88,8 @@ def test_what_is_told_bears_the_wall_clocks_time_of_the_begin_and_of_now(ranks, 
 def test_the_last_is_told_at_once_and_a_rank_that_fails_does_not_wait_long(ranks, ended_by, is_hurried):
     ranks.peers.tell(RUN, inside=())
     ranks.peers.close(RUN, inside=("forward_pass",), ended_by=ended_by)
+    assert ranks.board.finished == []
+    ranks.peers.finish()
     assert (ranks.told[1].is_final, ranks.told[1].ended_by) == (True, ended_by)
     assert ranks.board.finished == [is_hurried]
 
@@ -131,9 +134,11 @@ def test_what_cannot_be_understood_is_left_out_and_said(ranks, data):
     assert ranks.peers.notes() == ["ranks: what 1 of them told (first: rank 1) is of another version, or garbled"]
 
 
-def test_a_rank_that_only_gave_a_sign_of_life_is_no_garbage(ranks):
-    ranks.board.of_others[1] = Told(b"", 1.0, Alive(3, ("data_loading",)))
+def test_a_rank_that_only_gave_a_sign_of_life_is_heard_of_and_no_garbage(ranks):
+    ranks.board.of_others[1] = Told(b"", 1.0, Alive(3, ("data_loading",), 1.0, "node1"))
     ranks.peers.figures(RUN)
+    heard = ranks.asked[0][0][1]
+    assert (str(heard.who), heard.steps, heard.inside) == ("rank 1 (node1)", 3, ("data_loading",))
     assert ranks.peers.notes() == []
 
 
@@ -158,12 +163,56 @@ def test_what_was_decoded_is_not_decoded_again(ranks, monkeypatch):
     assert len(ranks.asked[1][0]) == 2
 
 
-def test_what_another_thread_has_decoded_is_ready_for_the_report(ranks, monkeypatch):
+def decoded(ranks, monkeypatch):
+    """Return what is decoded from now on, by rank."""
+    seen, original = [], peers_module.rank_sums_from_data
+
+    def decode(data):
+        seen.append(data["who"]["rank"])
+        return original(data)
+
+    monkeypatch.setattr(peers_module, "rank_sums_from_data", decode)
+    return seen
+
+
+def test_what_another_thread_has_decoded_is_ready_for_the_report(ranks, monkeypatch, clock):
+    seen = decoded(ranks, monkeypatch)
     ranks.hear(1, steps=40)
+    clock.advance(1.0)
     ranks.peers.read_ahead(ranks.board.told())
-    monkeypatch.setattr(peers_module, "rank_sums_from_data", None)
     ranks.peers.figures(RUN)
+    assert seen == [1]
     assert [one.who.rank for one in ranks.asked[0][0]] == [0, 1]
+
+
+def test_beside_the_training_twenty_ranks_a_second_are_decoded_in_turn(monkeypatch, clock):
+    ranks = Ranks(monkeypatch, clock, world_size=101)
+    seen = decoded(ranks, monkeypatch)
+    for rank in range(1, 51):
+        ranks.hear(rank, steps=40)
+    for _ in range(4):
+        clock.advance(1.0)
+        ranks.peers.read_ahead(ranks.board.told())
+    assert seen == list(range(1, 51))
+    clock.advance(1000.0)
+    for rank in range(1, 51):
+        ranks.hear(rank, steps=41)
+    ranks.peers.read_ahead(ranks.board.told())
+    assert seen[50:] == list(range(1, 21))
+
+
+def test_a_periodic_report_decodes_a_part_of_many_and_the_last_one_all(monkeypatch, clock):
+    ranks = Ranks(monkeypatch, clock, world_size=1001)
+    for steps in (40, 50):
+        for rank in range(1, 1001):
+            ranks.hear(rank, steps)
+        if steps == 40:
+            ranks.peers.figures(RUN, of_interval=True)
+            assert {one.steps for one in ranks.asked[0][0][1:]} == {40}
+    ranks.peers.figures(RUN, of_interval=True)
+    assert [one.steps for one in ranks.asked[1][0][1:]].count(50) == 128
+    ranks.peers.figures(RUN)
+    assert {one.steps for one in ranks.asked[2][0][1:]} == {50}
 
 
 def test_when_the_run_is_over_its_figures_are_made_once(ranks):

@@ -176,8 +176,10 @@ class Books:
         inside = self.accumulator.open_sections(self.training_thread)
         self._upkeep.guard("ranks", lambda: self.peers.close(self.sums.run, inside=inside, ended_by=ended_by))
         if not self._outlets.is_primary():
-            self._outlets.close(self.health, ended_by)
+            self._outlets.close(self.health, ended_by)  # which may find the run's folder, if nobody told of it
+            self._upkeep.guard("ranks", self.peers.finish)
             return
+        self._upkeep.guard("ranks", self.peers.finish)
         self.send_interval()
         self._outlets.final(lambda: self.figures(ended_by), diagnose(self.figures(ended_by)), self.health)
 

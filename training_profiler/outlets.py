@@ -86,7 +86,7 @@ class Outlets:
         self.rank.note()
         if self.rank.is_one_of_many():  # the others want to know the folder's name
             self.journal(lambda journal: None)
-            self.board.begin()
+            self._upkeep.guard("ranks", self.board.begin)
         self._start_trackers()
 
     def journal(self, work: Callable[[Journal], None]) -> None:
@@ -100,7 +100,8 @@ class Outlets:
         """Tell the other ranks what this one has measured so far."""
         told = sums.to_data()
         self.journal(lambda journal: journal.write_rank(told))
-        self.board.begin()
+        if not sums.is_final:  # at the end of the interpreter no thread may be started any more
+            self._upkeep.guard("ranks", self.board.begin)
         if not self.rank.is_primary():
             self._upkeep.guard("ranks", lambda: self.board.tell(told_data(told), sums.is_final))
 
@@ -143,6 +144,7 @@ class Outlets:
     def close(self, health: Callable[[], Health], ended_by: str | None) -> None:
         """Append how the run ended, and close the journal; where no report is made, that is all."""
         self._upkeep.guard("run folder", lambda: self._files.close(health(), ended_by))
+        self._share_folder()
 
     def notes(self) -> list[str]:
         """Return sentences on what did not reach a tracker."""
@@ -176,11 +178,15 @@ class Outlets:
         if board.run_name is not None:
             files.run_name = board.run_name
         journal = files.open(self.rank.who)
-        if files.folder is not None and self.rank.is_one_of_many():
-            board.folder = files.folder
-            if self.rank.is_primary():
-                board.name_run(files.folder.name)
+        self._share_folder()
         return journal
+
+    def _share_folder(self) -> None:
+        folder = self._files.folder
+        if folder is not None and self.rank.is_one_of_many():
+            self.board.folder = folder
+            if self.rank.is_primary():
+                self.board.name_run(folder.name)
 
     def _folder(self) -> Path | None:
         self.journal(lambda journal: None)

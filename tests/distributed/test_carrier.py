@@ -12,7 +12,7 @@ class World:
     def __init__(self, monkeypatch, clock, world_size=3, has_agent_store=False):
         self.clock, self.server = clock, FakeServer()
         self.group = FakeStore(self.server)
-        self.is_in_group = True
+        self.is_in_group = True  # or another number, for another group
         self.has_agent_store = has_agent_store
         self.world_size = world_size
         monkeypatch.setattr(store_module, "descriptor_of", lambda store: store)
@@ -216,7 +216,7 @@ def test_another_group_on_another_server_is_joined(world, clock):
     first.settle_name("run")
     old, world.server = world.server, FakeServer()
     old.is_up = False
-    world.group = FakeStore(world.server)
+    world.group, world.is_in_group = FakeStore(world.server), 2
     for carrier in (first, second):
         carrier.look()
     first.settle_name("run")
@@ -224,3 +224,16 @@ def test_another_group_on_another_server_is_joined(world, clock):
     first.read(is_now=True)
     assert data_of(first) == {1: b"one"}
     assert world.server.values["training_profiler/0.0/run"] == b"run"
+
+
+def test_the_groups_store_is_looked_for_once_a_group_and_not_kept(world):
+    found = []
+    first = world.carrier(0)
+    first._find_store = lambda: found.append(1)
+    for _ in range(20):
+        first.look()
+    assert found == []
+    world.is_in_group = 2
+    for _ in range(20):
+        first.look()
+    assert len(found) == 5

@@ -287,3 +287,36 @@ def test_a_signal_ends_every_rank_as_it_would_without_us(tmp_path: Path, signum:
     assert (first.status, second.status) == (-signum, -signum)
     name = "SIGTERM" if signum == signal.SIGTERM else "KeyboardInterrupt"
     assert group.told() == {"0": [5, True, name, []], "1": [5, True, name, []]}
+
+
+def test_no_collective_is_added_to_those_of_the_program(tmp_path: Path) -> None:
+    # c10d numbers all collectives of a group.
+    text = """
+    before = dist.group.WORLD._get_sequence_number_for_group()
+    train(25, lambda step: time.sleep(0.1))
+    stop_training_profiling()
+    print(dist.group.WORLD._get_sequence_number_for_group() - before, file=sys.stderr)
+    """
+    group = Group(tmp_path, text, RECTIFIED_FLOW_PROFILE_LOG_EVERY="5")
+    first, second = group.end()
+    assert (first.stderr, second.stderr) == ("25\n", "25\n")
+    assert first.stdout.count("=== Profiling Report") == 5
+    assert group.told() == {"0": [25, True, None, []], "1": [25, True, None, []]}
+
+
+def test_a_training_that_hangs_is_said_once_with_where_each_rank_is(tmp_path: Path) -> None:
+    text = """
+    import training_profiler.stall as stall
+    stall.QUIET_S = 3.0
+    def hang(step):
+        if rank == 1 and step == 10:
+            with profile_section("data_loading"):
+                time.sleep(6)
+    train(12, hang)
+    """
+    first, second = Group(tmp_path, text).end()
+    line = "no training step for 3 s: rank 0 is in synchronization, rank 1 ("
+    assert first.stdout.count(f"Profiler: {line}") == 1
+    assert first.stdout.count(f"- {line}") == 1  # under "Profiler health"
+    assert ") in data_loading since 3 s" in first.stdout or ") in data_loading since 4 s" in first.stdout
+    assert (first.stderr, second.stderr, second.stdout) == ("", "", "")

@@ -66,6 +66,7 @@ class Board:
         self._took_s = 0.0  # the latest turn
         self._beat = 0
         self._next_beat_ns = 0
+        self._wants_read, self._next_soon_ns = False, 0
         self._until_ns: int | None = None  # when the end is to be through; None before the end
         self._is_over = False
 
@@ -104,8 +105,11 @@ class Board:
         self._wakes.put(None)
 
     def read_soon(self) -> None:
-        """Let the thread of rank 0 read what others told, if that is not too soon after it did: a report is due."""
-        if self._thread is not None and not self._rank.who.rank:
+        """Let the thread of rank 0 read what others told: a report is due. As often as it reads by itself at most."""
+        now_ns = self._clock()
+        if not self._rank.who.rank and now_ns >= self._next_soon_ns:
+            self._next_soon_ns = now_ns + int(self._carrier.every_s * NS_PER_S)
+            self._wants_read = True
             self._wakes.put(None)
 
     def told(self) -> Mapping[int, Told]:
@@ -177,7 +181,8 @@ class Board:
         carrier.look()
         carrier.settle_name(self._name)
         if self._rank.who.rank == 0:
-            carrier.read(is_now=is_ending)
+            wants_read, self._wants_read = self._wants_read, False
+            carrier.read(is_now=is_ending or wants_read)
             if self.watch is not None and not is_ending:
                 self.watch(carrier.told())
             is_through = not carrier.awaited()

@@ -8,13 +8,14 @@ from typing import Any, Final, NamedTuple
 from training_profiler.distributed.folder import FolderStore
 from training_profiler.distributed.message import Alive, Message, unpack
 from training_profiler.distributed.rank import Rank
-from training_profiler.distributed.store import GroupStore, connect, default_store, has_group
+from training_profiler.distributed.store import GroupStore, connect, default_store, group_mark
 from training_profiler.units import NS_PER_S
 
 EVERY_S: Final = 1.0  # between two readings, and two signs of life; where there are over 100 ranks,
 RANKS_A_SECOND: Final = 100  # so many of each a second on all ranks together
 SILENT: Final = 5  # such intervals without a sign of life, and it is not waited for at the end
 LEAST_SILENT_S: Final = 5.0
+TRIES: Final = 5  # to connect to a group's store: it may just be in use
 RUN_NAME: Final = re.compile(r"[\w.-]{1,200}")
 BY_STORE, BY_FILE = range(2)
 _LOST: Final = (RuntimeError, ValueError, TypeError, AttributeError)  # c10d's errors are RuntimeErrors
@@ -44,7 +45,7 @@ class Carrier:
         has_agent_store: bool,
         clock: Callable[[], int],
         find_store: Callable[[], Any] = default_store,
-        is_in_group: Callable[[], bool] = has_group,
+        group: Callable[[], int] = group_mark,
     ) -> None:
         self.rank = rank
         self.folder: Path | None = None
@@ -56,9 +57,10 @@ class Carrier:
         self.heard: dict[int, _Heard] = {}
         self._has_agent_store = has_agent_store
         self._clock = clock
-        self._find_store, self._is_in_group = find_store, is_in_group
+        self._find_store, self._group = find_store, group
         self._store: GroupStore | None = None
-        self._of_store: int | None = None
+        self._of_group = 0
+        self._tries = 0  # left to find the store of that group
         self._files: FolderStore | None = None
         self._seen: dict[tuple[int, int], bytes] = {}  # what a rank told last by either way
         self._next_read_ns = 0
@@ -74,18 +76,23 @@ class Carrier:
         self.rank.note()
         if self._store is not None and not self._store.is_alive():
             self._store = None
-        if not self._is_in_group():
+        group = self._group()
+        if not group:
             if not self._has_agent_store:  # its server may be gone the next moment
-                self._store, self._of_store = None, None
-        else:
-            self._connect(self._find_store())
+                self._store = None
+        elif group != self._of_group:
+            self._of_group, self._tries, self._store = group, TRIES, None
+        if group and self._store is None and self._tries:
+            self._tries -= 1
+            self._connect()
         if self._files is None and self.folder is not None:
             self._files = FolderStore(self.folder, self.rank.who.attempt)
 
-    def _connect(self, store: Any) -> None:
-        if store is None or id(store) == self._of_store:
+    def _connect(self) -> None:
+        store = self._find_store()  # kept no longer than it takes, for who has it keeps the server and its port
+        if store is None:
             return
-        self._of_store, self._named = id(store), False
+        self._tries, self._named = 0, False
         try:
             self._store = connect(store, f"{self.rank.who.attempt}.{self.serial}")
         except _LOST:

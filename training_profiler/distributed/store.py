@@ -61,10 +61,12 @@ class GroupStore:
         return bytes(self._client.get(key)).decode("utf-8", "replace") if self._client.check([key]) else None
 
 
-def has_group() -> bool:
-    """Return whether torch has a process group."""
+def group_mark() -> int:
+    """Return a number of the process group that there is, another one for another group; 0 without any."""
     distributed = sys.modules.get("torch.distributed")
-    return bool(distributed is not None and distributed.is_available() and distributed.is_initialized())
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 0
+    return id(distributed.group.WORLD)
 
 
 def default_store() -> Any:

@@ -59,7 +59,6 @@ class Exchange:
         self._steps = Steps()
         self._idle_before = 0  # no step before this one, from the last on, is compared
         self._taken.clear()
-        self._sum = Exchanged()
 
     def watch(self, module: Any) -> None:
         """Read the statistics of ``module`` from now on."""
@@ -114,7 +113,6 @@ class Exchange:
     def _take_in(self, figures: list[Figures], of_steps: Iterable[tuple[int, int]]) -> None:
         new = _sum(one.exchanged for one in figures)._replace(of_steps=tuple(of_steps))
         if new.exchanges or new.of_steps:
-            self._sum = _sum([self._sum, new._replace(of_steps=())])
             self._taken.append(new)
 
     def _give_up(self, error: Exception) -> None:
@@ -136,17 +134,8 @@ class Exchange:
         return steps
 
     def note(self) -> str | None:
-        """Return a sentence about it; None where nothing was exchanged."""
-        if self.why_not is not None:
-            return f"DDP's exchange of gradients is not measured: {self.why_not}"
-        count, sampled, total_ns, hidden_ns, *_ = self._sum
-        if not total_ns:
-            return None
-        return (
-            f"DDP exchanged gradients for {total_ns / count / 1e6:.3f} ms an iteration, "
-            f"{hidden_ns / total_ns:.0%} of it while gradients were computed "
-            f"(its own statistics of {sampled} of {count} exchanges)"
-        )
+        """Return a sentence on why it is not measured; None where it is."""
+        return None if self.why_not is None else f"DDP's exchange of gradients is not measured: {self.why_not}"
 
 
 class Steps:

@@ -44,6 +44,20 @@ class Model(nn.Module):
         return rows
 
 
+def meet(attempt: int) -> None:
+    """Make the process group; in a later attempt apart from what the store still holds of the one before.
+
+    Without that gloo now and then connects to addresses of processes that are gone (torch 2.13).
+    """
+    if not attempt:
+        dist.init_process_group("gloo")
+        return
+    server = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.PrefixStore(f"attempt{attempt}", server)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+
+
 def parallel(model: Model, how: str) -> nn.Module:
     if how == "ddp":
         return DistributedDataParallel(model)
@@ -75,10 +89,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dist.init_process_group("gloo")
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    meet(attempt)
     rank = dist.get_rank()
     slow = arguments.slow if rank == arguments.slow_rank else None
-    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     is_failing = arguments.fail and rank == arguments.fail_rank and attempt < arguments.fail_attempts
 
     rows = Rows(arguments.steps * BATCH * dist.get_world_size(), SLOW_S / BATCH if slow == "data" else 0.0)

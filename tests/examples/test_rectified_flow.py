@@ -118,7 +118,17 @@ def test_torchrun_trains_two_ranks_and_rank_0_alone_reports(tmp_path):
     program += ("-m", "examples.rectified_flow")
     printed = run(tmp_path, "--steps", "10", profile="1", program=program)
     assert printed.count("=== Final Profiling Summary (10 steps) ===") == 1
-    assert report(tmp_path)["sections"]["synchronization"]["count"] >= 10
+    found = report(tmp_path)
+    assert found["sections"]["synchronization"]["count"] >= 10
+    assert [(row["who"]["rank"], row["steps"], row["is_final"]) for row in found["ranks"]["ranks"]] == [
+        (0, 10, True),
+        (1, 10, True),
+    ]
+    assert "Ranks: 2 of 2 heard" in printed.rpartition("=== Final")[2]
+    assert sorted(path.name for path in next((tmp_path / "runs").iterdir()).glob("rank*")) == [
+        "rank0.jsonl",
+        "rank1.jsonl",
+    ]
 
 
 def test_profile_training_profiles_unless_told_otherwise_and_names_the_next_command(tmp_path):

@@ -14,21 +14,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-WIDTH, BATCH = 128, 16
+WIDTH, BATCH, ROWS = 128, 16, 640
 SLOW_S = 0.02  # what is planted, a step
 
 
 class Rows(Dataset):
     def __init__(self, count: int, slow_s: float) -> None:
-        self.rows = torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(1))
-        self.slow_s = slow_s
+        self.rows = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+        self.count, self.slow_s = count, slow_s
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.count
 
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(self.slow_s)
-        return self.rows[index]
+        return self.rows[index % ROWS]
 
 
 class Model(nn.Module):
@@ -59,6 +59,8 @@ def meet(attempt: int) -> None:
 
 
 def parallel(model: Model, how: str) -> nn.Module:
+    if how == "none":
+        return model
     if how == "ddp":
         return DistributedDataParallel(model)
     for layer in model.layers:
@@ -78,7 +80,7 @@ def fail(how: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--parallel", choices=("ddp", "fsdp2"), default="ddp")
+    parser.add_argument("--parallel", choices=("ddp", "fsdp2", "none"), default="ddp")
     parser.add_argument("--slow", choices=("data", "forward", "sleep"))
     parser.add_argument("--slow-rank", type=int, default=1)
     parser.add_argument("--fail", choices=("kill", "stop", "raise"))
@@ -109,7 +111,7 @@ def main() -> None:
         optimizer.step()
         if slow == "sleep":
             time.sleep(SLOW_S)
-        if step % 10 == 9:
+        if step % 10 == 9 and arguments.parallel != "none":
             mean = loss.detach().clone()
             dist.all_reduce(mean)
             losses.append(mean.item())

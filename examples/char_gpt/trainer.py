@@ -74,7 +74,7 @@ class Trainer:
             self._load(plan.resume)
 
     def run(self) -> str:
-        """Train until ``plan.steps`` are done, validate and save in between; return what the model writes at the end."""
+        """Train until ``plan.steps`` are done; validate and save in between; return what the model then writes."""
         self.plan.out.mkdir(parents=True, exist_ok=True)
         while self.step < self.plan.steps:
             epoch = self.step // self.plan.eval_every + 1

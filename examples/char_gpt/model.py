@@ -87,10 +87,10 @@ def write(model: GPT, beginning: torch.Tensor, length: int, temperature: float, 
 
 
 def factory() -> tuple[GPT, torch.Tensor, torch.Tensor]:
-    """Return a larger model, a batch and its targets; ``training-profiler benchmark`` times it."""
+    """Return the model, a micro-batch and its targets; ``training-profiler benchmark`` times it."""
     torch.manual_seed(0)
-    model = GPT(context=128, width=128, depth=4, heads=4)
-    tokens = torch.randint(len(CHARACTERS), (8, model.context + 1))
+    model = GPT()
+    tokens = torch.randint(len(CHARACTERS), (12, model.context + 1))
     return model, tokens[:, :-1], tokens[:, 1:]
 
 

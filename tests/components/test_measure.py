@@ -15,7 +15,8 @@ from training_profiler.errors import BenchmarkError
 class ToldClock:
     """Runs everything twice and gives the time it was told for it, 1 s by default."""
 
-    def __init__(self, **seconds: float) -> None:
+    def __init__(self, spread: float = 0.0, **seconds: float) -> None:
+        self.spread = spread
         self.seconds = {what.replace("__", ": ").replace("_", "."): s for what, s in seconds.items()}
         self.asked: list[str] = []
 
@@ -23,7 +24,8 @@ class ToldClock:
         run()
         run()
         self.asked.append(what)
-        return Timing(self.seconds.get(what, 1.0), 0.0, 5, 1)
+        median_s = self.seconds.get(what, 1.0)
+        return Timing(median_s, self.spread * median_s, 5, 1)
 
 
 class Block(nn.Module):
@@ -85,6 +87,10 @@ def test_shares_are_of_all_calls_of_the_parent_and_of_the_model_worst_first():
 def test_what_no_component_takes_is_unknown_where_parts_take_longer_or_were_not_timed():
     clock = ToldClock(forward=1.0, blocks_0__forward=0.4)
     assert run(Stack(), torch.randn(2, 4), clock=clock, depth=1).root.rest_s is None
+    for spread, rest_s in ((0.05, 0.1), (0.099, 0.1), (0.12, None)):  # of 1 s, about which no more is known
+        clock = ToldClock(spread, forward=1.0, blocks_0__forward=0.2925, norm__forward=0.0225)
+        rest = run(Stack(), torch.randn(2, 4), clock=clock, depth=1).root.rest_s
+        assert rest == (None if rest_s is None else pytest.approx(rest_s))
     assert run(Stack(), torch.randn(2, 4), depth=0).root.rest_s is None
 
 

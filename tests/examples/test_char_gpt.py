@@ -157,5 +157,5 @@ def test_compiled_it_learns_the_same(profiled, tmp_path):
 
 def test_the_factory_gives_a_model_a_batch_and_targets_that_fit():
     model, tokens, targets = factory()
-    assert tokens.shape == targets.shape == (8, model.context)
+    assert tokens.shape == targets.shape == (12, model.context)
     assert torch.equal(tokens[:, 1:], targets[:, :-1])

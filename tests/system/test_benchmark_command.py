@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from training_profiler.cli.run import BOOTSTRAP
+
 from .scripts import environment
 
 MODEL = """
@@ -28,9 +30,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def benchmark(folder: Path, *words: str, switch: str | None = None) -> subprocess.CompletedProcess[str]:
+def benchmark(
+    folder: Path, *words: str, switch: str | None = None, is_prepared: bool = False
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "training_profiler", "benchmark", *words]
     environ = environment(switch) | {"OMP_NUM_THREADS": "1"}
+    if is_prepared:
+        environ["PYTHONPATH"] = BOOTSTRAP
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -43,6 +49,13 @@ def test_it_prints_a_table_and_writes_the_same_as_json(folder):
     assert list(data["passes"]) == ["forward", "forward + loss", "backward", "optimizer step"]
     assert sorted(row["kind"] for row in data["root"]["children"]) == ["Linear", "Linear", "ReLU"]
     assert (data["threads"], data["loss"]) == (1, "sum of the outputs' means")
+    assert not (folder / "runs").exists()
+
+
+def test_in_a_shell_where_every_program_is_profiled_it_is_none(folder):
+    told = benchmark(folder, "model:factory", "--min-run-time", "0.01", "--depth", "0", switch="1", is_prepared=True)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "Profiling" not in told.stdout
     assert not (folder / "runs").exists()
 
 

@@ -100,8 +100,9 @@ def component_of(node: Node, found: Mapping[str, Found], above: tuple[float, flo
 
 def _rest_s(node: Node, own: Timing | None, children: list[Component]) -> float | None:
     totals = [child.total_s for child in children if child.total_s is not None]
-    if own is None or not totals or len(totals) < len(node.children):
-        return None
+    timings = [own, *(child.forward for child in children)]
+    if own is None or not totals or len(totals) < len(node.children) or any(one and one.is_noisy for one in timings):
+        return None  # a difference of noisy times is noise
     rest_s = own.median_s - sum(totals) / node.calls
     # Alone and with warm caches parts take more or less than in the whole; no more is known than the whole's spread.
     return rest_s if rest_s > (own.iqr_s or 0.0) else None

@@ -62,7 +62,7 @@ def test_a_file_anywhere_may_import_what_lies_beside_it(here):
         (
             "factory = 3",
             "module:factory",
-            "module:factory is a int, not a function; expected (model, input), example: ",
+            "module:factory is an int, not a function; expected (model, input), example: ",
         ),
         ("def factory(size): pass", "module:factory", "cannot be called without arguments (missing a required"),
         ("def factory(): return 3", "module:factory", "returned an int; expected (model, input), example: "),

@@ -37,7 +37,7 @@ def read_subject(source: str) -> Subject:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise BenchmarkError(f"{place} has no {name!r}{hint}; {EXAMPLE}")
     if isinstance(factory, nn.Module) or not callable(factory):
-        raise BenchmarkError(f"{source} is a {type(factory).__name__}, not a function; {RETURNS}")
+        raise BenchmarkError(f"{source} is {_kind(factory)}, not a function; {RETURNS}")
     _check_arguments(source, factory)
     try:
         returned = factory()

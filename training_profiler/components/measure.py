@@ -11,7 +11,7 @@ from training_profiler.components.capture import Node, capture, is_compiled, sha
 from training_profiler.components.replay import Found, time_backward, time_call
 from training_profiler.components.state import kept
 from training_profiler.components.stopwatch import Stopwatch
-from training_profiler.components.subject import Subject
+from training_profiler.components.subject import Subject, tensors_in
 from training_profiler.errors import BenchmarkError
 
 FORWARD, FORWARD_LOSS, BACKWARD, OPTIMIZER = "forward", "forward + loss", "backward", "optimizer step"
@@ -123,7 +123,7 @@ def _time_passes(subject: Subject, stopwatch: Stopwatch, has_backward: bool) -> 
         backward, note = time_backward(
             BACKWARD,
             lambda: [loss] if (loss := _loss(subject)) is not None and loss.requires_grad else [],
-            subject.model.parameters(),
+            [*subject.model.parameters(), *tensors_in((subject.arguments, subject.keywords))],
             passes[FORWARD_LOSS],
             stopwatch,
         )

@@ -17,5 +17,13 @@ class RunFolderError(ProfilerError):
     """A run folder cannot be read as one."""
 
 
+class BenchmarkError(ProfilerError):
+    """What shall be timed cannot be: no such factory, or it or its model raises; its cause is then worth showing."""
+
+    def __init__(self, message: str, shows_cause: bool = False) -> None:
+        super().__init__(message)
+        self.shows_cause = shows_cause
+
+
 class ProfilerWarning(UserWarning):
     """A setting that has no effect, or a part of the profiler that could not start."""

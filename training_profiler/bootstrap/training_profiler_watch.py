@@ -22,7 +22,8 @@ ON_WORDS = ("1", "true", "yes", "on")
 DEFAULT_DIR = "runs"
 NEWEST = 20  # run folders looked through for one that a child process left
 # Programs that a shell script or a prepared shell starts beside the training.
-HELPERS = ("-c", "pip", "ensurepip", "venv", "virtualenv", "training-profiler", "training_profiler")
+OWN_COMMANDS = ("training-profiler", "training_profiler")
+HELPERS = ("-c", "pip", "ensurepip", "venv", "virtualenv", *OWN_COMMANDS)
 # A frame of this name is left out of tracebacks of failed imports, and not counted by warnings.
 IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
 
@@ -98,7 +99,9 @@ class Watch:
         self._runs = _absolute(os.environ.get(SWITCH + "_DIR", "").strip() or DEFAULT_DIR)
 
     def start_profiler(self) -> None:
-        """Start the profiler, now that torch has been imported."""
+        """Start the profiler, now that torch has been imported: by a program, not by a command of our own."""
+        if _program_name() in OWN_COMMANDS:
+            return
         before = {name for name in sys.modules if name.partition(".")[0] == PACKAGE}
         try:
             _import_live().watch(self.begin_ns)
@@ -130,11 +133,7 @@ class Watch:
     def _is_program(self) -> bool:
         if hasattr(sys, "ps1") or sys.flags.interactive:
             return False
-        path = sys.argv[0] if sys.argv else ""
-        name = os.path.basename(path)
-        if name == "__main__.py":
-            name = os.path.basename(os.path.dirname(path))
-        return self._was_asked_for or name.rstrip("0123456789.") not in HELPERS
+        return self._was_asked_for or _program_name().rstrip("0123456789.") not in HELPERS
 
     def _why_nothing(self) -> "str | None":
         if "torch" not in sys.modules:
@@ -186,6 +185,12 @@ def begin(is_first: bool, was_asked_for: bool) -> None:
         return
     atexit.register(watch.at_exit)  # before all others, so it runs after them
     sys.meta_path.insert(0, watch.finder)
+
+
+def _program_name() -> str:
+    path = sys.argv[0] if sys.argv else ""
+    name = os.path.basename(path)
+    return os.path.basename(os.path.dirname(path)) if name == "__main__.py" else name
 
 
 def _absolute(folder: str) -> str:

@@ -1,0 +1,127 @@
+"""Time a model's passes and every distinct module in it, on the inputs that it really gets.
+
+    training-profiler benchmark train.py:factory
+    training-profiler benchmark package.module:factory --depth 2 --json timings.json
+
+FACTORY is a function without arguments that returns (model, input), and behind them, if at all, a loss (a
+callable that takes the output) or a target (a tensor), and an optimizer. The input is a tensor, a tuple of
+arguments or a dict of keyword arguments.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import traceback
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+
+from training_profiler.errors import BenchmarkError
+
+OURS = str(Path(__file__).resolve().parents[1])
+STDOUT = "-"
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("source", metavar="MODULE:FACTORY", help="package.module:name, or path/to/file.py:name")
+    parser.add_argument("--depth", type=_depth, help="levels of modules below the model; all by default")
+    parser.add_argument("--threads", type=_threads, help="threads of torch on the CPU; as many as it takes by default")
+    parser.add_argument(
+        "--min-run-time", type=_seconds, default=0.2, metavar="SECONDS", help="to time each row for, at least (0.2)"
+    )
+    parser.add_argument(
+        "--backward",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also time backward passes and the optimizer step; without, gradients are off",
+    )
+    parser.add_argument(
+        "--json", nargs="?", const=STDOUT, metavar="FILE", help="write the figures to a file, or instead of the table"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print the table or JSON, and return 0.
+
+    Raises:
+        BenchmarkError: there is nothing that can be timed; what the user's code raised was shown before.
+    """
+    is_data_alone = arguments.json == STDOUT
+    try:
+        # What the factory or the model prints shall not be taken for figures.
+        with redirect_stdout(sys.stderr) if is_data_alone else nullcontext():
+            text, data = _measured(arguments)
+    except BenchmarkError as error:
+        if error.shows_cause and error.__cause__ is not None:
+            sys.stderr.write(traceback_text(error.__cause__))
+        raise
+    if arguments.json is not None:
+        _write(arguments.json, json.dumps(data, indent=1, allow_nan=False) + "\n")
+    if not is_data_alone:
+        sys.stdout.write(text)
+    sys.stdout.flush()
+    return 0
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return the traceback as the user's code makes it, without our frames and the importer's before it."""
+    lines = traceback.TracebackException.from_exception(error)
+    before = (OURS, "<frozen importlib", os.path.dirname(importlib.__file__))
+    while lines.stack and lines.stack[0].filename.startswith(before):
+        lines.stack.pop(0)
+    return "".join(lines.format())
+
+
+def _measured(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
+    # They bring torch, which the other commands do without.
+    from training_profiler.components.factory import read_subject
+    from training_profiler.components.measure import Options, measure
+    from training_profiler.components.stopwatch import TorchStopwatch
+    from training_profiler.reports.components import components_as_data, render_components
+
+    subject = read_subject(arguments.source)
+    stopwatch = TorchStopwatch(arguments.threads, arguments.min_run_time, _say)
+    try:
+        benchmark = measure(subject, stopwatch, Options(stopwatch.threads, arguments.depth, arguments.backward))
+    finally:
+        _say("")
+    return render_components(benchmark), components_as_data(benchmark)
+
+
+def _say(what: str) -> None:
+    """Show on a terminal what is being timed, in one line that the next replaces."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{'timing ' if what else ''}{what[:70]}")
+        sys.stderr.flush()
+
+
+def _write(place: str, text: str) -> None:
+    if place == STDOUT:
+        sys.stdout.write(text)
+        return
+    try:
+        Path(place).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BenchmarkError(f"--json {place} cannot be written ({error.strerror}); example: --json a.json") from None
+
+
+def _depth(text: str) -> int:
+    return _number(text, int(text), 0, "levels, example: --depth 2")
+
+
+def _threads(text: str) -> int:
+    return _number(text, int(text), 1, "threads, example: --threads 4")
+
+
+def _number(text: str, number: int, least: int, what: str) -> int:
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text} is below {least}; expected a number of {what}")
+    return number
+
+
+def _seconds(text: str) -> float:
+    if not 0 < float(text) < 3600:
+        raise argparse.ArgumentTypeError(f"{text} is no time between 0 and 3600 s; example: --min-run-time 0.5")
+    return float(text)

@@ -73,6 +73,7 @@ class Columns:
     device_names: tuple[str, ...]
     world_size: int | None
     rank: int | None
+    compute_capability: int | None  # 80 for 8.0, of the first device; None where it is not NVIDIA's
 
     def is_of(self, *categories: str) -> Bools:
         """Return which events are of one of these categories."""
@@ -130,7 +131,15 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         device_names=tuple(str(device.get("name", "")) for device in raw.devices),
         world_size=_integer_or_none(raw.distributed.get("world_size")),
         rank=_integer_or_none(raw.distributed.get("rank")),
+        compute_capability=_capability(raw.devices),
     )
+
+
+def _capability(devices: list[dict[str, Any]]) -> int | None:
+    if not devices or "AMD" in str(devices[0].get("name", "AMD")):
+        return None
+    major, minor = (_integer_or_none(devices[0].get(key)) for key in ("computeMajor", "computeMinor"))
+    return None if major is None or minor is None else 10 * major + minor
 
 
 def _numbered(values: list[Any]) -> tuple[list[Any], Ints]:

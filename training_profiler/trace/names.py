@@ -70,6 +70,7 @@ TENSOR_CORE: Final = re.compile(
     r"|_MI\d+x\d+x\d+",
     re.IGNORECASE,
 )
+MULTI_TENSOR: Final = re.compile(r"multi_tensor_apply|fused_?(adam|sgd|adagrad)|FusedOptimizer", re.IGNORECASE)
 
 
 def kind_of(name: str) -> str:

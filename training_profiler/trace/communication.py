@@ -1,0 +1,122 @@
+"""Collectives on the device: how many, how long, how much of it behind compute; over ranks waiting and transfer."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from training_profiler.trace.columns import Columns
+from training_profiler.trace.intervals import covered
+from training_profiler.trace.overview import Device, is_communication
+
+_KINDS: Final = (
+    ("all_reduce", r"all_?reduce|cross_device_reduce|one_?shot|two_?shot"),
+    ("reduce_scatter", r"reduce_?scatter"),
+    ("all_gather", r"all_?gather"),
+    ("all_to_all", r"all_?to_?all|a2a"),
+    ("send_recv", r"send_?recv|dispatch|combine"),
+    ("broadcast", r"broadcast"),
+    ("reduce", r"_reduce_|kernel_reduce"),
+)
+_PATTERNS: Final = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _KINDS]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """All runs of one kind of collective on this rank."""
+
+    kind: str
+    count: int
+    total_ns: int
+    hidden_ns: int  # while the device computed as well
+    bytes: int | None  # in, where the trace tells
+
+
+@dataclass(frozen=True, slots=True)
+class RankCollective:
+    """One kind of collective over ranks; means a run, ns."""
+
+    kind: str
+    count: int
+    transfer_ns: float  # the shortest over ranks: the last to come waits for nobody
+    waiting_ns: float  # the mean beyond that
+    latest_rank: int  # which waited least in all: the one the others wait for
+
+
+def collective_kind(name: str, told: str | None = None) -> str:
+    """Return which collective a kernel is, by what the trace told of it, else by its name."""
+    for text in (told or "", name):
+        for kind, pattern in _PATTERNS:
+            if text and pattern.search(text):
+                return kind
+    return "other"
+
+
+def collectives(columns: Columns, device: Device) -> list[Collective]:
+    """Return the collectives of this trace, those that take longest first."""
+    rows = np.flatnonzero(is_communication(columns))
+    hidden = covered(device.compute, columns.begin_ns[rows], columns.end_ns[rows]).tolist()
+    sums: dict[str, list[int]] = {}
+    has_bytes: dict[str, bool] = {}
+    for row, hidden_ns in zip(rows.tolist(), hidden, strict=True):
+        kind = _kind(columns, row)
+        entry = sums.setdefault(kind, [0, 0, 0, 0])
+        size = _bytes(columns, row)
+        entry[0] += 1
+        entry[1] += int(columns.end_ns[row] - columns.begin_ns[row])
+        entry[2] += hidden_ns
+        entry[3] += size or 0
+        has_bytes[kind] = has_bytes.get(kind, True) and size is not None
+    found = [Collective(kind, *entry[:3], entry[3] if has_bytes[kind] else None) for kind, entry in sums.items()]
+    return sorted(found, key=lambda one: -one.total_ns)
+
+
+def over_ranks(traces: Mapping[int, Columns]) -> list[RankCollective]:
+    """Return for each kind of collective what is waiting and what is transfer, over traces of the same steps.
+
+    The k-th run of a kind on one rank is taken to be the k-th on every other; kinds with other counts are left out.
+    """
+    durations = {rank: _durations(columns) for rank, columns in traces.items()}
+    found = []
+    for kind in sorted(set.intersection(*(set(one) for one in durations.values()))) if len(durations) > 1 else []:
+        ranks = sorted(durations)
+        counts = {len(durations[rank][kind]) for rank in ranks}
+        if len(counts) != 1:
+            continue
+        table = np.array([durations[rank][kind] for rank in ranks], np.int64)
+        shortest = table.min(axis=0)
+        waiting = table - shortest
+        found.append(
+            RankCollective(
+                kind,
+                table.shape[1],
+                float(shortest.mean()),
+                float(waiting.mean()),
+                ranks[int(waiting.sum(axis=1).argmin())],
+            )
+        )
+    return found
+
+
+def _durations(columns: Columns) -> dict[str, Sequence[int]]:
+    found: dict[str, list[int]] = {}
+    for row in np.flatnonzero(is_communication(columns)).tolist():
+        found.setdefault(_kind(columns, row), []).append(int(columns.end_ns[row] - columns.begin_ns[row]))
+    return dict(found)
+
+
+def _kind(columns: Columns, row: int) -> str:
+    return collective_kind(columns.names[columns.name[row]], columns.args[row].collective)
+
+
+_BYTES_OF: Final = {"double": 8, "long": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "short": 2, "byte": 1}
+
+
+def _bytes(columns: Columns, row: int) -> int | None:
+    args = columns.args[row]
+    if not isinstance(args.elements_in, int) or args.dtype is None:
+        return None
+    size = next((size for name, size in _BYTES_OF.items() if name in args.dtype.lower()), None)
+    return None if size is None else args.elements_in * size

@@ -48,6 +48,7 @@ class Analysis:
     synchronizations: tuple[host.Calls, ...]
     allocations: tuple[host.Calls, ...]
     data_loading: host.Calls
+    data_loading_in_steps_ns: tuple[int, ...]  # a step
     items: host.Calls
     tensor_copies: host.Calls
     memory: tuple[DeviceMemory, ...]
@@ -139,6 +140,7 @@ def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
         synchronizations=tuple(host.synchronizations(columns)),
         allocations=tuple(host.allocations(columns)),
         data_loading=host.data_loading(columns),
+        data_loading_in_steps_ns=host.data_loading_in(columns, [(step.begin_ns, step.end_ns) for step in steps]),
         items=host.operators_named(columns, *host.ITEM[:1]),
         tensor_copies=host.operators_named(columns, *host.COPY),
         memory=tuple(memory_of(columns, steps, SectionAt(columns, is_section))),

@@ -1,12 +1,14 @@
 """What the host did that is told by names: waits for batches, for the device, copies, allocations."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from training_profiler.trace.columns import Bools, Columns
+from training_profiler.trace.intervals import covered, union
 
 DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
 SYNCHRONIZE: Final = re.compile(r"^(cuda|hip)\w*Synchronize$|^cu(Stream|Ctx|Event)Synchronize")
@@ -60,6 +62,14 @@ def data_loading(columns: Columns) -> Calls:
     which = columns.named(DATA_LOADER.search) & columns.is_of("cpu_op", "user_annotation")
     duration = columns.end_ns - columns.begin_ns
     return Calls("enumerate(DataLoader)", int(which.sum()), int(duration[which].sum()))
+
+
+def data_loading_in(columns: Columns, windows: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """Return how long the host waited for batches within each window of (begin, end) in ns."""
+    which = columns.named(DATA_LOADER.search) & columns.is_of("cpu_op", "user_annotation")
+    waits = union(columns.begin_ns[which], columns.end_ns[which])
+    begins, ends = np.array(windows, np.int64).reshape(-1, 2).T
+    return tuple(covered(waits, begins, ends).tolist())
 
 
 def operators_named(columns: Columns, *names: str) -> Calls:

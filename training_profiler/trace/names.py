@@ -53,7 +53,10 @@ ROWS: Final = (
     (CONVOLUTION, _CONVOLUTION),
     (MATMUL, _MATMUL),
     (COPY, r"copy|transpose|CatArray|permute|pointwise_.*cat|memcpy|fill|memset"),
-    (REDUCTION, r"reduce|softmax|log_softmax|nll_?loss|NLLCriterion|cross_entropy|norm_kernel|sum_kernel|scan|sort|topk|cub::|Radix"),
+    (
+        REDUCTION,
+        r"reduce|softmax|log_softmax|nll_?loss|NLLCriterion|cross_entropy|norm_kernel|sum_kernel|scan|sort|topk|cub::|Radix",
+    ),
     (ELEMENTWISE, r"elementwise|pointwise|vectorized|triton_|unrolled|dropout|distribution|random|philox|index|where"),
     (OTHER_KNOWN, r"at::native|at::cuda|at_cuda_detail|thrust|caffe2|c10::"),
 )

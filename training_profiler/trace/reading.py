@@ -9,7 +9,9 @@ import msgspec
 from training_profiler.errors import TraceError
 from training_profiler.units import BYTES_PER_GIB
 
-MOST_BYTES: Final = 4 * BYTES_PER_GIB  # of JSON; a trace of that size holds some 25 million events, and no viewer opens it
+MOST_BYTES: Final = (
+    4 * BYTES_PER_GIB
+)  # of JSON; a trace of that size holds some 25 million events, and no viewer opens it
 _GZIP: Final = b"\x1f\x8b"
 _CHUNK: Final = 1 << 24
 # A float of so many microseconds still tells nanoseconds apart: 2**42 us is 51 days.

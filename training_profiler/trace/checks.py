@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from training_profiler.trace.analysis import Analysis
+from training_profiler.trace.memory import HOST
 from training_profiler.trace.names import ATTENTION
 from training_profiler.trace.phases import BACKWARD, FORWARD, OPTIMIZER
 
@@ -32,16 +33,26 @@ def _check(what: str, target: str, figure: float | None, is_met: Callable[[float
 
 def phase_share(found: Analysis, phase: str) -> float | None:
     """Return the share of step time in which the device did the work of a phase; None where that is not told."""
-    if found.phases_ns is None or not found.in_steps_ns:
+    if found.phases.times_ns is None or not found.in_steps_ns:
         return None
-    return found.phases_ns[phase] / found.in_steps_ns
+    return found.phases.times_ns[phase] / found.in_steps_ns / max(1, len(found.devices))
 
 
 def data_share(found: Analysis) -> float | None:
     """Return the share of step time in which the host waited for batches; None where no DataLoader is in the trace."""
-    if not found.data_loading.count or not found.in_steps_ns:
+    if not found.waiting.data_names or not found.in_steps_ns:
         return None
-    return found.data_loading.total_ns / found.in_steps_ns
+    return sum(found.waiting.data_ns) / found.in_steps_ns
+
+
+def memory_share(found: Analysis) -> float | None:
+    """Return the part of a device's memory that was reserved at most; None where the trace does not tell both."""
+    parts = [
+        one.reserved_peak_bytes / total
+        for one in found.memory
+        if one.reserved_peak_bytes and one.device != HOST and (total := found.device_bytes.get(int(one.device)))
+    ]
+    return max(parts, default=None)
 
 
 def _utilization(found: Analysis) -> Check:
@@ -54,7 +65,7 @@ def _variation(found: Analysis) -> Check:
 
 
 def _memory(found: Analysis) -> Check:
-    return Check("GPU memory", "85-95%", UNKNOWN, "")  # a trace does not tell what the device has
+    return _check("GPU memory", "85-95%", memory_share(found), lambda share: 0.85 <= share <= 0.95)
 
 
 def _data(found: Analysis) -> Check:

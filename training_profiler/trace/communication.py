@@ -3,11 +3,12 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
 
-from training_profiler.trace.columns import Columns
+from training_profiler.trace.columns import Bools, Columns
 from training_profiler.trace.intervals import covered
 from training_profiler.trace.overview import Device, is_communication
 
@@ -45,6 +46,7 @@ class RankCollective:
     latest_rank: int  # which waited least in all: the one the others wait for
 
 
+@cache
 def collective_kind(name: str, told: str | None = None) -> str:
     """Return which collective a kernel is, by what the trace told of it, else by its name."""
     for text in (told or "", name):
@@ -54,22 +56,25 @@ def collective_kind(name: str, told: str | None = None) -> str:
     return "other"
 
 
-def collectives(columns: Columns, device: Device) -> list[Collective]:
+def collectives(columns: Columns, device: Device, communicates: Bools) -> list[Collective]:
     """Return the collectives of this trace, those that take longest first."""
-    rows = np.flatnonzero(is_communication(columns))
+    rows = np.flatnonzero(communicates)
     hidden = covered(device.compute, columns.begin_ns[rows], columns.end_ns[rows]).tolist()
     sums: dict[str, list[int]] = {}
     has_bytes: dict[str, bool] = {}
     for row, hidden_ns in zip(rows.tolist(), hidden, strict=True):
         kind = _kind(columns, row)
         entry = sums.setdefault(kind, [0, 0, 0, 0])
-        size = _bytes(columns, row)
+        size = int(columns.sent_bytes[row])
         entry[0] += 1
         entry[1] += int(columns.end_ns[row] - columns.begin_ns[row])
         entry[2] += hidden_ns
-        entry[3] += size or 0
-        has_bytes[kind] = has_bytes.get(kind, True) and size is not None
-    found = [Collective(kind, *entry[:3], entry[3] if has_bytes[kind] else None) for kind, entry in sums.items()]
+        entry[3] += max(0, size)
+        has_bytes[kind] = has_bytes.get(kind, True) and size >= 0
+    found = [
+        Collective(kind, count, total_ns, hidden_ns, size if has_bytes[kind] else None)
+        for kind, (count, total_ns, hidden_ns, size) in sums.items()
+    ]
     return sorted(found, key=lambda one: -one.total_ns)
 
 
@@ -108,15 +113,5 @@ def _durations(columns: Columns) -> dict[str, Sequence[int]]:
 
 
 def _kind(columns: Columns, row: int) -> str:
-    return collective_kind(columns.names[columns.name[row]], columns.args[row].collective)
-
-
-_BYTES_OF: Final = {"double": 8, "long": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "short": 2, "byte": 1}
-
-
-def _bytes(columns: Columns, row: int) -> int | None:
-    args = columns.args[row]
-    if not isinstance(args.elements_in, int) or args.dtype is None:
-        return None
-    size = next((size for name, size in _BYTES_OF.items() if name in args.dtype.lower()), None)
-    return None if size is None else args.elements_in * size
+    told = columns.collectives[columns.collective[row]] if columns.collective[row] >= 0 else None
+    return collective_kind(columns.names[columns.name[row]], told)

@@ -59,8 +59,8 @@ def compare(before: Analysis, after: Analysis) -> Comparison:
     for found in (before, after):
         if len(found.steps) < STEPS_NEEDED:
             raise TraceError(
-                f"{found.path} has {len(found.steps)} steps, and to compare takes {STEPS_NEEDED}: record more, and call "
-                f"profiler.step() after each"
+                f"{found.path} has {_steps_text(len(found.steps))}, and a comparison needs {STEPS_NEEDED}: "
+                f"record more, and call profiler.step() after each"
             )
     if before.has_gpu != after.has_gpu:
         without = after if before.has_gpu else before
@@ -80,9 +80,13 @@ def compare(before: Analysis, after: Analysis) -> Comparison:
             ("idle", lambda step: step.idle_ns),
         ]
     rows = [_difference(name, *([part(s) for s in found.steps] for found in (before, after))) for name, part in parts]
-    if before.data_loading.count or after.data_loading.count:
-        rows.append(_difference("DataLoader (host)", before.data_loading_in_steps_ns, after.data_loading_in_steps_ns))
+    if before.waiting.data_names or after.waiting.data_names:
+        rows.append(_difference("DataLoader (host)", before.waiting.data_ns, after.waiting.data_ns))
     return Comparison(before, after, tuple(rows), alike)
+
+
+def _steps_text(count: int) -> str:
+    return {0: "no marked step", 1: "one step"}.get(count, f"{count} steps")
 
 
 def _difference(name: str, before: Sequence[int], after: Sequence[int]) -> Difference:

@@ -1,13 +1,15 @@
 """The figures of a trace as plain data, for ``training-profiler trace --json``; ms are floats of exact nanoseconds."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from training_profiler.trace.analysis import Analysis
+from training_profiler.trace.analysis import Analysis, Place
 from training_profiler.trace.checks import checks
-from training_profiler.trace.recommendations import recommendations
 from training_profiler.trace.gaps import LEAST_GAP_NS
+from training_profiler.trace.overview import OneDevice, StepParts
+from training_profiler.trace.recommendations import recommendations
 
 NS_PER_MS: Final = 1_000_000
 MOST_GAPS: Final = 5
@@ -38,7 +40,8 @@ def trace_data(found: Analysis) -> dict[str, Any]:
         "idle_pct": 100 * (1 - found.device.busy.total_ns / found.span_ns) if found.has_gpu and found.span_ns else None,
         "steps": [[step.name, round(ms(step.wall_ns), DIGITS)] for step in found.steps],
         "gpu_util_in_steps_pct": _percent(found.utilization_in_steps),
-        "step_parts_ns": [_step(found, index) for index in range(len(found.steps))],
+        "step_parts_ns": _steps(found.steps, found.has_gpu),
+        "devices": [_device(one) for one in found.devices],
         "step_variation_pct": _percent(found.step_variation),
         "compute_union_ms": ms(found.device.compute.total_ns),
         "comm_union_ms": ms(communication_ns),
@@ -59,7 +62,7 @@ def trace_data(found: Analysis) -> dict[str, Any]:
         "gaps_lt30us_ms": ms(sum(ns for ns in found.gap_lengths_ns if ns < LEAST_GAP_NS)),
         "gaps_ge30us_ms": ms(sum(ns for ns in found.gap_lengths_ns if ns >= LEAST_GAP_NS)),
         "gap_causes_ms": gap_causes(found),
-        "gaps": [_gap(found, index) for index in range(len(found.gaps))],
+        "gaps": [_gap(found, place) for place in found.gaps],
         "memcpy": {
             calls.name: {"n": calls.count, "ms": ms(calls.total_ns), "bytes": calls.bytes} for calls in found.copies
         },
@@ -83,8 +86,8 @@ def trace_data(found: Analysis) -> dict[str, Any]:
 def gap_causes(found: Analysis) -> dict[str, float]:
     """Return the ms of gaps of 30 us or more by their cause, the largest first."""
     causes: Counter[str] = Counter()
-    for gap in found.gaps:
-        causes[gap.cause] += gap.length_ns
+    for place in found.gaps:
+        causes[place.gap.cause] += place.gap.length_ns
     return {cause: ms(ns) for cause, ns in causes.most_common()}
 
 
@@ -93,29 +96,39 @@ def _percent(share: float | None) -> float | None:
 
 
 def _gpu_name(found: Analysis) -> str | None:
-    names = found.device_names
-    used = [names[i] for i in found.used_devices if i < len(names)]
-    return next(iter([*used, *names]), None)
+    return next((name for name in (*(one.name for one in found.devices), *found.device_names) if name), None)
 
 
-def _step(found: Analysis, index: int) -> dict[str, Any]:
-    step = found.steps[index]
-    return {"name": step.name, "wall": step.wall_ns} | {
-        key: getattr(step, f"{key}_ns") if found.has_gpu else None
-        for key in ("compute", "exposed_communication", "exposed_copies", "idle")
+def _steps(steps: Sequence[StepParts], has_gpu: bool = True) -> list[dict[str, Any]]:
+    keys = ("compute", "exposed_communication", "exposed_copies", "idle")
+    return [
+        {"name": step.name, "wall": step.wall_ns}
+        | {key: getattr(step, f"{key}_ns") if has_gpu else None for key in keys}
+        for step in steps
+    ]
+
+
+def _device(one: OneDevice) -> dict[str, Any]:
+    return {
+        "device": one.index,
+        "gpu": one.name or None,
+        "busy_ms": ms(one.device.busy.total_ns),
+        "gpu_util_in_steps_pct": _percent(one.utilization_in_steps),
+        "step_parts_ns": _steps(one.steps),
     }
 
 
-def _gap(found: Analysis, index: int) -> dict[str, Any]:
-    gap, (next_name, operator, step) = found.gaps[index], found.gap_places[index]
+def _gap(found: Analysis, place: Place) -> dict[str, Any]:
     return {
-        "at_ms": ms(gap.begin_ns - found.begin_ns),
-        "ms": ms(gap.length_ns),
-        "cause": gap.cause,
-        "covered_pct": 100 * gap.part,
-        "next": next_name[:MOST_NAME],
-        "operator": operator or None,
-        "step": step or None,
+        "device": place.gap.device,
+        "at_ms": ms(place.gap.begin_ns - found.begin_ns),
+        "ms": ms(place.gap.length_ns),
+        "cause": place.gap.cause,
+        "covered_pct": 100 * place.gap.part,
+        "next": place.next_name[:MOST_NAME],
+        "operator": place.operator[:MOST_NAME] or None,
+        "section": place.section[:MOST_NAME] or None,
+        "step": place.step or None,
     }
 
 

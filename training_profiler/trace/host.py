@@ -1,20 +1,22 @@
 """What the host did that is told by names: waits for batches, for the device, copies, allocations."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from training_profiler.trace.columns import Bools, Columns
-from training_profiler.trace.intervals import covered, union
+from training_profiler.trace.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace.intervals import Intervals, union
+from training_profiler.trace.launches import Launches
+from training_profiler.trace.nesting import Nesting
 
 DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
+# The same wait, as our own sections name it.
+WAITS_FOR_BATCH: Final = re.compile(r"^enumerate\(DataLoader\)|^data_loading$")
 SYNCHRONIZE: Final = re.compile(r"^(cuda|hip)\w*Synchronize$|^cu(Stream|Ctx|Event)Synchronize")
 ALLOCATE: Final = re.compile(r"^(cuda|hip)(Malloc|Free)(Async|Managed|Pitch)?$")
-ITEM: Final = ("aten::item", "aten::_local_scalar_dense")
-COPY: Final = ("aten::copy_", "aten::to", "aten::_to_copy")
+READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,53 +29,66 @@ class Calls:
     bytes: int | None = None
 
 
-def calls_named(columns: Columns, which: Bools, has_bytes: bool = False) -> list[Calls]:
-    """Return a row a name of the events of ``which``, in order of their first occurrence."""
-    rows = np.flatnonzero(which)
-    found: dict[int, list[int]] = {}
-    duration = columns.end_ns - columns.begin_ns
-    for row in rows.tolist():
-        entry = found.setdefault(int(columns.name[row]), [0, 0, 0])
-        entry[0] += 1
-        entry[1] += int(duration[row])
-        entry[2] += max(0, int(columns.bytes[row]))
+def calls_named(columns: Columns, rows: Ints, has_bytes: bool = False) -> list[Calls]:
+    """Return a line for each name of ``rows``, in order of their first occurrence."""
+    name, size = columns.name[rows], len(columns.names)
+    count = np.bincount(name, minlength=size)
+    total = np.zeros(size, np.int64)
+    copied = np.zeros(size, np.int64)
+    np.add.at(total, name, (columns.end_ns - columns.begin_ns)[rows])
+    np.add.at(copied, name, np.maximum(0, columns.bytes[rows]))
     return [
-        Calls(columns.names[name], count, ns, size if has_bytes else None) for name, (count, ns, size) in found.items()
+        Calls(columns.names[i], int(count[i]), int(total[i]), int(copied[i]) if has_bytes else None)
+        for i in dict.fromkeys(name.tolist())
     ]
 
 
 def copies(columns: Columns) -> list[Calls]:
     """Return the copies that a device made, by their direction."""
-    return calls_named(columns, columns.is_of("gpu_memcpy"), has_bytes=True)
+    return calls_named(columns, np.flatnonzero(columns.is_of("gpu_memcpy")), has_bytes=True)
 
 
 def synchronizations(columns: Columns) -> list[Calls]:
     """Return the calls in which the host waited for a device."""
-    return calls_named(columns, columns.named(SYNCHRONIZE.search) & columns.is_of("cuda_runtime"))
+    return calls_named(columns, np.flatnonzero(columns.named(SYNCHRONIZE.search, columns.is_of("cuda_runtime"))))
 
 
-def allocations(columns: Columns) -> list[Calls]:
-    """Return the calls that get memory from the driver, or give it back."""
-    return calls_named(columns, columns.named(ALLOCATE.search) & columns.is_of("cuda_runtime"))
+def is_allocation(columns: Columns) -> Bools:
+    """Return which events are calls that get memory from the driver, or give it back."""
+    return columns.named(ALLOCATE.search, columns.is_of("cuda_runtime"))
 
 
 def data_loading(columns: Columns) -> Calls:
-    """Return the waits for batches."""
-    which = columns.named(DATA_LOADER.search) & columns.is_of("cpu_op", "user_annotation")
+    """Return the waits for batches that torch marks itself."""
+    which = columns.named(DATA_LOADER.search, columns.is_of("user_annotation"))
     duration = columns.end_ns - columns.begin_ns
     return Calls("enumerate(DataLoader)", int(which.sum()), int(duration[which].sum()))
 
 
-def data_loading_in(columns: Columns, windows: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """Return how long the host waited for batches within each window of (begin, end) in ns."""
-    which = columns.named(DATA_LOADER.search) & columns.is_of("cpu_op", "user_annotation")
-    waits = union(columns.begin_ns[which], columns.end_ns[which])
-    begins, ends = np.array(windows, np.int64).reshape(-1, 2).T
-    return tuple(covered(waits, begins, ends).tolist())
+def data_waits(columns: Columns) -> tuple[Intervals, tuple[str, ...]]:
+    """Return when the host waited for batches, and what these waits are called."""
+    which = columns.named(WAITS_FOR_BATCH.search, columns.is_of("user_annotation"))
+    names = tuple(columns.names[i] for i in dict.fromkeys(columns.name[which].tolist()))
+    return union(columns.begin_ns[which], columns.end_ns[which]), names
 
 
-def operators_named(columns: Columns, *names: str) -> Calls:
-    """Return the calls of operators that have one of these names."""
-    which = columns.named(lambda name: name in names) & columns.is_of("cpu_op")
-    duration = columns.end_ns - columns.begin_ns
-    return Calls(names[0], int(which.sum()), int(duration[which].sum()))
+def device_reads(columns: Columns, nesting: Nesting, launches: Launches) -> Ints:
+    """Return the rows of the outermost operators that bring a figure from the device to the host and wait for it.
+
+    ``.item()``, ``.cpu()``, ``.tolist()``, printing, ``nonzero``: all that copies from the device, or is named so.
+    """
+    is_operator = columns.is_of("cpu_op")
+    outermost = _outermost_operator(nesting, is_operator)
+    to_host = columns.named(lambda name: "DtoH" in name or "DeviceToHost" in name, columns.is_of("gpu_memcpy"))
+    by = launches.operator[to_host]
+    named = np.flatnonzero(columns.named(lambda name: name in READS, is_operator))
+    return np.unique(outermost[np.concatenate([by[by != NONE], named])])
+
+
+def _outermost_operator(nesting: Nesting, is_operator: Bools) -> Ints:
+    """Return for each event the operator it is or lies within that lies in no other; -1 for none."""
+    found = np.full(len(is_operator), NONE, np.int64)
+    for level, rows in enumerate(nesting.levels):
+        above = found[nesting.parent[rows]] if level else np.full(len(rows), NONE, np.int64)
+        found[rows] = np.where(above != NONE, above, np.where(is_operator[rows], rows, NONE))
+    return found

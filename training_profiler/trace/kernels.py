@@ -60,7 +60,10 @@ def kernels_of(columns: Columns, launches: Launches) -> Kernels:
     duration = (columns.end_ns - columns.begin_ns)[rows]
     total_ns = int(duration.sum())
     calls = launches.call[rows]
+    # The launch of a graph is one call for all its kernels: no kernel's own launch is known.
     known = calls != NONE
+    launched = np.bincount(calls[known], minlength=1)
+    known[known] = launched[calls[known]] == 1
     is_shorter = np.zeros(len(rows), np.bool_)
     is_shorter[known] = duration[known] < (columns.end_ns - columns.begin_ns)[calls[known]]
     found = _by_name(columns, rows, duration, is_shorter)

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from training_profiler.trace.columns import Columns, Ints
+from training_profiler.trace.columns import Bools, Columns
 from training_profiler.trace.overview import StepParts
+from training_profiler.trace.timeline import Timeline
 
 HOST: Final = "host"
 STEPS_NEEDED: Final = 3  # for growth: the first of a window may still fill caches
@@ -31,25 +33,24 @@ class DeviceMemory:
     grows: bool  # with every step after the first
 
 
-def memory_of(columns: Columns, steps: Sequence[StepParts], section_at: "SectionAt") -> list[DeviceMemory]:
+def memory_of(columns: Columns, steps: Sequence[StepParts], sections: Timeline) -> list[DeviceMemory]:
     """Return a row an allocator: devices first; none where memory was not recorded."""
     memory = columns.memory
     kinds = np.where(memory.device_type == 0, -1, memory.device)
     return [
-        _one(columns, kinds == kind, HOST if kind < 0 else str(kind), steps, section_at)
+        _one(columns, kinds == kind, HOST if kind < 0 else str(kind), steps, sections)
         for kind in sorted(set(kinds.tolist()), key=lambda kind: (kind < 0, kind))
     ]
 
 
-def _one(
-    columns: Columns, which: Ints, device: str, steps: Sequence[StepParts], section_at: "SectionAt"
-) -> DeviceMemory:
+def _one(columns: Columns, which: Bools, device: str, steps: Sequence[StepParts], sections: Timeline) -> DeviceMemory:
     memory = columns.memory
     at_ns = memory.at_ns[which]
     told = memory.allocated[which]
     is_told = bool((told >= 0).all())
     level = told if is_told else np.cumsum(memory.change[which])
     peak = int(level.argmax())
+    section = int(sections.at(at_ns[peak : peak + 1])[0])
     reserved = memory.reserved[which]
     has_reserved = is_told and device != HOST and bool((reserved >= 0).all()) and bool(reserved.any())
     ends = tuple(int(level[i - 1]) for i in np.searchsorted(at_ns, [step.end_ns for step in steps], "right") if i)
@@ -60,7 +61,7 @@ def _one(
         is_peak_relative=not is_told,
         peak_at_ns=int(at_ns[peak]),
         peak_step=next((step.name for step in steps if step.begin_ns <= at_ns[peak] < step.end_ns), ""),
-        peak_section=section_at(int(at_ns[peak])),
+        peak_section="" if section < 0 else columns.names[columns.name[section]],
         reserved_peak_bytes=int(reserved.max()) if has_reserved else None,
         unused_at_peak_bytes=int(reserved[peak] - level[peak]) if has_reserved else None,
         step_end_bytes=ends,
@@ -72,21 +73,5 @@ def _grows(ends: Sequence[int], peak: int) -> bool:
     later = ends[1:]
     if len(later) < STEPS_NEEDED:
         return False
-    rises = all(after > before for before, after in zip(later, later[1:], strict=False))
+    rises = all(after > before for before, after in pairwise(later))
     return rises and later[-1] - later[0] > GROWS_BY * max(1, peak)
-
-
-class SectionAt:
-    """Tells the innermost annotation that is under way at a time; "" for none."""
-
-    def __init__(self, columns: Columns, which: Ints) -> None:
-        self._columns = columns
-        self._rows = np.flatnonzero(which)
-
-    def __call__(self, at_ns: int) -> str:
-        columns, rows = self._columns, self._rows
-        around = rows[(columns.begin_ns[rows] <= at_ns) & (at_ns < columns.end_ns[rows])]
-        if not len(around):
-            return ""
-        shortest = around[(columns.end_ns[around] - columns.begin_ns[around]).argmin()]
-        return columns.names[columns.name[shortest]]

@@ -5,7 +5,7 @@ Order matters where a name fits several rows: the first one that fits, holds. A 
 """
 
 import re
-from collections.abc import Iterable
+from functools import cache
 from typing import Final
 
 TABLE_VERSION: Final = 1
@@ -76,11 +76,7 @@ TENSOR_CORE: Final = re.compile(
 MULTI_TENSOR: Final = re.compile(r"multi_tensor_apply|fused_?(adam|sgd|adagrad)|FusedOptimizer", re.IGNORECASE)
 
 
+@cache
 def kind_of(name: str) -> str:
     """Return what kind of kernel has that name."""
     return next((kind for kind, pattern in _ROWS if pattern.search(name)), UNCLASSIFIED)
-
-
-def kinds_of(names: Iterable[str]) -> list[str]:
-    """Return the kind of each kernel."""
-    return [kind_of(name) for name in names]

@@ -1,10 +1,16 @@
 """Which host event lies within which: operators, the calls of the runtime they make, sections, steps."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from training_profiler.trace.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace.columns import CATEGORY_IDS, NONE, Bools, Columns, Ints
+
+# Where a trace rounds begin and duration to whole us, what lies within may end up to two later.
+ROUNDING_NS: Final = 2000
+# Which of two events of the same begin and end lies within the other.
+_OUTER_FIRST: Final = ("user_annotation", "python_function", "cpu_op", "cuda_runtime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,83 +19,91 @@ class Nesting:
 
     parent: Ints
     self_ns: Ints
-    depth: Ints  # how many it lies within
+    is_outermost: Bools  # lies in none of the same name: only these count for the total of a name
+    levels: tuple[Ints, ...]  # rows that lie within none, then those within one, ...
 
 
 def nesting_of(columns: Columns, which: Bools) -> Nesting:
     """Return how the events of ``which`` nest, thread by thread.
 
-    Traces with whole microseconds have children that end one after their parent: what counts is where they begin.
+    What begins within another and ends later (by more than rounding) lies beside it: two annotations can overlap.
     """
     parent = np.full(len(columns.begin_ns), NONE, np.int64)
     self_ns = np.where(which, columns.end_ns - columns.begin_ns, 0)
     rows = np.flatnonzero(which)
+    inner = np.zeros(max(CATEGORY_IDS.values()) + 1, np.int64)
+    inner[[CATEGORY_IDS[category] for category in _OUTER_FIRST]] = range(len(_OUTER_FIRST))
     # An event that begins with another lies within the longer one.
-    order = np.lexsort((-columns.end_ns[rows], columns.begin_ns[rows], columns.thread[rows]))
-    rows = rows[order]
-    begins, ends, threads = (array[rows].tolist() for array in (columns.begin_ns, columns.end_ns, columns.thread))
-    parents = [NONE] * len(rows)
-    covered = [0] * len(rows)  # by children
-    depths = [0] * len(rows)
-    stack: list[int] = []
+    rows = rows[
+        np.lexsort((inner[columns.category[rows]], -columns.end_ns[rows], columns.begin_ns[rows], columns.thread[rows]))
+    ]
+    parents, depths, is_outermost = _walked(columns, rows)
+    inside = np.array(parents, np.int64)
+    has_parent = inside >= 0
+    parent[rows[has_parent]] = rows[inside[has_parent]]
+    lengths = np.minimum(columns.end_ns[rows], columns.end_ns[parent[rows]]) - columns.begin_ns[rows]
+    np.subtract.at(self_ns, parent[rows[has_parent]], lengths[has_parent])
+    outermost = np.ones(len(parent), np.bool_)
+    outermost[rows] = is_outermost
+    depth = np.array(depths, np.int64)
+    levels = np.split(rows[np.argsort(depth, kind="stable")], np.cumsum(np.bincount(depth))[:-1]) if len(rows) else []
+    return Nesting(parent, np.maximum(0, self_ns), outermost, tuple(levels))
+
+
+def _walked(columns: Columns, rows: Ints) -> tuple[list[int], list[int], list[bool]]:
+    """Return for each of ``rows``, in their order: the place of its parent, its depth, is it outermost."""
+    begins, ends, threads, names = (
+        array[rows].tolist() for array in (columns.begin_ns, columns.end_ns, columns.thread, columns.name)
+    )
+    parents, depths, is_outermost = [NONE] * len(rows), [0] * len(rows), [True] * len(rows)
+    under_way: list[tuple[int, int, int]] = []  # place, end, name
+    counts: dict[int, int] = {}  # of the names under way
     thread = None
     for i, begin in enumerate(begins):
         if threads[i] != thread:
             thread = threads[i]
-            stack.clear()
-        while stack and ends[stack[-1]] <= begin:
-            stack.pop()
-        if stack:
-            above = stack[-1]
-            parents[i] = above
-            covered[above] += min(ends[i], ends[above]) - begin
-        depths[i] = len(stack)
-        stack.append(i)
-    inside = np.array(parents, np.int64)
-    has_parent = inside >= 0
-    parent[rows[has_parent]] = rows[inside[has_parent]]
-    self_ns[rows] = np.maximum(0, self_ns[rows] - np.array(covered, np.int64))
-    depth = np.zeros(len(parent), np.int64)
-    depth[rows] = depths
-    return Nesting(parent, self_ns, depth)
+            under_way.clear()
+            counts.clear()
+        while under_way and under_way[-1][1] <= begin:
+            counts[under_way.pop()[2]] -= 1
+        end, name = ends[i], names[i]
+        place = len(under_way) - 1
+        while place >= 0 and (under_way[place][1] < end - ROUNDING_NS or under_way[place][1] <= begin):
+            place -= 1  # it ends well before this one
+        if place >= 0:
+            parents[i], above_ns, _ = under_way[place]
+            end = min(end, above_ns)
+            depths[i] = depths[parents[i]] + 1
+        count = counts.get(name, 0)
+        is_outermost[i] = not count or (place < len(under_way) - 1 and name not in _above(under_way, parents, place))
+        counts[name] = count + 1
+        under_way.append((i, end, name))
+    return parents, depths, is_outermost
+
+
+def _above(under_way: list[tuple[int, int, int]], parents: list[int], place: int) -> set[int]:
+    """Return the names of what is under way at ``place`` and of all that it lies within; not of what it overlaps."""
+    found = set()
+    wanted = under_way[place][0] if place >= 0 else NONE
+    for i, _, name in reversed(under_way[: place + 1]):
+        if i == wanted:
+            found.add(name)
+            wanted = parents[i]
+    return found
 
 
 def with_children(nesting: Nesting, own: Ints) -> Ints:
     """Return ``own`` of each event together with that of all events within it."""
     total = own.copy()
-    for depth in range(int(nesting.depth.max(initial=0)), 0, -1):
-        rows = np.flatnonzero((nesting.depth == depth) & (nesting.parent >= 0))
+    for rows in reversed(nesting.levels[1:]):
         np.add.at(total, nesting.parent[rows], total[rows])
     return total
 
 
-def outermost(columns: Columns, nesting: Nesting) -> Bools:
-    """Return which events lie in none of the same name: only these count for the total of a name."""
-    names, parents = columns.name.tolist(), nesting.parent.tolist()
-    is_outermost = np.ones(len(names), np.bool_)
-    for i, parent in enumerate(parents):
-        while parent >= 0:
-            if names[parent] == names[i]:
-                is_outermost[i] = False
-                break
-            parent = parents[parent]
-    return is_outermost
-
-
 def nearest(nesting: Nesting, which: Bools) -> Ints:
     """Return for each event the innermost of ``which`` that it is or lies within; -1 for none."""
-    found = np.full(len(nesting.parent), NONE, np.int64)
-    parents, wanted = nesting.parent.tolist(), which.tolist()
-    known: list[int | None] = [None] * len(parents)
-    for i in range(len(parents)):
-        path = []
-        at = i
-        while at >= 0 and known[at] is None and not wanted[at]:
-            path.append(at)
-            at = parents[at]
-        answer = NONE if at < 0 else at if wanted[at] else known[at]
-        for one in path:
-            known[one] = answer
-        known[i] = answer
-        found[i] = answer if answer is not None else NONE
+    found = np.where(which, np.arange(len(which)), NONE)
+    for rows in nesting.levels[1:]:
+        inherits = rows[found[rows] == NONE]
+        found[inherits] = found[nesting.parent[inherits]]
     return found

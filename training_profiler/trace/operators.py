@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
+from training_profiler.trace.building import numbered
 from training_profiler.trace.columns import NONE, Columns, Ints
 from training_profiler.trace.launches import Launches
-from training_profiler.trace.nesting import Nesting, outermost, with_children
+from training_profiler.trace.nesting import Nesting, with_children
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,47 +26,42 @@ class Operator:
     shapes: str = ""  # of its inputs, as recorded
 
 
-SORT_KEYS = ("host_self", "host_total", "device_self", "device_total", "calls", "name")
+SORT_KEYS: Final = ("host_self", "host_total", "device_self", "device_total", "calls", "name")
 
 
 def operators(
-    columns: Columns, nesting: Nesting, launches: Launches, sections: Ints, has_shapes: bool = False
-) -> list[Operator]:
-    """Return a row an operator, those with most host time of their own first.
+    columns: Columns, nesting: Nesting, launches: Launches
+) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+    """Return a line an operator, and a line an operator and shapes of its inputs; most host time of its own first.
 
-    Args:
-        columns: the trace.
-        nesting: how its host events lie within each other.
-        launches: what launched the device's work.
-        sections: for each event, the annotation around it; -1 for none.
-        has_shapes: whether calls with other input shapes have a row of their own.
+    The second is empty where the trace tells no shapes. Calls of the runtime (``cudaLaunchKernel``) are lines too; what
+    they launched is booked on the operator around them.
     """
     rows = np.flatnonzero(columns.is_of("cpu_op", "cuda_runtime"))
     if not len(rows):
-        return []
-    group, labels = _groups(columns, rows, has_shapes)
-    size = len(labels)
-    by_call, by_operator = (_device_time(columns, launched_by) for launched_by in (launches.call, launches.operator))
-    device_self, device_total = by_call + by_operator, by_call + with_children(nesting, by_operator)
-    is_outermost = outermost(columns, nesting)[rows]
-    duration = (columns.end_ns - columns.begin_ns)[rows]
-
-    def summed(values: Ints) -> list[int]:
-        return np.bincount(group, values, size).astype(np.int64).tolist()
-
-    calls = np.bincount(group, minlength=size).tolist()
-    columns_of_rows = (
-        summed(nesting.self_ns[rows]),
-        summed(np.where(is_outermost, duration, 0)),
-        summed(device_self[rows]),
-        summed(np.where(is_outermost, device_total[rows], 0)),
+        return (), ()
+    by_operator = _device_time(columns, launches.operator)
+    by_call = _device_time(columns, np.where(launches.operator == NONE, launches.call, NONE))
+    device_total = by_call + with_children(nesting, by_operator)
+    is_outermost = nesting.is_outermost[rows]
+    figures = (
+        nesting.self_ns[rows],
+        np.where(is_outermost, (columns.end_ns - columns.begin_ns)[rows], 0),
+        (by_call + by_operator)[rows],
+        np.where(is_outermost, device_total[rows], 0),
     )
-    named = _most_frequent(group, sections[rows], size)
-    found = [
-        Operator(name, calls[i], *(column[i] for column in columns_of_rows), _section_name(columns, named[i]), shapes)
-        for i, (name, shapes) in enumerate(labels)
-    ]
-    return sorted(found, key=lambda one: (-one.host_self_ns, one.name))
+    sections = launches.section[rows]
+    names, shapes = columns.name[rows], columns.shapes[rows]
+    labels = [(name, "") for name in columns.names]
+    found = _lines(columns, labels, names, figures, sections)
+    if not any(columns.shape_texts):
+        return found, ()
+    # One number for each pair of name and shapes.
+    width = len(columns.shape_texts) + 1
+    pairs, group = numbered((names * width + shapes + 1).tolist())
+    texts = ("", *columns.shape_texts)
+    labels = [(columns.names[pair // width], texts[pair % width]) for pair in pairs]
+    return found, _lines(columns, labels, group, figures, sections)
 
 
 def sorted_by(found: Sequence[Operator], key: str) -> list[Operator]:
@@ -75,17 +72,25 @@ def sorted_by(found: Sequence[Operator], key: str) -> list[Operator]:
     return sorted(found, key=lambda one: (-getattr(one, attribute), one.name))
 
 
-def _groups(columns: Columns, rows: Ints, has_shapes: bool) -> tuple[Ints, list[tuple[str, str]]]:
-    numbers: dict[tuple[int, str], int] = {}
-    names = columns.name[rows].tolist()
-    shapes = [_shapes(columns, row) if has_shapes else "" for row in rows.tolist()]
-    keys = zip(names, shapes, strict=True)
-    group = np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), np.int64, len(rows))
-    return group, [(columns.names[name], shape) for name, shape in numbers]
-
-
-def _shapes(columns: Columns, row: int) -> str:
-    return "".join(bytes(columns.args[row].dims).decode("utf-8", "replace").split())
+def _lines(
+    columns: Columns, labels: Sequence[tuple[str, str]], group: Ints, figures: Sequence[Ints], sections: Ints
+) -> tuple[Operator, ...]:
+    """Return a line for each group that has calls; ``labels`` are the groups' names and shapes."""
+    size = len(labels)
+    calls = np.bincount(group, minlength=size).tolist()
+    sums = []
+    for values in figures:
+        summed = np.zeros(size, np.int64)
+        np.add.at(summed, group, values)
+        sums.append(summed.tolist())
+    host_self, host_total, device_self, device_total = sums
+    named = _most_frequent(group, sections, columns, size)
+    found = [
+        Operator(name, calls[i], host_self[i], host_total[i], device_self[i], device_total[i], named[i], shapes)
+        for i, (name, shapes) in enumerate(labels)
+        if calls[i]
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.host_self_ns, one.name, one.shapes)))
 
 
 def _device_time(columns: Columns, launched_by: Ints) -> Ints:
@@ -96,16 +101,15 @@ def _device_time(columns: Columns, launched_by: Ints) -> Ints:
     return time
 
 
-def _most_frequent(group: Ints, values: Ints, size: int) -> list[int]:
-    """Return for each group the value that most of its members have."""
-    pairs, counts = np.unique(np.stack([group, values]), axis=1, return_counts=True)
-    best = [NONE] * size
+def _most_frequent(group: Ints, sections: Ints, columns: Columns, size: int) -> list[str]:
+    """Return for each group the name of the section that most of its members are in; "" where most are in none."""
+    names = np.where(sections == NONE, NONE, columns.name[sections])
+    width = len(columns.names) + 1
+    pairs, counts = np.unique(group * width + names + 1, return_counts=True)
+    found = [""] * size
     most = [0] * size
-    for which, value, count in zip(pairs[0].tolist(), pairs[1].tolist(), counts.tolist(), strict=True):
+    for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+        which, name = divmod(pair, width)
         if count > most[which]:
-            best[which], most[which] = value, count
-    return best
-
-
-def _section_name(columns: Columns, row: int) -> str:
-    return "" if row == NONE else columns.names[columns.name[row]]
+            found[which], most[which] = columns.names[name - 1] if name else "", count
+    return found

@@ -1,15 +1,16 @@
 """Which part of a training step each piece of device work belongs to, by what launched it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from training_profiler.trace import names
 from training_profiler.trace.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace.launches import Launches
 from training_profiler.trace.nesting import Nesting, nearest
-from training_profiler.trace.overview import StepParts, is_communication
 
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
@@ -26,46 +27,38 @@ _MARKS: Final[Mapping[str, re.Pattern[str]]] = {
 }
 
 
-def phase_times(
-    columns: Columns, nesting: Nesting, launches: Launches, steps: Sequence[StepParts]
-) -> dict[str, int] | None:
-    """Return the device's time within steps a phase, in ns; None where the trace does not tell of a backward pass.
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """What the device did for the parts of a step."""
+
+    times_ns: Mapping[str, int] | None  # a phase, within steps; None where the trace does not tell of a backward pass
+    optimizer_kernels: int  # launched by optimizers, within steps
+    multi_tensor_kernels: int  # of these, those that update many tensors at once
+
+
+def phases_of(columns: Columns, nesting: Nesting, launches: Launches, communicates: Bools, step_of: Ints) -> Phases:
+    """Return the device's time within steps a phase; ``step_of`` is the step of each event, -1 for none.
 
     Forward is what was launched in steps and belongs to neither of the others, unless the trace marks it: then that.
     """
-    rows = np.flatnonzero(columns.is_of("kernel") & ~is_communication(columns))
-    call = launches.call[rows]
-    rows, call = rows[call != NONE], call[call != NONE]
-    in_step = _in_steps(columns.begin_ns[call], steps)
-    rows, call = rows[in_step], call[in_step]
+    rows = np.flatnonzero(columns.is_of("kernel") & ~communicates)
+    by = np.where(launches.call != NONE, launches.call, launches.operator)[rows]
+    in_step = (by != NONE) & (step_of[by] != NONE)
+    rows, by = rows[in_step], by[in_step]
     duration = (columns.end_ns - columns.begin_ns)[rows]
-    within = {phase: nearest(nesting, _marked(columns, marks))[call] != NONE for phase, marks in _MARKS.items()}
-    if not within[BACKWARD].any():
-        return None
+    section = launches.section
+    within = {}
+    for phase, marks in _MARKS.items():
+        is_marked = columns.named(marks.search, columns.is_of("cpu_op", "user_annotation"))
+        around = nearest(nesting, is_marked)
+        within[phase] = (around[by] != NONE) | ((section[by] != NONE) & (around[section[by]] != NONE))
     is_backward = within[BACKWARD]
     is_optimizer = within[OPTIMIZER] & ~is_backward
     rest = ~is_backward & ~is_optimizer
     is_forward = within[FORWARD] & rest if (within[FORWARD] & rest).any() else rest
-    return {
-        phase: int(duration[which].sum())
-        for phase, which in ((FORWARD, is_forward), (BACKWARD, is_backward), (OPTIMIZER, is_optimizer))
-    }
-
-
-def _marked(columns: Columns, marks: re.Pattern[str]) -> Bools:
-    return columns.named(marks.search) & columns.is_of("cpu_op", "user_annotation")
-
-
-def _in_steps(at_ns: Ints, steps: Sequence[StepParts]) -> Bools:
-    inside = np.zeros(len(at_ns), np.bool_)
-    for step in steps:
-        inside |= (at_ns >= step.begin_ns) & (at_ns < step.end_ns)
-    return inside
-
-
-def kernels_within(columns: Columns, nesting: Nesting, launches: Launches, phase: str) -> Ints:
-    """Return the rows of kernels that were launched in a phase."""
-    rows = np.flatnonzero(columns.is_of("kernel"))
-    call = launches.call[rows]
-    rows, call = rows[call != NONE], call[call != NONE]
-    return rows[nearest(nesting, _marked(columns, _MARKS[phase]))[call] != NONE]
+    parts = ((FORWARD, is_forward), (BACKWARD, is_backward), (OPTIMIZER, is_optimizer))
+    return Phases(
+        {phase: int(duration[which].sum()) for phase, which in parts} if is_backward.any() else None,
+        int(is_optimizer.sum()),
+        int(columns.named(names.MULTI_TENSOR.search, columns.is_of("kernel"))[rows[is_optimizer]].sum()),
+    )

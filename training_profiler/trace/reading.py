@@ -1,21 +1,26 @@
 """Reading a trace file: bytes in, typed events out; what is no trace gives one clear sentence."""
 
+import re
 import zlib
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any, Final
 
 import msgspec
 
 from training_profiler.errors import TraceError
-from training_profiler.units import BYTES_PER_GIB
+from training_profiler.trace.times import EXACT_BELOW_US
+from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB
 
-MOST_BYTES: Final = (
-    4 * BYTES_PER_GIB
-)  # of JSON; a trace of that size holds some 25 million events, and no viewer opens it
+MOST_BYTES: Final = 2 * BYTES_PER_GIB  # of JSON, some 12 million events; no viewer opens it either
+# A trace packs to a tenth or twentieth of its size. What packs to less than a 200th, and is not small, is none.
+MOST_PACKED: Final = 200
+PACKED_FREELY_BYTES: Final = 64 * BYTES_PER_MIB
 _GZIP: Final = b"\x1f\x8b"
 _CHUNK: Final = 1 << 24
-# A float of so many microseconds still tells nanoseconds apart: 2**42 us is 51 days.
-EXACT_BELOW_US: Final = float(2**42)
+_SNIFFED: Final = 1 << 16
+# Microseconds since 1970 with a fraction: as floats these would be a quarter of a microsecond apart.
+_LARGE_FLOAT: Final = re.compile(rb'"ts"\s*:\s*"?\d{13,}\.\d')
 
 Number = int | float | str | None
 
@@ -39,36 +44,27 @@ class Args(msgspec.Struct, gc=False):
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     collective: str | None = msgspec.field(default=None, name="Collective name")
     elements_in: Number = msgspec.field(default=None, name="In msg nelems")
-    elements_out: Number = msgspec.field(default=None, name="Out msg nelems")
     dtype: str | None = None
-    name: str | None = None  # of a process or thread, in metadata events
-    labels: str | None = None
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event of the file."""
+    """One event of the file; times in us."""
 
     ph: str = ""
     cat: str = ""
     name: str = ""
     pid: Number = None
     tid: Number = None
-    ts: Number = None
-    dur: Number = None
+    ts: Any = None
+    dur: Any = None
     args: Args | None = None
 
 
-class _EventAsWritten(msgspec.Struct, gc=False):
+class _EventAsWritten(Event, gc=False):
     """The same, with times as they stand in the file."""
 
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: Number = None
-    tid: Number = None
     ts: msgspec.Raw = msgspec.Raw()
     dur: msgspec.Raw = msgspec.Raw()
-    args: Args | None = None
 
 
 class _File(msgspec.Struct, gc=False):
@@ -77,8 +73,8 @@ class _File(msgspec.Struct, gc=False):
     distributed: Any = msgspec.field(default=None, name="distributedInfo")
 
 
-class _FileAsWritten(msgspec.Struct, gc=False):
-    events: list[_EventAsWritten] = msgspec.field(name="traceEvents")
+class _FileAsWritten(_File, gc=False):
+    events: list[_EventAsWritten] = msgspec.field(name="traceEvents")  # type: ignore[assignment]
 
 
 class RawTrace(msgspec.Struct, gc=False):
@@ -97,15 +93,10 @@ def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
     """
     text = _text_of(path, most_bytes)
     if not text.strip():
-        raise TraceError(f"{path} is empty")
-    try:
-        file = msgspec.json.decode(text, type=_File)
-    except msgspec.ValidationError as error:
-        raise TraceError(f"{path} is not a trace: {_sentence(error)}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceError(f"{path} is cut off or damaged: {_sentence(error)}") from None
-    if any(isinstance(event.ts, float) and abs(event.ts) >= EXACT_BELOW_US for event in file.events):
-        _read_times_exactly(text, file.events)
+        raise TraceError(f"{path} is empty: was the training stopped before the trace was written?")
+    file = _decoded(path, text, _FileAsWritten if _LARGE_FLOAT.search(text[:_SNIFFED]) else _File)
+    if any(type(event.ts) is float and abs(event.ts) >= EXACT_BELOW_US for event in file.events):
+        file = _decoded(path, text, _FileAsWritten)
     devices = file.devices if isinstance(file.devices, list) else []
     return RawTrace(
         file.events,
@@ -114,29 +105,51 @@ def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
     )
 
 
-def _sentence(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text[:1].lower() + text[1:200]
+def _decoded(path: Path, text: bytes, kind: type[_File]) -> _File:
+    try:
+        if text.lstrip()[:1] == b"[":  # the other form that the format allows: events alone
+            events = msgspec.json.decode(text, type=list[_EventAsWritten] if kind is _FileAsWritten else list[Event])
+            return _File(events)  # type: ignore[arg-type]
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as error:
+        raise TraceError(f"{path} is not a trace of torch.profiler: {_one_line(error)}") from None
+    except RecursionError:
+        raise TraceError(f"{path} is not a trace of torch.profiler: its JSON is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        what = _one_line(error)
+        if "truncated" in what:
+            raise TraceError(
+                f"{path} is cut off after {len(text)} bytes of JSON: was the training stopped while it wrote?"
+            ) from None
+        raise TraceError(f"{path} is not JSON: {what}") from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200].removeprefix("JSON is malformed: ")
 
 
 def _text_of(path: Path, most_bytes: int) -> bytes:
     try:
+        found = path.stat()
+        if S_ISDIR(found.st_mode):
+            raise TraceError(f"{path} is a folder; give a file in it, such as *.pt.trace.json.gz")
+        if not S_ISREG(found.st_mode):
+            raise TraceError(f"{path} is no file: write the trace to one first")
+        if found.st_size > most_bytes:
+            raise TraceError(_too_large(path, most_bytes))
         data = path.read_bytes()
-    except IsADirectoryError:
-        raise TraceError(f"{path} is a folder; give a file in it, such as *.pt.trace.json.gz") from None
     except OSError as error:
         raise TraceError(f"{path} cannot be read ({error.strerror})") from None
     if data.startswith(_GZIP):
         data = _unzipped(path, data, most_bytes)
         if data.startswith(_GZIP):
             raise TraceError(f"{path} is gzipped twice; unpack it once: gunzip -c FILE > once.json.gz")
-    if len(data) > most_bytes:
-        raise TraceError(_too_large(path, most_bytes))
     return data
 
 
 def _unzipped(path: Path, data: bytes, most_bytes: int) -> bytes:
-    """Return what is packed in ``data``, never holding more than ``most_bytes`` of it."""
+    """Return what is packed in ``data``, never holding more than the limits of it."""
+    most_of_it = min(most_bytes, max(PACKED_FREELY_BYTES, MOST_PACKED * len(data)))
     parts, size, rest = [], 0, data
     while rest:
         packed = zlib.decompressobj(wbits=31)
@@ -145,22 +158,20 @@ def _unzipped(path: Path, data: bytes, most_bytes: int) -> bytes:
                 part = packed.decompress(rest, _CHUNK)
                 rest = packed.unconsumed_tail
                 if not part and not rest and not packed.eof:
-                    raise TraceError(f"{path} is cut off: the gzip file has no end")
+                    raise TraceError(f"{path} is cut off: the gzip file ends early. Was the training stopped then?")
                 size += len(part)
-                if size > most_bytes:
-                    raise TraceError(_too_large(path, most_bytes))
+                if size > most_of_it:
+                    raise TraceError(_too_large(path, most_of_it, len(data)))
                 parts.append(part)
         except zlib.error as error:
-            raise TraceError(f"{path} is no whole gzip file: {_sentence(error)}") from None
+            raise TraceError(f"{path} is damaged: no whole gzip file ({_one_line(error)})") from None
         rest = packed.unused_data if packed.unused_data.startswith(_GZIP) else b""  # files put one after another
-    return b"".join(parts)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _too_large(path: Path, most_bytes: int) -> str:
-    return f"{path} holds more than {most_bytes / BYTES_PER_GIB:g} GiB of JSON, the limit; record fewer steps"
-
-
-def _read_times_exactly(text: bytes, events: list[Event]) -> None:
-    """Put the times in as whole nanoseconds where a float of microseconds would have rounded them, as strings."""
-    for event, written in zip(events, msgspec.json.decode(text, type=_FileAsWritten).events, strict=True):
-        event.ts, event.dur = bytes(written.ts).decode() or None, bytes(written.dur).decode() or None
+def _too_large(path: Path, most_bytes: int, packed_bytes: int = 0) -> str:
+    if packed_bytes and most_bytes < MOST_BYTES:
+        return f"{path} unpacks to over {MOST_PACKED} times its {packed_bytes} bytes: no trace does, so it is not read"
+    return (
+        f"{path} holds over {most_bytes / BYTES_PER_GIB:g} GiB of JSON, the limit; record fewer steps, or less of each"
+    )

@@ -59,7 +59,7 @@ def _overview(found: Analysis) -> str:
 
 
 def _title(found: Analysis) -> str:
-    devices = ", ".join(dict.fromkeys(found.device_names[i] for i in found.used_devices if i < len(found.device_names)))
+    devices = ", ".join(dict.fromkeys(one.name for one in found.devices if one.name))
     where = f" on {devices}" if devices else ""
     rank = (
         "" if found.rank is None else f", rank {found.rank}" + (f" of {found.world_size}" if found.world_size else "")
@@ -82,7 +82,7 @@ def _steps(found: Analysis) -> str:
 
 
 def _operators(found: Analysis, sort: str) -> str:
-    chosen = found.operators_by_shape if any(one.shapes for one in found.operators_by_shape) else found.operators
+    chosen = found.operators_by_shape or found.operators
     rows = [
         (
             short(one.name, 44),
@@ -139,23 +139,23 @@ def _kernels(found: Analysis) -> str:
 def _trace(found: Analysis) -> str:
     if not found.has_gpu:
         return "No work of a device is in this trace, so there are no gaps to explain."
-    total = sum(gap.length_ns for gap in found.gaps)
+    total = sum(place.gap.length_ns for place in found.gaps)
     lines = [f"{len(found.gaps)} gaps of 30 us or more, {ms(total)} in all"]
     lines += [
         f"  {cause}: {value:.3f} ms ({percent(value * 1e6 / total)})" for cause, value in gap_causes(found).items()
     ]
-    longest = sorted(range(len(found.gaps)), key=lambda i: -found.gaps[i].length_ns)[:MOST_GAPS]
+    longest = sorted(range(len(found.gaps)), key=lambda i: -found.gaps[i].gap.length_ns)[:MOST_GAPS]
     rows = []
     for i in longest:
-        gap, (following, operator, step) = found.gaps[i], found.gap_places[i]
+        place, gap = found.gaps[i], found.gaps[i].gap
         rows.append(
             (
                 ms(gap.begin_ns - found.begin_ns),
                 ms(gap.length_ns),
                 gap.cause,
-                short(operator, 30),
-                step,
-                short(following, 44),
+                short(place.operator, 30),
+                place.step,
+                short(place.next_name, 44),
             )
         )
     lines += ["", table(("at", "length", "cause", "launched by", "step", "ended by"), rows, left=0)]

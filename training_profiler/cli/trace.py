@@ -1,31 +1,34 @@
 """Analyse traces of torch.profiler: where the device's time goes, why it stands still, what to change."""
 
 import argparse
+import gc
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.errors import TraceError
+from training_profiler.errors import ProfilerError, TraceError
 from training_profiler.reports.trace.comparison import render_comparison
+from training_profiler.reports.trace.ranks import render_ranks
 from training_profiler.reports.trace.views import VIEWS, render_view
 from training_profiler.trace.analysis import Analysis, analyse
-from training_profiler.trace.columns import Columns
 from training_profiler.trace.communication import RankCollective, over_ranks
 from training_profiler.trace.compare import Comparison, compare
 from training_profiler.trace.contract import trace_data
 from training_profiler.trace.operators import SORT_KEYS
 
-PATTERNS: Final = ("*.pt.trace.json", "*.pt.trace.json.gz", "*.json", "*.json.gz")
+PATTERNS: Final = ("*.json", "*.json.gz")
+TRACES: Final = (".pt.trace.json", ".pt.trace.json.gz")  # where a folder has such, other JSON in it is no trace
 BY_DEFAULT: Final = ("overview", "trace", "recommendations")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("trace", type=Path, metavar="FILE_OR_FOLDER", help="a trace, or a folder with one a rank")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON, one object a file and line")
-    parser.add_argument("--compare", type=Path, metavar="OTHER", help="a trace of the same training after a change")
-    parser.add_argument("--sort", choices=SORT_KEYS, default=SORT_KEYS[0], help="order of the operators")
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON, one object a file and line")
+    parser.add_argument("--compare", type=Path, metavar="OTHER", help="the trace (or folder) of it after a change")
+    parser.add_argument("--sort", choices=SORT_KEYS, help=f"order of the operators; {SORT_KEYS[0]} by default")
     parser.add_argument("--view", choices=VIEWS, action="append", help="only this view; may be given several times")
 
 
@@ -33,31 +36,64 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what was asked for and return 0.
 
     Raises:
+        ProfilerError: arguments that have no meaning together.
         TraceError: a file cannot be read as a trace, or two cannot be compared.
     """
-    if arguments.compare is not None:
-        found = compare(analyse(arguments.trace)[0], analyse(arguments.compare)[0])
-        text = (
-            json.dumps(_comparison_data(found), allow_nan=False) + "\n" if arguments.json else render_comparison(found)
-        )
-    else:
-        text = _texts(arguments)
-    sys.stdout.write(text)
+    _check(arguments)
+    gc.disable()  # millions of objects that all live until the end: looking for garbage among them takes a fifth more
+    text = _compared(arguments) if arguments.compare is not None else _texts(arguments)
+    sys.stdout.write(text.encode(sys.stdout.encoding or "utf-8", "replace").decode(sys.stdout.encoding or "utf-8"))
     sys.stdout.flush()
     return 0
 
 
+def _check(arguments: argparse.Namespace) -> None:
+    views = arguments.view or ()
+    if arguments.json and views:
+        raise ProfilerError("--json has all views: leave --view out, and take the keys that you need")
+    if arguments.compare is not None and (views or arguments.sort):
+        raise ProfilerError("--compare prints one table: leave --view and --sort out")
+    if arguments.sort and not arguments.json and "operators" not in views:
+        raise ProfilerError(
+            f"--sort orders the operators: add --view operators, as in --view operators --sort {arguments.sort}"
+        )
+
+
 def _texts(arguments: argparse.Namespace) -> str:
-    paths = _files(arguments.trace)
-    traces = [analyse(path) for path in paths]
+    traces = [analyse(path) for path in _files(arguments.trace)]
     ranks = _over_ranks(traces)
+    sort = arguments.sort or SORT_KEYS[0]
     if arguments.json:
-        objects = [
-            trace_data(found) | {"communication_over_ranks": [_rank_data(one) for one in ranks]} for found, _ in traces
-        ]
-        return "".join(json.dumps(one, allow_nan=False) + "\n" for one in objects)
-    views = arguments.view or BY_DEFAULT
-    return "\n".join(render_view(view, found, arguments.sort, ranks) for found, _ in traces for view in views)
+        told = {"communication_over_ranks": [_rank_data(one) for one in ranks]}
+        return "".join(_line(trace_data(found, sort) | told) for found in traces)
+    if len(traces) > 1 and not arguments.view:
+        return render_ranks(traces, ranks)
+    parts = []
+    for found in traces:
+        if len(traces) > 1:
+            parts.append(f"##### {found.path.name}\n")
+        parts += [render_view(view, found, sort, ranks) for view in arguments.view or BY_DEFAULT]
+    return "\n".join(parts)
+
+
+def _compared(arguments: argparse.Namespace) -> str:
+    found = [compare(before, after) for before, after in _pairs(arguments.trace, arguments.compare)]
+    if arguments.json:
+        return "".join(_line(_comparison_data(one)) for one in found)
+    return "\n".join(render_comparison(one) for one in found)
+
+
+def _pairs(before: Path, after: Path) -> list[tuple[Analysis, Analysis]]:
+    """Return what is to be compared: two files, or each rank of one folder with the same of the other."""
+    sides = [_files(before), _files(after)]
+    if len(sides[0]) == len(sides[1]) == 1:
+        return [(analyse(sides[0][0]), analyse(sides[1][0]))]
+    by_rank = [{found.rank: found for found in map(analyse, side)} for side in sides]
+    if any(len(ranks) != len(side) or None in ranks for ranks, side in zip(by_rank, sides, strict=True)):
+        raise TraceError(f"the traces in {before} and {after} do not tell one rank each: compare them file by file")
+    if by_rank[0].keys() != by_rank[1].keys():
+        raise TraceError(f"{before} and {after} are of other ranks: compare them file by file")
+    return [(by_rank[0][rank], by_rank[1][rank]) for rank in sorted(by_rank[0], key=str)]
 
 
 def _files(given: Path) -> list[Path]:
@@ -66,14 +102,19 @@ def _files(given: Path) -> list[Path]:
     if not given.is_dir():
         return [given]
     found = sorted({path for pattern in PATTERNS for path in given.glob(pattern) if path.is_file()})
+    found = [path for path in found if path.name.endswith(TRACES)] or found
     if not found:
-        raise TraceError(f"{given} holds no trace (*.pt.trace.json or .json.gz)")
+        raise TraceError(f"{given} holds no trace (*.pt.trace.json or *.pt.trace.json.gz)")
     return found
 
 
-def _over_ranks(traces: list[tuple[Analysis, Columns]]) -> list[RankCollective]:
-    by_rank = {found.rank: columns for found, columns in traces if found.rank is not None}
-    return over_ranks(by_rank) if len(by_rank) > 1 else []
+def _over_ranks(traces: Sequence[Analysis]) -> list[RankCollective]:
+    runs = {found.rank: found.collective_runs_ns for found in traces if found.rank is not None}
+    return over_ranks(runs) if len(runs) == len(traces) else []  # else several files are of one rank, or tell none
+
+
+def _line(data: dict[str, Any]) -> str:
+    return json.dumps(data, allow_nan=False) + "\n"
 
 
 def _rank_data(one: RankCollective) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """All that is found in one trace, from its columns."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 from training_profiler.trace import host
 from training_profiler.trace.building import columns_of
 from training_profiler.trace.columns import NONE, Bools, Columns, Ints
-from training_profiler.trace.communication import Collective, collectives
+from training_profiler.trace.communication import Collective, collective_runs, collectives
 from training_profiler.trace.gaps import Gap, long_gaps
 from training_profiler.trace.intervals import covered, gaps, overlap
 from training_profiler.trace.kernels import Kernels, kernels_of
@@ -80,6 +81,7 @@ class Analysis:
     operators_by_shape: tuple[Operator, ...]  # none where shapes were not recorded
     kernels: Kernels
     collectives: tuple[Collective, ...]
+    collective_runs_ns: Mapping[str, Ints]  # each run of each kind, in order of time
     copies: tuple[host.Calls, ...]
     synchronizations: tuple[host.Calls, ...]
     allocations: tuple[host.Calls, ...]
@@ -118,8 +120,8 @@ class Analysis:
         return float(lengths.std(ddof=1) / lengths.mean()) if lengths.mean() else None
 
 
-def analyse(path: Path) -> tuple[Analysis, Columns]:
-    """Return what is found in the trace in ``path``, and its columns.
+def analyse(path: Path) -> Analysis:
+    """Return what is found in the trace in ``path``.
 
     Raises:
         TraceError: it cannot be read, or is no trace; the message is one line.
@@ -128,7 +130,7 @@ def analyse(path: Path) -> tuple[Analysis, Columns]:
     count = len(raw.events)
     columns = columns_of(raw, str(path))
     del raw  # which is larger than the columns
-    return analyse_columns(columns, path, count), columns
+    return analyse_columns(columns, path, count)
 
 
 def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
@@ -167,6 +169,7 @@ def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
         operators_by_shape=by_shape,
         kernels=kernels_of(columns, launches),
         collectives=tuple(collectives(columns, device, communicates)),
+        collective_runs_ns=collective_runs(columns, communicates),
         copies=tuple(host.copies(columns)),
         synchronizations=tuple(host.synchronizations(columns)),
         allocations=tuple(host.calls_named(columns, np.flatnonzero(host.is_allocation(columns)))),

@@ -1,16 +1,16 @@
 """Collectives on the device: how many, how long, how much of it behind compute; over ranks waiting and transfer."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
 import numpy as np
 
-from training_profiler.trace.columns import Bools, Columns
+from training_profiler.trace.columns import Bools, Columns, Ints
 from training_profiler.trace.intervals import covered
-from training_profiler.trace.overview import Device, is_communication
+from training_profiler.trace.overview import Device
 
 _KINDS: Final = (
     ("all_reduce", r"all_?reduce|cross_device_reduce|one_?shot|two_?shot"),
@@ -78,38 +78,33 @@ def collectives(columns: Columns, device: Device, communicates: Bools) -> list[C
     return sorted(found, key=lambda one: -one.total_ns)
 
 
-def over_ranks(traces: Mapping[int, Columns]) -> list[RankCollective]:
-    """Return for each kind of collective what is waiting and what is transfer, over traces of the same steps.
+def collective_runs(columns: Columns, communicates: Bools) -> dict[str, Ints]:
+    """Return how long each run of each kind of collective took, in order of time; ns."""
+    found: dict[str, list[int]] = {}
+    duration = columns.end_ns - columns.begin_ns
+    for row in np.flatnonzero(communicates).tolist():
+        found.setdefault(_kind(columns, row), []).append(int(duration[row]))
+    return {kind: np.array(durations, np.int64) for kind, durations in found.items()}
+
+
+def over_ranks(runs: Mapping[int, Mapping[str, Ints]]) -> list[RankCollective]:
+    """Return for each kind of collective what is waiting and what is transfer; ``runs`` are those of each rank.
 
     The k-th run of a kind on one rank is taken to be the k-th on every other; kinds with other counts are left out.
     """
-    durations = {rank: _durations(columns) for rank, columns in traces.items()}
+    if len(runs) < 2:
+        return []
+    ranks = sorted(runs)
     found = []
-    for kind in sorted(set.intersection(*(set(one) for one in durations.values()))) if len(durations) > 1 else []:
-        ranks = sorted(durations)
-        counts = {len(durations[rank][kind]) for rank in ranks}
-        if len(counts) != 1:
+    for kind in sorted(set.intersection(*(set(one) for one in runs.values()))):
+        if len({len(runs[rank][kind]) for rank in ranks}) != 1:
             continue
-        table = np.array([durations[rank][kind] for rank in ranks], np.int64)
+        table = np.stack([runs[rank][kind] for rank in ranks])
         shortest = table.min(axis=0)
         waiting = table - shortest
-        found.append(
-            RankCollective(
-                kind,
-                table.shape[1],
-                float(shortest.mean()),
-                float(waiting.mean()),
-                ranks[int(waiting.sum(axis=1).argmin())],
-            )
-        )
+        latest = ranks[int(waiting.sum(axis=1).argmin())]
+        found.append(RankCollective(kind, table.shape[1], float(shortest.mean()), float(waiting.mean()), latest))
     return found
-
-
-def _durations(columns: Columns) -> dict[str, Sequence[int]]:
-    found: dict[str, list[int]] = {}
-    for row in np.flatnonzero(is_communication(columns)).tolist():
-        found.setdefault(_kind(columns, row), []).append(int(columns.end_ns[row] - columns.begin_ns[row]))
-    return dict(found)
 
 
 def _kind(columns: Columns, row: int) -> str:

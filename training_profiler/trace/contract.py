@@ -8,6 +8,7 @@ from typing import Any, Final
 from training_profiler.trace.analysis import Analysis, Place
 from training_profiler.trace.checks import checks
 from training_profiler.trace.gaps import LEAST_GAP_NS
+from training_profiler.trace.operators import SORT_KEYS, sorted_by
 from training_profiler.trace.overview import OneDevice, StepParts
 from training_profiler.trace.recommendations import recommendations
 
@@ -23,8 +24,8 @@ def ms(ns: float) -> float:
     return ns / NS_PER_MS
 
 
-def trace_data(found: Analysis) -> dict[str, Any]:
-    """Return all figures of a trace; unknown ones are None."""
+def trace_data(found: Analysis, sort: str = SORT_KEYS[0]) -> dict[str, Any]:
+    """Return all figures of a trace; unknown ones are None. ``sort`` is the order of the operators."""
     kernels = found.kernels
     communication_ns = found.device.communication.total_ns
     return {
@@ -75,7 +76,7 @@ def trace_data(found: Analysis) -> dict[str, Any]:
             for kernel in kernels.rows[:MOST_KERNELS]
         ],
         "streams": found.streams,
-        "operators": [_operator(one) for one in found.operators],
+        "operators": [_operator(one) for one in sorted_by(found.operators, sort)],
         "communication": [asdict(one) for one in found.collectives],
         "memory": [asdict(one) for one in found.memory],
         "checklist": [check._asdict() for check in checks(found)],

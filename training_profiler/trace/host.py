@@ -9,13 +9,14 @@ import numpy as np
 from training_profiler.trace.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace.intervals import Intervals, union
 from training_profiler.trace.launches import Launches
-from training_profiler.trace.nesting import Nesting
+from training_profiler.trace.nesting import Nesting, nearest
 
 DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
 # The same wait, as our own sections name it.
 WAITS_FOR_BATCH: Final = re.compile(r"^enumerate\(DataLoader\)|^data_loading$")
 SYNCHRONIZE: Final = re.compile(r"^(cuda|hip)\w*Synchronize$|^cu(Stream|Ctx|Event)Synchronize")
 ALLOCATE: Final = re.compile(r"^(cuda|hip)(Malloc|Free)(Async|Managed|Pitch)?$")
+_WAITS: Final = re.compile(r"^(cuda|hip)(Memcpy|StreamSynchronize|EventSynchronize)")
 READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 
 
@@ -75,14 +76,16 @@ def data_waits(columns: Columns) -> tuple[Intervals, tuple[str, ...]]:
 def device_reads(columns: Columns, nesting: Nesting, launches: Launches) -> Ints:
     """Return the rows of the outermost operators that bring a figure from the device to the host and wait for it.
 
-    ``.item()``, ``.cpu()``, ``.tolist()``, printing, ``nonzero``: all that copies from the device, or is named so.
+    ``.item()``, ``.cpu()``, ``.tolist()``, printing, ``nonzero``: all that has a copy from the device made, or is named
+    so and calls the runtime (``.item()`` of a tensor on the host does not).
     """
     is_operator = columns.is_of("cpu_op")
     outermost = _outermost_operator(nesting, is_operator)
     to_host = columns.named(lambda name: "DtoH" in name or "DeviceToHost" in name, columns.is_of("gpu_memcpy"))
     by = launches.operator[to_host]
-    named = np.flatnonzero(columns.named(lambda name: name in READS, is_operator))
-    return np.unique(outermost[np.concatenate([by[by != NONE], named])])
+    calls = columns.named(lambda name: bool(_WAITS.search(name)), columns.is_of("cuda_runtime"))
+    named = nearest(nesting, columns.named(lambda name: name in READS, is_operator))[calls]
+    return np.unique(outermost[np.concatenate([by[by != NONE], named[named != NONE]])])
 
 
 def _outermost_operator(nesting: Nesting, is_operator: Bools) -> Ints:

@@ -1,13 +1,17 @@
 """What the views of a trace have in common: milliseconds, shares, names that fit, tables."""
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
 from tabulate import tabulate
 
+from training_profiler.units import BYTES_PER_MIB, bytes_text
+
 NAME_WIDTH: Final = 60
 NS_PER_MS: Final = 1e6
 NS_PER_US: Final = 1e3
+_SAYS_NOTHING: Final = re.compile(r"^void |at::native::|\(anonymous namespace\)::|at::detail::")
 
 
 def ms(ns: float) -> str:
@@ -25,10 +29,27 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
 
 
+def amount(count: int | None) -> str:
+    """Return bytes with their unit, down to KiB; nothing where they are unknown."""
+    if count is None:
+        return ""
+    return bytes_text(count) if abs(count) >= BYTES_PER_MIB / 10 else f"{count / 1024:.1f} KiB"
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number of things: "1 gap", "2 gaps"."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def short(name: str, width: int = NAME_WIDTH) -> str:
-    """Return a name in one line of at most ``width`` characters; what cannot be printed is written out."""
-    text = "".join(c if c.isprintable() else " " for c in name)
-    return text if len(text) <= width else text[: width - 1] + "…"
+    """Return a name in one line of at most ``width`` characters; what cannot be printed becomes a space."""
+    text = "".join(c if c.isprintable() else " " for c in name[: 2 * width])
+    return text if len(name) <= width else text[: width - 1] + "…"
+
+
+def kernel(name: str, width: int = NAME_WIDTH) -> str:
+    """Return the name of a kernel, without what all of torch's have, so that what tells them apart is seen."""
+    return short(_SAYS_NOTHING.sub("", name[: 20 * width]), width)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> str:

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from training_profiler.reports.trace.tables import ms, percent, short, table, us
+from training_profiler.reports.trace.ranks import communication_over_ranks
+from training_profiler.reports.trace.tables import amount, counted, kernel, ms, percent, short, table, us
 from training_profiler.trace.analysis import Analysis
 from training_profiler.trace.checks import UNKNOWN, checks
 from training_profiler.trace.communication import RankCollective
 from training_profiler.trace.contract import gap_causes
 from training_profiler.trace.operators import sorted_by
 from training_profiler.trace.recommendations import recommendations
-from training_profiler.units import bytes_text
 
 MOST_ROWS: Final = 25
 MOST_GAPS: Final = 10
@@ -43,16 +43,20 @@ def _overview(found: Analysis) -> str:
         lines += [_steps(found), ""]
     else:
         lines += ["No steps are marked (profiler.step() after each step marks them).", ""]
+    if len(found.devices) > 1:
+        lines += [_devices(found), ""]
     if found.has_gpu:
         if found.utilization_in_steps is not None:
             lines.append(f"GPU utilization: {found.utilization_in_steps:.1%} of the steps")
         busy = found.device.busy.total_ns
         lines.append(
             f"Over the whole span of {ms(found.span_ns)}: {busy / max(1, found.span_ns):.1%} busy ({ms(busy)}), "
-            f"{len(found.gaps)} gaps of 30 us or more"
+            f"{counted(len(found.gaps), 'gap')} of 30 us or more"
         )
     if found.data_loading.count:
-        lines.append(f"DataLoader: {ms(found.data_loading.total_ns)} in {found.data_loading.count} waits for a batch")
+        lines.append(
+            f"DataLoader: {ms(found.data_loading.total_ns)} in {counted(found.data_loading.count, 'wait')} for a batch"
+        )
     if found.step_variation is not None:
         lines.append(f"Step time varies by {found.step_variation:.1%} (coefficient of variation)")
     return "\n".join(lines)
@@ -78,6 +82,22 @@ def _steps(found: Analysis) -> str:
     sums = [sum(getattr(step, key) for step in found.steps) for key in keys]
     rows.append((f"all {len(found.steps)}", *(ms(value) for value in sums)))
     rows.append(("", *(percent(value / max(1, sums[0])) for value in sums)))
+    return table(headers, rows)
+
+
+def _devices(found: Analysis) -> str:
+    """Return the devices of the file, each for itself; above they are taken together."""
+    keys = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
+    rows = [
+        (
+            f"device {one.index}",
+            ms(one.device.busy.total_ns),
+            percent(one.utilization_in_steps),
+            *(ms(sum(getattr(step, key) for step in one.steps)) for key in keys),
+        )
+        for one in found.devices
+    ]
+    headers = ("", "busy", "of the steps", "compute", "exposed communication", "exposed copies", "idle")
     return table(headers, rows)
 
 
@@ -107,7 +127,7 @@ def _kernels(found: Analysis) -> str:
         return "No kernel of a device is in this trace."
     rows = [
         (
-            short(one.name),
+            kernel(one.name),
             one.kind,
             one.calls,
             ms(one.total_ns),
@@ -140,7 +160,7 @@ def _trace(found: Analysis) -> str:
     if not found.has_gpu:
         return "No work of a device is in this trace, so there are no gaps to explain."
     total = sum(place.gap.length_ns for place in found.gaps)
-    lines = [f"{len(found.gaps)} gaps of 30 us or more, {ms(total)} in all"]
+    lines = [f"{counted(len(found.gaps), 'gap')} of 30 us or more, {ms(total)} in all"]
     lines += [
         f"  {cause}: {value:.3f} ms ({percent(value * 1e6 / total)})" for cause, value in gap_causes(found).items()
     ]
@@ -155,12 +175,12 @@ def _trace(found: Analysis) -> str:
                 gap.cause,
                 short(place.operator, 30),
                 place.step,
-                short(place.next_name, 44),
+                kernel(place.next_name, 44),
             )
         )
     lines += ["", table(("at", "length", "cause", "launched by", "step", "ended by"), rows, left=0)]
     copies = [
-        (short(one.name), one.count, ms(one.total_ns), "" if one.bytes is None else bytes_text(one.bytes))
+        (short(one.name), one.count, ms(one.total_ns), "" if one.bytes is None else amount(one.bytes))
         for one in found.copies
     ]
     if copies:
@@ -177,11 +197,11 @@ def _memory(found: Analysis) -> str:
     rows = [
         (
             one.device,
-            bytes_text(one.peak_bytes) + (" above the begin" if one.is_peak_relative else ""),
+            amount(one.peak_bytes) + (" above the begin" if one.is_peak_relative else ""),
             one.peak_step,
             short(one.peak_section, 24),
-            "" if one.reserved_peak_bytes is None else bytes_text(one.reserved_peak_bytes),
-            "" if one.unused_at_peak_bytes is None else bytes_text(one.unused_at_peak_bytes),
+            "" if one.reserved_peak_bytes is None else amount(one.reserved_peak_bytes),
+            "" if one.unused_at_peak_bytes is None else amount(one.unused_at_peak_bytes),
             "yes" if one.grows else "no" if len(one.step_end_bytes) > 3 else "",
         )
         for one in found.memory
@@ -196,7 +216,7 @@ def _communication(found: Analysis, over_ranks: Sequence[RankCollective]) -> str
         (
             one.kind,
             one.count,
-            "" if one.bytes is None else bytes_text(one.bytes),
+            "" if one.bytes is None else amount(one.bytes),
             ms(one.total_ns),
             percent(one.hidden_ns / one.total_ns if one.total_ns else None),
         )
@@ -204,11 +224,7 @@ def _communication(found: Analysis, over_ranks: Sequence[RankCollective]) -> str
     ]
     lines = [table(("collective", "count", "sent", "time", "behind compute"), rows)]
     if over_ranks:
-        ranks = [
-            (one.kind, one.count, us(one.transfer_ns), us(one.waiting_ns), f"rank {one.latest_rank}")
-            for one in over_ranks
-        ]
-        lines += ["", table(("over ranks", "count", "transfer", "waiting", "waited for"), ranks)]
+        lines += ["", communication_over_ranks(over_ranks)]
     return "\n".join(lines)
 
 
@@ -227,7 +243,11 @@ def _recommendations(found: Analysis) -> str:
         return "Nothing stands out."
     lines = []
     for one in told:
-        worth = "" if one.worth_ms is None else f" Worth up to {one.worth_ms:.1f} ms of {len(found.steps)} steps."
+        worth = (
+            ""
+            if one.worth_ms is None
+            else f" Worth up to {one.worth_ms:.1f} ms of {counted(len(found.steps), 'step')}."
+        )
         lines += [f"- {one.finding}.{worth}", f"  {one.remedy}"]
     return "\n".join(lines)
 

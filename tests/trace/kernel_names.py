@@ -1,3 +1,4 @@
+# ruff: noqa: E501 names are as they are
 """Names of kernels as traces and sources have them, with what they are: (name, kind, on tensor cores, flash)."""
 
 from typing import Final
@@ -142,12 +143,22 @@ _OTHERS: Final = (
     ("volta_scudnn_128x128_stridedB_splitK_medium_nn_v1", CONVOLUTION, False, False),
     ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int, int, int)", CONVOLUTION, False, False),
     ("void cudnn::cnn::wgrad_alg0_engine<float, 128, 6, 7, 3, 3, 5, false, 512>(int)", CONVOLUTION, False, False),
-    ("void implicit_convolve_sgemm<float, float, 1024, 6, 7, 3, 3, 5, 1, false, true, true>()", CONVOLUTION, False, False),
+    (
+        "void implicit_convolve_sgemm<float, float, 1024, 6, 7, 3, 3, 5, 1, false, true, true>()",
+        CONVOLUTION,
+        False,
+        False,
+    ),
     ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>()", CONVOLUTION, False, False),
     ("cask_cudnn::computeOffsetsKernel(cask_cudnn::ComputeOffsetsParams)", CONVOLUTION, False, False),
     ("void cudnn::ops::nchwToNhwcKernel<float, float, float, true, false>()", CONVOLUTION, False, False),
     ("igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x128x32_wt32x32x8_ws1x1_wr2x2", CONVOLUTION, True, False),
-    ("_ZN2ck16tensor_operation6device12_GLOBAL__N_149kernel_grouped_conv_fwd_multiple_abd_xdl_cshuffle", CONVOLUTION, True, False),
+    (
+        "_ZN2ck16tensor_operation6device12_GLOBAL__N_149kernel_grouped_conv_fwd_multiple_abd_xdl_cshuffle",
+        CONVOLUTION,
+        True,
+        False,
+    ),
     ("_ZN2ck16tensor_operation6device37kernel_batched_gemm_xdlops_bwd_weight", CONVOLUTION, True, False),
     ("SubTensorOpWithScalar1d", CONVOLUTION, False, False),
     ("miopenSp3AsmConv_v30_3_1_gfx9_fp32_f2x3_stride1", CONVOLUTION, False, False),
@@ -161,8 +172,18 @@ _OTHERS: Final = (
     ("void vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>(c10::BFloat16*)", NORM, False, False),
     # optimizers
     ("void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>, float>()", OPTIMIZER, False, False),
-    (f"{_ANON}multi_tensor_apply_kernel<at::native::(anonymous namespace)::FusedOptimizerTensorListMetadata<4> >()", OPTIMIZER, False, False),
-    ("void split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_cta_per_row_1<float>()", OPTIMIZER, False, False),
+    (
+        f"{_ANON}multi_tensor_apply_kernel<at::native::(anonymous namespace)::FusedOptimizerTensorListMetadata<4> >()",
+        OPTIMIZER,
+        False,
+        False,
+    ),
+    (
+        "void split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_cta_per_row_1<float>()",
+        OPTIMIZER,
+        False,
+        False,
+    ),
     # embeddings, pooling
     ("void split_embedding_codegen_forward_unweighted_kernel<float, float, long>()", EMBEDDING, False, False),
     (f"{_ANON}indexSelectLargeIndex<float, long, unsigned int, 2, 2, -2, true>()", EMBEDDING, False, False),
@@ -171,21 +192,46 @@ _OTHERS: Final = (
     (f"{_ANON}max_pool_forward_nchw<c10::BFloat16>(int, c10::BFloat16 const*)", POOLING, False, False),
     # copies
     (f"{_ANON}CatArrayBatchedCopy<float, unsigned int, 2, 128, 1>(float*)", COPY, False, False),
-    (f"{_AT}unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>()", COPY, False, False),
-    (f"{_AT}vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >()", COPY, False, False),
+    (
+        f"{_AT}unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>()",
+        COPY,
+        False,
+        False,
+    ),
+    (
+        f"{_AT}vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >()",
+        COPY,
+        False,
+        False,
+    ),
     (f"{_ANON}chunk_cat_cuda_kernel<float, c10::BFloat16>(float**)", COPY, False, False),
     ("batched_transpose_16x32_half", COPY, False, False),
     ("__amd_rocclr_copyBuffer.kd", COPY, False, False),
     ("__amd_rocclr_fillBufferAligned.kd", COPY, False, False),
     ("void fbgemm_gpu::permute_2D_data_kernel<false, int, int, decltype(nullptr)>(int, int, int)", COPY, False, False),
     # reductions
-    (f"{_AT}reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float, float, float> > >()", REDUCTION, False, False),
+    (
+        f"{_AT}reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float, float, float> > >()",
+        REDUCTION,
+        False,
+        False,
+    ),
     ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true>()", REDUCTION, False, False),
     ("void cunn_ClassNLLCriterion_updateOutput_kernel<float, float>(float*)", REDUCTION, False, False),
-    ("void cub::DeviceRadixSortOnesweepKernel<cub::DeviceRadixSortPolicy<long, int, int>::Policy800>()", REDUCTION, False, False),
+    (
+        "void cub::DeviceRadixSortOnesweepKernel<cub::DeviceRadixSortPolicy<long, int, int>::Policy800>()",
+        REDUCTION,
+        False,
+        False,
+    ),
     (f"{_ANON}nll_loss_forward_reduce_cuda_kernel_2d<float, float, long>(float*)", REDUCTION, False, False),
     # elementwise
-    (f"{_AT}vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >()", ELEMENTWISE, False, False),
+    (
+        f"{_AT}vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >()",
+        ELEMENTWISE,
+        False,
+        False,
+    ),
     (f"{_ANON}fused_dropout_kernel_vec<float, float, unsigned int, 1, 4>()", ELEMENTWISE, False, False),
     (f"{_ANON}distribution_elementwise_grid_stride_kernel<float, 4>()", ELEMENTWISE, False, False),
     ("void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*)", ELEMENTWISE, False, False),
@@ -198,7 +244,7 @@ _OTHERS: Final = (
     ("void fbgemm_gpu::_offsets_range_cuda_kernel<long>(long, long, long const*, long*)", OTHER_KNOWN, False, False),
     # a kernel of the user's
     ("my_fancy_kernel(float*)", UNCLASSIFIED, False, False),
-)  # fmt: skip
+)
 
 KERNELS: Final = (
     *((name, COMMUNICATION, False, False) for name in _COMMUNICATION),

@@ -1,6 +1,7 @@
 """Decoded events to columns. Only those fields are read of an event that its category can have."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -51,7 +52,6 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     """
     events, begin_ns, end_ns = _with_duration(raw, where)
     order = np.argsort(begin_ns, kind="stable")
-    args = [event.args or _NO_ARGS for event in events]
     names, name = numbered([event.name for event in events])
     threads, thread = numbered([(event.pid, event.tid) for event in events])
     category = _categories(events, names, name)
@@ -60,21 +60,9 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     is_call = category == CATEGORY_IDS["cuda_runtime"]
     is_operator = category == CATEGORY_IDS["cpu_op"]
 
-    def integers(which: np.ndarray, read: Callable[[Args], Any]) -> Ints:
-        return _filled(len(args), which, _integers([read(args[i]) for i in np.flatnonzero(which).tolist()]))[order]
-
-    def floats(read: Callable[[Args], Any]) -> Floats:
-        column = np.full(len(args), np.nan)
-        column[is_kernel] = _floats([read(args[i]) for i in np.flatnonzero(is_kernel).tolist()])
-        return column[order]
-
-    def texts(which: np.ndarray, read: Callable[[Args], str | None]) -> tuple[Ints, tuple[str, ...]]:
-        found, index = numbered([read(args[i]) for i in np.flatnonzero(which).tolist()])
-        column = _filled(len(args), which, index)[order]
-        return column, tuple(one or "" for one in found)
-
-    collective, collectives = texts(is_kernel, lambda one: one.collective)
-    shapes, shape_texts = texts(is_operator, _dims)
+    reader = _Reader([event.args or _NO_ARGS for event in events], order)
+    collective, collectives = reader.texts(is_kernel, lambda one: one.collective)
+    shapes, shape_texts = reader.texts(is_operator, _dims)
     return Columns(
         names=tuple(names),
         threads=tuple(threads),
@@ -83,21 +71,23 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         thread=thread[order],
         begin_ns=begin_ns[order],
         end_ns=end_ns[order],
-        device=integers(is_gpu, lambda one: one.device),
-        stream=integers(is_gpu, lambda one: one.stream),
-        correlation=integers(is_gpu | is_call, lambda one: one.correlation),
-        external=integers(
+        device=reader.integers(is_gpu, lambda one: one.device),
+        stream=reader.integers(is_gpu, lambda one: one.stream),
+        correlation=reader.integers(is_gpu | is_call, lambda one: one.correlation),
+        external=reader.integers(
             is_gpu | is_call | is_operator,
             lambda one: one.external_id if one.external_id is not None else one.external_id_old,
         ),
-        bytes=integers(is_gpu & ~is_kernel, lambda one: one.bytes if one.bytes is not None else one.memory_bytes),
-        sent_bytes=integers(is_kernel, _sent_bytes),
+        bytes=reader.integers(
+            is_gpu & ~is_kernel, lambda one: one.bytes if one.bytes is not None else one.memory_bytes
+        ),
+        sent_bytes=reader.integers(is_kernel, _sent_bytes),
         collective=collective,
         collectives=collectives,
         shapes=shapes,
         shape_texts=shape_texts,
-        occupancy=floats(lambda one: one.occupancy),
-        blocks_per_sm=floats(lambda one: one.blocks_per_sm),
+        occupancy=reader.floats(is_kernel, lambda one: one.occupancy),
+        blocks_per_sm=reader.floats(is_kernel, lambda one: one.blocks_per_sm),
         memory=_memory([event for event in raw.events if event.ph == "i" and event.name == "[memory]"], where),
         device_names=tuple(str(device.get("name", "")) for device in raw.devices),
         device_bytes=_memory_of_devices(raw.devices),
@@ -105,6 +95,37 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         rank=_integer_or_none(raw.distributed.get("rank")),
         compute_capability=_capability(raw.devices),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads fields of the events' arguments, in the order of the columns."""
+
+    args: Sequence[Args]
+    order: Ints
+
+    def _values(self, which: Bools, read: Callable[[Args], Any]) -> list[Any]:
+        return [read(self.args[i]) for i in np.flatnonzero(which).tolist()]
+
+    def integers(self, which: Bools, read: Callable[[Args], Any]) -> Ints:
+        """Return whole numbers of the events of ``which``; -1 where there is none."""
+        return self._filled(which, _integers(self._values(which, read)))
+
+    def floats(self, which: Bools, read: Callable[[Args], Any]) -> Floats:
+        """Return numbers of the events of ``which``; NaN where there is none."""
+        column = np.full(len(self.args), np.nan)
+        column[which] = _floats(self._values(which, read))
+        return column[self.order]
+
+    def texts(self, which: Bools, read: Callable[[Args], str | None]) -> tuple[Ints, tuple[str, ...]]:
+        """Return which text each event of ``which`` has, and the different texts."""
+        found, index = numbered(self._values(which, read))
+        return self._filled(which, index), tuple(one or "" for one in found)
+
+    def _filled(self, which: Bools, values: Ints) -> Ints:
+        column = np.full(len(self.args), NONE, np.int64)
+        column[which] = values
+        return column[self.order]
 
 
 def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
@@ -151,12 +172,6 @@ def _categories(events: Sequence[Event], names: Sequence[str], name: Ints) -> In
     ids = np.array([CATEGORY_IDS[CATEGORIES.get(one.lower(), "other")] for one in categories], np.int64)[category]
     is_annotation = np.array([one.startswith(_ANNOTATIONS) for one in names], np.bool_)[name]
     return np.where(is_annotation & (ids == CATEGORY_IDS["cpu_op"]), CATEGORY_IDS["user_annotation"], ids)
-
-
-def _filled(size: int, which: np.ndarray, values: Ints) -> Ints:
-    column = np.full(size, NONE, np.int64)
-    column[which] = values
-    return column
 
 
 def _dims(one: Args) -> str:

@@ -57,7 +57,8 @@ _REDUCTION: Final = (
     r"reduce|softmax|nll_?loss|NLLCriterion|cross_entropy|norm_kernel|sum_kernel|scan|sort|topk|cub::|Radix"
 )
 _ELEMENTWISE: Final = (
-    r"elementwise|pointwise|vectorized|triton_|unrolled|dropout|distribution|random|philox|index|where|rotary|\brope|_rope"
+    r"elementwise|pointwise|vectorized|triton_|unrolled|dropout|distribution|random|philox|index|where"
+    r"|rotary|\brope|_rope"
     r"|act_and_mul|silu|gelu|swiglu|quantize|_quant_"
 )
 ROWS: Final = (

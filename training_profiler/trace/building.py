@@ -12,6 +12,7 @@ from training_profiler.trace.columns import (
     CATEGORY_IDS,
     GPU_CATEGORIES,
     NONE,
+    Bools,
     Columns,
     Floats,
     Ints,

@@ -81,8 +81,8 @@ _ROWS: Final = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in 
 
 _FUSED: Final = r"^(?!triton_(poi|for|unk|red|per|split_scan|mix_order)_).*"
 FLASH: Final = re.compile(
-    _FUSED
-    + r"(flash(?!infer)|PagedKVCache|fmha|mha_fwd|mha_bwd|cudnn.*sdpa|aotriton|attn_fwd|attn_bwd|mem_?eff|efficient_attention)",
+    _FUSED + r"(flash(?!infer)|PagedKVCache|fmha|mha_fwd|mha_bwd|cudnn.*sdpa|aotriton|attn_fwd|attn_bwd"
+    r"|mem_?eff|efficient_attention)",
     re.IGNORECASE | re.DOTALL,
 )
 # Volta to Blackwell, as cuBLAS, cuDNN, CUTLASS and DeepGEMM name them. On AMD's Instinct MFMA: Tensile's MI16x16x16,

@@ -58,7 +58,7 @@ def _walked(columns: Columns, rows: Ints) -> tuple[list[int], list[int], list[bo
     parents, depths, is_outermost = [NONE] * len(rows), [0] * len(rows), [True] * len(rows)
     under_way: list[tuple[int, int, int]] = []  # place, end, name
     counts: dict[int, int] = {}  # of the names under way
-    thread = None
+    thread, overlaps = None, False  # whether something under way lies beside another
     for i, begin in enumerate(begins):
         if threads[i] != thread:
             thread = threads[i]
@@ -74,8 +74,9 @@ def _walked(columns: Columns, rows: Ints) -> tuple[list[int], list[int], list[bo
             parents[i], above_ns, _ = under_way[place]
             end = min(end, above_ns)
             depths[i] = depths[parents[i]] + 1
+        overlaps = bool(under_way) and (overlaps or place < len(under_way) - 1)
         count = counts.get(name, 0)
-        is_outermost[i] = not count or (place < len(under_way) - 1 and name not in _above(under_way, parents, place))
+        is_outermost[i] = not count or (overlaps and name not in _above(under_way, parents, place))
         counts[name] = count + 1
         under_way.append((i, end, name))
     return parents, depths, is_outermost

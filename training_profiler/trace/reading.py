@@ -115,9 +115,11 @@ def _decoded(path: Path, text: bytes, kind: type[_File]) -> _File:
         raise TraceError(f"{path} is not a trace of torch.profiler: {_one_line(error)}") from None
     except RecursionError:
         raise TraceError(f"{path} is not a trace of torch.profiler: its JSON is nested too deeply") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:  # a name that is no text: it is not what anything here goes by
+        return _decoded(path, text.decode("utf-8", "replace").encode(), kind)
+    except msgspec.DecodeError as error:
         what = _one_line(error)
-        if "truncated" in what:
+        if "truncated" in what and text.rstrip()[-1:] not in (b"}", b"]"):
             raise TraceError(
                 f"{path} is cut off after {len(text)} bytes of JSON: was the training stopped while it wrote?"
             ) from None
@@ -161,7 +163,7 @@ def _unzipped(path: Path, data: bytes, most_bytes: int) -> bytes:
                     raise TraceError(f"{path} is cut off: the gzip file ends early. Was the training stopped then?")
                 size += len(part)
                 if size > most_of_it:
-                    raise TraceError(_too_large(path, most_of_it, len(data)))
+                    raise TraceError(_too_large(path, most_bytes, 0 if size > most_bytes else len(data)))
                 parts.append(part)
         except zlib.error as error:
             raise TraceError(f"{path} is damaged: no whole gzip file ({_one_line(error)})") from None
@@ -170,7 +172,7 @@ def _unzipped(path: Path, data: bytes, most_bytes: int) -> bytes:
 
 
 def _too_large(path: Path, most_bytes: int, packed_bytes: int = 0) -> str:
-    if packed_bytes and most_bytes < MOST_BYTES:
+    if packed_bytes:
         return f"{path} unpacks to over {MOST_PACKED} times its {packed_bytes} bytes: no trace does, so it is not read"
     return (
         f"{path} holds over {most_bytes / BYTES_PER_GIB:g} GiB of JSON, the limit; record fewer steps, or less of each"

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from tests.trace.building_blocks import AUTOGRAD, Trace, gpu
 from training_profiler.trace.analysis import analyse
 
+KINDS = ("k", "ncclDevKernel", "copy")
 PARTS = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
 
 
@@ -20,7 +21,7 @@ def test_parts_of_a_step_go_to_compute_first_then_communication_then_copies(tmp_
 
 
 WORK = st.lists(
-    st.tuples(st.sampled_from(["k", "ncclDevKernel", "copy"]), st.integers(0, 90), st.integers(0, 30), st.integers(0, 1)),
+    st.tuples(st.sampled_from(KINDS), st.integers(0, 90), st.integers(0, 30), st.integers(0, 1)),
     min_size=1, max_size=12,
 )  # fmt: skip
 

@@ -14,16 +14,21 @@ def between(*host, launched=(95, 2), length=90, **kwargs):
 
 
 CASES = {
-    "data loader": between(("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 10, 80), ("cpu_op", "aten::stack", 20, 60)),
+    "data loader": between(
+        ("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 10, 80),
+        ("cpu_op", "aten::stack", 20, 60),
+    ),
     "allocation": between(("cpu_op", "aten::empty", 10, 80), ("cuda_runtime", "cudaMalloc", 12, 70)),
     "blocking copy": between(("cpu_op", "aten::copy_", 10, 80), ("cuda_runtime", "cudaMemcpyAsync", 12, 70)),
     "synchronize": between(("cuda_runtime", "cudaStreamSynchronize", 12, 70)),
     "launch-bound": between(("cpu_op", "aten::mm", 10, 80)),
     "python between launches": between(("cpu_op", "aten::mm", 88, 5)),
-    "waiting for communication": between(launched=(2, 1)).kernel("ncclDevKernel_AllReduce", 300, 10).kernel("k", 400, 10, launched=(301, 2)),
+    "waiting for communication": between(launched=(2, 1))
+    .kernel("ncclDevKernel_AllReduce", 300, 10)
+    .kernel("k", 400, 10, launched=(301, 2)),
     "waiting for another stream": between(launched=(2, 1)),
     "unknown": Trace().kernel("k", 0, 10).kernel("k", 100, 10),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("cause", CASES)

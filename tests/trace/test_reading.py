@@ -33,8 +33,14 @@ def one(**fields):
 BAD = {
     "empty": (b"", "PATH is empty: was the training stopped before the trace was written?"),
     "blank": (b" \n", "PATH is empty: was the training stopped before the trace was written?"),
-    "cut off": (WHOLE[:-20], f"PATH is cut off after {len(WHOLE) - 20} bytes of JSON: was the training stopped while it wrote?"),
-    "gzip cut off": (gzip.compress(WHOLE)[:-12], "PATH is cut off: the gzip file ends early. Was the training stopped then?"),
+    "cut off": (
+        WHOLE[:-20],
+        f"PATH is cut off after {len(WHOLE) - 20} bytes of JSON: was the training stopped while it wrote?",
+    ),
+    "gzip cut off": (
+        gzip.compress(WHOLE)[:-12],
+        "PATH is cut off: the gzip file ends early. Was the training stopped then?",
+    ),
     "gzip of nothing": (gzip.compress(b""), "PATH is empty: was the training stopped before the trace was written?"),
     "gzipped twice": (
         gzip.compress(gzip.compress(WHOLE)),
@@ -58,7 +64,10 @@ BAD = {
         "PATH is not a trace of torch.profiler: Expected `int | float | str | null`, got `array` - at "
         "`$.traceEvents[0].pid`",
     ),
-    "nested too deeply": (b'{"a": ' + b"[" * 100_000, "PATH is not a trace of torch.profiler: its JSON is nested too deeply"),
+    "nested too deeply": (
+        b'{"a": ' + b"[" * 100_000,
+        "PATH is not a trace of torch.profiler: its JSON is nested too deeply",
+    ),
     "no events": (
         b'{"traceEvents": []}',
         "PATH has no events with a duration: nothing was recorded, or it is no trace of torch",
@@ -80,7 +89,7 @@ BAD = {
         b'{"traceEvents": [{"ph": "B", "name": "a"}]}',
         'PATH has an event of ph "B" or "E" without a usable time',
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)

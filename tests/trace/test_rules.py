@@ -123,7 +123,10 @@ def section(us, name="metrics_computation"):
 
 # code: traces for which it fires, and for which it is silent: just below, and without what it looks at
 CASES = {
-    "data-loading-bound": ([data_loading(150), stepped().mark("data_loading", 0, 150)], [data_loading(149.999), busy(stepped())]),
+    "data-loading-bound": (
+        [data_loading(150), stepped().mark("data_loading", 0, 150)],
+        [data_loading(149.999), busy(stepped())],
+    ),
     "gpu-idle": ([idle(799)], [idle(800), stepped().op("a", 0, 1), Trace().kernel("k", 0, 1).kernel("k", 100, 1)]),
     "launch-bound": ([launch_bound(101)], [launch_bound(100), stepped().op("a", 0, 900)]),
     "small-kernels": ([small_kernels(11)], [small_kernels(10), small_kernels(11, us=0.4), stepped()]),
@@ -133,7 +136,10 @@ CASES = {
     ),
     "frequent-copies": ([frequent_copies(10.001)], [frequent_copies(10), stepped().op("aten::copy_", 0, 900)]),
     "pageable-copies": ([pageable(10.001)], [pageable(10), pageable(500, "HtoD (Pinned -> Device)"), stepped()]),
-    "allocations": ([allocations(10.001), allocations(11, "hipFree")], [allocations(10), allocations(500, "cudaMallocHost")]),
+    "allocations": (
+        [allocations(10.001), allocations(11, "hipFree")],
+        [allocations(10), allocations(500, "cudaMallocHost")],
+    ),
     "no-tensor-cores": (
         [tensor_cores(20.001)],
         [
@@ -152,7 +158,10 @@ CASES = {
             Trace().op("aten::_scaled_dot_product_attention_math", 0, 50),
         ],
     ),
-    "single-tensor-optimizer": ([optimizer(101)], [optimizer(100), optimizer(200, "multi_tensor_apply_kernel"), stepped()]),
+    "single-tensor-optimizer": (
+        [optimizer(101)],
+        [optimizer(100), optimizer(200, "multi_tensor_apply_kernel"), stepped()],
+    ),
     "exposed-communication": ([communication(100.001)], [communication(100), stepped()]),
     "step-time-varies": ([step_times(90, 100, 110.01)], [step_times(90, 100, 110), step_times(10, 100)]),
     "memory-grows": (
@@ -163,11 +172,14 @@ CASES = {
     "backward-slow": ([phases(100, 301)], [phases(100, 300), stepped()]),
     "optimizer-heavy": ([phases(update=150.001)], [phases(update=150), stepped()]),
     "forward-dominates": ([phases(600.001, 300)], [phases(600, 300), stepped()]),
-    "gpu-memory-high": ([reserved(GIB, 90.1 * GIB, 100 * GIB)], [reserved(GIB, 90 * GIB, 100 * GIB), reserved(GIB, 95 * GIB)]),
+    "gpu-memory-high": (
+        [reserved(GIB, 90.1 * GIB, 100 * GIB)],
+        [reserved(GIB, 90 * GIB, 100 * GIB), reserved(GIB, 95 * GIB)],
+    ),
     "gpu-memory-low": ([reserved(GIB, 49 * GIB, 100 * GIB)], [reserved(GIB, 50 * GIB, 100 * GIB), reserved(GIB, GIB)]),
     "data-transfer": ([copies(100.001)], [copies(100), stepped()]),
     "side-work": ([section(50.001), section(51, "ema_update")], [section(50), section(500, "forward_pass")]),
-}  # fmt: skip
+}
 
 
 def codes(trace, tmp_path):

@@ -10,6 +10,7 @@ from benchmarks import (
     section_cost,
     start_up,
     switched,
+    trace_analysis,
     training_ratio,
     watched_training,
 )
@@ -23,6 +24,7 @@ ALL = (
     start_up,
     line_sampler,
     machine_monitor,
+    trace_analysis,
     switched,
     device,
     training_ratio,

@@ -89,7 +89,7 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         shape_texts=shape_texts,
         occupancy=reader.floats(is_kernel, lambda one: one.occupancy),
         blocks_per_sm=reader.floats(is_kernel, lambda one: one.blocks_per_sm),
-        memory=_memory([event for event in raw.events if event.ph == "i" and event.name == "[memory]"], where),
+        memory=_memory(_memory_events(raw), where),
         device_names=tuple(str(device.get("name", "")) for device in raw.devices),
         device_bytes=_memory_of_devices(raw.devices),
         world_size=_integer_or_none(raw.distributed.get("world_size")),
@@ -135,7 +135,7 @@ def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
     duration_ns = _times(events, lambda event: event.dur, where)
     if len(events) and duration_ns.min() < 0:
         raise TraceError(f"{where} has a negative duration: {_told(events[int(np.argmin(duration_ns))])}")
-    if any(event.ph == "B" for event in raw.events):
+    if "B" in raw.kinds:
         try:
             paired, begins, ends = pairs_of(raw.events)
         except TimeProblemError:
@@ -218,6 +218,12 @@ def _integer_or_none(value: Any) -> int | None:
 
 def _floats(values: Iterable[Any]) -> Floats:
     return np.array([value if isinstance(value, (int, float)) else np.nan for value in values], np.float64)
+
+
+def _memory_events(raw: RawTrace) -> list[Event]:
+    if "i" not in raw.kinds:
+        return []
+    return [event for event in raw.events if event.ph == "i" and event.name == "[memory]"]
 
 
 def _memory(events: Sequence[Event], where: str) -> Memory:

@@ -84,6 +84,11 @@ class RawTrace(msgspec.Struct, gc=False):
     devices: list[dict[str, Any]]
     distributed: dict[str, Any]
 
+    @property
+    def kinds(self) -> set[str]:
+        """Which phases ("X", "i", "B", ...) its events are of."""
+        return {event.ph for event in self.events}
+
 
 def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
     """Return the events of the trace in ``path``, which may be gzipped.

@@ -87,7 +87,8 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         collectives=collectives,
         shapes=shapes,
         shape_texts=shape_texts,
-        occupancy=reader.floats(is_kernel, lambda one: one.occupancy),
+        # Kineto writes 0 where it cannot estimate; a kernel that ran had some.
+        occupancy=reader.floats(is_kernel, lambda one: one.occupancy or None),
         blocks_per_sm=reader.floats(is_kernel, lambda one: one.blocks_per_sm),
         memory=_memory(_memory_events(raw), where),
         device_names=tuple(str(device.get("name", "")) for device in raw.devices),

@@ -75,7 +75,7 @@ def _recommendations(traces: Sequence[Analysis]) -> str:
     for places in sorted(told.values(), key=lambda places: -worth(max(places, key=worth))):
         found, one = max(places, key=worth)
         names = "all" if len(places) == len(traces) > 1 else ", ".join(name_of(where) for where, _ in places)
-        most = f"; most on {name_of(found)}" if len(places) > 1 else ""
+        most = f"; most on {name_of(found)}" if len(places) > 1 and one.worth_ms is not None else ""
         value = (
             ""
             if one.worth_ms is None

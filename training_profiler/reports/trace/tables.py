@@ -30,9 +30,11 @@ def percent(share: float | None) -> str:
 
 
 def amount(count: int | None) -> str:
-    """Return bytes with their unit, down to KiB; nothing where they are unknown."""
+    """Return an amount of bytes with its unit; nothing where they are unknown."""
     if count is None:
         return ""
+    if abs(count) < 1024:
+        return f"{count} B"
     return bytes_text(count) if abs(count) >= BYTES_PER_MIB / 10 else f"{count / 1024:.1f} KiB"
 
 

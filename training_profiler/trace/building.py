@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -53,8 +55,8 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     """
     events, begin_ns, end_ns = _with_duration(raw, where)
     order = np.argsort(begin_ns, kind="stable")
-    names, name = numbered([event.name for event in events])
-    threads, thread = numbered([(event.pid, event.tid) for event in events])
+    names, name = numbered(list(map(attrgetter("name"), events)))
+    threads, thread = numbered(list(map(attrgetter("pid", "tid"), events)))
     category = _categories(events, names, name)
     is_gpu = np.isin(category, [CATEGORY_IDS[one] for one in GPU_CATEGORIES])
     is_kernel = category == CATEGORY_IDS["kernel"]
@@ -62,8 +64,8 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     is_operator = category == CATEGORY_IDS["cpu_op"]
 
     reader = _Reader([event.args or _NO_ARGS for event in events], order)
-    collective, collectives = reader.texts(is_kernel, lambda one: one.collective)
-    shapes, shape_texts = reader.texts(is_operator, _dims)
+    collective, collectives = reader.texts(is_kernel, attrgetter("collective"))
+    shapes, shape_texts = reader.texts(is_operator, lambda one: bytes(one.dims))
     return Columns(
         names=tuple(names),
         threads=tuple(threads),
@@ -72,9 +74,9 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         thread=thread[order],
         begin_ns=begin_ns[order],
         end_ns=end_ns[order],
-        device=reader.integers(is_gpu, lambda one: one.device),
-        stream=reader.integers(is_gpu, lambda one: one.stream),
-        correlation=reader.integers(is_gpu | is_call, lambda one: one.correlation),
+        device=reader.integers(is_gpu, attrgetter("device")),
+        stream=reader.integers(is_gpu, attrgetter("stream")),
+        correlation=reader.integers(is_gpu | is_call, attrgetter("correlation")),
         external=reader.integers(
             is_gpu | is_call | is_operator,
             lambda one: one.external_id if one.external_id is not None else one.external_id_old,
@@ -89,7 +91,7 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         shape_texts=shape_texts,
         # Kineto writes 0 where it cannot estimate; a kernel that ran had some.
         occupancy=reader.floats(is_kernel, lambda one: one.occupancy or None),
-        blocks_per_sm=reader.floats(is_kernel, lambda one: one.blocks_per_sm),
+        blocks_per_sm=reader.floats(is_kernel, attrgetter("blocks_per_sm")),
         memory=_memory(_memory_events(raw), where),
         device_names=tuple(str(device.get("name", "")) for device in raw.devices),
         device_bytes=_memory_of_devices(raw.devices),
@@ -107,7 +109,7 @@ class _Reader:
     order: Ints
 
     def _values(self, which: Bools, read: Callable[[Args], Any]) -> list[Any]:
-        return [read(self.args[i]) for i in np.flatnonzero(which).tolist()]
+        return list(map(read, compress(self.args, which.tolist())))
 
     def integers(self, which: Bools, read: Callable[[Args], Any]) -> Ints:
         """Return whole numbers of the events of ``which``; -1 where there is none."""
@@ -119,10 +121,10 @@ class _Reader:
         column[which] = _floats(self._values(which, read))
         return column[self.order]
 
-    def texts(self, which: Bools, read: Callable[[Args], str | None]) -> tuple[Ints, tuple[str, ...]]:
+    def texts(self, which: Bools, read: Callable[[Args], Any]) -> tuple[Ints, tuple[str, ...]]:
         """Return which text each event of ``which`` has, and the different texts."""
         found, index = numbered(self._values(which, read))
-        return self._filled(which, index), tuple(one or "" for one in found)
+        return self._filled(which, index), tuple(_text(one) for one in found)
 
     def _filled(self, which: Bools, values: Ints) -> Ints:
         column = np.full(len(self.args), NONE, np.int64)
@@ -170,14 +172,17 @@ def numbered(values: Sequence[Any]) -> tuple[list[Any], Ints]:
 
 
 def _categories(events: Sequence[Event], names: Sequence[str], name: Ints) -> Ints:
-    categories, category = numbered([event.cat for event in events])
+    categories, category = numbered(list(map(attrgetter("cat"), events)))
     ids = np.array([CATEGORY_IDS[CATEGORIES.get(one.lower(), "other")] for one in categories], np.int64)[category]
     is_annotation = np.array([one.startswith(_ANNOTATIONS) for one in names], np.bool_)[name]
     return np.where(is_annotation & (ids == CATEGORY_IDS["cpu_op"]), CATEGORY_IDS["user_annotation"], ids)
 
 
-def _dims(one: Args) -> str:
-    return str(bytes(one.dims), "utf-8", "replace").replace(" ", "").replace("\n", "")
+def _text(value: str | bytes | None) -> str:
+    """Return a text, or JSON as it stands in the file without its spaces."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace").replace(" ", "").replace("\n", "")
+    return value or ""
 
 
 def _sent_bytes(one: Args) -> int | None:

@@ -57,13 +57,14 @@ def _walked(columns: Columns, rows: Ints) -> tuple[list[int], list[int], list[bo
     )
     parents, depths, is_outermost = [NONE] * len(rows), [0] * len(rows), [True] * len(rows)
     under_way: list[tuple[int, int, int]] = []  # place, end, name
-    counts: dict[int, int] = {}  # of the names under way
+    counts = [0] * len(columns.names)  # how many of each name are under way
     thread, overlaps = None, False  # whether something under way lies beside another
     for i, begin in enumerate(begins):
         if threads[i] != thread:
             thread = threads[i]
+            for _, _, open_name in under_way:
+                counts[open_name] -= 1
             under_way.clear()
-            counts.clear()
         while under_way and under_way[-1][1] <= begin:
             counts[under_way.pop()[2]] -= 1
         end, name = ends[i], names[i]
@@ -72,12 +73,13 @@ def _walked(columns: Columns, rows: Ints) -> tuple[list[int], list[int], list[bo
             place -= 1  # it ends well before this one
         if place >= 0:
             parents[i], above_ns, _ = under_way[place]
-            end = min(end, above_ns)
+            if above_ns < end:
+                end = above_ns
             depths[i] = depths[parents[i]] + 1
-        overlaps = bool(under_way) and (overlaps or place < len(under_way) - 1)
-        count = counts.get(name, 0)
-        is_outermost[i] = not count or (overlaps and name not in _above(under_way, parents, place))
-        counts[name] = count + 1
+        overlaps = (overlaps and bool(under_way)) or place < len(under_way) - 1
+        if counts[name]:
+            is_outermost[i] = overlaps and name not in _above(under_way, parents, place)
+        counts[name] += 1
         under_way.append((i, end, name))
     return parents, depths, is_outermost
 

@@ -103,6 +103,15 @@ def test_one_view_of_a_folder_is_that_of_each_file(folder, capsys):
     assert "##### rank1.pt.trace.json.gz" in out
 
 
+def test_ranks_of_two_jobs_are_called_by_their_files(folder, capsys):
+    trace = training(5)
+    trace.top["distributedInfo"]["world_size"] = 8
+    trace.write(folder, "another.pt.trace.json")
+    out = printed(capsys, folder)
+    assert "rank1.pt.trace.json.gz" in out
+    assert "over ranks" not in out
+
+
 def test_files_of_one_rank_are_not_taken_for_ranks(folder, capsys):
     training(0).write(folder, "later.pt.trace.json")
     assert "over ranks" not in printed(capsys, folder)

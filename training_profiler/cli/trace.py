@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from training_profiler.errors import ProfilerError, TraceError
 from training_profiler.reports.trace.comparison import render_comparison
-from training_profiler.reports.trace.ranks import render_ranks
+from training_profiler.reports.trace.ranks import are_ranks, render_ranks
 from training_profiler.reports.trace.views import VIEWS, render_view
 from training_profiler.trace.analysis import Analysis, analyse
 from training_profiler.trace.communication import RankCollective, over_ranks
@@ -110,7 +110,7 @@ def _files(given: Path) -> list[Path]:
 
 def _over_ranks(traces: Sequence[Analysis]) -> list[RankCollective]:
     runs = {found.rank: found.collective_runs_ns for found in traces if found.rank is not None}
-    return over_ranks(runs) if len(runs) == len(traces) else []  # else several files are of one rank, or tell none
+    return over_ranks(runs) if are_ranks(traces) else []
 
 
 def _line(data: dict[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """The traces of several ranks as one report."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from training_profiler.reports.trace.tables import counted, ms, percent, table, us
+from training_profiler.reports.trace.tables import counted, ms, percent, short, table, us
 from training_profiler.trace.analysis import Analysis
 from training_profiler.trace.communication import RankCollective
 from training_profiler.trace.recommendations import recommendations
@@ -18,22 +19,29 @@ def render_ranks(traces: Sequence[Analysis], over_ranks: Sequence[RankCollective
     return "\n".join(parts)
 
 
-def name_of(found: Analysis) -> str:
-    """Return the rank of a trace, or its file where it does not tell one."""
-    return found.path.name if found.rank is None else f"rank {found.rank}"
+def are_ranks(traces: Sequence[Analysis]) -> bool:
+    """Return whether these are traces of different ranks of one job, as far as they tell."""
+    ranks = {found.rank for found in traces}
+    return None not in ranks and len(ranks) == len(traces) and len({found.world_size for found in traces}) == 1
+
+
+def _names(traces: Sequence[Analysis]) -> dict[Path, str]:
+    """Return what to call each trace: its rank, or its file where these are no ranks of one job."""
+    return {one.path: f"rank {one.rank}" if are_ranks(traces) else short(one.path.name) for one in traces}
 
 
 def _overview(traces: Sequence[Analysis]) -> str:
+    names = _names(traces)
     keys = ("wall_ns", "compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
     rows = []
-    for found in sorted(traces, key=lambda one: -1 if one.rank is None else one.rank):
+    for found in sorted(traces, key=lambda one: one.rank or 0) if are_ranks(traces) else traces:
         sums = [sum(getattr(step, key) for step in found.steps) for key in keys]
         known = sums if found.has_gpu and found.steps else [None] * len(sums)
         wall_ns = sums[0] if found.steps else None
         shares = [None if part is None else f"{ms(part)} {percent(part / max(1, sums[0])):>6}" for part in known[1:]]
         rows.append(
             (
-                name_of(found),
+                names[found.path],
                 len(found.steps),
                 "" if wall_ns is None else ms(wall_ns),
                 percent(found.utilization_in_steps),
@@ -61,6 +69,7 @@ def communication_over_ranks(over_ranks: Sequence[RankCollective]) -> str:
 
 
 def _recommendations(traces: Sequence[Analysis]) -> str:
+    called = _names(traces)
     told: dict[str, list[tuple[Analysis, Recommendation]]] = {}
     for found in traces:
         for one in recommendations(found):
@@ -74,8 +83,8 @@ def _recommendations(traces: Sequence[Analysis]) -> str:
     lines = []
     for places in sorted(told.values(), key=lambda places: -worth(max(places, key=worth))):
         found, one = max(places, key=worth)
-        names = "all" if len(places) == len(traces) > 1 else ", ".join(name_of(where) for where, _ in places)
-        most = f"; most on {name_of(found)}" if len(places) > 1 and one.worth_ms is not None else ""
+        names = "all" if len(places) == len(traces) > 1 else ", ".join(called[where.path] for where, _ in places)
+        most = f"; most on {called[found.path]}" if len(places) > 1 and one.worth_ms is not None else ""
         value = (
             ""
             if one.worth_ms is None

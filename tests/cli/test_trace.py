@@ -1,3 +1,4 @@
+import gc
 import json
 
 import pytest
@@ -135,6 +136,13 @@ def test_operators_are_sorted_as_asked(path, capsys):
 )
 def test_arguments_that_mean_nothing_together_are_refused(words, message, path, capsys):
     assert refused(capsys, path, *words) == message
+
+
+def test_the_collector_of_garbage_is_as_it_was_before(path, tmp_path, capsys):
+    printed(capsys, path)
+    assert gc.isenabled()
+    refused(capsys, tmp_path / "absent.json")
+    assert gc.isenabled()
 
 
 def test_two_traces_are_compared_a_step(path, tmp_path, capsys):

@@ -4,7 +4,8 @@ import argparse
 import gc
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,11 +41,23 @@ def run(arguments: argparse.Namespace) -> int:
         TraceError: a file cannot be read as a trace, or two cannot be compared.
     """
     _check(arguments)
-    gc.disable()  # millions of objects that all live until the end: looking for garbage among them takes a fifth more
-    text = _compared(arguments) if arguments.compare is not None else _texts(arguments)
+    with _without_collector():
+        text = _compared(arguments) if arguments.compare is not None else _texts(arguments)
     sys.stdout.write(text.encode(sys.stdout.encoding or "utf-8", "replace").decode(sys.stdout.encoding or "utf-8"))
     sys.stdout.flush()
     return 0
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep the interpreter from looking for garbage among objects of which there are many, and all in use."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -44,11 +44,12 @@ $(VENV)/.made: constraints.txt pyproject.toml
 	@touch $@
 
 # rectified-flow-pytorch asks for torchvision, which has no wheel for the CPU build of torch: hence no dependencies
-# with it. The extra lists the others, and tests/integrations/stand_ins stands in for torchvision.
+# with it; traceinsight asks for JupyterLab, which no benchmark needs. The extra lists the others, and
+# tests/integrations/stand_ins stands in for torchvision.
 $(INTEGRATIONS)/.made: constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python $(PIP) --editable '.[examples,integrations]'
-	$(INTEGRATIONS)/bin/python $(PIP) --no-deps rectified-flow-pytorch
+	$(INTEGRATIONS)/bin/python $(PIP) --no-deps rectified-flow-pytorch traceinsight
 	@touch $@
 
 clean:

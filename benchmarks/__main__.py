@@ -12,6 +12,7 @@ from benchmarks import (
     section_cost,
     start_up,
     switched,
+    trace_analysis,
     training_ratio,
     watched_training,
 )
@@ -27,6 +28,7 @@ ALL = (
     start_up,
     line_sampler,
     machine_monitor,
+    trace_analysis,
     switched,
     device,
     training_ratio,

@@ -26,10 +26,11 @@ MAY_IMPORT = {
     "statistics": {"record", "monitor", "rank_figures", "snapshot", "units"},
     "diagnosis": {"rank_figures", "snapshot", "units"},
     "components": {"component_figures", "errors"},
-    "reports": {"component_figures", "rank_figures", "snapshot", "diagnosis", "units"},
+    "trace": {"errors", "units"},
+    "reports": {"component_figures", "rank_figures", "snapshot", "diagnosis", "trace", "units"},
     "sinks": {"snapshot", "diagnosis", "reports", "errors", "units"},
     "runs": {"record", "monitor", "rank_figures", "statistics", "snapshot", "settings", "errors", "units"},
-    "cli": {"components", "diagnosis", "reports", "runs", "settings", "snapshot", "switch", "errors"},
+    "cli": {"components", "diagnosis", "reports", "runs", "settings", "snapshot", "switch", "trace", "errors"},
     "snapshot": {"machine_figures", "rank_figures"},
     "rank_figures": set(),
     "machine_figures": set(),
@@ -48,6 +49,7 @@ MAY_IMPORT_ELSEWHERE = {
     "statistics": {"numpy"},
     "diagnosis": set(),
     "components": {"torch"},  # a command of its own, in a process of its own
+    "trace": {"msgspec", "numpy"},
     "reports": {"tabulate"},
     "runs": {"numpy", "psutil"},
     "sinks": {"prometheus_client", "tensorboard"},  # when they are chosen; wandb and mlflow only the program imports
@@ -140,3 +142,18 @@ def test_no_function_is_over_60_lines(name: str) -> None:
 def test_every_stage_of_the_package_has_a_rule() -> None:
     folders = {stage_of(name) for name in MODULES if MODULES[name].parent != PACKAGE}
     assert folders <= MAY_IMPORT.keys()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in MODULES
+        if not name.startswith(
+            ("training_profiler.trace", "training_profiler.reports.trace", "training_profiler.cli.trace")
+        )
+    ],
+)
+def test_only_its_own_command_and_views_import_the_analysis_of_traces(name: str) -> None:
+    assert "trace" not in ours(name)
+    assert not {module for module in imports_of(name) if module.startswith("training_profiler.reports.trace")}

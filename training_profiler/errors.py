@@ -27,3 +27,7 @@ class BenchmarkError(ProfilerError):
 
 class ProfilerWarning(UserWarning):
     """A setting that has no effect, or a part of the profiler that could not start."""
+
+
+class TraceError(ProfilerError):
+    """A trace cannot be read as one; the message is one line."""

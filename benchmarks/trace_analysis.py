@@ -1,0 +1,192 @@
+"""What analysing a trace takes, beside traceinsight (HolisticTraceAnalysis): ``python -m benchmarks.trace_analysis``.
+
+CPU seconds of reading and all analyses, and peak resident memory, each in a process of its own, taken in turns: of the
+largest real trace at hand, and of that one repeated (its steps put one after another). Imports count on neither side.
+traceinsight runs all its analyses that need one trace, without the critical path; the second column leaves out its
+search for frequent sequences of kernels, which has no counterpart here.
+"""
+
+import contextlib
+import gzip
+import json
+import os
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import process_time
+from typing import Any, Final
+
+from benchmarks.children import result_of
+from benchmarks.figures import Figure, print_figures, print_table
+
+TRACES: Final = Path(__file__).resolve().parents[2] / "shared" / "traces"
+LARGEST: Final = "a100_ddp_rank3of8.pt.trace.json.gz"
+TIMES: Final = (1, 2, 5)  # repetitions; two are 218,203 events
+ROUNDS: Final = 3
+TARGET_TIMES_FASTER: Final = 7
+TARGET_MB: Final = 400  # for 216,000 events
+MOST_ABOVE_LINEAR: Final = 1.25
+# Analyses of traceinsight by name, with what they need beside the trace.
+ANALYSES: Final[dict[str, dict[str, Any]]] = {
+    "get_temporal_breakdown": {"visualize": False},
+    "get_gpu_kernel_breakdown": {"visualize": False},
+    "get_idle_time_breakdown": {"ranks": [0], "visualize": False},
+    "get_comm_comp_overlap": {"visualize": False},
+    "get_cuda_kernel_launch_stats": {"ranks": [0], "visualize": False},
+    "get_memory_bw_summary": {"ranks": [0]},
+    "get_memory_bw_time_series": {"ranks": [0]},
+    "get_queue_length_summary": {"ranks": [0]},
+    "get_queue_length_time_series": {"ranks": [0]},
+    "get_gpu_user_annotation_breakdown": {"visualize": False},
+    "get_frequent_cuda_kernel_sequences": {"operator_name": "aten::"},
+}
+
+
+def run() -> list[Figure]:
+    """Measure, print and return the figures; takes about two minutes."""
+    source = TRACES / LARGEST
+    if not source.is_file():
+        print(f"Skipped: no real trace to read ({source} is absent)\n")
+        return []
+    sides = ["ours", "traceinsight"] if find_spec("hta") else ["ours"]
+    if len(sides) == 1:
+        print("traceinsight is not installed (`make bench` does): ours alone\n")
+    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+    with TemporaryDirectory() as folder:
+        files = {times: repeated(source, times, Path(folder)) for times in TIMES}
+        for _ in range(ROUNDS):
+            for times, path in files.items():
+                for side in sides:
+                    one = result_of("benchmarks.trace_analysis", "--inside", side, str(path), is_on=False)
+                    found.setdefault((side, times), []).append(one)
+    best = {key: {name: median(one[name] for one in all_) for name in all_[0]} for key, all_ in found.items()}
+    print(f"{LARGEST} ({int(best['ours', 1]['events'])} events) and repeated; medians of {ROUNDS}")
+    print_table(
+        ["", "times", "CPU s", "without sequences", "peak MB"],
+        [
+            [side, times, *(f"{one[key]:.2f}" for key in ("cpu_s", "comparable_cpu_s")), f"{one['peak_mb']:.0f}"]
+            for (side, times), one in sorted(best.items(), key=lambda item: (item[0][1], item[0][0]))
+        ],
+    )
+    figures = _figures(best)
+    print_figures(figures)
+    return figures
+
+
+def _figures(best: dict[tuple[str, int], dict[str, float]]) -> list[Figure]:
+    def ratio(times: int, key: str) -> float | None:
+        theirs = best.get(("traceinsight", times))
+        return best["ours", times][key] / theirs[key] if theirs else None
+
+    most = max(TIMES)
+    figures = []
+    for times in (1, most):
+        size = f"trace x{times}"
+        figures += [
+            Figure(f"{size}: CPU over traceinsight's", ratio(times, "cpu_s"), 1 / TARGET_TIMES_FASTER, "", 3),
+            Figure(
+                f"{size}: the same, without sequences", ratio(times, "comparable_cpu_s"), 1 / TARGET_TIMES_FASTER, "", 3
+            ),
+            Figure(f"{size}: peak memory over traceinsight's", ratio(times, "peak_mb"), 1.0, "", 3),
+        ]
+    linear = best["ours", most]["cpu_s"] / best["ours", 1]["cpu_s"] / most
+    return [
+        *figures,
+        Figure("218,203 events: peak memory", best["ours", 2]["peak_mb"], TARGET_MB, "MB"),
+        Figure(f"trace x{most}: CPU an event over that of x1", linear, MOST_ABOVE_LINEAR, "", 2),
+    ]
+
+
+def repeated(source: Path, times: int, folder: Path) -> Path:
+    """Write the trace ``times`` times in a row, with steps, launches and operators of their own; return the file."""
+    if times == 1:
+        return source
+    data = json.loads(gzip.decompress(source.read_bytes()))
+    events = data["traceEvents"]
+    spans = [event for event in events if event.get("ph") == "X" and event.get("cat") != "Trace"]
+    length_us = max(event["ts"] + event["dur"] for event in spans) - min(event["ts"] for event in spans) + 10
+    steps = 1 + max(int(event["name"].split("#")[1]) for event in spans if event["name"].startswith("ProfilerStep#"))
+    ids = ("correlation", "External id")
+    most = 1 + max(event["args"].get(key, 0) for event in spans for key in ids if "args" in event)
+    made = list(events)
+    for i in range(1, times):
+        for event in events:
+            if event.get("ph") == "M" or event.get("cat") == "Trace":
+                continue
+            new = event | {"ts": event["ts"] + i * length_us}
+            if "id" in event:
+                new["id"] = event["id"] + i * most
+            if "args" in event:
+                args = event["args"]
+                new["args"] = args | {key: args[key] + i * most for key in ids if args.get(key, 0) > 0}
+            if event["name"].startswith("ProfilerStep#"):
+                new["name"] = f"ProfilerStep#{int(event['name'].split('#')[1]) + i * steps}"
+            made.append(new)
+    path = folder / f"x{times}.pt.trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(data | {"traceEvents": made}).encode(), 6))
+    return path
+
+
+def _cpu_s() -> float:
+    children = getrusage(RUSAGE_CHILDREN)
+    return process_time() + children.ru_utime + children.ru_stime
+
+
+def measure_ours(path: Path) -> dict[str, float]:
+    """Return what one file costs us."""
+    import gc
+
+    from training_profiler.trace.analysis import analyse
+    from training_profiler.trace.contract import trace_data
+
+    gc.disable()  # as the command does
+    begin_s = _cpu_s()
+    found = analyse(path)
+    json.dumps(trace_data(found))
+    cpu_s = _cpu_s() - begin_s
+    return {"events": found.events, "cpu_s": cpu_s, "comparable_cpu_s": cpu_s}
+
+
+def measure_theirs(path: Path) -> dict[str, float]:
+    """Return what one file costs traceinsight; an analysis of theirs that fails counts as far as it got."""
+    from hta.trace_analysis import TraceAnalysis
+
+    begin_s = _cpu_s()
+    analysis = TraceAnalysis(trace_files={0: str(path)}, trace_dir="")
+    cpu_s = _cpu_s() - begin_s
+    apart_s = 0.0
+    with TemporaryDirectory() as folder:
+        for name, options in ANALYSES.items():
+            is_apart = name == "get_frequent_cuda_kernel_sequences"
+            given = options | ({"output_dir": folder} if is_apart else {})
+            begin_s = _cpu_s()
+            with contextlib.suppress(Exception):
+                getattr(analysis, name)(**given)
+            taken_s = _cpu_s() - begin_s
+            cpu_s += taken_s
+            apart_s += taken_s if is_apart else 0.0
+    return {"events": 0, "cpu_s": cpu_s, "comparable_cpu_s": cpu_s - apart_s}
+
+
+MEASURE: Final[dict[str, Callable[[Path], dict[str, float]]]] = {"ours": measure_ours, "traceinsight": measure_theirs}
+
+
+def inside(side: str, path: str) -> None:
+    """Measure in this process and print the figures as JSON, and nothing else."""
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        found = MEASURE[side](Path(path))
+    # kB (proc_pid_status(5)). Not ru_maxrss: that begins with what the parent had when it forked.
+    status = Path("/proc/self/status").read_text()
+    peak_kb = int(status.partition("VmHWM:")[2].split()[0])
+    print(json.dumps(found | {"peak_mb": peak_kb * 1024 / 1e6}))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--inside"]:
+        inside(*sys.argv[2:4])
+    else:
+        run()

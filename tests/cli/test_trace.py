@@ -1,0 +1,193 @@
+import gc
+import json
+
+import pytest
+
+from tests.trace.building_blocks import Trace, gpu
+from training_profiler.cli import main
+from training_profiler.reports.trace.views import VIEWS
+
+
+def training(rank=None, waits=20):
+    top = {} if rank is None else {"distributedInfo": {"rank": rank, "world_size": 2}}
+    trace = Trace(deviceProperties=[gpu()], **top)
+    for i in range(3):
+        at = 200 * i
+        trace.step(i + 1, at, 200).mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 60)
+        trace.op("aten::mm", at + 60, 20, **{"Input Dims": [[2, 3]]})
+        trace.kernel("volta_sgemm_64x64_nt", at + 70, 100, launched=(at + 62, 2))
+        trace.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + 170, waits, launched=(at + 75, 2))
+        trace.memory(at + 70, 1, **{"Total Allocated": 2**20, "Total Reserved": 2**21})
+    return trace
+
+
+def printed(capsys, *words):
+    assert main(["trace", *map(str, words)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def refused(capsys, *words):
+    assert main(["trace", *map(str, words)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    return err.removeprefix("training-profiler: ").rstrip("\n")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return training().write(tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for rank, waits in ((0, 30), (1, 10)):
+        training(rank, waits).write(tmp_path, f"rank{rank}.pt.trace.json.gz")
+    (tmp_path / "settings.json").write_text("{}")
+    return tmp_path
+
+
+def test_a_trace_is_told_in_three_views(path, capsys):
+    out = printed(capsys, path)
+    assert [line for line in out.splitlines() if line.startswith("===")] == [
+        "=== Overview ===", "=== Trace ===", "=== Recommendations ==="
+    ]  # fmt: skip
+    assert "GPU utilization: 60.0% of the steps" in out
+    assert "data loader: 0.160 ms (100.0%)" in out
+    assert "30.0% of step time is waiting for batches from a DataLoader without workers" in out
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_view_can_be_had_alone(view, path, capsys):
+    out = printed(capsys, path, "--view", view)
+    assert out.startswith(f"=== {view.capitalize()} ===\n")
+    assert len(out.splitlines()) > 1
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_view_says_so_where_it_has_nothing(view, tmp_path, capsys):
+    out = printed(capsys, Trace().op("a", 0, 1).write(tmp_path), "--view", view)
+    assert len(out.splitlines()) > 1
+    assert "nan" not in out
+    assert "None" not in out
+
+
+def test_the_steps_of_the_overview_add_up(path, capsys):
+    lines = printed(capsys, path, "--view", "overview").splitlines()
+    total = next(line for line in lines if line.startswith("all 3")).split()
+    assert total == ["all", "3", "0.600", "ms", "0.300", "ms", "0.060", "ms", "0.000", "ms", "0.240", "ms"]
+
+
+def test_json_is_one_object_a_file_with_every_figure(folder, capsys):
+    lines = printed(capsys, folder, "--json").splitlines()
+    found = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert [one["rank"] for one in found] == [0, 1]
+    assert {"checklist", "recommendations", "gaps", "unclassified_pct", "devices", "memory"} <= found[0].keys()
+    assert {gap["cause"] for gap in found[0]["gaps"]} == {"data loader"}
+    assert found[0]["communication_over_ranks"] == [
+        {"kind": "all_reduce", "count": 3, "transfer_us": 10.0, "waiting_us": 10.0, "waited_for_rank": 1}
+    ]
+
+
+def test_ranks_of_a_folder_are_one_report(folder, capsys):
+    out = printed(capsys, folder)
+    assert out.startswith("=== Overview of 2 traces ===\n")
+    assert "rank 0" in out
+    assert "=== Communication over ranks ===" in out
+    assert "- (all; most on rank 0) " in out
+
+
+def test_one_view_of_a_folder_is_that_of_each_file(folder, capsys):
+    out = printed(capsys, folder, "--view", "kernels")
+    assert out.count("=== Kernels ===") == 2
+    assert "##### rank1.pt.trace.json.gz" in out
+
+
+def test_ranks_of_two_jobs_are_called_by_their_files(folder, capsys):
+    trace = training(5)
+    trace.top["distributedInfo"]["world_size"] = 8
+    trace.write(folder, "another.pt.trace.json")
+    out = printed(capsys, folder)
+    assert "rank1.pt.trace.json.gz" in out
+    assert "over ranks" not in out
+
+
+def test_files_of_one_rank_are_not_taken_for_ranks(folder, capsys):
+    training(0).write(folder, "later.pt.trace.json")
+    assert "over ranks" not in printed(capsys, folder)
+
+
+def test_operators_are_sorted_as_asked(path, capsys):
+    lines = printed(capsys, path, "--view", "operators", "--sort", "name").splitlines()
+    assert [line.split()[0] for line in lines[3:5]] == ["aten::mm", "cudaLaunchKernel"]
+    found = json.loads(printed(capsys, path, "--json", "--sort", "calls"))
+    assert [one["name"] for one in found["operators"]] == ["cudaLaunchKernel", "aten::mm"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--json", "--view", "kernels"), "--json has all views: leave --view out, and take the keys that you need"),
+        (("--compare", "x", "--view", "kernels"), "--compare prints one table: leave --view and --sort out"),
+        (("--compare", "x", "--sort", "name"), "--compare prints one table: leave --view and --sort out"),
+        (("--sort", "name"), "--sort orders the operators: add --view operators, as in --view operators --sort name"),
+    ],
+)
+def test_arguments_that_mean_nothing_together_are_refused(words, message, path, capsys):
+    assert refused(capsys, path, *words) == message
+
+
+def test_the_collector_of_garbage_is_as_it_was_before(path, tmp_path, capsys):
+    printed(capsys, path)
+    assert gc.isenabled()
+    refused(capsys, tmp_path / "absent.json")
+    assert gc.isenabled()
+
+
+def test_two_traces_are_compared_a_step(path, tmp_path, capsys):
+    after = training(waits=10).write(tmp_path, "after.json")
+    out = printed(capsys, path, "--compare", after)
+    assert "before: a.pt.trace.json (3 steps)" in out
+    assert "GPU utilization in steps: 60.0% before, 55.0% after" in out
+    found = json.loads(printed(capsys, path, "--compare", after, "--json"))
+    assert [one["name"] for one in found["differences"]][:3] == ["step", "compute", "exposed communication"]
+    assert found["differences"][2]["difference_ms"] == pytest.approx(-0.01)
+
+
+def test_two_folders_are_compared_rank_by_rank(folder, capsys):
+    out = printed(capsys, folder, "--compare", folder)
+    assert [line for line in out.splitlines() if line.startswith("before")] == [
+        "before: rank0.pt.trace.json.gz (3 steps)", "before: rank1.pt.trace.json.gz (3 steps)"
+    ]  # fmt: skip
+
+
+def test_folders_of_other_ranks_are_not_compared(folder, tmp_path, capsys):
+    other = tmp_path / "other"
+    other.mkdir()
+    training(0).write(other)
+    training(5).write(other, "b.pt.trace.json")
+    assert refused(capsys, folder, "--compare", other).endswith("are of other ranks: compare them file by file")
+
+
+def test_traces_that_tell_no_rank_are_not_compared_as_ranks(folder, tmp_path, capsys):
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("a.json", "b.json"):
+        training().write(other, name)
+    assert refused(capsys, folder, "--compare", other).endswith("do not tell one rank each: compare them file by file")
+
+
+def test_one_bad_file_of_a_folder_leaves_no_half_report(folder, capsys):
+    (folder / "rank2.pt.trace.json.gz").write_bytes(b"")
+    assert refused(capsys, folder).endswith(
+        "rank2.pt.trace.json.gz is empty: was the training stopped before the trace was written?"
+    )
+
+
+def test_several_devices_of_a_file_have_a_table(tmp_path, capsys):
+    trace = Trace().step(1, 0, 100).kernel("k", 0, 50).kernel("k", 25, 50, device=1)
+    out = printed(capsys, trace.write(tmp_path), "--view", "overview")
+    assert [line.split()[:5] for line in out.splitlines() if line.startswith("device ")] == [
+        ["device", "0", "0.050", "ms", "50.0%"], ["device", "1", "0.050", "ms", "50.0%"]
+    ]  # fmt: skip

@@ -1,0 +1,160 @@
+"""Analyse traces of torch.profiler: where the device's time goes, why it stands still, what to change."""
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from training_profiler.errors import ProfilerError, TraceError
+from training_profiler.reports.trace.comparison import render_comparison
+from training_profiler.reports.trace.ranks import are_ranks, render_ranks
+from training_profiler.reports.trace.views import VIEWS, render_view
+from training_profiler.trace.analysis import Analysis, analyse
+from training_profiler.trace.communication import RankCollective, over_ranks
+from training_profiler.trace.compare import Comparison, compare
+from training_profiler.trace.contract import trace_data
+from training_profiler.trace.operators import SORT_KEYS
+
+PATTERNS: Final = ("*.json", "*.json.gz")
+TRACES: Final = (".pt.trace.json", ".pt.trace.json.gz")  # where a folder has such, other JSON in it is no trace
+BY_DEFAULT: Final = ("overview", "trace", "recommendations")
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("trace", type=Path, metavar="FILE_OR_FOLDER", help="a trace, or a folder with one a rank")
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON, one object a file and line")
+    parser.add_argument("--compare", type=Path, metavar="OTHER", help="the trace (or folder) of it after a change")
+    parser.add_argument("--sort", choices=SORT_KEYS, help=f"order of the operators; {SORT_KEYS[0]} by default")
+    parser.add_argument("--view", choices=VIEWS, action="append", help="only this view; may be given several times")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what was asked for and return 0.
+
+    Raises:
+        ProfilerError: arguments that have no meaning together.
+        TraceError: a file cannot be read as a trace, or two cannot be compared.
+    """
+    _check(arguments)
+    with _without_collector():
+        text = _compared(arguments) if arguments.compare is not None else _texts(arguments)
+    sys.stdout.write(text.encode(sys.stdout.encoding or "utf-8", "replace").decode(sys.stdout.encoding or "utf-8"))
+    sys.stdout.flush()
+    return 0
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep the interpreter from looking for garbage among objects of which there are many, and all in use."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    views = arguments.view or ()
+    if arguments.json and views:
+        raise ProfilerError("--json has all views: leave --view out, and take the keys that you need")
+    if arguments.compare is not None and (views or arguments.sort):
+        raise ProfilerError("--compare prints one table: leave --view and --sort out")
+    if arguments.sort and not arguments.json and "operators" not in views:
+        raise ProfilerError(
+            f"--sort orders the operators: add --view operators, as in --view operators --sort {arguments.sort}"
+        )
+
+
+def _texts(arguments: argparse.Namespace) -> str:
+    traces = [analyse(path) for path in _files(arguments.trace)]
+    ranks = _over_ranks(traces)
+    sort = arguments.sort or SORT_KEYS[0]
+    if arguments.json:
+        told = {"communication_over_ranks": [_rank_data(one) for one in ranks]}
+        return "".join(_line(trace_data(found, sort) | told) for found in traces)
+    if len(traces) > 1 and not arguments.view:
+        return render_ranks(traces, ranks)
+    parts = []
+    for found in traces:
+        if len(traces) > 1:
+            parts.append(f"##### {found.path.name}\n")
+        parts += [render_view(view, found, sort, ranks) for view in arguments.view or BY_DEFAULT]
+    return "\n".join(parts)
+
+
+def _compared(arguments: argparse.Namespace) -> str:
+    found = [compare(before, after) for before, after in _pairs(arguments.trace, arguments.compare)]
+    if arguments.json:
+        return "".join(_line(_comparison_data(one)) for one in found)
+    return "\n".join(render_comparison(one) for one in found)
+
+
+def _pairs(before: Path, after: Path) -> list[tuple[Analysis, Analysis]]:
+    """Return what is to be compared: two files, or each rank of one folder with the same of the other."""
+    sides = [_files(before), _files(after)]
+    if len(sides[0]) == len(sides[1]) == 1:
+        return [(analyse(sides[0][0]), analyse(sides[1][0]))]
+    by_rank = [{found.rank: found for found in map(analyse, side)} for side in sides]
+    if any(len(ranks) != len(side) or None in ranks for ranks, side in zip(by_rank, sides, strict=True)):
+        raise TraceError(f"the traces in {before} and {after} do not tell one rank each: compare them file by file")
+    if by_rank[0].keys() != by_rank[1].keys():
+        raise TraceError(f"{before} and {after} are of other ranks: compare them file by file")
+    return [(by_rank[0][rank], by_rank[1][rank]) for rank in sorted(by_rank[0], key=str)]
+
+
+def _files(given: Path) -> list[Path]:
+    if not given.exists():
+        raise TraceError(f"{given} does not exist; example: training-profiler trace runs/20261121-142530/captures")
+    if not given.is_dir():
+        return [given]
+    found = sorted({path for pattern in PATTERNS for path in given.glob(pattern) if path.is_file()})
+    found = [path for path in found if path.name.endswith(TRACES)] or found
+    if not found:
+        raise TraceError(f"{given} holds no trace (*.pt.trace.json or *.pt.trace.json.gz)")
+    return found
+
+
+def _over_ranks(traces: Sequence[Analysis]) -> list[RankCollective]:
+    runs = {found.rank: found.collective_runs_ns for found in traces if found.rank is not None}
+    return over_ranks(runs) if are_ranks(traces) else []
+
+
+def _line(data: dict[str, Any]) -> str:
+    return json.dumps(data, allow_nan=False) + "\n"
+
+
+def _rank_data(one: RankCollective) -> dict[str, Any]:
+    return {
+        "kind": one.kind,
+        "count": one.count,
+        "transfer_us": one.transfer_ns / 1e3,
+        "waiting_us": one.waiting_ns / 1e3,
+        "waited_for_rank": one.latest_rank,
+    }
+
+
+def _comparison_data(found: Comparison) -> dict[str, Any]:
+    before, after = found.utilization
+    return {
+        "before": found.before.path.name,
+        "after": found.after.path.name,
+        "gpu_util_in_steps_pct": [None if one is None else 100 * one for one in (before, after)],
+        "differences": [
+            {
+                "name": one.name,
+                "before_ms": one.before_ns / 1e6,
+                "after_ms": one.after_ns / 1e6,
+                "difference_ms": one.change_ns / 1e6,
+                "noise_band_ms": None if one.band_ns is None else one.band_ns / 1e6,
+                "is_noise": one.is_noise,
+            }
+            for one in found.differences
+        ],
+    }

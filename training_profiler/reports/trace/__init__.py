@@ -1,0 +1,1 @@
+"""The views of an analysed trace as text."""

@@ -1,0 +1,97 @@
+"""The events of a trace as columns: one numpy array a field, names as numbers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+NONE: Final = -1  # in columns of what an event may lack
+
+# What older versions of Kineto called them.
+CATEGORIES: Final = {
+    "kernel": "kernel",
+    "memcpy": "gpu_memcpy",
+    "gpu_memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+    "gpu_memset": "gpu_memset",
+    "operator": "cpu_op",
+    "cpu_op": "cpu_op",
+    "runtime": "cuda_runtime",
+    "cuda_runtime": "cuda_runtime",
+    "cuda_driver": "cuda_runtime",
+    "hip_runtime": "cuda_runtime",
+    "user_annotation": "user_annotation",
+    "gpu_user_annotation": "gpu_user_annotation",
+    "python_function": "python_function",
+    "overhead": "overhead",
+}
+CATEGORY_NAMES: Final = (*dict.fromkeys(CATEGORIES.values()), "other")
+CATEGORY_IDS: Final = {name: i for i, name in enumerate(CATEGORY_NAMES)}
+GPU_CATEGORIES: Final = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Events of the allocators, in order of time; bytes."""
+
+    at_ns: Ints
+    change: Ints
+    device_type: Ints  # 0 the host, 1 CUDA or ROCm
+    device: Ints
+    allocated: Ints  # after it; -1 unknown
+    reserved: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Events with a duration, in order of their begin; row i of each array is one event."""
+
+    names: tuple[str, ...]
+    threads: tuple[tuple[Any, Any], ...]  # (pid, tid)
+    name: Ints  # index into names
+    category: Ints  # index into CATEGORY_NAMES
+    thread: Ints  # index into threads
+    begin_ns: Ints
+    end_ns: Ints
+    device: Ints
+    stream: Ints
+    correlation: Ints  # the same for a launch and what it launched
+    external: Ints  # the operator that launched it
+    bytes: Ints  # copied
+    sent_bytes: Ints  # by a collective
+    collective: Ints  # index into collectives: what the trace tells of the kernel, beside its name
+    collectives: tuple[str, ...]
+    shapes: Ints  # index into shape_texts: of the operator's inputs
+    shape_texts: tuple[str, ...]
+    occupancy: Floats  # %; NaN unknown
+    blocks_per_sm: Floats
+    memory: Memory
+    device_names: tuple[str, ...]
+    device_bytes: dict[int, int]  # of memory, by index; those that are told
+    world_size: int | None
+    rank: int | None
+    compute_capability: int | None  # 80 for 8.0, of the first device; None where it is not NVIDIA's
+
+    def is_of(self, *categories: str) -> Bools:
+        """Return which events are of one of these categories."""
+        is_wanted = np.zeros(len(CATEGORY_NAMES), np.bool_)
+        is_wanted[[CATEGORY_IDS[category] for category in categories]] = True
+        return is_wanted[self.category]
+
+    def is_gpu(self) -> Bools:
+        """Return which events are work of a device; nothing else is, even if it carries a stream."""
+        return self.is_of(*GPU_CATEGORIES)
+
+    def named(self, is_wanted: Callable[[str], Any], among: Bools | None = None) -> Bools:
+        """Return which events, of those in ``among``, have a name for which ``is_wanted(name)`` is true."""
+        table = np.zeros(len(self.names), np.bool_)
+        looked_at = range(len(self.names)) if among is None else np.unique(self.name[among]).tolist()
+        for i in looked_at:
+            table[i] = bool(is_wanted(self.names[i]))
+        has_name = table[self.name]
+        return has_name if among is None else has_name & among

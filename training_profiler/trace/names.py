@@ -1,0 +1,102 @@
+"""What the names of kernels and calls tell: a versioned table, for CUDA and ROCm.
+
+Order matters where a name fits several rows: the first one that fits, holds. A kernel that fits none is
+``unclassified``; the share of kernel time that is so is always printed.
+"""
+
+import re
+from functools import cache
+from typing import Final
+
+TABLE_VERSION: Final = 2
+
+COMMUNICATION: Final = "communication"
+ATTENTION: Final = "attention"
+MATMUL: Final = "matmul"
+CONVOLUTION: Final = "convolution"
+NORM: Final = "normalization"
+OPTIMIZER: Final = "optimizer"
+REDUCTION: Final = "reduction"
+EMBEDDING: Final = "embedding"
+POOLING: Final = "pooling"
+COPY: Final = "copy"
+ELEMENTWISE: Final = "elementwise"
+OTHER_KNOWN: Final = "other known"
+UNCLASSIFIED: Final = "unclassified"
+
+# What Inductor compiles is named by all operators it fuses, of whatever kind: what it is shows in front.
+_FUSED_POINTWISE: Final = r"^triton_(poi|for|unk)_"
+_FUSED_REDUCTION: Final = r"^triton_(red|per|split_scan|mix_order)_"
+# NCCL and RCCL (ncclKernel_, ncclDevKernel_, ncclSymkDevKernel_), DeepEP and NVSHMEM, torch's symmetric-memory kernels
+# (multimem_*, one_shot_all_reduce), vLLM's, SGLang's and TensorRT-LLM's custom all-reduce, MSCCL++, user buffers.
+_COMMUNICATION: Final = (
+    r"nccl|rccl|nvshmem|deep_?ep|mscclpp?|multimem_|multimem::|userbuffers_|_pushrecv|_pushsend"
+    r"|(one|two|multi)_?shot_?all_?reduce|cross_device_reduce|custom_?all_?reduce|all_?reduce_fusion"
+    r"|all_?to_?all|moeA2A|all_?gather_kernel|reduce_?scatter_kernel|symm(etric)?_?mem|quickreduce|quick_?all_?reduce"
+    r"|lamport"
+)
+_OPTIMIZER: Final = r"adam|sgd|adagrad|lamb_|multi_tensor_apply|FusedOptimizer|foreach|rmsprop|lion_"
+_ATTENTION: Final = (
+    r"flash(?!infer)|PagedKVCache|fmha|mha_fwd|mha_bwd|fused_?attention|attention|sdpa|softmax_warp_.*masked|paged_attn|\bmla_|_mla_"
+    r"|aotriton|attn_fwd|attn_bwd|bwd_kernel_dk_dv|bwd_kernel_dq|ck_tile.*fmha"
+)
+_NORM: Final = (
+    r"batch_?norm|layer_?norm|group_?norm|rms_?norm|\bbn_(fw|bw)|RowwiseMoments|instance_?norm|GammaBetaBackward"
+)
+_EMBEDDING: Final = r"(?<!rotary_)embedding|pooled_emb|indexSelect|index_select|gather_kernel|_scatter_gather"
+_MATMUL: Final = (
+    r"(?<!fb)gemm|gemv|cutlass::Kernel|cutlass.*(tensorop|wgmma)|cublas|\bCijk_|_Cijk_|tensile|nvjet|dot_kernel|_mm_"
+    r"|\bbmm_|matmul|splitK|wmma|MT\d+x\d+x\d+|wgmma|marlin"
+)
+_CONVOLUTION: Final = (
+    r"conv(?!ert)|\d+cudnn_|dgrad|wgrad|fprop|winograd|implicit|scudnn|cudnn::(cnn|detail)|miopen|igemm|xdlops|im2col|col2im"
+    r"|cudnn_infer|nchwToNhwc|nhwcToNchw|naive_conv|compute\w*OffsetsKernel|SubTensorOp|cudnn::ops"
+)
+_COPY: Final = r"copy|transpose|CatArray|chunk_cat|permute|memcpy|memset|fill"
+_REDUCTION: Final = (
+    r"reduce|softmax|nll_?loss|NLLCriterion|cross_entropy|norm_kernel|sum_kernel|scan|sort|topk|cub::|Radix"
+)
+_ELEMENTWISE: Final = (
+    r"elementwise|pointwise|vectorized|triton_|unrolled|dropout|distribution|random|philox|index|where"
+    r"|rotary|\brope|_rope"
+    r"|act_and_mul|silu|gelu|swiglu|quantize|_quant_"
+)
+ROWS: Final = (
+    (ELEMENTWISE, _FUSED_POINTWISE),
+    (REDUCTION, _FUSED_REDUCTION),
+    (COMMUNICATION, _COMMUNICATION),
+    (OPTIMIZER, _OPTIMIZER),
+    (ATTENTION, _ATTENTION),
+    (NORM, _NORM),
+    (EMBEDDING, _EMBEDDING),
+    (POOLING, r"pool"),
+    (CONVOLUTION, _CONVOLUTION),
+    (MATMUL, _MATMUL),
+    (COPY, _COPY),
+    (REDUCTION, _REDUCTION),
+    (ELEMENTWISE, _ELEMENTWISE),
+    (OTHER_KNOWN, r"at::native|at::cuda|at_cuda_detail|thrust|caffe2|c10::|fbgemm_gpu|moe::dev|\bmoe_"),
+)
+_ROWS: Final = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in ROWS]
+
+_FUSED: Final = r"^(?!triton_(poi|for|unk|red|per|split_scan|mix_order)_).*"
+FLASH: Final = re.compile(
+    _FUSED + r"(flash(?!infer)|PagedKVCache|fmha|mha_fwd|mha_bwd|cudnn.*sdpa|aotriton|attn_fwd|attn_bwd"
+    r"|mem_?eff|efficient_attention)",
+    re.IGNORECASE | re.DOTALL,
+)
+# Volta to Blackwell, as cuBLAS, cuDNN, CUTLASS and DeepGEMM name them. On AMD's Instinct MFMA: Tensile's MI16x16x16,
+# Composable Kernel's and MIOpen's xdl(ops), MIOpen's igemm_*_gtcx. MIOpen's SubTensorOpWithScalar1d is an elementwise
+# kernel, whatever its name looks like.
+TENSOR_CORE: Final = re.compile(
+    r"(?<!Sub)tensorop(?!eration)|xmma|wgmma|tcgen05|\bnvjet|hmma|\bimma|_imma|bmma|(16816|1688|884|161616)(cudnn|gemm)"
+    r"|[shi](16816|1688|884|161616)_|sm\d+_xmma|wmma|mfma|deep_gemm::|_MI\d+x\d+x\d+|_xdl|xdlops|gtcx\d?_",
+    re.IGNORECASE,
+)
+MULTI_TENSOR: Final = re.compile(r"multi_tensor_apply|fused_?(adam|sgd|adagrad)|FusedOptimizer", re.IGNORECASE)
+
+
+@cache
+def kind_of(name: str) -> str:
+    """Return what kind of kernel has that name."""
+    return next((kind for kind, pattern in _ROWS if pattern.search(name)), UNCLASSIFIED)

@@ -1,0 +1,15 @@
+"""What to change, from one trace."""
+
+from typing import Final
+
+from training_profiler.trace import balance_rules, device_rules, host_rules
+from training_profiler.trace.analysis import Analysis
+from training_profiler.trace.rules import RULES, Recommendation
+
+MODULES: Final = (host_rules, device_rules, balance_rules)  # importing them notes their rules in RULES
+
+
+def recommendations(found: Analysis) -> list[Recommendation]:
+    """Return what is worth changing, the most valuable first; what has no known worth comes last."""
+    told = [one for rule in RULES if (one := rule.find(found, rule.threshold)) is not None]
+    return sorted(told, key=lambda one: -1.0 if one.worth_ms is None else -one.worth_ms)

@@ -1,0 +1,80 @@
+"""Times of a trace as whole nanoseconds, digit for digit as the file has them."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+NS_PER_US: Final = 1000
+# A float of so many microseconds still tells nanoseconds apart: 2**42 us is 51 days.
+EXACT_BELOW_US: Final = float(2**42)
+MOST_NS: Final = 2**62  # 146 years; sums and differences of two still fit into 64 bits
+
+
+class TimeProblemError(ValueError):
+    """A time that is none; ``index`` tells which."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+def times_ns(times_us: Sequence[Any]) -> Ints:
+    """Return times in whole ns, from us as numbers, as strings, or as they stand in the file.
+
+    Raises:
+        TimeProblemError: one of them is missing, no finite number, or beyond 64 bits of ns.
+    """
+    kinds = set(map(type, times_us))
+    if kinds == {msgspec.Raw}:
+        written = [bytes(time) for time in times_us]
+        if all(time[-4:-3] == b"." for time in written):  # as Kineto writes them: 1234567.890
+            try:
+                return _checked([int(time.replace(b".", b"")) for time in written])
+            except ValueError:  # one with an exponent, in quotes, ...
+                pass
+        times_us = [time.decode() for time in written]
+    elif kinds <= {int}:
+        return _checked([time * NS_PER_US for time in times_us])
+    elif kinds <= {int, float}:
+        array = np.array(times_us, np.float64)  # NaN and infinity are no JSON: none gets here
+        if (np.abs(array) < EXACT_BELOW_US).all():
+            return np.rint(array * NS_PER_US).astype(np.int64)
+    return _checked([_ns_of(time, index) for index, time in enumerate(times_us)])
+
+
+def _checked(times: list[int]) -> Ints:
+    try:
+        array = np.array(times, np.int64)
+        if not len(array) or (array.max() < MOST_NS and array.min() > -MOST_NS):
+            return array
+    except OverflowError:
+        pass
+    raise TimeProblemError(next(i for i, time in enumerate(times) if not -MOST_NS < time < MOST_NS))
+
+
+def _ns_of(time: Any, index: int) -> int:
+    """Return one time in us as ns; text is read digit by digit, and rounds half up to the nanosecond."""
+    try:
+        if isinstance(time, int):
+            return time * NS_PER_US
+        if isinstance(time, float):
+            return round(time * NS_PER_US)
+        if isinstance(time, str):
+            return _ns_of_text(time.strip().strip('"').strip())
+    except (ValueError, OverflowError):
+        pass
+    raise TimeProblemError(index)
+
+
+def _ns_of_text(text: str) -> int:
+    is_negative = text.startswith("-")
+    whole, _, fraction = text.lstrip("+-").partition(".")
+    if not (whole + fraction).isdecimal():
+        return round(float(text) * NS_PER_US)  # with an exponent; raises where it is no number, NaN or infinity
+    ns = int(whole or 0) * NS_PER_US + int((fraction + "000")[:3]) + (fraction[3:4] >= "5")
+    return -ns if is_negative else ns

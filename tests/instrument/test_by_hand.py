@@ -32,7 +32,7 @@ def test_modules_and_meetings_are_seen(seams, clock):
             seams.exchange.step_ended(step, clock())
     assert "all:0" in [key for key, _, _ in seams.meetings.seen]
     assert seams.exchange.take().exchanges == 2
-    assert seams.notes()[0].endswith("(its own statistics of 2 of 2 exchanges)")
+    assert seams.notes() == []
 
 
 def test_they_are_put_in_place_once(seams):

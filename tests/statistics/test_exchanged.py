@@ -49,16 +49,41 @@ def test_what_is_exposed_moves_from_the_backward_passes_own_time(run):
     assert sum(section.share for section in figures.values()) == pytest.approx(1)
 
 
-def test_no_more_is_moved_than_backward_passes_have_and_the_rest_waits(run):
+def test_of_totals_no_more_is_moved_than_their_backward_passes_have(run):
     run.step(backward_pass=1)
     book(run, exchanged(3))
     assert sums_of(run, "backward_pass") == (1, 1, 0, 1, 0)
     assert sums_of(run, "synchronization") == (1, 1, 1, 1, 1)
+
+
+def test_a_wait_that_is_told_after_its_totals_is_moved_in_the_sums_of_the_run(run):
+    run.step(backward_pass=68)  # a rank that hung; DDP tells of it at the next forward pass
     run.flush()
-    run.step(backward_pass=4)
-    book(run, Exchanged())
-    assert sums_of(run, "backward_pass") == (1, 4, 2, 4, 2)
-    assert sums_of(run, "synchronization") == (0, 2, 2, 2, 2)
+    run.step(backward_pass=2)
+    book(run, exchanged(67.5))
+    run.flush()
+    run.step(backward_pass=2)
+    book(run, exchanged(1))
+    assert sums_of(run, "backward_pass") == (1, 2, 1, 2, 1)  # the last interval has what it waited for itself
+    run.flush()
+    sections = run.snapshot().sections
+    assert sections["backward_pass"].self_s == 72 - 68.5
+    assert sections["synchronization"].step_self_s == 68.5
+    assert sum(section.share for section in sections.values()) == pytest.approx(1)
+
+
+def test_an_interval_without_the_backward_pass_is_left_alone(run):
+    run.step(backward_pass=68)
+    run.flush()
+    run.sums.new_interval()
+    run.step(backward_pass=2)
+    book(run, exchanged(67))
+    run.flush()
+    run.sums.new_interval()
+    run.step(backward_pass=3)
+    run.flush()
+    assert run.sums.interval.late_exchange_ns == 0
+    assert run.snapshot(of_interval=True).sections["backward_pass"].self_s == 3
 
 
 def test_nothing_is_taken_from_a_step_that_has_not_ended(run):
@@ -71,9 +96,9 @@ def test_nothing_is_taken_from_a_step_that_has_not_ended(run):
     book(run, Exchanged())
     assert sums_of(run, "backward_pass") == (0, 0, 0, 5, 5)
     run.flush()
+    assert run.snapshot().sections["backward_pass"].self_s == 3
     run.step(backward_pass=3)
     book(run, Exchanged())
-    assert sums_of(run, "backward_pass") == (1, 3, 1, 3, 1)
     run.flush()
     backward = run.snapshot().sections["backward_pass"]
     assert (backward.total_s, backward.self_s, backward.step_self_s) == (9, 6, 6)
@@ -155,7 +180,6 @@ amounts = st.integers(0, 6)
 @given(st.lists(st.tuples(amounts, amounts, st.booleans()), min_size=1, max_size=8))
 def test_all_times_add_up_whatever_is_exchanged(intervals):
     run = FakeRun()
-    moved_s = 0
     for backward_s, exposed_s, ends_step in intervals:
         run.spend("forward_pass", 1)
         run.spend("backward_pass", backward_s)
@@ -166,10 +190,12 @@ def test_all_times_add_up_whatever_is_exchanged(intervals):
         assert totals.sections.self_ns.sum() == totals.wall_ns
         assert totals.sections.step_self_ns.sum() == totals.steps.total_ns
         assert (totals.sections.self_ns >= 0).all()
-        moved_s += sums_of(run, "synchronization")[2]
         run.flush()
     run_sums = run.sums.run.sections
-    backward = run.names.id_of("backward_pass")
-    assert moved_s <= sum(exposed_s for _, exposed_s, _ in intervals)
-    assert run_sums.self_ns[backward] == run_sums.total_ns[backward] - moved_s * S
+    backward, synchronization = (run.names.id_of(name) for name in ("backward_pass", "synchronization"))
+    moved_ns = run_sums.total_ns[synchronization]
+    assert moved_ns <= sum(exposed_s for _, exposed_s, _ in intervals) * S
+    assert run_sums.self_ns[backward] == run_sums.total_ns[backward] - moved_ns
+    assert (run_sums.self_ns >= 0).all()
+    assert run_sums.self_ns.sum() == run.sums.run.wall_ns
     assert (run_sums.step_self_ns >= 0).all()

@@ -177,12 +177,13 @@ def test_when_a_rank_raises_the_others_end_by_sigterm_and_report(tmp_path: Path)
 
 def test_a_rank_that_torchrun_ends_because_another_failed_reports_all_the_same(tmp_path: Path) -> None:
     # Without a collective in the loop rank 0 learns of it by SIGTERM alone.
-    training = train(tmp_path, "--fail", "raise", "--parallel", "none", "--steps", "50000")
+    words = ("--fail", "raise", "--fail-step", "3000", "--parallel", "none", "--steps", "90000")
+    training = train(tmp_path, *words)
     assert training.status == 1
     assert training.stdout.count(SUMMARY) == 1
     assert training.report["ended_by"] == "SIGTERM"
     failed = training.report["ranks"]["ranks"][1]
-    assert (failed["is_final"], failed["ended_by"], failed["steps"]) == (True, "RuntimeError", 30)
+    assert (failed["is_final"], failed["ended_by"], failed["steps"]) == (True, "RuntimeError", 3000)
 
 
 def test_ranks_may_have_different_sections(tmp_path: Path) -> None:

@@ -167,7 +167,8 @@ def test_a_tracker_that_fails_is_named_in_the_summary_and_no_other_suffers(tmp_p
 
 def test_only_the_primary_rank_has_trackers(tmp_path: Path) -> None:
     assert train(tmp_path, RANK="1").status == 0
-    assert not (tmp_path / "runs").exists()
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == ["meta.json", "rank1.jsonl"]
 
 
 def test_a_forked_child_adds_no_rows(tmp_path: Path) -> None:

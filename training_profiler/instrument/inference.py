@@ -170,3 +170,6 @@ class Inference(Calls):
         if not self.has_steps_by_hand:
             self._rounds.finish()
         self.tape.hold(self.tape.host_clock())
+        # What is held of the program's classes keeps all its globals alive: a file among them would not be written.
+        for held in (self._usual, self._proven, self.calls):
+            held.clear()

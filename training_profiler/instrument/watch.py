@@ -271,6 +271,7 @@ class Watch:
                 self._remember()
                 inference.finish()
         finally:
+            self._known_loaders = None
             self._recorder.hold_ns = None
             self.uninstall()
 

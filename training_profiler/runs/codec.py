@@ -72,6 +72,7 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         "samples": totals.samples,
         "flops": totals.flops,
         "slow_steps": totals.slow_steps,
+        **({"late_exchange_ns": totals.late_exchange_ns} if totals.late_exchange_ns else {}),
         "dropped": totals.dropped,
         "unended": totals.unended,
     }
@@ -116,6 +117,7 @@ def totals_from_data(data: dict[str, Any], names: SectionNames) -> tuple[Totals,
     totals.machine = machine_from_data(data.get("machine", {}))
     totals.batches, totals.samples = data.get("batches"), data.get("samples")
     totals.slow_steps = data.get("slow_steps", 0)
+    totals.late_exchange_ns = data.get("late_exchange_ns", 0)
     counted = data.get("flops")
     totals.flops = None if counted is None else StepFlops(*counted)
     totals.dropped, totals.unended = data["dropped"], data["unended"]

@@ -17,8 +17,8 @@ SYNCHRONIZATION: Final = "synchronization"
 class ExchangeBooking:
     """Moves the exposed part of exchanges from backward passes to ``synchronization`` nested in them.
 
-    Both are on the host's clock there. What is told of the last step may be of a backward pass in earlier totals, or
-    of a step that has not ended: more than these totals have is left for the next.
+    Both are on the host's clock there. What is told of the last step may be of a step that has not ended: more than
+    these totals have is told with the next, and moved in the sums that both are part of (``move_late``).
     """
 
     def __init__(self, names: SectionNames) -> None:
@@ -32,10 +32,10 @@ class ExchangeBooking:
         """Book it in ``totals``, where gradients were computed on the host."""
         if not exchanged.is_on_host:
             return
-        self._waiting_ns += exchanged.exposed_ns
+        late_ns, self._waiting_ns = self._waiting_ns, exchanged.exposed_ns
         self._spans += exchanged.exchanges
         self._early.extend((step, ns) for step, ns in exchanged.of_steps if ns and step < FIRST_STEPS)
-        if not self._waiting_ns and not self._early:
+        if not late_ns and not self._waiting_ns and not self._early:
             return
         backward = next((id for id, name in list(self._names.names.items()) if name == BACKWARD), None)
         if backward is None:  # which section the backward passes are part of is not known
@@ -44,6 +44,8 @@ class ExchangeBooking:
             return
         synchronization = self._names.id_of(SYNCHRONIZATION)
         totals.sections.grow(rows_for(len(self._names.names)))
+        totals.late_exchange_ns = late_ns
+        self._moved_ns += late_ns
         self._move(totals, backward, synchronization, has_steps)
         self._tell_early(totals, synchronization)
 
@@ -76,3 +78,20 @@ class ExchangeBooking:
             if told_ns < ns:
                 self._early.appendleft((step, ns - told_ns))
             totals.add_early(*(np.array([value], np.int64) for value in (step, synchronization, told_ns)))
+
+
+def move_late(sums: Totals, names: SectionNames, later: Totals) -> None:
+    """Move exchange that ``later``, now part of ``sums``, tells of backward passes before it, where these are too."""
+    ns = later.late_exchange_ns if sums.begin_ns < later.begin_ns else 0
+    ids = {name: id for id, name in list(names.names.items()) if name in (BACKWARD, SYNCHRONIZATION)}
+    if not ns or len(ids) < 2 or max(ids.values()) >= sums.sections.rows:
+        return
+    sections = sums.sections
+    backward, synchronization = ids[BACKWARD], ids[SYNCHRONIZATION]
+    moved_ns = min(ns, int(sections.self_ns[backward]), int(sections.step_self_ns[backward]))
+    if moved_ns <= 0:
+        return
+    for own in (sections.self_ns, sections.step_self_ns):
+        own[backward] -= moved_ns
+    for column in (sections.self_ns, sections.step_self_ns, sections.total_ns, sections.step_total_ns):
+        column[synchronization] += moved_ns

@@ -59,6 +59,7 @@ class RankBook:
         self._add_exchanged(exchanged)
         in_steps_ns = totals.sections.step_self_ns
         self._sync_before_ns += int(in_steps_ns[sync_id]) if 0 < sync_id < len(in_steps_ns) else 0
+        self._sync_before_ns += totals.late_exchange_ns
         if not exchanged.is_on_host:
             self._sync_before_ns += exchanged.exposed_ns
         if step_ns:

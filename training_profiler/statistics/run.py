@@ -13,6 +13,7 @@ from training_profiler.snapshot import (
     RanksFigures,
     Snapshot,
 )
+from training_profiler.statistics.exchanged import move_late
 from training_profiler.statistics.loader_figures import loader_figures
 from training_profiler.statistics.summary import (
     epoch_figures,
@@ -49,10 +50,10 @@ class RunSums:
 
     def add(self, totals: Totals, step_ns: Sequence[int]) -> None:
         """Add the next stretch of time and the durations of the steps that ended in it."""
-        self.run.add(totals, step_ns)
-        self.interval.add(totals, step_ns)
-        if self._epoch is not None:
-            self._epoch.add(totals, step_ns)
+        for sums in (self.run, self.interval, self._epoch):
+            if sums is not None:
+                sums.add(totals, step_ns)
+                move_late(sums, self._names, totals)
 
     def new_interval(self) -> None:
         """Start the interval that the next periodic report will be about."""

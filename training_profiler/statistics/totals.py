@@ -42,6 +42,7 @@ class Totals:
         self.flops: StepFlops | None = None  # of a step, as last counted
         self.slow_steps = 0  # first steps of the run of which one was made slower, by counting its FLOPs
         self.loaders = LoaderSums()
+        self.late_exchange_ns = 0  # DDP's, told in this stretch and waited for in backward passes before it
         self.dropped = 0  # exits without enter, enters given up
         self.unended = 0  # sections still open when their thread ended
 

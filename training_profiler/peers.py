@@ -210,7 +210,7 @@ class Peers:
 
     def notes(self) -> list[str]:
         """Return sentences on what of the others could not be used."""
-        garbled = [rank for rank, (_, sums) in self._read.items() if sums is None]
+        garbled = [rank for rank, (_, sums) in self._read.copy().items() if sums is None]  # others add to it
         notes = self._board.notes()
         if garbled:
             of = "another version, or garbled"

@@ -125,9 +125,10 @@ class Session:
             self._next_report += self.settings.log_every
             if self._budget.allows():
                 self._exclusively(self._report, PATIENCE_S)
-        elif steps + 1 == self._next_report:
+            return
+        if steps + 1 == self._next_report:
             self._outlets.board.read_soon()
-        elif is_look and (now_ns >= self._next_flush_ns or self._recorder.is_backed_up()):
+        if is_look and (now_ns >= self._next_flush_ns or self._recorder.is_backed_up()):
             self._on_full()
 
     def _turn_epoch(self, turn: Turn) -> None:

@@ -108,6 +108,8 @@ class Session:
             self.observers.watch_this_thread()
             self._outlets.begin_training()
             self._lead = self._outlets.lead()
+            if self._outlets.rank.is_one_of_many():
+                self.upkeep.guard("end by SIGTERM", self._exits.end_where_stuck)
         now_ns = self._recorder.mark(STEP_END, at_ns)
         self._steps_marked += 1
         is_look = now_ns >= self._next_look_ns

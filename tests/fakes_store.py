@@ -52,5 +52,7 @@ class FakeStore:
         return [self.server.values[key] for key in keys]
 
 
-def rank_of(rank, world_size, host="node0", attempt=0):
-    return Rank(RankId(rank, world_size, host, attempt=attempt))
+def rank_of(rank, world_size, host="node0", attempt=0, has_group=True):
+    made = Rank(RankId(rank, world_size, host, attempt=attempt))
+    made.has_group = has_group
+    return made

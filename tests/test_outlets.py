@@ -62,7 +62,7 @@ def lines_of(path):
 
 
 def outlets_of(folder, rank):
-    outlets = outlets_in(folder, rank=rank, launch=Launch(world_size=2))
+    outlets = outlets_in(folder, rank=rank, launch=Launch(world_size=2, is_torchrun=True))
     outlets.board.begin = lambda: None  # no thread: it has nobody to talk to
     return outlets
 
@@ -91,6 +91,13 @@ def test_every_rank_has_a_journal_in_the_folder_of_rank_0_and_what_it_tells_stan
     assert "run name" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("is_torchrun", "world_size"), [(False, 1), (True, 2)])
+def test_a_world_size_that_is_left_over_in_a_shell_makes_no_other_ranks(tmp_path, is_torchrun, world_size):
+    outlets = outlets_in(tmp_path, launch=Launch(world_size=2, is_torchrun=is_torchrun))
+    assert outlets.rank.who.world_size == world_size
+    assert outlets.rank.is_one_of_many() is is_torchrun
+
+
 def test_only_other_ranks_tell_on_the_board(tmp_path, capsys):
     for rank, told in ((0, 0), (1, 1)):
         outlets = outlets_of(tmp_path, rank)
@@ -104,7 +111,8 @@ def test_only_other_ranks_tell_on_the_board(tmp_path, capsys):
     [
         (False, Launch(), True),
         (True, Launch(), False),
-        (True, Launch(world_size=2), True),
+        (True, Launch(world_size=2), False),
+        (True, Launch(world_size=2, is_torchrun=True), True),
     ],
 )
 def test_a_process_that_does_not_know_its_rank_opens_no_folder_before_it_has_to(

@@ -224,3 +224,10 @@ def test_when_the_run_is_over_its_figures_are_made_once(ranks):
 def test_told_data_is_json_of_the_sums():
     sums = RankSums(RankId(1, 3), steps=5)
     assert json.loads(told_data(sums.to_data()))["who"]["rank"] == dataclasses.asdict(sums)["who"]["rank"]
+
+
+def test_without_a_group_there_are_no_ranks_before_another_is_heard_of(ranks):
+    ranks.peers._rank.has_group = False
+    assert ranks.peers.figures(RUN) is None
+    ranks.hear(1, 5)
+    assert ranks.peers.figures(RUN) == ("figures", 1)

@@ -224,11 +224,11 @@ TORCHRUN = {
 
 
 def test_what_torchrun_tells_is_read():
-    assert read_settings(environ=TORCHRUN).launch == Launch(4, 1, 0, 2, "job7", has_agent_store=True)
+    assert read_settings(environ=TORCHRUN).launch == Launch(4, 1, 0, 2, "job7", has_agent_store=True, is_torchrun=True)
 
 
 def test_an_id_that_all_launches_have_is_none():
-    assert read_settings(environ={"TORCHELASTIC_RUN_ID": "none"}).launch == Launch()
+    assert read_settings(environ={"TORCHELASTIC_RUN_ID": "none"}).launch == Launch(is_torchrun=True)
 
 
 def test_a_job_of_slurm_is_one_with_its_step():

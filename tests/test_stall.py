@@ -100,3 +100,10 @@ def test_of_many_ranks_the_few_that_are_elsewhere_are_named():
         "rank 700 (node1) in data_loading since 60 s; rank 900 (node1) has not been heard of for 90 s;"
     )
     assert line.endswith("; and 6 more")
+
+
+def test_of_many_ranks_none_is_silent_that_is_only_heard_of_seldom(training):
+    training.train(10, 0.1)
+    training.pulse.interval_s = 10.24
+    training.wait(60.0, {1: Told(b"", 40.0, Alive(10, (), None, "node1"))})
+    assert training.said == ["Profiler: no training step for 60 s: rank 0 is in no section"]

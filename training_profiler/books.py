@@ -101,6 +101,7 @@ class Books:
 
     def _look_at_others(self, told: Mapping[int, Told]) -> None:
         self.peers.read_ahead(told)
+        self.pulse.interval_s = self._outlets.board.every_s
         self.pulse.look(told)
 
     def _say_stall(self, line: str) -> None:

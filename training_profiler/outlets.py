@@ -41,13 +41,13 @@ class Outlets:
         self.rank = Rank(
             RankId(
                 settings.rank,
-                launch.world_size or 1,
+                (launch.is_torchrun and launch.world_size) or 1,  # told by others, a process group has to confirm it
                 socket.gethostname(),
                 launch.node,
                 launch.local_rank,
                 launch.attempt,
             ),
-            is_certain=launch.world_size is not None or multiprocessing.parent_process() is None,
+            is_certain=launch.is_torchrun or multiprocessing.parent_process() is None,
         )
         self.board = Board(self.rank, settings.rank_wait_s, launch.has_agent_store, upkeep.guard)
         self._settings = settings

@@ -133,6 +133,8 @@ class Peers:
         if self._final is not None and not of_interval:
             return self._final
         told = self._board.told()
+        if not told and not self._rank.has_group:  # started by a rank, it has its environment and nothing to do with it
+            return None
         self._now = {0: self._sums(run)}
         left = AT_A_REPORT if of_interval else len(told)
         for rank in self._in_turn(told):
@@ -210,7 +212,7 @@ class Peers:
 
     def notes(self) -> list[str]:
         """Return sentences on what of the others could not be used."""
-        garbled = [rank for rank, (_, sums) in self._read.items() if sums is None]
+        garbled = [rank for rank, (_, sums) in self._read.copy().items() if sums is None]  # others add to it
         notes = self._board.notes()
         if garbled:
             of = "another version, or garbled"

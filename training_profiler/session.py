@@ -108,6 +108,8 @@ class Session:
             self.observers.watch_this_thread()
             self._outlets.begin_training()
             self._lead = self._outlets.lead()
+            if self._outlets.rank.is_one_of_many():
+                self.upkeep.guard("end by SIGTERM", self._exits.end_where_stuck)
         now_ns = self._recorder.mark(STEP_END, at_ns)
         self._steps_marked += 1
         is_look = now_ns >= self._next_look_ns
@@ -125,9 +127,10 @@ class Session:
             self._next_report += self.settings.log_every
             if self._budget.allows():
                 self._exclusively(self._report, PATIENCE_S)
-        elif steps + 1 == self._next_report:
+            return
+        if steps + 1 == self._next_report:
             self._outlets.board.read_soon()
-        elif is_look and (now_ns >= self._next_flush_ns or self._recorder.is_backed_up()):
+        if is_look and (now_ns >= self._next_flush_ns or self._recorder.is_backed_up()):
             self._on_full()
 
     def _turn_epoch(self, turn: Turn) -> None:

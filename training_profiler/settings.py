@@ -34,6 +34,8 @@ class Launch:
     """Whether the store of the processes is kept by the launcher, and not by rank 0."""
     job: str | None = None
     """SLURM's job and the step of it."""
+    is_torchrun: bool = False
+    """Whether it is torchrun that told: a world size from elsewhere may be left over in a shell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,7 @@ def _launch(environ: Mapping[str, str]) -> Launch:
         run_id=None if run_id in (None, "", "none") else run_id,  # torchrun's own without --rdzv-id is "none"
         has_agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
         job=f"{job}.{job_step}" if job and job_step else None,
+        is_torchrun=run_id is not None,
     )
 
 

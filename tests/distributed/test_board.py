@@ -156,3 +156,24 @@ def test_rank_0_reads_before_a_report_but_not_before_each_where_they_come_in_no_
         first.read_soon()
         first.turn()
         assert (first.told()[1].data == b"%d" % number) is is_read
+
+
+def test_the_only_rank_has_nobody_to_read(server, clock):
+    board = board_of(0, clock, world_size=1)
+    board.read_soon()
+    assert board._wakes.empty()
+
+
+def test_where_no_thread_can_be_started_any_more_the_end_waits_for_nobody(server, clock, monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    board = board_of(1, clock)
+    board.begin()
+    board.tell(b"one", is_final=True)
+    board.finish()
+    assert server.calls.count("set") == 0
+    assert board.notes() == [
+        "ranks: what this one measured last was not told to rank 0: can't create new thread at interpreter shutdown"
+    ]

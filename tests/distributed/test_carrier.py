@@ -237,3 +237,11 @@ def test_the_groups_store_is_looked_for_once_a_group_and_not_kept(world):
     for _ in range(20):
         first.look()
     assert len(found) == 5
+
+
+def test_without_a_group_nobody_is_waited_for_before_one_is_heard_of(world):
+    first, second = world.carrier(0, has_group=False), world.carrier(1)
+    assert first.awaited() == 0
+    second.send(message(b"one"))
+    first.read()
+    assert first.awaited() == 2

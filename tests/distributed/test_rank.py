@@ -4,6 +4,7 @@ import types
 import pytest
 
 from training_profiler.distributed.rank import Rank
+from training_profiler.distributed.store import group_mark
 from training_profiler.rank_figures import RankId
 
 
@@ -71,3 +72,23 @@ def test_a_process_group_that_comes_late_is_asked(put_in_place):
     assert rank.is_primary()
     put_in_place(Distributed(1))
     assert not rank.is_primary()
+
+
+class Going(Distributed):
+    """Its group goes on another thread between two questions."""
+
+    def get_rank(self):
+        raise ValueError("Default process group has not been initialized")
+
+
+@pytest.mark.parametrize("distributed", [types.ModuleType("torch.distributed"), Going(1)])
+def test_one_that_is_just_imported_or_whose_group_just_goes_says_nothing(put_in_place, distributed):
+    put_in_place(distributed)
+    rank = Rank(RankId(0, 2))
+    rank.note()
+    assert (rank.who, rank.has_group) == (RankId(0, 2), False)
+
+
+def test_a_module_that_is_just_imported_has_no_group_to_connect_to(put_in_place):
+    put_in_place(types.ModuleType("torch.distributed"))
+    assert group_mark() == 0

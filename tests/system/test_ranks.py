@@ -320,3 +320,25 @@ def test_a_training_that_hangs_is_said_once_with_where_each_rank_is(tmp_path: Pa
     assert first.stdout.count(f"- {line}") == 1  # under "Profiler health"
     assert ") in data_loading since 3 s" in first.stdout or ") in data_loading since 4 s" in first.stdout
     assert (first.stderr, second.stderr, second.stdout) == ("", "", "")
+
+
+def test_a_rank_that_hangs_in_c_ends_by_sigterm_with_its_report(tmp_path: Path) -> None:
+    # Without us it would end at once; torchrun kills it after 30 s.
+    text = """
+    train(5)
+    waits = dist.TCPStore("127.0.0.1", 0, 1, True)
+    print("ready", flush=True)
+    waits.get("what nobody sets")
+    """
+    group = Group(tmp_path, text)
+    for rank in (0, 1):
+        group.wait_for(rank, "ready")
+    begin_s = time.monotonic()
+    for process in group.processes:
+        process.send_signal(signal.SIGTERM)
+    first, second = group.end()
+    assert time.monotonic() - begin_s < 20
+    assert (first.status, second.status) == (-signal.SIGTERM, -signal.SIGTERM)
+    # Whether rank 0 has heard the other's last depends on which of them was first.
+    assert group.told()["0"] == [5, True, "SIGTERM", []]
+    assert [journal_kinds(tmp_path, rank)[-1] for rank in (0, 1)] == ["end", "end"]

@@ -86,7 +86,15 @@ class Board:
         if self._thread is None and not self._is_over and self._rank.is_one_of_many():
             self._carrier.serial = next(_serials)
             self._thread = threading.Thread(target=self._run, name="training_profiler ranks", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # too many, or (from Python 3.12 on) the interpreter is about to end
+                self._thread, self._is_over, self._carrier.lost = None, True, str(error)
+
+    @property
+    def every_s(self) -> float:
+        """Time between two signs of life of a rank, in s."""
+        return self._carrier.every_s
 
     @property
     def run_name(self) -> str | None:
@@ -107,7 +115,7 @@ class Board:
     def read_soon(self) -> None:
         """Let the thread of rank 0 read what others told: a report is due. As often as it reads by itself at most."""
         now_ns = self._clock()
-        if not self._rank.who.rank and now_ns >= self._next_soon_ns:
+        if self._rank.is_one_of_many() and not self._rank.who.rank and now_ns >= self._next_soon_ns:
             self._next_soon_ns = now_ns + int(self._carrier.every_s * NS_PER_S)
             self._wants_read = True
             self._wakes.put(None)

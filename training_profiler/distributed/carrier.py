@@ -177,6 +177,8 @@ class Carrier:
 
     def awaited(self) -> int:
         """Return how many ranks are still to tell their last, of those that may be expected to."""
+        if not self.heard and not self.rank.has_group:  # a program that a rank has started has no others
+            return 0
         now_ns, world_size = self._clock(), self.rank.who.world_size
         patience_ns = int(max(LEAST_SILENT_S, SILENT * self.every_s) * NS_PER_S)
         waiting = 0

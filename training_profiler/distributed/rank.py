@@ -17,11 +17,15 @@ class Rank:
     def note(self) -> None:
         """Look for a process group while there is one: at the end of a program it may be gone."""
         distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            self.has_group = self.is_certain = True
+        try:
+            if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+                return
             rank, world_size = int(distributed.get_rank()), int(distributed.get_world_size())
-            if (rank, world_size) != (self.who.rank, self.who.world_size):
-                self.who = replace(self.who, rank=rank, world_size=world_size)
+        except (AttributeError, ValueError, RuntimeError):  # on another thread it is just imported, or the group goes
+            return
+        self.has_group = self.is_certain = True
+        if (rank, world_size) != (self.who.rank, self.who.world_size):
+            self.who = replace(self.who, rank=rank, world_size=world_size)
 
     def is_primary(self) -> bool:
         """Return whether this is rank 0, which reports."""

@@ -64,9 +64,13 @@ class GroupStore:
 def group_mark() -> int:
     """Return a number of the process group that there is, another one for another group; 0 without any."""
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    try:
+        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+            return 0
+        group = distributed.group.WORLD
+    except (AttributeError, ValueError, RuntimeError):  # the training thread just imports it, or the group goes
         return 0
-    return id(distributed.group.WORLD)
+    return 0 if group is None else id(group)
 
 
 def default_store() -> Any:

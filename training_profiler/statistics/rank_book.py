@@ -12,6 +12,7 @@ from training_profiler.rank_figures import ExchangeFigures, RankId
 from training_profiler.record.exchange import Exchanged
 from training_profiler.record.names import SectionNames, printable
 from training_profiler.snapshot import OTHER, PROFILER, SPANS_NEEDED
+from training_profiler.statistics.exchanged import BACKWARD, SYNCHRONIZATION
 from training_profiler.statistics.histogram import Ints
 from training_profiler.statistics.lines import IN_STEPS
 from training_profiler.statistics.rank_blocks import CompareBook
@@ -21,8 +22,6 @@ from training_profiler.statistics.summary import SAMPLES_NEEDED, warmup_steps
 from training_profiler.statistics.totals import Totals
 from training_profiler.units import NS_PER_S
 
-SYNCHRONIZATION: Final = "synchronization"
-BACKWARD_PASS: Final = "backward_pass"
 PLACE_SHARE: Final = 0.05  # own share of the wall time from which on a section's hottest line is told
 MOST_SECTIONS: Final = 40  # told, those with most time: what is told has to stay small
 
@@ -174,7 +173,7 @@ class RankBook:
         for id, parent in parents.items():  # what is nested in a section by the device's clock as well
             if device_ns[parent]:
                 device_own_ns[parent] -= device_ns[id]
-        backward = self._id_of(BACKWARD_PASS)
+        backward = self._id_of(BACKWARD)
         if backward and device_own_ns[backward]:
             device_own_ns[backward] -= beside_ns
         device_own_ns = np.maximum(device_own_ns, device_ns > 0)
@@ -202,7 +201,7 @@ class RankBook:
         early_ns, own_ns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         early_ns[: run.early_ns.shape[1]] = run.early_ns[:warmup].sum(axis=0)[:rows]
         own_ns[: self._early_ns.shape[1]] = self._early_ns[:warmup].sum(axis=0)[:rows]
-        backward, sync = self._id_of(BACKWARD_PASS), self._id_of(SYNCHRONIZATION)
+        backward, sync = self._id_of(BACKWARD), self._id_of(SYNCHRONIZATION)
         if self._exchanges.is_on_host and 0 < backward < rows and 0 < sync < rows:
             moved_ns = min(int(self._early_exchange_ns[:warmup].sum()), int(own_ns[backward]))
             own_ns[backward] -= moved_ns
@@ -259,7 +258,7 @@ def _knows_sync(sections: Mapping[str, RankSection], seen: Exchanged) -> bool:
     sync = sections.get(SYNCHRONIZATION)
     if sync is None or not sync.step_ns:
         return False
-    return bool(sync.device_step_ns) or not sections.get(BACKWARD_PASS, RankSection()).device_step_ns
+    return bool(sync.device_step_ns) or not sections.get(BACKWARD, RankSection()).device_step_ns
 
 
 def meetings(seen: Iterable[tuple[str, int, int]]) -> list[Meeting]:

@@ -7,12 +7,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from training_profiler.rank_figures import RankId, SectionSpread
+from training_profiler.statistics.exchanged import SYNCHRONIZATION
 from training_profiler.statistics.histogram import Ints
 from training_profiler.statistics.rank_sums import RankSection, RankSums
 from training_profiler.statistics.sections import Floats
 from training_profiler.units import NS_PER_S
 
-SYNCHRONIZATION: Final = "synchronization"
 MOST_SECTIONS: Final = 60  # told of, those with most time over all ranks: each rank may have names of its own
 NO_SECTION: Final = RankSection()
 

@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, NamedTuple
 
 from training_profiler.rank_figures import RankId
-from training_profiler.record.exchange import BLOCK_STEPS as BLOCK_STEPS
-from training_profiler.record.exchange import MOST_BLOCKS as MOST_BLOCKS
+from training_profiler.record.exchange import BLOCK_STEPS
 from training_profiler.record.names import printable
 
 SCHEMA: Final = 1

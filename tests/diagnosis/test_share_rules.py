@@ -200,3 +200,11 @@ def test_warm_up_steps_do_not_count_for_a_share_of_the_step():
     assert snapshot.step.warmup_count == 1
     assert snapshot.share_of_step("data_loading") == pytest.approx(0.01 / 0.41)
     assert "data-loading-bound" not in [insight.code for insight in diagnose(snapshot)]
+
+
+@pytest.mark.parametrize(("waits", "is_told"), [(0.19, True), (0.21, False)])
+def test_a_forward_pass_that_waits_for_other_ranks_does_not_dominate_by_that(waits, is_told):
+    run = snapshot_of({"forward_pass": 0.8, "synchronization": waits})
+    nested = replace(run.sections["synchronization"], parent="forward_pass")
+    run = replace(run, sections={**run.sections, "synchronization": nested})
+    assert ("forward-dominates" in codes(run)) is is_told

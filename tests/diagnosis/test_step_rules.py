@@ -192,3 +192,19 @@ def test_first_fetches_that_seams_saw_count_with_the_start_of_workers():
 )
 def test_first_fetches_that_are_quick_enough_are_not_told(run):
     assert first_batch(run) is None
+
+
+def waiting_run(waits_s: float) -> Snapshot:
+    run = run_of(std_s=0.05, median_s=0.05, explained={"backward_pass": 1.02})
+    waits = section_figures("synchronization", 0.1, count=100, avg_s=waits_s / 100, parent="backward_pass")
+    return replace(run, sections={**run.sections, "synchronization": replace(waits, step_self_s=waits_s)})
+
+
+def test_variation_of_a_backward_pass_that_mostly_waits_is_of_another_rank():
+    insight = step_time_varies(waiting_run(waits_s=5.0))  # of 10 s
+    assert insight.finding.endswith("100% of the variation comes from synchronization")
+    assert insight.remedy == "a rank that is sometimes late"
+
+
+def test_variation_of_a_backward_pass_that_waits_less_is_its_own():
+    assert step_time_varies(waiting_run(waits_s=4.9)).finding.endswith("comes from backward_pass")

@@ -242,3 +242,23 @@ def test_hosts_beyond_a_few_are_told_by_the_slowest_and_the_least():
 def test_ranges_are_short():
     assert ranges_text([5, 0, 1, 2]) == "0-2, 5"
     assert ranges_text(range(0, 100, 2), most=2) == "0, 2, ..."
+
+
+def test_how_other_ranks_ended_is_told_once_the_first_has():
+    rows = [
+        rank_row(0, is_final=True),
+        rank_row(1, is_final=True, ended_by="ValueError", steps=98),
+        rank_row(2, steps=97),
+        rank_row(3, is_final=True),
+    ]
+    lines = lines_of(ranks_of(rows))
+    assert "Ended: rank 1 (node0) after 98 steps by ValueError" in lines
+    assert "No last word, killed or still at work: rank 2 (node1) (last after 97 steps)" in lines
+    assert "Steps: 98 (rank 1 (node0)) to 100, not the same on all ranks" in lines
+    still_running = [replace(rows[0], is_final=False), *rows[1:]]
+    assert not [line for line in lines_of(ranks_of(still_running)) if line.startswith(("Ended", "No last", "Steps"))]
+
+
+def test_ranks_that_came_to_their_end_together_are_told_of_no_end():
+    rows = [rank_row(rank, is_final=True) for rank in range(4)]
+    assert not [line for line in lines_of(ranks_of(rows)) if line.startswith(("Ended", "No last", "Steps"))]

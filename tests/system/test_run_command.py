@@ -329,6 +329,29 @@ def test_a_training_that_nobody_edited_is_profiled_and_computes_the_same(tmp_pat
     assert "=== Final Profiling Summary (5 steps) ===" in ours.stdout
 
 
+def test_a_file_that_is_a_global_of_the_script_is_written_at_its_end(tmp_path: Path) -> None:
+    # By the interpreter, which collects the script's globals: nothing of ours may hold on to one of its classes.
+    classes = """
+class Model(torch.nn.Linear):
+    pass
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return torch.ones(4)
+rows = open("rows.txt", "w")
+"""
+    script = TRAINING.replace("import torch\n", "import torch\n" + classes).replace(
+        "torch.nn.Linear(4, 1)", "Model(4, 1)"
+    )
+    script += "    rows.write('a row\\n')\n"
+    script += "for batch in torch.utils.data.DataLoader(Rows()):\n    model(batch).sum().backward()\n"
+    (tmp_path / "train.py").write_text(script)
+    ours = execute(tmp_path, through_run("train.py"))
+    assert (ours.status, ours.stderr) == (0, "")
+    assert (tmp_path / "rows.txt").read_text() == "a row\n" * 5
+
+
 def test_a_training_in_a_child_speaks_for_a_parent_that_only_waits(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     (tmp_path / "start.py").write_text("import subprocess, sys; subprocess.run([sys.executable, 'train.py'])")

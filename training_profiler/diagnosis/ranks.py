@@ -81,7 +81,9 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Insight | Non
     What a rule about slow or uneven ranks claims already, this one does not claim once more.
     """
     ranks, step = snapshot.ranks, snapshot.step
-    remedy = "larger DDP buckets (bucket_cap_mb), gradient accumulation under no_sync(), a faster network"
+    remedy = "fewer and larger exchanges, asynchronous where something can be computed meanwhile, a faster network"
+    if snapshot.exchange is not None:
+        remedy = "larger DDP buckets (bucket_cap_mb), gradient accumulation under no_sync(), a faster network"
     if ranks is None or ranks.sync_share is None or step is None or not has_enough_steps(snapshot):
         return of_step(
             snapshot,

@@ -59,7 +59,7 @@ def data_transfer(snapshot: Snapshot, threshold: float) -> Insight | None:
 @rule("forward-dominates", threshold=0.60)
 def forward_dominates(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag steps of which the forward pass is over 60 %; a realistic change saves half of it."""
-    return of_step(
+    found = of_step(
         snapshot,
         "forward_pass",
         threshold,
@@ -68,6 +68,17 @@ def forward_dominates(snapshot: Snapshot, threshold: float) -> Insight | None:
         "mixed precision (torch.autocast), torch.compile, or a leaner architecture",
         saved=0.5,
     )
+    waits_s = (snapshot.total_of_step_s("synchronization") or 0.0) if _waits_in_passes(snapshot) else 0.0
+    if found is None or snapshot.step is None or not waits_s:
+        return found
+    without = float(found.evidence["share_of_step"]) - waits_s / snapshot.step.settled_s
+    return None if without <= threshold else found
+
+
+def _waits_in_passes(snapshot: Snapshot) -> bool:
+    """Return whether exchange with other ranks is part of the passes, as FSDP's is of both."""
+    waits = snapshot.sections.get("synchronization")
+    return waits is not None and waits.parent in ("forward_pass", "backward_pass")
 
 
 @rule("optimizer-heavy", threshold=0.15)

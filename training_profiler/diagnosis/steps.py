@@ -11,6 +11,7 @@ VARIATION_NEEDS: Final = 20  # steps after warm-up; the deviation of fewer is it
 RISE_NEEDS: Final = 100  # steps after warm-up
 RISE_P_VALUE: Final = 0.001  # neighbouring steps are alike, so chance alone rises more often than in theory
 FIRST_FETCH_SHARE: Final = 0.01  # of the epoch
+MOSTLY: Final = 0.5  # of a section's time
 COUPLED: Final = 0.30  # of the variance of step time; from here on a section is named as the one that moves with it
 
 _WHY = {
@@ -37,6 +38,7 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Insight | None:
     if variation <= threshold or worth_s < WORTH_AT_LEAST_S:
         return None
     cause, part = max(step.explained.items(), key=lambda item: item[1], default=("", 0.0))
+    cause, part = _waits_in(snapshot, cause), min(1.0, part)
     named = f"; {part:.0%} of the variation comes from {cause}" if part >= COUPLED else ""
     evidence: dict[str, float | int | str] = {
         "coefficient_of_variation": variation,
@@ -57,6 +59,17 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Insight | None:
         worth_s=worth_s,
         remedy=why or "data stalls, shapes that change, allocator fragmentation, or other work on the machine",
     )
+
+
+def _waits_in(snapshot: Snapshot, cause: str) -> str:
+    """Return the section, or ``synchronization`` where most of the section's time is waiting for other ranks.
+
+    DDP tells of its exchange after the step, of which the times that are compared here are.
+    """
+    section, waits = snapshot.sections.get(cause), snapshot.sections.get("synchronization")
+    if section is None or waits is None or waits.parent != cause or not section.step_total_s:
+        return cause
+    return "synchronization" if waits.step_self_s >= MOSTLY * section.step_total_s else cause
 
 
 @rule("warm-up", threshold=3.0, is_of_step=False)  # of the steps' median

@@ -160,9 +160,10 @@ def _remedy(slowest: RankFigures) -> str:
     if cause == "data_transfer":
         return "its way to the device: pinned memory, the PCIe slot, other transfers at the same time"
     if cause in ON_DEVICE:
+        line = f"what it does at {slowest.place}, if the others do not; " if slowest.place else ""
         return (
-            "its device: clocks, temperature and other jobs on it; else batches that are longer than those of other "
-            "ranks (bucket them by length)"
+            f"{line}its device: clocks, temperature and other jobs on it; else batches that are longer than those of "
+            "other ranks (bucket them by length)"
         )
     if slowest.place:
         return f"what it does at {slowest.place} and the others do not, or for less long"

@@ -189,11 +189,12 @@ def install(patches: Patches, watch: RankSeams, torch: Any) -> None:
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(self, *args, **kwargs)
+        def _ddp_init_helper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            made = original(self, *args, **kwargs)
             watch.exchange.watch(self)
+            return made
 
-        return __init__
+        return _ddp_init_helper
 
     def make_destroy(original: Any) -> Any:
         @functools.wraps(original)
@@ -204,6 +205,7 @@ def install(patches: Patches, watch: RankSeams, torch: Any) -> None:
         return destroy_process_group
 
     module = importlib.import_module("torch.distributed.distributed_c10d")
-    patches.replace(torch.nn.parallel.DistributedDataParallel, "__init__", make)
+    # Private, the last that __init__ does: around that itself, its warnings would name our line and not the program's.
+    patches.replace(torch.nn.parallel.DistributedDataParallel, "_ddp_init_helper", make)
     patches.replace(module, "destroy_process_group", make_destroy)
     patches.repeat(module, torch.distributed, "destroy_process_group")

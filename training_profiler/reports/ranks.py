@@ -13,6 +13,7 @@ MOST_SECTIONS: Final = 12
 SHOWN_ABOVE: Final = 0.005  # of step time: sections that every rank is in, and none for longer, are left out
 MOST_NAMED: Final = 4  # ranks or hosts in one line
 WIDTH: Final = 118  # of a line; names of hosts can be long
+UNEVEN_STEPS: Final = 1  # by which ranks that were ended by a signal may differ all the same
 EVEN_BELOW: Final = 0.01  # of a step: ranks whose work differs by less are told as even
 _HEADERS: Final = ("a step", "min", "median", "max", "imbalance", "slowest")
 
@@ -219,6 +220,26 @@ def _not_heard(ranks: RanksFigures) -> list[str]:
         lines.append(f"Not heard either: {of_ranks([one.who.rank for one in silent[MOST_NAMED:]])}")
     if ranks.missing:
         lines.append(f"Never heard: {of_ranks(ranks.missing)}")
+    return lines + _endings(ranks)
+
+
+def _endings(ranks: RanksFigures) -> list[str]:
+    """Return how other ranks ended, where the first one has: what ended them, or that no last word of them came."""
+    first, *others = ranks.ranks
+    if not first.is_final:
+        return []
+    told = [f"{_short(str(one.who), 40)} after {one.steps} steps by {one.ended_by}" for one in others if one.ended_by]
+    lines = [f"Ended: {'; '.join([*told[:MOST_NAMED], *(['...'] if len(told) > MOST_NAMED else [])])}"] if told else []
+    silent = set(ranks.silent)
+    without = [one for one in others if not one.is_final and one.who.rank not in silent]
+    if without and not any(sentence.startswith("killed before the end") for sentence in ranks.left_out):
+        last = ", ".join(f"{_short(str(one.who), 40)} (last after {one.steps} steps)" for one in without[:MOST_NAMED])
+        more = f" and {len(without) - MOST_NAMED} more" if len(without) > MOST_NAMED else ""
+        lines.append(f"No last word, killed or still at work: {last}{more}")
+    steps = sorted({one.steps for one in ranks.ranks if one.is_final})
+    if len(steps) > 1 and steps[-1] - steps[0] > UNEVEN_STEPS:
+        fewest = min((one for one in ranks.ranks if one.is_final), key=lambda one: one.steps)
+        lines.append(f"Steps: {steps[0]} ({_short(str(fewest.who), 40)}) to {steps[-1]}, not the same on all ranks")
     return lines
 
 

@@ -237,3 +237,16 @@ def test_whatever_ranks_tell_there_are_figures_and_no_warning(ranks, before):
     if figures is not None:
         json.dumps(as_data(Snapshot(ranks=figures), []), allow_nan=False)
         rank_lines(Snapshot(ranks=figures), "table")
+
+
+def test_a_rank_that_waits_in_its_backward_pass_is_not_told_as_the_slowest_there():
+    def rank(number: int, own_ms: int, waits_ms: int) -> RankSums:
+        own_ns, whole_ns = 100 * own_ms * MS, 100 * (own_ms + waits_ms) * MS
+        backward = RankSection(100, whole_ns, whole_ns, own_ns)
+        waits = RankSection(100, 100 * waits_ms * MS, 100 * waits_ms * MS, 100 * waits_ms * MS)
+        return told(number, others={"backward_pass": backward, "synchronization": waits})
+
+    spread = {one.name: one for one in ranks_figures([rank(0, 10, 25), rank(1, 30, 5)], 2).sections}
+    backward = spread["backward_pass"]
+    assert (backward.slowest.rank, backward.min_s, backward.max_s) == (1, 0.010, 0.030)
+    assert (spread["synchronization"].slowest.rank, spread["synchronization"].max_s) == (0, 0.025)

@@ -15,6 +15,8 @@ from training_profiler.units import NS_PER_S
 
 MOST_SECTIONS: Final = 60  # told of, those with most time over all ranks: each rank may have names of its own
 NO_SECTION: Final = RankSection()
+# In these ranks wait for each other (DDP's exchange, FSDP's): with that, the rank that waits would be the slowest.
+PASSES: Final = ("forward_pass", "backward_pass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ def section_table(told: Sequence[RankSums]) -> SectionTable:
 def spreads(table: SectionTable, of_run: Sequence[RankSums]) -> tuple[SectionSpread, ...]:
     """Return the spread of each section over the ranks that entered it, the longest a step first.
 
+    Passes that have sections nested in them, ``synchronization`` above all, are told without these.
+
     Which ranks never entered one is told by ``of_run``: between two tellings a rank may just not have come to it.
     """
     found = []
@@ -74,7 +78,9 @@ def _is_entered(row: RankSection) -> bool:
 
 def _spread(table: SectionTable, at: int, never_on: tuple[int, ...]) -> SectionSpread | None:
     rows = table.rows[at]
-    spans, total_ns, step_ns, own_ns, device_count, device_ns, device_step_ns, _ = rows.T
+    spans, total_ns, step_ns, own_ns, device_count, device_ns, device_step_ns, device_own_ns = rows.T
+    if table.names[at] in PASSES and SYNCHRONIZATION in table.names:
+        step_ns, device_step_ns = own_ns, device_own_ns
     entered = (spans > 0) | (own_ns > 0)
     is_of_step = bool((step_ns > 0).any())
     counts = table.settled_steps if is_of_step else spans

@@ -1,6 +1,7 @@
 """One process, or several under ``torchrun``."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,6 +33,8 @@ def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
     try:
         yield dist.get_rank(), dist.get_world_size()
     finally:
+        # Gloo of torch 2.13 can lock up where its group goes while its thread still lets go of the last collective.
+        time.sleep(0.2)
         dist.destroy_process_group()
 
 

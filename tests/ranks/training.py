@@ -122,6 +122,8 @@ def main() -> None:
     if is_failing and arguments.fail_step >= arguments.steps:
         fail(arguments.fail)
     if not arguments.keep_group:
+        # Gloo of torch 2.13 can lock up where its group goes while its thread still lets go of the last collective.
+        time.sleep(0.2)
         dist.destroy_process_group()
 
 

@@ -116,7 +116,9 @@ def journal_kinds(cwd: Path, rank: int) -> list[str]:
 ALL_FINAL = {"0": [5, True, None, []], "1": [5, True, None, []]}
 
 
-@pytest.mark.parametrize("end", ["", "dist.destroy_process_group()", "dist.barrier(); time.sleep(0.5 * rank)"])
+@pytest.mark.parametrize(
+    "end", ["", "time.sleep(0.2); dist.destroy_process_group()", "dist.barrier(); time.sleep(0.5 * rank)"]
+)
 def test_all_that_end_together_are_in_the_summary_and_nothing_is_added_to_what_they_print(
     tmp_path: Path, end: str
 ) -> None:
@@ -142,6 +144,7 @@ def test_under_torchrun_and_in_processes_that_multiprocessing_spawned(tmp_path: 
         start_training_profiling(sample_hz=0, monitor_s=0)
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
         train(5, lambda step: time.sleep(0.1))
+        time.sleep(0.2)  # gloo can lock up where its group goes right after a collective
         dist.destroy_process_group()
     if __name__ == "__main__":
         stop_training_profiling()
@@ -155,7 +158,7 @@ def test_under_torchrun_and_in_processes_that_multiprocessing_spawned(tmp_path: 
     assert json.loads((tmp_path / "told.json").read_text()) == ALL_FINAL
     assert sorted(path.name for path in tmp_path.glob("runs/*/rank*.jsonl")) == ["rank0.jsonl", "rank1.jsonl"]
     (tmp_path / "told.json").unlink()
-    script.write_text(SPY + BEGIN + GROUP + "train(5)\ndist.destroy_process_group()\n")
+    script.write_text(SPY + BEGIN + GROUP + "train(5)\ntime.sleep(0.2)\ndist.destroy_process_group()\n")
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
     done = run_command([sys.executable, *words], tmp_path)
     assert done.returncode == 0
@@ -230,6 +233,7 @@ def test_a_second_group_on_the_same_port_comes_up_as_it_does_without_us(tmp_path
     for _ in range(3):
         dist.barrier()
         time.sleep(1.1 * (rank == 1))  # the server goes while the others still have their connections
+        time.sleep(0.2)  # gloo can lock up where its group goes right after a collective
         dist.destroy_process_group()
         begin = time.monotonic()
         dist.init_process_group("gloo")

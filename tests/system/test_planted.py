@@ -17,7 +17,7 @@ NOISE = "step-time-varies=1,slowing-down=1,warm-up=1000"
 
 
 def insights_of(
-    program: str, cwd: Path, thresholds: str = "step-time-varies=1", **variables: str
+    program: str, cwd: Path, thresholds: str = "step-time-varies=1,slowing-down=9", **variables: str
 ) -> list[dict[str, Any]]:
     """Run a planted training under the profiler and return what the diagnosis says of it, in order."""
     variables |= {"RECTIFIED_FLOW_PROFILE_THRESHOLDS": thresholds, "PYTHONFAULTHANDLER": "1"}

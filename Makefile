@@ -13,9 +13,9 @@ profile: venv
 test: venv
 	$(VENV)/bin/python -m pytest
 
-# All of tests/programs, each alone and under the profiler; `make test` runs a few of them.
+# All of tests/programs, each alone and under the profiler, and of tests/ranks; `make test` runs a few of them.
 test-programs: venv
-	$(VENV)/bin/python -m pytest -m 'programs or not programs' tests/system/test_programs.py
+	$(VENV)/bin/python -m pytest -m 'programs or not programs' tests/system/test_programs.py tests/system/test_many_ranks.py
 
 # What only an accelerator can tell; skipped, with the reason, where torch finds none. -rP shows the figures.
 test-gpu: venv

@@ -1,5 +1,6 @@
 import gc
 import json
+import pickle
 
 import pytest
 
@@ -191,3 +192,53 @@ def test_several_devices_of_a_file_have_a_table(tmp_path, capsys):
     assert [line.split()[:5] for line in out.splitlines() if line.startswith("device ")] == [
         ["device", "0", "0.050", "ms", "50.0%"], ["device", "1", "0.050", "ms", "50.0%"]
     ]  # fmt: skip
+
+
+def snapshot_file(folder):
+    stack = [{"filename": "train.py", "line": 9, "name": "main"}]
+    piece = {"size": 2**21, "requested_size": 2**20, "state": "active_allocated", "frames": stack, "address": 512}
+    history = [
+        {"action": "alloc", "addr": 512, "size": 2**20, "time_us": 5, "frames": stack},
+        {"action": "oom", "size": 2**31, "time_us": 6, "frames": stack, "device_free": 2**20},
+    ]
+    path = folder / "dump.pickle"
+    told = {"segments": [{"total_size": 2**21, "address": 512, "blocks": [piece]}], "device_traces": [history]}
+    path.write_bytes(pickle.dumps(told))
+    return path
+
+
+def test_a_memory_snapshot_is_told_alone_and_with_a_trace(path, tmp_path, capsys):
+    snapshot = snapshot_file(tmp_path)
+    alone = printed(capsys, "--memory-snapshot", snapshot)
+    assert "dump.pickle, device 0: 2.0 MiB reserved in 1 segment" in alone
+    assert ["rounding", "of", "their", "sizes", "1.0", "MiB", "50.0%"] in [line.split() for line in alone.splitlines()]
+    assert "Peak of 1.0 MiB, 0.000 s before the end (the highest in a history of 2 events): elsewhere 100.0%" in alone
+    assert "Out of memory: 2.0 GiB asked for at train.py:9 in main, with 1.0 MiB free on the device" in alone
+    both = printed(capsys, path, "--memory-snapshot", snapshot)
+    assert both.startswith("=== Overview ===")
+    assert alone.removeprefix("=== Memory ===") in both
+    (found,) = json.loads(printed(capsys, path, "--json", "--memory-snapshot", snapshot))["memory_snapshot"]
+    assert found["by_place"] == [{"place": "train.py:9 in main", "phase": "elsewhere", "bytes": 2**20, "blocks": 1}]
+    assert json.loads(printed(capsys, "--json", "--memory-snapshot", snapshot))["memory_snapshot"] == [found]
+
+
+def test_a_threshold_may_be_another(path, capsys):
+    assert "of step time is waiting for batches" in printed(capsys, path)
+    assert "of step time is waiting" not in printed(capsys, path, "--threshold", "data-loading-bound=0.4")
+    found = json.loads(printed(capsys, path, "--json", "--threshold", "data-loading-bound=0.4, gpu-idle=0.1"))
+    assert not {"data-loading-bound", "gpu-idle"} & {one["code"] for one in found["recommendations"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "nothing to read; example: training-profiler trace runs/20261121-142530/captures"),
+        (("--memory-snapshot", "x", "--view", "memory"), "--memory-snapshot alone has one view"),
+        (("t", "--compare", "x", "--threshold", "gpu-idle=1"), "--compare prints one table"),
+        (("t", "--threshold", "gpu-idel=1"), "'gpu-idel', which is no rule; did you mean gpu-idle?"),
+        (("t", "--threshold", "gpu-idle=much"), "'much' for gpu-idle, which is no number of at least 0"),
+        (("--memory-snapshot", "nowhere"), "nowhere cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(words, message, capsys):
+    assert message in refused(capsys, *words)

@@ -4,33 +4,54 @@ import argparse
 import gc
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.errors import ProfilerError, TraceError
 from training_profiler.reports.trace.comparison import render_comparison
+from training_profiler.reports.trace.memory_snapshot import render_snapshot
 from training_profiler.reports.trace.ranks import are_ranks, render_ranks
 from training_profiler.reports.trace.views import VIEWS, render_view
+from training_profiler.settings import read_thresholds
 from training_profiler.trace.analysis import Analysis, analyse
 from training_profiler.trace.communication import RankCollective, over_ranks
 from training_profiler.trace.compare import Comparison, compare
 from training_profiler.trace.contract import trace_data
+from training_profiler.trace.memory_snapshot import SnapshotOfDevice, memory_snapshot
 from training_profiler.trace.operators import SORT_KEYS
+from training_profiler.trace.recommendations import THRESHOLDS
 
 PATTERNS: Final = ("*.json", "*.json.gz")
 TRACES: Final = (".pt.trace.json", ".pt.trace.json.gz")  # where a folder has such, other JSON in it is no trace
+EXAMPLE: Final = "example: --threshold launch-bound=0.2"
 BY_DEFAULT: Final = ("overview", "trace", "recommendations")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("trace", type=Path, metavar="FILE_OR_FOLDER", help="a trace, or a folder with one a rank")
+    parser.add_argument(
+        "trace", type=Path, nargs="?", metavar="FILE_OR_FOLDER", help="a trace, or a folder with one a rank"
+    )
     parser.add_argument("--json", action="store_true", help="print all figures as JSON, one object a file and line")
     parser.add_argument("--compare", type=Path, metavar="OTHER", help="the trace (or folder) of it after a change")
     parser.add_argument("--sort", choices=SORT_KEYS, help=f"order of the operators; {SORT_KEYS[0]} by default")
     parser.add_argument("--view", choices=VIEWS, action="append", help="only this view; may be given several times")
+    parser.add_argument(
+        "--memory-snapshot",
+        type=Path,
+        metavar="PICKLE",
+        help="also tell what fills the memory, from a file of torch.cuda.memory._dump_snapshot; alone, or with a trace",
+    )
+    parser.add_argument(
+        "--threshold",
+        action="append",
+        default=[],
+        metavar="RULE=NUMBER",
+        help="another threshold for a rule of the recommendations, such as launch-bound=0.2; several may be given",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,10 +63,21 @@ def run(arguments: argparse.Namespace) -> int:
     """
     _check(arguments)
     with _without_collector():
-        text = _compared(arguments) if arguments.compare is not None else _texts(arguments)
+        text = _text(arguments)
     sys.stdout.write(text.encode(sys.stdout.encoding or "utf-8", "replace").decode(sys.stdout.encoding or "utf-8"))
     sys.stdout.flush()
     return 0
+
+
+def _text(arguments: argparse.Namespace) -> str:
+    if arguments.compare is not None:
+        return _compared(arguments)
+    memory = [] if arguments.memory_snapshot is None else memory_snapshot(arguments.memory_snapshot)
+    if arguments.trace is not None:
+        return _texts(arguments, memory, read_thresholds(",".join(arguments.threshold), THRESHOLDS, EXAMPLE))
+    if arguments.json:
+        return _line({"file": arguments.memory_snapshot.name, "memory_snapshot": [asdict(one) for one in memory]})
+    return f"=== Memory ===\n{render_snapshot(arguments.memory_snapshot.name, memory)}\n"
 
 
 @contextmanager
@@ -62,6 +94,12 @@ def _without_collector() -> Iterator[None]:
 
 def _check(arguments: argparse.Namespace) -> None:
     views = arguments.view or ()
+    if arguments.trace is None and arguments.memory_snapshot is None:
+        raise ProfilerError("nothing to read; example: training-profiler trace runs/20261121-142530/captures")
+    if arguments.trace is None and (views or arguments.sort or arguments.compare is not None or arguments.threshold):
+        raise ProfilerError("--memory-snapshot alone has one view: give a trace too, or leave the other options out")
+    if arguments.compare is not None and (arguments.memory_snapshot is not None or arguments.threshold):
+        raise ProfilerError("--compare prints one table: leave --memory-snapshot and --threshold out")
     if arguments.json and views:
         raise ProfilerError("--json has all views: leave --view out, and take the keys that you need")
     if arguments.compare is not None and (views or arguments.sort):
@@ -72,20 +110,25 @@ def _check(arguments: argparse.Namespace) -> None:
         )
 
 
-def _texts(arguments: argparse.Namespace) -> str:
+def _texts(arguments: argparse.Namespace, memory: Sequence[SnapshotOfDevice], thresholds: Mapping[str, float]) -> str:
     traces = [analyse(path) for path in _files(arguments.trace)]
     ranks = _over_ranks(traces)
     sort = arguments.sort or SORT_KEYS[0]
     if arguments.json:
-        told = {"communication_over_ranks": [_rank_data(one) for one in ranks]}
-        return "".join(_line(trace_data(found, sort) | told) for found in traces)
-    if len(traces) > 1 and not arguments.view:
-        return render_ranks(traces, ranks)
+        told: dict[str, Any] = {"communication_over_ranks": [_rank_data(one) for one in ranks]}
+        if arguments.memory_snapshot is not None:
+            told["memory_snapshot"] = [asdict(one) for one in memory]
+        return "".join(_line(trace_data(found, sort, thresholds) | told) for found in traces)
     parts = []
+    if len(traces) > 1 and not arguments.view:
+        parts.append(render_ranks(traces, ranks, thresholds))
+        traces = []
     for found in traces:
         if len(traces) > 1:
             parts.append(f"##### {found.path.name}\n")
-        parts += [render_view(view, found, sort, ranks) for view in arguments.view or BY_DEFAULT]
+        parts += [render_view(view, found, sort, ranks, thresholds) for view in arguments.view or BY_DEFAULT]
+    if arguments.memory_snapshot is not None:
+        parts.append(f"=== Memory snapshot ===\n{render_snapshot(arguments.memory_snapshot.name, memory)}\n")
     return "\n".join(parts)
 
 

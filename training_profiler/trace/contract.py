@@ -1,7 +1,7 @@
 """The figures of a trace as plain data, for ``training-profiler trace --json``; ms are floats of exact nanoseconds."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ from training_profiler.trace.checks import checks
 from training_profiler.trace.gaps import LEAST_GAP_NS
 from training_profiler.trace.operators import SORT_KEYS, sorted_by
 from training_profiler.trace.overview import OneDevice, StepParts
-from training_profiler.trace.recommendations import recommendations
+from training_profiler.trace.recommendations import THRESHOLDS, recommendations
 
 NS_PER_MS: Final = 1_000_000
 MOST_GAPS: Final = 5
@@ -24,7 +24,9 @@ def ms(ns: float) -> float:
     return ns / NS_PER_MS
 
 
-def trace_data(found: Analysis, sort: str = SORT_KEYS[0]) -> dict[str, Any]:
+def trace_data(
+    found: Analysis, sort: str = SORT_KEYS[0], thresholds: Mapping[str, float] = THRESHOLDS
+) -> dict[str, Any]:
     """Return all figures of a trace; unknown ones are None. ``sort`` is the order of the operators."""
     kernels = found.kernels
     communication_ns = found.device.communication.total_ns
@@ -80,7 +82,7 @@ def trace_data(found: Analysis, sort: str = SORT_KEYS[0]) -> dict[str, Any]:
         "communication": [asdict(one) for one in found.collectives],
         "memory": [asdict(one) for one in found.memory],
         "checklist": [check._asdict() for check in checks(found)],
-        "recommendations": [asdict(one) for one in recommendations(found)],
+        "recommendations": [asdict(one) for one in recommendations(found, thresholds)],
     }
 
 

@@ -1,21 +1,23 @@
 """The traces of several ranks as one report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from training_profiler.reports.trace.tables import counted, ms, percent, short, table, us
 from training_profiler.trace.analysis import Analysis
 from training_profiler.trace.communication import RankCollective
-from training_profiler.trace.recommendations import recommendations
+from training_profiler.trace.recommendations import THRESHOLDS, recommendations
 from training_profiler.trace.rules import Recommendation
 
 
-def render_ranks(traces: Sequence[Analysis], over_ranks: Sequence[RankCollective]) -> str:
+def render_ranks(
+    traces: Sequence[Analysis], over_ranks: Sequence[RankCollective], thresholds: Mapping[str, float] = THRESHOLDS
+) -> str:
     """Return one report over the traces of several ranks: their steps, who waits for whom, what to change."""
     parts = [f"=== Overview of {counted(len(traces), 'trace')} ===\n{_overview(traces)}\n"]
     if over_ranks:
         parts.append(f"=== Communication over ranks ===\n{communication_over_ranks(over_ranks)}\n")
-    parts.append(f"=== Recommendations ===\n{_recommendations(traces)}\n")
+    parts.append(f"=== Recommendations ===\n{_recommendations(traces, thresholds)}\n")
     return "\n".join(parts)
 
 
@@ -68,11 +70,11 @@ def communication_over_ranks(over_ranks: Sequence[RankCollective]) -> str:
     return table(("a run, mean over ranks", "runs", "transfer", "waiting", "waiting", "waited for"), rows)
 
 
-def _recommendations(traces: Sequence[Analysis]) -> str:
+def _recommendations(traces: Sequence[Analysis], thresholds: Mapping[str, float]) -> str:
     called = _names(traces)
     told: dict[str, list[tuple[Analysis, Recommendation]]] = {}
     for found in traces:
-        for one in recommendations(found):
+        for one in recommendations(found, thresholds):
             told.setdefault(one.code, []).append((found, one))
     if not told:
         return "Nothing stands out."

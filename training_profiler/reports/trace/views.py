@@ -10,7 +10,7 @@ from training_profiler.trace.checks import UNKNOWN, checks
 from training_profiler.trace.communication import RankCollective
 from training_profiler.trace.contract import gap_causes
 from training_profiler.trace.operators import sorted_by
-from training_profiler.trace.recommendations import recommendations
+from training_profiler.trace.recommendations import THRESHOLDS, recommendations
 
 MOST_ROWS: Final = 25
 MOST_GAPS: Final = 10
@@ -26,12 +26,20 @@ VIEWS: Final = (
 )
 
 
-def render_view(name: str, found: Analysis, sort: str, over_ranks: Sequence[RankCollective] = ()) -> str:
+def render_view(
+    name: str,
+    found: Analysis,
+    sort: str,
+    over_ranks: Sequence[RankCollective] = (),
+    thresholds: Mapping[str, float] = THRESHOLDS,
+) -> str:
     """Return one of ``VIEWS`` as text, with its heading."""
     if name == "operators":
         body = _operators(found, sort)
     elif name == "communication":
         body = _communication(found, over_ranks)
+    elif name == "recommendations":
+        body = _recommendations(found, thresholds)
     else:
         body = _RENDERERS[name](found)
     return f"=== {name.capitalize()} ===\n{body}\n"
@@ -237,8 +245,8 @@ def _checklist(found: Analysis) -> str:
     )
 
 
-def _recommendations(found: Analysis) -> str:
-    told = recommendations(found)
+def _recommendations(found: Analysis, thresholds: Mapping[str, float]) -> str:
+    told = recommendations(found, thresholds)
     if not told:
         return "Nothing stands out."
     lines = []
@@ -258,5 +266,4 @@ _RENDERERS: Final[Mapping[str, Callable[[Analysis], str]]] = {
     "trace": _trace,
     "memory": _memory,
     "checklist": _checklist,
-    "recommendations": _recommendations,
 }

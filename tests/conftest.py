@@ -19,6 +19,10 @@ LASTING_THREADS = ("tqdm.", "torch.")
 for _name in [name for name in os.environ if name.startswith(PREFIX)]:
     del os.environ[_name]
 
+# A shell starts what runs in its background, such as `make test &`, deaf to Ctrl-C, and children of tests inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 settings.register_profile("unit", deadline=None, max_examples=100, derandomize=True, database=None)
 settings.register_profile("search", deadline=None, max_examples=600, database=None)
 settings.load_profile("unit")

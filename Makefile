@@ -13,9 +13,10 @@ profile: venv
 test: venv
 	$(VENV)/bin/python -m pytest
 
-# All of tests/programs, each alone and under the profiler, and of tests/ranks; `make test` runs a few of them.
+# The real trainings that would make `make test` long: most of tests/programs, each alone and under the profiler, and
+# most of tests/ranks.
 test-programs: venv
-	$(VENV)/bin/python -m pytest -m 'programs or not programs' tests/system/test_programs.py tests/system/test_many_ranks.py
+	$(VENV)/bin/python -m pytest -m programs tests/system tests/examples
 
 # What only an accelerator can tell; skipped, with the reason, where torch finds none. -rP shows the figures.
 test-gpu: venv

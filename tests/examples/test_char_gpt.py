@@ -149,6 +149,7 @@ def test_bfloat16_is_near_the_same_losses(profiled, tmp_path):
         assert half["loss"] == pytest.approx(full["loss"], rel=0.02)
 
 
+@pytest.mark.programs
 def test_compiled_it_learns_the_same(profiled, tmp_path):
     run(tmp_path, "--steps", "2", "--compile", profile="1")
     losses = [[row["loss"] for row in metrics(out)[1:3]] for out in (tmp_path, profiled[0])]

@@ -118,7 +118,9 @@ def test_a_wrong_file_ends_with_one_line_and_status_2(tmp_path):
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
 
 
-@pytest.mark.parametrize("kind", ["round_robin", "weighted", "sequential"])
+@pytest.mark.parametrize(
+    "kind", ["round_robin", *(pytest.param(kind, marks=pytest.mark.programs) for kind in ("weighted", "sequential"))]
+)
 def test_the_report_says_which_loader_is_slow_and_that_the_mix_is_as_asked(tmp_path, kind):
     weights = {} if kind == "weighted" else {"data__train__schedule__weights": ...}
     path = written(tmp_path, data__train__schedule__kind=kind, data__train__loaders__aux__delay_ms=1, **weights)
@@ -135,6 +137,7 @@ def test_the_report_says_which_loader_is_slow_and_that_the_mix_is_as_asked(tmp_p
     assert report(path)["steps"] == 3 * 94
 
 
+@pytest.mark.programs
 def test_a_training_by_steps_that_is_not_to_be_profiled_prints_no_report_and_the_same_losses(tmp_path):
     for folder in ("on", "off"):
         (tmp_path / folder).mkdir()

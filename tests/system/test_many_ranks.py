@@ -109,7 +109,7 @@ def report_of(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 TOLD = r"rank \d: \d+ collectives, losses \[.*\]"
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp2", marks=pytest.mark.programs)])
 def test_profiling_adds_no_collective_and_changes_no_loss(tmp_path: Path, parallel: str) -> None:
     plain = train(tmp_path / "plain", "--parallel", parallel, is_watched=False)
     ours = train(tmp_path / "ours", "--parallel", parallel)
@@ -124,6 +124,7 @@ def test_profiling_adds_no_collective_and_changes_no_loss(tmp_path: Path, parall
     assert ours.report["sections"]["synchronization"]["step_self_s"] > 0
 
 
+@pytest.mark.programs
 def test_a_single_rank_has_nothing_to_compare(tmp_path: Path) -> None:
     training = train(tmp_path, ranks=1)
     assert training.status == 0
@@ -131,8 +132,17 @@ def test_a_single_rank_has_nothing_to_compare(tmp_path: Path) -> None:
     assert "Ranks:" not in training.stdout
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-@pytest.mark.parametrize(("slow", "cause"), [("data", "data_loading"), ("forward", "forward_pass"), ("sleep", "other")])
+@pytest.mark.parametrize(
+    ("parallel", "slow", "cause"),
+    [
+        ("ddp", "data", "data_loading"),
+        pytest.param("ddp", "forward", "forward_pass", marks=pytest.mark.programs),
+        pytest.param("ddp", "sleep", "other", marks=pytest.mark.programs),
+        pytest.param("fsdp2", "data", "data_loading", marks=pytest.mark.programs),
+        ("fsdp2", "forward", "forward_pass"),
+        pytest.param("fsdp2", "sleep", "other", marks=pytest.mark.programs),
+    ],
+)
 def test_a_planted_straggler_is_named_with_its_cause(tmp_path: Path, parallel: str, slow: str, cause: str) -> None:
     training = train(tmp_path, "--slow", slow, "--parallel", parallel)
     assert training.status == 0, training.stderr
@@ -145,6 +155,7 @@ def test_a_planted_straggler_is_named_with_its_cause(tmp_path: Path, parallel: s
         assert training.report["ranks"]["waiting_share"] > training.report["ranks"]["transfer_share"]
 
 
+@pytest.mark.programs
 def test_of_four_ranks_the_slow_one_is_named(tmp_path: Path) -> None:
     training = train(tmp_path, "--slow", "data", "--slow-rank", "2", ranks=4)
     assert training.status == 0, training.stderr
@@ -153,6 +164,7 @@ def test_of_four_ranks_the_slow_one_is_named(tmp_path: Path) -> None:
     assert len(training.report["ranks"]["ranks"]) == 4
 
 
+@pytest.mark.programs
 def test_a_rank_that_is_killed_is_told_of_and_the_rest_is_reported(tmp_path: Path) -> None:
     words = ("--steps", "200", "--fail", "kill", "--fail-step", "150", "--slow", "sleep")
     training = train(tmp_path, *words, RECTIFIED_FLOW_PROFILE_FLUSH_S="0.05")
@@ -175,6 +187,7 @@ def test_when_a_rank_raises_the_others_end_by_sigterm_and_report(tmp_path: Path)
     assert failed["ended_by"] == "RuntimeError"
 
 
+@pytest.mark.programs
 def test_a_rank_that_torchrun_ends_because_another_failed_reports_all_the_same(tmp_path: Path) -> None:
     # Without a collective in the loop rank 0 learns of it by SIGTERM alone.
     words = ("--fail", "raise", "--fail-step", "3000", "--parallel", "none", "--steps", "90000")
@@ -186,6 +199,7 @@ def test_a_rank_that_torchrun_ends_because_another_failed_reports_all_the_same(t
     assert (failed["is_final"], failed["ended_by"], failed["steps"]) == (True, "RuntimeError", 3000)
 
 
+@pytest.mark.programs
 def test_ranks_may_have_different_sections(tmp_path: Path) -> None:
     training = train(tmp_path, program="sections.py", is_watched=False, RECTIFIED_FLOW_PROFILE="1")
     assert training.status == 0, training.stderr

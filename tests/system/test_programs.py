@@ -48,10 +48,9 @@ COMPLAINT = re.compile(r"Traceback \(most recent call last\)|Warning: |Error\b|^
 # The place of a warning is the frame that called, which may be one of ours; times and addresses are always new.
 ALWAYS_NEW = re.compile(r"^\S+:\d+: (?=\w*Warning: )|(?<=^\[[WEF])[\d :.]+|\b0x[0-9a-f]+")
 
-# One of each kind in `make test`, which has to be quick; all of them in `make test-programs`.
+# One of each kind in `make test`, which has to be quick; the others in `make test-programs`.
 QUICK = {
     "autograd_checkpointing",
-    "compile_models",
     "data_loader_loop",
     "data_memmap_prefetch",
     "data_reads_ahead",
@@ -63,8 +62,6 @@ QUICK = {
     "optim_accumulation",
     "optim_grad_scaler",
     "optim_none",
-    "optim_wgan",
-    "process_spawned_ranks",
     "rl_ppo",
 }
 

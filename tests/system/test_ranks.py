@@ -173,7 +173,14 @@ def run_command(command: list[str], cwd: Path, **variables: str) -> "subprocess.
     )
 
 
-@pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "os.kill(os.getpid(), 19)"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "os.kill(os.getpid(), 9)",
+        pytest.param("os._exit(0)", marks=pytest.mark.programs),
+        pytest.param("os.kill(os.getpid(), 19)", marks=pytest.mark.programs),
+    ],
+)
 def test_a_rank_that_dies_or_stops_is_waited_for_no_longer_than_was_asked(tmp_path: Path, end: str) -> None:
     text = f"""
     train(5)
@@ -195,6 +202,7 @@ def test_a_rank_that_dies_or_stops_is_waited_for_no_longer_than_was_asked(tmp_pa
     assert (is_final, ended_by) == (False, None)
 
 
+@pytest.mark.programs
 def test_rank_0_that_ends_first_leaves_the_others_without_a_word_and_without_a_wait(tmp_path: Path) -> None:
     text = """
     train(5)
@@ -229,6 +237,7 @@ def test_rank_0_waits_for_others_a_moment_only_where_it_fails(tmp_path: Path) ->
     assert group.told()["0"] == [5, True, "ValueError", []]
 
 
+@pytest.mark.programs
 def test_a_second_group_on_the_same_port_comes_up_as_it_does_without_us(tmp_path: Path) -> None:
     text = """
     train(3)
@@ -248,6 +257,7 @@ def test_a_second_group_on_the_same_port_comes_up_as_it_does_without_us(tmp_path
     assert group.told() == {"0": [9, True, None, []], "1": [9, True, None, []]}
 
 
+@pytest.mark.programs
 def test_a_server_that_hangs_holds_nobody_at_the_interpreters_end(tmp_path: Path) -> None:
     server = tmp_path / "server.py"
     server.write_text(

@@ -148,6 +148,7 @@ def started_anew(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return min((cwd / "runs").iterdir(), key=lambda folder: len(folder.name))  # beside it may be a rank's own
 
 
+@pytest.mark.programs
 def test_attempts_of_a_training_are_in_one_folder(started_anew: Path) -> None:
     reports = {"report.txt", "report.json", "report-attempt0.txt", "report-attempt0.json"}
     names = {path.name for path in started_anew.iterdir()}
@@ -158,6 +159,7 @@ def test_attempts_of_a_training_are_in_one_folder(started_anew: Path) -> None:
     assert (before["steps"], before["ended_by"]) == (20, "SIGTERM")
 
 
+@pytest.mark.programs
 def test_each_attempt_has_its_report(started_anew: Path) -> None:
     last, first = (
         json.loads(report_command(started_anew, str(started_anew), "--json", *words).stdout)
@@ -167,6 +169,7 @@ def test_each_attempt_has_its_report(started_anew: Path) -> None:
     assert (first["steps"], first["ended_by"]) == (20, "SIGTERM")
 
 
+@pytest.mark.programs
 def test_the_last_rank_s_journal_is_enough_for_a_report(started_anew: Path, tmp_path: Path) -> None:
     (tmp_path / "node1").mkdir()
     (journal,) = started_anew.parent.rglob("rank1.jsonl")
@@ -176,6 +179,7 @@ def test_the_last_rank_s_journal_is_enough_for_a_report(started_anew: Path, tmp_
     assert "the figures above are rank 1's: rank 0's journal is missing" in told.stdout
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("attempt", "said"),
     [

@@ -1,34 +1,17 @@
 """The quick checklist of a trace: each target with what was measured beside it."""
 
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
+from training_profiler.check import FAIL, PASS, UNKNOWN, Check, check
 from training_profiler.trace.analysis import Analysis
 from training_profiler.trace.memory import HOST
 from training_profiler.trace.names import ATTENTION
 from training_profiler.trace.phases import BACKWARD, FORWARD, OPTIMIZER
 
-PASS, FAIL, UNKNOWN = "PASS", "FAIL", "not measured"
-
-
-class Check(NamedTuple):
-    """One line: what is looked at, the target in words, and the measured figure with whether it is met."""
-
-    what: str
-    target: str
-    verdict: str
-    measured: str  # "" where it is not
-
 
 def checks(found: Analysis) -> list[Check]:
     """Return the checks in the order in which they are worth looking at."""
     return [make(found) for make in _CHECKS]
-
-
-def _check(what: str, target: str, figure: float | None, is_met: Callable[[float], bool]) -> Check:
-    if figure is None:
-        return Check(what, target, UNKNOWN, "")
-    return Check(what, target, PASS if is_met(figure) else FAIL, f"{figure:.1%}")
 
 
 def phase_share(found: Analysis, phase: str) -> float | None:
@@ -56,38 +39,38 @@ def memory_share(found: Analysis) -> float | None:
 
 
 def _utilization(found: Analysis) -> Check:
-    return _check("GPU utilization", "> 80%", found.utilization_in_steps, lambda share: share > 0.80)
+    return check("GPU utilization", "> 80%", found.utilization_in_steps, lambda share: share > 0.80)
 
 
 def _variation(found: Analysis) -> Check:
     what = "step time variation (coefficient of variation)"
-    return _check(what, "< 10%", found.step_variation, lambda share: share < 0.10)
+    return check(what, "< 10%", found.step_variation, lambda share: share < 0.10)
 
 
 def _memory(found: Analysis) -> Check:
-    return _check("GPU memory", "85-95%", memory_share(found), lambda share: 0.85 <= share <= 0.95)
+    return check("GPU memory", "85-95%", memory_share(found), lambda share: 0.85 <= share <= 0.95)
 
 
 def _data(found: Analysis) -> Check:
-    return _check("data time", "< 10%", data_share(found), lambda share: share < 0.10)
+    return check("data time", "< 10%", data_share(found), lambda share: share < 0.10)
 
 
 def _forward(found: Analysis) -> Check:
-    return _check("forward", "35-40%", phase_share(found, FORWARD), lambda share: 0.35 <= share <= 0.40)
+    return check("forward", "35-40%", phase_share(found, FORWARD), lambda share: 0.35 <= share <= 0.40)
 
 
 def _backward(found: Analysis) -> Check:
-    return _check("backward", "40-45%", phase_share(found, BACKWARD), lambda share: 0.40 <= share <= 0.45)
+    return check("backward", "40-45%", phase_share(found, BACKWARD), lambda share: 0.40 <= share <= 0.45)
 
 
 def _optimizer(found: Analysis) -> Check:
-    return _check("optimizer", "< 15%", phase_share(found, OPTIMIZER), lambda share: share < 0.15)
+    return check("optimizer", "< 15%", phase_share(found, OPTIMIZER), lambda share: share < 0.15)
 
 
 def _both(found: Analysis) -> Check:
     forward, backward = phase_share(found, FORWARD), phase_share(found, BACKWARD)
     together = None if forward is None or backward is None else forward + backward
-    return _check("forward + backward dominate", "> 50%", together, lambda share: share > 0.50)
+    return check("forward + backward dominate", "> 50%", together, lambda share: share > 0.50)
 
 
 def _flash(found: Analysis) -> Check:
@@ -108,13 +91,13 @@ def _transfers(found: Analysis) -> Check:
     """Exposed copies are what a step waits for while it moves data."""
     known = found.has_gpu and found.in_steps_ns
     share = sum(step.exposed_copies_ns for step in found.steps) / found.in_steps_ns if known else None
-    return _check("CPU-GPU transfer gaps", "< 1% of step time", share, lambda share: share < 0.01)
+    return check("CPU-GPU transfer gaps", "< 1% of step time", share, lambda share: share < 0.01)
 
 
 def _overlap(found: Analysis) -> Check:
     total_ns = found.device.communication.total_ns
     share = 1 - found.exposed_communication_ns / total_ns if total_ns else None
-    return _check("all-reduce overlapped with computation", "> 50%", share, lambda share: share > 0.50)
+    return check("all-reduce overlapped with computation", "> 50%", share, lambda share: share > 0.50)
 
 
 _CHECKS: Final = (

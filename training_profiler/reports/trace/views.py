@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from training_profiler.check import check_lines
 from training_profiler.reports.trace.ranks import communication_over_ranks
 from training_profiler.reports.trace.tables import amount, counted, kernel, ms, percent, short, table, us
 from training_profiler.trace.analysis import Analysis
-from training_profiler.trace.checks import UNKNOWN, checks
+from training_profiler.trace.checks import checks
 from training_profiler.trace.communication import RankCollective
 from training_profiler.trace.contract import gap_causes
 from training_profiler.trace.operators import sorted_by
@@ -237,12 +238,7 @@ def _communication(found: Analysis, over_ranks: Sequence[RankCollective]) -> str
 
 
 def _checklist(found: Analysis) -> str:
-    rows = checks(found)
-    width, figures = max(len(one.what) for one in rows), max(len(one.measured) for one in rows)
-    first = len(UNKNOWN)
-    return "\n".join(
-        f"{one.verdict:<{first}}  {one.what:<{width}}  {one.measured:>{figures}}  (target {one.target})" for one in rows
-    )
+    return "\n".join(check_lines(checks(found)))
 
 
 def _recommendations(found: Analysis, thresholds: Mapping[str, float]) -> str:

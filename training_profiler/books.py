@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from training_profiler.capture.captures import Captures, Place
+from training_profiler.capture.captures import Captures
+from training_profiler.capture.writer import Place
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.diagnosis import diagnose
 from training_profiler.distributed.board import Told

@@ -6,9 +6,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
+from training_profiler.capture.forked import end_past_destructors
 from training_profiler.capture.obstacles import obstacle
 from training_profiler.capture.pace import Pace
 from training_profiler.capture.plan import CapturePlan
@@ -17,24 +17,15 @@ from training_profiler.capture.schedule import Schedule
 from training_profiler.capture.spans import Listener, SpanBook
 from training_profiler.capture.wake import Wake
 from training_profiler.capture.window import Window
-from training_profiler.capture.writer import Writer
+from training_profiler.capture.writer import Place, Writer
 from training_profiler.record.section import Clock
 from training_profiler.units import NS_PER_S
 
 PART: Final = "capture"
-FOLDER: Final = "captures"
 LOOK_NS: Final = NS_PER_S  # between two looks for a request
 GIVE_WAY_S: Final = 30.0  # at most, for the main thread to end a window before a profiler starts on another
 JOIN_S: Final = 20.0  # at most, for the last file at the end of a run
 OTHERS: Final = "a profiler of the program's own began"
-
-
-class Place(NamedTuple):
-    """Where traces go, and whose they are."""
-
-    folder: str | None
-    rank: int
-    attempt: int
 
 
 class SpanSource(Protocol):
@@ -98,7 +89,7 @@ class Captures:
 
     def _look(self) -> None:
         place = self._place(False)
-        request = self._box.look(place.folder)
+        request = self._box.look(place.run_folder)
         if request is not None and request.is_of(place.rank):
             self._take(request)
 
@@ -134,7 +125,7 @@ class Captures:
             self._schedule.done()
             self._say_once(f"no further capture windows: {self._plan.windows} were opened (windows=)")
             return
-        why_not = obstacle(sys.modules.get("torch"), self._place(True).folder)
+        why_not = obstacle(sys.modules.get("torch"))
         if why_not is not None:
             self._schedule.later(now_ns)
             self._say_once(f"no capture window now, tried again later: {why_not}")
@@ -179,8 +170,8 @@ class Captures:
                 window.spans.ends(window.ends_ns[-1])
             window.stop()
             writer.stop_s = (self._clock() - begin_ns) / NS_PER_S
-            place = self._place(True)
-            writer.write(Path(place.folder or ".") / FOLDER, place.rank, place.attempt)
+            self._place(True)
+            writer.write(lambda: self._place(False))
             self.ask_flush()
         except BaseException:
             writer.drop()
@@ -256,6 +247,8 @@ class Captures:
         writer = self._writer
         if writer is None or self._is_left:
             return
+        if self._place(True).run_folder is None:  # of a rank that heard of none
+            writer.call_off()
         writer.join(JOIN_S)
         if writer.is_alive():
             writer.call_off()
@@ -283,6 +276,8 @@ class Captures:
             self._wake.disarm()
             atexit.unregister(self._at_exit)
             window.abandon()
+        if self._opened:
+            end_past_destructors()
 
 
 def _is_in_backward() -> bool:

@@ -7,12 +7,10 @@ from training_profiler.capture.others import who_profiles
 from training_profiler.device.accelerator import find_accelerator
 
 
-def obstacle(torch: Any, folder: str | None) -> str | None:
+def obstacle(torch: Any) -> str | None:
     """Return why no window can open now; None where one can."""
     if torch is None or not hasattr(torch, "profiler"):
         return "torch is not imported"
-    if folder is None:
-        return "there is no run folder yet"
     if threading.current_thread() is not threading.main_thread():
         # What is left recording when a thread ends crashes the process.
         return "the training is not on the main thread"

@@ -37,7 +37,8 @@ def _warms_up(one: Any, kind: type, inner: type, outer: type) -> bool:
 
 def _with_subclasses(kind: type) -> Iterator[type]:
     yield kind
-    for one in kind.__subclasses__():
+    subclasses: list[type] = kind.__subclasses__()
+    for one in subclasses:
         yield from _with_subclasses(one)
 
 

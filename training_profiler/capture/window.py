@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.capture.clocks import MARK, MARKS
+from training_profiler.capture.forked import stop_in_child
 from training_profiler.capture.others import before_others_start
 from training_profiler.capture.spans import Span, SpanBook
 from training_profiler.device.accelerator import find_accelerator
@@ -82,17 +83,10 @@ class Window:
         self._patches.undo()
 
     def abandon(self) -> None:
-        """Forget it in a forked child, which has the profiler's callbacks but none of its threads."""
+        """Forget it in a forked child."""
         self._patches.undo()
-        autograd = self._torch.autograd
-        if find_accelerator() is None and len(self.profile.activities) == 1:
-            with contextlib.suppress(Exception):
-                autograd.profiler._disable_profiler()
-                autograd.profiler._run_on_profiler_stop()
-        else:  # to stop it would ask the accelerator's driver, which is the parent's
-            with contextlib.suppress(Exception):
-                autograd._enable_record_function(False)
-                autograd.profiler._run_on_profiler_stop()
+        if self.profile is not None:
+            stop_in_child(self._torch, self.profile)
 
     def steps_as_spans(self) -> list[Span]:
         """Return its steps, named as torch names them, by the run's own numbers."""

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import psutil
 
@@ -15,7 +15,16 @@ from training_profiler.capture.writing import CaptureError, check_whole, write_t
 from training_profiler.units import BYTES_PER_GIB
 
 LOOK_S: Final = 0.25  # between two looks at the limits
+FOLDER: Final = "captures"
 POLL_S: Final = 0.05
+
+
+class Place(NamedTuple):
+    """Where traces go, and whose they are."""
+
+    run_folder: str | None  # None: not known yet
+    rank: int
+    attempt: int
 
 
 class Writer(threading.Thread):
@@ -35,11 +44,11 @@ class Writer(threading.Thread):
         self._ring = ring
         self._is_over = threading.Event()
         self._is_called_off = False
-        self._place: tuple[Path, int, int] | None = None
+        self._place: Callable[[], Place] | None = None
 
-    def write(self, folder: Path, rank: int, attempt: int) -> None:
-        """Write what the window has recorded into ``folder``."""
-        self._place = (folder, rank, attempt)
+    def write(self, place: Callable[[], Place]) -> None:
+        """Write what the window has recorded, as soon as ``place`` tells where to."""
+        self._place = place
         self._is_over.set()
 
     def drop(self) -> None:
@@ -57,7 +66,7 @@ class Writer(threading.Thread):
         try:
             self._watch()
             if self._place is not None:
-                self._write(*self._place)
+                self._write(self._place)
         except (CaptureError, OSError) as error:
             self.error = str(error)
         except Exception as error:
@@ -77,29 +86,39 @@ class Writer(threading.Thread):
             if self.window.must_end is not None:
                 self._ring()
 
-    def _write(self, folder: Path, rank: int, attempt: int) -> None:
+    def _write(self, ask: Callable[[], Place]) -> None:
         window, spans = self.window, self.window.spans
-        begin_s = time.perf_counter()
+        while (place := ask()).run_folder is None:
+            self._wait(None)
+        folder = Path(str(place.run_folder)) / FOLDER
         folder.mkdir(exist_ok=True)
-        raw = free_name(folder, window.file_name(rank, attempt) + ".raw.part")
+        name = window.file_name(place.rank, place.attempt)
+        raw = free_name(folder, f"{name}.raw.part")
         try:
+            begin_s = time.perf_counter()
             window.profile.export_chrome_trace(str(raw))
-            window.profile = None
             self.held_s = time.perf_counter() - begin_s
+            window.profile = None
             check_whole(raw)
-            while spans is not None and not spans.is_complete.wait(POLL_S):
-                if self._is_called_off:
-                    raise CaptureError("the run ended before it was written")
-            again_s = time.perf_counter()
+            self._wait(None if spans is None else spans.is_complete)
+            begin_s = time.perf_counter()
             told = [*window.steps_as_spans(), *(spans.spans() if spans is not None else [])]
-            path = free_name(folder, window.file_name(rank, attempt))
-            most_bytes = self.plan.megabytes * 1e6
+            path, most_bytes = free_name(folder, name), self.plan.megabytes * 1e6
             self.bytes = write_trace(raw, path, told, window.marks, most_bytes, lambda: self._is_called_off)
-            self.export_s = self.held_s + time.perf_counter() - again_s
+            self.export_s = self.held_s + time.perf_counter() - begin_s
             self.path = path
         finally:
-            with contextlib.suppress(OSError):
-                raw.unlink(missing_ok=True)
+            for left in (raw, raw.with_name(f"{raw.name}.tmp")):  # as torch calls what it has not written to its end
+                with contextlib.suppress(OSError):
+                    left.unlink(missing_ok=True)
+
+    def _wait(self, event: threading.Event | None) -> None:
+        """Wait for ``event``, a moment without one."""
+        if event is None:
+            time.sleep(POLL_S)
+        while self._is_called_off or (event is not None and not event.wait(POLL_S)):
+            if self._is_called_off:
+                raise CaptureError("the run ended before it was written")
 
     def line(self) -> str:
         """Return what is to be said of the window, which is written or never will be."""

@@ -78,7 +78,7 @@ def check_whole(raw: Path) -> None:
             file.seek(max(0, file.seek(0, os.SEEK_END) - END))
             end = file.read()
     except FileNotFoundError:
-        raise CaptureError("torch could not write the trace (is the folder writable?)") from None
+        raise CaptureError("torch could not write the trace (is the disk full, or the folder not writable?)") from None
     if _LAST not in end or not end.rstrip().endswith(b"}"):
         raise CaptureError("torch could not write the trace to its end (is the disk full?)")
 

@@ -113,9 +113,12 @@ class Captures:
             if (window.is_full or window.must_end is not None) and not _is_in_backward():
                 self._end(is_kept=window.must_end != OTHERS)
             return
-        self._pace.step_ended(now_ns)
-        if self._writer is not None and not self._writer.is_alive():
-            self._tell()
+        if self._writer is None:
+            self._pace.step_ended(now_ns)
+        else:  # what it does beside must not make an outlier of a step
+            self._pace.interrupt()
+            if not self._writer.is_alive():
+                self._tell()
         length = self._schedule.due(step + 1, now_ns)
         if length and self._writer is None:
             self._try(step + 1, length, now_ns)

@@ -33,6 +33,7 @@ class Pace:
 
     def interrupt(self) -> None:
         """Leave the step under way out."""
+        self.is_outlier = False
         self._before_ns = None
 
     @property

@@ -16,6 +16,7 @@ class Wake:
         self._work = work
         self._number: int | None = None
         self._pid = 0
+        self._sending = threading.Lock()  # a signal that comes when nobody takes it any more ends the process
 
     def arm(self) -> None:
         """Take a signal; on the main thread."""
@@ -31,17 +32,27 @@ class Wake:
     def ring(self) -> None:
         """Have the main thread do the work as soon as it can; from any thread."""
         main = threading.main_thread().ident
-        if self._number is not None and self._pid == os.getpid() and main is not None:
-            signal.pthread_kill(main, self._number)
+        with self._sending:
+            if self._number is not None and self._pid == os.getpid() and main is not None:
+                signal.pthread_kill(main, self._number)
 
     def disarm(self) -> None:
         """Give the signal back; on the main thread."""
-        if self._number is not None and threading.current_thread() is threading.main_thread():
-            if signal.getsignal(self._number) == self._handle:
-                # One that was sent already, and comes now, ends the process where nobody takes it.
-                signal.signal(self._number, signal.SIG_IGN)
-                signal.signal(self._number, signal.SIG_DFL)
-            self._number = None
+        if self._pid != os.getpid():  # in a forked child, where the lock may be held by a thread that is not there
+            self._sending = threading.Lock()
+        if threading.current_thread() is not threading.main_thread():
+            return
+        with self._sending:
+            number, self._number = self._number, None
+        if number is not None:
+            _let_pending_be_handled()
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, signal.SIG_IGN)  # what is on its way goes nowhere
+                signal.signal(number, signal.SIG_DFL)
 
     def _handle(self, signum: int, frame: Any) -> None:
         self._work()
+
+
+def _let_pending_be_handled() -> None:
+    """Give the interpreter the occasion, which it takes where a function begins."""

@@ -15,7 +15,7 @@ from training_profiler.peers import Peers
 from training_profiler.record.loader import LoaderBook
 from training_profiler.record.recorder import Recorder
 from training_profiler.settings import Settings
-from training_profiler.snapshot import Health, Snapshot
+from training_profiler.snapshot import PROFILER, Health, Snapshot
 from training_profiler.stall import Pulse
 from training_profiler.statistics.accumulator import Accumulator
 from training_profiler.statistics.loader_figures import row_figures
@@ -47,7 +47,13 @@ class Books:
         device = DeviceTime(recorder, self.accumulator, upkeep.guard, upkeep.spend)
         self.observers = Observers(recorder.clock, upkeep.guard, device)
         self.captures = Captures(
-            recorder.clock, upkeep.guard, self._place, self._say, self.accumulator, recorder.names.names
+            recorder.clock,
+            upkeep.guard,
+            lambda: recorder.section(PROFILER),
+            self._place,
+            self._say,
+            self.accumulator,
+            recorder.names.names,
         )
         self.peers = Peers(outlets.rank, outlets.board, recorder.names, recorder.clock, outlets.tell, begin_ns)
         self.sums = RunSums(recorder.names, begin_ns, settings.warmup)

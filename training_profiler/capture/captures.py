@@ -6,7 +6,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Final
 
 from training_profiler.capture.forked import end_past_destructors
 from training_profiler.capture.obstacles import obstacle
@@ -14,7 +15,7 @@ from training_profiler.capture.pace import Pace
 from training_profiler.capture.plan import CapturePlan
 from training_profiler.capture.request import Request, RequestBox
 from training_profiler.capture.schedule import Schedule
-from training_profiler.capture.spans import Listener, SpanBook
+from training_profiler.capture.spans import SpanBook, SpanSource
 from training_profiler.capture.wake import Wake
 from training_profiler.capture.window import Window
 from training_profiler.capture.writer import Place, Writer
@@ -28,16 +29,11 @@ JOIN_S: Final = 20.0  # at most, for the last file at the end of a run
 OTHERS: Final = "a profiler of the program's own began"
 
 
-class SpanSource(Protocol):
-    """What tells of the training thread's spans."""
-
-    on_every_span: Listener | None
-
-
 class Captures:
     """The windows of one session; all is called by the thread that trains, but ``finish``.
 
     Args:
+        own_time: what the training thread does in it is the profiler's own.
         place: asked now and then; given True, the run folder is to be made where there is none.
         say: prints a line and keeps it for the report.
         source: where sections come from.
@@ -47,6 +43,7 @@ class Captures:
         self,
         clock: Clock,
         guard: Callable[[str, Callable[[], None]], None],
+        own_time: Callable[[], AbstractContextManager[object]],
         place: Callable[[bool], Place],
         say: Callable[[str], None],
         source: SpanSource,
@@ -54,7 +51,8 @@ class Captures:
     ) -> None:
         self.is_on = False  # whether ends of steps are to be told
         self.ask_flush: Callable[[], None] = _nothing  # has what is recorded summed up soon
-        self._clock, self._guard, self._place, self._say = clock, guard, place, say
+        self._clock, self._guard, self._own_time = clock, guard, own_time
+        self._place, self._say = place, say
         self._source, self._names = source, names
         self._pace = Pace()
         self._schedule = Schedule(CapturePlan(), self._pace)
@@ -111,17 +109,20 @@ class Captures:
         if window is not None:
             window.ends_ns.append(now_ns)
             if (window.is_full or window.must_end is not None) and not _is_in_backward():
-                self._end(is_kept=window.must_end != OTHERS)
+                with self._own_time():
+                    self._end(is_kept=window.must_end != OTHERS)
             return
         if self._writer is None:
             self._pace.step_ended(now_ns)
         else:  # what it does beside must not make an outlier of a step
             self._pace.interrupt()
             if not self._writer.is_alive():
-                self._tell()
+                with self._own_time():
+                    self._tell()
         length = self._schedule.due(step + 1, now_ns)
         if length and self._writer is None:
-            self._try(step + 1, length, now_ns)
+            with self._own_time():
+                self._try(step + 1, length, now_ns)
 
     def _try(self, step: int, length: int, now_ns: int) -> None:
         if self._opened >= self._plan.windows:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 MOST_SPANS: Final = 200_000  # of a window; what follows is left out of the trace
 
@@ -13,6 +13,12 @@ class Span(NamedTuple):
     name: str
     begin_ns: int
     end_ns: int
+
+
+class SpanSource(Protocol):
+    """What tells of the training thread's spans."""
+
+    on_every_span: Callable[[Any, Any, Any, int], None] | None
 
 
 class SpanBook:
@@ -54,6 +60,3 @@ class SpanBook:
             for id, begin, end in list(self._rows)
             if begin < end_ns
         ]
-
-
-Listener = Callable[[Any, Any, Any, int], None]

@@ -1,0 +1,25 @@
+"""Why a window cannot open at this moment."""
+
+import threading
+from typing import Any
+
+from training_profiler.capture.others import who_profiles
+from training_profiler.device.accelerator import find_accelerator
+
+
+def obstacle(torch: Any) -> str | None:
+    """Return why no window can open now; None where one can."""
+    if torch is None or not hasattr(torch, "profiler"):
+        return "torch is not imported"
+    if threading.current_thread() is not threading.main_thread():
+        # What is left recording when a thread ends crashes the process.
+        return "the training is not on the main thread"
+    task = getattr(torch._C, "_current_graph_task_id", None)  # private: may be gone
+    if task is not None and task() != -1:
+        return "steps end within a backward pass, where torch would start again what is stopped"
+    if torch.compiler.is_compiling():
+        return "torch.compile is compiling"
+    found = find_accelerator()
+    if found is not None and found.is_capturing():
+        return "a graph of the accelerator is being recorded"
+    return who_profiles(torch)

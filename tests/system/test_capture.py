@@ -99,6 +99,7 @@ def test_a_window_is_a_trace_in_which_operators_lie_in_the_sections_that_called_
     assert outcome.report["health"]["disabled"] == []
 
 
+@pytest.mark.programs
 def test_the_analysis_of_traces_maps_operators_to_sections(tmp_path):
     outcome = trained(tmp_path, "start_training_profiling(); train(30)")
     command = [sys.executable, "-m", "training_profiler", "trace", str(outcome.folder / "captures")]
@@ -218,6 +219,7 @@ THEIRS: dict[str, tuple[str, str, list[str]]] = {
 }
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("how", THEIRS)
 def test_a_profiler_of_the_programs_own_is_never_disturbed(tmp_path, how):
     text, plan, files = THEIRS[how]
@@ -234,6 +236,7 @@ def leftovers(outcome: Outcome) -> list[str]:
     return [name for name in captures(outcome) if not name.endswith(".pt.trace.json.gz")]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("plan", ["steps=5-8", "every=12,length=2", "outlier,length=2", "steps=2-40"])
 def test_losses_are_the_same_bit_for_bit(tmp_path, plan):
     text = "train(60, lambda: time.sleep(0.1) if len(losses) == 30 else None)\nprint(losses)"
@@ -253,12 +256,14 @@ def test_windows_open_every_so_many_steps_until_the_budget_is_used_up(tmp_path):
     assert "no further capture windows: 2 were opened (windows=)" in said(outcome)
 
 
+@pytest.mark.programs
 def test_a_step_far_longer_than_others_opens_a_window_right_after_it(tmp_path):
     text = "start_training_profiling(); train(40, lambda: time.sleep(0.3 if len(losses) == 25 else 0.01))"
     outcome = trained(tmp_path, text, "outlier,length=2,windows=1")
     assert captures(outcome) == ["step27-28-rank0.pt.trace.json.gz"]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("each", "limit", "said_so"),
     [
@@ -275,12 +280,14 @@ def test_a_window_ends_within_a_step_that_reaches_a_limit(tmp_path, each, limit,
     assert f"captured step 5, ended {said_so}" in said(outcome)
 
 
+@pytest.mark.programs
 def test_a_file_over_its_limit_is_not_kept(tmp_path):
     outcome = trained(tmp_path, "start_training_profiling(); train(20)", "steps=5-8,megabytes=0.001")
     assert (outcome.status, captures(outcome)) == (0, [])
     assert "capture of steps 5-8 failed, the training goes on: the file would be over 0.001 MB" in said(outcome)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
@@ -297,6 +304,7 @@ def test_a_trace_that_cannot_be_written_is_said_and_the_training_goes_on(tmp_pat
     assert why in outcome.stdout
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "ending",
     [
@@ -326,6 +334,7 @@ def test_a_training_that_is_over_in_a_window_keeps_its_steps(tmp_path):
     assert len(annotations(trace(outcome, captures(outcome)[0]), "forward_pass")) == 3
 
 
+@pytest.mark.programs
 def test_an_exception_that_is_caught_within_a_window_changes_nothing(tmp_path):
     text = (
         "def each():\n    if len(losses) == 6: raise ValueError\n"
@@ -336,6 +345,7 @@ def test_an_exception_that_is_caught_within_a_window_changes_nothing(tmp_path):
     assert (outcome.status, captures(outcome)) == (0, ["step5-8-rank0.pt.trace.json.gz"])
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("ending", ["sys.exit(0)", "os._exit(0)"])
 def test_a_child_that_is_forked_in_a_window_ends_by_itself(tmp_path, ending):
     text = (
@@ -356,6 +366,7 @@ def test_a_child_that_is_forked_in_a_window_ends_by_itself(tmp_path, ending):
     assert captures(outcome) == ["step5-8-rank0.pt.trace.json.gz"]
 
 
+@pytest.mark.programs
 def test_workers_that_are_forked_in_a_window_serve_as_ever(tmp_path):
     text = (
         "def each():\n"
@@ -370,6 +381,7 @@ def test_workers_that_are_forked_in_a_window_serve_as_ever(tmp_path):
     assert captures(outcome) == ["step5-8-rank0.pt.trace.json.gz"]
 
 
+@pytest.mark.programs
 def test_steps_that_end_within_a_backward_pass_open_no_window(tmp_path):
     text = (
         "start_training_profiling()\n"
@@ -419,6 +431,7 @@ def test_what_cannot_be_asked_for_is_said(tmp_path, words, why):
     assert why in asked.stderr
 
 
+@pytest.mark.programs
 def test_every_rank_writes_a_file_of_its_own(tmp_path):
     program = Path(__file__).parents[1] / "ranks" / "training.py"
     launch = [sys.executable, "-m", "training_profiler", "run", sys.executable, "-m", "torch.distributed.run"]

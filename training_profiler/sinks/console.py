@@ -4,7 +4,7 @@ import io
 import os
 import select
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import IO, Any, Final
 
 PATIENCE_S: Final = 1.0  # for a reader that has fallen behind
@@ -27,7 +27,8 @@ class Console:
             raise OSError(f"sys.{self._name} is closed")
         with _bars_aside(stream):
             if _is_plain(stream):
-                stream.flush()
+                with suppress(RuntimeError):  # a signal came in the middle of the program's own write to it
+                    stream.flush()
                 _write_whole(
                     stream.fileno(), text.encode(getattr(stream, "encoding", None) or "utf-8", "backslashreplace")
                 )

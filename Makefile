@@ -13,10 +13,11 @@ profile: venv
 test: venv
 	$(VENV)/bin/python -m pytest
 
-# All of tests/programs, each alone and under the profiler, and all that can happen to a capture window; `make test` runs
-# a few of them.
+# All of tests/programs, each alone and under the profiler, of tests/ranks, and all that can happen to a capture window;
+# `make test` runs a few of them.
 test-programs: venv
-	$(VENV)/bin/python -m pytest -m 'programs or not programs' tests/system/test_programs.py tests/system/test_capture.py
+	$(VENV)/bin/python -m pytest -m 'programs or not programs' tests/system/test_programs.py tests/system/test_many_ranks.py \
+	  tests/system/test_capture.py
 
 # What only an accelerator can tell; skipped, with the reason, where torch finds none. -rP shows the figures.
 test-gpu: venv

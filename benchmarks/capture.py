@@ -22,7 +22,7 @@ TARGET_RATIO: Final = 1.005
 STRETCH: Final = 40  # steps; a window begins with the third
 NEAR: Final = 14  # first steps of a stretch: the window, and those beside which it is written
 TOLD: Final = re.compile(
-    r"steps took ([\d.]+) times the median outside, stop ([\d.]+) s, export ([\d.]+) s "
+    r"steps took ([\d.]+) times the median outside, start ([\d.]+) s, stop ([\d.]+) s, export ([\d.]+) s "
     r"\(other Python code held for ([\d.]+) s of it\), ([\d.]+) MB"
 )
 WHAT: Final = "steps outside capture windows, with / without"
@@ -43,7 +43,7 @@ def run(steps: int = 1000) -> list[Figure]:
         notes = json.loads((run_folder / "report.json").read_text())["health"]["notes"]
     windows = [[float(number) for number in found.groups()] for note in notes if (found := TOLD.search(note))]
     middles = [f"{median(column):.3f}" for column in zip(*windows, strict=True)]
-    headers = ["steps in it, over those outside", "stop s", "export s", "of it others held s", "MB"]
+    headers = ["steps in it, over those outside", "start s", "stop s", "export s", "of it others held s", "MB"]
     print_table([f"median of {len(windows)} windows of 4 steps", *headers], [["", *middles]])
     outside: dict[bool, list[int]] = {True: [], False: []}
     steps_ns = [ns for record in records for ns in record.get("step_ns", ())]

@@ -90,7 +90,7 @@ class Books:
     def flush(self) -> None:
         """Drain, and write the journal's next line."""
         self.drain()
-        exchanged, of_steps = self.peers.book_exchange(self.accumulator)
+        exchanged = self.peers.book_exchange(self.accumulator)
         totals, step_ns = self.accumulator.take_totals()
         totals.batches, totals.samples = self.loaders.take()
         if self._watch is not None:
@@ -100,7 +100,7 @@ class Books:
         self._outlets.journal(
             lambda journal: journal.write_interval(totals, step_ns, self.health(), self.loaders.all, inside, device)
         )
-        self.peers.add(totals, step_ns, exchanged, of_steps)
+        self.peers.add(totals, step_ns, exchanged)
         self.peers.tell(self.sums.run, inside=inside)
 
     def report(self) -> None:

@@ -78,17 +78,17 @@ class Peers:
         """Go on with another number of warm-up steps."""
         self._book.warmup_steps = warmup_steps
 
-    def book_exchange(self, accumulator: Accumulator) -> tuple[Exchanged, list[tuple[int, int]]]:
+    def book_exchange(self, accumulator: Accumulator) -> Exchanged:
         """Book what DDP exchanged since the last flush as synchronization; return it."""
         if self.exchange is None:
-            return Exchanged(), []
+            return Exchanged()
         exchanged = self.exchange.take()
         accumulator.add_exchange(exchanged)
-        return exchanged, self.exchange.take_steps()
+        return exchanged
 
-    def add(self, totals: Totals, step_ns: list[int], exchanged: Exchanged, of_steps: list[tuple[int, int]]) -> None:
+    def add(self, totals: Totals, step_ns: list[int], exchanged: Exchanged) -> None:
         """Add a flush interval."""
-        self._book.add(totals, step_ns, exchanged, of_steps)
+        self._book.add(totals, step_ns, exchanged)
 
     def tell(self, run: Totals, *, inside: tuple[str, ...]) -> None:
         """Tell the others what this rank has measured so far, where that is due."""

@@ -130,9 +130,7 @@ def test_each_exchange_is_told_with_the_step_it_was_part_of(exchange, module, tr
         training.end_step()
     # Of the last one nothing is known before the next forward pass.
     assert exchange.take() == Exchanged(3, 3, 15 * MS, 3 * MS, of_steps=((0, 2 * MS), (1, 4 * MS), (2, 6 * MS)))
-    assert exchange.take_steps() == [(0, 2 * MS), (1, 4 * MS), (2, 6 * MS)]
     assert exchange.take() == Exchanged()
-    assert exchange.take_steps() == []
 
 
 def test_a_step_that_is_marked_late_is_told_as_well(exchange, module, training, clock):

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training_profiler.record.exchange import BLOCK_STEPS, MOST_BLOCKS, is_compared
-from training_profiler.statistics.rank_blocks import block_stride
+from training_profiler.record.exchange import BLOCK_STEPS, MOST_BLOCKS, block_stride, is_compared
 
 
 def test_the_first_hundred_and_twenty_eight_steps_are_all_compared():

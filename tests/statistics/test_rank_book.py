@@ -39,7 +39,7 @@ class Book:
         self.run.drain()
         totals, step_ns = self.run.accumulator.take_totals()
         self.run.sums.add(totals, step_ns)
-        self.book.add(totals, step_ns, exchanged, of_steps or [])
+        self.book.add(totals, step_ns, exchanged._replace(of_steps=tuple(of_steps or exchanged.of_steps)))
 
     def told(self, **rest) -> RankSums:
         return self.book.sums(WHO, self.run.sums.run, self.run.names.names, **rest)

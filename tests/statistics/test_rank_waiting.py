@@ -5,7 +5,7 @@ from fakes_ranks import MS, told
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training_profiler.statistics.rank_blocks import block_stride
+from training_profiler.record.exchange import block_stride
 from training_profiler.statistics.rank_waiting import waiting_parts
 from training_profiler.statistics.ranks import ranks_figures
 

@@ -195,6 +195,7 @@ def test_ranks_may_have_different_sections(tmp_path: Path) -> None:
     assert "only_here" not in training.report["sections"]  # which is rank 0's
 
 
+@pytest.mark.programs
 def test_two_machines_without_a_common_disk_are_merged_from_their_files(tmp_path: Path) -> None:
     port = free_port()
     nodes = [tmp_path / "node0", tmp_path / "node1"]
@@ -226,6 +227,7 @@ def test_two_machines_without_a_common_disk_are_merged_from_their_files(tmp_path
     assert merged["ranks"]["missing"] == []
 
 
+@pytest.mark.programs
 def test_a_training_that_is_started_anew_has_a_part_for_each_attempt(tmp_path: Path) -> None:
     launcher = launch(2, "--standalone", "--max-restarts=1")
     words = [str(PROGRAMS / "training.py"), "--fail", "raise", "--fail-step", "20"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -131,7 +132,8 @@ def test_all_that_end_together_are_in_the_summary_and_nothing_is_added_to_what_t
 
 
 def test_a_group_that_meets_by_a_file_tells_by_files_in_the_run_folder(tmp_path: Path) -> None:
-    group = Group(tmp_path, "train(5)", INIT=f"file://{tmp_path}/meet")
+    text = "train(5)\ntime.sleep(0.2)\ndist.destroy_process_group()"
+    group = Group(tmp_path, text, INIT=f"file://{tmp_path}/meet")
     first, second = group.end()
     assert group.told() == ALL_FINAL
     assert (first.stderr, second.stderr) == ("", "")
@@ -309,20 +311,25 @@ def test_no_collective_is_added_to_those_of_the_program(tmp_path: Path) -> None:
 
 
 def test_a_training_that_hangs_is_said_once_with_where_each_rank_is(tmp_path: Path) -> None:
+    # The other rank goes on as soon as rank 0 has said it, however slow the machine is.
     text = """
     import training_profiler.stall as stall
     stall.QUIET_S = 3.0
+    def said(*words, original=stall.stall_text):
+        open("said", "w").close()
+        return original(*words)
+    stall.stall_text = said
     def hang(step):
         if rank == 1 and step == 10:
             with profile_section("data_loading"):
-                time.sleep(6)
+                while not os.path.exists("said"):
+                    time.sleep(0.1)
     train(12, hang)
     """
     first, second = Group(tmp_path, text).end()
-    line = "no training step for 3 s: rank 0 is in synchronization, rank 1 ("
-    assert first.stdout.count(f"Profiler: {line}") == 1
-    assert first.stdout.count(f"- {line}") == 1  # under "Profiler health"
-    assert ") in data_loading since 3 s" in first.stdout or ") in data_loading since 4 s" in first.stdout
+    line = r"no training step for \d+ s: rank 0 is in synchronization, rank 1 \(.*\) in data_loading since \d+ s"
+    assert len(re.findall(f"Profiler: {line}", first.stdout)) == 1
+    assert len(re.findall(f"- {line}", first.stdout)) == 1  # under "Profiler health"
     assert (first.stderr, second.stderr, second.stdout) == ("", "", "")
 
 

@@ -171,9 +171,11 @@ class Point:
 def double(point): return Point(2 * point.x)
 if __name__ == "__main__":
     for method in ("spawn", "fork"):
+        sys.stdout.flush()
         with multiprocessing.get_context(method).Pool(2) as pool:
             print(method, [point.x for point in pool.map(double, map(Point, range(3)))])
     pickle.dump(Point(5), open("point.pickle", "wb"))
+    sys.stdout.flush()
     pid = os.fork()
     if not pid: sys.exit(4)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
@@ -281,7 +283,7 @@ def test_profile_training_with_a_program_is_the_same(programs: Path) -> None:
 
 LAUNCHED = """
 import os, torch
-print("rank", os.environ.get("RANK"), flush=True)
+os.write(1, f"rank {os.environ.get('RANK')}\\n".encode())
 """
 LIVE = """
 import os

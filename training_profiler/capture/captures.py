@@ -135,9 +135,9 @@ class Captures:
             self._say_once(f"no capture window now, tried again later: {why_not}")
             return
         self._schedule.done()
-        self._open(step, length)
+        self._open(step, length, now_ns)
 
-    def _open(self, step: int, length: int) -> None:
+    def _open(self, step: int, length: int, now_ns: int) -> None:
         window = Window(sys.modules["torch"], self._clock, step, step + length - 1)
         writer = Writer(window, self._plan, self._wake.ring)
         writer.median_ns = self._pace.median_ns
@@ -149,6 +149,7 @@ class Captures:
             window.start(self._give_way)
             book = window.spans = SpanBook(self._names, window.begin_ns)
             self._source.on_every_span = book.add
+            writer.begin_s = (window.begin_ns - now_ns) / NS_PER_S
             writer.start()
             atexit.register(self._at_exit)
         except BaseException:

@@ -12,7 +12,7 @@ import psutil
 from training_profiler.capture.plan import CapturePlan
 from training_profiler.capture.window import Window, free_name
 from training_profiler.capture.writing import CaptureError, check_whole, write_trace
-from training_profiler.units import BYTES_PER_GIB
+from training_profiler.units import BYTES_PER_GIB, NS_PER_S
 
 LOOK_S: Final = 0.25  # between two looks at the limits
 FOLDER: Final = "captures"
@@ -37,6 +37,7 @@ class Writer(threading.Thread):
         self.bytes = 0
         self.export_s = 0.0
         self.held_s = 0.0  # the part of it in which torch lets no other Python code run
+        self.begin_s = 0.0  # what the training waited for it to begin, and to end
         self.stop_s = 0.0
         self.median_ns: float | None = None  # of the steps outside
         self.error: str | None = None
@@ -126,13 +127,14 @@ class Writer(threading.Thread):
         steps = _steps(window.first, window.first + len(window.ends_ns) - 1)
         if self.path is None:
             return f"capture of {steps} failed, the training goes on: {self.error}"
-        parts = [f"captured {steps}"]
+        length_s = (window.ends_ns[-1] - window.begin_ns) / NS_PER_S
+        parts = [f"captured {steps} in {length_s:.3f} s"]
         if window.must_end is not None:
             parts.append(f"ended {window.must_end}")
         if self.median_ns:
-            ratio = (window.ends_ns[-1] - window.begin_ns) / len(window.ends_ns) / self.median_ns
+            ratio = length_s * NS_PER_S / len(window.ends_ns) / self.median_ns
             parts.append(f"steps took {ratio:.2f} times the median outside")
-        parts.append(f"stop {self.stop_s:.3f} s")
+        parts.append(f"start {self.begin_s:.3f} s, stop {self.stop_s:.3f} s")
         parts.append(f"export {self.export_s:.3f} s (other Python code held for {self.held_s:.3f} s of it)")
         parts.append(f"{self.bytes / 1e6:.2f} MB")
         left_out = window.spans.left_out if window.spans is not None else 0

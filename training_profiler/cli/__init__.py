@@ -1,5 +1,6 @@
 """The command line ``training-profiler``: one module a command."""
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -32,7 +33,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"training-profiler: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `... | head` has read enough
-        sys.stderr.close()
+        # What is still in the buffer must not fail once more when the interpreter writes it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 

@@ -51,7 +51,6 @@ class Exchange:
         self._thread = 0
         self._next_look_ns = 0
         self._taken: deque[Exchanged] = deque(maxlen=MOST_KEPT)
-        self._taken_steps: list[tuple[int, int]] = []
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -120,18 +119,11 @@ class Exchange:
         self.why_not = f"{type(error).__name__}: {error}"
 
     def take(self) -> Exchanged:
-        """Return what was exchanged since this was called last."""
-        taken = _sum([self._taken.popleft() for _ in range(len(self._taken))])
-        self._taken_steps = list(taken.of_steps)
-        return taken
+        """Return what was exchanged since this was called last.
 
-    def take_steps(self) -> list[tuple[int, int]]:
-        """Return (step counted from 0, ns by which exchange made it longer) of what ``take`` has returned last.
-
-        There is one for each step that ranks compare; where a step has several exchanges, the one seen stands for all.
+        Of single steps it tells those that ranks compare; where one has several exchanges, the one seen stands for all.
         """
-        steps, self._taken_steps = self._taken_steps, []
-        return steps
+        return _sum([self._taken.popleft() for _ in range(len(self._taken))])
 
     def note(self) -> str | None:
         """Return a sentence on why it is not measured; None where it is."""

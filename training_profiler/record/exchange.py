@@ -29,7 +29,10 @@ def is_compared(step: int) -> bool:
     is left out, also of those to come. Which ones are left depends on the step's number alone, so that ranks that are
     at different steps hold the same.
     """
-    every = 1  # block, a power of two
-    while step + 1 > MOST_BLOCKS * BLOCK_STEPS * every:
-        every *= 2
-    return step // BLOCK_STEPS % every == 0
+    block = step // BLOCK_STEPS
+    return block % block_stride(block + 1) == 0
+
+
+def block_stride(blocks: int) -> int:
+    """Return the power of two whose multiples are kept of so many blocks: the smallest that leaves at most 8."""
+    return 1 << max(0, (blocks - 1) // MOST_BLOCKS).bit_length()

@@ -2,14 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
-from training_profiler.record.exchange import BLOCK_STEPS, MOST_BLOCKS, is_compared
+from training_profiler.record.exchange import BLOCK_STEPS, block_stride, is_compared
 from training_profiler.statistics.histogram import Ints
 from training_profiler.statistics.rank_sums import UNKNOWN_NS
-
-
-def block_stride(blocks: int) -> int:
-    """Return the power of two whose multiples are kept of so many blocks: the smallest that leaves at most 8."""
-    return 1 << max(0, (blocks - 1) // MOST_BLOCKS).bit_length()
 
 
 class CompareBook:

@@ -47,14 +47,11 @@ class RankBook:
         self._of_line: Counter[tuple[int, Location]] = Counter()
         self._hottest: dict[int, Location] = {}
 
-    def add(
-        self, totals: Totals, step_ns: Sequence[int], exchanged: Exchanged, of_steps: Iterable[tuple[int, int]] = ()
-    ) -> None:
-        """Add a flush interval, and what DDP exchanged in it; ``of_steps`` are (step, ns exposed) of single ones."""
-        of_steps = list(of_steps) or list(exchanged.of_steps)
+    def add(self, totals: Totals, step_ns: Sequence[int], exchanged: Exchanged) -> None:
+        """Add a flush interval, and what DDP exchanged in it."""
         sync_id = self._id_of(SYNCHRONIZATION)
-        self._blocks.add(totals.compared, sync_id, of_steps)
-        self._add_early(totals.compared, of_steps)
+        self._blocks.add(totals.compared, sync_id, exchanged.of_steps)
+        self._add_early(totals.compared, exchanged.of_steps)
         self._add_exchanged(exchanged)
         in_steps_ns = totals.sections.step_self_ns
         self._sync_before_ns += int(in_steps_ns[sync_id]) if 0 < sync_id < len(in_steps_ns) else 0

@@ -77,12 +77,13 @@ class StepFigures:
     median_s: float
     warmup_count: int
     warmup_s: float
-    settled_count: int  # the steps after warm-up, of which the figures below are
+    settled_count: int  # the steps after warm-up
     avg_s: float
     std_s: float
     max_s: float
     max_step: int
     settled_s: float  # the time of the steps after warm-up
+    disturbed_count: int = 0  # of these, made slower by a capture window: median, avg, std, max, rise leave them out
     before_s: float | None = None  # from the run's begin to the first step's; None where that is not known
     rise: float | None = None  # trend over the run, 0.1 = 10 % longer at the end; None on too few steps
     rise_p_value: float | None = None

@@ -12,6 +12,7 @@ from training_profiler.record.recorder import Batch
 from training_profiler.record.section import SECTION_MASK
 from training_profiler.snapshot import PROFILER
 from training_profiler.statistics.apart import ApartNames
+from training_profiler.statistics.disturbed import DisturbedSteps
 from training_profiler.statistics.exchanged import ExchangeBooking
 from training_profiler.statistics.gaps import Gaps, first_span_ns, gaps_between
 from training_profiler.statistics.histogram import Ints
@@ -50,6 +51,7 @@ class Accumulator:
         self.inferred = Inferred(names)
         self.on_spans: Callable[[Ints, Ints, Ints, Ints, int], None] | None = None
         self.on_every_span: Callable[[Ints, Ints, Ints, int], None] | None = None
+        self.disturbed = DisturbedSteps()
         self.loaders = LoaderBooking(names)
         self._lines = LineBooking(names)
         self._names = names
@@ -191,7 +193,8 @@ class Accumulator:
         if complete:
             durations_ns = self_ns[:complete].sum(axis=1).tolist()
             self.step_ns += durations_ns
-            self.totals.add_steps(durations_ns, self_ns[:complete], first_step)
+            disturbed = self.disturbed.among(first_step, complete)
+            self.totals.add_steps(durations_ns, self_ns[:complete], first_step, disturbed)
 
     def _rows_of_pieces(self, cuts: Cuts, first_step: int) -> Ints:
         """Return for each piece its step's row, counted from the first step of the batch; -1 for none."""

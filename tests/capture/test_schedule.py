@@ -51,6 +51,38 @@ def test_what_could_not_open_is_tried_again_ever_later_until_it_does():
     assert schedule.due(8, 9 * NS_PER_S) is None
 
 
+@pytest.mark.parametrize(
+    ("plan", "steps", "opened", "sentences"),
+    [
+        (CapturePlan(steps=((3, 4),)), 12, 1, []),
+        (CapturePlan(steps=((3, 4), (20, 21))), 12, 1, ["no capture of steps 20-21: the run ended after 12 steps"]),
+        (CapturePlan(steps=((20, 20),)), 1, 0, ["no capture of step 20: the run ended after 1 step"]),
+        (CapturePlan(steps=((9, 9),)), 12, 1, ["no capture of step 9: another window was open when it was due"]),
+        (CapturePlan(every=20), 12, 0, ["no capture window was opened: the run ended after 12 steps, every=20 begins "
+                                        "with step 20"]),
+        (CapturePlan(every=5), 8, 0, ["no capture window was opened: the run ended after 8 steps, none opens before 10 "
+                                      "steps are known"]),
+        (CapturePlan(outlier=True), 80, 0, ["no capture window was opened: the run ended after 80 steps, no step was "
+                                            "longer than 3 medians of 10 steps or more"]),
+        (CapturePlan(every=20), 60, 2, []),
+        (CapturePlan(), 12, 0, []),
+        (CapturePlan(every=20), 0, 0, []),
+    ],
+)  # fmt: skip
+def test_windows_of_the_plan_that_never_opened_are_told(plan, steps, opened, sentences):
+    schedule = Schedule(plan, Pace())
+    schedule.due(3, now_ns=0)
+    schedule.done()
+    assert schedule.missed(steps, opened) == sentences
+
+
+def test_a_window_that_was_due_and_never_opened_is_told():
+    schedule = Schedule(CapturePlan(steps=((3, 4),)), Pace())
+    schedule.due(3, now_ns=0)
+    schedule.later(0)
+    assert schedule.missed(12, 0) == ["a capture window that was due never opened: the run ended before it could"]
+
+
 def test_a_window_that_had_to_be_dropped_is_wanted_again():
     schedule = Schedule(CapturePlan(), Pace())
     schedule.later(0, steps=3)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 REQUEST: Final = "capture-request.json"
+FOLDER: Final = "captures"  # in the run folder, where traces go
 MOST_STEPS: Final = 1000
 
 

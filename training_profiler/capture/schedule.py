@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from training_profiler.capture.pace import KNOWN, Pace
+from training_profiler.capture.pace import KNOWN, OUTLIER, Pace
 from training_profiler.capture.plan import CapturePlan
 from training_profiler.units import NS_PER_S
 
@@ -18,6 +18,7 @@ class Schedule:
         self.plan = plan
         self._pace = pace
         self._wanted: int | None = None  # steps of a window that is to open as soon as one can
+        self._reached: set[tuple[int, int]] = set()  # of the plan's steps
         self._is_asked_for = False  # by somebody who waits for it, but not for certain steps
         self._retry_at_ns, self._retry_ns = 0, FIRST_RETRY_NS
 
@@ -36,6 +37,7 @@ class Schedule:
         plan = self.plan
         for first, last in plan.steps:
             if step == first:
+                self._reached.add((first, last))
                 self._wanted, self._is_asked_for = last - first + 1, False
         if self._pace.steps >= KNOWN and (
             (plan.every is not None and step % plan.every == 0) or (plan.outlier and self._pace.is_outlier)
@@ -59,3 +61,29 @@ class Schedule:
     def went_well(self) -> None:
         """Try again soon the next time that a window cannot open."""
         self._retry_ns = FIRST_RETRY_NS
+
+    def missed(self, steps: int, opened: int) -> list[str]:
+        """Return sentences on windows that never opened in a run of ``steps`` steps, of which ``opened`` did."""
+        if not steps:
+            return []
+        ended = f"the run ended after {steps} step{'s' * (steps != 1)}"
+        said = [
+            f"no capture of step{f' {first}' if first == last else f's {first}-{last}'}: "
+            f"{ended if first > steps else 'another window was open when it was due'}"
+            for first, last in self.plan.steps
+            if (first, last) not in self._reached
+        ]
+        if self._wanted is not None:
+            said.append("a capture window that was due never opened: the run ended before it could")
+        if said or opened or self.plan.is_empty:
+            return said
+        return [f"no capture window was opened: {ended}, {' and '.join(self._no_occasions(steps))}"]
+
+    def _no_occasions(self, steps: int) -> list[str]:
+        every, reasons = self.plan.every, []
+        if every is not None:
+            waits = f"none opens before {KNOWN} steps are known"
+            reasons.append(f"every={every} begins with step {every}" if steps < every else waits)
+        if self.plan.outlier:
+            reasons.append(f"no step was longer than {OUTLIER:g} medians of {KNOWN} steps or more")
+        return reasons

@@ -15,10 +15,24 @@ class Span(NamedTuple):
     end_ns: int
 
 
+class Disturbed(Protocol):
+    """What is told which steps, counted from 1, a window slows."""
+
+    def begin(self, step: int) -> None:
+        """Note that steps are slowed from ``step`` on."""
+
+    def end(self, last: int) -> None:
+        """Note that ``last`` is the last one."""
+
+
 class SpanSource(Protocol):
     """What tells of the training thread's spans."""
 
     on_every_span: Callable[[Any, Any, Any, int], None] | None
+
+    @property
+    def disturbed(self) -> "Disturbed":
+        """What is told which steps a window slows."""
 
 
 class SpanBook:

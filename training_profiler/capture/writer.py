@@ -10,12 +10,13 @@ from typing import Final, NamedTuple
 import psutil
 
 from training_profiler.capture.plan import CapturePlan
+from training_profiler.capture.request import FOLDER
+from training_profiler.capture.sayings import CALLED_OFF
 from training_profiler.capture.window import Window, free_name
 from training_profiler.capture.writing import CaptureError, check_whole, write_trace
 from training_profiler.units import BYTES_PER_GIB, NS_PER_S
 
 LOOK_S: Final = 0.25  # between two looks at the limits
-FOLDER: Final = "captures"
 POLL_S: Final = 0.05
 
 
@@ -41,7 +42,9 @@ class Writer(threading.Thread):
         self.stop_s = 0.0
         self.median_ns: float | None = None  # of the steps outside
         self.error: str | None = None
+        self.cleared_s: float | None = None  # what gc.collect() took after; None where it was not called
         self.is_told = True  # False: that there is no file was said
+        self.why_dropped: str | None = None
         self._ring = ring
         self._is_over = threading.Event()
         self._is_called_off = False
@@ -52,9 +55,10 @@ class Writer(threading.Thread):
         self._place = place
         self._is_over.set()
 
-    def drop(self) -> None:
-        """Write nothing."""
-        self.is_told = False
+    def drop(self, why: str | None = None) -> None:
+        """Write nothing; ``why`` is to be told yet, None where it was."""
+        self.why_dropped = why
+        self.is_told = why is not None
         self._is_over.set()
 
     def call_off(self) -> None:
@@ -73,13 +77,13 @@ class Writer(threading.Thread):
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
         finally:
-            self.window.profile = None
+            if self._place is not None:  # else it may still record, and is the main thread's to stop
+                self.window.profile = None
 
     def _watch(self) -> None:
-        process = psutil.Process()
-        before_bytes, begin_s = process.memory_info().rss, time.monotonic()
+        before_bytes, begin_s = _resident_bytes(), time.monotonic()
         while not self._is_over.wait(LOOK_S):
-            grown_bytes = process.memory_info().rss - before_bytes
+            grown_bytes = _resident_bytes() - before_bytes
             if time.monotonic() - begin_s > self.plan.seconds:
                 self.window.must_end = f"after {self.plan.seconds:g} s (seconds=)"
             elif grown_bytes > self.plan.memory_gib * BYTES_PER_GIB:
@@ -119,11 +123,13 @@ class Writer(threading.Thread):
             time.sleep(POLL_S)
         while self._is_called_off or (event is not None and not event.wait(POLL_S)):
             if self._is_called_off:
-                raise CaptureError("the run ended before it was written")
+                raise CaptureError(CALLED_OFF)
 
     def line(self) -> str:
         """Return what is to be said of the window, which is written or never will be."""
         window = self.window
+        if self.why_dropped is not None:
+            return f"a capture window was dropped: {self.why_dropped}"
         steps = _steps(window.first, window.first + len(window.ends_ns) - 1)
         if self.path is None:
             return f"capture of {steps} failed, the training goes on: {self.error}"
@@ -136,11 +142,20 @@ class Writer(threading.Thread):
             parts.append(f"steps took {ratio:.2f} times the median outside")
         parts.append(f"start {self.begin_s:.3f} s, stop {self.stop_s:.3f} s")
         parts.append(f"export {self.export_s:.3f} s (other Python code held for {self.held_s:.3f} s of it)")
+        if self.cleared_s is not None:
+            parts.append(f"clearing memory {self.cleared_s:.3f} s")
         parts.append(f"{self.bytes / 1e6:.2f} MB")
         left_out = window.spans.left_out if window.spans is not None else 0
         if left_out:
             parts.append(f"{left_out} sections left out of the trace")
         return f"{', '.join(parts)}; next: training-profiler trace {self.path.parent}"
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(psutil.Process().memory_info().rss)
+    except psutil.Error:  # no figure, no limit
+        return 0
 
 
 def _steps(first: int, last: int) -> str:

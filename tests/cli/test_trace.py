@@ -113,6 +113,20 @@ def test_ranks_of_two_jobs_are_called_by_their_files(folder, capsys):
     assert "over ranks" not in out
 
 
+def test_of_a_run_folder_its_captures_are_analysed(tmp_path, capsys):
+    for name in ("meta.json", "report.json", "rank0.jsonl"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "captures").mkdir()
+    training().write(tmp_path / "captures", "step5-8-rank0.pt.trace.json.gz")
+    assert "step5-8-rank0.pt.trace.json.gz" in printed(capsys, tmp_path).splitlines()[1]
+
+
+def test_a_run_folder_without_captures_is_told_how_to_make_some(tmp_path, capsys):
+    for name in ("meta.json", "rank0.jsonl"):
+        (tmp_path / name).write_text("{}")
+    assert "captured no steps; RECTIFIED_FLOW_PROFILE_CAPTURE=steps=100-103" in refused(capsys, tmp_path)
+
+
 def test_files_of_one_rank_are_not_taken_for_ranks(folder, capsys):
     training(0).write(folder, "later.pt.trace.json")
     assert "over ranks" not in printed(capsys, folder)

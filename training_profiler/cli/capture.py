@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from training_profiler.capture.request import MOST_STEPS, write_request
+from training_profiler.capture.request import FOLDER, MOST_STEPS, write_request
 from training_profiler.errors import RunFolderError
 from training_profiler.runs.found import Found, find_journals
 from training_profiler.runs.launch import is_running
@@ -55,10 +55,16 @@ def run(arguments: argparse.Namespace) -> int:
     who = "every rank" if ranks is None else f"rank {ranks[0]}"
     steps = f"{arguments.steps} steps" if arguments.steps else "a few steps"
     unsure = "" if is_known else "\nWhether it still runs cannot be seen from here (another machine)."
+    where = folder / FOLDER
+    told = (
+        "The training says when the trace is written; then"  # rank 0 prints
+        if ranks == (0,)
+        else f"The {'traces are' if ranks is None else 'trace is'} then in {where}; when all is written"
+    )
     sys.stdout.write(
         f"Asked for: {who} records {steps}, from the end of a step within about a second on, unless a profiler of the "
         f"program's own is at work or its windows are used up.{unsure}\n"
-        f"The training says when the trace is written; then: training-profiler trace {folder / 'captures'}\n"
+        f"{told}: training-profiler trace {where}\n"
     )
     sys.stdout.flush()
     return 0

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.capture.request import FOLDER as CAPTURES
 from training_profiler.errors import ProfilerError, TraceError
 from training_profiler.reports.trace.comparison import render_comparison
 from training_profiler.reports.trace.ranks import are_ranks, render_ranks
@@ -20,13 +21,19 @@ from training_profiler.trace.contract import trace_data
 from training_profiler.trace.operators import SORT_KEYS
 
 PATTERNS: Final = ("*.json", "*.json.gz")
+JOURNALS: Final = "rank*.jsonl"
 TRACES: Final = (".pt.trace.json", ".pt.trace.json.gz")  # where a folder has such, other JSON in it is no trace
 BY_DEFAULT: Final = ("overview", "trace", "recommendations")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("trace", type=Path, metavar="FILE_OR_FOLDER", help="a trace, or a folder with one a rank")
+    parser.add_argument(
+        "trace",
+        type=Path,
+        metavar="FILE_OR_FOLDER",
+        help="a trace, a folder with one a rank, or a run folder with captures",
+    )
     parser.add_argument("--json", action="store_true", help="print all figures as JSON, one object a file and line")
     parser.add_argument("--compare", type=Path, metavar="OTHER", help="the trace (or folder) of it after a change")
     parser.add_argument("--sort", choices=SORT_KEYS, help=f"order of the operators; {SORT_KEYS[0]} by default")
@@ -115,7 +122,15 @@ def _files(given: Path) -> list[Path]:
     if not given.is_dir():
         return [given]
     found = sorted({path for pattern in PATTERNS for path in given.glob(pattern) if path.is_file()})
-    found = [path for path in found if path.name.endswith(TRACES)] or found
+    traces = [path for path in found if path.name.endswith(TRACES)]
+    if not traces and (given / CAPTURES).is_dir():  # a run folder, in which other JSON lies
+        return _files(given / CAPTURES)
+    if not traces and any(given.glob(JOURNALS)):
+        raise TraceError(
+            f"{given} is the folder of a run that captured no steps; RECTIFIED_FLOW_PROFILE_CAPTURE=steps=100-103 "
+            f"captures some in the next run, training-profiler capture {given} in this one while it runs"
+        )
+    found = traces or found
     if not found:
         raise TraceError(f"{given} holds no trace (*.pt.trace.json or *.pt.trace.json.gz)")
     return found

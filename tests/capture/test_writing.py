@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from training_profiler.capture import writing
 from training_profiler.capture.clocks import MARK
 from training_profiler.capture.spans import Span
 from training_profiler.capture.writing import CaptureError, check_whole, write_trace
@@ -44,6 +45,19 @@ def test_sections_stand_in_the_trace_by_its_own_clock_on_the_threads_row(tmp_pat
         "args": {},
     }
     assert [event["name"] for event in trace["traceEvents"][1:]] == ["aten::mm", f"{MARK} 1000", f"{MARK} 9000"]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 13, 14])
+def test_steps_that_a_profiler_of_the_programs_own_counts_are_not_taken_for_the_runs(tmp_path, monkeypatch, cut):
+    raw, path = raw_trace(tmp_path), tmp_path / "x.gz"
+    theirs = (
+        '{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#7", "pid": 7, "tid": 8, "ts": 53.000, "dur": 1}'
+    )
+    raw.write_text(raw.read_text().replace('{"ph": "X", "cat": "cpu_op"', theirs + ',\n{"ph": "X", "cat": "cpu_op"'))
+    monkeypatch.setattr(writing, "HEAD", raw.read_text().index('"ProfilerStep') + cut)
+    written(raw, path, [Span("ProfilerStep#5", 3000, 4000)])
+    names = [event["name"] for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]]
+    assert names[:3] == ["ProfilerStep#5", "program's ProfilerStep#7", "aten::mm"]
 
 
 def test_a_file_that_would_be_too_large_is_not_there(tmp_path):

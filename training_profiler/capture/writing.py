@@ -16,6 +16,9 @@ HEAD: Final = 1 << 22  # in which the list of events begins
 END: Final = 8192  # in which what follows the events begins
 _LIST: Final = b'"traceEvents"'
 _LAST: Final = b'"traceName"'
+# A profiler of the program's own marks steps, by numbers of its own, also while its schedule has it wait.
+_STEP: Final = b'"ProfilerStep#'
+_THEIR_STEP: Final = b"\"program's ProfilerStep#"
 
 
 class CaptureError(Exception):
@@ -98,9 +101,14 @@ def _with(added: bytes, raw: Path) -> Iterator[bytes]:
         if not at:
             raise CaptureError("torch's trace has no list of events")
         yield head[:at] + added
-        yield head[at:]
-        while piece := file.read(CHUNK):
-            yield piece
+        held = b""
+        piece = head[at:]
+        while piece:
+            text = (held + piece).replace(_STEP, _THEIR_STEP)
+            held = text[1 - len(_STEP) :]
+            yield text[: 1 - len(_STEP)]
+            piece = file.read(CHUNK)
+        yield held
 
 
 def _events(spans: Sequence[Span], clocks: ClockMap, mark: Marked) -> bytes:

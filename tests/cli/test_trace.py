@@ -79,6 +79,13 @@ def test_the_steps_of_the_overview_add_up(path, capsys):
     assert total == ["all", "3", "0.600", "ms", "0.300", "ms", "0.060", "ms", "0.000", "ms", "0.240", "ms"]
 
 
+def test_of_a_trace_without_a_device_operators_are_told_in_place_of_its_gaps(tmp_path, capsys):
+    out = printed(capsys, Trace().op("aten::mm", 0, 1).write(tmp_path))
+    assert [line for line in out.splitlines() if line.startswith("===")] == [
+        "=== Overview ===", "=== Operators ===", "=== Recommendations ==="
+    ]  # fmt: skip
+
+
 def test_json_is_one_object_a_file_with_every_figure(folder, capsys):
     lines = printed(capsys, folder, "--json").splitlines()
     found = [json.loads(line, parse_constant=pytest.fail) for line in lines]

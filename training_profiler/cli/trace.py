@@ -24,6 +24,7 @@ PATTERNS: Final = ("*.json", "*.json.gz")
 JOURNALS: Final = "rank*.jsonl"
 TRACES: Final = (".pt.trace.json", ".pt.trace.json.gz")  # where a folder has such, other JSON in it is no trace
 BY_DEFAULT: Final = ("overview", "trace", "recommendations")
+BY_DEFAULT_ON_HOST: Final = ("overview", "operators", "recommendations")  # no device, no gaps of one
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +93,8 @@ def _texts(arguments: argparse.Namespace) -> str:
     for found in traces:
         if len(traces) > 1:
             parts.append(f"##### {found.path.name}\n")
-        parts += [render_view(view, found, sort, ranks) for view in arguments.view or BY_DEFAULT]
+        by_default = BY_DEFAULT if found.devices else BY_DEFAULT_ON_HOST
+        parts += [render_view(view, found, sort, ranks) for view in arguments.view or by_default]
     return "\n".join(parts)
 
 

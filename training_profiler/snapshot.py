@@ -83,11 +83,16 @@ class StepFigures:
     max_s: float
     max_step: int
     settled_s: float  # the time of the steps after warm-up
-    disturbed_count: int = 0  # of these, made slower by a capture window: median, avg, std, max, rise leave them out
+    disturbed_count: int = 0  # of all, made slower by a capture window; see ``has_own_pace``
     before_s: float | None = None  # from the run's begin to the first step's; None where that is not known
     rise: float | None = None  # trend over the run, 0.1 = 10 % longer at the end; None on too few steps
     rise_p_value: float | None = None
     explained: Mapping[str, float] = field(default_factory=dict)  # part of the variance of step time a section has
+
+    @property
+    def has_own_pace(self) -> bool:
+        """Whether median, avg, std and max leave out disturbed steps, which they do not where those are most."""
+        return 2 * self.disturbed_count <= self.count
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,7 @@ def test_where_most_steps_were_slowed_figures_are_of_all():
     sums.add([500, 20, 30, 20, 20], disturbed=[1, 2, 3, 4])
     assert sums.undisturbed(1) == sums.spread(1)
     assert sums.longest(1) == (30, 3)
+    assert sums.disturbed_count == 4
     assert sums.median_ns() == pytest.approx(20, rel=0.01)
 
 

@@ -136,3 +136,11 @@ def test_steps_that_never_came_are_said(tmp_path):
     assert asked.returncode == 2
     assert "is the folder of a run that captured no steps" in asked.stderr
     assert capture_command(tmp_path, str(outcome.folder)).status == 2
+
+
+def test_a_folder_of_runs_is_no_run_to_ask(tmp_path):
+    outcome = trained(tmp_path, START + "train(3)", "every=100")
+    asked = capture_command(tmp_path, "runs")
+    assert (asked.status, asked.stdout) == (2, "")
+    assert f"give that itself, e.g. runs/{outcome.folder.name}" in asked.stderr
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [outcome.folder.name]

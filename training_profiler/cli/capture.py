@@ -81,6 +81,10 @@ def _check_runs(folder: Path, ranks: tuple[int, ...] | None) -> bool:
     found = [one for one in find_journals(folder) if not one.trouble]
     if not found:
         raise RunFolderError(f"{folder} holds no journal (rank0.jsonl), so it is no run folder")
+    own = folder.resolve()
+    if all(one.path.resolve().parent != own for one in found):  # a training looks for it in its own folder alone
+        run = max(one.path.parent for one in found)
+        raise RunFolderError(f"{folder} is not the folder of a run, but one around it; give that itself, e.g. {run}")
     of_ranks = [one for one in found if ranks is None or one.rank in ranks]
     if not of_ranks:
         known = ", ".join(str(rank) for rank in sorted({one.rank for one in found if one.rank is not None}))

@@ -30,7 +30,7 @@ class Rule(NamedTuple):
             return found
         step = snapshot.step
         # Of the steps' whole time, and told of the average step, which leaves out those of capture windows.
-        saved_share = found.worth_s / step.settled_s if step.disturbed_count else None
+        saved_share = found.worth_s / step.settled_s if step.disturbed_count and step.settled_s else None
         saved_s = found.worth_s / max(1, step.settled_count) if saved_share is None else saved_share * step.avg_s
         return replace(found, step_s=step.avg_s, step_if_gone_s=max(0.0, step.avg_s - saved_s))
 

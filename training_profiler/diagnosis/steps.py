@@ -33,6 +33,8 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Insight | None:
     step = snapshot.step
     if step is None or step.settled_count - step.disturbed_count < VARIATION_NEEDS or not step.avg_s:
         return None
+    if not step.has_own_pace:
+        return None
     variation = step.std_s / step.avg_s
     worth_s = max(0.0, step.avg_s - step.median_s) * step.settled_count
     if variation <= threshold or worth_s < WORTH_AT_LEAST_S:

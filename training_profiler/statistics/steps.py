@@ -113,8 +113,13 @@ class StepSums:
         return quantile_ns(self.bins if self._has_own_pace else self.bins + self._disturbed_bins, 0.5)
 
     @property
+    def disturbed_count(self) -> int:
+        """How many steps a capture window disturbed."""
+        return int(self._disturbed_bins.sum())
+
+    @property
     def _has_own_pace(self) -> bool:
-        return 2 * int(self._disturbed_bins.sum()) <= self.count
+        return 2 * self.disturbed_count <= self.count
 
     def warmup_steps(self, told: int | None = None) -> int:
         """Return how many first steps are warm-up: those told, else the leading ones above 3 medians."""

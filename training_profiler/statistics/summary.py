@@ -230,7 +230,7 @@ def step_figures(
         warmup_s=sum(steps.first_ns[:warmup]) / NS_PER_S,
         settled_count=spread.count,
         settled_s=spread.total_ns / NS_PER_S,
-        disturbed_count=spread.count - undisturbed.count,
+        disturbed_count=steps.disturbed_count,
         avg_s=undisturbed.mean_ns / NS_PER_S,
         std_s=undisturbed.std_ns / NS_PER_S,
         max_s=max_ns / NS_PER_S,

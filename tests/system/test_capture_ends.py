@@ -39,6 +39,31 @@ def test_a_window_ends_where_steps_come_to_end_on_another_thread(tmp_path, text,
 
 
 @pytest.mark.programs
+def test_profilers_of_another_thread_may_begin_at_any_moment(tmp_path):
+    # Most of all while a window is being opened: torch takes some 50 ms to begin, in which that thread runs.
+    text = (
+        "import random\n"
+        "is_over, count = False, 0\n"
+        "def other():\n"
+        "    global count\n"
+        "    while not is_over:\n"
+        "        time.sleep(random.random() * 0.2)\n"
+        "        with theirs() as prof: torch.randn(8, 8).mul(2); time.sleep(random.random() * 0.01)\n"
+        "        prof.export_chrome_trace('theirs.json'); count += 'aten::mul' in names(prof)\n"
+        "original = torch.profiler.profile.start\n"
+        "def slow(self): original(self); time.sleep(0.2 * (threading.current_thread() is threading.main_thread()))\n"
+        "torch.profiler.profile.start = slow\n"
+        "thread = threading.Thread(target=other); thread.start(); until = time.monotonic() + 5\n"
+        "while time.monotonic() < until: step()\n"
+        "is_over = True; thread.join(); train(3); print(count > 5)"
+    )
+    outcome = trained(tmp_path, START + text, "every=14,length=6,windows=500")
+    assert outcome.status == 0, outcome.stderr
+    assert "True\n" in outcome.stdout
+    assert outcome.report["health"]["disabled"] == []
+
+
+@pytest.mark.programs
 def test_a_window_whose_first_step_reaches_a_limit_is_said_to_be_dropped(tmp_path):
     text = "train(20, lambda: [time.sleep(0.01) for _ in range(80)] if len(losses) == 4 else None)"
     outcome = trained(tmp_path, START + text, "steps=5-8,seconds=0.3")

@@ -145,23 +145,21 @@ class Captures:
             self._schedule.done()
             self._sayings.used_up(self._plan.windows, is_asked_for=False)
             return
-        why_not = obstacle(sys.modules.get("torch"))
-        if why_not is not None:
-            self._pace.interrupt()  # to find that out takes longer than many a step
-            self._schedule.later(now_ns)
-            self._sayings.none_now(why_not)
-            return
+        self._pace.interrupt()  # to find out what follows takes longer than many a step
         self._schedule.done()
-        self._open(step, length, now_ns)
+        why_not = obstacle(sys.modules.get("torch")) or self._open(step, length, now_ns)
+        if why_not is not None:
+            self._schedule.later(now_ns, length)
+            self._sayings.none_now(why_not)
 
-    def _open(self, step: int, length: int, now_ns: int) -> None:
+    def _open(self, step: int, length: int, now_ns: int) -> str | None:
         window = Window(sys.modules["torch"], self._clock, step, step + length - 1)
         writer = Writer(window, self._plan, self._recording.wake.ring)
         writer.median_ns = self._pace.median_ns
-        self._opened += 1
-        self._has_recorded = True
-        self._pace.interrupt()
-        self._recording.open(window, writer, self._give_way, now_ns)
+        self._has_recorded = True  # somebody has: also where others do
+        why_not = self._recording.open(window, writer, self._give_way, now_ns)
+        self._opened += why_not is None
+        return why_not
 
     def _end(self) -> None:
         self._pace.interrupt()
@@ -193,7 +191,7 @@ class Captures:
     def _give_way(self) -> None:
         """End the window, for a profiler of the program's is about to start on the calling thread."""
         window, writer = self._recording.window, self._recording.writer
-        if window is None or writer is None:
+        if window is None or writer is None or (is_main_thread() and self._recording.is_moving):  # it is ours
             return
         window.must_end = OTHERS
         if is_main_thread():
@@ -203,7 +201,7 @@ class Captures:
             while self._recording.window is window and time.monotonic() < until_s:
                 self._recording.wake.ring()
                 time.sleep(0.01)
-        if writer.is_told:  # it was over just before
+        if writer.is_told:  # it was over just before, or has not opened
             return
         self._opened -= 1
         self._schedule.later(self._clock(), window.last - window.first + 1)

@@ -36,19 +36,24 @@ class Recording:
         self._clock, self._source, self._names = clock, source, names
         self._at_exit = at_exit
 
-    def open(self, window: Window, writer: Writer, give_way: Callable[[], None], now_ns: int) -> None:
-        """Begin to record, after the step that ended at ``now_ns``."""
+    def open(self, window: Window, writer: Writer, give_way: Callable[[], None], now_ns: int) -> str | None:
+        """Begin to record, after the step that ended at ``now_ns``; return why not where others do."""
         self.is_moving = True
         try:
             self.wake.arm()
             self.window, self.writer = window, writer
+            why_not = window.start(give_way)
+            if why_not is not None:
+                self._forget()
+                self.writer = None
+                return why_not
             self._source.disturbed.begin(window.first)
-            window.start(give_way)
             book = window.spans = SpanBook(self._names, window.begin_ns)
             self._source.on_every_span = book.add
             writer.begin_s = (window.begin_ns - now_ns) / NS_PER_S
             writer.start()
             atexit.register(self._at_exit)
+            return None
         except BaseException:
             writer.drop()
             self.discard()

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from training_profiler.capture.clocks import MARK, MARKS
 from training_profiler.capture.forked import stop_in_child
-from training_profiler.capture.others import before_others_start
+from training_profiler.capture.others import before_others_start, who_profiles
 from training_profiler.capture.spans import Span, SpanBook
 from training_profiler.device.accelerator import find_accelerator
 from training_profiler.instrument.patching import Patches
@@ -41,14 +41,24 @@ class Window:
         """Whether its last step has ended."""
         return self.first + len(self.ends_ns) > self.last
 
-    def start(self, give_way: Callable[[], None]) -> None:
-        """Begin to record; ``give_way`` is called before a profiler of the program's own starts."""
+    def start(self, give_way: Callable[[], None]) -> str | None:
+        """Begin to record; ``give_way`` is called before a profiler starts, this one too.
+
+        Returns:
+            Why not, where a profiler of the program's is at work.
+        """
+        before_others_start(self._patches, self._torch, give_way)
+        # Not before: one that starts on another thread after this look finds us in its way.
+        why_not = who_profiles(self._torch)
+        if why_not is not None:
+            self._patches.undo()
+            return why_not
         profiler = self._torch.profiler
         self.profile = profiler.profile(activities=self._activities(), record_shapes=True, profile_memory=True)
         self.profile.start()
-        before_others_start(self._patches, self._torch, give_way)
         self._mark(self.marks[0])
         self.begin_ns = self._clock()
+        return None
 
     def _activities(self) -> list[Any]:
         kinds = self._torch.profiler.ProfilerActivity
@@ -77,9 +87,10 @@ class Window:
 
     def discard(self) -> None:
         """Record no more, and forget what was, in whatever state it is."""
-        with contextlib.suppress(Exception):
-            self.profile.stop()
-        self.profile = None
+        if self.profile is not None:
+            with contextlib.suppress(Exception):
+                self.profile.stop()
+            self.profile = None
         self._patches.undo()
 
     def abandon(self) -> None:

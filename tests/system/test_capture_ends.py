@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from .scripts import environment
-from .test_capture import capture_command, captures, leftovers, said, trained
+from .scripts import Outcome, environment
+from .test_capture import PLAN, annotations, capture_command, captures, leftovers, said, trace, trained
 
 START = "start_training_profiling(log_every=1000)\n"
 # A signal that comes at the worst time: while torch starts, or stops, to record.
@@ -161,6 +161,26 @@ def test_steps_that_never_came_are_said(tmp_path):
     assert asked.returncode == 2
     assert "is the folder of a run that captured no steps" in asked.stderr
     assert capture_command(tmp_path, str(outcome.folder)).status == 2
+
+
+def test_steps_that_were_over_before_the_window_opened_are_not_in_it(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(64, 8)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for x in torch.utils.data.DataLoader(torch.randn(400, 64), batch_size=8):\n"
+        "    model(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()\n"
+    )
+    command = [sys.executable, "-m", "training_profiler", "run", sys.executable, "train.py"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment(None, **{PLAN: "steps=2-4"}), cwd=tmp_path
+    )
+    outcome = Outcome(done.returncode, done.stdout, done.stderr, tmp_path)
+    assert outcome.status == 0, outcome.stderr
+    (name,) = captures(outcome)
+    steps = annotations(trace(outcome, name), "ProfilerStep#")
+    assert len(steps) == 3
+    assert all(step["dur"] > 0 for step in steps)
 
 
 def test_a_folder_of_runs_is_no_run_to_ask(tmp_path):

@@ -136,6 +136,9 @@ class Captures:
             window.must_end = window.must_end or ELSEWHERE
             self._recording.wake.ring()
             return
+        if now_ns <= window.begin_ns:  # what ends steps of a training that nobody edited may be sure of it late
+            window.first, window.last = window.first + 1, window.last + 1
+            return
         window.ends_ns.append(now_ns)
         if (window.is_full or window.must_end is not None) and not is_in_backward():
             self._own(self._end)

@@ -150,17 +150,18 @@ class Captures:
             return
         self._pace.interrupt()  # to find out what follows takes longer than many a step
         self._schedule.done()
-        why_not = obstacle(sys.modules.get("torch")) or self._open(step, length, now_ns)
+        begin_ns = self._clock()  # the step's end may have been told late
+        why_not = obstacle(sys.modules.get("torch")) or self._open(step, length, begin_ns)
         if why_not is not None:
             self._schedule.later(now_ns, length)
             self._sayings.none_now(why_not)
 
-    def _open(self, step: int, length: int, now_ns: int) -> str | None:
+    def _open(self, step: int, length: int, begin_ns: int) -> str | None:
         window = Window(sys.modules["torch"], self._clock, step, step + length - 1)
         writer = Writer(window, self._plan, self._recording.wake.ring)
         writer.median_ns = self._pace.median_ns
         self._has_recorded = True  # somebody has: also where others do
-        why_not = self._recording.open(window, writer, self._give_way, now_ns)
+        why_not = self._recording.open(window, writer, self._give_way, begin_ns)
         self._opened += why_not is None
         return why_not
 

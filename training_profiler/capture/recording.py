@@ -36,8 +36,8 @@ class Recording:
         self._clock, self._source, self._names = clock, source, names
         self._at_exit = at_exit
 
-    def open(self, window: Window, writer: Writer, give_way: Callable[[], None], now_ns: int) -> str | None:
-        """Begin to record, after the step that ended at ``now_ns``; return why not where others do."""
+    def open(self, window: Window, writer: Writer, give_way: Callable[[], None], begin_ns: int) -> str | None:
+        """Begin to record; the training waits since ``begin_ns``. Return why not, where others do."""
         self.is_moving = True
         try:
             self.wake.arm()
@@ -50,7 +50,7 @@ class Recording:
             self._source.disturbed.begin(window.first)
             book = window.spans = SpanBook(self._names, window.begin_ns)
             self._source.on_every_span = book.add
-            writer.begin_s = (window.begin_ns - now_ns) / NS_PER_S
+            writer.begin_s = (window.begin_ns - begin_ns) / NS_PER_S
             writer.start()
             atexit.register(self._at_exit)
             return None

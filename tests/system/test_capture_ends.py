@@ -8,6 +8,7 @@ import pytest
 from .scripts import Outcome, environment
 from .test_capture import PLAN, annotations, capture_command, captures, leftovers, said, trace, trained
 
+pytestmark = pytest.mark.programs  # most take over 3 s
 START = "start_training_profiling(log_every=1000)\n"
 # A signal that comes at the worst time: while torch starts, or stops, to record.
 SIGNALLED = """
@@ -20,7 +21,6 @@ torch.profiler.profile.{name} = slow
 """
 
 
-@pytest.mark.programs
 @pytest.mark.parametrize(
     ("text", "files"),
     [
@@ -38,7 +38,6 @@ def test_a_window_ends_where_steps_come_to_end_on_another_thread(tmp_path, text,
     assert "when steps came to end on another thread" in said(outcome)
 
 
-@pytest.mark.programs
 def test_profilers_of_another_thread_may_begin_at_any_moment(tmp_path):
     # Most of all while a window is being opened: torch takes some 50 ms to begin, in which that thread runs.
     text = (
@@ -63,7 +62,6 @@ def test_profilers_of_another_thread_may_begin_at_any_moment(tmp_path):
     assert outcome.report["health"]["disabled"] == []
 
 
-@pytest.mark.programs
 def test_a_window_whose_first_step_reaches_a_limit_is_said_to_be_dropped(tmp_path):
     text = "train(20, lambda: [time.sleep(0.01) for _ in range(80)] if len(losses) == 4 else None)"
     outcome = trained(tmp_path, START + text, "steps=5-8,seconds=0.3")
@@ -71,7 +69,6 @@ def test_a_window_whose_first_step_reaches_a_limit_is_said_to_be_dropped(tmp_pat
     assert "a capture window was dropped: step 5 was not over after 0.3 s (seconds=)" in said(outcome)
 
 
-@pytest.mark.programs
 def test_a_window_that_gave_way_is_none_of_the_runs_windows(tmp_path):
     text = "train(5)\nwith theirs() as prof: train(2)\ntrain(200, lambda: time.sleep(0.01))"
     outcome = trained(tmp_path, START + text, "steps=5-8,windows=1")
@@ -80,7 +77,6 @@ def test_a_window_that_gave_way_is_none_of_the_runs_windows(tmp_path):
     assert "no further capture windows" not in said(outcome)
 
 
-@pytest.mark.programs
 @pytest.mark.parametrize("name", ["start", "stop"])
 def test_sigterm_while_a_window_is_opened_or_ended_ends_the_process_at_once(tmp_path, name):
     text = SIGNALLED.format(name=name, signal="SIGTERM") + START + "train(20)"
@@ -92,7 +88,6 @@ def test_sigterm_while_a_window_is_opened_or_ended_ends_the_process_at_once(tmp_
     assert outcome.report["wall_s"] < 10  # it waits 20 s at most for a file; here there will be none
 
 
-@pytest.mark.programs
 @pytest.mark.parametrize("name", ["start", "stop"])
 def test_ctrl_c_while_a_window_is_opened_or_ended_may_be_caught(tmp_path, name):
     text = SIGNALLED.format(name=name, signal="SIGINT") + START
@@ -104,7 +99,6 @@ def test_ctrl_c_while_a_window_is_opened_or_ended_may_be_caught(tmp_path, name):
     assert leftovers(outcome) == []
 
 
-@pytest.mark.programs
 def test_a_run_that_another_thread_ends_in_a_window_leaves_no_profiler_behind(tmp_path):
     text = (
         "def each():\n"
@@ -120,7 +114,6 @@ def test_a_run_that_another_thread_ends_in_a_window_leaves_no_profiler_behind(tm
     assert captures(outcome) == []
 
 
-@pytest.mark.programs
 def test_a_failure_of_ours_leaves_no_profiler_behind(tmp_path):
     text = (
         "import training_profiler.capture.window as window\n"
@@ -134,7 +127,6 @@ def test_a_failure_of_ours_leaves_no_profiler_behind(tmp_path):
     assert outcome.report["health"]["disabled"] == ["capture (RuntimeError: planted)"]
 
 
-@pytest.mark.programs
 def test_steps_of_a_window_are_not_told_as_the_trainings_own(tmp_path):
     text = "train(60, lambda: time.sleep(0.5 if 4 <= len(losses) < 8 else 0.02))"
     outcome = trained(tmp_path, START + text)

@@ -13,8 +13,8 @@ profile: venv
 test: venv
 	$(VENV)/bin/python -m pytest
 
-# The real trainings that would make `make test` long: most of tests/programs, each alone and under the profiler, and
-# most of tests/ranks.
+# The real trainings that would make `make test` long: most of tests/programs, each alone and under the profiler, most of
+# tests/ranks, and most of what can happen to a capture window.
 test-programs: venv
 	$(VENV)/bin/python -m pytest -m programs tests/system tests/examples
 

@@ -1,6 +1,7 @@
 """Runs all benchmarks, the shortest first, and ends with every figure in one table; the exit status is 0."""
 
 from benchmarks import (
+    capture,
     device,
     import_off,
     line_sampler,
@@ -31,6 +32,7 @@ ALL = (
     trace_analysis,
     switched,
     device,
+    capture,
     training_ratio,
     watched_training,
 )

@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "monitor": {"record", "units"},
     "distributed": {"rank_figures", "units"},
     "device": {"record", "statistics", "snapshot", "units"},
+    "capture": {"device", "errors", "instrument", "record", "units"},
     "statistics": {"record", "monitor", "rank_figures", "snapshot", "units"},
     "diagnosis": {"rank_figures", "snapshot", "units"},
     "components": {"component_figures", "errors"},
@@ -30,7 +31,19 @@ MAY_IMPORT = {
     "reports": {"check", "component_figures", "rank_figures", "snapshot", "diagnosis", "trace", "units"},
     "sinks": {"snapshot", "diagnosis", "reports", "errors", "units"},
     "runs": {"record", "monitor", "rank_figures", "statistics", "snapshot", "settings", "errors", "units"},
-    "cli": {"components", "diagnosis", "reports", "runs", "settings", "snapshot", "switch", "trace", "errors"},
+    "cli": {
+        "capture",
+        "components",
+        "diagnosis",
+        "reports",
+        "runs",
+        "settings",
+        "snapshot",
+        "switch",
+        "trace",
+        "errors",
+        "units",
+    },
     "snapshot": {"machine_figures", "rank_figures"},
     "rank_figures": set(),
     "machine_figures": set(),
@@ -39,7 +52,7 @@ MAY_IMPORT = {
     "units": set(),
     "errors": set(),
     "switch": {"errors"},
-    "settings": {"diagnosis", "errors", "switch"},
+    "settings": {"capture", "diagnosis", "errors", "switch"},
 }
 MAY_IMPORT_ELSEWHERE = {
     "bootstrap": {"training_profiler_watch"},  # its own other file: the folder is no package, but stands on sys.path
@@ -47,6 +60,7 @@ MAY_IMPORT_ELSEWHERE = {
     "instrument": set(),  # torch is handed to it: it must not be imported before the program does
     "device": {"numpy"},  # torch is looked up where the program has imported it
     "monitor": {"psutil"},
+    "capture": {"psutil"},  # torch is looked up where the program has imported it
     "statistics": {"numpy"},
     "diagnosis": set(),
     "components": {"torch"},  # a command of its own, in a process of its own

@@ -22,6 +22,7 @@ SUFFIXES = [
     "THRESHOLDS",
     "CHECKLIST",
     "RANK_WAIT_S",
+    "CAPTURE",
 ]
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
+from training_profiler.capture.captures import Captures
+from training_profiler.capture.writer import Place
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.diagnosis import diagnose
 from training_profiler.distributed.board import Told
@@ -13,7 +15,7 @@ from training_profiler.peers import Peers
 from training_profiler.record.loader import LoaderBook
 from training_profiler.record.recorder import Recorder
 from training_profiler.settings import Settings
-from training_profiler.snapshot import Health, Snapshot
+from training_profiler.snapshot import PROFILER, Health, Snapshot
 from training_profiler.stall import Pulse
 from training_profiler.statistics.accumulator import Accumulator
 from training_profiler.statistics.loader_figures import row_figures
@@ -44,6 +46,15 @@ class Books:
         self.accumulator.inferred.is_needed = watch is not None
         device = DeviceTime(recorder, self.accumulator, upkeep.guard, upkeep.spend)
         self.observers = Observers(recorder.clock, upkeep.guard, device)
+        self.captures = Captures(
+            recorder.clock,
+            upkeep.guard,
+            self._do_as_own,
+            self._place,
+            self._say,
+            self.accumulator,
+            recorder.names.names,
+        )
         self.peers = Peers(outlets.rank, outlets.board, recorder.names, recorder.clock, outlets.tell, begin_ns)
         self.sums = RunSums(recorder.names, begin_ns, settings.warmup)
         self.training_thread = recorder.thread_serial()
@@ -64,6 +75,7 @@ class Books:
         self.accumulator.loaders.wants_rows(bool(settings.sinks), settings.log_scalars_every_n_steps)
         self.accumulator.warmup_steps = self.sums.warmup_steps = settings.warmup
         self.peers.adopt(settings.warmup)
+        self.captures.adopt(settings.capture)
 
     def drain(self) -> None:
         """Sum up what was recorded since the last drain."""
@@ -107,6 +119,23 @@ class Books:
     def _say_stall(self, line: str) -> None:
         self._upkeep.notes.append(line.removeprefix("Profiler: "))
         self._outlets.say(line)
+
+    def _say(self, sentence: str) -> None:
+        self._say_stall(f"Profiler: {sentence}")
+
+    def _do_as_own(self, work: Callable[[], None]) -> None:
+        """Do ``work`` on the training thread, as a cost of the profiler's."""
+        begin_ns = self._recorder.clock()
+        try:
+            with self._recorder.section(PROFILER):
+                work()
+        finally:
+            self._upkeep.spend(self._recorder.clock() - begin_ns)
+
+    def _place(self, is_needed: bool) -> Place:
+        if is_needed and self._outlets.run_folder is None:
+            self._outlets.journal(lambda journal: None)
+        return Place(self._outlets.run_folder, self._outlets.rank.who.rank, self._outlets.rank.who.attempt)
 
     def send_interval(self, tracker: str | None = None) -> None:
         """Send what was measured since the last report, to one tracker or to all."""
@@ -171,6 +200,7 @@ class Books:
     def close(self, ended_by: str | None) -> None:
         """Report on the run, which is over."""
         self._upkeep.guard("statistics", self.flush)  # should it fail, what was summed up before is still told
+        self._upkeep.guard("capture", self.captures.finish)
         if self.sums.is_in_epoch:
             self._end_last_epoch()
         self._upkeep.guard("trackers", lambda: self._tell_of_loaders(is_last=True))

@@ -47,11 +47,11 @@ def start_training_profiling(
     thresholds: Mapping[str, float] | None = None,
     checklist: bool | None = None,
     rank_wait_s: float | None = None,
+    capture: str | None = None,
 ) -> None:
-    """Begin a run: from now on all wall time is accounted for, and reports are printed.
+    """Begin a run, of which all wall time is accounted for and reported; or change the settings of the one under way.
 
-    What is not given is taken from its variable, ``RECTIFIED_FLOW_PROFILE_LOG_EVERY`` and so on, else by default. A
-    second call while a run is under way changes its settings.
+    What is not given is taken from its variable, ``RECTIFIED_FLOW_PROFILE_LOG_EVERY`` and so on, else by default.
 
     Args:
         log_every: steps between periodic reports; 50 by default.
@@ -70,10 +70,10 @@ def start_training_profiling(
         thresholds: thresholds of rules by their code, where they shall differ, such as ``{"data-transfer": 0.2}``.
         checklist: whether the final summary ends with the quick checklist; False by default.
         rank_wait_s: longest time in s that a rank waits for others at its end; 2 by default, 0 for none.
+        capture: when deep capture records, such as ``"steps=100-103"``; on request only by default.
 
     Raises:
-        SettingsError: a value cannot be used; the message names it and shows an example.
-        MissingExtraError: a tracker's package is not installed.
+        SettingsError, MissingExtraError: a value cannot be used, or a tracker's package is not installed.
     """
     arguments = {name: value for name, value in locals().items() if value is not None}
     settings = usable_settings(arguments)

@@ -69,6 +69,8 @@ class Session:
             self._books.peers.exchange, self._books.peers.meetings = ranks.exchange, ranks.meetings
         self.loaders = self._books.loaders
         self.observers = self._books.observers
+        self.captures = self._books.captures
+        self.captures.ask_flush = self._flush_soon
         self._steps_marked = 0
         self._books.pulse.steps = lambda: self._steps_marked
         self._next_report = settings.log_every
@@ -116,6 +118,9 @@ class Session:
         if is_look:
             self._next_look_ns = now_ns + LOOK_NS
             self.observers.look(now_ns)
+            self.captures.look(now_ns)
+        if self.captures.is_on:
+            self.captures.step_ended(self._steps_marked, now_ns)
         if self._ranks is not None and self._ranks.exchange.modules:
             self._ranks.exchange.step_ended(self._steps_marked - 1, now_ns)
         if self._steps_marked < COUNTED_BY and self.watch is not None and self.settings.flops:
@@ -187,6 +192,7 @@ class Session:
         try:
             if self.is_running:
                 self.is_running = False
+                self.captures.stop(ended_by)
                 self.observers.stop()
                 self.upkeep.guard("final summary", lambda: self._finish(ended_by))
         finally:
@@ -204,6 +210,7 @@ class Session:
         self.is_running = False
         self._recorder.hold_ns = None
         self.observers.abandon()
+        self.captures.abandon()
         self._outlets.abandon()
         self._exits.disarm()  # a worker stuck in C must die of SIGTERM at once, as it would without us
         self._recorder.on_full = self._recorder.discard
@@ -211,6 +218,9 @@ class Session:
     @property
     def _flush_ns(self) -> int:
         return int(self.settings.flush_s * NS_PER_S)
+
+    def _flush_soon(self) -> None:
+        self._next_flush_ns = 0
 
     def _on_full(self) -> None:
         if self._recorder.is_held_at(self._books.accumulator.at_ns):  # nothing to drain before the step under way ends

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
+from training_profiler.capture.plan import CapturePlan, read_plan
 from training_profiler.errors import SettingsError
 from training_profiler.switch import PREFIX, ROOT, SWITCH
 
@@ -74,6 +75,8 @@ class Settings:
     """Whether the final summary ends with the quick checklist."""
     rank_wait_s: float = 2.0
     """Longest time that a rank waits for others at its end, in s; 0 for none."""
+    capture: CapturePlan = field(default_factory=CapturePlan)
+    """When deep capture records, and the limits of its windows."""
     rank: int = 0
     """This process's number in a distributed training; only rank 0 reports."""
     launch: Launch = field(default_factory=Launch)
@@ -203,6 +206,7 @@ _CHECKS: Final[Mapping[str, Callable[[object], Any]]] = {
     "thresholds": _thresholds,
     "checklist": lambda given: _yes_or_no(given, "whether the final summary ends with the checklist"),
     "rank_wait_s": lambda given: _seconds(given, "that a rank waits for others at its end", 2, may_be_zero=True),
+    "capture": read_plan,
 }
 
 

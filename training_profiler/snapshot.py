@@ -77,16 +77,22 @@ class StepFigures:
     median_s: float
     warmup_count: int
     warmup_s: float
-    settled_count: int  # the steps after warm-up, of which the figures below are
+    settled_count: int  # the steps after warm-up
     avg_s: float
     std_s: float
     max_s: float
     max_step: int
     settled_s: float  # the time of the steps after warm-up
+    disturbed_count: int = 0  # of all, made slower by a capture window; see ``has_own_pace``
     before_s: float | None = None  # from the run's begin to the first step's; None where that is not known
     rise: float | None = None  # trend over the run, 0.1 = 10 % longer at the end; None on too few steps
     rise_p_value: float | None = None
     explained: Mapping[str, float] = field(default_factory=dict)  # part of the variance of step time a section has
+
+    @property
+    def has_own_pace(self) -> bool:
+        """Whether median, avg, std and max leave out disturbed steps, which they do not where those are most."""
+        return 2 * self.disturbed_count <= self.count
 
 
 @dataclass(frozen=True, slots=True)

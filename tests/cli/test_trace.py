@@ -80,6 +80,13 @@ def test_the_steps_of_the_overview_add_up(path, capsys):
     assert total == ["all", "3", "0.600", "ms", "0.300", "ms", "0.060", "ms", "0.000", "ms", "0.240", "ms"]
 
 
+def test_of_a_trace_without_a_device_operators_are_told_in_place_of_its_gaps(tmp_path, capsys):
+    out = printed(capsys, Trace().op("aten::mm", 0, 1).write(tmp_path))
+    assert [line for line in out.splitlines() if line.startswith("===")] == [
+        "=== Overview ===", "=== Operators ===", "=== Recommendations ==="
+    ]  # fmt: skip
+
+
 def test_json_is_one_object_a_file_with_every_figure(folder, capsys):
     lines = printed(capsys, folder, "--json").splitlines()
     found = [json.loads(line, parse_constant=pytest.fail) for line in lines]
@@ -112,6 +119,20 @@ def test_ranks_of_two_jobs_are_called_by_their_files(folder, capsys):
     out = printed(capsys, folder)
     assert "rank1.pt.trace.json.gz" in out
     assert "over ranks" not in out
+
+
+def test_of_a_run_folder_its_captures_are_analysed(tmp_path, capsys):
+    for name in ("meta.json", "report.json", "rank0.jsonl"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "captures").mkdir()
+    training().write(tmp_path / "captures", "step5-8-rank0.pt.trace.json.gz")
+    assert "step5-8-rank0.pt.trace.json.gz" in printed(capsys, tmp_path).splitlines()[1]
+
+
+def test_a_run_folder_without_captures_is_told_how_to_make_some(tmp_path, capsys):
+    for name in ("meta.json", "rank0.jsonl"):
+        (tmp_path / name).write_text("{}")
+    assert "captured no steps; RECTIFIED_FLOW_PROFILE_CAPTURE=steps=100-103" in refused(capsys, tmp_path)
 
 
 def test_files_of_one_rank_are_not_taken_for_ranks(folder, capsys):

@@ -32,6 +32,15 @@ def test_20_settled_steps_are_enough_to_vary():
     assert step_time_varies(run_of(std_s=0.1, median_s=0.05, settled_count=20)) is not None
 
 
+def test_steps_that_a_capture_window_slowed_are_not_enough_to_vary():
+    assert step_time_varies(run_of(std_s=0.1, median_s=0.05, settled_count=25, disturbed_count=6)) is None
+
+
+def test_steps_of_which_capture_windows_slowed_most_do_not_vary_of_themselves():
+    assert step_time_varies(run_of(std_s=0.1, median_s=0.05, disturbed_count=51)) is None
+    assert step_time_varies(run_of(std_s=0.1, median_s=0.05, disturbed_count=50)) is not None
+
+
 def test_variation_that_costs_nothing_is_not_told():
     assert step_time_varies(run_of(std_s=0.1, median_s=0.1)) is None
 

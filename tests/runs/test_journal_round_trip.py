@@ -75,6 +75,15 @@ def test_warm_up_that_was_told_reads_back(tmp_path):
     assert read_run(tmp_path).step.warmup_count == 3
 
 
+def test_steps_that_a_capture_window_slowed_read_back_as_such(tmp_path):
+    run = journal_in(tmp_path)
+    run.accumulator.disturbed.begin(30)
+    run.accumulator.disturbed.end(34)
+    train(run)
+    assert_reads_back(run, tmp_path)
+    assert read_run(tmp_path).step.disturbed_count == 5
+
+
 def test_device_time_reads_back(tmp_path, monkeypatch):
     run = device_run(monkeypatch, journal=tmp_path / JOURNAL)
     train(run)

@@ -11,7 +11,14 @@ TYPE_CHECKING = False  # typing takes longer to import than `run` needs in all
 if TYPE_CHECKING:
     from typing import Any
 
-COMMANDS = ("run", "report", "trace", "benchmark", "env")  # each a module here, imported when it is asked for
+COMMANDS = (
+    "run",
+    "report",
+    "capture",
+    "trace",
+    "benchmark",
+    "env",
+)  # each a module here, imported when it is asked for
 
 
 def main(words: Sequence[str] | None = None) -> int:

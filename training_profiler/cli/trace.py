@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.capture.request import FOLDER as CAPTURES
 from training_profiler.errors import ProfilerError, TraceError
 from training_profiler.reports.trace.comparison import render_comparison
 from training_profiler.reports.trace.memory_snapshot import render_snapshot
@@ -25,15 +26,21 @@ from training_profiler.trace.operators import SORT_KEYS
 from training_profiler.trace.recommendations import THRESHOLDS
 
 PATTERNS: Final = ("*.json", "*.json.gz")
+JOURNALS: Final = "rank*.jsonl"
 TRACES: Final = (".pt.trace.json", ".pt.trace.json.gz")  # where a folder has such, other JSON in it is no trace
 EXAMPLE: Final = "example: --threshold launch-bound=0.2"
 BY_DEFAULT: Final = ("overview", "trace", "recommendations")
+BY_DEFAULT_ON_HOST: Final = ("overview", "operators", "recommendations")  # no device, no gaps of one
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "trace", type=Path, nargs="?", metavar="FILE_OR_FOLDER", help="a trace, or a folder with one a rank"
+        "trace",
+        type=Path,
+        nargs="?",
+        metavar="FILE_OR_FOLDER",
+        help="a trace, a folder with one a rank, or a run folder with captures",
     )
     parser.add_argument("--json", action="store_true", help="print all figures as JSON, one object a file and line")
     parser.add_argument("--compare", type=Path, metavar="OTHER", help="the trace (or folder) of it after a change")
@@ -126,7 +133,8 @@ def _texts(arguments: argparse.Namespace, memory: Sequence[SnapshotOfDevice], th
     for found in traces:
         if len(traces) > 1:
             parts.append(f"##### {found.path.name}\n")
-        parts += [render_view(view, found, sort, ranks, thresholds) for view in arguments.view or BY_DEFAULT]
+        by_default = BY_DEFAULT if found.devices else BY_DEFAULT_ON_HOST
+        parts += [render_view(view, found, sort, ranks, thresholds) for view in arguments.view or by_default]
     if arguments.memory_snapshot is not None:
         parts.append(f"=== Memory snapshot ===\n{render_snapshot(arguments.memory_snapshot.name, memory)}\n")
     return "\n".join(parts)
@@ -158,7 +166,15 @@ def _files(given: Path) -> list[Path]:
     if not given.is_dir():
         return [given]
     found = sorted({path for pattern in PATTERNS for path in given.glob(pattern) if path.is_file()})
-    found = [path for path in found if path.name.endswith(TRACES)] or found
+    traces = [path for path in found if path.name.endswith(TRACES)]
+    if not traces and (given / CAPTURES).is_dir():  # a run folder, in which other JSON lies
+        return _files(given / CAPTURES)
+    if not traces and any(given.glob(JOURNALS)):
+        raise TraceError(
+            f"{given} is the folder of a run that captured no steps; RECTIFIED_FLOW_PROFILE_CAPTURE=steps=100-103 "
+            f"captures some in the next run, training-profiler capture {given} in this one while it runs"
+        )
+    found = traces or found
     if not found:
         raise TraceError(f"{given} holds no trace (*.pt.trace.json or *.pt.trace.json.gz)")
     return found

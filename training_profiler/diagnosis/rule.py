@@ -28,8 +28,11 @@ class Rule(NamedTuple):
         found = self.find(snapshot, threshold(snapshot, self.code))
         if found is None or not self.is_of_step or not found.worth_s or snapshot.step is None:
             return found
-        saved_s = found.worth_s / max(1, snapshot.step.settled_count)
-        return replace(found, step_s=snapshot.step.avg_s, step_if_gone_s=max(0.0, snapshot.step.avg_s - saved_s))
+        step = snapshot.step
+        # Of the steps' whole time, and told of the average step, which leaves out those of capture windows.
+        saved_share = found.worth_s / step.settled_s if step.disturbed_count and step.settled_s else None
+        saved_s = found.worth_s / max(1, step.settled_count) if saved_share is None else saved_share * step.avg_s
+        return replace(found, step_s=step.avg_s, step_if_gone_s=max(0.0, step.avg_s - saved_s))
 
 
 _BOOK: dict[str, Rule] = {}

@@ -31,7 +31,9 @@ _WHY = {
 def step_time_varies(snapshot: Snapshot, threshold: float) -> Insight | None:
     """Flag step times whose deviation is above 10 % of their mean; None below 20 steps after warm-up."""
     step = snapshot.step
-    if step is None or step.settled_count < VARIATION_NEEDS or not step.avg_s:
+    if step is None or step.settled_count - step.disturbed_count < VARIATION_NEEDS or not step.avg_s:
+        return None
+    if not step.has_own_pace:
         return None
     variation = step.std_s / step.avg_s
     worth_s = max(0.0, step.avg_s - step.median_s) * step.settled_count

@@ -183,6 +183,9 @@ def _run_lines(snapshot: Snapshot, layout: str) -> list[str]:
     step = snapshot.step
     if step is not None:
         warmup = f" after {step.warmup_count} of warm-up" if step.warmup_count else ""
+        if step.disturbed_count:
+            how = "without" if step.has_own_pace else "with"
+            warmup += f", {how} {step.disturbed_count} in or after a capture window"
         lines.append(
             f"Step time: {seconds_text(step.avg_s)} avg, {seconds_text(step.std_s)} std{warmup}; "
             f"median {seconds_text(step.median_s)}, max {seconds_text(step.max_s)} at step {step.max_step}"

@@ -59,6 +59,7 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         "end_ns": totals.end_ns,
         "first_step": totals.first_step,
         "step_ns": list(step_ns),
+        **({"disturbed": totals.disturbed} if totals.disturbed else {}),
         "sections": sections,
         "parents": [[names.names[p], names.names[c], count] for (p, c), count in sums.parents.items()],
         "coupling": [totals.coupling.count, *totals.coupling.step.tolist()],
@@ -96,6 +97,7 @@ def totals_from_data(data: dict[str, Any], names: SectionNames) -> tuple[Totals,
     """
     totals = Totals(data["begin_ns"], data["first_step"])
     totals.end_ns = data["end_ns"]
+    totals.disturbed = [int(at) for at in data.get("disturbed", ())]
     ids = {name: 0 if name == NO_SECTION else names.id_of(name) for name in data["sections"]}
     rows = rows_for(len(names.names))
     totals.sections.grow(rows)

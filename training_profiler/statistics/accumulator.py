@@ -12,6 +12,7 @@ from training_profiler.record.recorder import Batch
 from training_profiler.record.section import SECTION_MASK
 from training_profiler.snapshot import PROFILER
 from training_profiler.statistics.apart import ApartNames
+from training_profiler.statistics.disturbed import DisturbedSteps
 from training_profiler.statistics.exchanged import ExchangeBooking
 from training_profiler.statistics.gaps import Gaps, first_span_ns, gaps_between
 from training_profiler.statistics.histogram import Ints
@@ -40,7 +41,8 @@ class Accumulator:
     """Sums up one run. ``totals`` is what was summed since ``take_totals`` was called last.
 
     ``on_spans``, where set, is told of the training thread's spans that count for averages: sections, begins, ends;
-    then the begins of those still open, and the time up to which that is all.
+    then the begins of those still open, and the time up to which that is all. ``on_every_span`` is told of all its
+    spans, without the begins.
     """
 
     def __init__(self, names: SectionNames, begin_ns: int, warmup_steps: int | None = None) -> None:
@@ -48,6 +50,8 @@ class Accumulator:
         self.step_ns: list[int] = []  # durations of the steps in ``totals``
         self.inferred = Inferred(names)
         self.on_spans: Callable[[Ints, Ints, Ints, Ints, int], None] | None = None
+        self.on_every_span: Callable[[Ints, Ints, Ints, int], None] | None = None
+        self.disturbed = DisturbedSteps()
         self.loaders = LoaderBooking(names)
         self._lines = LineBooking(names)
         self._names = names
@@ -189,7 +193,8 @@ class Accumulator:
         if complete:
             durations_ns = self_ns[:complete].sum(axis=1).tolist()
             self.step_ns += durations_ns
-            self.totals.add_steps(durations_ns, self_ns[:complete], first_step)
+            disturbed = self.disturbed.among(first_step, complete)
+            self.totals.add_steps(durations_ns, self_ns[:complete], first_step, disturbed)
 
     def _rows_of_pieces(self, cuts: Cuts, first_step: int) -> Ints:
         """Return for each piece its step's row, counted from the first step of the batch; -1 for none."""
@@ -248,6 +253,8 @@ class Accumulator:
             counts = is_counted if is_measured is None else is_counted & is_measured
             spans_told = (ids[counts], begin_ns[counts], (begin_ns + durations_ns)[counts])
             self.on_spans(*spans_told, result.still_open.times_ns, int(cuts.ends_ns[-1]))
+        if step_rows is not None and self.on_every_span is not None:
+            self.on_every_span(ids, begin_ns, begin_ns + durations_ns, int(cuts.ends_ns[-1]))
         if not len(ids):
             return
         sections = self.totals.sections

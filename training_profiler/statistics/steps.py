@@ -28,51 +28,71 @@ class Spread:
     std_ns: float  # of the sample; 0 of a single step
 
 
+class Moments:
+    """Count, mean, squares about it, and the longest of steps that are not kept one by one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        self.m2 = 0.0
+        self.longest = (-1, 0)  # (ns, step counted from 1)
+
+    def add(self, durations_ns: Ints, numbers: Ints) -> None:
+        """Add steps with these numbers."""
+        count = len(durations_ns)
+        if not count:
+            return
+        longest = int(durations_ns.argmax())
+        if durations_ns[longest] > self.longest[0]:
+            self.longest = (int(durations_ns[longest]), int(numbers[longest]))
+        mean = float(durations_ns.mean())
+        together = self.count + count
+        delta = mean - self.mean
+        self.m2 += float(((durations_ns - mean) ** 2).sum())
+        self.m2 += delta**2 * self.count * count / together
+        self.mean += delta * count / together
+        self.count = together
+
+
 class StepSums:
-    """Running sums over steps, in bounded memory."""
+    """Running sums over steps, in bounded memory.
+
+    Steps that a capture window disturbed are in count and total alone, unless they are most of all: what is told of
+    the others is told of all then.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self.total_ns = 0
         self.first_ns: list[int] = []
-        self.bins = np.zeros(BIN_COUNT, np.int64)
-        self._later_count = 0
-        self._later_mean = 0.0
-        self._later_m2 = 0.0
-        self._later_max = (-1, 0)  # (ns, step counted from 1)
-        self._points: list[tuple[int, int]] = []  # (count, total ns) of steps side by side
+        self.bins = np.zeros(BIN_COUNT, np.int64)  # of undisturbed steps
+        self._disturbed_bins = np.zeros(BIN_COUNT, np.int64)
+        self._disturbed_first: set[int] = set()  # of the first steps, counted from 0
+        self._later, self._later_undisturbed = Moments(), Moments()
+        self._points: list[tuple[int, int]] = []  # (count, total ns) of undisturbed steps side by side
         self._steps_a_point = 1
 
-    def add(self, durations_ns: Sequence[int]) -> None:
-        """Add the steps that followed those added before."""
+    def add(self, durations_ns: Sequence[int], disturbed: Sequence[int] = ()) -> None:
+        """Add the steps that followed those added before; ``disturbed`` are places of them, counted from 0."""
         if not durations_ns:
             return
         array = np.asarray(durations_ns, np.int64)
-        np.add.at(self.bins, bins_of(array), 1)
+        is_own = np.ones(len(array), np.bool_)
+        is_own[list(disturbed)] = False
+        np.add.at(self.bins, bins_of(array[is_own]), 1)
+        np.add.at(self._disturbed_bins, bins_of(array[~is_own]), 1)
         room = max(0, FIRST_STEPS - len(self.first_ns))
+        self._disturbed_first.update(self.count + at for at in disturbed if at < room)
         self.first_ns.extend(durations_ns[:room])
-        self._add_later(array[room:], self.count + min(room, len(array)))
+        later, numbers, is_own_later = array[room:], self.count + room + 1 + np.arange(len(array[room:])), is_own[room:]
+        self._later.add(later, numbers)
+        self._later_undisturbed.add(later[is_own_later], numbers[is_own_later])
         self.count += len(array)
         self.total_ns += int(array.sum())
-        self._add_points(array)
-
-    def _add_later(self, durations_ns: Ints, steps_before: int) -> None:
-        count = len(durations_ns)
-        if not count:
-            return
-        longest = int(durations_ns.argmax())
-        if durations_ns[longest] > self._later_max[0]:
-            self._later_max = (int(durations_ns[longest]), steps_before + longest + 1)
-        mean = float(durations_ns.mean())
-        together = self._later_count + count
-        delta = mean - self._later_mean
-        self._later_m2 += float(((durations_ns - mean) ** 2).sum())
-        self._later_m2 += delta**2 * self._later_count * count / together
-        self._later_mean += delta * count / together
-        self._later_count = together
+        self._add_points(array[is_own])
 
     def _add_points(self, durations_ns: Ints) -> None:
-        if self._points:
+        if self._points and len(durations_ns):
             count, total = self._points[-1]
             fill = durations_ns[: self._steps_a_point - count]
             self._points[-1] = (count + len(fill), total + int(fill.sum()))
@@ -89,8 +109,17 @@ class StepSums:
             self._steps_a_point *= 2
 
     def median_ns(self) -> float | None:
-        """Return the median step, within 1 %; None without steps."""
-        return quantile_ns(self.bins, 0.5)
+        """Return the median undisturbed step, within 1 %; None without steps."""
+        return quantile_ns(self.bins if self._has_own_pace else self.bins + self._disturbed_bins, 0.5)
+
+    @property
+    def disturbed_count(self) -> int:
+        """How many steps a capture window disturbed."""
+        return int(self._disturbed_bins.sum())
+
+    @property
+    def _has_own_pace(self) -> bool:
+        return 2 * self.disturbed_count <= self.count
 
     def warmup_steps(self, told: int | None = None) -> int:
         """Return how many first steps are warm-up: those told, else the leading ones above 3 medians."""
@@ -111,20 +140,27 @@ class StepSums:
 
         At most the first 64 steps can be left out.
         """
-        first = np.asarray(self.first_ns[without_first:], np.float64)
-        count = len(first) + self._later_count
-        if not count:
-            return None
-        mean = (first.sum() + self._later_mean * self._later_count) / count
-        m2 = float(((first - mean) ** 2).sum()) + self._later_m2
-        m2 += self._later_count * (self._later_mean - mean) ** 2
-        std = float(np.sqrt(m2 / (count - 1))) if count > 1 else 0.0
-        return Spread(count, float(mean * count), float(mean), std)
+        return _spread(self.first_ns[without_first:], self._later)
+
+    def undisturbed(self, without_first: int = 0) -> Spread | None:
+        """Return the same of the undisturbed steps; of all where none of those is left."""
+        if not self._has_own_pace:
+            return self.spread(without_first)
+        found = _spread([ns for ns, _ in self._first_undisturbed(without_first)], self._later_undisturbed)
+        return self.spread(without_first) if found is None else found
 
     def longest(self, without_first: int = 0) -> tuple[int, int]:
-        """Return (ns, step counted from 1) of the longest step after the ``without_first`` first."""
+        """Return (ns, step counted from 1) of the longest step of those that ``undisturbed`` is about."""
         first = [(ns, i + 1) for i, ns in enumerate(self.first_ns) if i >= without_first]
-        return max([*first, self._later_max], key=lambda found: found[0])
+        found = [*self._first_undisturbed(without_first), self._later_undisturbed.longest]
+        if not self._has_own_pace or found == [Moments().longest]:
+            found = [*first, self._later.longest]
+        return max(found, key=lambda step: step[0])
+
+    def _first_undisturbed(self, without_first: int) -> list[tuple[int, int]]:
+        return [
+            (ns, i + 1) for i, ns in enumerate(self.first_ns) if i >= without_first and i not in self._disturbed_first
+        ]
 
     def series(self, without_first: int = 0) -> list[tuple[float, float]]:
         """Return (step number, mean ns) of runs of consecutive steps, at most 1024 of them."""
@@ -134,6 +170,18 @@ class StepSums:
                 points.append((step + (count + 1) / 2, total / count))
             step += count
         return points
+
+
+def _spread(first_ns: Sequence[int], later: Moments) -> Spread | None:
+    first = np.asarray(first_ns, np.float64)
+    count = len(first) + later.count
+    if not count:
+        return None
+    mean = (first.sum() + later.mean * later.count) / count
+    m2 = float(((first - mean) ** 2).sum()) + later.m2
+    m2 += later.count * (later.mean - mean) ** 2
+    std = float(np.sqrt(m2 / (count - 1))) if count > 1 else 0.0
+    return Spread(count, float(mean * count), float(mean), std)
 
 
 class Coupling:
@@ -154,14 +202,17 @@ class Coupling:
         if missing > 0:
             self.sections = np.pad(self.sections, ((0, 0), (0, missing)))
 
-    def add_steps(self, first_step: int, self_ns: NDArray[np.int64]) -> None:
+    def add_steps(self, first_step: int, self_ns: NDArray[np.int64], disturbed: Sequence[int] = ()) -> None:
         """Add complete steps.
 
         Args:
             first_step: number of the first of them, counted from 0.
             self_ns: exclusive time within each step, shape (steps, sections), column 0 for no section.
+            disturbed: places of those that are to be left out, counted from 0.
         """
-        seconds = self_ns[max(0, SETTLED_AFTER - first_step) :] * 1e-9
+        is_added = np.arange(len(self_ns)) >= SETTLED_AFTER - first_step
+        is_added[list(disturbed)] = False
+        seconds = self_ns[is_added] * 1e-9
         step_s = seconds.sum(axis=1)
         self.count += len(step_s)
         self.step += (step_s.sum(), (step_s**2).sum())

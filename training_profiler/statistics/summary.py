@@ -215,9 +215,9 @@ def step_figures(
     """Return the figures of the steps; None without any. Of an interval there is no trend, nor what explains it."""
     steps = totals.steps
     warmup = warmup_steps(totals, warmup_told)
-    spread = steps.spread(warmup)
+    spread, undisturbed = steps.spread(warmup), steps.undisturbed(warmup)
     median_ns = steps.median_ns()
-    if spread is None or median_ns is None:
+    if spread is None or undisturbed is None or median_ns is None:
         return None
     found = None if is_interval else trend(steps.series(warmup))  # takes 1.5 ms
     explained = () if is_interval else totals.coupling.explained()
@@ -230,8 +230,9 @@ def step_figures(
         warmup_s=sum(steps.first_ns[:warmup]) / NS_PER_S,
         settled_count=spread.count,
         settled_s=spread.total_ns / NS_PER_S,
-        avg_s=spread.mean_ns / NS_PER_S,
-        std_s=spread.std_ns / NS_PER_S,
+        disturbed_count=steps.disturbed_count,
+        avg_s=undisturbed.mean_ns / NS_PER_S,
+        std_s=undisturbed.std_ns / NS_PER_S,
         max_s=max_ns / NS_PER_S,
         max_step=max_step,
         before_s=None if totals.loop_begin_ns is None else max(0, totals.loop_begin_ns - totals.begin_ns) / NS_PER_S,

@@ -13,7 +13,7 @@ def throughput(totals: Totals, warmup_told: int | None) -> Throughput | None:
     Batches, samples and FLOPs are per step as on average over the stretch, times steps a second after warm-up.
     """
     steps = totals.steps
-    spread = steps.spread(0 if totals.first_step else warmup_steps(totals, warmup_told))
+    spread = steps.undisturbed(0 if totals.first_step else warmup_steps(totals, warmup_told))
     if spread is None or not spread.total_ns:
         return None
     steps_per_s = spread.count * NS_PER_S / spread.total_ns

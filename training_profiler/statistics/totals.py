@@ -34,6 +34,8 @@ class Totals:
         self.early_ns = np.zeros((FIRST_STEPS, 1), np.int64)
         # Exclusive times of single complete steps, which ranks compare; of this stretch alone, sums do not add them up.
         self.compared: dict[int, Ints] = {}
+        # Places of this stretch's steps, counted from 0, that a capture window made slower; of this stretch alone.
+        self.disturbed: list[int] = []
         self.training_spans = 0  # ended on the training thread, which pays for them
         self.lines: LineCounts = LineCounts()
         self.machine = MachineSums()
@@ -51,14 +53,17 @@ class Totals:
         """How long the stretch is."""
         return self.end_ns - self.begin_ns
 
-    def add_steps(self, durations_ns: Sequence[int], self_ns: Ints, first_step: int) -> None:
-        """Add complete steps, whose exclusive times are the rows of ``self_ns``."""
-        self.steps.add(durations_ns)
+    def add_steps(
+        self, durations_ns: Sequence[int], self_ns: Ints, first_step: int, disturbed: Sequence[int] = ()
+    ) -> None:
+        """Add complete steps, whose exclusive times are the rows of ``self_ns``; ``disturbed`` of them were slowed."""
+        self.disturbed += [self.steps.count + at for at in disturbed]
+        self.steps.add(durations_ns, disturbed)
         early = max(0, min(len(self_ns), FIRST_STEPS - first_step))
         steps = np.arange(first_step, first_step + early)
         self.add_early(steps, np.zeros(early, np.int64), self_ns[:early, 0])  # column 0 has no spans
         self.coupling.grow(self_ns.shape[1])
-        self.coupling.add_steps(first_step, self_ns)
+        self.coupling.add_steps(first_step, self_ns, disturbed)
         self.sections.step_self_ns[: self_ns.shape[1]] += self_ns.sum(axis=0)
         end = first_step + len(self_ns)
         for block in range(first_step - first_step % BLOCK_STEPS, end, BLOCK_STEPS):
@@ -77,7 +82,7 @@ class Totals:
         """Add the stretch that follows this one; ``durations_ns`` are its steps."""
         self.end_ns = later.end_ns
         self.sections.add(later.sections)
-        self.steps.add(durations_ns)
+        self.steps.add(durations_ns, later.disturbed)
         self.coupling.add(later.coupling)
         steps, ids = np.nonzero(later.early_ns)
         self.add_early(steps, ids, later.early_ns[steps, ids])

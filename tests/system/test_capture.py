@@ -1,0 +1,449 @@
+"""Windows of deep capture in real trainings: what they write, and that they hurt none, however they are nested."""
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .scripts import Outcome, environment, finish, run, start, wait_for
+
+# A training whose steps end by hand; ``each`` is what a test does in the middle of a step.
+TRAINING = """
+import os, signal, sys, threading, time
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+from training_profiler import *
+torch.set_num_threads(1)
+torch.manual_seed(0)
+net = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(3)])
+optimizer = torch.optim.AdamW(net.parameters())
+losses = []
+def theirs(**options):
+    return profile(activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True, **options)
+def step(each=None):
+    with profile_section("forward_pass"):
+        with profile_section("inner"):
+            x = torch.randn(8, 16).sinh()
+        loss = net(x).square().mean()
+    if each is not None:
+        each()
+    with profile_section("backward_pass"):
+        loss.backward()
+    with profile_section("optimizer_step"):
+        optimizer.step(); optimizer.zero_grad()
+    losses.append(loss.item())
+    profile_step()
+def train(count, each=None):
+    for _ in range(count): step(each)
+def names(prof):
+    return sorted({event.key for event in prof.key_averages()})
+"""
+PLAN = "RECTIFIED_FLOW_PROFILE_CAPTURE"
+
+
+def trained(cwd: Path, text: str, plan: str = "steps=5-8", **options: Any) -> Outcome:
+    return run(cwd, TRAINING + text, variables={PLAN: plan}, **options)
+
+
+def captures(outcome: Outcome) -> list[str]:
+    folder = outcome.folder / "captures"
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def trace(outcome: Outcome, name: str) -> dict[str, Any]:
+    return dict(json.loads(gzip.decompress((outcome.folder / "captures" / name).read_bytes())))
+
+
+def annotations(trace: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [
+        event
+        for event in trace["traceEvents"]
+        if event.get("cat") == "user_annotation" and event["name"].startswith(name)
+    ]
+
+
+def operators(trace: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event.get("cat") == "cpu_op" and event["name"] == name]
+
+
+def lies_in(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
+    return bool(
+        inner["tid"] == outer["tid"]
+        and outer["ts"] <= inner["ts"]
+        and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
+    )
+
+
+def said(outcome: Outcome) -> str:
+    return "\n".join(outcome.report["health"]["notes"])
+
+
+def test_a_window_is_a_trace_in_which_operators_lie_in_the_sections_that_called_them(tmp_path):
+    outcome = trained(tmp_path, "start_training_profiling(); train(30)")
+    assert outcome.status == 0, outcome.stderr
+    assert captures(outcome) == ["step5-8-rank0.pt.trace.json.gz"]
+    found = trace(outcome, "step5-8-rank0.pt.trace.json.gz")
+    steps = annotations(found, "ProfilerStep#")
+    assert [event["name"] for event in steps] == [f"ProfilerStep#{number}" for number in (5, 6, 7, 8)]
+    for section, operator in (("inner", "aten::sinh"), ("forward_pass", "aten::addmm"), ("backward_pass", "aten::mm")):
+        spans, calls = annotations(found, section), operators(found, operator)
+        assert len(spans) == 4
+        assert len(calls) >= 4
+        assert all(sum(lies_in(call, span) for span in spans) == 1 for call in calls)
+    assert outcome.stdout.count("captured steps 5-8 in ") == 2  # at once, and in the health lines
+    assert "next: training-profiler trace" in said(outcome)
+    assert outcome.report["health"]["disabled"] == []
+
+
+@pytest.mark.programs
+def test_the_analysis_of_traces_maps_operators_to_sections(tmp_path):
+    outcome = trained(tmp_path, "start_training_profiling(); train(30)")
+    command = [sys.executable, "-m", "training_profiler", "trace", str(outcome.folder / "captures")]
+    told = subprocess.run(
+        [*command, "--view", "operators"], capture_output=True, text=True, env=environment(None), cwd=tmp_path
+    )
+    assert told.returncode == 0, told.stderr
+    (row,) = [line for line in told.stdout.splitlines() if line.startswith("aten::sinh ")][:1]
+    assert "inner" in row
+    assert "ProfilerStep#5" in subprocess.run(command, capture_output=True, text=True, env=environment(None)).stdout
+
+
+# How two profilers may meet; each by the exit status of a process, for where they do the process crashes.
+THEIRS: dict[str, tuple[str, str, list[str]]] = {
+    "theirs around ours": (
+        "with theirs() as prof: train(30)\nprof.export_chrome_trace('theirs.json'); print(len(names(prof)) > 20)",
+        "steps=5-8",
+        [],
+    ),
+    "theirs warms up and waits by a schedule": (
+        "with theirs(schedule=schedule(wait=1, warmup=20, active=2, repeat=1)) as prof:\n"
+        "    for _ in range(40): step(); prof.step()\n"
+        "prof.export_chrome_trace('theirs.json'); print(len(names(prof)) > 20)",
+        "steps=5-8",
+        [],
+    ),
+    "theirs gathers events over the cycles of a schedule": (
+        "with theirs(schedule=schedule(wait=0, warmup=8, active=2, repeat=2), acc_events=True) as prof:\n"
+        "    for _ in range(30): step(); prof.step()\n"
+        "prof.export_chrome_trace('theirs.json'); print(len(names(prof)) > 20)",
+        "steps=13-15",
+        [],
+    ),
+    "theirs begins in ours and ends in it": (
+        "def each():\n"
+        "    if len(losses) == 5:\n"
+        "        with theirs() as prof: net(torch.randn(8, 16))\n"
+        "        prof.export_chrome_trace('theirs.json'); print(len(names(prof)) > 3)\n"
+        "train(30, each)",
+        "steps=5-8",
+        [],
+    ),
+    "theirs begins in ours and ends after": (
+        "train(5); prof = theirs(); prof.start(); train(10); prof.stop(); train(10)\n"
+        "prof.export_chrome_trace('theirs.json'); print(len(names(prof)) > 20)",
+        "steps=5-8",
+        [],
+    ),
+    "theirs begins to warm up in ours": (
+        "with theirs(schedule=schedule(wait=6, warmup=1, active=2, repeat=1)) as prof:\n"
+        "    for _ in range(30): step(); prof.step()\n"
+        "prof.export_chrome_trace('theirs.json'); print(len(names(prof)) > 20)",
+        "steps=5-8",
+        [],
+    ),
+    "theirs begins before and ends in the steps of ours": (
+        "train(2); prof = theirs(); prof.start(); train(4); prof.stop(); train(20)\n"
+        "prof.export_chrome_trace('theirs.json'); print(len(names(prof)) > 20)",
+        "steps=5-8",
+        [],
+    ),
+    "theirs is over before ours": (
+        "with theirs() as prof: train(3)\n"
+        "train(30); prof.export_chrome_trace('theirs.json'); print(len(names(prof)) > 20)",
+        "steps=5-8",
+        ["step5-8-rank0.pt.trace.json.gz"],
+    ),
+    "theirs after ours": (
+        "train(12)\nwith theirs() as prof: train(3)\n"
+        "train(30); prof.export_chrome_trace('theirs.json'); print(len(names(prof)) > 20)",
+        "steps=5-8",
+        ["step5-8-rank0.pt.trace.json.gz"],
+    ),
+    "theirs is torch.autograd.profiler, around": (
+        "with torch.autograd.profiler.profile() as prof: train(30)\nprint(len(names(prof)) > 20)",
+        "steps=5-8",
+        [],
+    ),
+    "theirs is torch.autograd.profiler, in ours": (
+        "train(5)\nwith torch.autograd.profiler.profile() as prof: train(3)\ntrain(20); print(len(names(prof)) > 20)",
+        "steps=5-8",
+        [],
+    ),
+    "theirs on another thread, in ours": (
+        "def other():\n"
+        "    with theirs() as prof: torch.randn(8, 8).mul(2); time.sleep(0.05)\n"
+        "    prof.export_chrome_trace('theirs.json'); print('aten::mul' in names(prof))\n"
+        "train(5); thread = threading.Thread(target=other); thread.start(); train(300); thread.join(); train(3)",
+        "steps=5-50",
+        [],
+    ),
+    "theirs on another thread that the training waits for": (
+        "def other():\n"
+        "    with theirs() as prof: torch.randn(8, 8).mul(2)\n"
+        "    prof.export_chrome_trace('theirs.json'); print('aten::mul' in names(prof))\n"
+        "def each():\n"
+        "    if len(losses) == 5: thread = threading.Thread(target=other); thread.start(); thread.join()\n"
+        "train(30, each)",
+        "steps=5-8",
+        [],
+    ),
+    "theirs on another thread, around": (
+        "go, done = threading.Event(), threading.Event()\n"
+        "def other():\n"
+        "    with theirs() as prof: torch.randn(8, 8).mul(2); go.set(); done.wait()\n"
+        "    prof.export_chrome_trace('theirs.json'); print('aten::mul' in names(prof))\n"
+        "thread = threading.Thread(target=other); thread.start(); go.wait(); train(30); done.set(); thread.join()",
+        "steps=5-8",
+        [],
+    ),
+    "theirs is Python's own, which is no matter": (
+        "import cProfile, pstats\nprof = cProfile.Profile(); prof.enable(); train(30); prof.disable()\n"
+        "print(len(pstats.Stats(prof).stats) > 20)",
+        "steps=5-8",
+        ["step5-8-rank0.pt.trace.json.gz"],
+    ),
+}
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("how", THEIRS)
+def test_a_profiler_of_the_programs_own_is_never_disturbed(tmp_path, how):
+    text, plan, files = THEIRS[how]
+    outcome = trained(tmp_path, "start_training_profiling()\n" + text, plan)
+    assert outcome.status == 0, outcome.stderr
+    assert "True\n" in outcome.stdout
+    assert captures(outcome) == files
+    assert outcome.report["health"]["disabled"] == []
+    if not files:
+        assert "profiler of the program's own" in said(outcome)
+
+
+def leftovers(outcome: Outcome) -> list[str]:
+    return [name for name in captures(outcome) if not name.endswith(".pt.trace.json.gz")]
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("plan", ["steps=5-8", "every=12,length=2", "outlier,length=2", "steps=2-40"])
+def test_losses_are_the_same_bit_for_bit(tmp_path, plan):
+    text = "train(60, lambda: time.sleep(0.1) if len(losses) == 30 else None)\nprint(losses)"
+    (tmp_path / "plain").mkdir()
+    plain = run(tmp_path / "plain", TRAINING + text, profile=None)
+    outcome = trained(tmp_path, "start_training_profiling(log_every=1000)\n" + text, plan)
+    assert outcome.status == 0, outcome.stderr
+    assert plain.stdout in outcome.stdout
+    assert len(captures(outcome)) >= 1
+    assert leftovers(outcome) == []
+
+
+def test_windows_open_every_so_many_steps_until_the_budget_is_used_up(tmp_path):
+    text = "start_training_profiling(log_every=1000); train(100, lambda: time.sleep(0.01))"
+    outcome = trained(tmp_path, text, "every=20,length=2,windows=2")
+    assert captures(outcome) == ["step20-21-rank0.pt.trace.json.gz", "step40-41-rank0.pt.trace.json.gz"]
+    assert "no further capture windows: 2 were opened (windows=)" in said(outcome)
+
+
+@pytest.mark.programs
+def test_a_step_far_longer_than_others_opens_a_window_right_after_it(tmp_path):
+    text = "start_training_profiling(); train(40, lambda: time.sleep(0.3 if len(losses) == 25 else 0.01))"
+    outcome = trained(tmp_path, text, "outlier,length=2,windows=1")
+    assert captures(outcome) == ["step27-28-rank0.pt.trace.json.gz"]
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    ("each", "limit", "said_so"),
+    [
+        ("for _ in range(100): time.sleep(0.01)", "seconds=0.3", "after 0.3 s"),
+        ("x = [bytes(10**8) for _ in range(4)]; x = [bytearray(b'1') * 10**8 for _ in range(4)]; time.sleep(0.6)",
+         "memory_gib=0.05", "when memory had grown by 0.05 GiB"),
+    ],
+)  # fmt: skip
+def test_a_window_ends_within_a_step_that_reaches_a_limit(tmp_path, each, limit, said_so):
+    text = f"def each():\n    if len(losses) == 5:\n        {each}\nstart_training_profiling(); train(20, each)"
+    outcome = trained(tmp_path, text, f"steps=5-9,{limit}")
+    assert outcome.status == 0, outcome.stderr
+    assert captures(outcome) == ["step5-5-rank0.pt.trace.json.gz"]
+    assert re.search(f"captured step 5 in [0-9.]+ s, ended {said_so}", said(outcome))
+
+
+@pytest.mark.programs
+def test_a_file_over_its_limit_is_not_kept(tmp_path):
+    outcome = trained(tmp_path, "start_training_profiling(); train(20)", "steps=5-8,megabytes=0.001")
+    assert (outcome.status, captures(outcome)) == (0, [])
+    assert "capture of steps 5-8 failed, the training goes on: the file would be over 0.001 MB" in said(outcome)
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        ("import glob; open(glob.glob('runs/*')[0] + '/captures', 'w')", "File exists"),
+        ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000))", "is the disk full"),
+    ],
+)
+def test_a_trace_that_cannot_be_written_is_said_and_the_training_goes_on(tmp_path, spoil, why):
+    outcome = trained(tmp_path, f"start_training_profiling(); train(3); {spoil}; train(37); print('done')")
+    assert outcome.status == 0, outcome.stderr
+    assert "done\n" in outcome.stdout
+    assert captures(outcome) == []
+    assert "capture of steps 5-8 failed, the training goes on" in outcome.stdout
+    assert why in outcome.stdout
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "raise ValueError('planted')",
+        "sys.exit(3)",
+        "os.kill(os.getpid(), signal.SIGINT)",
+        "os.kill(os.getpid(), signal.SIGTERM)",
+        "os._exit(5)",
+        "threading.Thread(target=stop_training_profiling).start(); time.sleep(0.2); sys.exit(4)",
+    ],
+)
+def test_a_run_that_ends_in_a_window_ends_as_without(tmp_path, ending):
+    text = f"def each():\n    if len(losses) == 6: {ending}\nstart_training_profiling(); train(20, each)"
+    (tmp_path / "plain").mkdir()
+    plain = run(tmp_path / "plain", TRAINING + text, profile=None)
+    outcome = trained(tmp_path, text)
+    assert outcome.status == plain.status != 0, outcome.stderr
+    assert leftovers(outcome) == []
+    for name in captures(outcome):
+        assert trace(outcome, name)["traceEvents"]
+
+
+def test_a_training_that_is_over_in_a_window_keeps_its_steps(tmp_path):
+    outcome = trained(tmp_path, "start_training_profiling(); train(7)", "steps=5-20")
+    assert outcome.status == 0, outcome.stderr
+    assert captures(outcome) == ["step5-7-rank0.pt.trace.json.gz"]
+    assert len(annotations(trace(outcome, captures(outcome)[0]), "forward_pass")) == 3
+
+
+@pytest.mark.programs
+def test_an_exception_that_is_caught_within_a_window_changes_nothing(tmp_path):
+    text = (
+        "def each():\n    if len(losses) == 6: raise ValueError\n"
+        "start_training_profiling()\n"
+        "try: train(20, each)\nexcept ValueError: train(20)"
+    )
+    outcome = trained(tmp_path, text)
+    assert (outcome.status, captures(outcome)) == (0, ["step5-8-rank0.pt.trace.json.gz"])
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("ending", ["sys.exit(0)", "os._exit(0)"])
+def test_a_child_that_is_forked_in_a_window_ends_by_itself(tmp_path, ending):
+    text = (
+        "def each():\n"
+        "    if len(losses) != 5: return\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        net(torch.randn(8, 16))\n"
+        "        with theirs() as prof: torch.randn(8, 8).mul(2)\n"
+        "        assert 'aten::mul' in names(prof)\n"
+        f"        {ending}\n"
+        "    print('child', os.waitpid(pid, 0)[1])\n"
+        "start_training_profiling(); train(20, each)"
+    )
+    outcome = trained(tmp_path, text)
+    assert outcome.status == 0, outcome.stderr
+    assert "child 0\n" in outcome.stdout
+    assert captures(outcome) == ["step5-8-rank0.pt.trace.json.gz"]
+
+
+@pytest.mark.programs
+def test_workers_that_are_forked_in_a_window_serve_as_ever(tmp_path):
+    text = (
+        "def each():\n"
+        "    if len(losses) != 5: return\n"
+        "    loader = torch.utils.data.DataLoader(torch.arange(8.), batch_size=4, num_workers=2)\n"
+        "    print([batch.tolist() for batch in loader])\n"
+        "start_training_profiling(); train(20, each)"
+    )
+    outcome = trained(tmp_path, text)
+    assert outcome.status == 0, outcome.stderr
+    assert "[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]" in outcome.stdout
+    assert captures(outcome) == ["step5-8-rank0.pt.trace.json.gz"]
+
+
+@pytest.mark.programs
+def test_steps_that_end_within_a_backward_pass_open_no_window(tmp_path):
+    text = (
+        "start_training_profiling()\n"
+        "for _ in range(20):\n"
+        "    loss = net(torch.randn(8, 16)).square().mean()\n"
+        "    loss.register_hook(lambda gradient: profile_step())\n"
+        "    loss.backward()\n"
+    )
+    outcome = trained(tmp_path, text)
+    assert (outcome.status, captures(outcome)) == (0, [])
+    assert "within a backward pass" in said(outcome)
+
+
+def capture_command(cwd: Path, *words: str) -> Outcome:
+    command = [sys.executable, "-m", "training_profiler", "capture", *words]
+    done = subprocess.run(command, cwd=cwd, env=environment(None), capture_output=True, text=True)
+    return Outcome(done.returncode, done.stdout, done.stderr, cwd)
+
+
+def test_a_window_opens_on_request(tmp_path):
+    text = (
+        "start_training_profiling(log_every=10**9); train(20); print('ready', flush=True)\n"
+        "import glob\n"
+        "while not glob.glob('runs/*/captures/*.gz'): step(lambda: time.sleep(0.005))\n"
+    )
+    process = start(tmp_path, TRAINING + text)
+    read = wait_for(process, "ready")
+    (folder,) = (tmp_path / "runs").iterdir()
+    asked = capture_command(tmp_path, str(folder), "--steps", "2")
+    outcome = finish(process, tmp_path, read)
+    assert (asked.status, asked.stderr) == (0, "")
+    assert asked.stdout.startswith("Asked for: rank 0 records 2 steps")
+    assert outcome.status == 0, outcome.stderr
+    (name,) = captures(outcome)
+    assert len(annotations(trace(outcome, name), "ProfilerStep#")) == 2
+    again = capture_command(tmp_path, str(folder))
+    assert again.status == 2
+    assert "does not run any more" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"), [(["nowhere"], "is no folder"), (["."], "no journal"), ([".", "--steps", "0"], "number of steps")]
+)
+def test_what_cannot_be_asked_for_is_said(tmp_path, words, why):
+    asked = capture_command(tmp_path, *words)
+    assert asked.status == 2
+    assert why in asked.stderr
+
+
+@pytest.mark.programs
+def test_every_rank_writes_a_file_of_its_own(tmp_path):
+    program = Path(__file__).parents[1] / "ranks" / "training.py"
+    launch = [sys.executable, "-m", "training_profiler", "run", sys.executable, "-m", "torch.distributed.run"]
+    done = subprocess.run(
+        [*launch, "--standalone", "--nproc-per-node=2", str(program), "--steps", "30"],
+        cwd=tmp_path,
+        env=environment(None, **{PLAN: "steps=5-8"}),
+        capture_output=True,
+        text=True,
+    )
+    outcome = Outcome(done.returncode, done.stdout, done.stderr, tmp_path)
+    assert outcome.status == 0, outcome.stderr
+    assert captures(outcome) == [f"step5-8-rank{rank}.pt.trace.json.gz" for rank in (0, 1)]
+    assert [trace(outcome, name)["distributedInfo"]["rank"] for name in captures(outcome)] == [0, 1]

@@ -1,0 +1,183 @@
+"""Windows of deep capture that end before their time, or never open: the training goes on, and it is said."""
+
+import subprocess
+import sys
+
+import pytest
+
+from .scripts import Outcome, environment
+from .test_capture import PLAN, annotations, capture_command, captures, leftovers, said, trace, trained
+
+pytestmark = pytest.mark.programs  # most take over 3 s
+START = "start_training_profiling(log_every=1000)\n"
+# A signal that comes at the worst time: while torch starts, or stops, to record.
+SIGNALLED = """
+original, sent = torch.profiler.profile.{name}, []
+def slow(self):
+    original(self)
+    if not sent:
+        sent.append(1); os.kill(os.getpid(), signal.{signal}); time.sleep(0.01)
+torch.profiler.profile.{name} = slow
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "files"),
+    [
+        ("train(5); thread = threading.Thread(target=train, args=(20,)); thread.start(); thread.join(); train(5)",
+         ["step5-5-rank0.pt.trace.json.gz"]),
+        ("train(4); thread = threading.Thread(target=train, args=(20,)); thread.start(); thread.join(); train(5)", []),
+    ],
+)  # fmt: skip
+def test_a_window_ends_where_steps_come_to_end_on_another_thread(tmp_path, text, files):
+    outcome = trained(tmp_path, START + text + "\nwith theirs() as prof: train(3)\nprint(len(names(prof)) > 20)")
+    assert outcome.status == 0, outcome.stderr
+    assert "True\n" in outcome.stdout
+    assert captures(outcome) == files
+    assert outcome.report["health"]["disabled"] == []
+    assert "when steps came to end on another thread" in said(outcome)
+
+
+def test_profilers_of_another_thread_may_begin_at_any_moment(tmp_path):
+    # Most of all while a window is being opened: torch takes some 50 ms to begin, in which that thread runs.
+    text = (
+        "import random\n"
+        "is_over, count = False, 0\n"
+        "def other():\n"
+        "    global count\n"
+        "    while not is_over:\n"
+        "        time.sleep(random.random() * 0.2)\n"
+        "        with theirs() as prof: torch.randn(8, 8).mul(2); time.sleep(random.random() * 0.01)\n"
+        "        prof.export_chrome_trace('theirs.json'); count += 'aten::mul' in names(prof)\n"
+        "original = torch.profiler.profile.start\n"
+        "def slow(self): original(self); time.sleep(0.2 * (threading.current_thread() is threading.main_thread()))\n"
+        "torch.profiler.profile.start = slow\n"
+        "thread = threading.Thread(target=other); thread.start(); until = time.monotonic() + 5\n"
+        "while time.monotonic() < until: step()\n"
+        "is_over = True; thread.join(); train(3); print(count > 5)"
+    )
+    outcome = trained(tmp_path, START + text, "every=14,length=6,windows=500")
+    assert outcome.status == 0, outcome.stderr
+    assert "True\n" in outcome.stdout
+    assert outcome.report["health"]["disabled"] == []
+
+
+def test_a_window_whose_first_step_reaches_a_limit_is_said_to_be_dropped(tmp_path):
+    text = "train(20, lambda: [time.sleep(0.01) for _ in range(80)] if len(losses) == 4 else None)"
+    outcome = trained(tmp_path, START + text, "steps=5-8,seconds=0.3")
+    assert (outcome.status, captures(outcome)) == (0, [])
+    assert "a capture window was dropped: step 5 was not over after 0.3 s (seconds=)" in said(outcome)
+
+
+def test_a_window_that_gave_way_is_none_of_the_runs_windows(tmp_path):
+    text = "train(5)\nwith theirs() as prof: train(2)\ntrain(200, lambda: time.sleep(0.01))"
+    outcome = trained(tmp_path, START + text, "steps=5-8,windows=1")
+    assert outcome.status == 0, outcome.stderr
+    assert len(captures(outcome)) == 1
+    assert "no further capture windows" not in said(outcome)
+
+
+@pytest.mark.parametrize("name", ["start", "stop"])
+def test_sigterm_while_a_window_is_opened_or_ended_ends_the_process_at_once(tmp_path, name):
+    text = SIGNALLED.format(name=name, signal="SIGTERM") + START + "train(20)"
+    outcome = trained(tmp_path, text)
+    assert outcome.status == -15
+    assert "Traceback" not in outcome.stderr
+    assert (captures(outcome), outcome.report["health"]["disabled"]) == ([], [])
+    assert "a capture window of step 5 on was dropped: the run ended in it" in said(outcome)
+    assert outcome.report["wall_s"] < 10  # it waits 20 s at most for a file; here there will be none
+
+
+@pytest.mark.parametrize("name", ["start", "stop"])
+def test_ctrl_c_while_a_window_is_opened_or_ended_may_be_caught(tmp_path, name):
+    text = SIGNALLED.format(name=name, signal="SIGINT") + START
+    text += "try: train(20)\nexcept KeyboardInterrupt: print('caught')\ntrain(10)\n"
+    outcome = trained(tmp_path, text + "with theirs() as prof: train(3)\nprint(len(names(prof)) > 20)")
+    assert outcome.status == 0, outcome.stderr
+    assert "caught\n" in outcome.stdout
+    assert "True\n" in outcome.stdout
+    assert leftovers(outcome) == []
+
+
+def test_a_run_that_another_thread_ends_in_a_window_leaves_no_profiler_behind(tmp_path):
+    text = (
+        "def each():\n"
+        "    if len(losses) == 5: thread = threading.Thread(target=stop_training_profiling); thread.start(); "
+        "thread.join()\n"
+        "train(20, each); print('recording', torch.autograd.profiler._is_profiler_enabled)\n"
+        "with theirs() as prof: train(3)\n"
+        "print(len(names(prof)) > 20)"
+    )
+    outcome = trained(tmp_path, START + text)
+    assert outcome.status == 0, outcome.stderr
+    assert "recording False\nTrue\n" in outcome.stdout
+    assert captures(outcome) == []
+
+
+def test_a_failure_of_ours_leaves_no_profiler_behind(tmp_path):
+    text = (
+        "import training_profiler.capture.window as window\n"
+        "def broken(self): raise RuntimeError('planted')\n"
+        "window.Window.stop = broken\n"
+        "train(20)\nwith theirs() as prof: train(3)\nprint(len(names(prof)) > 20)"
+    )
+    outcome = trained(tmp_path, START + text)
+    assert outcome.status == 0, outcome.stderr
+    assert "True\n" in outcome.stdout
+    assert outcome.report["health"]["disabled"] == ["capture (RuntimeError: planted)"]
+
+
+def test_steps_of_a_window_are_not_told_as_the_trainings_own(tmp_path):
+    text = "train(60, lambda: time.sleep(0.5 if 4 <= len(losses) < 8 else 0.02))"
+    outcome = trained(tmp_path, START + text)
+    step = outcome.report["step_time"]
+    assert step["disturbed_count"] >= 4
+    assert step["max_s"] < 0.5
+    assert step["avg_s"] < step["settled_s"] / step["settled_count"]
+    told = subprocess.run(
+        [sys.executable, "-m", "training_profiler", "report", str(outcome.folder)],
+        capture_output=True, text=True, env=environment(None), cwd=tmp_path,
+    )  # fmt: skip
+    assert f"without {step['disturbed_count']} in or after a capture window" in outcome.stdout
+    assert f"without {step['disturbed_count']} in or after a capture window" in told.stdout
+
+
+def test_steps_that_never_came_are_said(tmp_path):
+    outcome = trained(tmp_path, START + "train(12)", "steps=100-103")
+    assert (outcome.status, captures(outcome)) == (0, [])
+    assert "no capture of steps 100-103: the run ended after 12 steps" in said(outcome)
+    asked = subprocess.run(
+        [sys.executable, "-m", "training_profiler", "trace", str(outcome.folder)],
+        capture_output=True, text=True, env=environment(None), cwd=tmp_path,
+    )  # fmt: skip
+    assert asked.returncode == 2
+    assert "is the folder of a run that captured no steps" in asked.stderr
+    assert capture_command(tmp_path, str(outcome.folder)).status == 2
+
+
+def test_steps_that_were_over_before_the_window_opened_are_not_in_it(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(64, 8)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for x in torch.utils.data.DataLoader(torch.randn(400, 64), batch_size=8):\n"
+        "    model(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()\n"
+    )
+    command = [sys.executable, "-m", "training_profiler", "run", sys.executable, "train.py"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment(None, **{PLAN: "steps=2-4"}), cwd=tmp_path
+    )
+    outcome = Outcome(done.returncode, done.stdout, done.stderr, tmp_path)
+    assert outcome.status == 0, outcome.stderr
+    (name,) = captures(outcome)
+    steps = annotations(trace(outcome, name), "ProfilerStep#")
+    assert len(steps) == 3
+    assert all(step["dur"] > 0 for step in steps)
+
+
+def test_a_folder_of_runs_is_no_run_to_ask(tmp_path):
+    outcome = trained(tmp_path, START + "train(3)", "every=100")
+    asked = capture_command(tmp_path, "runs")
+    assert (asked.status, asked.stdout) == (2, "")
+    assert f"give that itself, e.g. runs/{outcome.folder.name}" in asked.stderr
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [outcome.folder.name]

@@ -17,7 +17,7 @@ test: venv
 # `make test` runs a few of them.
 test-programs: venv
 	$(VENV)/bin/python -m pytest -m 'programs or not programs' tests/system/test_programs.py tests/system/test_many_ranks.py \
-	  tests/system/test_capture.py
+	  tests/system/test_capture.py tests/system/test_capture_ends.py
 
 # What only an accelerator can tell; skipped, with the reason, where torch finds none. -rP shows the figures.
 test-gpu: venv

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import psutil
-
 from training_profiler.capture.plan import CapturePlan
 from training_profiler.capture.request import FOLDER
 from training_profiler.capture.sayings import CALLED_OFF
@@ -153,8 +151,10 @@ class Writer(threading.Thread):
 
 def _resident_bytes() -> int:
     try:
+        import psutil  # here, for all else does without
+
         return int(psutil.Process().memory_info().rss)
-    except psutil.Error:  # no figure, no limit
+    except Exception:  # no figure, no limit
         return 0
 
 

@@ -234,26 +234,30 @@ class Session:
 
     def _exclusively(self, work: Callable[[], None], patience_s: float = 0.0) -> None:
         """Do ``work`` unless another thread drains; wait ``patience_s`` for that one at most."""
-        if self._busy_thread == threading.get_ident():  # a signal handler, or a finalizer, in the middle of a drain
+        thread = threading.get_ident()
+        if self._busy_thread == thread:  # a signal handler, or a finalizer, in the middle of a drain
             return
         if not patience_s and self._waiting:  # let them pass, or busy threads would take turns for ever
             return
+        begin_ns = self._recorder.clock()
         self._waiting += patience_s > 0
-        is_free = self._busy.acquire(timeout=patience_s)
-        self._waiting -= patience_s > 0
+        try:
+            is_free = self._busy.acquire(timeout=patience_s)
+        finally:
+            self._waiting -= patience_s > 0
         if not is_free:
             return
-        self._busy_thread = threading.get_ident()
-        begin_ns = self._recorder.clock()
+        # Ctrl-C comes after a call: none stands outside of ``try``, nor before we are no longer busy.
         try:
+            self._busy_thread = thread
             with self._recorder.section(PROFILER):
                 if self.is_running:
                     without_tracing(lambda: self.upkeep.guard("statistics", work))
         finally:
-            if self._recorder.thread_serial() == self._books.training_thread:  # others do this beside the training
-                self.upkeep.spent_ns += self._recorder.clock() - begin_ns
             self._busy_thread = None
             self._busy.release()
+            if self._recorder.thread_serial() == self._books.training_thread:  # others do this beside the training
+                self.upkeep.spent_ns += self._recorder.clock() - begin_ns
         if self._ended_by is not None:
             self.finish(self._ended_by)
 

@@ -230,6 +230,29 @@ def test_run_killed_at_a_random_moment_can_be_reported(tmp_path: Path, attempt: 
     assert json.loads(told.stdout)["steps"] >= last_seen
 
 
+def test_ctrl_c_right_after_our_own_work_is_summed_up_once(tmp_path: Path) -> None:
+    script = """
+        import sys
+        from training_profiler import *
+        from training_profiler.record.recorder import Recorder
+
+        def interrupting(*arguments, original=Recorder.thread_serial):
+            if sys._getframe(1).f_code.co_name == "_exclusively":
+                raise KeyboardInterrupt
+            return original(*arguments)
+
+        start_training_profiling(log_every=2)
+        Recorder.thread_serial = interrupting
+        for _ in range(2):
+            with profile_section("forward_pass"): pass
+            profile_step()
+    """
+    outcome = run(tmp_path, script)
+    assert outcome.status == -signal.SIGINT
+    assert outcome.stderr.endswith("KeyboardInterrupt\n")
+    assert_summed_up_once(outcome, steps=2)
+
+
 @pytest.mark.parametrize("moment", ["Recorder.drain", "Session._report", "Session._finish", "Console.print"])
 def test_sigterm_in_the_middle_of_our_own_work_waits_for_its_end(tmp_path: Path, moment: str) -> None:
     kind, method = moment.split(".")

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from training_profiler.record.foreign import let_through
 from training_profiler.record.names import OTHER_NAMES
 from training_profiler.record.recorder import Recorder
 from training_profiler.record.section import Clock
@@ -73,12 +74,17 @@ class Upkeep:
         self.spent_ns += ns
 
     def guard(self, part: str, work: Callable[[], None]) -> None:
-        """Do ``work``; where it fails say so once and never try that part again."""
+        """Do ``work``; where it fails say so once and never try that part again.
+
+        Raises:
+            Exception: what a signal handler of the program's raised meanwhile.
+        """
         if part in self.disabled:
             return
         try:
             work()
         except Exception as error:
+            let_through(error)
             reason = f"{type(error).__name__}: {error}"
             self.disabled[part] = reason
             # What the operating system refuses needs no traceback; what we did wrong does.

@@ -230,6 +230,43 @@ def test_run_killed_at_a_random_moment_can_be_reported(tmp_path: Path, attempt: 
     assert json.loads(told.stdout)["steps"] >= last_seen
 
 
+@pytest.mark.parametrize("moment", ["Recorder.drain", "Session._report", "Console.print"])
+def test_a_time_limit_of_the_script_that_is_up_in_the_middle_of_our_own_work_is_its_own(
+    tmp_path: Path, moment: str
+) -> None:
+    kind, method = moment.split(".")
+    script = f"""
+        import os, signal
+        from training_profiler import *
+        from training_profiler.record.recorder import Recorder
+        from training_profiler.session import Session
+        from training_profiler.sinks.console import Console
+
+        def limit(signum, frame):
+            raise TimeoutError
+
+        def late(*arguments, original={kind}.{method}):
+            {kind}.{method} = original
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+        signal.signal(signal.SIGUSR1, limit)
+        start_training_profiling(log_every=2)
+        {kind}.{method} = late
+        seen = 0
+        for _ in range(8):
+            try:
+                with profile_section("forward_pass"): pass
+                profile_step()
+            except TimeoutError:
+                seen += 1
+        print("limits:", seen)
+    """
+    outcome = run(tmp_path, script)
+    assert (outcome.status, outcome.stderr) == (0, "")
+    assert "limits: 1\n" in outcome.stdout
+    assert_summed_up_once(outcome, steps=8)
+
+
 def test_ctrl_c_right_after_our_own_work_is_summed_up_once(tmp_path: Path) -> None:
     script = """
         import sys

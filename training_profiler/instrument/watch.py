@@ -34,6 +34,7 @@ from training_profiler.instrument.known_loaders import KnownLoaders
 from training_profiler.instrument.meetings import Meetings
 from training_profiler.instrument.patching import Patches
 from training_profiler.instrument.tape import Tape
+from training_profiler.record.foreign import let_through
 from training_profiler.record.loader import LoaderBook, LoaderCounts
 from training_profiler.record.recorder import Recorder
 
@@ -182,6 +183,7 @@ class Watch:
 
     def give_up(self, error: Exception) -> None:
         """Take out all seams after an error of ours, and say so once; the training goes on."""
+        let_through(error)
         if "all seams" in self.missing:
             return
         self.missing["all seams"] = f"{type(error).__name__}: {error}"

@@ -128,11 +128,12 @@ def varies(found: Analysis, threshold: float) -> Recommendation | None:
     longest = max(found.steps, key=lambda step: step.wall_ns)
     return Recommendation(
         "step-time-varies",
-        f"step time varies by {variation:.1%} over {len(found.steps)} steps, the first of which recording makes slower "
+        f"step time varies by {variation:.1%} over {len(found.steps)} steps "
         f"(longest: {longest.name}, {longest.wall_ns / NS_PER_MS:.1f} ms)",
         {"variation": variation, "threshold": threshold, "steps": len(found.steps)},
         None,
-        "compare the gaps of the longest step with the others': data, shapes that change, allocations",
+        "compare the gaps of the longest step with the others': data, shapes that change, allocations; where it is the "
+        "first that was recorded, recording itself may be why",
     )
 
 

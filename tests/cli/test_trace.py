@@ -74,6 +74,17 @@ def test_each_view_says_so_where_it_has_nothing(view, tmp_path, capsys):
     assert "None" not in out
 
 
+def test_of_a_device_that_was_not_recorded_nothing_is_told(tmp_path, capsys):
+    path = Trace().op("aten::mm", 0, 5).write(tmp_path)
+    assert "device" not in printed(capsys, path, "--view", "operators")
+    found = json.loads(printed(capsys, path, "--json"))
+    assert found["operators"][0] | {"section": None} == {
+        "name": "aten::mm", "calls": 1, "host_self_ms": 0.005, "host_total_ms": 0.005,
+        "device_self_ms": None, "device_total_ms": None, "section": None,
+    }  # fmt: skip
+    assert {found[key] for key in ("busy_ms", "compute_union_ms", "comm_union_ms", "kernel_sum_ms")} == {None}
+
+
 def test_the_steps_of_the_overview_add_up(path, capsys):
     lines = printed(capsys, path, "--view", "overview").splitlines()
     total = next(line for line in lines if line.startswith("all 3")).split()

@@ -16,6 +16,14 @@ NS_PER_MS: Final = 1_000_000
 MOST_GAPS: Final = 5
 MOST_KERNELS: Final = 10
 MOST_NAME: Final = 160  # characters
+OF_DEVICE: Final = (  # unknown where no work of a device was recorded
+    "compute_union_ms",
+    "comm_union_ms",
+    "comm_exposed_ms",
+    "kernel_sum_ms",
+    "flash_kernel_ms",
+    "attention_kernel_ms",
+)
 DIGITS: Final = 3  # of steps' lengths in ms
 
 
@@ -28,6 +36,11 @@ def trace_data(
     found: Analysis, sort: str = SORT_KEYS[0], thresholds: Mapping[str, float] = THRESHOLDS
 ) -> dict[str, Any]:
     """Return all figures of a trace; unknown ones are None. ``sort`` is the order of the operators."""
+    data = _figures(found, sort, thresholds)
+    return data if found.has_gpu else data | dict.fromkeys(OF_DEVICE)
+
+
+def _figures(found: Analysis, sort: str, thresholds: Mapping[str, float]) -> dict[str, Any]:
     kernels = found.kernels
     communication_ns = found.device.communication.total_ns
     return {
@@ -78,7 +91,7 @@ def trace_data(
             for kernel in kernels.rows[:MOST_KERNELS]
         ],
         "streams": found.streams,
-        "operators": [_operator(one) for one in sorted_by(found.operators, sort)],
+        "operators": [_operator(one, found.has_gpu) for one in sorted_by(found.operators, sort)],
         "communication": [asdict(one) for one in found.collectives],
         "memory": [asdict(one) for one in found.memory],
         "checklist": [check._asdict() for check in checks(found)],
@@ -135,13 +148,13 @@ def _gap(found: Analysis, place: Place) -> dict[str, Any]:
     }
 
 
-def _operator(one: Any) -> dict[str, Any]:
+def _operator(one: Any, has_gpu: bool) -> dict[str, Any]:
     return {
         "name": one.name,
         "calls": one.calls,
         "host_self_ms": ms(one.host_self_ns),
         "host_total_ms": ms(one.host_total_ns),
-        "device_self_ms": ms(one.device_self_ns),
-        "device_total_ms": ms(one.device_total_ns),
+        "device_self_ms": ms(one.device_self_ns) if has_gpu else None,
+        "device_total_ms": ms(one.device_total_ns) if has_gpu else None,
         "section": one.section or None,
     }

@@ -112,20 +112,20 @@ def _devices(found: Analysis) -> str:
 
 def _operators(found: Analysis, sort: str) -> str:
     chosen = found.operators_by_shape or found.operators
+    on_device = ("device self", "device total") if found.has_gpu else ()
     rows = [
         (
             short(one.name, 44),
             one.calls,
             ms(one.host_self_ns),
             ms(one.host_total_ns),
-            ms(one.device_self_ns),
-            ms(one.device_total_ns),
+            *((ms(one.device_self_ns), ms(one.device_total_ns)) if on_device else ()),
             short(one.section, 20),
             short(one.shapes, 40),
         )
         for one in sorted_by(chosen, sort)[:MOST_ROWS]
     ]
-    headers = ("operator", "calls", "host self", "host total", "device self", "device total", "section", "input shapes")
+    headers = ("operator", "calls", "host self", "host total", *on_device, "section", "input shapes")
     more = len(chosen) - len(rows)
     return table(headers, rows) + (f"\n({more} more; --json has all)" if more > 0 else "")
 

@@ -40,7 +40,7 @@ ORDERS = {
 VARIABLES = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ["before torch", pytest.param("after torch", marks=pytest.mark.programs)])
 def test_exchange_is_part_of_the_backward_passes_and_losses_are_the_same(tmp_path: Path, order: str) -> None:
     script = SCRIPT.format(imports=ORDERS[order], backward="backward_pass")
     (tmp_path / "off").mkdir()

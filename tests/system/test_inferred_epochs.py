@@ -63,8 +63,11 @@ def test_passes_over_the_loader_are_epochs_with_the_validation_that_follows(tmp_
     "loop",
     [
         "for batch, other in zip(train_loader, loader(5)): train(batch); train(other)",
-        "import itertools\nfor batch in itertools.islice(itertools.cycle(train_loader), 12): train(batch)",
-        "for _ in range(12): train(next(iter(train_loader)))",
+        pytest.param(
+            "import itertools\nfor batch in itertools.islice(itertools.cycle(train_loader), 12): train(batch)",
+            marks=pytest.mark.programs,
+        ),
+        pytest.param("for _ in range(12): train(next(iter(train_loader)))", marks=pytest.mark.programs),
         "batches = iter(train_loader)\nfor _ in range(3): train(next(batches))",
     ],
     ids=["two loaders", "a cycle of one pass", "an iterator a batch", "a part of a pass"],

@@ -139,7 +139,7 @@ def test_a_single_rank_has_nothing_to_compare(tmp_path: Path) -> None:
         pytest.param("ddp", "forward", "forward_pass", marks=pytest.mark.programs),
         pytest.param("ddp", "sleep", "other", marks=pytest.mark.programs),
         pytest.param("fsdp2", "data", "data_loading", marks=pytest.mark.programs),
-        ("fsdp2", "forward", "forward_pass"),
+        pytest.param("fsdp2", "forward", "forward_pass", marks=pytest.mark.programs),
         pytest.param("fsdp2", "sleep", "other", marks=pytest.mark.programs),
     ],
 )
@@ -178,6 +178,7 @@ def test_a_rank_that_is_killed_is_told_of_and_the_rest_is_reported(tmp_path: Pat
     assert merged.stdout.count(SUMMARY) == 1
 
 
+@pytest.mark.programs
 def test_when_a_rank_raises_the_others_end_by_sigterm_and_report(tmp_path: Path) -> None:
     training = train(tmp_path, "--fail", "raise")
     assert training.status == 1

@@ -74,11 +74,13 @@ def test_a_slow_checkpoint_is_the_costliest_finding(tmp_path: Path) -> None:
     assert first["evidence"]["count"] == 50
 
 
+@pytest.mark.programs
 def test_steps_that_become_slower_are_told(tmp_path: Path) -> None:
     insight = found(insights_of("slowing_step", tmp_path, "step-time-varies=9"), "slowing-down")
     assert insight["evidence"]["rise"] > 0.3
 
 
+@pytest.mark.programs
 def test_a_leak_is_told(tmp_path: Path) -> None:
     insights = insights_of("leaking_losses", tmp_path, RECTIFIED_FLOW_PROFILE_MONITOR_S="0.05")
     assert found(insights, "memory-growth")["evidence"]["growth_bytes"] > 100 * 2**20

@@ -51,8 +51,6 @@ ALWAYS_NEW = re.compile(r"^\S+:\d+: (?=\w*Warning: )|(?<=^\[[WEF])[\d :.]+|\b0x[
 # One of each kind in `make test`, which has to be quick; the others in `make test-programs`.
 QUICK = {
     "autograd_checkpointing",
-    "data_loader_loop",
-    "data_memmap_prefetch",
     "data_reads_ahead",
     "data_round_robin",
     "eval_no_grad_inside",

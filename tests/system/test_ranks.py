@@ -118,7 +118,12 @@ ALL_FINAL = {"0": [5, True, None, []], "1": [5, True, None, []]}
 
 
 @pytest.mark.parametrize(
-    "end", ["", "time.sleep(0.2); dist.destroy_process_group()", "dist.barrier(); time.sleep(0.5 * rank)"]
+    "end",
+    [
+        "time.sleep(0.2); dist.destroy_process_group()",
+        "dist.barrier(); time.sleep(0.5 * rank)",
+        pytest.param("", marks=pytest.mark.programs),
+    ],
 )
 def test_all_that_end_together_are_in_the_summary_and_nothing_is_added_to_what_they_print(
     tmp_path: Path, end: str

@@ -127,7 +127,7 @@ def test_a_signal_ends_it_as_without_us_with_the_last_steps_in_the_trackers(tmp_
     assert [row["step"] for row in rows_of(tmp_path)] == [10, 20, 25]
 
 
-@pytest.mark.parametrize("ending", ["", "raise KeyboardInterrupt"])
+@pytest.mark.parametrize("ending", ["", pytest.param("raise KeyboardInterrupt", marks=pytest.mark.programs)])
 def test_a_tracker_that_blocks_for_ever_holds_up_neither_training_nor_exit(tmp_path: Path, ending: str) -> None:
     blocked = f"""
         import threading
@@ -171,6 +171,7 @@ def test_only_the_primary_rank_has_trackers(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["meta.json", "rank1.jsonl"]
 
 
+@pytest.mark.programs
 def test_a_forked_child_adds_no_rows(tmp_path: Path) -> None:
     forks = TRAINING.replace("    optimizer.step()\n", "    optimizer.step()\n    import os; forked = os.fork() == 0\n")
     forks = forks.replace("print(", "    if forked: os._exit(0)\nprint(")

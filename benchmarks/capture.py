@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
@@ -23,12 +23,12 @@ STRETCH: Final = 40  # steps; a window begins with the third
 NEAR: Final = 14  # first steps of a stretch: the window, and those beside which it is written
 TOLD: Final = re.compile(
     r"steps took ([\d.]+) times the median outside, start ([\d.]+) s, stop ([\d.]+) s, export ([\d.]+) s "
-    r"\(other Python code held for ([\d.]+) s of it\), ([\d.]+) MB"
+    r"\(other Python code held for ([\d.]+) s of it\), clearing memory ([\d.]+) s, ([\d.]+) MB"
 )
 WHAT: Final = "steps outside capture windows, with / without"
 
 
-def run(steps: int = 1000) -> list[Figure]:
+def run(steps: int = 4000) -> list[Figure]:
     """Measure, print and return the ratio; takes about two minutes."""
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -43,18 +43,37 @@ def run(steps: int = 1000) -> list[Figure]:
         notes = json.loads((run_folder / "report.json").read_text())["health"]["notes"]
     windows = [[float(number) for number in found.groups()] for note in notes if (found := TOLD.search(note))]
     middles = [f"{median(column):.3f}" for column in zip(*windows, strict=True)]
-    headers = ["steps in it, over those outside", "start s", "stop s", "export s", "of it others held s", "MB"]
+    headers = [
+        "steps in it, over those outside",
+        "start s",
+        "stop s",
+        "export s",
+        "of it others held s",
+        "clearing s",
+        "MB",
+    ]
     print_table([f"median of {len(windows)} windows of 4 steps", *headers], [["", *middles]])
-    outside: dict[bool, list[int]] = {True: [], False: []}
     steps_ns = [ns for record in records for ns in record.get("step_ns", ())]
-    for step, ns in enumerate(steps_ns[STRETCH:-STRETCH], STRETCH):
-        if step % STRETCH >= NEAR:
-            outside[_has_window(step)].append(ns)
-    ratio = median(outside[True]) / median(outside[False])
-    print(f"steps outside: {len(outside[True])} and {len(outside[False])}, {median(outside[False]) / 1e6:.2f} ms\n")
-    figures = [Figure(WHAT, ratio, TARGET_RATIO, "", 4)]
+    figures = [Figure(WHAT, _ratio(steps_ns), TARGET_RATIO, "", 4)]
     print_figures(figures)
     return figures
+
+
+def _ratio(steps_ns: list[int]) -> float:
+    """Return how steps of stretches with a window stand to those of the two stretches beside; medians of medians."""
+    begins = range(STRETCH, len(steps_ns) - STRETCH, STRETCH)
+    middles = {begin: median(steps_ns[begin + NEAR : begin + STRETCH]) for begin in begins}
+    ratios = [
+        2 * middles[begin] / (middles[begin - STRETCH] + middles[begin + STRETCH])
+        for begin in begins
+        if _has_window(begin) and begin - STRETCH in middles and begin + STRETCH in middles
+    ]
+    lower, middle, upper = quantiles(ratios, n=4)
+    print(
+        f"{len(ratios)} stretches of {STRETCH - NEAR} steps of {median(middles.values()) / 1e6:.2f} ms: {middle:.4f} of"
+    )
+    print(f"the two beside each (quartiles {lower:.4f} to {upper:.4f})\n")
+    return middle
 
 
 def _has_window(step: int) -> bool:
@@ -85,7 +104,7 @@ def _train(folder: Path, steps: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     _train(given.train, given.steps) if given.train else run(given.steps)

@@ -87,8 +87,9 @@ def test_hard_exit_leaves_a_journal_to_report_from(tmp_path: Path) -> None:
 def test_ctrl_c_reaches_the_whole_group_and_is_summed_up_once(tmp_path: Path) -> None:
     outcomes = []
     for profile in ("1", None):
-        # The child says ready: a signal right after the fork may get lost in whatever runs there.
-        script = IDLE.replace("print('ready'", "import os\nif os.fork() == 0: print('ready'")
+        # Both are past the fork when the child says ready: a signal may get lost in what Python runs right after it.
+        forks = "import os\nends = os.pipe()\nif os.fork(): os.write(ends[1], b'.')\nelse: os.read(ends[0], 1); "
+        script = IDLE.replace("print('ready'", f"{forks}print('ready'")
         process = start(tmp_path, script, profile)
         read = wait_for(process, "ready")
         os.killpg(process.pid, signal.SIGINT)

@@ -121,12 +121,12 @@ def measure(size: Size, pairs: int) -> dict[str, Any]:
 
 
 def _stamped() -> dict[str, Any]:
-    from training_profiler import live
+    from training_profiler import api
 
-    session = live._process.session
+    session = api._process.session
     assert session is not None
     time = session.observers.device
-    live.snapshot()
+    api.snapshot()
     figures = time.figures()
     assert figures is not None, session.upkeep.disabled
     left_out = sum(figures.unmeasured.values())

@@ -14,8 +14,8 @@ from time import perf_counter_ns
 import torch
 
 from benchmarks.figures import Figure, print_figures, print_table, spread
-from training_profiler.monitor import lines
-from training_profiler.monitor.lines import HANDOVER_S, LineSampler, Sample
+from training_profiler.sampling import line_sampler
+from training_profiler.sampling.line_sampler import HANDOVER_S, LineSampler, Sample
 from training_profiler.units import NS_PER_S, NS_PER_US
 
 HZ = 50
@@ -56,7 +56,7 @@ def run(run_s: float = 16.0) -> list[Figure]:
 
 def _sampled(handover_s: float, work: Callable[[], None]) -> tuple[list[Sample], LineSampler]:
     """Return the samples of ``work``, taken with this time to hand over the GIL."""
-    lines.HANDOVER_S = handover_s  # type: ignore[misc]
+    line_sampler.HANDOVER_S = handover_s  # type: ignore[misc]
     sampler = LineSampler(perf_counter_ns, lambda _, part: part())
     sampler.run_at(HZ, perf_counter_ns())
     try:
@@ -64,7 +64,7 @@ def _sampled(handover_s: float, work: Callable[[], None]) -> tuple[list[Sample],
         work()
     finally:
         sampler.stop()
-        lines.HANDOVER_S = HANDOVER_S  # type: ignore[misc]
+        line_sampler.HANDOVER_S = HANDOVER_S  # type: ignore[misc]
     return sampler.take(), sampler
 
 

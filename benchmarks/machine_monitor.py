@@ -12,7 +12,7 @@ from time import perf_counter_ns
 import torch
 
 from benchmarks.figures import Figure, print_figures, print_table
-from training_profiler.monitor.machine import MachineMonitor
+from training_profiler.sampling.machine_sampler import MachineMonitor
 from training_profiler.units import NS_PER_S, NS_PER_US
 
 EVERY_S = 1.0

@@ -17,15 +17,8 @@ from typing import Final, NamedTuple
 
 from benchmarks.children import ROOT, environment
 from benchmarks.figures import Figure, print_figures, print_table
-from training_profiler.rank_figures import RankId
-from training_profiler.record.names import SectionNames
-from training_profiler.record.recorder import STEP_END, Recorder
-from training_profiler.runs.folder import journal_name
-from training_profiler.runs.journal import Journal
-from training_profiler.runs.ranks import read_ranks
-from training_profiler.snapshot import Health
-from training_profiler.statistics.accumulator import Accumulator
-from training_profiler.statistics.rank_sums import (
+from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.ranks.summary import (
     BLOCK_STEPS,
     MOST_BLOCKS,
     MOST_PACES,
@@ -34,6 +27,13 @@ from training_profiler.statistics.rank_sums import (
     RankSection,
     RankSums,
 )
+from training_profiler.recording.recorder import STEP_END, Recorder
+from training_profiler.recording.section_names import SectionNames
+from training_profiler.snapshot.ranks import RankId
+from training_profiler.snapshot.snapshot import Health
+from training_profiler.storage.journal import Journal
+from training_profiler.storage.rank_reader import read_ranks
+from training_profiler.storage.run_folder import journal_name
 from training_profiler.units import BYTES_PER_GB, BYTES_PER_MIB, MS_PER_S, NS_PER_S
 
 WORLDS: Final = (64, 256, 1024)

@@ -16,16 +16,12 @@ from statistics import median
 from torch.distributed import TCPStore
 
 from benchmarks.figures import Figure, print_figures, print_table
-from training_profiler.distributed.board import Board
-from training_profiler.distributed.carrier import Carrier
-from training_profiler.distributed.message import Alive, Message
-from training_profiler.distributed.rank import Rank
-from training_profiler.distributed.store import connect
-from training_profiler.peers import AHEAD_A_SECOND, AT_A_REPORT, told_data
-from training_profiler.rank_figures import RankId
-from training_profiler.record.names import SectionNames
-from training_profiler.runs.journal import Journal
-from training_profiler.statistics.rank_sums import (
+from training_profiler.ranks.channel import Board
+from training_profiler.ranks.exchange import AHEAD_A_SECOND, AT_A_REPORT, told_data
+from training_profiler.ranks.identity import Rank
+from training_profiler.ranks.message import Alive, Message
+from training_profiler.ranks.store import connect
+from training_profiler.ranks.summary import (
     BLOCK_STEPS,
     MOST_BLOCKS,
     MOST_PACES,
@@ -35,6 +31,10 @@ from training_profiler.statistics.rank_sums import (
     RankSums,
     rank_sums_from_data,
 )
+from training_profiler.ranks.transport import Carrier
+from training_profiler.recording.section_names import SectionNames
+from training_profiler.snapshot.ranks import RankId
+from training_profiler.storage.journal import Journal
 from training_profiler.units import NS_PER_S, NS_PER_US
 
 SECTIONS = 15

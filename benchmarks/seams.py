@@ -77,9 +77,9 @@ class Seams:
     """Puts seams in place as a run would, and takes them out."""
 
     def __init__(self) -> None:
-        from training_profiler.instrument.watch import SEAMS, Watch
-        from training_profiler.record.loader import LoaderBook
-        from training_profiler.record.recorder import Recorder
+        from training_profiler.instrumentation.instrumentation import SEAMS, Watch
+        from training_profiler.recording.data_loader import LoaderBook
+        from training_profiler.recording.recorder import Recorder
 
         self.names = tuple(SEAMS)
         self._all, self._table = dict(SEAMS), SEAMS

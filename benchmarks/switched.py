@@ -65,10 +65,10 @@ class Watching:
     def __init__(self) -> None:
         import torch
 
-        from training_profiler import live
+        from training_profiler import api
 
-        live.watch(perf_counter_ns())
-        self._torch, self._process = torch, live._process
+        api.watch(perf_counter_ns())
+        self._torch, self._process = torch, api._process
         self._is_on = True
 
     def switch(self, is_on: bool) -> None:

@@ -140,8 +140,8 @@ def measure_ours(path: Path) -> dict[str, float]:
     """Return what one file costs us."""
     import gc
 
-    from training_profiler.trace.analysis import analyse
-    from training_profiler.trace.contract import trace_data
+    from training_profiler.trace_analysis.analysis import analyse
+    from training_profiler.trace_analysis.trace_json import trace_data
 
     gc.disable()  # as the command does
     begin_s = _cpu_s()

@@ -18,7 +18,7 @@ from training_profiler.switch import is_switched_on
 TYPE_CHECKING = False  # typing itself takes longer to import than this package
 
 if TYPE_CHECKING or is_switched_on():
-    from training_profiler.live import (
+    from training_profiler.api import (
         is_profiling_enabled,
         profile_dataloader,
         profile_epoch,
@@ -30,7 +30,7 @@ if TYPE_CHECKING or is_switched_on():
         stop_training_profiling,
     )
 else:
-    from training_profiler.off import (
+    from training_profiler.api_disabled import (
         is_profiling_enabled,
         profile_dataloader,
         profile_epoch,

@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from fakes_device import device_run
 
-from training_profiler.device import clock as device_clock
+from tests.support.device import device_run
 from training_profiler.device import device_time
-from training_profiler.snapshot import PROFILER, DeviceFigures
+from training_profiler.device import event_clock as device_clock
+from training_profiler.snapshot.snapshot import PROFILER, DeviceFigures
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """Spans that seams infer keep their device time, whatever the tape makes of them afterwards."""
 
 import pytest
-from fakes_device import DeviceRun, device_run
-from instrument.fake_training import FakeLoader, FakeModule, FakeOptimizer, FakeTraining, Loss
+
+from tests.support.device import DeviceRun, device_run
+from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer, FakeTraining, Loss
 
 
 class Training(FakeTraining):

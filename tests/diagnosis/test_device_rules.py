@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
 
+from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Insight, diagnose
-from training_profiler.snapshot import GpuFigures, Level, MachineFigures, Snapshot
+from training_profiler.snapshot.snapshot import GpuFigures, Level, MachineFigures, Snapshot
 
 
 def run_at(utilization: float | None, samples: int = 5, steps: int = 100, **shares: float) -> Snapshot:

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from fakes import section_figures, snapshot_of
 
+from tests.support.recording import section_figures, snapshot_of
 from training_profiler.diagnosis import diagnose, epoch_warnings
 from training_profiler.diagnosis.rules import too_little_data
-from training_profiler.snapshot import EpochFigures, LoaderFigures, Snapshot
+from training_profiler.snapshot.snapshot import EpochFigures, LoaderFigures, Snapshot
 
 HEALTHY = {"data_loading": 0.02, "forward_pass": 0.38, "backward_pass": 0.5, "optimizer_step": 0.1}
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
 
+from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Insight, diagnose
-from training_profiler.snapshot import LineFigures, Snapshot
+from training_profiler.snapshot.snapshot import LineFigures, Snapshot
 
 
 def line(number: int, share: float, waiting: float, call: str = "item") -> LineFigures:

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
 
+from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Insight, diagnose
-from training_profiler.snapshot import LoaderFigures, Snapshot
+from training_profiler.snapshot.snapshot import LoaderFigures, Snapshot
 
 
 def loader(name: str, data_avg_s: float | None = None, batches: int = 100, **others) -> LoaderFigures:

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
 
+from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Insight, diagnose
-from training_profiler.snapshot import GpuFigures, Growth, Level, MachineFigures, Snapshot
+from training_profiler.snapshot.snapshot import GpuFigures, Growth, Level, MachineFigures, Snapshot
 
 GIB, MIB = 2**30, 2**20
 HEALTHY = {"forward_pass": 0.4, "backward_pass": 0.5, "optimizer_step": 0.1}

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
-from fakes_ranks import rank_id, rank_row, ranks_of
 
+from tests.support.ranks import rank_id, rank_row, ranks_of
+from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
-from training_profiler.rank_figures import RankFigures, RanksFigures, SectionSpread
-from training_profiler.snapshot import Snapshot
+from training_profiler.snapshot.ranks import RankFigures, RanksFigures, SectionSpread
+from training_profiler.snapshot.snapshot import Snapshot
 
 
 def run_of(ranks: RanksFigures | None, steps: int = 100, **shares: float) -> Snapshot:

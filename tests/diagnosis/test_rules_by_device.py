@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
 
+from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Insight, diagnose
-from training_profiler.snapshot import LineFigures, Snapshot
+from training_profiler.snapshot.snapshot import LineFigures, Snapshot
 
 
 def on_device(shares: dict[str, float], device_shares: dict[str, float], spans: int = 64) -> Snapshot:

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from fakes import FakeRun, section_figures, snapshot_of, step_figures
 
+from tests.support.recording import FakeRun, section_figures, snapshot_of, step_figures
 from training_profiler.diagnosis import diagnose
-from training_profiler.snapshot import LineFigures, Snapshot
+from training_profiler.snapshot.snapshot import LineFigures, Snapshot
 
 OF_STEP = [
     ("data_loading", 0.15, "data-loading-bound"),

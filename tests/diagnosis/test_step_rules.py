@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from fakes import section_figures, snapshot_of, step_figures
 
+from tests.support.recording import section_figures, snapshot_of, step_figures
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.steps import first_batch_slow, slowing_down, step_time_varies, warm_up
-from training_profiler.snapshot import EpochFigures, Snapshot
+from training_profiler.snapshot.snapshot import EpochFigures, Snapshot
 
 
 def run_of(**step) -> Snapshot:

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
 
+from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import THRESHOLDS, diagnose, epoch_warnings
-from training_profiler.snapshot import EpochFigures
+from training_profiler.snapshot.snapshot import EpochFigures
 
 
 def codes(snapshot):

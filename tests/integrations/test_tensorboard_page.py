@@ -18,7 +18,7 @@ import pytest
 
 from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
 from training_profiler.sinks.sink import Row
-from training_profiler.snapshot import (
+from training_profiler.snapshot.snapshot import (
     OTHER,
     EpochFigures,
     GpuFigures,

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
 
+from tests.support.recording import snapshot_of
 from training_profiler.reports.checklist import checklist, checklist_lines
-from training_profiler.snapshot import GpuFigures, Level, MachineFigures, Snapshot, Throughput
+from training_profiler.snapshot.snapshot import GpuFigures, Level, MachineFigures, Snapshot, Throughput
 
 GIB = 2**30
 

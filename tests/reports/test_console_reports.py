@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from fakes import FakeRun, section_figures, snapshot_of, step_figures
 
+from tests.support.recording import FakeRun, section_figures, snapshot_of, step_figures
 from training_profiler.diagnosis import Insight, diagnose
 from training_profiler.reports.console import LINES, render_epoch, render_final, render_periodic
-from training_profiler.snapshot import EpochFigures, Health, LoaderFigures, Snapshot
+from training_profiler.snapshot.snapshot import EpochFigures, Health, LoaderFigures, Snapshot
 
 FORWARD = section_figures(
     "forward_pass", 0.663, count=50, avg_s=0.3047, total_s=15.234, self_s=15.234, min_s=0.2981, max_s=0.3123

@@ -1,10 +1,17 @@
 import json
 
-from fakes import FakeRun, snapshot_of
-
+from tests.support.recording import FakeRun, snapshot_of
 from training_profiler.diagnosis import diagnose
-from training_profiler.reports.contract import as_data
-from training_profiler.snapshot import GpuFigures, Growth, Health, Level, MachineFigures, Snapshot, Throughput
+from training_profiler.reports.report_json import as_data
+from training_profiler.snapshot.snapshot import (
+    GpuFigures,
+    Growth,
+    Health,
+    Level,
+    MachineFigures,
+    Snapshot,
+    Throughput,
+)
 
 SECTION_KEYS = {
     "count", "total_s", "self_s", "avg_s", "min_s", "max_s", "std_s", "p50_s", "p95_s", "p99_s", "share", "parent",

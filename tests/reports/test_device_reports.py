@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from fakes import section_figures, snapshot_of
-
+from tests.support.recording import section_figures, snapshot_of
 from training_profiler.reports.console import LINES, render_final, render_periodic
-from training_profiler.reports.contract import as_data
-from training_profiler.snapshot import DeviceFigures
+from training_profiler.reports.report_json import as_data
+from training_profiler.snapshot.snapshot import DeviceFigures
 
 UNMEASURED = {"the pool of events was empty": 12, "a graph was captured": 3}
 DEVICE = DeviceFigures("cuda", "NVIDIA H200", "events", 300, UNMEASURED)

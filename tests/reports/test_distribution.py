@@ -1,10 +1,10 @@
 import pytest
-from fakes import section_figures, snapshot_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.recording import section_figures, snapshot_of
 from training_profiler.reports.distribution import distribution, in_tree_order, percentages
-from training_profiler.snapshot import Snapshot
+from training_profiler.snapshot.snapshot import Snapshot
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=40).filter(any))

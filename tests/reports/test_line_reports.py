@@ -2,11 +2,10 @@
 
 import json
 
-from fakes import section_figures
-
+from tests.support.recording import section_figures
 from training_profiler.reports.console import LINES, render_final, render_periodic
-from training_profiler.reports.contract import as_data
-from training_profiler.snapshot import LineFigures, Snapshot
+from training_profiler.reports.report_json import as_data
+from training_profiler.snapshot.snapshot import LineFigures, Snapshot
 
 LINES_OF_OTHER = (
     LineFigures("train.py", 212, "estimate_loss", share=0.31, samples=310),

@@ -1,5 +1,5 @@
 from training_profiler.reports.loaders import loader_lines
-from training_profiler.snapshot import LoaderFigures, Snapshot
+from training_profiler.snapshot.snapshot import LoaderFigures, Snapshot
 
 
 def loader(name, batches=100, wait_s=0.1, phase="train", **others):

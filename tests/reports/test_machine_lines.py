@@ -1,5 +1,5 @@
 from training_profiler.reports.machine import machine_lines
-from training_profiler.snapshot import GpuFigures, Level, MachineFigures, Snapshot, Throughput
+from training_profiler.snapshot.snapshot import GpuFigures, Level, MachineFigures, Snapshot, Throughput
 
 GIB = 2**30
 

@@ -4,10 +4,14 @@ import json
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
-from fakes_ranks import rank_id, rank_row, ranks_of
 
-from training_profiler.rank_figures import (
+from tests.support.ranks import rank_id, rank_row, ranks_of
+from tests.support.recording import snapshot_of
+from training_profiler.reports.checklist import checklist
+from training_profiler.reports.console import render_final, render_periodic
+from training_profiler.reports.ranks import attempt_lines, exchange_lines, ranges_text, rank_lines
+from training_profiler.reports.report_json import as_data
+from training_profiler.snapshot.ranks import (
     AttemptFigures,
     ClockFigures,
     ExchangeFigures,
@@ -15,11 +19,7 @@ from training_profiler.rank_figures import (
     RanksFigures,
     SectionSpread,
 )
-from training_profiler.reports.checklist import checklist
-from training_profiler.reports.console import render_final, render_periodic
-from training_profiler.reports.contract import as_data
-from training_profiler.reports.ranks import attempt_lines, exchange_lines, ranges_text, rank_lines
-from training_profiler.snapshot import Snapshot
+from training_profiler.snapshot.snapshot import Snapshot
 
 LOADING = SectionSpread("data_loading", 4, 0.0012, 0.0013, 0.022, rank_id(3), 2.4, True)
 SAVING = SectionSpread("checkpointing", 1, 0.5, 0.5, 0.5, rank_id(0), 0.0, False, never_on=(1, 2, 3))

@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import FakeRun, section_figures, snapshot_of, step_figures
 
+from tests.support.recording import FakeRun, section_figures, snapshot_of, step_figures
 from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
-from training_profiler.snapshot import (
+from training_profiler.snapshot.snapshot import (
     OTHER,
     OUTSIDE_STEPS,
     PROFILER,

@@ -3,15 +3,15 @@
 import threading
 
 import pytest
-from fakes import FakeRun
 
+from tests.support.recording import FakeRun
 from training_profiler.errors import MissingExtraError
+from training_profiler.runtime.health import Upkeep
 from training_profiler.sinks import extras, writer
 from training_profiler.sinks.extras import require_packages
 from training_profiler.sinks.sink import MOST_HELD, Held, Row, Sink
 from training_profiler.sinks.trackers import Trackers
 from training_profiler.sinks.writer import MOST_ROWS
-from training_profiler.upkeep import Upkeep
 
 LONG_S = 30.0  # bounds a hang; nothing here waits for long
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .scripts import ROOT, TIMEOUT_S, environment
+from tests.system.scripts import ROOT, TIMEOUT_S, environment
 
 BOOTSTRAP = ROOT / "training_profiler" / "bootstrap"
 NOTHING = "training_profiler: nothing measured: the program never imported torch\n"

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.launching import BOOTSTRAP, NOTHING, Ended, execute, stand_ins
 from training_profiler.settings import Settings
 from training_profiler.switch import OFF_WORDS, ON_WORDS, SWITCH
 from training_profiler.switch import ROOT as ROOT_VARIABLE
-
-from .launching import BOOTSTRAP, NOTHING, Ended, execute, stand_ins
 
 # Stands in for the profiler: tells on stdout what was asked of it.
 LIVE = """
@@ -235,7 +234,7 @@ def test_a_module_of_the_users_that_has_our_name_is_left_alone(tmp_path: Path) -
     [
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
         ("def watch(begin_ns): raise ValueError('bad')", "ValueError: bad"),
-        ("old = True", "AttributeError: module 'training_profiler.live' has no attribute 'watch'"),
+        ("old = True", "AttributeError: module 'training_profiler.api' has no attribute 'watch'"),
     ],
 )
 def test_a_profiler_that_fails_is_one_line_and_the_program_goes_on(tmp_path: Path, live: str, said: str) -> None:

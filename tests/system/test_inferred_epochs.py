@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from .launching import execute, through_run
-from .scripts import ROOT
+from tests.system.launching import execute, through_run
+from tests.system.scripts import ROOT
 
 START = """
 import torch

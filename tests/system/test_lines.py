@@ -3,9 +3,8 @@
 import json
 from pathlib import Path
 
-from training_profiler.monitor.lines import HANDOVER_S
-
-from .scripts import THREE_STEPS, report_command, run
+from tests.system.scripts import THREE_STEPS, report_command, run
+from training_profiler.sampling.line_sampler import HANDOVER_S
 
 SWIFT = {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "500"}  # enough samples of a run of a second
 NO_MONITOR = {"RECTIFIED_FLOW_PROFILE_MONITOR_S": "0"}  # a thread of its own

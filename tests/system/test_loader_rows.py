@@ -2,12 +2,12 @@
 
 import json
 
-from .scripts import run
+from tests.system.scripts import run
 
 COLLECT = """
 import json
 from training_profiler import *
-from training_profiler.outlets import Outlets
+from training_profiler.runtime.outputs import Outlets
 
 rows = []
 Outlets.loader_row = lambda self, step, loaders: rows.append(

@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from .scripts import ROOT, TIMEOUT_S, environment
+from tests.system.scripts import ROOT, TIMEOUT_S, environment
 
-PROGRAMS = ROOT / "tests" / "ranks"
+PROGRAMS = ROOT / "tests" / "rank_programs"
 SUMMARY = "=== Final Profiling Summary"
 FIXED = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "RECTIFIED_FLOW_PROFILE_FORMAT": "lines"}
 
@@ -91,7 +91,7 @@ def kill_all(pid: int) -> None:
 def train(
     cwd: Path, *words: str, ranks: int = 2, program: str = "training.py", is_watched: bool = True, **variables: str
 ) -> Training:
-    """Run a program of tests/ranks to its end, watched or not at all."""
+    """Run a program of tests/rank_programs to its end, watched or not at all."""
     command = [*launch(ranks), str(PROGRAMS / program), *words]
     if is_watched:
         command = [sys.executable, "-m", "training_profiler", "run", *command]

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import pytest
 
-from .scripts import environment
+from tests.system.scripts import environment
 
 TIMEOUT_S = 90  # bounds a hang; two processes that import torch on a busy machine take 20
 # Rank 0 writes down, for a test, of what its last figures were made.
 SPY = """
 import json, os, sys, time
-import training_profiler.peers as peers
+import training_profiler.ranks.exchange as peers
 def spy(told, world_size, *, original=peers.ranks_figures, **rest):
     with open("told.json", "w") as file:
         json.dump({one.who.rank: [one.steps, one.is_final, one.ended_by, list(one.inside)] for one in told}, file)
@@ -328,7 +328,7 @@ def test_no_collective_is_added_to_those_of_the_program(tmp_path: Path) -> None:
 def test_a_training_that_hangs_is_said_once_with_where_each_rank_is(tmp_path: Path) -> None:
     # The other rank goes on as soon as rank 0 has said it, however slow the machine is.
     text = """
-    import training_profiler.stall as stall
+    import training_profiler.ranks.hang_detector as stall
     stall.QUIET_S = 3.0
     def said(*words, original=stall.stall_text):
         open("said", "w").close()

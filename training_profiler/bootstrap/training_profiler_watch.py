@@ -201,7 +201,7 @@ def _absolute(folder: str) -> str:
 
 
 def _import_live() -> "ModuleType":
-    """Return ``training_profiler.live``: the one the program would import, else the one this file belongs to."""
+    """Return ``training_profiler.api``: the one the program would import, else the one this file belongs to."""
     import importlib.util
 
     if PACKAGE not in sys.modules:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from training_profiler.diagnosis import diagnose
 from training_profiler.reports.console import render_final
-from training_profiler.reports.contract import as_data
-from training_profiler.runs.reader import read_run
+from training_profiler.reports.report_json import as_data
 from training_profiler.settings import FORMATS
+from training_profiler.storage.run_reader import read_run
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -4,14 +4,13 @@ import sys
 import time
 from collections.abc import Callable
 from statistics import median_low
-from typing import Final
+from typing import Final, Protocol
 
-from training_profiler.device import accelerator
-from training_profiler.device.clock import DeviceClock, Stamp
-from training_profiler.device.pairs import SWITCHED_OFF, UNFINISHED, Pairs
-from training_profiler.record.recorder import Recorder
-from training_profiler.snapshot import PROFILER, DeviceFigures
-from training_profiler.statistics.accumulator import Accumulator
+from training_profiler.device import backends
+from training_profiler.device.event_clock import DeviceClock, Stamp
+from training_profiler.device.span_pairing import SWITCHED_OFF, UNFINISHED, Ints, Pairs
+from training_profiler.recording.recorder import Recorder
+from training_profiler.snapshot.snapshot import PROFILER, DeviceFigures
 from training_profiler.units import NS_PER_S
 
 PART: Final = "device time"
@@ -23,6 +22,15 @@ WAIT_AT_END_S: Final = 1.0  # at most, for the device to come to the end of what
 POLL_S: Final = 0.001
 
 
+class SpanTotals(Protocol):
+    """The sums that device time is added to."""
+
+    on_spans: Callable[[Ints, Ints, Ints, Ints, int], None] | None
+
+    def add_device_time(self, id: int, ns: int) -> None:
+        """Add the device time of one span of section ``id``."""
+
+
 class DeviceTime:
     """Stamps the sections of the training thread, and books what the device took for them.
 
@@ -32,7 +40,7 @@ class DeviceTime:
     def __init__(
         self,
         recorder: Recorder,
-        accumulator: Accumulator,
+        accumulator: SpanTotals,
         guard: Callable[[str, Callable[[], None]], None],
         spend: Callable[[int], None],
     ) -> None:
@@ -44,7 +52,7 @@ class DeviceTime:
         self._buffer = recorder.buffer()  # the training thread's
         self._clock: DeviceClock | None = None
         self._pairs: Pairs | None = None
-        self._device: accelerator.Accelerator | None = None
+        self._device: backends.Accelerator | None = None
         self._begin_ns = recorder.clock()
         self._since_ns = 0
         self._next_try_ns = 0
@@ -92,7 +100,7 @@ class DeviceTime:
         return (self._pairs.taken + len(self._clock.stamps)) * self._stamp_ns + self._booking_ns
 
     def _begin(self) -> None:
-        found = accelerator.find_accelerator()
+        found = backends.find_accelerator()
         if found is None or found.is_capturing() or self._recorder.buffer() is not self._buffer:
             return
         clock = DeviceClock(found, self._recorder.clock)

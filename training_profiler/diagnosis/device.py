@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Final
 
-from training_profiler.diagnosis.insight import Insight
 from training_profiler.diagnosis.memory import LOOKS_NEEDED
 from training_profiler.diagnosis.rule import has_enough_steps, rule
-from training_profiler.snapshot import Snapshot
+from training_profiler.findings.insight import Insight
+from training_profiler.snapshot.snapshot import Snapshot
 
 CPU_BOTTLENECK: Final = 0.70
 SERIOUS: Final = 0.50

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from training_profiler.diagnosis.insight import Evidence, Insight
 from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, has_enough_steps, rule
-from training_profiler.snapshot import OTHER, LineFigures, Snapshot
+from training_profiler.findings.insight import Evidence, Insight
+from training_profiler.snapshot.snapshot import OTHER, LineFigures, Snapshot
 from training_profiler.units import seconds_text
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from training_profiler.diagnosis.insight import Insight
 from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, rule
-from training_profiler.snapshot import LoaderFigures, Snapshot
+from training_profiler.findings.insight import Insight
+from training_profiler.snapshot.snapshot import LoaderFigures, Snapshot
 from training_profiler.units import seconds_text
 
 BATCHES_NEEDED: Final = 8  # of a loader before a mean is worth comparing: the first has to fill queues

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from training_profiler.diagnosis.insight import Insight
 from training_profiler.diagnosis.rule import has_enough_steps, rule
 from training_profiler.diagnosis.shares import severity_of
-from training_profiler.snapshot import GpuFigures, Growth, Level, Snapshot
+from training_profiler.findings.insight import Insight
+from training_profiler.snapshot.snapshot import GpuFigures, Growth, Level, Snapshot
 from training_profiler.units import S_PER_HOUR, S_PER_MINUTE, bytes_text
 
 OUT_OF_MEMORY_RISK: Final = 0.98  # of the device

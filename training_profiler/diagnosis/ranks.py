@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from training_profiler.diagnosis.insight import Evidence, Insight
 from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, has_enough_steps, rule
 from training_profiler.diagnosis.shares import of_step
 from training_profiler.diagnosis.stragglers import host_slow, straggler
-from training_profiler.rank_figures import RankFigures
-from training_profiler.snapshot import Snapshot
+from training_profiler.findings.insight import Evidence, Insight
+from training_profiler.snapshot.ranks import RankFigures
+from training_profiler.snapshot.snapshot import Snapshot
 
 MOST_NAMED: Final = 4
 EXPLAINED: Final = 0.5  # of the waiting, from which on one cause is told as what the others wait for

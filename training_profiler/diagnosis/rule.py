@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from training_profiler.diagnosis.insight import Insight
-from training_profiler.snapshot import Snapshot
+from training_profiler.findings.insight import Insight
+from training_profiler.snapshot.snapshot import Snapshot
 
 Find = Callable[[Snapshot, float], Insight | None]
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from training_profiler.diagnosis import device, lines, loaders, memory, ranks, shares, steps, stragglers
-from training_profiler.diagnosis.insight import Insight
 from training_profiler.diagnosis.rule import STEPS_NEEDED, Rule, has_enough_steps, thresholds
 from training_profiler.diagnosis.rule import threshold as threshold_of
-from training_profiler.snapshot import OTHER, PROFILER, EpochFigures, Snapshot
+from training_profiler.findings.insight import Insight
+from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochFigures, Snapshot
 from training_profiler.units import seconds_text
 
 RULES: Final[tuple[Rule, ...]] = (

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Final
 
-from training_profiler.diagnosis.insight import Insight
 from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, has_enough_steps, rule
-from training_profiler.snapshot import Snapshot
+from training_profiler.findings.insight import Insight
+from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import seconds_text
 
 MOST_OF_IT: Final = 0.5  # of the waiting for batches

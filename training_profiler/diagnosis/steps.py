@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from training_profiler.diagnosis.insight import Insight
 from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, rule
-from training_profiler.snapshot import OTHER, SectionFigures, Snapshot
+from training_profiler.findings.insight import Insight
+from training_profiler.snapshot.snapshot import OTHER, SectionFigures, Snapshot
 from training_profiler.units import seconds_text
 
 VARIATION_NEEDS: Final = 20  # steps after warm-up; the deviation of fewer is itself too uncertain

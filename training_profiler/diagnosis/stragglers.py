@@ -2,10 +2,10 @@
 
 from typing import Final, NamedTuple
 
-from training_profiler.diagnosis.insight import Insight
 from training_profiler.diagnosis.rule import STEPS_NEEDED, WORTH_AT_LEAST_S, has_enough_steps, rule
-from training_profiler.rank_figures import RankFigures
-from training_profiler.snapshot import OTHER, Snapshot
+from training_profiler.findings.insight import Insight
+from training_profiler.snapshot.ranks import RankFigures
+from training_profiler.snapshot.snapshot import OTHER, Snapshot
 from training_profiler.units import seconds_text
 
 GAIN: Final = 0.5  # of the threshold: a rank or host that makes steps longer by less of their time is left alone

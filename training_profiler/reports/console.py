@@ -11,7 +11,7 @@ from training_profiler.reports.insights import insight_lines
 from training_profiler.reports.loaders import loader_lines
 from training_profiler.reports.machine import machine_lines
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
-from training_profiler.snapshot import OUTSIDE_STEPS, PROFILER, EpochFigures, SectionFigures, Snapshot
+from training_profiler.snapshot.snapshot import OUTSIDE_STEPS, PROFILER, EpochFigures, SectionFigures, Snapshot
 from training_profiler.units import S_PER_HOUR, seconds_text
 
 # Now, and not at the first table: an import at the interpreter's end makes it forget that Ctrl-C ended the program.

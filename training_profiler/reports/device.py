@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from training_profiler.snapshot import SectionFigures, Snapshot
+from training_profiler.snapshot.snapshot import SectionFigures, Snapshot
 from training_profiler.units import seconds_text
 
 HEADER: Final = "device avg"

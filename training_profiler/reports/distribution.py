@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from training_profiler.snapshot import OTHER, OUTSIDE_STEPS, LineFigures, SectionFigures, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, LineFigures, SectionFigures, Snapshot
 
 INDENT: Final = "  "
 LINES_ABOVE: Final = 0.10  # own share of a section from which on the lines in it are shown

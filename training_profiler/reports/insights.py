@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from training_profiler.diagnosis import Insight
 from training_profiler.diagnosis.rules import too_little_data
-from training_profiler.snapshot import Snapshot
+from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import S_PER_MINUTE, seconds_text
 
 

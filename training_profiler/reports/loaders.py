@@ -3,7 +3,7 @@
 from typing import Final
 
 from training_profiler.diagnosis.loaders import loader_mix, loader_slow
-from training_profiler.snapshot import LoaderFigures, Snapshot
+from training_profiler.snapshot.snapshot import LoaderFigures, Snapshot
 
 TRAIN: Final = "train"
 _HEADERS: Final = (

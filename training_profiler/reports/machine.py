@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from training_profiler.snapshot import GpuFigures, Level, MachineFigures, Snapshot, Throughput
+from training_profiler.snapshot.snapshot import GpuFigures, Level, MachineFigures, Snapshot, Throughput
 from training_profiler.units import BYTES_PER_GIB
 
 

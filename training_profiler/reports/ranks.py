@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from training_profiler.rank_figures import HostFigures, RankFigures, RanksFigures, SectionSpread
-from training_profiler.snapshot import Snapshot
+from training_profiler.snapshot.ranks import HostFigures, RankFigures, RanksFigures, SectionSpread
+from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import seconds_text
 
 LINES: Final = "lines"

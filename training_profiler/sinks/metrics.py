@@ -6,7 +6,7 @@ from typing import Final
 
 from training_profiler.diagnosis.rule import threshold
 from training_profiler.diagnosis.shares import severity_of
-from training_profiler.snapshot import (
+from training_profiler.snapshot.snapshot import (
     OTHER,
     OUTSIDE_STEPS,
     PROFILER,

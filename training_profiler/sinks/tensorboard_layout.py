@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from training_profiler.sinks.sink import Row
-from training_profiler.snapshot import OTHER
+from training_profiler.snapshot.snapshot import OTHER
 
 PERCENTAGE: Final = re.compile(r"profiling/interval_(.+)_percentage")
 STACK: Final = "profiling_stack/"  # tags of the heights in the stacked chart

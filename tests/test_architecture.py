@@ -46,7 +46,7 @@ STANDALONE = {
     "component_benchmark": {"errors", "units", "reports"},
 }
 PACKAGES_OF_OTHERS = {
-    "bootstrap": {"training_profiler_watch"},  # its own other file: this folder is no package, but stands on sys.path
+    "bootstrap": {"training_profiler_bootstrap"},  # its other file: this folder is on sys.path, not a package
     "sampling": {"psutil"},
     "torch_capture": {"psutil"},  # torch is looked up where the program has imported it
     "device": {"numpy"},  # the same

@@ -42,7 +42,19 @@ else:
         stop_training_profiling,
     )
 
-__version__ = "0.1.0"
+
+def __getattr__(name: str) -> str:
+    """Return ``__version__``, which is looked up when it is asked for: importing this package stays cheap."""
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("training-profiler")
+        except PackageNotFoundError:  # used from its source folder, without being installed
+            pass
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "is_profiling_enabled",
     "profile_dataloader",

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from training_profiler.errors import ProfilerWarning
-from training_profiler.instrumentation.instrumentation import Watch
+from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.recording.data_loader import ProfiledIterator, ProfiledLoader
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.process import Process, usable_settings
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _process = Process(Recorder())
 _process.recorder.is_listened_to = False
-_process.recorder.on_first = _process.begin_if_first
+_process.recorder.on_first = _process.begin_at_first_section
 profile_section = _process.recorder.section
 at_fork(lambda: _process.fall_silent())
 _process.look_for_ranks()
@@ -85,7 +85,7 @@ def start_training_profiling(
     _process.settings = settings
     session = _process.session
     if session is not None and session.is_running:
-        session.adopt(settings)
+        session.reconfigure(settings)
     else:
         _process.begin(opens_files=True)
     _process.was_stopped = False
@@ -183,8 +183,12 @@ def profile_phase(phase: str) -> _Context:
 
 def _note(sentence: str) -> None:
     session = _process.running()
-    if session is not None and sentence not in session.upkeep.notes and len(session.upkeep.notes) < 20:
-        session.upkeep.notes.append(sentence)
+    if (
+        session is not None
+        and sentence not in session.profiler_health.notes
+        and len(session.profiler_health.notes) < 20
+    ):
+        session.profiler_health.notes.append(sentence)
 
 
 def profile_dataloader(loader: Iterable[T], name: str | None = None, proportion: float | None = None) -> Iterable[T]:
@@ -233,7 +237,7 @@ def watch(begin_ns: int) -> None:
     """
     if _process.watch is None and not _process.was_stopped:
         _process.by_hand.uninstall()
-        _process.watch = Watch(_process.recorder, _process.begin_watched)
+        _process.watch = Instrumentation(_process.recorder, _process.begin_watched)
         _process.watch_begin_ns = begin_ns
         _process.watch.install(sys.modules["torch"])
 

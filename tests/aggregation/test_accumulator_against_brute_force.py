@@ -279,8 +279,8 @@ plain_interleaved = st.lists(
 def test_events_in_any_order_are_summed_up_the_same_in_one_batch_or_many(operations):
     batches = batches_of(operations)
     many, one = figures_of(accumulated(batches)), figures_of(accumulated([in_one_batch(batches)]))
-    for figures in (many, one):
-        del figures["parents"], figures["step_total_ns"]  # who is around a section changes when that one ends first
+    for stats in (many, one):
+        del stats["parents"], stats["step_total_ns"]  # who is around a section changes when that one ends first
     del many["first_fetch_ns"], one["first_fetch_ns"]  # the first that ended, where fetches overlap
     assert many == one
 

@@ -1,8 +1,8 @@
-from training_profiler.aggregation.step_totals import DisturbedSteps
+from training_profiler.aggregation.step_totals import CaptureAffectedSteps
 
 
 def test_steps_are_disturbed_from_the_first_to_the_last_that_is_told():
-    disturbed = DisturbedSteps()
+    disturbed = CaptureAffectedSteps()
     disturbed.begin(5)
     disturbed.end(8)
     assert disturbed.among(before=0, count=10) == [4, 5, 6, 7]
@@ -11,7 +11,7 @@ def test_steps_are_disturbed_from_the_first_to_the_last_that_is_told():
 
 
 def test_steps_are_disturbed_until_an_end_is_told():
-    disturbed = DisturbedSteps()
+    disturbed = CaptureAffectedSteps()
     disturbed.begin(3)
     assert disturbed.among(before=0, count=4) == [2, 3]
     disturbed.end(3)

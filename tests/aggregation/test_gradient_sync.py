@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.recording import FakeRun
-from training_profiler.recording.gradient_sync import Exchanged
+from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.recorder import STEP_END
 from training_profiler.storage.run_reader import read_run
 
@@ -18,7 +18,7 @@ def run() -> FakeRun:
 
 
 def exchanged(seconds, exchanges=1, hidden_s=0.0, **others):
-    return Exchanged(exchanges, exchanges, round((seconds + hidden_s) * S), round(hidden_s * S), **others)
+    return GradientSyncTotals(exchanges, exchanges, round((seconds + hidden_s) * S), round(hidden_s * S), **others)
 
 
 def book(run, of):
@@ -40,13 +40,13 @@ def test_what_is_exposed_moves_from_the_backward_passes_own_time(run):
     book(run, exchanged(2, exchanges=2, hidden_s=1))
     assert sums_of(run, "backward_pass") == (2, 6, 4, 6, 4)
     assert sums_of(run, "synchronization") == (2, 2, 2, 2, 2)
-    figures = run.snapshot().sections
-    assert figures["synchronization"].parent == "backward_pass"
-    assert figures["synchronization"].avg_s == 1
-    assert figures["synchronization"].p50_s is None
-    assert figures["synchronization"].share == pytest.approx(2 / 8)
-    assert figures["backward_pass"].avg_s == figures["backward_pass"].p50_s == pytest.approx(3, rel=0.01)
-    assert sum(section.share for section in figures.values()) == pytest.approx(1)
+    stats = run.snapshot().sections
+    assert stats["synchronization"].parent == "backward_pass"
+    assert stats["synchronization"].avg_s == 1
+    assert stats["synchronization"].p50_s is None
+    assert stats["synchronization"].share == pytest.approx(2 / 8)
+    assert stats["backward_pass"].avg_s == stats["backward_pass"].p50_s == pytest.approx(3, rel=0.01)
+    assert sum(section.share for section in stats.values()) == pytest.approx(1)
 
 
 def test_of_totals_no_more_is_moved_than_their_backward_passes_have(run):
@@ -93,12 +93,12 @@ def test_nothing_is_taken_from_a_step_that_has_not_ended(run):
     assert sums_of(run, "backward_pass") == (2, 6, 5, 1, 0)
     run.flush()
     run.recorder.mark(STEP_END)
-    book(run, Exchanged())
+    book(run, GradientSyncTotals())
     assert sums_of(run, "backward_pass") == (0, 0, 0, 5, 5)
     run.flush()
     assert run.snapshot().sections["backward_pass"].self_s == 3
     run.step(backward_pass=3)
-    book(run, Exchanged())
+    book(run, GradientSyncTotals())
     run.flush()
     backward = run.snapshot().sections["backward_pass"]
     assert (backward.total_s, backward.self_s, backward.step_self_s) == (9, 6, 6)
@@ -122,7 +122,7 @@ def test_without_a_section_for_backward_passes_nothing_is_moved(run):
     run.step(train_step=5)
     book(run, exchanged(3))
     run.step(train_step=5, backward_pass=5)
-    book(run, Exchanged())
+    book(run, GradientSyncTotals())
     assert sums_of(run, "backward_pass") == (1, 5, 5, 5, 5)
     assert "synchronization" not in run.snapshot().sections
 

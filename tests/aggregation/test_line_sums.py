@@ -6,7 +6,7 @@ from tests.support.recording import FakeRun
 from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.recording.recorder import STEP_END
 from training_profiler.sampling.line_sampler import Location
-from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, LineFigures
+from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, LineStats
 
 BATCH = Location("train.py", 88, "get_batch")
 LOSS = Location("train.py", 212, "estimate_loss")
@@ -158,10 +158,10 @@ def test_a_lines_share_is_its_part_of_the_sections_own_share():
     run = FakeRun()
     train(run)
     assert run.snapshot().lines == {
-        "forward_pass": (LineFigures("model.py", 12, "Block.forward", share=0.25, samples=40),),
+        "forward_pass": (LineStats("model.py", 12, "Block.forward", share=0.25, samples=40),),
         OTHER: (
-            LineFigures("train.py", 88, "get_batch", share=0.75 * 80 / 120, samples=80),
-            LineFigures("train.py", 212, "estimate_loss", share=0.75 * 40 / 120, samples=40),
+            LineStats("train.py", 88, "get_batch", share=0.75 * 80 / 120, samples=80),
+            LineStats("train.py", 212, "estimate_loss", share=0.75 * 40 / 120, samples=40),
         ),
     }
 
@@ -197,7 +197,7 @@ def test_samples_of_no_user_code_count_but_are_not_shown():
     with run.section("backward_pass"):
         run.look(None, 60)
         run.clock.advance(1)
-    assert run.snapshot().lines == {"forward_pass": (LineFigures(*MODEL[:3], share=0.5 * 15 / 60, samples=15),)}
+    assert run.snapshot().lines == {"forward_pass": (LineStats(*MODEL[:3], share=0.5 * 15 / 60, samples=15),)}
 
 
 def test_what_follows_the_last_step_is_outside_of_steps():
@@ -207,14 +207,14 @@ def test_what_follows_the_last_step_is_outside_of_steps():
     run.clock.advance(40)
     lines = run.snapshot().lines
     assert [line.samples for line in lines[OTHER]] == [80, 40]
-    assert lines[OUTSIDE_STEPS] == (LineFigures(*LOSS[:3], share=0.2, samples=50),)
+    assert lines[OUTSIDE_STEPS] == (LineStats(*LOSS[:3], share=0.2, samples=50),)
 
 
 def test_without_steps_all_time_of_no_section_is_other():
     run = FakeRun()
     run.look(LOSS, 50)
     run.clock.advance(1)
-    assert run.snapshot().lines == {OTHER: (LineFigures(*LOSS[:3], share=1.0, samples=50),)}
+    assert run.snapshot().lines == {OTHER: (LineStats(*LOSS[:3], share=1.0, samples=50),)}
 
 
 def test_a_section_that_the_user_calls_other_adds_to_it():
@@ -224,7 +224,7 @@ def test_a_section_that_the_user_calls_other_adds_to_it():
         run.clock.advance(1)
     run.look(BATCH, 20)
     run.clock.advance(1)
-    assert run.snapshot().lines == {OTHER: (LineFigures(*BATCH[:3], share=1.0, samples=40),)}
+    assert run.snapshot().lines == {OTHER: (LineStats(*BATCH[:3], share=1.0, samples=40),)}
 
 
 def test_a_section_has_at_most_a_hundred_lines():
@@ -235,4 +235,4 @@ def test_a_section_has_at_most_a_hundred_lines():
     run.clock.advance(1)
     lines = run.snapshot().lines[OTHER]
     assert len(lines) == 100
-    assert lines[0] == LineFigures("train.py", 150, "main", share=2 / 201, samples=2)
+    assert lines[0] == LineStats("train.py", 150, "main", share=2 / 201, samples=2)

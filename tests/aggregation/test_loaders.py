@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.recording import FakeRun
-from training_profiler.aggregation.loaders import KINDS, MOST_CHANGES, loader_figures, row_figures
+from training_profiler.aggregation.loaders import KINDS, MOST_CHANGES, interval_stats, loader_stats
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
-from training_profiler.recording.section import LOADER, UNCOUNTED
+from training_profiler.recording.section import LOADER, TIME_ONLY
 
 KIND_NAMES = ("data", "forward", "backward", "optimizer", "between")
 KIND_OF = {"data_loading": 0, "forward_pass": 1, "backward_pass": 2, "optimizer_step": 3}
@@ -131,7 +131,7 @@ def test_sums_are_those_of_a_slow_reading_however_the_events_are_drained(listed)
     rows = []
     for (what, which), ns in listed:
         run.clock.advance_ns(ns)
-        code = UNCOUNTED if what == "uncounted" else 0
+        code = TIME_ONLY if what == "uncounted" else 0
         if what in ("enter", "uncounted"):
             run.note(which, code=code)
             opened.append((which, code))
@@ -167,7 +167,7 @@ def test_every_timing_belongs_to_the_loader_that_the_batch_came_from():
     run.batch(2, data=10, forward=20, backward=30)
     run.spend("optimizer_step", 5)
     run.flush()
-    first, second = loader_figures(counts_of(1, 2), run.sums.run.loaders)
+    first, second = loader_stats(counts_of(1, 2), run.sums.run.loaders)
     assert (first.data_avg_s, first.forward_avg_s, first.backward_avg_s, first.optimizer_avg_s) == (1, 2, 3, None)
     assert (second.data_avg_s, second.forward_avg_s, second.backward_avg_s, second.optimizer_avg_s) == (10, 20, 30, 5)
     assert (first.batch_wait_avg_s, second.batch_wait_avg_s) == (None, 15)
@@ -179,8 +179,8 @@ def test_two_forward_passes_of_a_batch_are_one_figure_a_batch():
     run.batch(1, forward=2)
     run.spend("forward_pass", 4)
     run.flush()
-    (figures,) = loader_figures(counts_of(1), run.sums.run.loaders)
-    assert figures.forward_avg_s == 6
+    (stats,) = loader_stats(counts_of(1), run.sums.run.loaders)
+    assert stats.forward_avg_s == 6
 
 
 def test_time_between_batches_does_not_reach_across_a_validation():
@@ -195,7 +195,7 @@ def test_time_between_batches_does_not_reach_across_a_validation():
     assert found_in(sums)[1, "train", "between"] == (6_000_000_000, 1)
     counts = counts_of(1, 2)
     counts[1].by_phase[VAL], counts[1].by_phase[TRAIN] = counts[1].by_phase[TRAIN], counts[1].by_phase[VAL]
-    train, val = loader_figures(counts, sums)
+    train, val = loader_stats(counts, sums)
     assert (train.phase, val.phase, val.data_avg_s, val.batch_wait_avg_s, val.proportion) == (
         "train",
         "val",
@@ -253,14 +253,14 @@ def test_a_row_holds_the_means_of_the_batches_since_the_row_before_and_the_mix_s
     counts = counts_of(1, 2)
     counts[0].asked = 0.25
     told = [
-        (row.step, [(one.name, one.batches, one.data_avg_s, one.proportion) for one in row_figures(row, counts)])
+        (row.step, [(one.name, one.batches, one.data_avg_s, one.proportion) for one in interval_stats(row, counts)])
         for row in rows
     ]
     assert told == [
         (2, [("loader1", 2, 2.0, 1.0)]),
         (4, [("loader1", 0, None, 0.5), ("loader2", 2, 6.0, 0.5)]),
     ]
-    assert row_figures(rows[0], counts)[0].asked_proportion == 0.25
+    assert interval_stats(rows[0], counts)[0].asked_proportion == 0.25
 
 
 def test_rows_of_validation_come_with_the_next_step_or_at_the_end():
@@ -272,7 +272,7 @@ def test_rows_of_validation_come_with_the_next_step_or_at_the_end():
     run.drain()
     assert [row.step for row in run.accumulator.loaders.take_rows()] == [1]
     (row,) = run.accumulator.loaders.take_rows(is_last=True)
-    assert [(one.name, one.phase) for one in row_figures(row, counts_of(1, 2))][-1] == ("loader2", "val")
+    assert [(one.name, one.phase) for one in interval_stats(row, counts_of(1, 2))][-1] == ("loader2", "val")
     assert row.step == 1
 
 
@@ -285,7 +285,7 @@ def test_without_a_setting_there_are_at_most_ten_rows_a_second():
     run.drain()
     rows = run.accumulator.loaders.take_rows() + run.accumulator.loaders.take_rows(is_last=True)
     assert 28 <= len(rows) <= 32  # 3 s
-    assert sum(row_figures(row, counts_of(1))[0].batches for row in rows) == 100
+    assert sum(interval_stats(row, counts_of(1))[0].batches for row in rows) == 100
 
 
 def test_the_code_of_a_loader_is_no_section():
@@ -296,5 +296,5 @@ def test_the_code_of_a_loader_is_no_section():
 def test_a_loader_on_another_thread_has_its_batches_and_their_wait_and_no_means(phase):
     counts = LoaderCounts("main")
     counts.add(4, 2 * 10**9, phase == TRAIN)
-    (figures,) = loader_figures([counts], LoaderRun().sums.run.loaders)
-    assert (figures.phase, figures.batches, figures.wait_s, figures.data_avg_s) == (phase, 1, 2.0, None)
+    (stats,) = loader_stats([counts], LoaderRun().sums.run.loaders)
+    assert (stats.phase, stats.batches, stats.wait_s, stats.data_avg_s) == (phase, 1, 2.0, None)

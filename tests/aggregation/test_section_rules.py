@@ -9,7 +9,7 @@ from tests.support.recording import FakeRun
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.section_rules import APART, OF_A_STEP
 from training_profiler.recording.recorder import EPOCH_BEGIN, STEP_END, Batch, ThreadEvents
-from training_profiler.recording.section import CANCELLED, INFERRED, UNCOUNTED
+from training_profiler.recording.section import DISCARDED, INFERRED, TIME_ONLY
 from training_profiler.recording.section_names import SectionNames
 
 
@@ -30,7 +30,7 @@ class WatchedRun(FakeRun):
         self.clock.advance(seconds)
         self.note(name, -1, code)
 
-    def figures(self):
+    def stats(self):
         """Return (counts, total s, self s) by name; times add up, and nothing is left over."""
         totals = self.totals()
         sums, names = totals.sections, {0: "", **self.names.names}
@@ -51,7 +51,7 @@ def run() -> WatchedRun:
 def test_inferred_sections_count_as_those_by_hand(run):
     run.infer("forward_pass", 2)
     run.spend("augment", 1)
-    assert run.figures() == (
+    assert run.stats() == (
         {"forward_pass": 1, "augment": 1},
         {"forward_pass": 2.0, "augment": 1.0},
         {"forward_pass": 2.0, "augment": 1.0},
@@ -62,7 +62,7 @@ def test_an_inferred_section_within_one_of_the_same_name_by_hand_is_not_counted_
     with run.section("forward_pass"):
         run.clock.advance(1)
         run.infer("forward_pass", 2)
-    assert run.figures() == ({"forward_pass": 1}, {"forward_pass": 3.0}, {"forward_pass": 3.0})
+    assert run.stats() == ({"forward_pass": 1}, {"forward_pass": 3.0}, {"forward_pass": 3.0})
 
 
 @pytest.mark.parametrize("by_hand", OF_A_STEP)
@@ -70,15 +70,15 @@ def test_within_a_part_of_a_step_by_hand_nothing_is_inferred(run, by_hand):
     with run.section(by_hand):
         for name in ("data_loading", "forward_pass", "backward_pass", "forward_without_grad", "checkpointing"):
             run.infer(name)
-        run.infer("forward_pass", code=UNCOUNTED)
-    assert run.figures()[0] == {by_hand: 1}
+        run.infer("forward_pass", code=TIME_ONLY)
+    assert run.stats()[0] == {by_hand: 1}
 
 
 def test_after_the_section_by_hand_things_are_inferred_again(run):
     with run.section("forward_pass"):
         run.infer("forward_pass")
     run.infer("forward_pass")
-    assert run.figures()[0] == {"forward_pass": 2}
+    assert run.stats()[0] == {"forward_pass": 2}
 
 
 def test_sections_by_hand_one_in_the_other_cover_until_the_outer_ends(run):
@@ -87,7 +87,7 @@ def test_sections_by_hand_one_in_the_other_cover_until_the_outer_ends(run):
             pass
         run.infer("backward_pass")
     run.infer("backward_pass")
-    assert run.figures()[0] == {"forward_pass": 1, "data_transfer": 1, "backward_pass": 1}
+    assert run.stats()[0] == {"forward_pass": 1, "data_transfer": 1, "backward_pass": 1}
 
 
 @pytest.mark.parametrize("by_hand", APART)
@@ -95,7 +95,7 @@ def test_sections_by_hand_one_in_the_other_cover_until_the_outer_ends(run):
 def test_within_what_is_apart_by_hand_nothing_else_that_is_apart_is_inferred(run, by_hand, inferred):
     with run.section(by_hand):
         run.infer(inferred, 2)
-    assert run.figures() == ({by_hand: 1}, {by_hand: 2.0}, {by_hand: 2.0})
+    assert run.stats() == ({by_hand: 1}, {by_hand: 2.0}, {by_hand: 2.0})
 
 
 def test_within_validation_by_hand_its_parts_are_inferred(run):
@@ -104,7 +104,7 @@ def test_within_validation_by_hand_its_parts_are_inferred(run):
         run.infer("data_loading")
         run.infer("forward_pass", 2)
         run.note("validation_epoch", -1)
-    counts, total_s, self_s = run.figures()
+    counts, total_s, self_s = run.stats()
     assert counts == {
         "validation_epoch": 1,
         "validation_epoch/data_loading": 1,
@@ -118,7 +118,7 @@ def test_within_sections_of_other_names_by_hand_everything_is_inferred(run):
     with run.section("train_step"):
         run.infer("forward_pass", 2)
         run.infer("checkpointing", 3)
-    counts, _, self_s = run.figures()
+    counts, _, self_s = run.stats()
     assert counts == {"train_step": 1, "forward_pass": 1, "checkpointing": 1}
     assert self_s == {"forward_pass": 2.0, "checkpointing": 3.0}
 
@@ -127,7 +127,7 @@ def test_sections_by_hand_within_inferred_ones_stay(run):
     run.note("validation_epoch")
     run.spend("forward_pass", 2)
     run.note("validation_epoch", -1)
-    counts, _, self_s = run.figures()
+    counts, _, self_s = run.stats()
     assert counts == {"validation_epoch": 1, "validation_epoch/forward_pass": 1}
     assert self_s == {"validation_epoch/forward_pass": 2.0}
 
@@ -141,7 +141,7 @@ def test_a_section_by_hand_covers_across_drains(run):
         run.infer("backward_pass")
     run.drain()
     run.infer("forward_pass")
-    assert run.figures()[0] == {"forward_pass": 2}
+    assert run.stats()[0] == {"forward_pass": 2}
 
 
 def test_an_inferred_exit_within_a_section_by_hand_ends_what_began_before_it(run):
@@ -154,7 +154,7 @@ def test_an_inferred_exit_within_a_section_by_hand_ends_what_began_before_it(run
     run.clock.advance(4)
     forward.__exit__(None, None, None)
     run.infer("backward_pass", 8)
-    counts, total_s, self_s = run.figures()
+    counts, total_s, self_s = run.stats()
     assert counts == {"validation_epoch": 1, "validation_epoch/forward_pass": 1, "backward_pass": 1}
     assert total_s == {"validation_epoch": 3.0, "validation_epoch/forward_pass": 6.0, "backward_pass": 8.0}
     assert self_s == {"validation_epoch": 1.0, "validation_epoch/forward_pass": 6.0, "backward_pass": 8.0}
@@ -171,7 +171,7 @@ def test_an_inferred_exit_after_a_section_by_hand_goes_with_its_enter(run, drain
         run.drain()
     run.note("validation_epoch", -1)
     run.infer("validation_epoch", 4)
-    counts, total_s, _ = run.figures()
+    counts, total_s, _ = run.stats()
     assert counts == {"forward_pass": 1, "validation_epoch": 1}
     assert total_s == {"forward_pass": 2.0, "validation_epoch": 4.0}
 
@@ -180,11 +180,11 @@ def test_a_cancelled_exit_goes_with_its_enter(run):
     with run.section("data_loading"):
         run.note("data_loading")
         run.clock.advance(1)
-        run.note("data_loading", -1, CANCELLED)
+        run.note("data_loading", -1, DISCARDED)
     run.note("data_loading")
     run.clock.advance(2)
-    run.note("data_loading", -1, CANCELLED)
-    assert run.figures() == ({"data_loading": 1}, {"data_loading": 1.0}, {"": 2.0, "data_loading": 1.0})
+    run.note("data_loading", -1, DISCARDED)
+    assert run.stats() == ({"data_loading": 1}, {"data_loading": 1.0}, {"": 2.0, "data_loading": 1.0})
 
 
 def test_a_section_by_hand_that_is_cancelled_covers_nothing_after_it(run):
@@ -193,7 +193,7 @@ def test_a_section_by_hand_that_is_cancelled_covers_nothing_after_it(run):
     run.infer("data_loading")
     waiting.cancel()
     run.infer("forward_pass")
-    assert run.figures()[0] == {"forward_pass": 1}
+    assert run.stats()[0] == {"forward_pass": 1}
 
 
 def test_sections_by_hand_on_one_thread_cover_nothing_on_another(run):
@@ -220,49 +220,49 @@ def test_what_a_thread_left_open_is_forgotten_with_its_last_section(run):
 
 def test_an_uncounted_span_adds_time_and_no_count(run):
     run.infer("optimizer_step", 2)
-    run.infer("optimizer_step", 1, UNCOUNTED)
-    assert run.figures() == ({"optimizer_step": 1}, {"optimizer_step": 3.0}, {"optimizer_step": 3.0})
+    run.infer("optimizer_step", 1, TIME_ONLY)
+    assert run.stats() == ({"optimizer_step": 1}, {"optimizer_step": 3.0}, {"optimizer_step": 3.0})
 
 
 def test_uncounted_spans_alone_have_a_section_of_time(run):
-    run.infer("optimizer_step", 1, UNCOUNTED)
-    assert run.figures() == ({}, {"optimizer_step": 1.0}, {"optimizer_step": 1.0})
+    run.infer("optimizer_step", 1, TIME_ONLY)
+    assert run.stats() == ({}, {"optimizer_step": 1.0}, {"optimizer_step": 1.0})
 
 
 def test_an_uncounted_span_is_left_out_of_extremes_and_the_average_is_total_over_count(run):
     run.infer("optimizer_step", 2)
-    run.infer("optimizer_step", 9, UNCOUNTED)
-    figures = run.snapshot().sections["optimizer_step"]
-    assert (figures.count, figures.avg_s, figures.min_s, figures.max_s) == (1, 11.0, 2.0, 2.0)
+    run.infer("optimizer_step", 9, TIME_ONLY)
+    stats = run.snapshot().sections["optimizer_step"]
+    assert (stats.count, stats.avg_s, stats.min_s, stats.max_s) == (1, 11.0, 2.0, 2.0)
 
 
 def test_a_counted_and_an_uncounted_span_of_one_section_may_be_one_in_the_other(run):
-    run.note("optimizer_step", code=UNCOUNTED)
+    run.note("optimizer_step", code=TIME_ONLY)
     run.clock.advance(1)
     run.infer("optimizer_step", 2)
     run.infer("forward_pass", 4)
-    run.note("optimizer_step", -1, UNCOUNTED)
-    counts, _, self_s = run.figures()
+    run.note("optimizer_step", -1, TIME_ONLY)
+    counts, _, self_s = run.stats()
     assert counts == {"optimizer_step": 1, "forward_pass": 1}
     assert self_s == {"optimizer_step": 3.0, "forward_pass": 4.0}
 
 
 def test_an_uncounted_span_within_validation_is_time_of_validation(run):
     run.note("validation_epoch")
-    run.infer("forward_pass", 2, UNCOUNTED)
+    run.infer("forward_pass", 2, TIME_ONLY)
     run.note("validation_epoch", -1)
-    counts, total_s, _ = run.figures()
+    counts, total_s, _ = run.stats()
     assert counts == {"validation_epoch": 1}
     assert total_s == {"validation_epoch": 2.0, "validation_epoch/forward_pass": 2.0}
 
 
 def test_an_uncounted_span_may_be_drained_in_the_middle(run):
-    run.note("optimizer_step", code=UNCOUNTED)
+    run.note("optimizer_step", code=TIME_ONLY)
     run.clock.advance(1)
     run.drain()
     run.clock.advance(1)
-    run.note("optimizer_step", -1, UNCOUNTED)
-    assert run.figures() == ({}, {"optimizer_step": 2.0}, {"optimizer_step": 2.0})
+    run.note("optimizer_step", -1, TIME_ONLY)
+    assert run.stats() == ({}, {"optimizer_step": 2.0}, {"optimizer_step": 2.0})
 
 
 def test_shares_add_up_to_one_with_uncounted_time_and_sections_by_hand(run):
@@ -272,11 +272,11 @@ def test_shares_add_up_to_one_with_uncounted_time_and_sections_by_hand(run):
             run.infer("forward_pass", 2)
         run.infer("backward_pass", 3)
         run.infer("optimizer_step", 1)
-        run.infer("optimizer_step", 0.5, UNCOUNTED)
+        run.infer("optimizer_step", 0.5, TIME_ONLY)
         run.clock.advance(0.25)
         run.recorder.mark(STEP_END)
     snapshot = run.snapshot()
-    assert sum(figures.share for figures in snapshot.sections.values()) == pytest.approx(1.0, abs=1e-12)
+    assert sum(stats.share for stats in snapshot.sections.values()) == pytest.approx(1.0, abs=1e-12)
     assert snapshot.sections["optimizer_step"].share == pytest.approx(1.5 / 7.75)
 
 
@@ -287,7 +287,7 @@ BEGIN_NS, THREAD = 1_000, 1
 MARKED_UNCOUNTED = 100  # added to ids for the slow loop, which knows of no codes
 
 ticks = st.integers(1, 2_000)
-enter = st.tuples(st.just("enter"), st.integers(1, len(NAMES)), st.sampled_from((0, INFERRED, INFERRED | UNCOUNTED)))
+enter = st.tuples(st.just("enter"), st.integers(1, len(NAMES)), st.sampled_from((0, INFERRED, INFERRED | TIME_ONLY)))
 leave = st.tuples(st.just("leave"), st.just(0), st.just(0))
 leave_inferred = st.tuples(st.just("leave inferred"), st.just(0), st.just(0))
 mark = st.tuples(st.just("mark"), st.just(0), st.just(0))
@@ -310,7 +310,7 @@ def batches_of(operations):
         inferred = [at for at, code in enumerate(opened) if code & INFERRED]
         if what == "enter":
             is_apart = NAMES[id - 1] in APART
-            opened.append(id | (flags & ~UNCOUNTED if is_apart else flags))  # of these, all are counted
+            opened.append(id | (flags & ~TIME_ONLY if is_apart else flags))  # of these, all are counted
             flat.append((now_ns, opened[-1]))
         elif what == "leave" and opened:
             close(-1)
@@ -334,7 +334,7 @@ def admitted(batches):
     for until_ns, flat, marks in batches:
         kept = []
         for ns, code in flat:
-            id, is_inferred, is_uncounted = abs(code) % INFERRED, abs(code) & INFERRED, abs(code) & UNCOUNTED
+            id, is_inferred, is_uncounted = abs(code) % INFERRED, abs(code) & INFERRED, abs(code) & TIME_ONLY
             if code > 0 and is_inferred:
                 is_covered = any(name in OF_A_STEP for name in by_hand)
                 is_covered |= names[id] in APART and any(name in APART for name in by_hand)

@@ -6,14 +6,14 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Insight, diagnose
-from training_profiler.snapshot.snapshot import GpuFigures, Level, MachineFigures, Snapshot
+from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, Snapshot
 
 
 def run_at(utilization: float | None, samples: int = 5, steps: int = 100, **shares: float) -> Snapshot:
     busy = None if utilization is None else Level(mean=utilization, max=1.0, last=0.5)
-    gpus = (GpuFigures(index=0, utilization=Level(0.95, 1.0, 0.9)), GpuFigures(index=1, utilization=busy))
+    gpus = (GpuStats(index=0, utilization=Level(0.95, 1.0, 0.9)), GpuStats(index=1, utilization=busy))
     run = snapshot_of(shares or {"forward_pass": 0.4, "backward_pass": 0.55}, steps=steps)
-    return replace(run, machine=MachineFigures(samples=samples, gpus=gpus))
+    return replace(run, machine=MachineStats(samples=samples, gpus=gpus))
 
 
 def found(snapshot: Snapshot) -> Insight | None:

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.recording import section_figures, snapshot_of
+from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import diagnose, epoch_warnings
 from training_profiler.diagnosis.rules import too_little_data
-from training_profiler.snapshot.snapshot import EpochFigures, LoaderFigures, Snapshot
+from training_profiler.snapshot.snapshot import EpochStats, LoaderStats, Snapshot
 
 HEALTHY = {"data_loading": 0.02, "forward_pass": 0.38, "backward_pass": 0.5, "optimizer_step": 0.1}
 
@@ -61,8 +61,8 @@ def test_no_component_is_called_slowest_below_time_in_no_section():
 
 def test_waiting_names_the_loader_that_is_waited_for():
     loaders = (
-        LoaderFigures("main", 100, None, 0.1, data_avg_s=0.001),
-        LoaderFigures("aux", 100, None, 4.0, data_avg_s=0.04),
+        LoaderStats("main", 100, None, 0.1, data_avg_s=0.001),
+        LoaderStats("aux", 100, None, 4.0, data_avg_s=0.04),
     )
     run = replace(snapshot_of({"data_loading": 0.41, "backward_pass": 0.5}), loaders=loaders)
     found = {insight.code: insight for insight in diagnose(run)}
@@ -80,7 +80,7 @@ def test_time_in_no_section_is_no_component():
 
 def test_the_profilers_own_work_is_no_component():
     snapshot = snapshot_of(HEALTHY)
-    profiler = section_figures("(profiler)", 0.9, count=5, avg_s=100.0)
+    profiler = section_stats("(profiler)", 0.9, count=5, avg_s=100.0)
     found = diagnose(replace(snapshot, sections={**snapshot.sections, "(profiler)": profiler}))
     assert "(profiler)" not in " ".join(insight.finding for insight in found)
 
@@ -109,8 +109,8 @@ def test_with_ten_steps_the_rules_have_enough():
     assert too_little_data(snapshot_of(HEALTHY, steps=10)) is None
 
 
-def epoch(**self_s) -> EpochFigures:
-    return EpochFigures(1, 10.0, 100, 100, None, 0.1, self_s, None, None)
+def epoch(**self_s) -> EpochStats:
+    return EpochStats(1, 10.0, 100, 100, None, 0.1, self_s, None, None)
 
 
 def test_an_epoch_warns_of_data_generation_above_three_tenths():

@@ -6,11 +6,11 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Insight, diagnose
-from training_profiler.snapshot.snapshot import LineFigures, Snapshot
+from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 
-def line(number: int, share: float, waiting: float, call: str = "item") -> LineFigures:
-    return LineFigures(
+def line(number: int, share: float, waiting: float, call: str = "item") -> LineStats:
+    return LineStats(
         "train.py", number, "main", share=share, samples=round(share * 1000), waiting_share=waiting, waits_in=call
     )
 
@@ -19,7 +19,7 @@ def found(run: Snapshot) -> Insight | None:
     return next((insight for insight in diagnose(run) if insight.code == "waits-for-device"), None)
 
 
-def run_with(*lines: LineFigures, section: str = "other", steps: int = 64) -> Snapshot:
+def run_with(*lines: LineStats, section: str = "other", steps: int = 64) -> Snapshot:
     run = snapshot_of({"forward_pass": 0.25, "backward_pass": 0.25}, steps=steps, step_s=0.125)
     return replace(run, lines={section: lines})
 

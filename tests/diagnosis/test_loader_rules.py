@@ -6,14 +6,14 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Insight, diagnose
-from training_profiler.snapshot.snapshot import LoaderFigures, Snapshot
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 
 
-def loader(name: str, data_avg_s: float | None = None, batches: int = 100, **others) -> LoaderFigures:
-    return LoaderFigures(name, batches, None, (data_avg_s or 0.0) * batches, data_avg_s=data_avg_s, **others)
+def loader(name: str, data_avg_s: float | None = None, batches: int = 100, **others) -> LoaderStats:
+    return LoaderStats(name, batches, None, (data_avg_s or 0.0) * batches, data_avg_s=data_avg_s, **others)
 
 
-def found(code: str, *loaders: LoaderFigures, steps: int = 100) -> Insight | None:
+def found(code: str, *loaders: LoaderStats, steps: int = 100) -> Insight | None:
     run: Snapshot = replace(snapshot_of({"forward_pass": 0.4, "backward_pass": 0.55}, steps=steps), loaders=loaders)
     return next((insight for insight in diagnose(run) if insight.code == code), None)
 

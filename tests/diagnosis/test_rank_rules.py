@@ -7,15 +7,15 @@ import pytest
 from tests.support.ranks import rank_id, rank_row, ranks_of
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
-from training_profiler.snapshot.ranks import RankFigures, RanksFigures, SectionSpread
+from training_profiler.snapshot.ranks import AllRanksStats, RankStats, SectionSpread
 from training_profiler.snapshot.snapshot import Snapshot
 
 
-def run_of(ranks: RanksFigures | None, steps: int = 100, **shares: float) -> Snapshot:
+def run_of(ranks: AllRanksStats | None, steps: int = 100, **shares: float) -> Snapshot:
     return replace(snapshot_of(shares or {"backward_pass": 0.95}, steps=steps, step_s=0.05), ranks=ranks)
 
 
-def working(*work_ms: float, **of_last) -> list[RankFigures]:
+def working(*work_ms: float, **of_last) -> list[RankStats]:
     rows = [rank_row(rank, ms / 1000) for rank, ms in enumerate(work_ms)]
     return [*rows[:-1], replace(rows[-1], **of_last)]
 
@@ -156,7 +156,7 @@ def test_a_straggler_on_a_slow_host_claims_only_what_it_has_beyond_its_neighbour
     assert straggler.worth_s + host.worth_s <= (0.060 - 0.030) * 100 + 1e-9 + 1.0
 
 
-def synchronizing(rows, sync: float, waiting: float, **more) -> RanksFigures:
+def synchronizing(rows, sync: float, waiting: float, **more) -> AllRanksStats:
     return ranks_of(rows, sync_share=sync, waiting_share=waiting, transfer_share=sync - waiting, **more)
 
 
@@ -255,5 +255,5 @@ def test_where_all_are_heard_nobody_is_told_silent():
 
 
 def test_a_rank_is_told_silent_before_there_are_steps():
-    ranks = ranks_of([RankFigures(rank_id(0), 0)], missing=(1,), world_size=2)
+    ranks = ranks_of([RankStats(rank_id(0), 0)], missing=(1,), world_size=2)
     assert codes(Snapshot(ranks=ranks)) == ["rank-silent"]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Insight, diagnose
-from training_profiler.snapshot.snapshot import LineFigures, Snapshot
+from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 
 def on_device(shares: dict[str, float], device_shares: dict[str, float], spans: int = 64) -> Snapshot:
@@ -30,13 +30,13 @@ QUEUED = {"forward_pass": 0.03125, "backward_pass": 0.03125, "optimizer_step": 0
 
 
 def test_a_host_that_waits_for_a_busy_device_is_no_finding():
-    lines = {"other": (LineFigures("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
+    lines = {"other": (LineStats("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
     run = replace(on_device(QUEUED, BUSY), lines=lines)
     assert [insight.code for insight in diagnose(run)] == ["healthy", "slowest-component"]
 
 
 def test_waits_are_worth_what_the_device_is_idle():
-    lines = {"other": (LineFigures("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
+    lines = {"other": (LineStats("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
     idle = {"forward_pass": 0.25, "backward_pass": 0.375, "optimizer_step": 0.0625}
     insight = found(replace(on_device(QUEUED, idle), lines=lines), "waits-for-device")
     assert insight.worth_s == pytest.approx(0.3125 * 8.0)
@@ -63,7 +63,7 @@ def test_spans_outside_of_steps_are_no_part_of_what_steps_took_on_the_device():
 def test_how_long_the_device_was_idle_is_not_known_inside_of_one_section_around_the_step():
     run = on_device({"train_step": 1.0, **QUEUED}, {"train_step": 1.0, **BUSY})
     inside = {name: replace(run.sections[name], parent="train_step") for name in QUEUED}
-    lines = {"train_step": (LineFigures("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
+    lines = {"train_step": (LineStats("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
     run = replace(run, sections={**run.sections, **inside}, lines=lines)
     assert run.idle_device_s() is None
     assert found(run, "waits-for-device") is not None

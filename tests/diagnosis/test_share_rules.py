@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.recording import FakeRun, section_figures, snapshot_of, step_figures
+from tests.support.recording import FakeRun, section_stats, snapshot_of, step_stats
 from training_profiler.diagnosis import diagnose
-from training_profiler.snapshot.snapshot import LineFigures, Snapshot
+from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 OF_STEP = [
     ("data_loading", 0.15, "data-loading-bound"),
@@ -86,8 +86,8 @@ def test_what_can_only_be_made_smaller_is_worth_half(section):
 
 def of_run(section: str, total_s: float, wall_s: float = 100.0, steps: int = 100) -> Snapshot:
     snapshot = snapshot_of({"forward_pass": 0.5, "backward_pass": 0.5}, steps=steps)
-    figures = section_figures(section, count=4, avg_s=total_s / 4)
-    return replace(snapshot, wall_s=wall_s, sections={**snapshot.sections, section: figures})
+    stats = section_stats(section, count=4, avg_s=total_s / 4)
+    return replace(snapshot, wall_s=wall_s, sections={**snapshot.sections, section: stats})
 
 
 @pytest.mark.parametrize(("section", "code"), OF_RUN)
@@ -150,9 +150,9 @@ def test_step_time_in_no_section_above_a_tenth_is_told():
 
 def test_step_time_in_no_section_names_the_lines_that_hold_it():
     lines = (
-        LineFigures("train.py", 212, "estimate_loss", share=0.1675, samples=67),
-        LineFigures("train.py", 88, "get_batch", share=0.0625, samples=25),
-        LineFigures("train.py", 90, "get_batch", share=0.005, samples=2),
+        LineStats("train.py", 212, "estimate_loss", share=0.1675, samples=67),
+        LineStats("train.py", 88, "get_batch", share=0.0625, samples=25),
+        LineStats("train.py", 90, "get_batch", share=0.005, samples=2),
     )
     run = replace(snapshot_of({"backward_pass": 0.75}, steps=64, step_s=0.125), lines={"other": lines})
     insight = find(run, "unexplained")
@@ -176,7 +176,7 @@ def test_a_run_without_sections_is_not_told_that_they_are_missing_time():
 
 def test_time_outside_of_steps_is_not_unexplained():
     snapshot = snapshot_of({"backward_pass": 1.0})
-    outside = section_figures("(outside steps)", 0.9, count=0, avg_s=None, self_s=90.0)
+    outside = section_stats("(outside steps)", 0.9, count=0, avg_s=None, self_s=90.0)
     assert "unexplained" not in codes(replace(snapshot, sections={**snapshot.sections, "(outside steps)": outside}))
 
 
@@ -185,7 +185,7 @@ def test_no_rule_fires_on_nothing():
 
 
 def test_no_rule_fires_on_steps_without_sections():
-    assert codes(Snapshot(steps=100, wall_s=10.0, step=step_figures())) == ["healthy"]
+    assert codes(Snapshot(steps=100, wall_s=10.0, step=step_stats())) == ["healthy"]
 
 
 def test_warm_up_steps_do_not_count_for_a_share_of_the_step():

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.recording import section_figures, snapshot_of, step_figures
+from tests.support.recording import section_stats, snapshot_of, step_stats
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.steps import first_batch_slow, slowing_down, step_time_varies, warm_up
-from training_profiler.snapshot.snapshot import EpochFigures, Snapshot
+from training_profiler.snapshot.snapshot import EpochStats, Snapshot
 
 
 def run_of(**step) -> Snapshot:
@@ -107,8 +107,8 @@ def test_first_steps_that_are_no_warm_up_are_not_told(step):
     assert warm_up(run_of(**step)) is None
 
 
-def epoch(number: int, first_fetch_s: float | None, **others) -> EpochFigures:
-    figures = {
+def epoch(number: int, first_fetch_s: float | None, **others) -> EpochStats:
+    stats = {
         "wall_s": 10.0,
         "steps": 100,
         "batches": 100,
@@ -117,11 +117,11 @@ def epoch(number: int, first_fetch_s: float | None, **others) -> EpochFigures:
         "self_s": {},
         "median_fetch_s": 0.01,
     }
-    return EpochFigures(number=number, first_fetch_s=first_fetch_s, **{**figures, **others})
+    return EpochStats(number=number, first_fetch_s=first_fetch_s, **{**stats, **others})
 
 
-def run_with(*epochs: EpochFigures) -> Snapshot:
-    return Snapshot(epochs=epochs, step=step_figures())
+def run_with(*epochs: EpochStats) -> Snapshot:
+    return Snapshot(epochs=epochs, step=step_stats())
 
 
 def test_slow_first_fetches_are_told():
@@ -155,7 +155,7 @@ def test_a_run_without_steps_is_not_told_how_they_vary(rule):
 
 
 def test_step_time_that_is_zero_does_not_vary():
-    assert step_time_varies(replace(run_of(), step=step_figures(avg_s=0.0))) is None
+    assert step_time_varies(replace(run_of(), step=step_stats(avg_s=0.0))) is None
 
 
 def test_all_of_them_are_asked():
@@ -171,8 +171,8 @@ def passes(first_s: float, start_s: float, count: int = 4, median_s: float = 0.0
     sections = {
         **run.sections,
         "data_loading": replace(run.sections["data_loading"], p50_s=median_s),
-        "first_fetch": section_figures("first_fetch", count=count, avg_s=first_s, parent="data_loading"),
-        "worker_start": section_figures("worker_start", count=count, avg_s=start_s, parent="data_loading"),
+        "first_fetch": section_stats("first_fetch", count=count, avg_s=first_s, parent="data_loading"),
+        "worker_start": section_stats("worker_start", count=count, avg_s=start_s, parent="data_loading"),
     }
     return replace(run, sections=sections)
 
@@ -205,7 +205,7 @@ def test_first_fetches_that_are_quick_enough_are_not_told(run):
 
 def waiting_run(waits_s: float) -> Snapshot:
     run = run_of(std_s=0.05, median_s=0.05, explained={"backward_pass": 1.02})
-    waits = section_figures("synchronization", 0.1, count=100, avg_s=waits_s / 100, parent="backward_pass")
+    waits = section_stats("synchronization", 0.1, count=100, avg_s=waits_s / 100, parent="backward_pass")
     return replace(run, sections={**run.sections, "synchronization": replace(waits, step_self_s=waits_s)})
 
 

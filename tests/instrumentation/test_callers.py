@@ -1,7 +1,7 @@
 """Who calls a model: a function, a method of a module that is never called itself, a trainer that is a module."""
 
 from tests.support.fake_training import EPOCH, FakeModule, Loss
-from training_profiler.instrumentation.loop_detection.loop_detector import DRIVER_DEPTH
+from training_profiler.instrumentation.loop_detection.loop_detector import TRAINER_DEPTH
 
 
 class Policy(FakeModule):
@@ -30,9 +30,9 @@ def test_what_one_method_of_a_module_calls_is_one_forward_pass(training, optimiz
         policy.act()
         training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts["forward_pass"] == 3
-    assert figures.total_s["forward_pass"] == 6.0
+    stats = training.finish()
+    assert stats.counts["forward_pass"] == 3
+    assert stats.total_s["forward_pass"] == 6.0
 
 
 def test_a_module_without_parameters_between_two_calls_of_a_method_parts_them_not(training, optimizer):
@@ -49,9 +49,9 @@ def test_a_module_without_parameters_between_two_calls_of_a_method_parts_them_no
         policy.act()
         training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts["forward_pass"] == 4
-    assert figures.total_s["forward_pass"] == 12.0
+    stats = training.finish()
+    assert stats.counts["forward_pass"] == 4
+    assert stats.total_s["forward_pass"] == 12.0
 
 
 def test_what_a_method_calls_through_another_is_one_forward_pass(training, optimizer):
@@ -104,11 +104,11 @@ def test_a_trainer_that_is_a_module_and_fetches_is_no_forward_pass(training, mod
 
     trainer = Trainer(training, work=lambda: training.train(model, loader, optimizer))
     trainer()
-    figures = training.finish()
-    assert figures.counts == EPOCH
-    assert figures.total_s["forward_pass"] == 6.0
-    assert figures.step_s == [7.0] * 3
-    assert figures.self_s[""] == 2.0
+    stats = training.finish()
+    assert stats.counts == EPOCH
+    assert stats.total_s["forward_pass"] == 6.0
+    assert stats.step_s == [7.0] * 3
+    assert stats.self_s[""] == 2.0
 
 
 def test_a_trainer_that_is_a_module_and_has_no_loader_is_no_forward_pass(training, model, optimizer):
@@ -122,9 +122,9 @@ def test_a_trainer_that_is_a_module_and_has_no_loader_is_no_forward_pass(trainin
             training.update(optimizer)
 
     Trainer(training, work=fit)()
-    figures = training.finish()
-    assert figures.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
-    assert figures.step_s == [6.0] * 3
+    stats = training.finish()
+    assert stats.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
+    assert stats.step_s == [6.0] * 3
 
 
 def test_a_trainer_within_a_trainer_is_no_forward_pass(training, model, optimizer):
@@ -142,9 +142,9 @@ def test_a_trainer_within_a_trainer_is_no_forward_pass(training, model, optimize
 
     inner = Inner(training, work=fit)
     Outer(training, inner)()
-    figures = training.finish()
-    assert DRIVER_DEPTH == 3
-    assert figures.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
+    stats = training.finish()
+    assert TRAINER_DEPTH == 3
+    assert stats.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
 
 
 def test_a_trainer_called_for_each_step_is_never_a_forward_pass(training, model, optimizer, loader):
@@ -159,9 +159,9 @@ def test_a_trainer_called_for_each_step_is_never_a_forward_pass(training, model,
     trainer = Trainer(training, work=step, seconds=0.5)
     for batch in loader:
         trainer(batch)
-    figures = training.finish()
-    assert figures.counts == EPOCH
-    assert figures.step_s == [7.5] * 3
+    stats = training.finish()
+    assert stats.counts == EPOCH
+    assert stats.step_s == [7.5] * 3
 
 
 def test_a_trainer_without_parameters_leaves_the_forward_pass_before_it_one(training, model, optimizer, loader):
@@ -169,8 +169,8 @@ def test_a_trainer_without_parameters_leaves_the_forward_pass_before_it_one(trai
     trainer.work = lambda: training.train(model, loader, optimizer)
     model(0)  # to see its output
     trainer()
-    figures = training.finish()
-    assert figures.counts == EPOCH | {"forward_pass": 4}
+    stats = training.finish()
+    assert stats.counts == EPOCH | {"forward_pass": 4}
 
 
 def test_a_trainer_whose_enter_was_handed_out_is_no_forward_pass(training, model, optimizer):
@@ -178,9 +178,9 @@ def test_a_trainer_whose_enter_was_handed_out_is_no_forward_pass(training, model
         pass
 
     def fit():
-        training.recorder.hold_ns = None
+        training.recorder.watermark_ns = None
         training.run.drain()
-        training.recorder.hold_ns = training.clock()
+        training.recorder.watermark_ns = training.clock()
         training.backward()
         training.update(optimizer)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.support.instrumented import FUNCTIONAL
 from tests.support.one_rank import one_rank
-from training_profiler.instrumentation.instrumentation import Watch
+from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.patches.collectives import give_back_to_dynamo
 from training_profiler.recording.recorder import Recorder
 
@@ -80,7 +80,7 @@ def test_within_a_backward_pass_it_is_part_of_that_and_counts(group):
 def test_a_table_of_torch_that_was_made_meanwhile_names_torchs_own():
     """Else dynamo would not know them any more once they are back in place."""
     before = distributed.all_reduce
-    watch = Watch(Recorder(), lambda: None)
+    watch = Instrumentation(Recorder(), lambda: None)
     watch.install(torch)
     ours = distributed.all_reduce
     module = type(sys)("functional")
@@ -96,7 +96,7 @@ def test_a_table_of_torch_that_was_made_meanwhile_names_torchs_own():
 @pytest.mark.parametrize("name", ["all_reduce", "isend", "Work"])
 def test_a_name_that_this_torch_lacks_stays_out_alone(monkeypatch, name):
     monkeypatch.delattr(distributed.distributed_c10d, name)
-    watch = Watch(Recorder(), lambda: None)
+    watch = Instrumentation(Recorder(), lambda: None)
     barrier = distributed.barrier
     watch.install(torch)
     is_replaced = distributed.barrier is not barrier

@@ -16,7 +16,7 @@ from training_profiler.instrumentation.flops.counter import COUNTED_BY
 from training_profiler.instrumentation.flops.operations import Operations
 from training_profiler.recording.step_flops import StepFlops
 
-SHADOWED = ("usual_call_begins", "call_begins", "call_ends", "backward_begins", "backward_ends")
+SHADOWED = ("fast_path_call_begins", "call_begins", "call_ends", "backward_begins", "backward_ends")
 
 
 def mlp() -> nn.Module:
@@ -180,9 +180,9 @@ def test_only_one_step_is_counted_and_then_all_is_as_before(seen):
     trainer = Trainer(mlp, 32, 16, seen=seen)
     trainer.step()
     trainer.step()  # which ends the first: that it has a single optimizer shows here
-    assert vars(seen.watch.inference).keys() >= set(SHADOWED)
+    assert vars(seen.watch.detector).keys() >= set(SHADOWED)
     trainer.step()
-    assert not vars(seen.watch.inference).keys() & set(SHADOWED)
+    assert not vars(seen.watch.detector).keys() & set(SHADOWED)
     assert seen.watch.flops.slow_steps == 3
     assert torch._C._len_torch_dispatch_stack() == 0
 
@@ -214,9 +214,9 @@ def test_the_end_of_the_run_in_a_counted_step_leaves_nothing_behind(seen):
     trainer.step()
     trainer.step()
     trainer.model(trainer.x)
-    inference = seen.watch.inference
+    detector = seen.watch.detector
     seen.watch.finish()
-    assert not vars(inference).keys() & set(SHADOWED)
+    assert not vars(detector).keys() & set(SHADOWED)
     assert flops_of(seen) is None
     assert seen.watch.flops.note() is None
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from training_profiler.instrumentation.loop_detection import pending_events
-from training_profiler.instrumentation.loop_detection.pending_events import Tape
+from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.instrumentation.patches import dynamo, module_call
 
 
@@ -21,7 +21,7 @@ def skipped(monkeypatch):
 
 
 def test_functions_and_methods_of_the_package_are_skipped(skipped):
-    assert Tape.note.__code__ in skipped
+    assert PendingEvents.note.__code__ in skipped
     assert module_call.install.__code__ in skipped
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.fake_training import FakeLoader, FakeOptimizer, epochs, evaluation
+from tests.support.fake_training import FakeLoader, FakeOptimizer, epochs, phases
 
 
 def test_evaluation_with_no_grad_around_its_loop_is_told_apart(training, model, optimizer, loader, val_loader):
@@ -13,11 +13,11 @@ def test_evaluation_with_no_grad_around_its_loop_is_told_apart(training, model, 
             for batch in val_loader:
                 model(batch)
         model.train()
-    figures = training.finish()
-    assert figures.counts == epochs(2, **evaluation(4, times=2))
-    assert figures.total_s["validation_epoch"] == 2 * 4 * 2.5
-    assert figures.self_s["validation_epoch/forward_pass"] == 16.0
-    assert figures.step_s == [7.0] * 6
+    stats = training.finish()
+    assert stats.counts == epochs(2, **phases(4, times=2))
+    assert stats.total_s["validation_epoch"] == 2 * 4 * 2.5
+    assert stats.self_s["validation_epoch/forward_pass"] == 16.0
+    assert stats.step_s == [7.0] * 6
 
 
 def test_evaluation_with_no_grad_inside_its_loop_is_told_apart_from_its_first_batch_on(
@@ -28,10 +28,10 @@ def test_evaluation_with_no_grad_inside_its_loop_is_told_apart_from_its_first_ba
         for batch in val_loader:
             with training.no_grad():
                 model(batch)
-    figures = training.finish()
-    assert figures.counts == epochs(2, **evaluation(4, times=2))
-    assert figures.total_s["validation_epoch"] == 2 * 4 * 2.5
-    assert figures.step_s == [7.0] * 6
+    stats = training.finish()
+    assert stats.counts == epochs(2, **phases(4, times=2))
+    assert stats.total_s["validation_epoch"] == 2 * 4 * 2.5
+    assert stats.step_s == [7.0] * 6
 
 
 def test_evaluation_in_eval_mode_alone_is_told_apart(training, model, optimizer, loader, val_loader):
@@ -41,9 +41,9 @@ def test_evaluation_in_eval_mode_alone_is_told_apart(training, model, optimizer,
         for batch in val_loader:
             model(batch)
         model.train()
-    figures = training.finish()
-    assert figures.counts == epochs(2, **evaluation(4, times=2))
-    assert figures.step_s == [7.0] * 6
+    stats = training.finish()
+    assert stats.counts == epochs(2, **phases(4, times=2))
+    assert stats.step_s == [7.0] * 6
 
 
 @pytest.mark.parametrize("is_around", [True, False])
@@ -57,10 +57,10 @@ def test_evaluation_on_a_single_batch_is_told_apart(training, model, optimizer, 
             batch = next(iter(val_loader))
             with training.no_grad():
                 model(batch)
-    figures = training.finish()
-    assert figures.counts == epochs(2, **evaluation(1, times=2))
-    assert figures.total_s["validation_epoch"] == 2 * 2.5
-    assert figures.step_s == [7.0] * 6
+    stats = training.finish()
+    assert stats.counts == epochs(2, **phases(1, times=2))
+    assert stats.total_s["validation_epoch"] == 2 * 2.5
+    assert stats.step_s == [7.0] * 6
 
 
 def test_evaluation_of_one_batch_in_the_middle_of_an_epoch_is_part_of_no_step(
@@ -73,9 +73,9 @@ def test_evaluation_of_one_batch_in_the_middle_of_an_epoch_is_part_of_no_step(
         if number == 1:
             with training.no_grad():
                 model(next(iter(val_loader)))
-    figures = training.finish()
-    assert figures.counts == epochs(1, **evaluation(1))
-    assert figures.step_s == [7.0, 7.0, 7.0]
+    stats = training.finish()
+    assert stats.counts == epochs(1, **phases(1))
+    assert stats.step_s == [7.0, 7.0, 7.0]
 
 
 def test_evaluation_that_is_broken_off_ends_with_its_last_forward_pass(training, model, optimizer, loader, val_loader):
@@ -87,11 +87,11 @@ def test_evaluation_that_is_broken_off_ends_with_its_last_forward_pass(training,
                 break
     training.spend(5)
     training.train(model, loader, optimizer)
-    figures = training.finish()
-    assert figures.counts == epochs(2, **evaluation(2))
-    assert figures.total_s["validation_epoch"] == 5.0
-    assert figures.self_s[""] == 5.0
-    assert figures.step_s == [7.0, 7.0, 7.0, 12.0, 7.0, 7.0]
+    stats = training.finish()
+    assert stats.counts == epochs(2, **phases(2))
+    assert stats.total_s["validation_epoch"] == 5.0
+    assert stats.self_s[""] == 5.0
+    assert stats.step_s == [7.0, 7.0, 7.0, 12.0, 7.0, 7.0]
 
 
 def test_evaluation_on_the_training_loader_is_told_apart(training, model, optimizer, loader):
@@ -100,9 +100,9 @@ def test_evaluation_on_the_training_loader_is_told_apart(training, model, optimi
         for batch in loader:
             with training.no_grad():
                 model(batch)
-    figures = training.finish()
-    assert figures.counts == epochs(2, **evaluation(3, times=2))
-    assert figures.step_s == [7.0] * 6
+    stats = training.finish()
+    assert stats.counts == epochs(2, **phases(3, times=2))
+    assert stats.step_s == [7.0] * 6
 
 
 def test_evaluation_before_the_first_step_is_no_part_of_the_loop(training, model, optimizer, loader, val_loader):
@@ -111,10 +111,10 @@ def test_evaluation_before_the_first_step_is_no_part_of_the_loop(training, model
             model(batch)
     training.spend(2)
     training.train(model, loader, optimizer)
-    figures = training.finish()
-    assert figures.counts == epochs(1, **evaluation())
+    stats = training.finish()
+    assert stats.counts == epochs(1, **phases())
     assert training.loop_begin_s == 12.0
-    assert figures.step_s == [7.0] * 3
+    assert stats.step_s == [7.0] * 3
 
 
 def test_evaluation_at_the_end_of_the_run_is_told_apart(training, model, optimizer, loader, val_loader):
@@ -122,17 +122,17 @@ def test_evaluation_at_the_end_of_the_run_is_told_apart(training, model, optimiz
     batch = next(iter(val_loader))
     with training.no_grad():
         model(batch)
-    figures = training.finish()
-    assert figures.counts == epochs(1, **evaluation(1))
-    assert figures.total_s["validation_epoch"] == 2.5
+    stats = training.finish()
+    assert stats.counts == epochs(1, **phases(1))
+    assert stats.total_s["validation_epoch"] == 2.5
 
 
 def test_evaluation_without_any_training_is_told_apart(training, model, val_loader):
     for batch in val_loader:
         with training.no_grad():
             model(batch)
-    figures = training.finish()
-    assert figures.counts == evaluation()
+    stats = training.finish()
+    assert stats.counts == phases()
     assert training.marks == []
 
 
@@ -143,11 +143,11 @@ def test_evaluation_that_its_checkpoint_follows_ends_before_it(training, model, 
             with training.no_grad():
                 model(batch)
         training.save(4)
-    figures = training.finish()
-    assert figures.counts == epochs(2, **evaluation(4, times=2), checkpointing=2)
-    assert figures.total_s["validation_epoch"] == 2 * 10.0
-    assert figures.total_s["checkpointing"] == 8.0
-    assert figures.step_s == [7.0] * 6
+    stats = training.finish()
+    assert stats.counts == epochs(2, **phases(4, times=2), checkpointing=2)
+    assert stats.total_s["validation_epoch"] == 2 * 10.0
+    assert stats.total_s["checkpointing"] == 8.0
+    assert stats.step_s == [7.0] * 6
 
 
 def test_a_checkpoint_between_steps_leaves_the_batch_of_the_next_to_it(training, model, optimizer, loader):
@@ -156,9 +156,9 @@ def test_a_checkpoint_between_steps_leaves_the_batch_of_the_next_to_it(training,
         training.backward()
         training.update(optimizer)
         training.save(4)
-    figures = training.finish()
-    assert figures.counts == epochs(1, checkpointing=3)
-    assert figures.step_s == [7.0] * 3
+    stats = training.finish()
+    assert stats.counts == epochs(1, checkpointing=3)
+    assert stats.step_s == [7.0] * 3
 
 
 def test_two_evaluations_on_end_are_one(training, model, optimizer, loader, val_loader):
@@ -169,10 +169,10 @@ def test_two_evaluations_on_end_are_one(training, model, optimizer, loader, val_
             with training.no_grad():
                 for batch in one:
                     model(batch)
-    figures = training.finish()
-    assert figures.counts["validation_epoch"] == 2
-    assert figures.counts["validation_epoch/data_loading"] == figures.counts["validation_epoch/forward_pass"] == 12
-    assert figures.total_s["validation_epoch"] == 2 * 6 * 2.5
+    stats = training.finish()
+    assert stats.counts["validation_epoch"] == 2
+    assert stats.counts["validation_epoch/data_loading"] == stats.counts["validation_epoch/forward_pass"] == 12
+    assert stats.total_s["validation_epoch"] == 2 * 6 * 2.5
 
 
 def test_two_loaders_of_evaluation_side_by_side_are_told_apart(training, model, optimizer, loader, val_loader):
@@ -181,11 +181,11 @@ def test_two_loaders_of_evaluation_side_by_side_are_told_apart(training, model, 
         for batches in zip(val_loader, FakeLoader(training, 4, seconds=0.5), strict=True):
             with training.no_grad():
                 model(*batches)
-    figures = training.finish()
-    assert figures.counts["data_loading"] == 6
-    assert figures.counts["validation_epoch"] == 2
-    assert figures.counts["validation_epoch/data_loading"] == 16
-    assert figures.total_s["validation_epoch"] == 2 * 4 * 3.0
+    stats = training.finish()
+    assert stats.counts["data_loading"] == 6
+    assert stats.counts["validation_epoch"] == 2
+    assert stats.counts["validation_epoch/data_loading"] == 16
+    assert stats.total_s["validation_epoch"] == 2 * 4 * 3.0
 
 
 def test_a_loader_begun_anew_within_each_batch_of_evaluation_opens_no_other(
@@ -197,12 +197,12 @@ def test_a_loader_begun_anew_within_each_batch_of_evaluation_opens_no_other(
         with training.no_grad():
             model(batch, support)
     training.train(model, loader, optimizer)
-    figures = training.finish()
-    assert figures.counts["validation_epoch"] == 1
-    assert figures.counts["validation_epoch/data_loading"] == 8
-    assert figures.counts["validation_epoch/forward_pass"] == 4
-    assert figures.total_s["validation_epoch"] == 4 * (0.5 + 1.0 + 2.0)
-    assert figures.step_s == [7.0] * 6
+    stats = training.finish()
+    assert stats.counts["validation_epoch"] == 1
+    assert stats.counts["validation_epoch/data_loading"] == 8
+    assert stats.counts["validation_epoch/forward_pass"] == 4
+    assert stats.total_s["validation_epoch"] == 4 * (0.5 + 1.0 + 2.0)
+    assert stats.step_s == [7.0] * 6
 
 
 def test_evaluation_that_reads_one_batch_ahead_is_told_apart(training, model, optimizer, loader, val_loader):
@@ -211,9 +211,9 @@ def test_evaluation_that_reads_one_batch_ahead_is_told_apart(training, model, op
         with training.no_grad():
             for batch in ahead(val_loader):
                 model(batch)
-    figures = training.finish()
-    assert figures.counts == epochs(2, **evaluation(4, times=2))
-    assert figures.total_s["validation_epoch"] == 2 * 10.0
+    stats = training.finish()
+    assert stats.counts == epochs(2, **phases(4, times=2))
+    assert stats.total_s["validation_epoch"] == 2 * 10.0
 
 
 def ahead(loader):
@@ -235,10 +235,10 @@ def test_training_that_reads_one_batch_ahead_is_training(training, model, optimi
         for batch in val_loader:
             with training.no_grad():
                 model(batch)
-    figures = training.finish()
-    assert figures.counts == epochs(2, **evaluation(4, times=2))
+    stats = training.finish()
+    assert stats.counts == epochs(2, **phases(4, times=2))
     # The first step of an epoch fetches two batches, the last none.
-    assert figures.step_s == [8.0, 7.0, 6.0] * 2
+    assert stats.step_s == [8.0, 7.0, 6.0] * 2
 
 
 def test_an_epoch_that_changes_by_hand_ends_evaluation(training, model, optimizer, loader, val_loader):
@@ -246,11 +246,11 @@ def test_an_epoch_that_changes_by_hand_ends_evaluation(training, model, optimize
     for batch in val_loader:
         with training.no_grad():
             model(batch)
-    training.inference.epoch_changes()
+    training.detector.epoch_changes()
     training.spend(4)
-    figures = training.finish()
-    assert figures.counts == epochs(1, **evaluation())
-    assert figures.total_s["validation_epoch"] == 10.0
+    stats = training.finish()
+    assert stats.counts == epochs(1, **phases())
+    assert stats.total_s["validation_epoch"] == 10.0
 
 
 def test_an_epoch_that_changes_by_hand_ends_the_step_that_waits_for_a_second_optimizer(training, model):
@@ -261,6 +261,6 @@ def test_an_epoch_that_changes_by_hand_ends_the_step_that_waits_for_a_second_opt
             training.backward()
             training.update(optimizer)
     assert training.steps == 1
-    training.inference.epoch_changes()
+    training.detector.epoch_changes()
     assert training.steps == 2
     assert training.finish().step_s == [12.0, 12.0]

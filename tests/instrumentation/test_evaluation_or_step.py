@@ -2,7 +2,7 @@
 
 import itertools
 
-from tests.support.fake_training import FakeLoader, FakeModule, Loss, epochs, evaluation
+from tests.support.fake_training import FakeLoader, FakeModule, Loss, epochs, phases
 from training_profiler.instrumentation.loop_detection.pending_events import MOST_HELD
 from training_profiler.instrumentation.loop_detection.phase_detector import FEW_CALLS, STRIKES
 
@@ -14,9 +14,9 @@ def test_all_micro_batches_of_a_step_may_be_fetched_before_its_first_forward_pas
             model(batch)
             training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert (figures.counts["data_loading"], figures.counts["forward_pass"]) == (6, 6)
-    assert figures.step_s == [19.0, 19.0]
+    stats = training.finish()
+    assert (stats.counts["data_loading"], stats.counts["forward_pass"]) == (6, 6)
+    assert stats.step_s == [19.0, 19.0]
 
 
 def test_a_frozen_teacher_is_part_of_the_step_whose_batch_it_gets(training, model, optimizer, loader):
@@ -27,10 +27,10 @@ def test_a_frozen_teacher_is_part_of_the_step_whose_batch_it_gets(training, mode
         model(batch)
         training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts == epochs(1, forward_without_grad=3)
-    assert figures.total_s["forward_without_grad"] == 15.0
-    assert figures.step_s == [12.0] * 3
+    stats = training.finish()
+    assert stats.counts == epochs(1, forward_without_grad=3)
+    assert stats.total_s["forward_without_grad"] == 15.0
+    assert stats.step_s == [12.0] * 3
 
 
 def test_a_frozen_teacher_of_a_training_without_a_loader_is_part_of_the_step(training, model, optimizer):
@@ -42,9 +42,9 @@ def test_a_frozen_teacher_of_a_training_without_a_loader_is_part_of_the_step(tra
         model(0)
         training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts["forward_without_grad"] == 3 * FEW_CALLS
-    assert figures.step_s == [5.0 * FEW_CALLS + 6.0] * 3
+    stats = training.finish()
+    assert stats.counts["forward_without_grad"] == 3 * FEW_CALLS
+    assert stats.step_s == [5.0 * FEW_CALLS + 6.0] * 3
 
 
 def test_many_calls_of_a_frozen_module_without_a_loader_are_evaluation(training, model, optimizer):
@@ -56,10 +56,10 @@ def test_many_calls_of_a_frozen_module_without_a_loader_are_evaluation(training,
         model(0)
         training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts["validation_epoch/forward_pass"] == 3 * (FEW_CALLS + 1)
-    assert figures.counts["validation_epoch"] == 3
-    assert figures.step_s == [6.0] * 3
+    stats = training.finish()
+    assert stats.counts["validation_epoch/forward_pass"] == 3 * (FEW_CALLS + 1)
+    assert stats.counts["validation_epoch"] == 3
+    assert stats.step_s == [6.0] * 3
 
 
 def test_a_trained_module_that_teaches_within_the_step_is_no_evaluation(training, model, optimizer, loader):
@@ -69,9 +69,9 @@ def test_a_trained_module_that_teaches_within_the_step_is_no_evaluation(training
             model(batch)  # the target of a double estimate, say
         training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts == epochs(1, forward_without_grad=3)
-    assert figures.step_s == [9.0] * 3
+    stats = training.finish()
+    assert stats.counts == epochs(1, forward_without_grad=3)
+    assert stats.step_s == [9.0] * 3
 
 
 def test_sampling_from_the_trained_model_between_steps_is_evaluation(training, model, optimizer, loader):
@@ -83,10 +83,10 @@ def test_sampling_from_the_trained_model_between_steps_is_evaluation(training, m
             with training.no_grad():  # in train mode
                 for _ in range(20):
                     model(0)
-    figures = training.finish()
-    assert figures.counts == epochs(1, **{"validation_epoch": 1, "validation_epoch/forward_pass": 20})
-    assert figures.total_s["validation_epoch"] == 40.0
-    assert figures.step_s == [7.0] * 3
+    stats = training.finish()
+    assert stats.counts == epochs(1, **{"validation_epoch": 1, "validation_epoch/forward_pass": 20})
+    assert stats.total_s["validation_epoch"] == 40.0
+    assert stats.step_s == [7.0] * 3
 
 
 def test_sampling_without_a_loader_ends_with_its_last_call(training, model, optimizer):
@@ -97,10 +97,10 @@ def test_sampling_without_a_loader_ends_with_its_last_call(training, model, opti
         with training.no_grad():
             model(0)
         training.spend(0.5)
-    figures = training.finish()
-    assert figures.counts["validation_epoch/forward_pass"] == 3
-    assert figures.total_s["validation_epoch"] == 6.0
-    assert figures.step_s == [6.0, 6.5, 6.5]  # what follows the last is part of none
+    stats = training.finish()
+    assert stats.counts["validation_epoch/forward_pass"] == 3
+    assert stats.total_s["validation_epoch"] == 6.0
+    assert stats.step_s == [6.0, 6.5, 6.5]  # what follows the last is part of none
 
 
 def test_evaluation_may_begin_with_a_module_without_parameters(training, model, optimizer, loader):
@@ -111,11 +111,11 @@ def test_evaluation_may_begin_with_a_module_without_parameters(training, model, 
             normalize(0)
             model(0)
     training.train(model, loader, optimizer)
-    figures = training.finish()
-    assert figures.counts == epochs(2, **{"validation_epoch": 1, "validation_epoch/forward_pass": 4})
-    assert figures.total_s["validation_epoch"] == 12.0
-    assert figures.total_s["validation_epoch/forward_pass"] == 12.0
-    assert figures.total_s["forward_pass"] == 12.0
+    stats = training.finish()
+    assert stats.counts == epochs(2, **{"validation_epoch": 1, "validation_epoch/forward_pass": 4})
+    assert stats.total_s["validation_epoch"] == 12.0
+    assert stats.total_s["validation_epoch/forward_pass"] == 12.0
+    assert stats.total_s["forward_pass"] == 12.0
 
 
 def test_a_loss_extends_the_forward_pass_of_evaluation(training, model, optimizer, loader, val_loader):
@@ -125,10 +125,10 @@ def test_a_loss_extends_the_forward_pass_of_evaluation(training, model, optimize
         for batch in val_loader:
             model(batch)
             loss(batch)
-    figures = training.finish()
-    assert figures.counts == epochs(1, **evaluation())
-    assert figures.total_s["validation_epoch/forward_pass"] == 12.0
-    assert figures.total_s["validation_epoch"] == 14.0
+    stats = training.finish()
+    assert stats.counts == epochs(1, **phases())
+    assert stats.total_s["validation_epoch/forward_pass"] == 12.0
+    assert stats.total_s["validation_epoch"] == 14.0
 
 
 def test_a_pass_over_the_data_for_its_statistics_is_no_evaluation(training, model, optimizer, loader, val_loader):
@@ -138,10 +138,10 @@ def test_a_pass_over_the_data_for_its_statistics_is_no_evaluation(training, mode
     with training.no_grad():
         for batch in val_loader:
             model(batch)
-    figures = training.finish()
-    assert figures.counts == epochs(1, **evaluation()) | {"data_loading": 8, "first_fetch": 2}
+    stats = training.finish()
+    assert stats.counts == epochs(1, **phases()) | {"data_loading": 8, "first_fetch": 2}
     assert training.loop_begin_s == 7.5
-    assert figures.step_s == [7.0] * 3
+    assert stats.step_s == [7.0] * 3
 
 
 def test_a_pass_for_statistics_begun_within_the_loop_is_no_evaluation(training, model, optimizer, loader):
@@ -151,15 +151,15 @@ def test_a_pass_for_statistics_begun_within_the_loop_is_no_evaluation(training, 
         model(batch)
         training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts == epochs(1) | {"data_loading": 9, "first_fetch": 4}
-    assert figures.step_s == [9.0] * 3
+    stats = training.finish()
+    assert stats.counts == epochs(1) | {"data_loading": 9, "first_fetch": 4}
+    assert stats.step_s == [9.0] * 3
 
 
 def test_a_long_evaluation_is_drained_while_it_goes_on(training, model, optimizer, loader):
     drains = []
     on_full = training.recorder.on_full
-    training.recorder.on_full = lambda: (drains.append(training.recorder.hold_ns), on_full())
+    training.recorder.on_full = lambda: (drains.append(training.recorder.watermark_ns), on_full())
     training.train(model, loader, optimizer)
     drains.clear()
     model.seconds = 0.25
@@ -167,13 +167,13 @@ def test_a_long_evaluation_is_drained_while_it_goes_on(training, model, optimize
         for batch in FakeLoader(training, 100, seconds=0.25):
             model(batch)
     assert len(drains) == 50
-    assert len(training.tape.events) < 20
+    assert len(training.pending.events) < 20
     model.seconds = 2.0
     training.train(model, loader, optimizer)
-    figures = training.finish()
-    assert figures.counts == epochs(2, **evaluation(100))
-    assert figures.total_s["validation_epoch"] == 50.0
-    assert figures.step_s == [7.0] * 6
+    stats = training.finish()
+    assert stats.counts == epochs(2, **phases(100))
+    assert stats.total_s["validation_epoch"] == 50.0
+    assert stats.step_s == [7.0] * 6
 
 
 def test_a_long_evaluation_without_a_loader_is_drained_while_it_goes_on(training, optimizer, loader):
@@ -183,11 +183,11 @@ def test_a_long_evaluation_without_a_loader_is_drained_while_it_goes_on(training
     with training.no_grad():
         for _ in range(calls):
             model(0)
-    assert len(training.tape.events) < MOST_HELD
+    assert len(training.pending.events) < MOST_HELD
     training.train(model, loader, optimizer)
-    figures = training.finish()
-    assert figures.counts == epochs(2, **{"validation_epoch": 1, "validation_epoch/forward_pass": calls})
-    assert figures.total_s["validation_epoch"] == calls / 4
+    stats = training.finish()
+    assert stats.counts == epochs(2, **{"validation_epoch": 1, "validation_epoch/forward_pass": calls})
+    assert stats.total_s["validation_epoch"] == calls / 4
 
 
 def test_a_long_evaluation_after_a_fetch_for_nobody_knows_what_is_one(training, optimizer, loader):
@@ -198,11 +198,11 @@ def test_a_long_evaluation_after_a_fetch_for_nobody_knows_what_is_one(training, 
     with training.no_grad():
         for _ in range(calls):
             model(0)
-    assert len(training.tape.events) < MOST_HELD
+    assert len(training.pending.events) < MOST_HELD
     training.train(model, loader, optimizer)
-    figures = training.finish()
-    assert figures.counts["validation_epoch"] == 1
-    assert figures.counts["validation_epoch/forward_pass"] == calls
+    stats = training.finish()
+    assert stats.counts["validation_epoch"] == 1
+    assert stats.counts["validation_epoch/forward_pass"] == calls
 
 
 def test_a_pass_taken_for_evaluation_by_mistake_feeds_the_training_after_some_steps(training, model, optimizer):
@@ -213,9 +213,9 @@ def test_a_pass_taken_for_evaluation_by_mistake_feeds_the_training_after_some_st
         model(batch)
         training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts["forward_pass"] == 10
-    assert figures.counts["data_loading"] == 10 - STRIKES - 1
+    stats = training.finish()
+    assert stats.counts["forward_pass"] == 10
+    assert stats.counts["data_loading"] == 10 - STRIKES - 1
 
 
 def test_a_pass_that_evaluates_a_batch_at_each_step_is_told_apart_all_the_time(training, model, optimizer):
@@ -227,10 +227,10 @@ def test_a_pass_that_evaluates_a_batch_at_each_step_is_told_apart_all_the_time(t
         training.update(optimizer)
         with training.no_grad():
             model(next(validation))
-    figures = training.finish()
-    assert figures.counts["validation_epoch/data_loading"] == figures.counts["validation_epoch/forward_pass"] == 12
-    assert figures.counts["data_loading"] == 12
-    assert figures.step_s == [7.0] * 12
+    stats = training.finish()
+    assert stats.counts["validation_epoch/data_loading"] == stats.counts["validation_epoch/forward_pass"] == 12
+    assert stats.counts["data_loading"] == 12
+    assert stats.step_s == [7.0] * 12
 
 
 def test_evaluation_between_a_batch_and_its_forward_pass_is_no_part_of_the_step(
@@ -243,9 +243,9 @@ def test_evaluation_between_a_batch_and_its_forward_pass_is_no_part_of_the_step(
         model(batch)
         training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts == epochs(1, **evaluation(4, times=3))
-    assert figures.step_s == [6.0, 7.0, 7.0]  # the first batch was handed out when nobody knew of a training yet
+    stats = training.finish()
+    assert stats.counts == epochs(1, **phases(4, times=3))
+    assert stats.step_s == [6.0, 7.0, 7.0]  # the first batch was handed out when nobody knew of a training yet
 
 
 def test_evaluation_between_micro_batches_is_no_part_of_their_step(training, model, optimizer, val_loader):
@@ -258,7 +258,7 @@ def test_evaluation_between_micro_batches_is_no_part_of_their_step(training, mod
                 for batch in val_loader:
                     model(batch)
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts["validation_epoch"] == 4
-    assert figures.counts["forward_pass"] == 4
-    assert figures.step_s == [13.0, 13.0]
+    stats = training.finish()
+    assert stats.counts["validation_epoch"] == 4
+    assert stats.counts["forward_pass"] == 4
+    assert stats.step_s == [13.0, 13.0]

@@ -6,9 +6,9 @@ import pytest
 import torch.distributed
 
 from tests.support.recording import FakeClock
-from training_profiler.instrumentation.patches.ddp import Exchange
-from training_profiler.instrumentation.patches.sync_points import Meetings
-from training_profiler.recording.gradient_sync import Exchanged
+from training_profiler.instrumentation.patches.ddp import GradientSync
+from training_profiler.instrumentation.patches.sync_points import SyncPoints
+from training_profiler.recording.gradient_sync import GradientSyncTotals
 
 MS = 1_000_000
 WALL_NS = 5_000_000_000_000  # by which the time of day is ahead of the recorder's clock
@@ -66,12 +66,12 @@ def _world(monkeypatch):
 
 @pytest.fixture
 def meetings():
-    return Meetings()
+    return SyncPoints()
 
 
 @pytest.fixture
 def exchange(clock, meetings):
-    return Exchange(meetings, clock, lambda: WALL_NS + clock())
+    return GradientSync(meetings, clock, lambda: WALL_NS + clock())
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def module(clock, exchange):
 class Training:
     """Steps of a tenth of a second each."""
 
-    def __init__(self, exchange: Exchange, clock: FakeClock) -> None:
+    def __init__(self, exchange: GradientSync, clock: FakeClock) -> None:
         self.exchange, self.clock = exchange, clock
         self.steps = 0
 
@@ -101,7 +101,7 @@ def training(exchange, clock):
 
 def test_without_modules_there_is_nothing_to_say(exchange, training):
     training.end_step()
-    assert exchange.take() == Exchanged()
+    assert exchange.take() == GradientSyncTotals()
     assert exchange.note() is None
 
 
@@ -109,7 +109,7 @@ def test_a_module_that_has_not_exchanged_anything_is_not_worth_a_word(exchange, 
     for _ in range(3):
         module.forward()
         training.end_step()
-    assert exchange.take() == Exchanged(of_steps=((0, 0), (1, 0)))
+    assert exchange.take() == GradientSyncTotals(of_steps=((0, 0), (1, 0)))
     assert exchange.note() is None
 
 
@@ -129,8 +129,10 @@ def test_each_exchange_is_told_with_the_step_it_was_part_of(exchange, module, tr
         module.backward(comm_ms)
         training.end_step()
     # Of the last one nothing is known before the next forward pass.
-    assert exchange.take() == Exchanged(3, 3, 15 * MS, 3 * MS, of_steps=((0, 2 * MS), (1, 4 * MS), (2, 6 * MS)))
-    assert exchange.take() == Exchanged()
+    assert exchange.take() == GradientSyncTotals(
+        3, 3, 15 * MS, 3 * MS, of_steps=((0, 2 * MS), (1, 4 * MS), (2, 6 * MS))
+    )
+    assert exchange.take() == GradientSyncTotals()
 
 
 def test_a_step_that_is_marked_late_is_told_as_well(exchange, module, training, clock):
@@ -164,7 +166,7 @@ def test_what_is_accumulated_without_an_exchange_is_none(exchange, module, train
         module.forward()  # the others are in no_sync, and DDP does not count them
         module.backward()
         training.end_step(0.4)
-    assert exchange.take() == Exchanged(2, 2, 6 * MS, 2 * MS, of_steps=((0, 2 * MS), (1, 2 * MS)))
+    assert exchange.take() == GradientSyncTotals(2, 2, 6 * MS, 2 * MS, of_steps=((0, 2 * MS), (1, 2 * MS)))
 
 
 def test_the_same_exchange_is_not_counted_again_by_forward_passes_that_no_backward_pass_follows(
@@ -181,7 +183,7 @@ def test_the_same_exchange_is_not_counted_again_by_forward_passes_that_no_backwa
 
 def test_forward_passes_that_share_a_backward_pass_share_its_exchange(meetings, clock):
     backwards = 0
-    exchange = Exchange(meetings, clock, lambda: WALL_NS + clock(), lambda: backwards)
+    exchange = GradientSync(meetings, clock, lambda: WALL_NS + clock(), lambda: backwards)
     training, module = Training(exchange, clock), Module(clock)
     exchange.watch(module)
     for _ in range(4):
@@ -210,7 +212,7 @@ def test_several_modules_are_summed_up(exchange, training, clock):
             module.forward()
             module.backward(comm_ms)
         training.end_step()
-    assert exchange.take() == Exchanged(4, 4, 16 * MS, 4 * MS, of_steps=((0, 6 * MS), (1, 6 * MS)))
+    assert exchange.take() == GradientSyncTotals(4, 4, 16 * MS, 4 * MS, of_steps=((0, 6 * MS), (1, 6 * MS)))
 
 
 def test_a_module_that_is_gone_has_said_what_it_did(exchange, training, clock):
@@ -231,7 +233,7 @@ def test_no_more_can_be_hidden_than_there_was(exchange, module, training):
         module.forward()
         module.backward(comm_ms=1, hidden_ms=2)
         training.end_step()
-    assert exchange.take() == Exchanged(1, 1, MS, MS, of_steps=((0, 0),))
+    assert exchange.take() == GradientSyncTotals(1, 1, MS, MS, of_steps=((0, 0),))
 
 
 def test_a_begin_and_an_end_of_two_exchanges_are_none(exchange, module, training):
@@ -249,7 +251,7 @@ def test_on_an_accelerator_times_are_its_own_and_of_no_single_step(exchange, tra
         module.forward()
         module.backward()
         training.end_step()
-    assert exchange.take() == Exchanged(2, 2, 6 * MS, 2 * MS, is_on_host=False)
+    assert exchange.take() == GradientSyncTotals(2, 2, 6 * MS, 2 * MS, is_on_host=False)
 
 
 def test_between_looks_by_itself_an_accelerator_is_not_looked_at_twice(exchange, training, clock):
@@ -296,7 +298,7 @@ def test_statistics_that_lack_a_name_say_so_once_and_nothing_else(exchange, modu
     training.end_step()
     training.end_step()
     assert exchange.modules == []
-    assert exchange.take() == Exchanged()
+    assert exchange.take() == GradientSyncTotals()
     assert exchange.note() == f"DDP's exchange of gradients is not measured: KeyError: '{name}'"
 
 

@@ -1,7 +1,7 @@
 import sys
 
 from tests.support.fake_training import EPOCH, FakeModule, Loss
-from training_profiler.instrumentation.loop_detection.loop_detector import MOST_USUAL
+from training_profiler.instrumentation.loop_detection.loop_detector import MAX_FAST_PATH_CALLS
 
 
 def test_a_loss_is_part_of_the_forward_pass_it_follows(training, model, optimizer, loader):
@@ -12,9 +12,9 @@ def test_a_loss_is_part_of_the_forward_pass_it_follows(training, model, optimize
         penalty(batch)
         training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts == EPOCH
-    assert figures.total_s["forward_pass"] == 3 * 4.0
+    stats = training.finish()
+    assert stats.counts == EPOCH
+    assert stats.total_s["forward_pass"] == 3 * 4.0
 
 
 def test_what_lies_between_model_and_loss_is_part_of_the_forward_pass(training, model):
@@ -23,9 +23,9 @@ def test_what_lies_between_model_and_loss_is_part_of_the_forward_pass(training, 
     training.spend(0.5)
     loss(0)
     training.backward()
-    figures = training.finish()
-    assert figures.counts["forward_pass"] == 1
-    assert figures.total_s["forward_pass"] == 3.5
+    stats = training.finish()
+    assert stats.counts["forward_pass"] == 1
+    assert stats.total_s["forward_pass"] == 3.5
 
 
 def test_a_loss_that_follows_something_else_is_time_of_the_forward_pass_and_no_other(training, model, optimizer):
@@ -37,10 +37,10 @@ def test_a_loss_that_follows_something_else_is_time_of_the_forward_pass_and_no_o
         loss(0)
         training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts["forward_pass"] == 2
-    assert figures.total_s["forward_pass"] == 6.0
-    assert figures.self_s["augment"] == 2.0
+    stats = training.finish()
+    assert stats.counts["forward_pass"] == 2
+    assert stats.total_s["forward_pass"] == 6.0
+    assert stats.self_s["augment"] == 2.0
 
 
 def test_a_frozen_encoder_under_gradients_is_time_of_the_forward_pass(training, model, optimizer):
@@ -51,9 +51,9 @@ def test_a_frozen_encoder_under_gradients_is_time_of_the_forward_pass(training, 
         model(0)
         training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts["forward_pass"] == 3
-    assert figures.total_s["forward_pass"] == 16.0
+    stats = training.finish()
+    assert stats.counts["forward_pass"] == 3
+    assert stats.total_s["forward_pass"] == 16.0
 
 
 def test_a_frozen_network_by_which_an_image_is_optimized_has_forward_passes(training, optimizer):
@@ -65,8 +65,8 @@ def test_a_frozen_network_by_which_an_image_is_optimized_has_forward_passes(trai
         network(Image())
         training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
+    stats = training.finish()
+    assert stats.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
 
 
 def test_each_call_of_a_model_is_a_forward_pass(training, model, optimizer):
@@ -85,10 +85,10 @@ def test_calls_within_a_forward_pass_are_no_others(training, optimizer):
         model(0)
         training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
-    assert figures.total_s["forward_pass"] == 12.0
-    assert figures.step_s == [8.0] * 3
+    stats = training.finish()
+    assert stats.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
+    assert stats.total_s["forward_pass"] == 12.0
+    assert stats.step_s == [8.0] * 3
 
 
 def test_the_loop_begins_with_the_outermost_call_of_its_first_forward_pass(training, optimizer):
@@ -118,9 +118,9 @@ def test_a_first_call_is_booked_as_all_others_whatever_it_does_within(training, 
         model(0)
         training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
-    assert figures.total_s["forward_pass"] == 15.0
+    stats = training.finish()
+    assert stats.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
+    assert stats.total_s["forward_pass"] == 15.0
 
 
 class Moving:
@@ -133,12 +133,12 @@ class Moving:
         begin_ns = self.training.clock()
         self.training.spend(1)
         if not self.training.is_busy:
-            self.training.tape.note_span(begin_ns, self.training.codes.data_transfer)
+            self.training.pending.note_span(begin_ns, self.training.codes.data_transfer)
 
 
 def test_only_the_first_call_of_a_class_is_looked_into(training, optimizer):
     told = []
-    begins = training.inference.call_begins
+    begins = training.detector.call_begins
 
     def call_begins(module, *about):
         told.append(module)
@@ -149,7 +149,7 @@ def test_only_the_first_call_of_a_class_is_looked_into(training, optimizer):
 
     inner = FakeModule(training)
     model = Model(training, inner)
-    training.inference.call_begins = call_begins
+    training.detector.call_begins = call_begins
     model(0)
     model(0)
     assert told == [model, inner, model]
@@ -157,9 +157,9 @@ def test_only_the_first_call_of_a_class_is_looked_into(training, optimizer):
 
 def test_compiled_code_is_not_looked_into(training):
     model = FakeModule(training)
-    call = training.inference.call_begins(model, (), False, sys._getframe())
+    call = training.detector.call_begins(model, (), False, sys._getframe())
     assert not call.is_explored
-    training.inference.call_ends(call, model)
+    training.detector.call_ends(call, model)
 
 
 def test_a_forward_pass_that_raises_is_one(training, optimizer, loader):
@@ -175,10 +175,10 @@ def test_a_forward_pass_that_raises_is_one(training, optimizer, loader):
             continue
         training.backward()
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts["forward_pass"] == 3
-    assert training.inference.calls == []
-    assert figures.step_s == [7.0, 10.0]
+    stats = training.finish()
+    assert stats.counts["forward_pass"] == 3
+    assert training.detector.calls == []
+    assert stats.step_s == [7.0, 10.0]
 
 
 def test_a_forward_pass_computed_again_within_the_backward_pass_is_part_of_that(training, model, optimizer):
@@ -186,9 +186,9 @@ def test_a_forward_pass_computed_again_within_the_backward_pass_is_part_of_that(
         model(0)
         training.backward(work=lambda: model(0))
         training.update(optimizer)
-    figures = training.finish()
-    assert figures.counts == {"forward_pass": 2, "backward_pass": 2, "optimizer_step": 2}
-    assert figures.total_s["backward_pass"] == 10.0
+    stats = training.finish()
+    assert stats.counts == {"forward_pass": 2, "backward_pass": 2, "optimizer_step": 2}
+    assert stats.total_s["backward_pass"] == 10.0
 
 
 def test_a_forward_pass_of_a_class_whose_call_is_known_from_evaluation_may_train_all_the_same(training, optimizer):
@@ -205,12 +205,12 @@ def test_a_forward_pass_of_a_class_whose_call_is_known_from_evaluation_may_train
     model(0)
     is_training = False
     model(0)
-    figures = training.finish()
-    assert figures.counts == {"forward_pass": 3, "backward_pass": 1}
+    stats = training.finish()
+    assert stats.counts == {"forward_pass": 3, "backward_pass": 1}
 
 
 def test_of_more_models_than_are_remembered_each_call_is_a_forward_pass(training):
-    models = [FakeModule(training, seconds=0.001) for _ in range(MOST_USUAL + 10)]
+    models = [FakeModule(training, seconds=0.001) for _ in range(MAX_FAST_PATH_CALLS + 10)]
     for model in models * 2:
         model(0)
     assert training.finish().counts == {"forward_pass": 2 * len(models)}

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.support.instrumented import OPTIMIZER, OWNERS, state_of_torch
-from training_profiler.instrumentation.instrumentation import SEAMS, Watch
+from training_profiler.instrumentation.instrumentation import PATCHES, Instrumentation
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.recorder import Recorder
 
-every_seam = pytest.mark.parametrize("name", SEAMS)
+every_seam = pytest.mark.parametrize("name", PATCHES)
 
 
 def touched_by(patches):
@@ -22,9 +22,9 @@ def touched_by(patches):
 @every_seam
 def test_a_seam_that_is_taken_out_leaves_torch_exactly_as_it_was(name):
     before = state_of_torch()
-    watch = Watch(Recorder(), lambda: None)
+    watch = Instrumentation(Recorder(), lambda: None)
     patches = Patches()
-    SEAMS[name](patches, watch=watch, torch=torch)
+    PATCHES[name](patches, watch=watch, torch=torch)
     changed = state_of_torch() != before
     known = all(owner is sys or owner in OWNERS for owner in touched_by(patches))
     patches.undo()
@@ -35,7 +35,7 @@ def test_a_seam_that_is_taken_out_leaves_torch_exactly_as_it_was(name):
 
 def test_all_seams_together_leave_torch_exactly_as_it_was():
     before = state_of_torch()
-    watch = Watch(Recorder(), lambda: None)
+    watch = Instrumentation(Recorder(), lambda: None)
     watch.install(torch)
     assert watch.missing == {}
     watch.uninstall()
@@ -45,7 +45,7 @@ def test_all_seams_together_leave_torch_exactly_as_it_was():
 
 def test_a_second_watch_in_the_same_process_leaves_torch_as_it_was():
     before = state_of_torch()
-    first, second = Watch(Recorder(), lambda: None), Watch(Recorder(), lambda: None)
+    first, second = Instrumentation(Recorder(), lambda: None), Instrumentation(Recorder(), lambda: None)
     first.install(torch)
     second.install(torch)
     second.uninstall()
@@ -94,14 +94,14 @@ LACKS = {
 @pytest.mark.parametrize("name", LACKS)
 def test_a_seam_whose_name_is_missing_stays_out_alone_and_is_named(name):
     before = state_of_torch()
-    watch = Watch(Recorder(), lambda: None)
+    watch = Instrumentation(Recorder(), lambda: None)
     try:
         watch.install(Lacking(torch, LACKS[name]))
         installed = set(watch._patches)
     finally:
         watch.uninstall()
     assert set(watch.missing) == {name}
-    assert set(SEAMS) - installed == {name}
+    assert set(PATCHES) - installed == {name}
     assert watch.notes() == [f"not watched: {name} (AttributeError: torch has no {LACKS[name]})"]
     assert state_of_torch() == before
 
@@ -109,7 +109,7 @@ def test_a_seam_whose_name_is_missing_stays_out_alone_and_is_named(name):
 def test_a_seam_that_is_half_in_place_when_a_name_is_missing_is_taken_out(monkeypatch):
     monkeypatch.delattr(OPTIMIZER, "register_optimizer_step_post_hook")
     before = state_of_torch()
-    watch = Watch(Recorder(), lambda: None)
+    watch = Instrumentation(Recorder(), lambda: None)
     try:
         watch.install(torch)
         hooks = dict(OPTIMIZER._global_optimizer_pre_hooks)
@@ -130,11 +130,11 @@ def on_another_thread(work):
 
 def test_nothing_begins_before_the_first_event(seen):
     assert seen.begun == 0
-    assert seen.watch.inference is None
+    assert seen.watch.detector is None
     assert not seen.watch.is_training
-    assert seen.watch.ready() is seen.watch.inference
+    assert seen.watch.ready() is seen.watch.detector
     assert seen.begun == 1
-    assert seen.watch.ready() is seen.watch.inference
+    assert seen.watch.ready() is seen.watch.detector
     assert seen.begun == 1
 
 
@@ -149,7 +149,7 @@ def test_a_thread_that_trains_takes_over_from_one_that_did_not(seen):
         second = other.submit(seen.watch.training).result()
         assert second is not None
         assert second is not first
-        assert second.tape.events is not first.tape.events
+        assert second.pending.events is not first.pending.events
         assert seen.watch.ready() is None
         assert seen.watch.training() is None
 
@@ -164,7 +164,7 @@ def test_a_thread_that_trains_after_the_one_that_did_has_ended_is_told_apart(see
 
 def test_where_the_process_is_to_have_no_session_all_seams_are_taken_out():
     before = state_of_torch()
-    watch = Watch(Recorder(), lambda: None)
+    watch = Instrumentation(Recorder(), lambda: None)
     watch.install(torch)
     try:
         assert watch.ready() is None
@@ -179,7 +179,7 @@ def test_a_session_that_cannot_begin_is_said_once_and_the_training_goes_on(caplo
         raise RuntimeError("can't start new thread")
 
     before = state_of_torch()
-    watch = Watch(Recorder(), begin)
+    watch = Instrumentation(Recorder(), begin)
     watch.install(torch)
     try:
         with caplog.at_level(logging.WARNING, "training_profiler"):

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from training_profiler.instrumentation.loop_detection.pending_events import Tape
-from training_profiler.instrumentation.loop_detection.section_codes import Codes
+from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
+from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.recording.recorder import Recorder
 
 INPUTS = torch.ones(4, 2)
@@ -80,8 +80,8 @@ def test_a_fetch_on_another_thread_that_finds_nothing_is_no_batch(seen, model):
 
 def test_a_drain_by_another_thread_waits_for_a_change_under_way():
     recorder = Recorder()
-    tape = Tape(recorder)
-    tape.note_span(tape.clock(), Codes(recorder.names).forward)
+    pending = PendingEvents(recorder)
+    pending.note_span(pending.clock(), SectionCodes(recorder.names).forward)
     drained = threading.Event()
 
     def drain():
@@ -96,6 +96,6 @@ def test_a_drain_by_another_thread_waits_for_a_change_under_way():
             return default
 
     thread = threading.Thread(target=drain)
-    tape.change(0, Renaming())
+    pending.change(0, Renaming())
     thread.join()
-    assert tape.events == []
+    assert pending.events == []

@@ -1,6 +1,6 @@
 import gc
 
-from training_profiler.instrumentation.loop_detection.phase_detector import MOST_PASSES, Kind, Passes
+from training_profiler.instrumentation.loop_detection.phase_detector import MOST_PASSES, Passes, Phase
 
 
 class Iterator:
@@ -23,10 +23,10 @@ def test_an_iterator_seen_first_in_the_middle_has_a_pass_all_the_same():
 def test_an_iterator_that_begins_anew_begins_another_pass():
     passes, iterator = Passes(), Iterator()
     begun = passes.of(iterator, True)
-    begun.kind = Kind.TRAINING
+    begun.kind = Phase.TRAINING
     again = passes.of(iterator, True)
     assert again is not begun
-    assert again.kind is Kind.UNKNOWN
+    assert again.kind is Phase.UNKNOWN
     assert passes.of(iterator, False) is again
 
 
@@ -74,7 +74,7 @@ def test_a_pass_that_is_settled_is_waited_for_no_longer():
     passes, iterator = Passes(), Iterator()
     begun = passes.of(iterator, True)
     passes.wait_for(begun)
-    passes.settle(begun, Kind.EVALUATION)
-    passes.settle(begun, Kind.EVALUATION)
+    passes.settle(begun, Phase.EVALUATION)
+    passes.settle(begun, Phase.EVALUATION)
     assert passes.unknown == []
-    assert begun.kind is Kind.EVALUATION
+    assert begun.kind is Phase.EVALUATION

@@ -9,13 +9,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.instrumented import changed_since, state_of_torch
 from tests.support.one_rank import one_rank
-from training_profiler.instrumentation.rank_patches import SeamsByHand
+from training_profiler.instrumentation.rank_patches import RankPatches
 
 
 @pytest.fixture
 def seams(clock):
     before = state_of_torch()
-    one = SeamsByHand(clock)
+    one = RankPatches(clock)
     one.install()
     yield one
     one.uninstall()
@@ -51,7 +51,7 @@ def test_in_a_forked_child_they_are_out_and_nothing_was_seen(seams):
 def test_a_torch_that_is_different_leaves_them_out_and_says_so(clock, monkeypatch):
     monkeypatch.delattr(torch.distributed.distributed_c10d, "destroy_process_group")
     before = state_of_torch()
-    seams = SeamsByHand(clock)
+    seams = RankPatches(clock)
     seams.install()
     assert changed_since(before) == []
     assert "destroy_process_group" in seams.notes()[0]
@@ -64,15 +64,15 @@ def test_where_seams_for_all_are_to_come_these_stay_out(clock, monkeypatch):
 
     monkeypatch.setattr(sys, "meta_path", [TorchFinder(), *sys.meta_path])
     before = state_of_torch()
-    SeamsByHand(clock).install()
+    RankPatches(clock).install()
     assert changed_since(before) == []
 
 
 SCRIPT = """
 import sys
-from training_profiler.instrumentation.rank_patches import SeamsByHand
+from training_profiler.instrumentation.rank_patches import RankPatches
 finders = list(sys.meta_path)
-seams = SeamsByHand(lambda: 0)
+seams = RankPatches(lambda: 0)
 seams.install()
 assert "torch" not in sys.modules
 if {removes}:

@@ -9,7 +9,7 @@ from training_profiler.instrumentation.loop_detection.step_detector import (
     ENDED_AFTER_NEW,
     ENDED_RATIO,
     ENDED_SLACK,
-    Rounds,
+    StepDetector,
 )
 
 
@@ -28,7 +28,7 @@ class Updates:
 
     def __init__(self, kind=Optimizer):
         self.ends = []
-        self.rounds = Rounds(self.ends.append)
+        self.rounds = StepDetector(self.ends.append)
         self.optimizers = {}
         self.kind = kind
         self.now_ns = 0

@@ -8,7 +8,7 @@ import torch.distributed
 
 from tests.support.one_rank import one_rank
 from training_profiler.instrumentation.patches.collectives import replace_all
-from training_profiler.instrumentation.patches.sync_points import BY_HOST, BY_TENSORS, Meetings, noted
+from training_profiler.instrumentation.patches.sync_points import BY_HOST, BY_TENSORS, SyncPoints, noted
 from training_profiler.instrumentation.patching import Patches
 
 distributed = torch.distributed
@@ -16,7 +16,7 @@ distributed = torch.distributed
 
 @pytest.fixture
 def meetings():
-    return Meetings()
+    return SyncPoints()
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_calls_of_another_thread_are_none(meetings):
 
 def kept(count):
     """Return the numbers that are kept of so many meetings."""
-    meetings = Meetings()
+    meetings = SyncPoints()
     for number in range(count):
         meetings.add("all", number, f"all:{number}", number, number + 1)
     return [enter_ns for _, enter_ns, _ in meetings.seen]
@@ -112,7 +112,7 @@ def test_a_rank_that_is_ahead_has_kept_those_of_the_others(count):
 
 
 def test_meetings_that_were_not_all_told_are_thinned_in_the_same_way():
-    meetings = Meetings()
+    meetings = SyncPoints()
     for number in (0, 15, 17, 18, 40, 1024):
         meetings.add("ddp", number, f"ddp0:{number}", 0, 1)
     assert keys(meetings) == ["ddp0:0", "ddp0:15", "ddp0:1024"]

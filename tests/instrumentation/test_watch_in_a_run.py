@@ -10,10 +10,10 @@ import torch
 
 from tests.support.instrumented import Watched
 from training_profiler.instrumentation import instrumentation as instrumentation_module
-from training_profiler.instrumentation.instrumentation import SEAMS
+from training_profiler.instrumentation.instrumentation import PATCHES
 from training_profiler.instrumentation.training_thread import FORWARD, FREE
 
-every_seam = pytest.mark.parametrize("name", SEAMS)
+every_seam = pytest.mark.parametrize("name", PATCHES)
 
 
 def on_another_thread(work):
@@ -38,12 +38,12 @@ def test_an_error_of_ours_takes_out_all_seams_and_the_training_goes_on(seen, mon
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
     assert not torch.equal(model.weight, weight)
-    assert seen.watch.inference is None
+    assert seen.watch.detector is None
     assert [record.getMessage() for record in caplog.records] == [
         "seams switched off, the training goes on: ZeroDivisionError: ours"
     ]
     assert seen.watch.notes()[0] == "not watched: all seams (ZeroDivisionError: ours)"
-    assert seen.run.recorder.hold_ns is None
+    assert seen.run.recorder.watermark_ns is None
 
 
 @pytest.mark.parametrize("method", ["fetch_begins", "fetch_ends", "fetch_fails"])
@@ -53,14 +53,14 @@ def test_an_error_of_ours_loses_no_batch(seen, monkeypatch, method):
 
     monkeypatch.setattr(seen.watch.ready(), method, fails)
     assert list(torch.utils.data.DataLoader([1.0, 2.0])) == [torch.tensor([1.0]), torch.tensor([2.0])]
-    assert seen.watch.inference is None
+    assert seen.watch.detector is None
 
 
 def test_an_error_of_ours_loses_no_checkpoint(seen, monkeypatch, tmp_path):
     def fails():
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(seen.watch.ready().evaluation, "ends", fails)
+    monkeypatch.setattr(seen.watch.ready().phases, "ends", fails)
     torch.save([1], tmp_path / "model.pt")
     assert torch.load(tmp_path / "model.pt") == [1]
     assert "all seams" in seen.watch.missing
@@ -73,8 +73,8 @@ def test_an_error_at_the_end_leaves_nothing_behind(seen, monkeypatch):
     monkeypatch.setattr(seen.watch.ready(), "finish", fails)
     with pytest.raises(ZeroDivisionError):
         seen.watch.finish()
-    assert seen.run.recorder.hold_ns is None
-    assert seen.watch.inference is None
+    assert seen.run.recorder.watermark_ns is None
+    assert seen.watch.detector is None
 
 
 def train(steps=2):
@@ -150,12 +150,16 @@ def test_a_hook_for_uncaught_exceptions_of_the_program_is_not_worth_a_word(seen,
 def test_a_child_begins_anew_whatever_its_parent_was_inside_of(seen):
     watch = seen.watch
     train()
-    watch.gate.busy = FORWARD
+    watch.training_thread.busy = FORWARD
     watch.in_child()
-    assert (watch.gate.thread, watch.gate.is_proven, watch.gate.busy) == (0, False, FREE)
-    assert watch.inference is None
+    assert (watch.training_thread.thread, watch.training_thread.is_confirmed, watch.training_thread.busy) == (
+        0,
+        False,
+        FREE,
+    )
+    assert watch.detector is None
     assert not watch.is_training
-    assert seen.run.recorder.hold_ns is None
+    assert seen.run.recorder.watermark_ns is None
     assert on_another_thread(watch.training) is not None
 
 
@@ -171,6 +175,6 @@ def test_what_is_held_back_begins_with_the_first_event():
         seen.clock.advance(5)
         before_ns = seen.clock.now_ns
         seen.watch.ready()
-        assert before_ns < seen.run.recorder.hold_ns < seen.clock()
+        assert before_ns < seen.run.recorder.watermark_ns < seen.clock()
     finally:
         seen.watch.uninstall()

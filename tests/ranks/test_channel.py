@@ -7,8 +7,8 @@ from tests.support.store import FakeServer, FakeStore, rank_of
 from training_profiler.ranks import channel as channel_module
 from training_profiler.ranks import store as store_module
 from training_profiler.ranks import transport as transport_module
-from training_profiler.ranks.channel import Board
-from training_profiler.ranks.message import Alive, unpack
+from training_profiler.ranks.channel import RankChannel
+from training_profiler.ranks.message import Heartbeat, unpack
 
 
 def guard(part, work):
@@ -21,12 +21,12 @@ def server(monkeypatch):
     store = FakeStore(server)
     monkeypatch.setattr(store_module, "descriptor_of", lambda store: store)
     monkeypatch.setattr(store_module, "is_connected", lambda store: store.server.is_up)
-    monkeypatch.setattr(transport_module.Carrier.__init__, "__defaults__", (lambda: store, lambda: True))
+    monkeypatch.setattr(transport_module.RankTransport.__init__, "__defaults__", (lambda: store, lambda: True))
     return server
 
 
 def board_of(rank, clock, world_size=2, wait_s=2.0):
-    return Board(rank_of(rank, world_size), wait_s, False, guard, clock)
+    return RankChannel(rank_of(rank, world_size), wait_s, False, guard, clock)
 
 
 def message_of(server, rank):
@@ -34,40 +34,40 @@ def message_of(server, rank):
 
 
 def test_what_was_told_last_is_sent_and_what_lies_between_is_not(server, clock):
-    board = board_of(1, clock)
-    board.tell(b"one")
-    board.tell(b"two")
-    assert not board.turn()
+    channel = board_of(1, clock)
+    channel.tell(b"one")
+    channel.tell(b"two")
+    assert not channel.turn()
     assert message_of(server, 1).data == b"two"
     assert server.calls.count("set") == 1
 
 
 def test_a_rank_that_tells_nothing_new_gives_a_sign_of_life_every_interval(server, clock):
-    board = board_of(1, clock)
-    board.alive = lambda: Alive(7, ("backward_pass",), 3.0, "node1")
-    board.turn()
-    board.turn()
+    channel = board_of(1, clock)
+    channel.alive = lambda: Heartbeat(7, ("backward_pass",), 3.0, "node1")
+    channel.turn()
+    channel.turn()
     assert server.calls.count("set") == 1
     assert message_of(server, 1).data == b""
     clock.advance(1.0)
-    board.tell(b"one")
-    board.turn()
+    channel.tell(b"one")
+    channel.turn()
     clock.advance(1.0)
-    board.turn()
+    channel.turn()
     last = message_of(server, 1)
-    assert (last.data, last.alive, last.beat) == (b"one", Alive(7, ("backward_pass",), 3.0, "node1"), 3)
+    assert (last.data, last.alive, last.beat) == (b"one", Heartbeat(7, ("backward_pass",), 3.0, "node1"), 3)
 
 
 def test_what_could_not_be_sent_is_sent_when_there_is_a_way(server, clock, tmp_path):
-    board = board_of(1, clock)
+    channel = board_of(1, clock)
     server.is_up = False
-    board.tell(b"one")
-    board.turn()
-    assert "was not told to rank 0" in board.notes()[0]
-    board.folder = tmp_path
-    board.turn()
+    channel.tell(b"one")
+    channel.turn()
+    assert "was not told to rank 0" in channel.notes()[0]
+    channel.folder = tmp_path
+    channel.turn()
     assert unpack((tmp_path / "ranks" / "1.json").read_bytes()).data == b"one"
-    assert board.notes() == []
+    assert channel.notes() == []
 
 
 def test_rank_0_hears_of_all_and_is_through_when_all_have_told_their_last(server, clock):
@@ -84,21 +84,21 @@ def test_rank_0_hears_of_all_and_is_through_when_all_have_told_their_last(server
 
 
 def test_rank_0_gives_up_waiting_when_its_time_is_up(server, clock):
-    board = board_of(0, clock)
-    board._until_ns = clock() + 10**9
-    assert not board.turn()
+    channel = board_of(0, clock)
+    channel._until_ns = clock() + 10**9
+    assert not channel.turn()
     clock.advance(1.0)
-    assert board.turn()
+    assert channel.turn()
 
 
 def test_the_thread_carries_beside_the_training_and_is_gone_after_finish(server, monkeypatch):
     monkeypatch.setattr(channel_module, "_serials", itertools.repeat(0))  # as in two processes
-    first, second = Board(rank_of(0, 2), 5.0, False, guard), Board(rank_of(1, 2), 5.0, False, guard)
+    first, second = RankChannel(rank_of(0, 2), 5.0, False, guard), RankChannel(rank_of(1, 2), 5.0, False, guard)
     before = threading.active_count()
     first.name_run("run")
-    for board in (first, second):
-        board.begin()
-        board.begin()
+    for channel in (first, second):
+        channel.begin()
+        channel.begin()
     assert threading.active_count() == before + 2
     second.tell(b"last", is_final=True)
     second.finish()
@@ -111,10 +111,10 @@ def test_the_thread_carries_beside_the_training_and_is_gone_after_finish(server,
 
 
 def test_where_there_is_one_rank_there_is_no_thread(clock):
-    board = board_of(0, clock, world_size=1)
+    channel = board_of(0, clock, world_size=1)
     before = threading.active_count()
-    board.begin()
-    board.finish()
+    channel.begin()
+    channel.finish()
     assert threading.active_count() == before
 
 
@@ -127,12 +127,12 @@ def test_a_server_that_hangs_holds_nobody_at_the_end(server, monkeypatch):
 
     monkeypatch.setattr(FakeStore, "set", hang)
     monkeypatch.setattr(channel_module, "OWN_SEND_S", 0.01)
-    board = Board(rank_of(1, 2), 0.0, False, guard)
-    board.begin()
-    thread = board._thread
+    channel = RankChannel(rank_of(1, 2), 0.0, False, guard)
+    channel.begin()
+    thread = channel._thread
     assert stuck.wait(5)
-    board.tell(b"last", is_final=True)
-    board.finish()
+    channel.tell(b"last", is_final=True)
+    channel.finish()
     assert thread.is_alive()
     release.set()
     thread.join(5)
@@ -159,9 +159,9 @@ def test_rank_0_reads_before_a_report_but_not_before_each_where_they_come_in_no_
 
 
 def test_the_only_rank_has_nobody_to_read(server, clock):
-    board = board_of(0, clock, world_size=1)
-    board.read_soon()
-    assert board._wakes.empty()
+    channel = board_of(0, clock, world_size=1)
+    channel.read_soon()
+    assert channel._wakes.empty()
 
 
 def test_where_no_thread_can_be_started_any_more_the_end_waits_for_nobody(server, clock, monkeypatch):
@@ -169,11 +169,11 @@ def test_where_no_thread_can_be_started_any_more_the_end_waits_for_nobody(server
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    board = board_of(1, clock)
-    board.begin()
-    board.tell(b"one", is_final=True)
-    board.finish()
+    channel = board_of(1, clock)
+    channel.begin()
+    channel.tell(b"one", is_final=True)
+    channel.finish()
     assert server.calls.count("set") == 0
-    assert board.notes() == [
+    assert channel.notes() == [
         "ranks: what this one measured last was not told to rank 0: can't create new thread at interpreter shutdown"
     ]

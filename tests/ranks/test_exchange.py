@@ -6,10 +6,10 @@ import pytest
 from tests.support.store import rank_of
 from training_profiler.aggregation.totals import Totals
 from training_profiler.ranks import exchange as exchange_module
-from training_profiler.ranks.channel import Told
-from training_profiler.ranks.exchange import Peers, told_data
-from training_profiler.ranks.message import Alive
-from training_profiler.ranks.summary import RankSums
+from training_profiler.ranks.channel import ReceivedMessage
+from training_profiler.ranks.exchange import RankExchange, update_to_bytes
+from training_profiler.ranks.message import Heartbeat
+from training_profiler.ranks.summary import RankSummary
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.ranks import RankId
 
@@ -29,14 +29,14 @@ class FakeBoard:
 
 
 class Ranks:
-    """Peers of one rank, and what ``ranks_figures`` was asked."""
+    """Peers of one rank, and what ``all_ranks_stats`` was asked."""
 
     def __init__(self, monkeypatch, clock, rank=0, world_size=3):
-        self.clock, self.board, self.told, self.asked = clock, FakeBoard(), [], []
-        monkeypatch.setattr(exchange_module, "ranks_figures", self._figures)
+        self.clock, self.channel, self.told, self.asked = clock, FakeBoard(), [], []
+        monkeypatch.setattr(exchange_module, "all_ranks_stats", self._figures)
         wall_clock = lambda: 1_000_000 + clock()  # noqa: E731
-        self.peers = Peers(
-            rank_of(rank, world_size), self.board, SectionNames(), clock, self.told.append, 400, wall_clock
+        self.peers = RankExchange(
+            rank_of(rank, world_size), self.channel, SectionNames(), clock, self.told.append, 400, wall_clock
         )
 
     def _figures(self, told, world_size, **rest):
@@ -44,8 +44,8 @@ class Ranks:
         return ("figures", len(self.asked))
 
     def hear(self, rank, steps, alive=None, ago=0.0, **rest):
-        sums = RankSums(RankId(rank, 3, "node1"), steps=steps, **rest)
-        self.board.of_others[rank] = Told(told_data(sums.to_data()), ago, alive or Alive(steps))
+        sums = RankSummary(RankId(rank, 3, "node1"), steps=steps, **rest)
+        self.channel.of_others[rank] = ReceivedMessage(update_to_bytes(sums.to_data()), ago, alive or Heartbeat(steps))
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ def test_the_only_rank_tells_nothing_and_has_no_figures(monkeypatch, clock):
     alone.peers.tell(RUN, inside=())
     alone.peers.close(RUN, inside=(), ended_by=None)
     alone.peers.finish()
-    assert alone.peers.figures(RUN) is None
-    assert (alone.told, alone.asked, alone.board.finished) == ([], [], [])
+    assert alone.peers.stats(RUN) is None
+    assert (alone.told, alone.asked, alone.channel.finished) == ([], [], [])
 
 
 def test_what_is_told_bears_the_wall_clocks_time_of_the_begin_and_of_now(ranks, clock):
@@ -88,15 +88,15 @@ def test_what_is_told_bears_the_wall_clocks_time_of_the_begin_and_of_now(ranks, 
 def test_the_last_is_told_at_once_and_a_rank_that_fails_does_not_wait_long(ranks, ended_by, is_hurried):
     ranks.peers.tell(RUN, inside=())
     ranks.peers.close(RUN, inside=("forward_pass",), ended_by=ended_by)
-    assert ranks.board.finished == []
+    assert ranks.channel.finished == []
     ranks.peers.finish()
     assert (ranks.told[1].is_final, ranks.told[1].ended_by) == (True, ended_by)
-    assert ranks.board.finished == [is_hurried]
+    assert ranks.channel.finished == [is_hurried]
 
 
 def test_rank_0_asks_for_figures_of_its_own_fresh_sums_and_what_was_heard(ranks):
     ranks.hear(2, steps=40, ago=3.5)
-    ranks.peers.figures(RUN)
+    ranks.peers.stats(RUN)
     told, world_size, rest = ranks.asked[0]
     assert ([one.who.rank for one in told], world_size) == ([0, 2], 3)
     assert (rest["heard_s_ago"], rest["before"], rest["silent_after_s"]) == ({0: 0.0, 2: 3.5}, None, 10.0)
@@ -104,19 +104,19 @@ def test_rank_0_asks_for_figures_of_its_own_fresh_sums_and_what_was_heard(ranks)
 
 def test_other_ranks_make_no_figures(monkeypatch, clock):
     second = Ranks(monkeypatch, clock, rank=1)
-    assert second.peers.figures(RUN) is None
+    assert second.peers.stats(RUN) is None
     assert second.asked == []
 
 
 def test_figures_of_an_interval_are_of_the_steps_since_where_there_are_enough(ranks):
     for rank, steps in ((1, 100), (2, 100)):
         ranks.hear(rank, steps)
-    ranks.peers.figures(RUN, of_interval=True)
+    ranks.peers.stats(RUN, of_interval=True)
     ranks.peers.new_interval()
     ranks.hear(1, 108)
     ranks.hear(2, 107)
-    ranks.peers.figures(RUN, of_interval=True)
-    ranks.peers.figures(RUN)
+    ranks.peers.stats(RUN, of_interval=True)
+    ranks.peers.stats(RUN)
     assert [rest["before"] and list(rest["before"]) for _, _, rest in ranks.asked] == [None, [1], None]
     assert ranks.asked[1][2]["before"][1].steps == 100
 
@@ -127,16 +127,16 @@ def test_figures_of_an_interval_are_of_the_steps_since_where_there_are_enough(ra
 )
 def test_what_cannot_be_understood_is_left_out_and_said(ranks, data):
     ranks.hear(2, steps=40)
-    ranks.board.of_others[1] = Told(data, 1.0)
-    ranks.peers.figures(RUN)
-    ranks.peers.figures(RUN, of_interval=True)
+    ranks.channel.of_others[1] = ReceivedMessage(data, 1.0)
+    ranks.peers.stats(RUN)
+    ranks.peers.stats(RUN, of_interval=True)
     assert [one.who.rank for one in ranks.asked[0][0]] == [0, 2]
     assert ranks.peers.notes() == ["ranks: what 1 of them told (first: rank 1) is of another version, or garbled"]
 
 
 def test_a_rank_that_only_gave_a_sign_of_life_is_heard_of_and_no_garbage(ranks):
-    ranks.board.of_others[1] = Told(b"", 1.0, Alive(3, ("data_loading",), 1.0, "node1"))
-    ranks.peers.figures(RUN)
+    ranks.channel.of_others[1] = ReceivedMessage(b"", 1.0, Heartbeat(3, ("data_loading",), 1.0, "node1"))
+    ranks.peers.stats(RUN)
     heard = ranks.asked[0][0][1]
     assert (str(heard.who), heard.steps, heard.inside) == ("rank 1 (node1)", 3, ("data_loading",))
     assert ranks.peers.notes() == []
@@ -144,34 +144,34 @@ def test_a_rank_that_only_gave_a_sign_of_life_is_heard_of_and_no_garbage(ranks):
 
 def test_what_says_it_is_another_rank_is_left_out(ranks):
     ranks.hear(1, steps=40)
-    ranks.board.of_others[2] = ranks.board.of_others[1]
-    ranks.peers.figures(RUN)
+    ranks.channel.of_others[2] = ranks.channel.of_others[1]
+    ranks.peers.stats(RUN)
     assert [one.who.rank for one in ranks.asked[0][0]] == [0, 1]
 
 
 def test_where_a_rank_is_comes_from_its_last_sign_of_life(ranks):
-    ranks.hear(1, steps=40, alive=Alive(41, ("data_loading",)), inside=("backward_pass",))
-    ranks.peers.figures(RUN)
+    ranks.hear(1, steps=40, alive=Heartbeat(41, ("data_loading",)), inside=("backward_pass",))
+    ranks.peers.stats(RUN)
     assert ranks.asked[0][0][1].inside == ("data_loading",)
 
 
 def test_what_was_decoded_is_not_decoded_again(ranks, monkeypatch):
     ranks.hear(1, steps=40)
-    ranks.peers.figures(RUN)
-    monkeypatch.setattr(exchange_module, "rank_sums_from_data", None)
-    ranks.peers.figures(RUN)
+    ranks.peers.stats(RUN)
+    monkeypatch.setattr(exchange_module, "rank_summary_from_data", None)
+    ranks.peers.stats(RUN)
     assert len(ranks.asked[1][0]) == 2
 
 
 def decoded(ranks, monkeypatch):
     """Return what is decoded from now on, by rank."""
-    seen, original = [], exchange_module.rank_sums_from_data
+    seen, original = [], exchange_module.rank_summary_from_data
 
     def decode(data):
         seen.append(data["who"]["rank"])
         return original(data)
 
-    monkeypatch.setattr(exchange_module, "rank_sums_from_data", decode)
+    monkeypatch.setattr(exchange_module, "rank_summary_from_data", decode)
     return seen
 
 
@@ -179,8 +179,8 @@ def test_what_another_thread_has_decoded_is_ready_for_the_report(ranks, monkeypa
     seen = decoded(ranks, monkeypatch)
     ranks.hear(1, steps=40)
     clock.advance(1.0)
-    ranks.peers.read_ahead(ranks.board.told())
-    ranks.peers.figures(RUN)
+    ranks.peers.read_ahead(ranks.channel.told())
+    ranks.peers.stats(RUN)
     assert seen == [1]
     assert [one.who.rank for one in ranks.asked[0][0]] == [0, 1]
 
@@ -192,12 +192,12 @@ def test_beside_the_training_twenty_ranks_a_second_are_decoded_in_turn(monkeypat
         ranks.hear(rank, steps=40)
     for _ in range(4):
         clock.advance(1.0)
-        ranks.peers.read_ahead(ranks.board.told())
+        ranks.peers.read_ahead(ranks.channel.told())
     assert seen == list(range(1, 51))
     clock.advance(1000.0)
     for rank in range(1, 51):
         ranks.hear(rank, steps=41)
-    ranks.peers.read_ahead(ranks.board.told())
+    ranks.peers.read_ahead(ranks.channel.told())
     assert seen[50:] == list(range(1, 21))
 
 
@@ -207,27 +207,27 @@ def test_a_periodic_report_decodes_a_part_of_many_and_the_last_one_all(monkeypat
         for rank in range(1, 1001):
             ranks.hear(rank, steps)
         if steps == 40:
-            ranks.peers.figures(RUN, of_interval=True)
+            ranks.peers.stats(RUN, of_interval=True)
             assert {one.steps for one in ranks.asked[0][0][1:]} == {40}
-    ranks.peers.figures(RUN, of_interval=True)
+    ranks.peers.stats(RUN, of_interval=True)
     assert [one.steps for one in ranks.asked[1][0][1:]].count(50) == 128
-    ranks.peers.figures(RUN)
+    ranks.peers.stats(RUN)
     assert {one.steps for one in ranks.asked[2][0][1:]} == {50}
 
 
 def test_when_the_run_is_over_its_figures_are_made_once(ranks):
     ranks.peers.close(RUN, inside=(), ended_by=None)
-    assert ranks.peers.figures(RUN) == ranks.peers.figures(RUN)
+    assert ranks.peers.stats(RUN) == ranks.peers.stats(RUN)
     assert len(ranks.asked) == 1
 
 
 def test_told_data_is_json_of_the_sums():
-    sums = RankSums(RankId(1, 3), steps=5)
-    assert json.loads(told_data(sums.to_data()))["who"]["rank"] == dataclasses.asdict(sums)["who"]["rank"]
+    sums = RankSummary(RankId(1, 3), steps=5)
+    assert json.loads(update_to_bytes(sums.to_data()))["who"]["rank"] == dataclasses.asdict(sums)["who"]["rank"]
 
 
 def test_without_a_group_there_are_no_ranks_before_another_is_heard_of(ranks):
     ranks.peers._rank.has_group = False
-    assert ranks.peers.figures(RUN) is None
+    assert ranks.peers.stats(RUN) is None
     ranks.hear(1, 5)
-    assert ranks.peers.figures(RUN) == ("figures", 1)
+    assert ranks.peers.stats(RUN) == ("figures", 1)

@@ -1,9 +1,9 @@
 import pytest
 
 from training_profiler.aggregation.accumulator import Accumulator
-from training_profiler.ranks.channel import Told
-from training_profiler.ranks.hang_detector import Pulse, stall_text
-from training_profiler.ranks.message import Alive
+from training_profiler.ranks.channel import ReceivedMessage
+from training_profiler.ranks.hang_detector import HangDetector, hang_text
+from training_profiler.ranks.message import Heartbeat
 
 
 class Training:
@@ -13,18 +13,18 @@ class Training:
         self.recorder, self.clock = recorder, clock
         self.said, self.steps = [], 0
         accumulator = Accumulator(recorder.names, clock(), None)
-        self.pulse = Pulse(recorder, accumulator, recorder.thread_serial, "node0", self.said.append)
-        self.pulse.steps = lambda: self.steps
+        self.hang_detector = HangDetector(recorder, accumulator, recorder.thread_serial, "node0", self.said.append)
+        self.hang_detector.steps = lambda: self.steps
 
     def train(self, steps, seconds):
         for _ in range(steps):
             self.clock.advance(seconds)
             self.steps += 1
-            self.pulse.look({})
+            self.hang_detector.look({})
 
     def wait(self, seconds, told=None):
         self.clock.advance(seconds)
-        self.pulse.look(told or {})
+        self.hang_detector.look(told or {})
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_validation_and_the_like_are_no_stop_and_the_time_counts_from_their_end(
 
 
 def told(inside=(), since_s=None, ago=0.0, host="node1", **rest):
-    return Told(b"", ago, Alive(5, inside, since_s, host), **rest)
+    return ReceivedMessage(b"", ago, Heartbeat(5, inside, since_s, host), **rest)
 
 
 def test_the_line_names_who_is_elsewhere_and_who_is_silent():
@@ -83,7 +83,7 @@ def test_the_line_names_who_is_elsewhere_and_who_is_silent():
         2: told(("data_loading",), 57.0, 1.0),
         3: told(("backward_pass",), 1.0, 60.0),
     }
-    assert stall_text(61.0, Alive(5, ("backward_pass",), 60.0), ranks, 10.0) == (
+    assert hang_text(61.0, Heartbeat(5, ("backward_pass",), 60.0), ranks, 10.0) == (
         "Profiler: no training step for 61 s: rank 0 is in backward_pass, rank 2 (node1) in data_loading since 58 s; "
         "rank 3 (node1) has not been heard of for 60 s"
     )
@@ -94,7 +94,7 @@ def test_of_many_ranks_the_few_that_are_elsewhere_are_named():
     ranks[700] = told(("data_loading",), 60.0)
     ranks |= {rank: told((), None, 90.0) for rank in range(900, 910)}
     ranks[5] = told((), None, is_final=True)
-    line = stall_text(61.0, Alive(5, ("synchronization",), 60.0), ranks, 10.0)
+    line = hang_text(61.0, Heartbeat(5, ("synchronization",), 60.0), ranks, 10.0)
     assert line.startswith(
         "Profiler: no training step for 61 s: rank 0 is in synchronization, rank 5 (node1) has ended, "
         "rank 700 (node1) in data_loading since 60 s; rank 900 (node1) has not been heard of for 90 s;"
@@ -104,6 +104,6 @@ def test_of_many_ranks_the_few_that_are_elsewhere_are_named():
 
 def test_of_many_ranks_none_is_silent_that_is_only_heard_of_seldom(training):
     training.train(10, 0.1)
-    training.pulse.interval_s = 10.24
-    training.wait(60.0, {1: Told(b"", 40.0, Alive(10, (), None, "node1"))})
+    training.hang_detector.interval_s = 10.24
+    training.wait(60.0, {1: ReceivedMessage(b"", 40.0, Heartbeat(10, (), None, "node1"))})
     assert training.said == ["Profiler: no training step for 60 s: rank 0 is in no section"]

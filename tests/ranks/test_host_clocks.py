@@ -5,17 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.ranks import told
-from training_profiler.ranks.host_clocks import clock_figures, clock_offsets
-from training_profiler.ranks.summary import Meeting
-from training_profiler.snapshot.ranks import ClockFigures, RankId
+from training_profiler.ranks.host_clocks import clock_offsets, clock_stats
+from training_profiler.ranks.summary import SyncPoint
+from training_profiler.snapshot.ranks import ClockStats, RankId
 
 
 def on(host: str, rank: int, *meetings: tuple[str, int, int]):
-    return told(rank, who=RankId(rank, 4, host), meetings=[Meeting(*one) for one in meetings])
+    return told(rank, who=RankId(rank, 4, host), meetings=[SyncPoint(*one) for one in meetings])
 
 
 def test_one_machine_has_one_clock():
-    assert clock_figures([on("a", 0, ("all:0", 1, 2)), on("a", 1, ("all:0", 1, 2))]) is None
+    assert clock_stats([on("a", 0, ("all:0", 1, 2)), on("a", 1, ("all:0", 1, 2))]) is None
 
 
 def test_each_meeting_narrows_what_is_known():
@@ -25,7 +25,7 @@ def test_each_meeting_narrows_what_is_known():
     ]
     (_, offset) = clock_offsets(ranks).values()
     assert (offset.low_ns, offset.high_ns, offset.meetings) == (-1050, -970, 2)
-    assert clock_figures(ranks) == ClockFigures(hosts=2, aligned_hosts=2, error_s=40e-9, meetings=2)
+    assert clock_stats(ranks) == ClockStats(hosts=2, aligned_hosts=2, error_s=40e-9, meetings=2)
 
 
 def test_all_ranks_of_a_machine_tell_of_its_clock():
@@ -39,12 +39,12 @@ def test_a_clock_that_was_set_anew_is_not_aligned():
         on("a", 0, ("all:0", 100, 200), ("all:1", 300, 400)),
         on("b", 1, ("all:0", 100, 200), ("all:1", 9300, 9400)),
     ]
-    assert clock_figures(ranks) == ClockFigures(hosts=2, aligned_hosts=0)
+    assert clock_stats(ranks) == ClockStats(hosts=2, aligned_hosts=0)
 
 
 def test_without_a_common_meeting_a_clock_is_not_aligned():
     ranks = [on("a", 0, ("all:0", 100, 200)), on("b", 1, ("all:0", 100, 200)), on("c", 2, ("all:9", 1, 2))]
-    assert clock_figures(ranks) == ClockFigures(hosts=3, aligned_hosts=2, error_s=100e-9, meetings=1)
+    assert clock_stats(ranks) == ClockStats(hosts=3, aligned_hosts=2, error_s=100e-9, meetings=1)
 
 
 @given(
@@ -64,6 +64,6 @@ def test_the_true_offset_is_always_within_the_interval(offset, meetings):
         other.append((f"all:{at}", begin + late_b - offset, together + stays_b - offset))
     known = clock_offsets([on("a", 0, *first), on("b", 1, *other)])["b", None]
     assert known.low_ns <= offset <= known.high_ns
-    assert clock_figures([on("a", 0, *first), on("b", 1, *other)]).error_s == pytest.approx(
+    assert clock_stats([on("a", 0, *first), on("b", 1, *other)]).error_s == pytest.approx(
         (known.high_ns - known.low_ns) / 2e9
     )

@@ -10,19 +10,19 @@ from tests.support.recording import FakeRun
 from training_profiler.ranks.summary import (
     MOST_PACES,
     UNKNOWN_NS,
-    Meeting,
-    Pace,
     RankSection,
-    RankSums,
-    rank_sums_from_data,
+    RankSummary,
+    StepTimeBucket,
+    SyncPoint,
+    rank_summary_from_data,
 )
-from training_profiler.ranks.summary_builder import CompareBook, RankBook
-from training_profiler.recording.gradient_sync import Exchanged
+from training_profiler.ranks.summary_builder import ComparedBlocks, RankSummaryBuilder
+from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.sampling.line_sampler import Location
-from training_profiler.snapshot.ranks import ExchangeFigures, RankId
+from training_profiler.snapshot.ranks import GradientSyncStats, RankId
 
 MS = 1_000_000
-NOTHING = Exchanged()
+NOTHING = GradientSyncTotals()
 WHO = RankId(3, 4, "node1")
 
 
@@ -31,16 +31,16 @@ class Book:
 
     def __init__(self, warmup: int | None = None) -> None:
         self.run = FakeRun(warmup)
-        self.book = RankBook(self.run.names)
+        self.book = RankSummaryBuilder(self.run.names)
         self.book.warmup_steps = warmup
 
-    def flush(self, exchanged: Exchanged = NOTHING, of_steps: list[tuple[int, int]] | None = None) -> None:
+    def flush(self, exchanged: GradientSyncTotals = NOTHING, of_steps: list[tuple[int, int]] | None = None) -> None:
         self.run.drain()
         totals, step_ns = self.run.accumulator.take_totals()
         self.run.sums.add(totals, step_ns)
         self.book.add(totals, step_ns, exchanged._replace(of_steps=tuple(of_steps or exchanged.of_steps)))
 
-    def told(self, **rest) -> RankSums:
+    def told(self, **rest) -> RankSummary:
         return self.book.sums(WHO, self.run.sums.run, self.run.names.names, **rest)
 
 
@@ -83,9 +83,9 @@ def test_an_exchange_whose_time_ddp_does_not_tell_is_not_known_whatever_else_is_
     book = Book()
     for _ in range(12):
         book.run.step(forward_pass=0.01, synchronization=0.001)
-    book.flush(Exchanged(exchanges=12))
+    book.flush(GradientSyncTotals(exchanges=12))
     assert not book.told().knows_sync
-    assert book.book.exchange_figures() is None
+    assert book.book.gradient_sync_stats() is None
 
 
 def test_the_steps_of_blocks_are_told_one_by_one():
@@ -111,9 +111,9 @@ def test_exchange_that_ddp_tells_of_a_step_is_added_when_it_comes():
     book = Book()
     for _ in range(16):
         book.run.step(backward_pass=0.01, synchronization=0.001)
-    book.flush(Exchanged(15, 15, 30 * MS, 0), [(step, 2 * MS) for step in range(15)])
+    book.flush(GradientSyncTotals(15, 15, 30 * MS, 0), [(step, 2 * MS) for step in range(15)])
     assert book.told().blocks == {}, "what the last step exchanged is known after the next"
-    book.flush(Exchanged(1, 1, 2 * MS, 0), [(15, 2 * MS)])
+    book.flush(GradientSyncTotals(1, 1, 2 * MS, 0), [(15, 2 * MS)])
     assert book.told().blocks == {0: [3 * MS] * 16}
 
 
@@ -121,13 +121,13 @@ def test_a_step_of_which_ddp_tells_nothing_is_unknown_and_not_zero():
     book = Book()
     for _ in range(16):
         book.run.step(backward_pass=0.01)
-    book.flush(Exchanged(15, 15, 30 * MS, 0), [(step, 2 * MS) for step in range(16) if step != 7])
+    book.flush(GradientSyncTotals(15, 15, 30 * MS, 0), [(step, 2 * MS) for step in range(16) if step != 7])
     assert book.told().blocks == {0: [2 * MS] * 7 + [UNKNOWN_NS] + [2 * MS] * 8}
 
 
 @given(steps=st.integers(0, 3000), flush_every=st.integers(1, 700))
 def test_the_blocks_that_are_told_are_those_of_a_slow_reading(steps, flush_every):
-    book = CompareBook()
+    book = ComparedBlocks()
     for first in range(0, steps, flush_every):
         end = min(steps, first + flush_every)
         book.add({step: [0, step] for step in range(first, end) if reads(step)}, 1, [])
@@ -156,17 +156,17 @@ def test_paces_are_of_steps_and_their_synchronization():
         for _ in range(5):
             book.run.step(forward_pass=ms / 1000, synchronization=0.001)
         book.flush()
-    assert book.told().paces == [Pace(5, 55 * MS, 5 * MS), Pace(5, 105 * MS, 5 * MS)]
+    assert book.told().paces == [StepTimeBucket(5, 55 * MS, 5 * MS), StepTimeBucket(5, 105 * MS, 5 * MS)]
 
 
 def test_synchronization_of_a_flush_without_a_step_counts_for_the_next():
     book = Book()
     book.run.step(forward_pass=0.01)
     book.flush()
-    book.flush(Exchanged(1, 1, 3 * MS, MS, is_on_host=False))
+    book.flush(GradientSyncTotals(1, 1, 3 * MS, MS, is_on_host=False))
     book.run.step(forward_pass=0.01)
     book.flush()
-    assert book.told().paces == [Pace(1, 10 * MS, 0), Pace(1, 10 * MS, 2 * MS)]
+    assert book.told().paces == [StepTimeBucket(1, 10 * MS, 0), StepTimeBucket(1, 10 * MS, 2 * MS)]
 
 
 def test_paces_are_bounded_and_lose_nothing():
@@ -211,9 +211,9 @@ def test_a_section_with_little_time_has_no_place():
 
 def test_the_exchange_of_gradients_is_told_as_means():
     book = Book()
-    book.flush(Exchanged(10, 5, 40 * MS, 10 * MS))
-    book.flush(Exchanged(10, 5, 40 * MS, 30 * MS))
-    assert book.book.exchange_figures() == ExchangeFigures(20, 10, 0.004, overlap=0.5, exposed_s=0.002)
+    book.flush(GradientSyncTotals(10, 5, 40 * MS, 10 * MS))
+    book.flush(GradientSyncTotals(10, 5, 40 * MS, 30 * MS))
+    assert book.book.gradient_sync_stats() == GradientSyncStats(20, 10, 0.004, overlap=0.5, exposed_s=0.002)
     told = book.told()
     assert (told.exchanges, told.sampled, told.exchange_ns, told.exchange_hidden_ns) == (20, 10, 80 * MS, 40 * MS)
 
@@ -222,7 +222,7 @@ def test_exchange_that_no_host_waits_for_counts_as_synchronization_beside_the_se
     book = Book()
     for _ in range(20):
         book.run.step(backward_pass=0.01)
-    book.flush(Exchanged(20, 2, 20 * 3 * MS, 20 * MS, is_on_host=False))
+    book.flush(GradientSyncTotals(20, 2, 20 * 3 * MS, 20 * MS, is_on_host=False))
     told = book.told()
     assert told.knows_sync
     assert told.sync_ns == 20 * 2 * MS
@@ -263,7 +263,7 @@ def test_on_an_accelerator_exchange_that_only_the_host_was_timed_of_is_not_known
 
 def test_on_an_accelerator_exposed_exchange_is_no_part_of_the_backward_passes_own_time():
     book = on_device({"backward_pass": 20})
-    book.flush(Exchanged(20, 2, 20 * 6 * MS, 20 * MS, is_on_host=False))
+    book.flush(GradientSyncTotals(20, 2, 20 * 6 * MS, 20 * MS, is_on_host=False))
     told = book.told()
     assert told.sections["backward_pass"].device_own_ns == 20 * 15 * MS
     assert told.sync_ns == 20 * 6 * MS  # with 1 ms of synchronization that the host has seen
@@ -273,22 +273,22 @@ def test_what_is_told_survives_json():
     book = Book()
     for _ in range(40):
         book.run.step(forward_pass=0.01, synchronization=0.001)
-    book.flush(Exchanged(1, 1, MS, 0))
+    book.flush(GradientSyncTotals(1, 1, MS, 0))
     told = book.told(
-        told_ns=5, meetings=[Meeting("all:0", 1, 2)], inside=["forward_pass"], is_final=True, ended_by="SIGTERM"
+        told_ns=5, meetings=[SyncPoint("all:0", 1, 2)], inside=["forward_pass"], is_final=True, ended_by="SIGTERM"
     )
-    assert rank_sums_from_data(json.loads(json.dumps(told.to_data(), allow_nan=False))) == told
+    assert rank_summary_from_data(json.loads(json.dumps(told.to_data(), allow_nan=False))) == told
 
 
 def test_a_line_of_the_journal_has_more_keys_and_is_read():
-    told = RankSums(who=WHO, steps=5)
-    read = rank_sums_from_data({"kind": "rank", **json.loads(json.dumps(told.to_data()))})
+    told = RankSummary(who=WHO, steps=5)
+    read = rank_summary_from_data({"kind": "rank", **json.loads(json.dumps(told.to_data()))})
     assert (read.who, read.steps) == (WHO, 5)
 
 
 def test_names_of_other_processes_are_made_fit_to_print():
-    data = RankSums(who=RankId(1, 2, "a\x1b[31mb"), sections={"x\n": RankSection()}).to_data()
-    told = rank_sums_from_data(json.loads(json.dumps(data)))
+    data = RankSummary(who=RankId(1, 2, "a\x1b[31mb"), sections={"x\n": RankSection()}).to_data()
+    told = rank_summary_from_data(json.loads(json.dumps(data)))
     assert told.who.host == "a\\x1b[31mb"
     assert list(told.sections) == ["x\\n"]
 
@@ -311,9 +311,9 @@ def test_names_of_other_processes_are_made_fit_to_print():
     ],
 )
 def test_data_of_another_form_is_refused(change):
-    data = {**RankSums(who=WHO).to_data(), **change}
+    data = {**RankSummary(who=WHO).to_data(), **change}
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError, OverflowError)):
-        rank_sums_from_data(data)
+        rank_summary_from_data(data)
 
 
 def test_the_number_of_tellings_grows():

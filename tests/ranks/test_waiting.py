@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.ranks import MS, told
-from training_profiler.ranks.comparison import ranks_figures, waiting_parts
+from training_profiler.ranks.comparison import all_ranks_stats, waiting_parts
 from training_profiler.recording.gradient_sync import block_stride
 
 
@@ -23,12 +23,12 @@ def test_the_last_to_come_waits_for_nobody():
     ]
     found = waiting_parts(ranks)
     assert (found.part, found.steps) == ({0: 0.75, 1: 0.0}, 96)
-    figures = ranks_figures(ranks, 2)
-    assert [one.waiting_s for one in figures.ranks] == [pytest.approx(0.003), 0.0]
-    assert figures.sync_share == pytest.approx(2.5 / 31)
-    assert figures.waiting_share == pytest.approx(1.5 / 31)
-    assert figures.transfer_share == pytest.approx(1 / 31)
-    assert figures.compared_steps == 96
+    stats = all_ranks_stats(ranks, 2)
+    assert [one.waiting_s for one in stats.ranks] == [pytest.approx(0.003), 0.0]
+    assert stats.sync_share == pytest.approx(2.5 / 31)
+    assert stats.waiting_share == pytest.approx(1.5 / 31)
+    assert stats.transfer_share == pytest.approx(1 / 31)
+    assert stats.compared_steps == 96
 
 
 def test_ranks_that_are_late_in_turn_wait_though_none_is_slower():
@@ -84,12 +84,12 @@ def test_waiting_and_transfer_are_synchronization_exactly(sync_ms):
         )
         for rank, ms in enumerate(sync_ms)
     ]
-    figures = ranks_figures(ranks, len(ranks))
+    stats = all_ranks_stats(ranks, len(ranks))
     transfer_ms = sum(min(step) for step in zip(*sync_ms, strict=True)) / 32
-    if figures.sync_share is None:
+    if stats.sync_share is None:
         assert sum(map(sum, sync_ms)) == 0
         return
-    assert figures.waiting_share + figures.transfer_share == pytest.approx(figures.sync_share, rel=1e-12)
-    assert figures.transfer_share == pytest.approx(transfer_ms / 100, abs=1e-9)
-    for row, ms in zip(figures.ranks, sync_ms, strict=True):
+    assert stats.waiting_share + stats.transfer_share == pytest.approx(stats.sync_share, rel=1e-12)
+    assert stats.transfer_share == pytest.approx(transfer_ms / 100, abs=1e-9)
+    for row, ms in zip(stats.ranks, sync_ms, strict=True):
         assert row.waiting_s * 1000 == pytest.approx(sum(ms) / 32 - transfer_ms, abs=1e-6)

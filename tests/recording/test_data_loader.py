@@ -50,8 +50,8 @@ def test_each_wait_for_a_batch_is_a_span_of_data_loading(run):
     loader, _ = profiled(run, SlowLoader(run, [4, 4]))
     for _ in loader:
         run.clock.advance(10)
-    figures = run.snapshot().sections["data_loading"]
-    assert (figures.count, figures.total_s, figures.max_s) == (2, 4.0, 2.0)
+    stats = run.snapshot().sections["data_loading"]
+    assert (stats.count, stats.total_s, stats.max_s) == (2, 4.0, 2.0)
 
 
 def test_the_fetch_that_finds_the_end_is_no_batch(run):

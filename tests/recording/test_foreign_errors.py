@@ -9,7 +9,7 @@ import pytest
 from tests.support.recording import FakeClock
 from training_profiler.recording.foreign_errors import let_through
 from training_profiler.recording.recorder import Recorder
-from training_profiler.runtime.health import Upkeep
+from training_profiler.runtime.health import ProfilerHealth
 
 
 def limit(signum, frame):
@@ -36,19 +36,19 @@ def interrupted():
 
 
 def test_a_limit_that_the_program_set_ends_what_it_was_set_for(handled):
-    upkeep = Upkeep(Recorder(FakeClock()), 0.0)
+    profiler_health = ProfilerHealth(Recorder(FakeClock()), 0.0)
     with pytest.raises(TimeoutError, match="the program's own limit"):
-        upkeep.guard("statistics", interrupted)
-    assert upkeep.disabled == {}
+        profiler_health.guard("statistics", interrupted)
+    assert profiler_health.disabled == {}
 
 
 def test_an_error_of_our_own_is_not_let_through(handled):
     def fails():
         raise TimeoutError("ours")
 
-    upkeep = Upkeep(Recorder(FakeClock()), 0.0)
-    upkeep.guard("statistics", fails)
-    assert upkeep.disabled == {"statistics": "TimeoutError: ours"}
+    profiler_health = ProfilerHealth(Recorder(FakeClock()), 0.0)
+    profiler_health.guard("statistics", fails)
+    assert profiler_health.disabled == {"statistics": "TimeoutError: ours"}
 
 
 def test_an_error_without_a_traceback_is_let_go(handled):

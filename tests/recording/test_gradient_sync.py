@@ -1,6 +1,6 @@
 import pytest
 
-from training_profiler.recording.gradient_sync import Exchanged, is_compared
+from training_profiler.recording.gradient_sync import GradientSyncTotals, is_compared
 
 
 def blocks_before(steps):
@@ -38,5 +38,5 @@ def test_what_is_left_out_is_so_also_later():
 
 
 def test_what_is_not_hidden_is_exposed():
-    assert Exchanged(1, 1, 300, 100).exposed_ns == 200
-    assert Exchanged(1, 1, 100, 300).exposed_ns == 0
+    assert GradientSyncTotals(1, 1, 300, 100).exposed_ns == 200
+    assert GradientSyncTotals(1, 1, 100, 300).exposed_ns == 0

@@ -16,14 +16,14 @@ def held(recorder, clock):
         with recorder.section(name):
             clock.advance_ns(10)
         clock.advance_ns(5)
-    recorder.hold_ns = 1010
+    recorder.watermark_ns = 1010
     return recorder
 
 
 def test_what_is_held_back_is_handed_out_once_it_is_let_go(held):
     batch = held.drain()
     assert (batch.until_ns, batch.threads[0].events) == (1010, [1000, 1, 1010, -1])
-    held.hold_ns = None
+    held.watermark_ns = None
     batch = held.drain()
     assert (batch.until_ns, batch.threads[0].events) == (1030, [1015, 2, 1025, -2])
 
@@ -43,12 +43,12 @@ def test_the_end_of_a_step_lets_go_what_came_before(held):
 
 def test_a_batch_never_ends_before_the_one_before(held):
     assert held.drain().until_ns == 1010
-    held.hold_ns = 1003
+    held.watermark_ns = 1003
     assert held.drain().until_ns == 1010
 
 
 def test_a_hold_in_the_future_holds_nothing_back(held, clock):
-    held.hold_ns = 2000
+    held.watermark_ns = 2000
     assert held.drain().until_ns == clock()
 
 
@@ -69,27 +69,27 @@ def test_what_a_thread_that_has_ended_left_is_held_back_with_it(held):
         return [(thread.is_alive, thread.events) for thread in batch.threads if thread.name == "other"]
 
     assert of_other(held.drain()) == [(True, [1002, 1])]
-    held.hold_ns = None
+    held.watermark_ns = None
     assert of_other(held.drain()) == [(False, [1012, -1])]
     assert of_other(held.drain()) == []
 
 
 def test_letting_go_means_nothing_where_nothing_is_held_back(recorder):
     recorder.settle(5)
-    assert recorder.hold_ns is None
+    assert recorder.watermark_ns is None
 
 
 def test_it_is_held_at_a_time_while_nothing_later_may_be_handed_out(held):
-    assert held.is_held_at(1010)
-    assert held.is_held_at(1020)
-    assert not held.is_held_at(1009)
-    held.hold_ns = None
-    assert not held.is_held_at(1010)
+    assert held.is_blocked_at(1010)
+    assert held.is_blocked_at(1020)
+    assert not held.is_blocked_at(1009)
+    held.watermark_ns = None
+    assert not held.is_blocked_at(1010)
 
 
 def test_what_is_held_back_is_drained_all_the_same_when_it_is_too_much(held):
     held.buffer().events.extend([1030, 1] * (2 * FLUSH_AT_MOST))
-    assert not held.is_held_at(1010)
+    assert not held.is_blocked_at(1010)
 
 
 def test_it_is_backed_up_by_marks_or_by_events(recorder):

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from training_profiler.recording.section import CANCELLED
+from training_profiler.recording.section import DISCARDED
 
 
 def spans_of(recorder) -> list[int]:
@@ -161,4 +161,4 @@ def test_a_cancelled_span_says_so_in_its_exit(recorder):
     section.cancel()
     serial = recorder.thread_serial()
     flat = next(thread.events for thread in recorder.drain().threads if thread.serial == serial)
-    assert flat[1::2] == [1, -1 - CANCELLED]
+    assert flat[1::2] == [1, -1 - DISCARDED]

@@ -4,11 +4,11 @@ from tests.support.recording import FakeRun, snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.reports.report_json import as_data
 from training_profiler.snapshot.snapshot import (
-    GpuFigures,
+    GpuStats,
     Growth,
     Health,
     Level,
-    MachineFigures,
+    MachineStats,
     Snapshot,
     Throughput,
 )
@@ -74,9 +74,9 @@ def test_a_run_of_nothing_has_every_key():
 
 
 def test_the_machine_and_throughput_are_told_in_full():
-    gpu = GpuFigures(0, "T4", used_bytes=Level(1.0, 2.0, 3.0))
+    gpu = GpuStats(0, "T4", used_bytes=Level(1.0, 2.0, 3.0))
     snapshot = Snapshot(
-        machine=MachineFigures(samples=2, cores=1.5, gpus=(gpu,), ram_growth=Growth(5.0, 0.01, 9, 8.0)),
+        machine=MachineStats(samples=2, cores=1.5, gpus=(gpu,), ram_growth=Growth(5.0, 0.01, 9, 8.0)),
         throughput=Throughput(2.0, samples_per_s=64.0),
     )
     data = json.loads(json.dumps(as_data(snapshot, []), allow_nan=False))

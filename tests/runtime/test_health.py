@@ -1,6 +1,6 @@
 from tests.support.recording import FakeClock, FakeRun
 from training_profiler.aggregation.totals import Totals
-from training_profiler.runtime.health import REPORTS_FREE, REPORTS_SHARE, Budget, Upkeep
+from training_profiler.runtime.health import REPORTS_FREE, REPORTS_SHARE, Budget, ProfilerHealth
 from training_profiler.units import NS_PER_S
 
 REPORT_NS = NS_PER_S // 100
@@ -42,8 +42,8 @@ def test_reports_that_are_cheap_at_their_pace_are_all_printed():
 
 def test_the_cost_of_the_profiler_is_that_of_its_work_and_of_each_section():
     run = FakeRun()
-    upkeep = Upkeep(run.recorder, section_cost_ns=500.0)
-    upkeep.spent_ns = 1_000_000
+    profiler_health = ProfilerHealth(run.recorder, section_cost_ns=500.0)
+    profiler_health.spent_ns = 1_000_000
     totals = Totals(0)
     totals.training_spans = 2000
-    assert upkeep.health(totals, reports_left_out=0).overhead_s == 0.002
+    assert profiler_health.health(totals, reports_left_out=0).overhead_s == 0.002

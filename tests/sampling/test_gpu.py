@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from training_profiler.sampling.gpu import Gpus, GpuSeen
+from training_profiler.sampling.gpu import GpuReading, Gpus
 
 NAME = "NVIDIA H200"
 
@@ -88,7 +88,7 @@ def test_a_device_that_the_program_has_not_initialised_is_left_alone():
 
 def test_memory_of_the_devices_this_process_uses():
     values = {"allocated_bytes": 50.0, "reserved_bytes": 100.0}
-    assert gpus_of(FakeCuda([0, 100], ["a", "b"])).read() == [GpuSeen(1, NAME, 1000, values)]
+    assert gpus_of(FakeCuda([0, 100], ["a", "b"])).read() == [GpuReading(1, NAME, 1000, values)]
 
 
 def test_nvml_tells_of_the_same_device_by_its_uuid():
@@ -150,5 +150,5 @@ def test_memory_of_apples_devices():
     )
     torch = SimpleNamespace(mps=mps, backends=SimpleNamespace(mps=SimpleNamespace(is_available=lambda: True)))
     assert Gpus({"torch": torch}.get).read() == [
-        GpuSeen(0, "mps", 100, {"allocated_bytes": 5.0, "reserved_bytes": 9.0})
+        GpuReading(0, "mps", 100, {"allocated_bytes": 5.0, "reserved_bytes": 9.0})
     ]

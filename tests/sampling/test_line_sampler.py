@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.recording import FakeClock
 from training_profiler.recording.recorder import Recorder
-from training_profiler.runtime.health import Upkeep
+from training_profiler.runtime.health import ProfilerHealth
 from training_profiler.sampling import line_sampler
 from training_profiler.sampling.line_sampler import LineSampler, Location, function_name
 from training_profiler.sampling.user_code import Places
@@ -36,13 +36,13 @@ def look():
 
 
 @pytest.fixture
-def upkeep(recorder: Recorder) -> Upkeep:
-    return Upkeep(recorder, 0.0)
+def profiler_health(recorder: Recorder) -> ProfilerHealth:
+    return ProfilerHealth(recorder, 0.0)
 
 
 @pytest.fixture
-def sampler(clock: FakeClock, upkeep: Upkeep):
-    sampler = LineSampler(clock, upkeep.guard, lambda: PLACES)
+def sampler(clock: FakeClock, profiler_health: ProfilerHealth):
+    sampler = LineSampler(clock, profiler_health.guard, lambda: PLACES)
     yield sampler
     sampler.stop()
 
@@ -135,7 +135,7 @@ def test_it_samples_the_thread_it_is_told_to(sampler, clock):
     is_over = threading.Event()
 
     def train_elsewhere():
-        sampler.watch_this_thread()
+        sampler.sample_this_thread()
         wait_for_samples(sampler, sampler.samples + 3)
         is_over.set()
 
@@ -203,24 +203,24 @@ def test_a_thread_that_has_ended_has_no_lines(sampler):
     started(sampler).stop()
     sampler.take()
     before = sampler.samples
-    thread = threading.Thread(target=sampler.watch_this_thread)
+    thread = threading.Thread(target=sampler.sample_this_thread)
     thread.start()
     thread.join()
     sampler._sample()
     assert sampler.samples == before
 
 
-def test_a_sampler_that_fails_is_switched_off_and_said(upkeep, caplog):
+def test_a_sampler_that_fails_is_switched_off_and_said(profiler_health, caplog):
     def broken() -> int:
         raise RuntimeError("no clock")
 
-    sampler = LineSampler(broken, upkeep.guard, lambda: PLACES)
+    sampler = LineSampler(broken, profiler_health.guard, lambda: PLACES)
     sampler._hz = 1000
     with caplog.at_level(logging.ERROR):
-        upkeep.guard(line_sampler.PART, sampler._start)
+        profiler_health.guard(line_sampler.PART, sampler._start)
         sampler._thread.join()
     sampler.stop()
-    assert upkeep.disabled == {"line sampler": "RuntimeError: no clock"}
+    assert profiler_health.disabled == {"line sampler": "RuntimeError: no clock"}
 
 
 def test_the_time_to_hand_over_the_gil_is_as_before_when_it_ends(sampler):

@@ -7,11 +7,11 @@ import pytest
 
 from tests.support.recording import FakeClock
 from training_profiler.recording.recorder import Recorder
-from training_profiler.runtime.health import Upkeep
+from training_profiler.runtime.health import ProfilerHealth
 from training_profiler.sampling.cgroup import Container
-from training_profiler.sampling.gpu import GpuSeen
-from training_profiler.sampling.host import Seen
-from training_profiler.sampling.machine_sampler import Eyes, MachineMonitor
+from training_profiler.sampling.gpu import GpuReading
+from training_profiler.sampling.host import HostReading
+from training_profiler.sampling.machine_sampler import MachineReader, MachineSampler
 
 NAME = "training_profiler machine"
 
@@ -30,8 +30,8 @@ class FakeHost:
     def host_cores(self) -> int:
         return 4
 
-    def read(self) -> Seen:
-        return Seen(self.tree_cpu_s, 300, 400, self.host_cpu_s, 1000, 600)
+    def read(self) -> HostReading:
+        return HostReading(self.tree_cpu_s, 300, 400, self.host_cpu_s, 1000, 600)
 
     def work(self, seconds: float, process_s: float, host_s: float) -> None:
         self._clock.advance(seconds)
@@ -43,8 +43,8 @@ class FakeGpus:
     def __init__(self) -> None:
         self.closed = 0
 
-    def read(self) -> list[GpuSeen]:
-        return [GpuSeen(1, "T4", 99, {"allocated_bytes": 7.0})]
+    def read(self) -> list[GpuReading]:
+        return [GpuReading(1, "T4", 99, {"allocated_bytes": 7.0})]
 
     def close(self) -> None:
         self.closed += 1
@@ -56,14 +56,16 @@ def host(clock: FakeClock) -> FakeHost:
 
 
 @pytest.fixture
-def eyes(clock: FakeClock, host: FakeHost) -> Eyes:
-    return Eyes(clock, host, FakeGpus(), Container(None, None, None, None))
+def eyes(clock: FakeClock, host: FakeHost) -> MachineReader:
+    return MachineReader(clock, host, FakeGpus(), Container(None, None, None, None))
 
 
 @pytest.fixture
 def monitor(clock: FakeClock, recorder: Recorder, tmp_path: Path):
     gpus = FakeGpus()
-    monitor = MachineMonitor(clock, Upkeep(recorder, 0.0).guard, lambda: FakeHost(clock), lambda: gpus, tmp_path)
+    monitor = MachineSampler(
+        clock, ProfilerHealth(recorder, 0.0).guard, lambda: FakeHost(clock), lambda: gpus, tmp_path
+    )
     yield monitor
     monitor.stop()
 
@@ -114,7 +116,7 @@ def test_without_a_container_memory_is_a_share_of_the_host(eyes):
 def test_with_a_limit_memory_is_a_share_of_it(clock, host, tmp_path):
     (tmp_path / "memory.current").write_text("450\n")
     (tmp_path / "cpu.stat").write_text("usage_usec 1000000\n")
-    eyes = Eyes(clock, host, FakeGpus(), Container(tmp_path, 500, tmp_path, 1.5))
+    eyes = MachineReader(clock, host, FakeGpus(), Container(tmp_path, 500, tmp_path, 1.5))
     eyes.look()
     (tmp_path / "cpu.stat").write_text("usage_usec 4000000\n")
     clock.advance(2.0)
@@ -126,7 +128,7 @@ def test_with_a_limit_memory_is_a_share_of_it(clock, host, tmp_path):
 
 def test_a_limit_beyond_the_host_is_none(clock, host, tmp_path):
     (tmp_path / "memory.current").write_text("450\n")
-    look = Eyes(clock, host, FakeGpus(), Container(tmp_path, 2000, None, None)).look()
+    look = MachineReader(clock, host, FakeGpus(), Container(tmp_path, 2000, None, None)).look()
     assert "ram_limit_bytes" not in look.facts
     assert look.values["ram_share"] == 0.4
 
@@ -177,14 +179,14 @@ def test_the_same_time_again_goes_on_with_the_same_thread(monitor):
 
 def test_what_fails_switches_the_monitor_off_alone(clock, recorder, tmp_path, caplog):
     class Failing(FakeHost):
-        def read(self) -> Seen:
+        def read(self) -> HostReading:
             raise ZeroDivisionError("no such thing")
 
-    upkeep = Upkeep(recorder, 0.0)
-    monitor = MachineMonitor(clock, upkeep.guard, lambda: Failing(clock), FakeGpus, tmp_path)
+    profiler_health = ProfilerHealth(recorder, 0.0)
+    monitor = MachineSampler(clock, profiler_health.guard, lambda: Failing(clock), FakeGpus, tmp_path)
     monitor.run_every(3600)
     monitor.stop()
-    assert upkeep.disabled == {"machine monitor": "ZeroDivisionError: no such thing"}
+    assert profiler_health.disabled == {"machine monitor": "ZeroDivisionError: no such thing"}
     assert "machine monitor switched off, the training goes on" in caplog.text
 
 
@@ -192,7 +194,7 @@ def test_a_package_that_is_not_installed_is_named(clock, recorder, tmp_path):
     def missing() -> FakeHost:
         raise ModuleNotFoundError("No module named 'psutil'", name="psutil")
 
-    monitor = MachineMonitor(clock, Upkeep(recorder, 0.0).guard, missing, FakeGpus, tmp_path)
+    monitor = MachineSampler(clock, ProfilerHealth(recorder, 0.0).guard, missing, FakeGpus, tmp_path)
     monitor.run_every(1)
     assert monitor.cost(10) == "machine monitor: package psutil is not installed; pip install psutil"
     assert threads() == []

@@ -1,13 +1,13 @@
 """Which places of the user's code a report names for a section."""
 
-from training_profiler.snapshot.snapshot import LineFigures, Snapshot
+from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 
-def line(number: int, function: str, share: float, file: str = "train.py") -> LineFigures:
-    return LineFigures(file, number, function, share=share, samples=round(share * 1000))
+def line(number: int, function: str, share: float, file: str = "train.py") -> LineStats:
+    return LineStats(file, number, function, share=share, samples=round(share * 1000))
 
 
-def hottest(*lines: LineFigures) -> list[LineFigures]:
+def hottest(*lines: LineStats) -> list[LineStats]:
     return Snapshot(lines={"other": tuple(lines)}).hottest("other")
 
 
@@ -29,7 +29,7 @@ def test_lines_below_a_hundredth_of_the_run_are_not_named():
 
 def test_time_spread_over_many_lines_is_told_by_function_at_its_hottest_line():
     lines = [line(10, "get_batch", 0.03125), *(line(i, "get_batch", 0.015625) for i in range(11, 19))]
-    assert hottest(*lines) == [LineFigures("train.py", 10, "get_batch", share=0.15625, samples=159, lines=9)]
+    assert hottest(*lines) == [LineStats("train.py", 10, "get_batch", share=0.15625, samples=159, lines=9)]
 
 
 def test_functions_of_one_name_in_two_files_are_two():

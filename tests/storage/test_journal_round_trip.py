@@ -13,7 +13,7 @@ from training_profiler.errors import RunFolderError
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.step_flops import StepFlops
 from training_profiler.sampling.line_sampler import Location
-from training_profiler.sampling.machine_sampler import Look
+from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage.run_reader import read_run
 
@@ -92,7 +92,7 @@ def test_device_time_reads_back(tmp_path, monkeypatch):
     run.clock.advance(5)  # booked in an interval in which the section has no span
     live = run.snapshot()
     assert_reads_back(run, tmp_path)
-    assert read_run(tmp_path).device == live.device == run.time.figures()
+    assert read_run(tmp_path).device == live.device == run.time.stats()
     assert live.sections["forward_pass"].device_count == 61
     assert live.device.spans == sum(section.device_count for section in live.sections.values())
 
@@ -187,7 +187,7 @@ def look_at_machine(run: FakeRun, memory_bytes: float) -> None:
     run.drain()
     values = {"ram_own_bytes": memory_bytes, "cpu_process": 1.3, "gpu0.allocated_bytes": memory_bytes / 7}
     facts = {"cores": 2.0, "ram_host_total_bytes": 1000, "gpu0.name": "Tesla T4"}
-    run.accumulator.totals.machine.look([Look(run.clock(), values, {"cpu_process": 0.7}, facts)])
+    run.accumulator.totals.machine.look([MachineSample(run.clock(), values, {"cpu_process": 0.7}, facts)])
 
 
 def test_the_machine_and_throughput_read_back(tmp_path):
@@ -293,12 +293,12 @@ def test_an_epoch_under_way_when_the_run_was_killed_is_not_complete(tmp_path):
 def test_a_torn_last_line_is_left_out_and_told(tmp_path):
     run = journal_in(tmp_path)
     train(run)
-    figures = run.sums.snapshot(Health()).sections
+    stats = run.sums.snapshot(Health()).sections
     path = tmp_path / JOURNAL
     whole = path.read_bytes()
     path.write_bytes(whole + whole.splitlines()[1][:100])
     read = read_run(tmp_path)
-    assert read.sections == figures
+    assert read.sections == stats
     assert "1 torn line in the journal left out" in read.health.notes
 
 

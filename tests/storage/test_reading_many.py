@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.many_ranks import RUN, S, figures_by_hand, told_by, write_rank
 from training_profiler.errors import RunFolderError
-from training_profiler.snapshot.ranks import AttemptFigures, ExchangeFigures
+from training_profiler.snapshot.ranks import AttemptStats, GradientSyncStats
 from training_profiler.storage import rank_reader
 from training_profiler.storage.run_reader import read_run
 
@@ -20,7 +20,7 @@ UNKNOWN = "the run did not come to its end (or still runs): what followed the la
 
 @pytest.fixture(autouse=True)
 def by_hand(monkeypatch):
-    monkeypatch.setattr(rank_reader, "ranks_figures", figures_by_hand)
+    monkeypatch.setattr(rank_reader, "all_ranks_stats", figures_by_hand)
 
 
 def heard(snapshot):
@@ -84,8 +84,8 @@ def test_the_attempts_before_are_told_by_their_ends(tmp_path):
     read = read_run(tmp_path)
     assert (read.steps, heard(read), read.ranks.missing) == (5, [(0, 5)], (1, 2, 3))
     assert read.attempts == (
-        AttemptFigures(0, 20, 20.0, "SIGTERM", is_ended=True),
-        AttemptFigures(1, 15, 15.0, None, is_ended=False),
+        AttemptStats(0, 20, 20.0, "SIGTERM", is_ended=True),
+        AttemptStats(1, 15, 15.0, None, is_ended=False),
     )
 
 
@@ -135,7 +135,7 @@ def test_the_exchange_of_gradients_is_that_of_the_rank_whose_figures_are_told(tm
         file.write(json.dumps({"kind": "rank", **told_by(1, 10, 10, **exchanged).to_data()}) + "\n")
     assert read_run(tmp_path).exchange is None
     (tmp_path / "rank0.jsonl").unlink()
-    assert read_run(tmp_path).exchange == ExchangeFigures(10, 4, 2.0, 0.75, 0.5)
+    assert read_run(tmp_path).exchange == GradientSyncStats(10, 4, 2.0, 0.75, 0.5)
 
 
 def test_thresholds_are_those_beside_the_journal_that_is_read(tmp_path):

@@ -49,10 +49,10 @@ def test_where_there_are_thousands_of_ranks_each_tells_more_seldom(tmp_path):
 
 
 def test_ranks_that_are_missing_are_those_without_a_journal(tmp_path, monkeypatch):
-    monkeypatch.setattr(rank_reader, "ranks_figures", figures_by_hand)
+    monkeypatch.setattr(rank_reader, "all_ranks_stats", figures_by_hand)
     write_rank(tmp_path, 0)
     write_rank(tmp_path, 2)
-    assert read_ranks(tmp_path).figures().missing == (1, 3)
+    assert read_ranks(tmp_path).stats().missing == (1, 3)
 
 
 def test_a_torn_end_gives_way_to_what_was_told_before(tmp_path):
@@ -173,4 +173,4 @@ def test_a_journal_without_permission_is_named(tmp_path):
 def test_a_run_of_one_rank_tells_nothing_and_lacks_nothing(tmp_path):
     write_rank(tmp_path, 0, tells=False, who={"world_size": 1, "attempt": 0})
     told = read_ranks(tmp_path)
-    assert (told.sums, told.world_size, told.left_out, told.figures()) == ((), 1, (), None)
+    assert (told.sums, told.world_size, told.left_out, told.stats()) == ((), 1, (), None)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.recording import FakeClock, FakeRun
 from training_profiler.settings import Settings
-from training_profiler.snapshot.ranks import AttemptFigures, RankId
+from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage import run_files, run_folder
 from training_profiler.storage.launch import LaunchId
@@ -224,8 +224,8 @@ def test_a_later_attempt_goes_on_in_the_folder_and_keeps_the_report_before(tmp_p
     last = Process(tmp_path, 0, attempt=2).flush()
     last.files.write_report("last", DATA)
     assert last.files.attempts == (
-        AttemptFigures(0, 20, 20.0, "SIGTERM", is_ended=True),
-        AttemptFigures(1, 1, 1.0, "ValueError", is_ended=True),
+        AttemptStats(0, 20, 20.0, "SIGTERM", is_ended=True),
+        AttemptStats(1, 1, 1.0, "ValueError", is_ended=True),
     )
     journals = ["rank0-attempt1.jsonl", "rank0-attempt2.jsonl", "rank0.jsonl"]
     reports = ["report-attempt0.json", "report-attempt0.txt", "report.json", "report.txt"]

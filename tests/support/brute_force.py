@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 APART = {"validation_epoch", "sampling", "checkpointing", "visualization_generation", "(profiler)"}
 IN_A_LOOP = {"data_loading", "data_generation", "data_transfer", "forward_pass", "backward_pass"}
 STEP_END, EPOCH_BEGIN, EPOCH_END = range(3)
-CANCELLED = 1 << 24
+DISCARDED = 1 << 24
 
 
 @dataclass

@@ -8,7 +8,7 @@ from tests.support.recording import FakeClock, FakeRun
 from training_profiler.device import device_time
 from training_profiler.device.backends import Accelerator
 from training_profiler.device.device_time import DeviceTime
-from training_profiler.snapshot.snapshot import DeviceFigures, Health, Snapshot
+from training_profiler.snapshot.snapshot import DeviceTimingStats, Health, Snapshot
 
 OFFSET_NS = 7_000_000_000_000  # the device counts from another moment than the host
 
@@ -149,20 +149,20 @@ class DeviceRun(FakeRun):
         totals, step_ns = self.accumulator.take_totals()
         self.sums.add(totals, step_ns)
         if self.journal:
-            self.journal.write_interval(totals, step_ns, Health(), self.loaders, device=self.time.figures())
+            self.journal.write_interval(totals, step_ns, Health(), self.loaders, device=self.time.stats())
 
     def snapshot(self, **options: Any) -> Snapshot:
         self.flush()
-        return super().snapshot(device=self.time.figures(), **options)
+        return super().snapshot(device=self.time.stats(), **options)
 
     def finish(self) -> Snapshot:
         """End as a session does."""
         self.time.stop()
         return self.snapshot()
 
-    def figures(self) -> DeviceFigures:
+    def stats(self) -> DeviceTimingStats:
         self.flush()
-        found = self.time.figures()
+        found = self.time.stats()
         assert found is not None
         return found
 

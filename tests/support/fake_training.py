@@ -1,4 +1,4 @@
-"""A training without torch: modules, loaders and optimizers that tell an ``Inference`` what the seams would."""
+"""A training without torch: modules, loaders and optimizers that tell an ``LoopDetector`` what the seams would."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tests.support.recording import FakeRun
-from training_profiler.instrumentation.loop_detection.loop_detector import Inference
-from training_profiler.instrumentation.loop_detection.pending_events import Tape
-from training_profiler.instrumentation.loop_detection.section_codes import Codes
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
+from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
+from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.recording.recorder import LOOP_BEGIN, STEP_END
 
 
@@ -29,14 +29,14 @@ class FakeTraining:
         self.clock = self.run.clock
         self.recorder = self.run.recorder
         self.run.accumulator.inferred.is_needed = True
-        self.recorder.hold_ns = self.clock()  # as a session that watches begins
+        self.recorder.watermark_ns = self.clock()  # as a session that watches begins
         self.marks: list[tuple[int, int]] = []  # (kind, ns), as they were made
         self.is_grad_enabled = True
         self.is_busy = False  # inside of something that no seam looks into
         self._remember_marks()
-        self.codes = Codes(self.run.names)
-        self.tape = Tape(self.recorder)
-        self.inference = Inference(self.tape, self.codes, FakeModule, lambda: self.is_grad_enabled, self._end_step)
+        self.codes = SectionCodes(self.run.names)
+        self.pending = PendingEvents(self.recorder)
+        self.detector = LoopDetector(self.pending, self.codes, FakeModule, lambda: self.is_grad_enabled, self._end_step)
 
     def _remember_marks(self) -> None:
         mark = self.recorder.mark
@@ -77,7 +77,7 @@ class FakeTraining:
     def backward(self, seconds: float = 3.0, work: Callable[[], Any] | None = None) -> None:
         """Compute gradients, which runs ``work``, such as a forward pass that is computed again."""
         self._train()
-        self.inference.backward_begins()
+        self.detector.backward_begins()
         self.is_busy = True
         try:
             self.clock.advance(seconds)
@@ -85,12 +85,12 @@ class FakeTraining:
                 work()
         finally:
             self.is_busy = False
-            self.inference.backward_ends()
+            self.detector.backward_ends()
 
     def _train(self) -> None:
         """Do as the seams of what only a training loop does."""
-        if self.inference.calls:
-            self.inference.trains_within()
+        if self.detector.calls:
+            self.detector.trains_within()
             self.is_busy = False
 
     def update(
@@ -104,13 +104,13 @@ class FakeTraining:
     ) -> None:
         """Update parameters; with a ``closure`` the loss is computed first, and again after each of the seconds."""
         self._train()
-        self.inference.update_begins()
+        self.detector.update_begins()
         for _ in range(evaluations if closure is not None else 0):
             closure()
             self.clock.advance(seconds)
         if closure is None:
             self.clock.advance(seconds)
-        self.inference.update_ends(optimizer, not is_skipped)
+        self.detector.update_ends(optimizer, not is_skipped)
 
     def train(self, model: "FakeModule", loader: "FakeLoader", optimizer: Any) -> None:
         """Train for an epoch: by default steps of 7 s, 1 s of data, 2 s forward, 3 s backward, 1 s of update."""
@@ -121,16 +121,16 @@ class FakeTraining:
 
     def save(self, seconds: float = 1.0) -> None:
         """Save a checkpoint."""
-        if self.inference.evaluation.is_unsettled:
-            self.inference.evaluation.checkpoint_begins()
-        self.tape.note(self.codes.checkpoint)
+        if self.detector.phases.is_unresolved:
+            self.detector.phases.checkpoint_begins()
+        self.pending.note(self.codes.checkpoint)
         self.clock.advance(seconds)
-        self.tape.note(-self.codes.checkpoint)
+        self.pending.note(-self.codes.checkpoint)
 
     def finish(self) -> Figures:
         """End the run; its times add up, and nothing is left over."""
-        self.inference.finish()
-        self.recorder.hold_ns = None
+        self.detector.finish()
+        self.recorder.watermark_ns = None
         self.run.drain()
         totals, step_ns = self.run.accumulator.take_totals()
         sums, names = totals.sections, {0: "", **self.run.names.names}
@@ -209,18 +209,18 @@ def _outermost(module: FakeModule, inputs: tuple[Any, ...]) -> None:
     """Call as patches/module_call.py does: two frames between a module's caller and the inference, none a method."""
     world = module.world
     caller = sys._getframe(2)
-    usual = world.inference.usual_call_begins(module, caller.f_code)
-    call = usual or world.inference.call_begins(module, inputs, True, caller)
+    usual = world.detector.fast_path_call_begins(module, caller.f_code)
+    call = usual or world.detector.call_begins(module, inputs, True, caller)
     world.is_busy = not call.is_explored
     try:
         module.forward(*inputs)
     finally:
         world.is_busy = False
         if call.is_plain and module.training:
-            world.inference.calls.pop()
-            world.inference.forward_ends()
+            world.detector.calls.pop()
+            world.detector.forward_ends()
         else:
-            world.inference.call_ends(call, module)
+            world.detector.call_ends(call, module)
 
 
 FakeModule.__call__ = _call  # type: ignore[attr-defined]
@@ -255,16 +255,16 @@ class FakeIterator:
 
     def __next__(self) -> int:
         world, loader = self.loader.world, self.loader
-        if world.inference.calls:
-            world.inference.trains_within()
+        if world.detector.calls:
+            world.detector.trains_within()
             world.is_busy = False
-        one = world.inference.fetch_begins(self, self.fetched == 0)
+        one = world.detector.fetch_begins(self, self.fetched == 0)
         if self.fetched == loader.batches:
-            world.inference.fetch_fails(one, is_over=True)
+            world.detector.fetch_fails(one, is_over=True)
             raise StopIteration
         world.clock.advance(loader.seconds)
         self.fetched += 1
-        world.inference.fetch_ends(one)
+        world.detector.fetch_ends(one)
         return self.fetched
 
 
@@ -280,7 +280,7 @@ def epochs(times=1, **others):
     return {**{name: times * count for name, count in EPOCH.items()}, **others}
 
 
-def evaluation(batches=4, times=1):
+def phases(batches=4, times=1):
     """Return the counts of ``times`` evaluations of ``batches`` each."""
     within = {"data_loading": batches, "first_fetch": 1, "forward_pass": batches}
     return {

@@ -12,7 +12,7 @@ import torch.optim.swa_utils
 import torch.utils.data
 
 from tests.support.recording import FakeClock, FakeRun
-from training_profiler.instrumentation.instrumentation import Watch
+from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.recording.recorder import STEP_END
 
 OPTIMIZER = importlib.import_module("torch.optim.optimizer")
@@ -83,7 +83,7 @@ class Watched:
         self.clock = self.run.clock = self.run.recorder.clock = TickingClock(self.run.clock())
         self.steps = 0
         self.begun = 0
-        self.watch = Watch(self.run.recorder, self._begin)
+        self.watch = Instrumentation(self.run.recorder, self._begin)
 
     def _begin(self) -> Any:
         self.begun += 1

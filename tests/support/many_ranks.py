@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.recording import FakeRun
-from training_profiler.ranks.summary import RankSection, RankSums
-from training_profiler.snapshot.ranks import RankFigures, RankId, RanksFigures
+from training_profiler.ranks.summary import RankSection, RankSummary
+from training_profiler.snapshot.ranks import AllRanksStats, RankId, RankStats
 from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage.journal import Journal
 from training_profiler.storage.launch import LaunchId
@@ -23,10 +23,10 @@ def who(rank: int, attempt: int = 0, world_size: int = 4) -> RankId:
     return RankId(rank, world_size, f"node{rank // 2}", rank // 2, rank % 2, attempt)
 
 
-def told_by(rank: int, steps: int, told_s: float, attempt: int = 0, **others: Any) -> RankSums:
+def told_by(rank: int, steps: int, told_s: float, attempt: int = 0, **others: Any) -> RankSummary:
     """Return what a rank tells ``told_s`` after it began."""
     sections = {"forward_pass": RankSection(steps, steps * S, steps * S, steps * S)}
-    return RankSums(
+    return RankSummary(
         who(rank, attempt),
         begin_ns=BEGAN_S * S,
         told_ns=BEGAN_S * S + round(told_s * S),
@@ -69,17 +69,17 @@ def write_rank(
 
 
 def figures_by_hand(
-    told: Sequence[RankSums],
+    told: Sequence[RankSummary],
     world_size: int,
     *,
-    before: Mapping[int, RankSums] | None = None,
+    before: Mapping[int, RankSummary] | None = None,
     heard_s_ago: Mapping[int, float] | None = None,
     silent_after_s: float | None = None,
-) -> RanksFigures | None:
+) -> AllRanksStats | None:
     """Stand in for the figures of all ranks: who was heard of, with how many steps."""
     if world_size == 1 or not told:
         return None
-    ranks = {sums.who.rank: RankFigures(sums.who, sums.steps) for sums in told}
+    ranks = {sums.who.rank: RankStats(sums.who, sums.steps) for sums in told}
     late = [rank for rank, s in (heard_s_ago or {}).items() if silent_after_s is not None and s > silent_after_s]
     missing = tuple(rank for rank in range(world_size) if rank not in ranks)
-    return RanksFigures(world_size, tuple(ranks.values()), missing, tuple(late))
+    return AllRanksStats(world_size, tuple(ranks.values()), missing, tuple(late))

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from training_profiler.ranks.summary import Pace, RankSection, RankSums
-from training_profiler.snapshot.ranks import HostFigures, RankFigures, RankId, RanksFigures
+from training_profiler.ranks.summary import RankSection, RankSummary, StepTimeBucket
+from training_profiler.snapshot.ranks import AllRanksStats, HostStats, RankId, RankStats
 
 MS = 1_000_000
 
@@ -24,14 +24,14 @@ def told(
     sections: Mapping[str, float] | None = None,
     others: Mapping[str, RankSection] | None = None,
     **more: Any,
-) -> RankSums:
+) -> RankSummary:
     """Return what a rank of even steps tells; ``sections`` are ms a step, none nested in another."""
     settled = steps - warmup
     rows = {
         name: RankSection(steps, round(steps * ms * MS), round(settled * ms * MS), round(settled * ms * MS))
         for name, ms in (sections or {}).items()
     }
-    return RankSums(
+    return RankSummary(
         who=more.pop("who", rank_id(rank)),
         number=more.pop("number", 1),
         steps=steps,
@@ -44,23 +44,22 @@ def told(
     )
 
 
-def paces(*work_ms: float, steps: int = 50, sync_ms: float = 2.0) -> list[Pace]:
-    return [Pace(steps, round(steps * (ms + sync_ms) * MS), round(steps * sync_ms * MS)) for ms in work_ms]
+def paces(*work_ms: float, steps: int = 50, sync_ms: float = 2.0) -> list[StepTimeBucket]:
+    return [StepTimeBucket(steps, round(steps * (ms + sync_ms) * MS), round(steps * sync_ms * MS)) for ms in work_ms]
 
 
-def rank_row(rank: int, work_s: float | None = 0.03, step_s: float = 0.05, **more: Any) -> RankFigures:
+def rank_row(rank: int, work_s: float | None = 0.03, step_s: float = 0.05, **more: Any) -> RankStats:
     sync_s = None if work_s is None else step_s - work_s
     who = more.pop("who", rank_id(rank))
-    return RankFigures(who, more.pop("steps", 100), step_s, work_s, sync_s, **more)
+    return RankStats(who, more.pop("steps", 100), step_s, work_s, sync_s, **more)
 
 
-def ranks_of(rows: Sequence[RankFigures], **more: Any) -> RanksFigures:
+def ranks_of(rows: Sequence[RankStats], **more: Any) -> AllRanksStats:
     """Return figures of these ranks, grouped by their hosts."""
-    by_host: dict[str, list[RankFigures]] = {}
+    by_host: dict[str, list[RankStats]] = {}
     for row in rows:
         by_host.setdefault(row.who.host, []).append(row)
     hosts = [
-        HostFigures(host, tuple(row.who.rank for row in of_host), of_host[0].work_s)
-        for host, of_host in by_host.items()
+        HostStats(host, tuple(row.who.rank for row in of_host), of_host[0].work_s) for host, of_host in by_host.items()
     ]
-    return RanksFigures(more.pop("world_size", len(rows)), tuple(rows), hosts=tuple(hosts), **more)
+    return AllRanksStats(more.pop("world_size", len(rows)), tuple(rows), hosts=tuple(hosts), **more)

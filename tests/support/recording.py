@@ -11,7 +11,7 @@ from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.recorder import EPOCH_BEGIN, EPOCH_END, STEP_END, Recorder
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.line_sampler import Location, Sample
-from training_profiler.snapshot.snapshot import OTHER, EpochFigures, Health, SectionFigures, Snapshot, StepFigures
+from training_profiler.snapshot.snapshot import OTHER, EpochStats, Health, SectionStats, Snapshot, StepStats
 from training_profiler.storage.journal import Journal
 
 
@@ -68,7 +68,7 @@ class FakeRun:
         if self.journal:
             self.journal.write_epoch_begin(number)
 
-    def end_epoch(self, batches: int | None = None, samples: int | None = None) -> EpochFigures | None:
+    def end_epoch(self, batches: int | None = None, samples: int | None = None) -> EpochStats | None:
         self.recorder.mark(EPOCH_END)
         self.flush()
         if self.journal:
@@ -97,7 +97,7 @@ class FakeRun:
         return self.sums.snapshot(Health(), loaders=self.loaders, **options)
 
 
-def section_figures(
+def section_stats(
     name: str,
     share: float = 0.0,
     *,
@@ -106,10 +106,10 @@ def section_figures(
     parent: str | None = None,
     step_total_s: float = 0.0,
     **others: Any,
-) -> SectionFigures:
+) -> SectionStats:
     """Return a section's figures; what is not given follows from ``count`` and ``avg_s``."""
     total_s = others.pop("total_s", count * (avg_s or 0.0))
-    return SectionFigures(
+    return SectionStats(
         name=name,
         count=count,
         total_s=total_s,
@@ -123,9 +123,9 @@ def section_figures(
     )
 
 
-def step_figures(count: int = 100, avg_s: float = 0.1, **others: Any) -> StepFigures:
+def step_stats(count: int = 100, avg_s: float = 0.1, **others: Any) -> StepStats:
     """Return the figures of even steps, apart from what is given."""
-    figures: dict[str, Any] = {
+    stats: dict[str, Any] = {
         "count": count,
         "total_s": count * avg_s,
         "median_s": avg_s,
@@ -138,14 +138,14 @@ def step_figures(count: int = 100, avg_s: float = 0.1, **others: Any) -> StepFig
         "max_s": avg_s,
         "max_step": 1,
     }
-    return StepFigures(**{**figures, **others})
+    return StepStats(**{**stats, **others})
 
 
 def snapshot_of(shares: Mapping[str, float], *, steps: int = 100, step_s: float = 0.1, **step: Any) -> Snapshot:
     """Return a run of even steps that consist of sections with these shares; ``other`` takes the rest."""
     total_s = steps * step_s
     sections = {
-        name: section_figures(
+        name: section_stats(
             name, share, count=steps, avg_s=share * step_s, step_total_s=share * total_s, step_self_s=share * total_s
         )
         for name, share in shares.items()
@@ -153,7 +153,7 @@ def snapshot_of(shares: Mapping[str, float], *, steps: int = 100, step_s: float 
     rest_s = total_s * (1 - sum(shares.values()))
     sections.setdefault(
         OTHER,
-        section_figures(
+        section_stats(
             OTHER,
             rest_s / total_s if total_s else 0.0,
             count=0,
@@ -164,5 +164,5 @@ def snapshot_of(shares: Mapping[str, float], *, steps: int = 100, step_s: float 
         ),
     )
     return Snapshot(
-        steps=steps, wall_s=total_s, sections=sections, step=step_figures(steps, step_s, **step) if steps else None
+        steps=steps, wall_s=total_s, sections=sections, step=step_stats(steps, step_s, **step) if steps else None
     )

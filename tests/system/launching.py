@@ -49,5 +49,5 @@ def stand_ins(cwd: Path, torch: str = "", live: str | None = None) -> str:
     if live is not None:
         (folder / "training_profiler").mkdir()
         (folder / "training_profiler" / "__init__.py").write_text("")
-        (folder / "training_profiler" / "live.py").write_text(live)
+        (folder / "training_profiler" / "api.py").write_text(live)
     return str(folder)

@@ -204,7 +204,7 @@ def test_a_package_that_the_program_does_not_have_is_loaded_from_where_the_boots
     package = tmp_path / "elsewhere" / "training_profiler"
     shutil.copytree(BOOTSTRAP, package / "bootstrap")
     (package / "__init__.py").write_text("")
-    (package / "live.py").write_text(LIVE)
+    (package / "api.py").write_text(LIVE)
     command = [bare_python(tmp_path), *script(tmp_path, "import torch, sys; print('elsewhere' in str(sys.path))")[1:]]
     path = os.pathsep.join([str(package / "bootstrap"), stand_ins(tmp_path)])
     assert execute(tmp_path, command, "1", path) == Ended(0, "watching True\nFalse\n", "")
@@ -307,6 +307,6 @@ def test_the_file_is_read_by_any_python_and_knows_our_words() -> None:
     ast.parse(source, feature_version=(3, 4))
     assert not any(isinstance(node, (ast.JoinedStr, ast.FunctionDef)) for node in ast.walk(ast.parse(source)))
     ours = runpy.run_path(str(BOOTSTRAP / "sitecustomize.py"))
-    watch = runpy.run_path(str(BOOTSTRAP / "training_profiler_watch.py"))
+    hook = runpy.run_path(str(BOOTSTRAP / "training_profiler_bootstrap.py"))
     assert (ours["SWITCH"], ours["ROOT"], ours["OFF_WORDS"]) == (SWITCH, ROOT_VARIABLE, OFF_WORDS)
-    assert (watch["SWITCH"], watch["ON_WORDS"], watch["DEFAULT_DIR"]) == (SWITCH, ON_WORDS, Settings().dir)
+    assert (hook["SWITCH"], hook["ON_WORDS"], hook["DEFAULT_DIR"]) == (SWITCH, ON_WORDS, Settings().dir)

@@ -7,10 +7,10 @@ from tests.system.scripts import run
 COLLECT = """
 import json
 from training_profiler import *
-from training_profiler.runtime.outputs import Outlets
+from training_profiler.runtime.outputs import Outputs
 
 rows = []
-Outlets.loader_row = lambda self, step, loaders: rows.append(
+Outputs.loader_row = lambda self, step, loaders: rows.append(
     [step, [[one.name, one.phase, one.batches, one.proportion] for one in loaders]]
 )
 start_training_profiling({settings})

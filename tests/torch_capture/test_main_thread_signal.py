@@ -1,14 +1,14 @@
 import signal
 import threading
 
-from training_profiler.torch_capture.main_thread_signal import Wake
+from training_profiler.torch_capture.main_thread_signal import MainThreadInterrupt
 
 LAST = int(signal.SIGRTMAX)
 
 
 def test_the_main_thread_does_the_work_when_another_rings():
     threads = []
-    wake = Wake(lambda: threads.append(threading.current_thread()))
+    wake = MainThreadInterrupt(lambda: threads.append(threading.current_thread()))
     wake.arm()
     thread = threading.Thread(target=wake.ring)
     thread.start()
@@ -20,7 +20,7 @@ def test_the_main_thread_does_the_work_when_another_rings():
 def test_a_signal_that_somebody_takes_is_left_to_them_and_ours_is_given_back():
     signal.signal(LAST, signal.SIG_IGN)
     try:
-        wake = Wake(lambda: None)
+        wake = MainThreadInterrupt(lambda: None)
         wake.arm()
         assert signal.getsignal(LAST) == signal.SIG_IGN
         assert signal.getsignal(LAST - 1) not in (signal.SIG_DFL, signal.SIG_IGN)
@@ -31,7 +31,7 @@ def test_a_signal_that_somebody_takes_is_left_to_them_and_ours_is_given_back():
 
 
 def test_ringing_where_nothing_is_armed_does_nothing():
-    wake = Wake(lambda: None)
+    wake = MainThreadInterrupt(lambda: None)
     wake.ring()
     wake.arm()
     wake.disarm()

@@ -1,8 +1,8 @@
-from training_profiler.torch_capture.schedule import Pace
+from training_profiler.torch_capture.schedule import RecentStepTimes
 
 
-def paced(*durations_ns: int) -> Pace:
-    pace, now_ns = Pace(), 0
+def paced(*durations_ns: int) -> RecentStepTimes:
+    pace, now_ns = RecentStepTimes(), 0
     pace.step_ended(now_ns)
     for duration_ns in durations_ns:
         now_ns += duration_ns
@@ -34,4 +34,4 @@ def test_an_interrupted_step_is_not_known():
 
 
 def test_without_steps_the_median_is_not_known():
-    assert Pace().median_ns is None
+    assert RecentStepTimes().median_ns is None

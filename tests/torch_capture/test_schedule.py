@@ -1,12 +1,12 @@
 import pytest
 
 from training_profiler.torch_capture.plan import CapturePlan
-from training_profiler.torch_capture.schedule import Pace, Schedule
+from training_profiler.torch_capture.schedule import RecentStepTimes, Schedule
 from training_profiler.units import NS_PER_S
 
 
-def paced(steps: int) -> Pace:
-    pace = Pace()
+def paced(steps: int) -> RecentStepTimes:
+    pace = RecentStepTimes()
     for step in range(steps + 1):
         pace.step_ended(100 * step)
     return pace
@@ -40,7 +40,7 @@ def test_what_is_asked_for_is_due_once_five_steps_are_known():
 
 
 def test_what_could_not_open_is_tried_again_ever_later_until_it_does():
-    schedule = Schedule(CapturePlan(steps=((3, 4),)), Pace())
+    schedule = Schedule(CapturePlan(steps=((3, 4),)), RecentStepTimes())
     assert schedule.due(3, 0) == 2
     schedule.later(0)
     assert [schedule.due(4, NS_PER_S - 1), schedule.due(5, NS_PER_S)] == [None, 2]
@@ -69,20 +69,20 @@ def test_what_could_not_open_is_tried_again_ever_later_until_it_does():
     ],
 )  # fmt: skip
 def test_windows_of_the_plan_that_never_opened_are_told(plan, steps, opened, sentences):
-    schedule = Schedule(plan, Pace())
+    schedule = Schedule(plan, RecentStepTimes())
     schedule.due(3, now_ns=0)
     schedule.done()
     assert schedule.missed(steps, opened) == sentences
 
 
 def test_a_window_that_was_due_and_never_opened_is_told():
-    schedule = Schedule(CapturePlan(steps=((3, 4),)), Pace())
+    schedule = Schedule(CapturePlan(steps=((3, 4),)), RecentStepTimes())
     schedule.due(3, now_ns=0)
     schedule.later(0)
     assert schedule.missed(12, 0) == ["a capture window that was due never opened: the run ended before it could"]
 
 
 def test_a_window_that_had_to_be_dropped_is_wanted_again():
-    schedule = Schedule(CapturePlan(), Pace())
+    schedule = Schedule(CapturePlan(), RecentStepTimes())
     schedule.later(0, steps=3)
     assert (schedule.is_idle, schedule.due(9, NS_PER_S)) == (False, 3)

@@ -5,29 +5,29 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.aggregation.gradient_sync import ExchangeBooking
+from training_profiler.aggregation.gradient_sync import GradientSyncAttribution
 from training_profiler.aggregation.histogram import Ints
 from training_profiler.aggregation.lines import LineBooking
 from training_profiler.aggregation.loaders import LoaderBooking
-from training_profiler.aggregation.outside_steps import ApartNames
+from training_profiler.aggregation.outside_steps import OutsideSteps
 from training_profiler.aggregation.section_rules import Inferred
 from training_profiler.aggregation.span_matching import (
     Bools,
     Events,
-    Gaps,
-    Leaves,
-    Sweep,
+    LeafSpans,
+    MatchedSpans,
+    Stretches,
     first_span_ns,
-    gaps_between,
+    match_spans,
     no_events,
     read_events,
-    rename_leaves,
-    sweep,
+    rename_leaf_spans,
+    stretches_between,
 )
 from training_profiler.aggregation.step_timeline import OUTSIDE, Cuts, Timeline
-from training_profiler.aggregation.step_totals import FIRST_STEPS, DisturbedSteps
+from training_profiler.aggregation.step_totals import FIRST_STEPS, CaptureAffectedSteps
 from training_profiler.aggregation.totals import Totals, rows_for
-from training_profiler.recording.gradient_sync import Exchanged
+from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.recorder import Batch
 from training_profiler.recording.section import SECTION_MASK
 from training_profiler.recording.section_names import SectionNames
@@ -52,7 +52,7 @@ class Accumulator:
         self.inferred = Inferred(names)
         self.on_spans: Callable[[Ints, Ints, Ints, Ints, int], None] | None = None
         self.on_every_span: Callable[[Ints, Ints, Ints, int], None] | None = None
-        self.disturbed = DisturbedSteps()
+        self.disturbed = CaptureAffectedSteps()
         self.loaders = LoaderBooking(names)
         self._lines = LineBooking(names)
         self._names = names
@@ -60,8 +60,8 @@ class Accumulator:
         self._timeline = Timeline()
         self.at_ns = begin_ns  # up to where time is booked
         self._open: dict[int, Events] = {}  # thread serial -> sections it has open
-        self._apart = ApartNames(names)
-        self._exchange = ExchangeBooking(names)
+        self._apart = OutsideSteps(names)
+        self._exchange = GradientSyncAttribution(names)
         self._complete = 0  # how many steps the batch under way completes
         self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step that is under way
         self._unfinished_total = np.zeros(1, np.int64)  # and the spans that ended in it
@@ -111,7 +111,7 @@ class Accumulator:
                 self.totals.unended += len(self._open.pop(thread.serial, no_events()).codes)
         self.at_ns = self.totals.end_ns = until_ns
 
-    def add_exchange(self, exchanged: Exchanged) -> None:
+    def add_exchange(self, exchanged: GradientSyncTotals) -> None:
         """Book the exposed part of DDP's exchanges as ``synchronization`` within the backward passes."""
         self._exchange.book(self.totals, exchanged, has_steps=self.steps > 0)
 
@@ -144,34 +144,36 @@ class Accumulator:
         if not is_training and not len(events.codes) and not len(still_open.codes):
             return
         apart = self._apart.current()
-        result = sweep(events, still_open, inner_cuts_ns, apart)
+        result = match_spans(events, still_open, inner_cuts_ns, apart)
         self.totals.dropped += result.dropped
         if len(result.still_open.codes):
             self._open[serial] = result.still_open
-        gaps = gaps_between(result, inner_cuts_ns, self.at_ns, int(cuts.ends_ns[-1]))
-        pieces = np.minimum(np.searchsorted(cuts.ends_ns, gaps.begin_ns, side="right"), len(cuts.steps) - 1)
-        leaves_in_gap = gaps.count_leaves(result.leaves)
-        leaf_roots = np.repeat(gaps.roots, leaves_in_gap)
-        leaves = rename_leaves(result.leaves, leaf_roots, self._apart.name_within)
+        stretches = stretches_between(result, inner_cuts_ns, self.at_ns, int(cuts.ends_ns[-1]))
+        pieces = np.minimum(np.searchsorted(cuts.ends_ns, stretches.begin_ns, side="right"), len(cuts.steps) - 1)
+        leaves_in_gap = stretches.count_leaf_spans(result.leaf_spans)
+        leaf_roots = np.repeat(stretches.roots, leaves_in_gap)
+        leaf_spans = rename_leaf_spans(result.leaf_spans, leaf_roots, self._apart.name_within)
         self.totals.sections.grow(rows_for(len(self._names.names)))  # renaming may have made new names
         leaf_is_apart = leaf_roots > 0
         if apart.exists:
-            leaf_is_apart |= apart.table[result.leaves.ids]
-        result = result._replace(leaves=leaves)
+            leaf_is_apart |= apart.table[result.leaf_spans.ids]
+        result = result._replace(leaf_spans=leaf_spans)
         step_rows = None
         if first_step is None:
-            self._add_elsewhere(leaves, gaps, leaves_in_gap)
+            self._add_elsewhere(leaf_spans, stretches, leaves_in_gap)
         else:
             step_rows = self._rows_of_pieces(cuts, first_step)
-            self._add_self_times(leaves, leaf_is_apart, gaps, leaves_in_gap, step_rows[pieces], first_step)
-            self._lines.book(self.totals.lines, leaves, gaps, step_rows[pieces], self._complete, int(cuts.ends_ns[-1]))
-        self._add_spans(result, leaf_is_apart, gaps, leaves_in_gap, cuts, pieces, step_rows)
+            self._add_self_times(leaf_spans, leaf_is_apart, stretches, leaves_in_gap, step_rows[pieces], first_step)
+            self._lines.book(
+                self.totals.lines, leaf_spans, stretches, step_rows[pieces], self._complete, int(cuts.ends_ns[-1])
+            )
+        self._add_spans(result, leaf_is_apart, stretches, leaves_in_gap, cuts, pieces, step_rows)
 
     def _add_self_times(
         self,
-        leaves: Leaves,
+        leaf_spans: LeafSpans,
         leaf_is_apart: Bools,
-        gaps: Gaps,
+        stretches: Stretches,
         leaves_in_gap: Ints,
         step_row: Ints,
         first_step: int,
@@ -180,13 +182,13 @@ class Accumulator:
         rows = self.totals.sections.rows
         complete = self._complete
         # One row a complete step, one for the unfinished, one for all that is part of no step.
-        row = np.where((gaps.roots > 0) | (step_row < 0), complete + 1, step_row)
-        own_ns = gaps.durations_ns - gaps.sum_leaves(leaves.durations_ns, leaves_in_gap)
+        row = np.where((stretches.roots > 0) | (step_row < 0), complete + 1, step_row)
+        own_ns = stretches.durations_ns - stretches.sum_leaf_spans(leaf_spans.durations_ns, leaves_in_gap)
         size = (complete + 2) * rows
-        sums = np.bincount(row * rows + gaps.owners, own_ns, size)
-        if len(leaves.ids):
+        sums = np.bincount(row * rows + stretches.owners, own_ns, size)
+        if len(leaf_spans.ids):
             leaf_row = np.where(leaf_is_apart, complete + 1, np.repeat(row, leaves_in_gap))
-            sums += np.bincount(leaf_row * rows + leaves.ids, leaves.durations_ns, size)
+            sums += np.bincount(leaf_row * rows + leaf_spans.ids, leaf_spans.durations_ns, size)
         self_ns = sums.astype(np.int64).reshape(-1, rows)
         self.totals.sections.self_ns += self_ns.sum(axis=0)
         self_ns[0, : len(self._unfinished)] += self._unfinished
@@ -208,28 +210,28 @@ class Accumulator:
                 self._unfinished_total[:] = 0
         return rows
 
-    def _add_elsewhere(self, leaves: Leaves, gaps: Gaps, leaves_in_gap: Ints) -> None:
+    def _add_elsewhere(self, leaf_spans: LeafSpans, stretches: Stretches, leaves_in_gap: Ints) -> None:
         rows = self.totals.sections.rows
-        own_ns = gaps.durations_ns - gaps.sum_leaves(leaves.durations_ns, leaves_in_gap)
-        sums = np.bincount(gaps.owners, own_ns, rows) + np.bincount(leaves.ids, leaves.durations_ns, rows)
+        own_ns = stretches.durations_ns - stretches.sum_leaf_spans(leaf_spans.durations_ns, leaves_in_gap)
+        sums = np.bincount(stretches.owners, own_ns, rows) + np.bincount(leaf_spans.ids, leaf_spans.durations_ns, rows)
         sums[0] = 0
         self.totals.sections.elsewhere_ns += sums.astype(np.int64)
 
     def _add_spans(
         self,
-        result: Sweep,
+        result: MatchedSpans,
         leaf_is_apart: Bools,
-        gaps: Gaps,
+        stretches: Stretches,
         leaves_in_gap: Ints,
         cuts: Cuts,
         pieces: Ints,
         step_rows: Ints | None,
     ) -> None:
         """Add the spans that ended; ``step_rows`` are those of the pieces, None on other threads."""
-        leaves, spans = result.leaves, result.spans
-        ids, begin_ns, durations_ns = leaves.ids, leaves.begin_ns, leaves.durations_ns
-        parents = np.repeat(gaps.owners, leaves_in_gap)
-        is_apart, is_counted = leaf_is_apart, leaves.is_counted
+        leaf_spans, spans = result.leaf_spans, result.spans
+        ids, begin_ns, durations_ns = leaf_spans.ids, leaf_spans.begin_ns, leaf_spans.durations_ns
+        parents = np.repeat(stretches.owners, leaves_in_gap)
+        is_apart, is_counted = leaf_is_apart, leaf_spans.is_counted
         begun_in = np.repeat(pieces, leaves_in_gap)
         if len(spans.ids):
             piece = np.minimum(np.searchsorted(cuts.ends_ns, spans.begin_ns, side="right"), len(cuts.steps) - 1)

@@ -7,14 +7,14 @@ import numpy as np
 
 from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.totals import Totals, rows_for
-from training_profiler.recording.gradient_sync import Exchanged
+from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.section_names import SectionNames
 
 BACKWARD: Final = "backward_pass"
 SYNCHRONIZATION: Final = "synchronization"
 
 
-class ExchangeBooking:
+class GradientSyncAttribution:
     """Moves the exposed part of exchanges from backward passes to ``synchronization`` nested in them.
 
     Both are on the host's clock there. What is told of the last step may be of a step that has not ended: more than
@@ -28,7 +28,7 @@ class ExchangeBooking:
         self._moved_ns = 0  # of steps that are not told
         self._early: deque[tuple[int, int]] = deque()  # (one of the first steps, ns): told, often later than the sums
 
-    def book(self, totals: Totals, exchanged: Exchanged, has_steps: bool) -> None:
+    def book(self, totals: Totals, exchanged: GradientSyncTotals, has_steps: bool) -> None:
         """Book it in ``totals``, where gradients were computed on the host."""
         if not exchanged.is_on_host:
             return

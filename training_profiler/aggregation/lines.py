@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from training_profiler.aggregation.histogram import Ints
-from training_profiler.aggregation.span_matching import Gaps, Leaves
+from training_profiler.aggregation.span_matching import LeafSpans, Stretches
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.line_sampler import MOST_WAITING, Location, Sample
 from training_profiler.snapshot.snapshot import PROFILER
@@ -31,7 +31,13 @@ class LineBooking:
         self._waiting += samples[: MOST_WAITING - len(self._waiting)]
 
     def book(
-        self, counts: LineCounts, leaves: Leaves, gaps: Gaps, step_row: Ints, complete_steps: int, until_ns: int
+        self,
+        counts: LineCounts,
+        leaf_spans: LeafSpans,
+        stretches: Stretches,
+        step_row: Ints,
+        complete_steps: int,
+        until_ns: int,
     ) -> None:
         """Add the samples before ``until_ns`` to ``counts``, but those of the profiler's own time.
 
@@ -52,7 +58,7 @@ class LineBooking:
         due = int(np.searchsorted(times_ns, until_ns))
         locations = [location for _, location in self._waiting[:due]]
         del self._waiting[:due]
-        owners, rows = _owners(times_ns[:due], leaves, gaps, step_row)
+        owners, rows = _owners(times_ns[:due], leaf_spans, stretches, step_row)
         names = self._names.names
         for owner, row, location in zip(owners.tolist(), rows.tolist(), locations, strict=True):
             if names[owner] == PROFILER:
@@ -64,13 +70,15 @@ class LineBooking:
                 counts[IN_STEPS, location] += 1
 
 
-def _owners(times_ns: Ints, leaves: Leaves, gaps: Gaps, step_row: Ints) -> tuple[Ints, Ints]:
+def _owners(times_ns: Ints, leaf_spans: LeafSpans, stretches: Stretches, step_row: Ints) -> tuple[Ints, Ints]:
     """Return the section that owns each moment, 0 for none, and the row of the step it is in."""
     # A sample may come a little late to the drain it belonged to; then it counts where this one begins.
-    gap = np.maximum(np.searchsorted(gaps.begin_ns, np.maximum(times_ns, gaps.begin_ns[0]), side="right") - 1, 0)
-    owners = gaps.owners[gap]
-    if len(leaves.ids):
-        leaf = np.maximum(np.searchsorted(leaves.begin_ns, times_ns, side="right") - 1, 0)
-        since_ns = times_ns - leaves.begin_ns[leaf]
-        owners = np.where((since_ns >= 0) & (since_ns < leaves.durations_ns[leaf]), leaves.ids[leaf], owners)
+    gap = np.maximum(
+        np.searchsorted(stretches.begin_ns, np.maximum(times_ns, stretches.begin_ns[0]), side="right") - 1, 0
+    )
+    owners = stretches.owners[gap]
+    if len(leaf_spans.ids):
+        leaf = np.maximum(np.searchsorted(leaf_spans.begin_ns, times_ns, side="right") - 1, 0)
+        since_ns = times_ns - leaf_spans.begin_ns[leaf]
+        owners = np.where((since_ns >= 0) & (since_ns < leaf_spans.durations_ns[leaf]), leaf_spans.ids[leaf], owners)
     return owners, step_row[gap]

@@ -14,7 +14,7 @@ from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
 from training_profiler.recording.recorder import STEP_END
 from training_profiler.recording.section import LOADER, SECTION_MASK
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.snapshot.snapshot import PROFILER, LoaderFigures
+from training_profiler.snapshot.snapshot import PROFILER, LoaderStats
 from training_profiler.units import NS_PER_S
 
 # What is summed up of each loader, in training and once more in validation. BETWEEN is no section, but the time from
@@ -54,7 +54,7 @@ class LoaderSums:
             self.add_table(serial, table)
 
 
-class Row(NamedTuple):
+class LoaderInterval(NamedTuple):
     """What came after one step of the row before, up to the end of step ``step``."""
 
     step: int  # counted from 1
@@ -62,12 +62,12 @@ class Row(NamedTuple):
     batches: dict[int, int]  # serial -> training batches of the run so far
 
 
-class Rows:
+class LoaderIntervals:
     """Cuts the sums at the ends of steps, for those who follow a training while it goes on."""
 
     def __init__(self, every: int | None) -> None:
         self.every = every  # steps a row; None for as many as there are, at most ten rows a second
-        self.done: dict[int, Row] = {}
+        self.done: dict[int, LoaderInterval] = {}
         self._unfinished = LoaderSums()
         self._batches: Counter[int] = Counter()
         self._bucket = -1
@@ -98,10 +98,10 @@ class Rows:
             self._row_at(step).sums.add(self._unfinished)
             self._unfinished = LoaderSums()
 
-    def _row_at(self, step: int) -> Row:
-        return self.done.setdefault(step, Row(step, LoaderSums(), {}))
+    def _row_at(self, step: int) -> LoaderInterval:
+        return self.done.setdefault(step, LoaderInterval(step, LoaderSums(), {}))
 
-    def take(self, is_last: bool = False) -> list[Row]:
+    def take(self, is_last: bool = False) -> list[LoaderInterval]:
         """Return the rows that have ended since they were taken last, at the end of a run with what is left over."""
         if is_last:
             self.end(np.array([self._steps], np.int64))
@@ -116,7 +116,7 @@ class LoaderBooking:
     """Books spans of the training thread on the loader that the batch under way came from."""
 
     def __init__(self, names: SectionNames) -> None:
-        self.rows: Rows | None = None  # where anybody wants them
+        self.rows: LoaderIntervals | None = None  # where anybody wants them
         self._names = names
         self._kinds = np.zeros(0, np.int64)  # section id -> kind
         self._kinds_known = 0
@@ -133,11 +133,11 @@ class LoaderBooking:
         if not is_wanted:
             self.rows = None
         elif self.rows is None:
-            self.rows = Rows(every)
+            self.rows = LoaderIntervals(every)
         else:
             self.rows.every = every
 
-    def take_rows(self, is_last: bool = False) -> Sequence[Row]:
+    def take_rows(self, is_last: bool = False) -> Sequence[LoaderInterval]:
         """Return the rows that have ended; none where nobody wants them."""
         return () if self.rows is None else self.rows.take(is_last)
 
@@ -267,9 +267,9 @@ def _kind_of(name: str) -> int:
     return SECTIONS.get(name, NEITHER)
 
 
-def loader_figures(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[LoaderFigures, ...]:
+def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[LoaderStats, ...]:
     """Return the figures of each loader that gave at least one batch, in training and then in validation."""
-    figures = []
+    stats = []
     for phase in (TRAIN, VAL):
         tallies = [(counts, counts.of(phase)) for counts in loaders]
         batches = sum(tally.batches for _, tally in tallies)
@@ -278,8 +278,8 @@ def loader_figures(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[L
                 continue
             table = sums.table(counts.serial)[KINDS * (phase == VAL) :]
             wait_ns = int(table[DATA, 0]) if table[DATA, 1] else tally.wait_ns  # by hand, on another thread
-            figures.append(
-                LoaderFigures(
+            stats.append(
+                LoaderStats(
                     name=counts.name,
                     batches=tally.batches,
                     samples=tally.samples,
@@ -290,26 +290,26 @@ def loader_figures(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[L
                     **_means(table),
                 )
             )
-    return tuple(figures)
+    return tuple(stats)
 
 
-def row_figures(row: Row, loaders: Sequence[LoaderCounts]) -> tuple[LoaderFigures, ...]:
+def interval_stats(row: LoaderInterval, loaders: Sequence[LoaderCounts]) -> tuple[LoaderStats, ...]:
     """Return the figures of one row for trackers; proportions are of the run so far, samples are not told."""
     batches = sum(row.batches.values())
-    figures = []
+    stats = []
     for counts in loaders:
         table = row.sums.table(counts.serial)
         for phase, part in ((TRAIN, table[:KINDS]), (VAL, table[KINDS:])):
             so_far = row.batches.get(counts.serial, 0) if phase == TRAIN else 0
             if not so_far and not part.any():
                 continue
-            one = LoaderFigures(
+            one = LoaderStats(
                 counts.name, int(part[DATA, 1]), None, int(part[DATA, 0]) / NS_PER_S, phase, **_means(part)
             )
             if so_far:
                 one = replace(one, proportion=so_far / batches, asked_proportion=counts.asked)
-            figures.append(one)
-    return tuple(figures)
+            stats.append(one)
+    return tuple(stats)
 
 
 def _means(table: Ints) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from training_profiler.aggregation.trend import Series
-from training_profiler.sampling.machine_sampler import Look
-from training_profiler.snapshot.snapshot import GpuFigures, Growth, Level, MachineFigures
+from training_profiler.sampling.machine_sampler import MachineSample
+from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, MachineStats
 from training_profiler.units import NS_PER_S
 
 RAM: Final = "ram_own_bytes"  # of this process without its children: theirs comes and goes with them
@@ -32,7 +32,7 @@ class MachineSums:
         self.series: dict[str, Series] = {}
         self.facts: dict[str, float | str] = {}  # that stay as they are
 
-    def look(self, looks: Iterable[Look]) -> None:
+    def look(self, looks: Iterable[MachineSample]) -> None:
         """Add looks that followed those added before."""
         for look in looks:
             self.looks += 1
@@ -56,13 +56,13 @@ class MachineSums:
         weight, weighted, largest, _ = self.levels.get(quantity, (0.0, 0.0, level[2], 0.0))
         self.levels[quantity] = (weight + level[0], weighted + level[1], max(largest, level[2]), level[3])
 
-    def figures(self, has_growth: bool = True) -> MachineFigures | None:
+    def stats(self, has_growth: bool = True) -> MachineStats | None:
         """Return what was seen; None where nobody looked. Growth takes a millisecond to find."""
         if not self.looks:
             return None
         limit, total = self.facts.get("ram_limit_bytes"), self.facts.get("ram_host_total_bytes")
         cores, host_cores = self.facts.get("cores"), self.facts.get("host_cores")
-        return MachineFigures(
+        return MachineStats(
             samples=self.looks,
             cores=None if cores is None else float(cores),
             host_cores=None if host_cores is None else int(host_cores),
@@ -77,10 +77,10 @@ class MachineSums:
         names = [fact.partition(".")[0] for fact in self.facts if fact.startswith("gpu") and fact.endswith(".name")]
         return sorted(int(name.removeprefix("gpu")) for name in names)
 
-    def _gpu(self, index: int, has_growth: bool) -> GpuFigures:
+    def _gpu(self, index: int, has_growth: bool) -> GpuStats:
         own = f"gpu{index}."
         total = self.facts.get(own + "total_bytes")
-        return GpuFigures(
+        return GpuStats(
             index,
             str(self.facts[own + "name"]),
             None if total is None else int(total),

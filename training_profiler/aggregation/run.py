@@ -3,19 +3,19 @@
 from collections.abc import Mapping, Sequence
 
 from training_profiler.aggregation.gradient_sync import move_late
-from training_profiler.aggregation.loaders import loader_figures
-from training_profiler.aggregation.summary import epoch_figures, line_figures, section_figures, step_figures
+from training_profiler.aggregation.loaders import loader_stats
+from training_profiler.aggregation.summary import epoch_stats, line_stats, section_stats, step_stats
 from training_profiler.aggregation.throughput import throughput
 from training_profiler.aggregation.totals import Totals
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.snapshot import (
-    AttemptFigures,
-    DeviceFigures,
-    EpochFigures,
-    ExchangeFigures,
+    AllRanksStats,
+    AttemptStats,
+    DeviceTimingStats,
+    EpochStats,
+    GradientSyncStats,
     Health,
-    RanksFigures,
     Snapshot,
 )
 from training_profiler.units import NS_PER_S
@@ -27,7 +27,7 @@ class RunSums:
     def __init__(self, names: SectionNames, begin_ns: int, warmup_steps: int | None) -> None:
         self.run = Totals(begin_ns)
         self.interval = Totals(begin_ns)
-        self.epochs: list[EpochFigures] = []
+        self.epochs: list[EpochStats] = []
         self._epoch: Totals | None = None
         self._epoch_number = 0
         self._names = names
@@ -69,15 +69,15 @@ class RunSums:
         """Forget the epoch that is under way: it is none."""
         self._epoch = None
 
-    def end_epoch(self, batches: int | None, samples: int | None, is_complete: bool = True) -> EpochFigures | None:
+    def end_epoch(self, batches: int | None, samples: int | None, is_complete: bool = True) -> EpochStats | None:
         """Close the epoch that is under way and return its figures; None if there is none."""
         if self._epoch is None:
             return None
         names = self._names.names
-        figures = epoch_figures(self._epoch_number, self._epoch, names, batches, samples, is_complete)
-        self.epochs.append(figures)
+        stats = epoch_stats(self._epoch_number, self._epoch, names, batches, samples, is_complete)
+        self.epochs.append(stats)
         self._epoch = None
-        return figures
+        return stats
 
     def snapshot(
         self,
@@ -89,27 +89,27 @@ class RunSums:
         run_folder: str | None = None,
         ended_by: str | None = None,
         thresholds: Mapping[str, float] | None = None,
-        device: DeviceFigures | None = None,
-        ranks: RanksFigures | None = None,
-        exchange: ExchangeFigures | None = None,
-        attempts: Sequence[AttemptFigures] = (),
+        device: DeviceTimingStats | None = None,
+        ranks: AllRanksStats | None = None,
+        exchange: GradientSyncStats | None = None,
+        attempts: Sequence[AttemptStats] = (),
     ) -> Snapshot:
         """Return the figures of the run so far, or of the interval alone."""
         totals = self.interval if of_interval else self.run
-        sections = section_figures(totals, self._names.names, self.warmup_steps)
+        sections = section_stats(totals, self._names.names, self.warmup_steps)
         warmup = 0 if totals.first_step else self.warmup_steps  # the first steps of a later interval are like any
         return Snapshot(
             steps=self.steps,
             first_step=totals.first_step,
             wall_s=totals.wall_ns / NS_PER_S,
             sections=sections,
-            lines=line_figures(totals, self._names.names, sections),
-            step=step_figures(totals, self._names.names, warmup, is_interval=of_interval),
+            lines=line_stats(totals, self._names.names, sections),
+            step=step_stats(totals, self._names.names, warmup, is_interval=of_interval),
             epochs=() if of_interval else tuple(self.epochs),
             device=device,
-            machine=totals.machine.figures(has_growth=not of_interval),
+            machine=totals.machine.stats(has_growth=not of_interval),
             throughput=throughput(totals, self.warmup_steps),
-            loaders=loader_figures(loaders, totals.loaders),
+            loaders=loader_stats(loaders, totals.loaders),
             health=health,
             open_sections=tuple(open_sections),
             run_folder=run_folder,

@@ -7,7 +7,7 @@ import numpy as np
 
 from training_profiler.aggregation.histogram import Ints
 from training_profiler.aggregation.span_matching import Bools, Events
-from training_profiler.recording.section import CANCELLED, INFERRED, SECTION_MASK
+from training_profiler.recording.section import DISCARDED, INFERRED, SECTION_MASK
 from training_profiler.recording.section_names import SectionNames
 
 OF_A_STEP: Final = (
@@ -67,7 +67,7 @@ class Inferred:
             if code > 0:
                 enters.setdefault(code, []).append(bool(kept[row]))
                 continue
-            code = -code % CANCELLED
+            code = -code % DISCARDED
             if enters.get(code):
                 kept[row] = enters[code].pop()
             else:  # it was entered in an earlier batch

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training_profiler.aggregation.histogram import Ints
-from training_profiler.recording.section import CANCELLED, SECTION_MASK, UNCOUNTED
+from training_profiler.recording.section import DISCARDED, SECTION_MASK, TIME_ONLY
 
 Bools = NDArray[np.bool_]
 Rename = Callable[[int, int], int]  # (root, id) -> id
@@ -33,7 +33,7 @@ class Spans(NamedTuple):
     is_counted: Bools  # False: time of its section, but no execution of it
 
 
-class Apart(NamedTuple):
+class OutsideSections(NamedTuple):
     """Sections that are no part of a training step, such as validation."""
 
     table: Bools  # whether the section with that id is one
@@ -41,7 +41,7 @@ class Apart(NamedTuple):
     rename: Rename  # what a section inside of one is called, e.g. the forward pass of validation
 
 
-class Leaves(NamedTuple):
+class LeafSpans(NamedTuple):
     """Spans in which no other began, in time order: most spans are, and they need no matching."""
 
     ids: Ints
@@ -50,14 +50,14 @@ class Leaves(NamedTuple):
     is_counted: Bools  # as Spans.is_counted
 
 
-class Sweep(NamedTuple):
+class MatchedSpans(NamedTuple):
     """What one pass over a thread's events finds."""
 
-    leaves: Leaves
+    leaf_spans: LeafSpans
     spans: Spans  # all others that ended
     times_ns: Ints  # of the events around the leaves, ascending
     owners: Ints  # owners[i]: section that owns the time from event i on, 0 for none; leaves take theirs from it
-    owner_roots: Ints  # of that section, as Spans.roots
+    owner_outer_ids: Ints  # of that section, as Spans.roots
     still_open: Events
     dropped: int  # exits without an enter, and enters given up
 
@@ -74,7 +74,7 @@ def no_events() -> Events:
     return Events(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def sweep(events: Events, still_open: Events, cuts_ns: Ints, apart: Apart) -> Sweep:
+def match_spans(events: Events, still_open: Events, cuts_ns: Ints, apart: OutsideSections) -> MatchedSpans:
     """Match enters with exits and say who owns the time after each event.
 
     Time belongs to the section entered last of those still open, so each moment has one owner and
@@ -82,24 +82,24 @@ def sweep(events: Events, still_open: Events, cuts_ns: Ints, apart: Apart) -> Sw
 
     Args:
         events: events of one thread, in time order.
-        still_open: ``Sweep.still_open`` of the same thread's sweep before.
+        still_open: ``MatchedSpans.still_open`` of the same thread's sweep before.
         cuts_ns: times that no leaf may reach across, ascending.
         apart: which sections are no part of a training step.
     """
     times_ns, codes = events
-    if len(codes) and codes.min() < -CANCELLED:
-        (times_ns, codes), still_open = _without_cancelled(events, still_open)
-    leaves, times_ns, codes = _take_leaves(times_ns, codes, cuts_ns)
+    if len(codes) and codes.min() < -DISCARDED:
+        (times_ns, codes), still_open = _without_discarded(events, still_open)
+    leaf_spans, times_ns, codes = _drain_leaf_spans(times_ns, codes, cuts_ns)
     if len(still_open.codes):
         times_ns = np.concatenate([still_open.times_ns, times_ns])
         codes = np.concatenate([still_open.codes, codes])
-    nested = _sweep_nested(leaves, times_ns, codes, apart)
+    nested = _match_nested(leaf_spans, times_ns, codes, apart)
     if nested is not None and len(nested.still_open.codes) <= MAX_OPEN:
         return nested
-    return _sweep_any_order(leaves, times_ns, codes, apart)
+    return _match_any_order(leaf_spans, times_ns, codes, apart)
 
 
-def _take_leaves(times_ns: Ints, codes: Ints, cuts_ns: Ints) -> tuple[Leaves, Ints, Ints]:
+def _drain_leaf_spans(times_ns: Ints, codes: Ints, cuts_ns: Ints) -> tuple[LeafSpans, Ints, Ints]:
     """Return the spans whose exit follows their enter at once, and the events that remain."""
     rows = np.flatnonzero((codes[:-1] + codes[1:] == 0) & (codes[:-1] > 0))
     begin_ns = times_ns[rows]
@@ -110,15 +110,15 @@ def _take_leaves(times_ns: Ints, codes: Ints, cuts_ns: Ints) -> tuple[Leaves, In
         if len(crossing):
             rows, begin_ns = np.delete(rows, crossing), np.delete(begin_ns, crossing)
             durations_ns = np.delete(durations_ns, crossing)
-    leaves = Leaves(codes[rows] & SECTION_MASK, begin_ns, durations_ns, (codes[rows] & UNCOUNTED) == 0)
+    leaf_spans = LeafSpans(codes[rows] & SECTION_MASK, begin_ns, durations_ns, (codes[rows] & TIME_ONLY) == 0)
     if 2 * len(rows) == len(codes):
-        return leaves, times_ns[:0], codes[:0]
+        return leaf_spans, times_ns[:0], codes[:0]
     remains = np.ones(len(codes), np.bool_)
     remains[rows] = remains[rows + 1] = False
-    return leaves, times_ns[remains], codes[remains]
+    return leaf_spans, times_ns[remains], codes[remains]
 
 
-def _sweep_nested(leaves: Leaves, times_ns: Ints, codes: Ints, apart: Apart) -> Sweep | None:
+def _match_nested(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, apart: OutsideSections) -> MatchedSpans | None:
     """Return the sweep of properly nested events; None where an exit is not the innermost section's."""
     is_enter = codes > 0
     depth = np.cumsum(np.where(is_enter, 1, -1))
@@ -128,8 +128,8 @@ def _sweep_nested(leaves: Leaves, times_ns: Ints, codes: Ints, apart: Apart) -> 
     # Within a level enters and exits alternate, for depth changes by one: neighbours are a span.
     order = np.argsort(level, kind="stable")
     exit_rows = np.flatnonzero(~is_enter[order])
-    exits, enters = order[exit_rows], order[exit_rows - 1]
-    if not np.array_equal(codes[enters], -codes[exits]):
+    shutdown, enters = order[exit_rows], order[exit_rows - 1]
+    if not np.array_equal(codes[enters], -codes[shutdown]):
         return None
 
     plain = np.where(is_enter, codes & SECTION_MASK, codes)
@@ -139,19 +139,19 @@ def _sweep_nested(leaves: Leaves, times_ns: Ints, codes: Ints, apart: Apart) -> 
     parent_ids = np.where(has_parent, named[parent], 0)
     parent_roots = np.where(has_parent, roots[parent], 0)
     owners = np.where(is_enter, named, 0)
-    owner_roots = roots.copy()
-    owners[exits], owner_roots[exits] = parent_ids[enters], parent_roots[enters]
+    owner_outer_ids = roots.copy()
+    owners[shutdown], owner_outer_ids[shutdown] = parent_ids[enters], parent_roots[enters]
 
     open_rows = is_enter.copy()
     open_rows[enters] = False
-    is_counted = (codes[enters] & UNCOUNTED) == 0
-    spans = Spans(named[enters], times_ns[enters], times_ns[exits], parent_ids[enters], roots[enters], is_counted)
+    is_counted = (codes[enters] & TIME_ONLY) == 0
+    spans = Spans(named[enters], times_ns[enters], times_ns[shutdown], parent_ids[enters], roots[enters], is_counted)
     still_open = Events(times_ns[open_rows], codes[open_rows])
-    return Sweep(leaves, spans, times_ns, owners, owner_roots, still_open, 0)
+    return MatchedSpans(leaf_spans, spans, times_ns, owners, owner_outer_ids, still_open, 0)
 
 
 def _enclosing(
-    codes: Ints, is_enter: Bools, level: NDArray[np.int16], order: NDArray[np.intp], apart: Apart
+    codes: Ints, is_enter: Bools, level: NDArray[np.int16], order: NDArray[np.intp], apart: OutsideSections
 ) -> tuple[NDArray[np.intp], Ints]:
     """Return, for each enter, the row of the enter around it (-1: none) and its root (see Spans.roots)."""
     parent = np.full(len(codes), -1, np.intp)
@@ -182,12 +182,12 @@ def _renamed(codes: Ints, roots: Ints, rename: Rename) -> Ints:
     return named
 
 
-def rename_leaves(leaves: Leaves, roots: Ints, rename: Rename) -> Leaves:
+def rename_leaf_spans(leaf_spans: LeafSpans, roots: Ints, rename: Rename) -> LeafSpans:
     """Return the leaves under the names they have within ``roots``, one entry a leaf, 0 for none."""
-    return leaves._replace(ids=_renamed(leaves.ids, roots, rename))
+    return leaf_spans._replace(ids=_renamed(leaf_spans.ids, roots, rename))
 
 
-def _without_cancelled(events: Events, still_open: Events) -> tuple[Events, Events]:
+def _without_discarded(events: Events, still_open: Events) -> tuple[Events, Events]:
     """Return both without the spans whose exit says that they shall not count; such a span may have begun earlier."""
     codes = np.concatenate([still_open.codes, events.codes])
     keep = np.ones(len(codes), np.bool_)
@@ -195,11 +195,11 @@ def _without_cancelled(events: Events, still_open: Events) -> tuple[Events, Even
     for row, code in enumerate(codes.tolist()):
         if code > 0:
             stacks.setdefault(code, []).append(row)
-        elif code >= -CANCELLED:
+        elif code >= -DISCARDED:
             if stacks.get(-code):
                 stacks[-code].pop()
-        elif stacks.get(-code - CANCELLED):
-            keep[[stacks[-code - CANCELLED].pop(), row]] = False
+        elif stacks.get(-code - DISCARDED):
+            keep[[stacks[-code - DISCARDED].pop(), row]] = False
         else:
             keep[row] = False
     keep_open, keep_events = np.split(keep, [len(still_open.codes)])
@@ -218,7 +218,7 @@ class _Open(NamedTuple):
     root: int
 
 
-def _sweep_any_order(leaves: Leaves, times_ns: Ints, codes: Ints, apart: Apart) -> Sweep:
+def _match_any_order(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, apart: OutsideSections) -> MatchedSpans:
     """Return the sweep of events in any order, such as those of async tasks, one event at a time.
 
     An exit ends the span of its name that was entered last. An exit of a name that is not open is
@@ -227,7 +227,7 @@ def _sweep_any_order(leaves: Leaves, times_ns: Ints, codes: Ints, apart: Apart) 
     stack: list[_Open] = []
     spans: list[tuple[int, int, int, int, int, int]] = []
     owners = np.zeros(len(codes), np.int64)
-    owner_roots = np.zeros(len(codes), np.int64)
+    owner_outer_ids = np.zeros(len(codes), np.int64)
     dropped = 0
     for row, (time_ns, code) in enumerate(zip(times_ns.tolist(), codes.tolist(), strict=True)):
         if code > 0:
@@ -245,20 +245,20 @@ def _sweep_any_order(leaves: Leaves, times_ns: Ints, codes: Ints, apart: Apart) 
                 dropped += 1
             else:
                 ended = stack.pop(at)
-                is_counted = not ended.code & UNCOUNTED
+                is_counted = not ended.code & TIME_ONLY
                 spans.append((ended.id, ended.begin_ns, time_ns, ended.parent, ended.root, is_counted))
         if stack:
-            owners[row], owner_roots[row] = stack[-1].id, stack[-1].root
+            owners[row], owner_outer_ids[row] = stack[-1].id, stack[-1].root
     table = np.array(spans, np.int64).reshape(-1, 6).T
     ended_spans = Spans(table[0], table[1], table[2], table[3], table[4], table[5].astype(np.bool_))
     still_open = Events(
         np.array([entry.begin_ns for entry in stack], np.int64),
         np.array([entry.code for entry in stack], np.int64),
     )
-    return Sweep(leaves, ended_spans, times_ns, owners, owner_roots, still_open, dropped)
+    return MatchedSpans(leaf_spans, ended_spans, times_ns, owners, owner_outer_ids, still_open, dropped)
 
 
-class Gaps(NamedTuple):
+class Stretches(NamedTuple):
     """Consecutive stretches that together cover the time of a batch; no cut lies inside one."""
 
     begin_ns: Ints
@@ -266,25 +266,25 @@ class Gaps(NamedTuple):
     owners: Ints  # section id, 0 for none
     roots: Ints  # of the owner, see Spans.roots
 
-    def count_leaves(self, leaves: Leaves) -> Ints:
+    def count_leaf_spans(self, leaf_spans: LeafSpans) -> Ints:
         """Return how many leaves lie in each gap."""
         if len(self.begin_ns) == 1:
-            return np.array([len(leaves.ids)])
-        first = np.searchsorted(leaves.begin_ns, self.begin_ns)
+            return np.array([len(leaf_spans.ids)])
+        first = np.searchsorted(leaf_spans.begin_ns, self.begin_ns)
         first[0] = 0
-        return np.diff(first, append=len(leaves.ids))
+        return np.diff(first, append=len(leaf_spans.ids))
 
-    def sum_leaves(self, durations_ns: Ints, leaves_in_gap: Ints) -> Ints:
+    def sum_leaf_spans(self, durations_ns: Ints, leaves_in_gap: Ints) -> Ints:
         """Return the time that leaves take of each gap, in ns."""
         until = np.concatenate([[0], np.cumsum(durations_ns)])
         end = np.cumsum(leaves_in_gap)
         return np.asarray(until[end] - until[end - leaves_in_gap], np.int64)
 
 
-def gaps_between(result: Sweep, cuts_ns: Ints, from_ns: int, until_ns: int) -> Gaps:
+def stretches_between(result: MatchedSpans, cuts_ns: Ints, from_ns: int, until_ns: int) -> Stretches:
     """Return the gaps from ``from_ns`` to ``until_ns``: each event and each cut begins one."""
     owners = np.concatenate([[0], result.owners])
-    roots = np.concatenate([[0], result.owner_roots])
+    roots = np.concatenate([[0], result.owner_outer_ids])
     begin_ns = np.concatenate([[from_ns], np.maximum(result.times_ns, from_ns)])
     if len(cuts_ns):
         at = np.searchsorted(result.times_ns, cuts_ns, side="right")
@@ -292,16 +292,16 @@ def gaps_between(result: Sweep, cuts_ns: Ints, from_ns: int, until_ns: int) -> G
         roots = np.insert(roots, at + 1, roots[at])
         begin_ns = np.insert(begin_ns, at + 1, np.maximum(cuts_ns, from_ns))
     durations_ns = np.maximum(np.diff(begin_ns, append=until_ns), 0)
-    return Gaps(begin_ns, durations_ns, owners, roots)
+    return Stretches(begin_ns, durations_ns, owners, roots)
 
 
-def first_span_ns(result: Sweep, ids: Ints) -> int | None:
+def first_span_ns(result: MatchedSpans, ids: Ints) -> int | None:
     """Return how long the first span of these sections took; None without any."""
-    leaves, spans = result.leaves, result.spans
+    leaf_spans, spans = result.leaf_spans, result.spans
     found: list[tuple[np.int64, np.int64]] = []
     for id in ids.tolist():
-        rows = np.flatnonzero(leaves.ids == id)[:1]
-        found += zip(leaves.begin_ns[rows], leaves.durations_ns[rows], strict=True)
+        rows = np.flatnonzero(leaf_spans.ids == id)[:1]
+        found += zip(leaf_spans.begin_ns[rows], leaf_spans.durations_ns[rows], strict=True)
         rows = np.flatnonzero(spans.ids == id)
         found += zip(spans.begin_ns[rows], spans.end_ns[rows] - spans.begin_ns[rows], strict=True)
     return int(min(found)[1]) if found else None

@@ -11,7 +11,7 @@ from training_profiler.aggregation.histogram import BIN_COUNT, Ints, bins_of, qu
 from training_profiler.aggregation.section_totals import Floats
 
 
-class DisturbedSteps:
+class CaptureAffectedSteps:
     """Ranges of steps, counted from 1; told by the training thread as they begin, asked by the one that drains."""
 
     def __init__(self) -> None:

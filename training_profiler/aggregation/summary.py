@@ -21,10 +21,10 @@ from training_profiler.snapshot.snapshot import (
     OTHER,
     OUTSIDE_STEPS,
     PROFILER,
-    EpochFigures,
-    LineFigures,
-    SectionFigures,
-    StepFigures,
+    EpochStats,
+    LineStats,
+    SectionStats,
+    StepStats,
 )
 from training_profiler.units import NS_PER_S
 
@@ -33,20 +33,20 @@ MOST_LINES: Final = 100  # a section; what is left out is below a hundredth of i
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time; less is not worth a word
 
 
-def section_figures(
-    totals: Totals, names: Mapping[int, str], warmup_told: int | None = None
-) -> dict[str, SectionFigures]:
+def section_stats(
+    totals: Totals, names: Mapping[int, str], configured_warmup: int | None = None
+) -> dict[str, SectionStats]:
     """Return the figures of each section seen, and of the time of none; shares add up to 1."""
-    early_ns = totals.early_ns[: warmup_steps(totals, warmup_told)].sum(axis=0)
+    early_ns = totals.early_ns[: warmup_steps(totals, configured_warmup)].sum(axis=0)
     early_ns = np.pad(early_ns, (0, max(0, totals.sections.rows - len(early_ns))))
     sums = totals.sections
     wall_ns = max(1, totals.wall_ns)
-    figures = {}
+    stats = {}
     names = _plain_where_alone(totals, names)
     ids = [id for id in range(1, sums.rows) if sums.count[id] or sums.self_ns[id] or sums.elsewhere_ns[id]]
     parents = _parents(totals)
     for id in ids:
-        figures[names[id]] = SectionFigures(
+        stats[names[id]] = SectionStats(
             name=names[id],
             count=int(sums.count[id]),
             total_s=int(sums.total_ns[id]) / NS_PER_S,
@@ -61,23 +61,21 @@ def section_figures(
             max_step=int(sums.max_step[id]),
             device_count=int(sums.device_count[id]),
             device_total_s=int(sums.device_ns[id]) / NS_PER_S if sums.device_count[id] else None,
-            **_measured(totals, id, is_mixed=names[id] == SYNCHRONIZATION and warmup_told is None),
+            **_measured(totals, id, is_mixed=names[id] == SYNCHRONIZATION and configured_warmup is None),
         )
     for name, self_ns, step_ns in _uncovered(totals):
-        figures[name] = _with_uncovered(figures.get(name), name, self_ns, step_ns, wall_ns)
-    if OTHER in figures:
+        stats[name] = _with_uncovered(stats.get(name), name, self_ns, step_ns, wall_ns)
+    if OTHER in stats:
         settled_s = int(sums.step_self_ns[0] - early_ns[0]) / NS_PER_S
-        figures[OTHER] = replace(figures[OTHER], settled_total_s=figures[OTHER].settled_total_s + settled_s)
-    return figures
+        stats[OTHER] = replace(stats[OTHER], settled_total_s=stats[OTHER].settled_total_s + settled_s)
+    return stats
 
 
-def _with_uncovered(
-    section: SectionFigures | None, name: str, self_ns: int, step_ns: int, wall_ns: int
-) -> SectionFigures:
+def _with_uncovered(section: SectionStats | None, name: str, self_ns: int, step_ns: int, wall_ns: int) -> SectionStats:
     """Return the row of the time that no section owns, on top of a section that the user gave the same name."""
     self_s, step_s, share = self_ns / NS_PER_S, step_ns / NS_PER_S, self_ns / wall_ns
     if section is None:
-        return SectionFigures(name, 0, self_s, self_s, share, step_self_s=step_s, step_total_s=step_s)
+        return SectionStats(name, 0, self_s, self_s, share, step_self_s=step_s, step_total_s=step_s)
     return replace(
         section,
         self_s=section.self_s + self_s,
@@ -114,13 +112,13 @@ def _measured(totals: Totals, id: int, is_mixed: bool) -> dict[str, Any]:
     mean_ns = float(sums.mean_ns[id])
     if count == sums.count[id]:  # total over count, as every reader checks: with what is no execution of its own
         mean_ns = int(sums.total_ns[id]) / count
-    figures = {"avg_s": mean_ns, "min_s": float(low_ns), "max_s": float(high_ns)}
+    stats = {"avg_s": mean_ns, "min_s": float(low_ns), "max_s": float(high_ns)}
     if count > 1:
-        figures["std_s"] = float(np.sqrt(sums.m2[id] / (count - 1)))
+        stats["std_s"] = float(np.sqrt(sums.m2[id] / (count - 1)))
     for key, q in (("p50_s", 0.5), ("p95_s", 0.95), ("p99_s", 0.99)):
         # The middle of a bin can lie beyond the extremes, which are exact.
-        figures[key] = min(max(quantile_ns(sums.bins[id], q) or 0.0, low_ns), high_ns)
-    return {name: ns / NS_PER_S for name, ns in figures.items()}
+        stats[key] = min(max(quantile_ns(sums.bins[id], q) or 0.0, low_ns), high_ns)
+    return {name: ns / NS_PER_S for name, ns in stats.items()}
 
 
 def _uncovered(totals: Totals) -> list[tuple[str, int, int]]:
@@ -135,9 +133,9 @@ def _uncovered(totals: Totals) -> list[tuple[str, int, int]]:
     return [(OTHER, in_steps_ns, in_steps_ns), (OUTSIDE_STEPS, outside_ns, 0)]
 
 
-def line_figures(
-    totals: Totals, names: Mapping[int, str], sections: Mapping[str, SectionFigures]
-) -> dict[str, tuple[LineFigures, ...]]:
+def line_stats(
+    totals: Totals, names: Mapping[int, str], sections: Mapping[str, SectionStats]
+) -> dict[str, tuple[LineStats, ...]]:
     """Return the lines seen in each section, those with most samples first; none of sections with under 30 samples."""
     shown = _plain_where_alone(totals, names)
     counts: dict[str, Counter[Location | None]] = {}
@@ -153,7 +151,7 @@ def line_figures(
     }
 
 
-def _lines_of(section: SectionFigures, samples: Counter[Location | None]) -> tuple[LineFigures, ...]:
+def _lines_of(section: SectionStats, samples: Counter[Location | None]) -> tuple[LineStats, ...]:
     of_a_sample = section.share / samples.total()
     seen: Counter[Location] = Counter()
     waits: dict[Location, Counter[str]] = {}
@@ -164,7 +162,7 @@ def _lines_of(section: SectionFigures, samples: Counter[Location | None]) -> tup
             if location.waits_in:
                 waits.setdefault(line, Counter())[location.waits_in] += count
     return tuple(
-        LineFigures(
+        LineStats(
             *line[:3],
             share=count * of_a_sample,
             samples=count,
@@ -209,12 +207,12 @@ def warmup_steps(totals: Totals, told: int | None) -> int:
     return 0 if warmup >= steps.count or warmup > len(steps.first_ns) else warmup
 
 
-def step_figures(
-    totals: Totals, names: Mapping[int, str], warmup_told: int | None, *, is_interval: bool = False
-) -> StepFigures | None:
+def step_stats(
+    totals: Totals, names: Mapping[int, str], configured_warmup: int | None, *, is_interval: bool = False
+) -> StepStats | None:
     """Return the figures of the steps; None without any. Of an interval there is no trend, nor what explains it."""
     steps = totals.steps
-    warmup = warmup_steps(totals, warmup_told)
+    warmup = warmup_steps(totals, configured_warmup)
     spread, undisturbed = steps.spread(warmup), steps.undisturbed(warmup)
     median_ns = steps.median_ns()
     if spread is None or undisturbed is None or median_ns is None:
@@ -222,7 +220,7 @@ def step_figures(
     found = None if is_interval else trend(steps.series(warmup))  # takes 1.5 ms
     explained = () if is_interval else totals.coupling.explained()
     max_ns, max_step = steps.longest(warmup)
-    return StepFigures(
+    return StepStats(
         count=steps.count,
         total_s=steps.total_ns / NS_PER_S,
         median_s=median_ns / NS_PER_S,
@@ -244,22 +242,22 @@ def step_figures(
     )
 
 
-def epoch_figures(
+def epoch_stats(
     number: int,
     totals: Totals,
     names: Mapping[int, str],
     batches: int | None,
     samples: int | None,
     is_complete: bool = True,
-) -> EpochFigures:
+) -> EpochStats:
     """Return the figures of one epoch; ``batches`` and ``samples`` are None where no loader was seen."""
-    sections = section_figures(totals, names)
+    sections = section_stats(totals, names)
     count = totals.steps.count if batches is None else batches
     self_s = {name: section.self_s for name, section in sections.items() if section.self_s}
     uncovered_s = self_s.pop(OTHER, 0.0) + self_s.pop(OUTSIDE_STEPS, 0.0)
     busy_s = totals.steps.total_ns / NS_PER_S or totals.wall_ns / NS_PER_S
     data_loading = sections.get(DATA_LOADING)
-    return EpochFigures(
+    return EpochStats(
         number=number,
         wall_s=totals.wall_ns / NS_PER_S,
         steps=totals.steps.count,
@@ -270,5 +268,5 @@ def epoch_figures(
         first_fetch_s=None if totals.first_fetch_ns is None else totals.first_fetch_ns / NS_PER_S,
         median_fetch_s=data_loading.p50_s if data_loading else None,
         is_complete=is_complete,
-        machine=totals.machine.figures(),
+        machine=totals.machine.stats(),
     )

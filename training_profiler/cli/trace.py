@@ -141,13 +141,13 @@ def _texts(arguments: argparse.Namespace, memory: Sequence[SnapshotOfDevice], th
 
 
 def _compared(arguments: argparse.Namespace) -> str:
-    found = [compare(before, after) for before, after in _pairs(arguments.trace, arguments.compare)]
+    found = [compare(before, after) for before, after in _pairing(arguments.trace, arguments.compare)]
     if arguments.json:
         return "".join(_line(_comparison_data(one)) for one in found)
     return "\n".join(render_comparison(one) for one in found)
 
 
-def _pairs(before: Path, after: Path) -> list[tuple[Analysis, Analysis]]:
+def _pairing(before: Path, after: Path) -> list[tuple[Analysis, Analysis]]:
     """Return what is to be compared: two files, or each rank of one folder with the same of the other."""
     sides = [_files(before), _files(after)]
     if len(sides[0]) == len(sides[1]) == 1:

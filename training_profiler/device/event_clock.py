@@ -13,7 +13,7 @@ POOL_EMPTY: Final = "the pool of events was empty"
 CAPTURED: Final = "a graph was captured"
 
 
-class Stamp:
+class DeviceEvent:
     """A moment on the accelerator, or why it could not be noted."""
 
     __slots__ = ("device", "event", "is_reached", "users", "why_not")
@@ -32,8 +32,8 @@ class Stamp:
         return self.is_reached
 
 
-_POOL_EMPTY: Final = Stamp(-1, None, POOL_EMPTY)
-_CAPTURED: Final = Stamp(-1, None, CAPTURED)
+_POOL_EMPTY: Final = DeviceEvent(-1, None, POOL_EMPTY)
+_CAPTURED: Final = DeviceEvent(-1, None, CAPTURED)
 
 
 class DeviceClock:
@@ -41,14 +41,14 @@ class DeviceClock:
 
     def __init__(self, accelerator: Accelerator, host_clock: Clock, pool_size: int = POOL_SIZE) -> None:
         self.accelerator = accelerator
-        self.stamps: list[tuple[int, Stamp]] = []
+        self.stamps: list[tuple[int, DeviceEvent]] = []
         self.is_on = True  # False: nothing but the host's clock is read
         self.off_ns: list[tuple[int, int]] = []  # from when to when it was not, or is not
         self.error: Exception | None = None  # what the driver raised; it is not asked again
         self._host_clock = host_clock
         self._pool_size = pool_size
-        self._free: dict[int, list[Stamp]] = {}  # device -> stamps to be used again
-        self.made: dict[int, list[Stamp]] = {}  # and all there are
+        self._free: dict[int, list[DeviceEvent]] = {}  # device -> stamps to be used again
+        self.made: dict[int, list[DeviceEvent]] = {}  # and all there are
 
     def stamping(self) -> Clock:
         """Return a clock that records an event, then tells the host's time."""
@@ -58,7 +58,7 @@ class DeviceClock:
         """Return a clock that waits for all work of the device, then tells the host's time."""
         is_capturing, synchronize = self.accelerator.is_capturing, self.accelerator.synchronize
 
-        def wait() -> Stamp | None:
+        def wait() -> DeviceEvent | None:
             if is_capturing():  # waiting would break the capture
                 return _CAPTURED
             synchronize()
@@ -66,7 +66,7 @@ class DeviceClock:
 
         return self._reading(wait)
 
-    def _reading(self, note: Callable[[], Stamp | None]) -> Clock:
+    def _reading(self, note: Callable[[], DeviceEvent | None]) -> Clock:
         clock, stamps = self._host_clock, self.stamps
 
         def read() -> int:
@@ -86,7 +86,7 @@ class DeviceClock:
             _leave_untraced(getattr(function, "__code__", None))
         return read
 
-    def _take(self) -> Stamp:
+    def _take(self) -> DeviceEvent:
         if self.accelerator.is_capturing():
             return _CAPTURED
         device = self.accelerator.current_index()
@@ -96,12 +96,12 @@ class DeviceClock:
             stamp.event.record()
         return stamp
 
-    def _make(self, device: int) -> Stamp:
+    def _make(self, device: int) -> DeviceEvent:
         """Return a new stamp; events belong to the device on which they are recorded first."""
         made = self.made.setdefault(device, [])
         if len(made) >= self._pool_size:
             return _POOL_EMPTY
-        stamp = Stamp(device, self.accelerator.make_event())
+        stamp = DeviceEvent(device, self.accelerator.make_event())
         made.append(stamp)
         return stamp
 
@@ -120,7 +120,7 @@ class DeviceClock:
         self._free.clear()
         self.made.clear()
 
-    def give_back(self, stamp: Stamp) -> None:
+    def give_back(self, stamp: DeviceEvent) -> None:
         """Let the stamp's event be used again once nobody needs it any more."""
         if stamp.event is None:
             return

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from training_profiler.device.event_clock import DeviceClock, Stamp
+from training_profiler.device.event_clock import DeviceClock, DeviceEvent
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -25,7 +25,7 @@ SWITCHED_OFF: Final = "device time was switched off"
 Book = Callable[[int, int], None]  # (id of the section, ns on the device)
 
 
-class Pairs:
+class SpanPairing:
     """The spans of the training thread since ``since_ns``, of which device time is known, to come, or not to be had.
 
     Those of the section ``host_only`` are none of them.
@@ -39,8 +39,8 @@ class Pairs:
         self._since_ns = since_ns
         self._host_only = host_only
         self.is_sync = is_sync  # the device was waited for at both ends, so the host's time is the device's
-        self._known: dict[int, Stamp] = {}  # by the host's time of the event
-        self._pending: deque[tuple[int, Stamp, Stamp]] = deque()
+        self._known: dict[int, DeviceEvent] = {}  # by the host's time of the event
+        self._pending: deque[tuple[int, DeviceEvent, DeviceEvent]] = deque()
         self._done: list[tuple[int, int]] = []
         self._until_ns = since_ns  # of the drain before
 
@@ -88,7 +88,7 @@ class Pairs:
         return found
 
     def _add_one(
-        self, id: int, begin_ns: int, end_ns: int, stamps: tuple[Stamp | None, Stamp | None], why_none: str
+        self, id: int, begin_ns: int, end_ns: int, stamps: tuple[DeviceEvent | None, DeviceEvent | None], why_none: str
     ) -> None:
         begin, end = stamps
         if self.is_sync and begin is None and end is None:
@@ -130,7 +130,7 @@ class Pairs:
             book(id, ns)
         self.spans += len(self._done)
         self._done.clear()
-        ahead: list[tuple[int, Stamp, Stamp]] = []
+        ahead: list[tuple[int, DeviceEvent, DeviceEvent]] = []
         while self._pending and len(ahead) < MOST_AHEAD:
             id, begin, end = pair = self._pending.popleft()
             if end.has_been_reached() and begin.has_been_reached():
@@ -139,7 +139,7 @@ class Pairs:
                 ahead.append(pair)
         self._pending.extendleft(reversed(ahead))
 
-    def _measure(self, id: int, begin: Stamp, end: Stamp, book: Book) -> None:
+    def _measure(self, id: int, begin: DeviceEvent, end: DeviceEvent, book: Book) -> None:
         assert begin.event is not None
         # ms, resolution about 0.5 us (CUDA Runtime API, cudaEventElapsedTime)
         ns = round(begin.event.elapsed_time(end.event) * NS_PER_MS)

@@ -4,7 +4,7 @@ from typing import Final
 
 from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, has_enough_steps, rule
 from training_profiler.findings.insight import Evidence, Insight
-from training_profiler.snapshot.snapshot import OTHER, LineFigures, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot
 from training_profiler.units import seconds_text
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
@@ -83,7 +83,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Insight | None:
     return Insight("unexplained", finding, evidence, worth_s=total_s, remedy=remedy)
 
 
-def _waiting_lines(snapshot: Snapshot) -> list[LineFigures]:
+def _waiting_lines(snapshot: Snapshot) -> list[LineStats]:
     """Return the lines within steps that were seen waiting, the longest first."""
     lines = [
         line

@@ -4,7 +4,7 @@ from typing import Final
 
 from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, rule
 from training_profiler.findings.insight import Insight
-from training_profiler.snapshot.snapshot import LoaderFigures, Snapshot
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 from training_profiler.units import seconds_text
 
 BATCHES_NEEDED: Final = 8  # of a loader before a mean is worth comparing: the first has to fill queues
@@ -69,5 +69,5 @@ def loader_mix(snapshot: Snapshot, threshold: float) -> Insight | None:
     )
 
 
-def _training(snapshot: Snapshot) -> list[LoaderFigures]:
+def _training(snapshot: Snapshot) -> list[LoaderStats]:
     return [one for one in snapshot.loaders if one.phase == "train" and one.batches >= BATCHES_NEEDED]

@@ -5,7 +5,7 @@ from typing import Final
 from training_profiler.diagnosis.rule import has_enough_steps, rule
 from training_profiler.diagnosis.shares import severity_of
 from training_profiler.findings.insight import Insight
-from training_profiler.snapshot.snapshot import GpuFigures, Growth, Level, Snapshot
+from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, Snapshot
 from training_profiler.units import S_PER_HOUR, S_PER_MINUTE, bytes_text
 
 OUT_OF_MEMORY_RISK: Final = 0.98  # of the device
@@ -141,7 +141,7 @@ def _hours(seconds: float) -> str:
     return f"{seconds / S_PER_HOUR:.1f} h" if seconds < 100 * S_PER_HOUR else f"{seconds / S_PER_HOUR / 24:.0f} days"
 
 
-def fullest(snapshot: Snapshot) -> tuple[GpuFigures, float] | None:
+def fullest(snapshot: Snapshot) -> tuple[GpuStats, float] | None:
     """Return the device of the highest peak and that as a share of its memory; None where it is not known of any."""
     gpus = [] if snapshot.machine is None else snapshot.machine.gpus
     shares = [(gpu, held.max / gpu.total_bytes) for gpu in gpus if gpu.total_bytes and (held := gpu.held_bytes)]

@@ -6,7 +6,7 @@ from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, has_enough_steps,
 from training_profiler.diagnosis.shares import of_step
 from training_profiler.diagnosis.stragglers import host_slow, straggler
 from training_profiler.findings.insight import Evidence, Insight
-from training_profiler.snapshot.ranks import RankFigures
+from training_profiler.snapshot.ranks import RankStats
 from training_profiler.snapshot.snapshot import Snapshot
 
 MOST_NAMED: Final = 4
@@ -130,11 +130,11 @@ def _named(found: Insight) -> str:
     return f"rank {evidence['rank']} ({evidence['cause']})" if "cause" in evidence else f"rank {evidence['rank']}"
 
 
-def _last_of(one: RankFigures) -> str:
+def _last_of(one: RankStats) -> str:
     seconds = "" if one.heard_s_ago is None else f" for {one.heard_s_ago:.0f}s"
     inside = f" inside {' > '.join(one.inside)}" if one.inside else ""
     return f"{one.who}{seconds}, last after {one.steps} steps{inside}"
 
 
-def _steps(one: RankFigures) -> tuple[int, int]:
+def _steps(one: RankStats) -> tuple[int, int]:
     return one.steps, one.who.rank

@@ -7,7 +7,7 @@ from training_profiler.diagnosis import device, lines, loaders, memory, ranks, s
 from training_profiler.diagnosis.rule import STEPS_NEEDED, Rule, has_enough_steps, thresholds
 from training_profiler.diagnosis.rule import threshold as threshold_of
 from training_profiler.findings.insight import Insight
-from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochFigures, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochStats, Snapshot
 from training_profiler.units import seconds_text
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -137,7 +137,7 @@ def too_little_data(snapshot: Snapshot) -> str | None:
     return f"Only {settled} step{'s' * (settled != 1)}{after}; the rules need {STEPS_NEEDED}"
 
 
-def epoch_warnings(epoch: EpochFigures, thresholds: Mapping[str, float] = THRESHOLDS) -> list[str]:
+def epoch_warnings(epoch: EpochStats, thresholds: Mapping[str, float] = THRESHOLDS) -> list[str]:
     """Return the bottleneck warnings that hold in one epoch, each with its figure."""
     warnings = []
     generation, memory = (thresholds.get(code, THRESHOLDS[code]) for code in ("data-generation-bound", "host-memory"))

@@ -4,7 +4,7 @@ from typing import Final
 
 from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, rule
 from training_profiler.findings.insight import Insight
-from training_profiler.snapshot.snapshot import OTHER, SectionFigures, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, SectionStats, Snapshot
 from training_profiler.units import seconds_text
 
 VARIATION_NEEDS: Final = 20  # steps after warm-up; the deviation of fewer is itself too uncertain
@@ -154,7 +154,7 @@ def first_batch_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
     )
 
 
-def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionFigures, median_s: float) -> Insight | None:
+def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionStats, median_s: float) -> Insight | None:
     """Return the same of passes that seams saw, each with the start of its workers."""
     start = snapshot.sections.get("worker_start")
     start_s = 0.0 if start is None else start.total_s

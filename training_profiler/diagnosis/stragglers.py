@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 from training_profiler.diagnosis.rule import STEPS_NEEDED, WORTH_AT_LEAST_S, has_enough_steps, rule
 from training_profiler.findings.insight import Insight
-from training_profiler.snapshot.ranks import RankFigures
+from training_profiler.snapshot.ranks import RankStats
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
 from training_profiler.units import seconds_text
 
@@ -90,7 +90,7 @@ def host_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
     )
 
 
-def _slowest_rank(snapshot: Snapshot, threshold: float) -> tuple[RankFigures, int, Slow] | None:
+def _slowest_rank(snapshot: Snapshot, threshold: float) -> tuple[RankStats, int, Slow] | None:
     """Return the straggler, how many ranks are slow, and its figures; None where its whole machine is slow instead."""
     ranks = _working(snapshot)
     if ranks is None:
@@ -112,7 +112,7 @@ def _slowest_rank(snapshot: Snapshot, threshold: float) -> tuple[RankFigures, in
     return slowest, 1 + len(like_it), Slow(str(slowest.who), _work_s(slowest), others_s, _work_s(slowest) - next_s)
 
 
-def _is_waited_for(slowest: RankFigures, others: list[RankFigures], extra_s: float) -> bool:
+def _is_waited_for(slowest: RankStats, others: list[RankStats], extra_s: float) -> bool:
     """Return whether the others wait longer than the slowest by what it works longer, as far as that is known.
 
     Work is from sums in which some exchange may be estimated, and waiting from single steps: where they contradict each
@@ -142,7 +142,7 @@ def _slowest_host(snapshot: Snapshot, threshold: float) -> Slow | None:
     return Slow(name, _median(works_s), others_s, max(0.0, _median(works_s) - max(elsewhere)))
 
 
-def _working(snapshot: Snapshot) -> list[RankFigures] | None:
+def _working(snapshot: Snapshot) -> list[RankStats] | None:
     """Return the ranks whose work is known; None where that are too few, or too few steps."""
     if snapshot.ranks is None or not has_enough_steps(snapshot):
         return None
@@ -150,7 +150,7 @@ def _working(snapshot: Snapshot) -> list[RankFigures] | None:
     return ranks if len(ranks) > 1 else None
 
 
-def _remedy(slowest: RankFigures) -> str:
+def _remedy(slowest: RankStats) -> str:
     cause = slowest.cause
     if cause in ON_INPUT:
         return (
@@ -171,11 +171,11 @@ def _remedy(slowest: RankFigures) -> str:
     return f"what it does {where} and the others do not; other work on its CPU cores"
 
 
-def _work_s(one: RankFigures) -> float:
+def _work_s(one: RankStats) -> float:
     return one.work_s or 0.0
 
 
-def _host_of(one: RankFigures) -> tuple[str, int | None]:
+def _host_of(one: RankStats) -> tuple[str, int | None]:
     return one.who.host, one.who.node
 
 

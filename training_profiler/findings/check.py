@@ -26,8 +26,8 @@ def check(what: str, target: str, figure: float | None, is_met: Callable[[float]
 
 def check_lines(checks: Sequence[Check]) -> list[str]:
     """Return checks as text, a line each."""
-    width, figures = max(len(one.what) for one in checks), max(len(one.measured) for one in checks)
+    width, measured_width = max(len(one.what) for one in checks), max(len(one.measured) for one in checks)
     return [
-        f"{one.verdict:<{len(UNKNOWN)}}  {one.what:<{width}}  {one.measured:>{figures}}  (target {one.target})"
+        f"{one.verdict:<{len(UNKNOWN)}}  {one.what:<{width}}  {one.measured:>{measured_width}}  (target {one.target})"
         for one in checks
     ]

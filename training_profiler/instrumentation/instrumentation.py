@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from training_profiler.instrumentation.flops.counter import Flops
-from training_profiler.instrumentation.loop_detection.epoch_detector import Epochs, Turn
+from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
 from training_profiler.instrumentation.loop_detection.loaders import KnownLoaders
-from training_profiler.instrumentation.loop_detection.loop_detector import Inference
-from training_profiler.instrumentation.loop_detection.pending_events import Tape
-from training_profiler.instrumentation.loop_detection.section_codes import Codes
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
+from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
+from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.instrumentation.patches import (
     backward,
     collectives,
@@ -26,18 +26,18 @@ from training_profiler.instrumentation.patches import (
     simple_spans,
     transfer,
 )
-from training_profiler.instrumentation.patches.ddp import Exchange
+from training_profiler.instrumentation.patches.ddp import GradientSync
 from training_profiler.instrumentation.patches.dynamo import DYNAMO, hide_from_dynamo
 from training_profiler.instrumentation.patches.simple_spans import SIMPLE_SPANS
-from training_profiler.instrumentation.patches.sync_points import Meetings
+from training_profiler.instrumentation.patches.sync_points import SyncPoints
 from training_profiler.instrumentation.patching import Patches, after_import
-from training_profiler.instrumentation.training_thread import Gate
+from training_profiler.instrumentation.training_thread import TrainingThread
 from training_profiler.recording.data_loader import LoaderBook, LoaderCounts
 from training_profiler.recording.foreign_errors import let_through
 from training_profiler.recording.recorder import Recorder
 
 log: Final = logging.getLogger("training_profiler")
-SEAMS: Final[dict[str, Callable[..., None]]] = {
+PATCHES: Final[dict[str, Callable[..., None]]] = {
     "data loading": dataloader.install,
     "forward pass": module_call.install,
     "backward pass": backward.install,
@@ -51,18 +51,18 @@ SEAMS: Final[dict[str, Callable[..., None]]] = {
 }
 
 
-class Watch:
+class Instrumentation:
     """The seams of this process and what they infer."""
 
     def __init__(self, recorder: Recorder, begin: Callable[[], Callable[[int], None] | None]) -> None:
         self._recorder = recorder
-        self.gate = Gate()
+        self.training_thread = TrainingThread()
         self._begin_ranks_anew()
         self.flops = Flops(self)
         self.has_scaler = False  # a GradScaler is at work, which may have updates skipped
         self.is_compiling: Callable[[], bool] = lambda: False
         self.is_tracing: Callable[[], bool] = lambda: False  # a compiler's own calls, past dynamo
-        self.inference: Inference | None = None  # changed by _tell alone
+        self.detector: LoopDetector | None = None  # changed by _tell alone
         self.loaders: LoaderBook | None = None  # of the session that listens
         self.updates_elsewhere = 0  # on threads beside the training's, in a run
         self.missing: dict[str, str] = {}  # seams that could not be put in place, and why
@@ -70,7 +70,7 @@ class Watch:
         self._patches: dict[str, Patches] = {}
         self._lost: list[str] = []
         self._known_loaders: KnownLoaders | None = None
-        self.epochs = Epochs()
+        self.epochs = EpochDetector()
         self._backwards = self._updates = self._forwards = 0
         self._has_steps_by_hand = False
 
@@ -79,7 +79,7 @@ class Watch:
         self.is_compiling = torch.compiler.is_dynamo_compiling
         self.is_tracing = _tracing_test()
         self._put_in_place("compiler", lambda patches: self.after_import(DYNAMO, hide_from_dynamo, patches))
-        for name, install in SEAMS.items():
+        for name, install in PATCHES.items():
             self._put_in_place(name, functools.partial(install, watch=self, torch=torch))
 
     def _put_in_place(self, name: str, install: Callable[[Patches], None]) -> None:
@@ -118,56 +118,56 @@ class Watch:
         """Return whether the program has put something of its own in the place of seam ``name``."""
         return name in self._patches and not self._patches[name].are_in_place()
 
-    def ready(self, is_likely: bool = False) -> Inference | None:
-        """Return what to tell events to; None where the calling thread is not the training's (see ``Gate.is_mine``)."""
-        return self._of_this_thread() if self.gate.is_mine(is_likely) else None
+    def ready(self, is_likely: bool = False) -> LoopDetector | None:
+        """Return the loop detector if the calling thread is the training's (see ``TrainingThread.is_current``), else None."""
+        return self._of_this_thread() if self.training_thread.is_current(is_likely) else None
 
-    def training(self) -> Inference | None:
+    def training(self) -> LoopDetector | None:
         """Return the same for an event that only a training has."""
-        inference = self._of_this_thread() if self.gate.claim() else None
-        if inference is not None:
-            self.gate.training = inference
-        return inference
+        detector = self._of_this_thread() if self.training_thread.claim() else None
+        if detector is not None:
+            self.training_thread.training = detector
+        return detector
 
-    def _tell(self, inference: Inference | None) -> None:
-        """Have seams tell events to ``inference``."""
-        self.inference = inference
-        self.gate.training = None  # until something is computed that only a training has
+    def _tell(self, detector: LoopDetector | None) -> None:
+        """Have seams tell events to ``detector``."""
+        self.detector = detector
+        self.training_thread.training = None  # until something is computed that only a training has
 
-    def _of_this_thread(self) -> Inference | None:
-        inference = self.inference
-        if inference is not None and inference.tape.events is self._recorder.buffer().events:
-            return inference
+    def _of_this_thread(self) -> LoopDetector | None:
+        detector = self.detector
+        if detector is not None and detector.pending.events is self._recorder.buffer().events:
+            return detector
         return self._first_event()
 
     def events_elsewhere(self) -> list[int] | None:
         """Return the events of the calling thread where that is not the training's, and a run is under way."""
-        if self.inference is None or threading.get_ident() == self.gate.thread:
+        if self.detector is None or threading.get_ident() == self.training_thread.thread:
             return None
         return self._recorder.buffer().events
 
-    def _first_event(self) -> Inference | None:
+    def _first_event(self) -> LoopDetector | None:
         if not self._patches:
             return None
         try:
-            before = self.inference
+            before = self.detector
             if before is not None and before.has_trained:  # on a thread that has ended
-                self._remember()
+                self._add_up_counts()
                 before.finish()
             end_step = self._begin()
             if end_step is None:
                 self.uninstall()
                 return None
             torch = sys.modules["torch"]
-            self._recorder.hold_ns = self._recorder.clock()
-            tape = Tape(self._recorder)
-            codes = Codes(self._recorder.names)
-            inference = Inference(tape, codes, torch.nn.Module, torch.is_grad_enabled, end_step)
-            inference.evaluation.passes.loader_of = self._loader_of
-            self._tell(inference)
+            self._recorder.watermark_ns = self._recorder.clock()
+            pending = PendingEvents(self._recorder)
+            codes = SectionCodes(self._recorder.names)
+            detector = LoopDetector(pending, codes, torch.nn.Module, torch.is_grad_enabled, end_step)
+            detector.phases.passes.loader_of = self._loader_of
+            self._tell(detector)
         except Exception as error:
             self.give_up(error)
-        return self.inference
+        return self.detector
 
     def _loader_of(self, iterator: Any) -> LoaderCounts | None:
         """Return the counts of the loader behind ``iterator``; None where a fetch by hand counts its batches."""
@@ -185,39 +185,39 @@ class Watch:
         self.missing["all seams"] = f"{type(error).__name__}: {error}"
         with contextlib.suppress(Exception):
             log.warning("seams switched off, the training goes on: %s", self.missing["all seams"], exc_info=True)
-        self._remember()
-        self._recorder.hold_ns = None
+        self._add_up_counts()
+        self._recorder.watermark_ns = None
         self.uninstall()
 
-    def _remember(self) -> None:
-        inference = self.inference
-        if inference is not None:
-            self._backwards += inference.backwards
-            self._updates += inference.updates
-            self._forwards += inference.evaluation.forwards_without_grad
-            self._has_steps_by_hand |= inference.has_steps_by_hand
+    def _add_up_counts(self) -> None:
+        detector = self.detector
+        if detector is not None:
+            self._backwards += detector.backwards
+            self._updates += detector.updates
+            self._forwards += detector.phases.forwards_without_grad
+            self._has_steps_by_hand |= detector.has_steps_by_hand
 
     @property
     def is_training(self) -> bool:
         """Whether a training is under way that this process does itself."""
-        return self.inference is not None and self.inference.has_trained
+        return self.detector is not None and self.detector.has_trained
 
     def steps_come_by_hand(self) -> None:
         """Leave the ends of steps to ``profile_step``."""
-        if self.inference is not None:
-            self.inference.steps_come_by_hand()
+        if self.detector is not None:
+            self.detector.steps_come_by_hand()
 
     def _begin_ranks_anew(self) -> None:
-        self.meetings = Meetings()
-        self.exchange = Exchange(
+        self.meetings = SyncPoints()
+        self.exchange = GradientSync(
             self.meetings,
             lambda: self._recorder.clock(),
-            backwards=lambda: None if self.inference is None else self.inference.backwards,
+            backwards=lambda: None if self.detector is None else self.detector.backwards,
         )
 
-    def epoch_turn(self) -> Turn | None:
+    def epoch_boundary(self) -> EpochBoundary | None:
         """Return where an epoch has turned since the step before; None where it has not."""
-        passes = None if self.inference is None else self.inference.evaluation.passes
+        passes = None if self.detector is None else self.detector.phases.passes
         latest = None if passes is None else passes.latest
         if passes is None or latest is None or self.epochs.is_same(latest):
             return None
@@ -226,8 +226,8 @@ class Watch:
     def epoch_changes(self) -> None:
         """Decide what is open, for an epoch begins or ends by hand."""
         self.epochs.is_off = True
-        if self.inference is not None:
-            self.guarded(self.inference.epoch_changes)
+        if self.detector is not None:
+            self.guarded(self.detector.epoch_changes)
 
     def why_nothing(self) -> str:
         """Return why there is nothing to report, after ``finish``."""
@@ -260,17 +260,17 @@ class Watch:
 
     def finish(self) -> None:
         """Decide what is still open, at the end of the run, and take out all seams."""
-        inference = self.inference
+        detector = self.detector
         # Anybody may want to see the last exception; that takes nothing from what is measured.
         self._lost = [name for name in self._patches if name != "tracebacks" and self.is_replaced(name)]
         self.exchange.read()
         try:
-            if inference is not None:
-                self._remember()
-                inference.finish()
+            if detector is not None:
+                self._add_up_counts()
+                detector.finish()
         finally:
             self._known_loaders = None
-            self._recorder.hold_ns = None
+            self._recorder.watermark_ns = None
             self.uninstall()
 
     def in_child(self) -> None:
@@ -278,10 +278,10 @@ class Watch:
         self._tell(None)
         self.flops = Flops(self)
         self.loaders = self._known_loaders = None
-        self.epochs = Epochs()
+        self.epochs = EpochDetector()
         self._begin_ranks_anew()
-        self._recorder.hold_ns = None
-        self.gate.begin_anew()
+        self._recorder.watermark_ns = None
+        self.training_thread.begin_anew()
 
 
 def _tracing_test() -> Callable[[], bool]:

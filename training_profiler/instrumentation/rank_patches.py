@@ -5,16 +5,16 @@ from typing import Any, Final
 
 from training_profiler.instrumentation.patches import ddp
 from training_profiler.instrumentation.patches.collectives import FUNCTIONAL, give_back_to_dynamo, replace_all
-from training_profiler.instrumentation.patches.ddp import Exchange
+from training_profiler.instrumentation.patches.ddp import GradientSync
 from training_profiler.instrumentation.patches.dynamo import DYNAMO, hide_from_dynamo
-from training_profiler.instrumentation.patches.sync_points import BY_HOST, BY_TENSORS, Meetings, noted
+from training_profiler.instrumentation.patches.sync_points import BY_HOST, BY_TENSORS, SyncPoints, noted
 from training_profiler.instrumentation.patching import Patches, after_import
 from training_profiler.recording.section import Clock
 
 WATCH_TO_COME: Final = "TorchFinder"  # waits for torch as this does, and sees far more
 
 
-class SeamsByHand:
+class RankPatches:
     """The few seams of a process whose training writes its sections itself. Torch is not imported for them."""
 
     def __init__(self, clock: Clock) -> None:
@@ -23,8 +23,8 @@ class SeamsByHand:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self.meetings = Meetings()
-        self.exchange = Exchange(self.meetings, self._clock)
+        self.meetings = SyncPoints()
+        self.exchange = GradientSync(self.meetings, self._clock)
 
     def install(self) -> None:
         """Put them in place, now or when the program has imported torch."""

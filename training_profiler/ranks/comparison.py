@@ -10,11 +10,11 @@ import numpy as np
 from training_profiler.aggregation.section_totals import Floats
 from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.trend import median
-from training_profiler.ranks.host_clocks import HostKey, clock_figures, host_of
+from training_profiler.ranks.host_clocks import HostKey, clock_stats, host_of
 from training_profiler.ranks.section_spread import Cause, causes, medians_of_others, section_table, spreads
-from training_profiler.ranks.summary import Pace, RankSection, RankSums
+from training_profiler.ranks.summary import RankSection, RankSummary, StepTimeBucket
 from training_profiler.recording.gradient_sync import BLOCK_STEPS
-from training_profiler.snapshot.ranks import HostFigures, RankFigures, RanksFigures
+from training_profiler.snapshot.ranks import AllRanksStats, HostStats, RankStats
 from training_profiler.units import NS_PER_S
 
 PACES_NEEDED: Final = 8
@@ -31,7 +31,7 @@ class History(NamedTuple):
     slower_since_step: int | None = None
 
 
-def history_of(paces: Sequence[Pace], warmup_steps: int = 0) -> History | None:
+def history_of(paces: Sequence[StepTimeBucket], warmup_steps: int = 0) -> History | None:
     """Return how work a step changed over the run; None on too few paces.
 
     The split is the one that leaves the least variance within its two sides. Where the change there is not clear, the
@@ -66,9 +66,9 @@ def history_of(paces: Sequence[Pace], warmup_steps: int = 0) -> History | None:
     return History(float(means_after[half] / means_before[half]))
 
 
-def latest(told: Sequence[RankSums]) -> list[RankSums]:
+def latest(told: Sequence[RankSummary]) -> list[RankSummary]:
     """Return what each rank told last, by its number."""
-    by_rank: dict[int, RankSums] = {}
+    by_rank: dict[int, RankSummary] = {}
     for one in told:
         known = by_rank.get(one.who.rank)
         if known is None or _age(known) <= _age(one):
@@ -76,11 +76,11 @@ def latest(told: Sequence[RankSums]) -> list[RankSums]:
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def _age(told: RankSums) -> tuple[int, int, bool]:
+def _age(told: RankSummary) -> tuple[int, int, bool]:
     return told.who.attempt, told.number, told.is_final
 
 
-def since(now: RankSums, before: RankSums | None) -> RankSums:
+def since(now: RankSummary, before: RankSummary | None) -> RankSummary:
     """Return ``now`` with the sums of what followed ``before``; its paces stay those of the whole run.
 
     Warm-up may have become longer in between, so that a sum is less than it was: it counts as nothing then.
@@ -117,7 +117,7 @@ class Waiting(NamedTuple):
     steps: int
 
 
-def waiting_parts(told: Sequence[RankSums], warmup_steps: int = 0) -> Waiting | None:
+def waiting_parts(told: Sequence[RankSummary], warmup_steps: int = 0) -> Waiting | None:
     """Return what part of its synchronization each rank waits; None where too few steps can be compared.
 
     The last rank to come to an exchange waits for nobody: the least time that a rank has in a step is the exchange as
@@ -147,7 +147,7 @@ def waiting_parts(told: Sequence[RankSums], warmup_steps: int = 0) -> Waiting | 
     return Waiting({one.who.rank: float(part[at]) for at, one in enumerate(ranks) if steps_known[at]}, compared)
 
 
-def _of_block(ranks: Sequence[RankSums], first: int, skipped: int) -> Floats:
+def _of_block(ranks: Sequence[RankSummary], first: int, skipped: int) -> Floats:
     """Return the synchronization of a block's steps, shape (ranks, steps that all who made them know)."""
     absent = [np.nan] * BLOCK_STEPS
     sync_ns = np.array([one.blocks.get(first, absent) for one in ranks], np.float64)[:, skipped:]
@@ -158,14 +158,14 @@ def _of_block(ranks: Sequence[RankSums], first: int, skipped: int) -> Floats:
 LONGER_AT_LEAST: Final = 0.01  # work beyond the median of the others, from which on a cause of it is looked for
 
 
-def ranks_figures(
-    told: Sequence[RankSums],
+def all_ranks_stats(
+    told: Sequence[RankSummary],
     world_size: int,
     *,
-    before: Mapping[int, RankSums] | None = None,
+    before: Mapping[int, RankSummary] | None = None,
     heard_s_ago: Mapping[int, float] | None = None,
     silent_after_s: float | None = None,
-) -> RanksFigures | None:
+) -> AllRanksStats | None:
     """Return the figures of all ranks; None where there is one, or where no rank has told anything.
 
     Args:
@@ -190,7 +190,7 @@ def ranks_figures(
     heard = {one.who.rank for one in of_run}
     late = {rank for rank, s in heard_s_ago.items() if silent_after_s is not None and s > silent_after_s}
     shares = _shares(rows)
-    return RanksFigures(
+    return AllRanksStats(
         world_size=world_size,
         ranks=tuple(rows),
         missing=tuple(rank for rank in range(world_size) if rank not in heard),
@@ -202,18 +202,18 @@ def ranks_figures(
         waiting_share=shares[1],
         transfer_share=shares[2],
         compared_steps=0 if waiting is None else waiting.steps,
-        clocks=clock_figures(of_run),
+        clocks=clock_stats(of_run),
     )
 
 
-def _row(told: RankSums, is_exchange_seen: bool, waiting: Waiting | None, heard_s_ago: float | None) -> RankFigures:
+def _row(told: RankSummary, is_exchange_seen: bool, waiting: Waiting | None, heard_s_ago: float | None) -> RankStats:
     """Return what is known of a rank by itself; ``told`` is of the stretch of time that figures are of."""
     step_s = told.settled_ns / told.settled_steps / NS_PER_S if told.settled_steps else None
     sync_s = None
     if step_s is not None and told.knows_sync and is_exchange_seen:
         sync_s = min(step_s, told.sync_ns / told.settled_steps / NS_PER_S)
     part = None if waiting is None else waiting.part.get(told.who.rank)
-    return RankFigures(
+    return RankStats(
         who=told.who,
         steps=told.steps,
         step_s=step_s,
@@ -227,7 +227,7 @@ def _row(told: RankSums, is_exchange_seen: bool, waiting: Waiting | None, heard_
     )
 
 
-def _scored(rows: Sequence[RankFigures], found: Sequence[Cause | None], told: Sequence[RankSums]) -> list[RankFigures]:
+def _scored(rows: Sequence[RankStats], found: Sequence[Cause | None], told: Sequence[RankSummary]) -> list[RankStats]:
     """Return the rows with their work against the best rank's, the other ranks' and their own before."""
     known = [at for at, row in enumerate(rows) if row.work_s]
     scored = list(rows)
@@ -254,7 +254,7 @@ def _scored(rows: Sequence[RankFigures], found: Sequence[Cause | None], told: Se
     return scored
 
 
-def _shares(rows: Iterable[RankFigures]) -> tuple[float | None, float | None, float | None]:
+def _shares(rows: Iterable[RankStats]) -> tuple[float | None, float | None, float | None]:
     """Return the shares of step time that are synchronization, waiting and transfer: means over ranks."""
     sync = [(row.sync_s / row.step_s, row.waiting_s) for row in rows if row.sync_s is not None and row.step_s]
     if not sync:
@@ -273,13 +273,13 @@ def _shares(rows: Iterable[RankFigures]) -> tuple[float | None, float | None, fl
     return share, waiting_share, share - waiting_share
 
 
-def _hosts(rows: Sequence[RankFigures], told: Sequence[RankSums]) -> tuple[HostFigures, ...]:
-    by_host: dict[HostKey, list[RankFigures]] = {}
+def _hosts(rows: Sequence[RankStats], told: Sequence[RankSummary]) -> tuple[HostStats, ...]:
+    by_host: dict[HostKey, list[RankStats]] = {}
     for row, one in zip(rows, told, strict=True):
         by_host.setdefault(host_of(one), []).append(row)
     names = Counter(name for name, _ in by_host)
     hosts = [
-        HostFigures(
+        HostStats(
             host=name if names[name] == 1 or node is None else f"{name} (node {node})",
             ranks=tuple(row.who.rank for row in of_host),
             work_s=_median(row.work_s for row in of_host),

@@ -9,17 +9,17 @@ from typing import Any, Final
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.totals import Totals
-from training_profiler.instrumentation.patches.ddp import Exchange
-from training_profiler.instrumentation.patches.sync_points import Meetings
-from training_profiler.ranks.channel import Board, Told
-from training_profiler.ranks.comparison import ranks_figures
+from training_profiler.instrumentation.patches.ddp import GradientSync
+from training_profiler.instrumentation.patches.sync_points import SyncPoints
+from training_profiler.ranks.channel import RankChannel, ReceivedMessage
+from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.identity import Rank
-from training_profiler.ranks.summary import RankSums, rank_sums_from_data
-from training_profiler.ranks.summary_builder import RankBook, meetings
-from training_profiler.recording.gradient_sync import Exchanged
+from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
+from training_profiler.ranks.summary_builder import RankSummaryBuilder, meetings
+from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.section import Clock
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.snapshot.ranks import ExchangeFigures, RankId, RanksFigures
+from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats, RankId
 from training_profiler.units import NS_PER_S
 
 TELL_EVERY_S: Final = 1.0  # at most; where there are over 100 ranks, a hundredth of a second for each
@@ -31,7 +31,7 @@ LEAST_SILENT_S: Final = 10.0  # without a word, and beyond five times the time b
 _GARBLED: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
-class Peers:
+class RankExchange:
     """Tells and reads; where this is the only rank, it does neither.
 
     Args:
@@ -47,26 +47,26 @@ class Peers:
     def __init__(
         self,
         rank: Rank,
-        board: Board,
+        channel: RankChannel,
         names: SectionNames,
         clock: Clock,
-        tell: Callable[[RankSums], None],
+        tell: Callable[[RankSummary], None],
         begin_ns: int | None = None,
         wall_clock: Clock = time.time_ns,
     ) -> None:
-        self.exchange: Exchange | None = None  # what DDP says, where it was seen being made
-        self.meetings: Meetings | None = None
-        self._rank, self._board = rank, board
+        self.exchange: GradientSync | None = None  # what DDP says, where it was seen being made
+        self.meetings: SyncPoints | None = None
+        self._rank, self._channel = rank, channel
         self._names, self._clock, self._wall_clock = names, clock, wall_clock
         self._tell = tell
-        self._book = RankBook(names)
+        self._book = RankSummaryBuilder(names)
         self._begin_ns = wall_clock() - (0 if begin_ns is None else clock() - begin_ns)
         self._next_tell_ns = 0
         self._ending: dict[str, Any] = {}
-        self._final: RanksFigures | None = None  # of the run, once it is over
-        self._now: dict[int, RankSums] = {}  # what was known of each rank when figures were made last,
-        self._before: dict[int, RankSums] = {}  # and at the last report
-        self._read: dict[int, tuple[bytes, RankSums | None]] = {}  # data of each rank, and what it says
+        self._final: AllRanksStats | None = None  # of the run, once it is over
+        self._now: dict[int, RankSummary] = {}  # what was known of each rank when figures were made last,
+        self._before: dict[int, RankSummary] = {}  # and at the last report
+        self._read: dict[int, tuple[bytes, RankSummary | None]] = {}  # data of each rank, and what it says
         self._turn = 0  # the rank to be decoded next
         self._ahead_ns = clock()
 
@@ -74,19 +74,19 @@ class Peers:
     def _every_s(self) -> float:
         return max(TELL_EVERY_S, self._rank.who.world_size / 100)
 
-    def adopt(self, warmup_steps: int | None) -> None:
+    def reconfigure(self, warmup_steps: int | None) -> None:
         """Go on with another number of warm-up steps."""
         self._book.warmup_steps = warmup_steps
 
-    def book_exchange(self, accumulator: Accumulator) -> Exchanged:
+    def book_exchange(self, accumulator: Accumulator) -> GradientSyncTotals:
         """Book what DDP exchanged since the last flush as synchronization; return it."""
         if self.exchange is None:
-            return Exchanged()
+            return GradientSyncTotals()
         exchanged = self.exchange.take()
         accumulator.add_exchange(exchanged)
         return exchanged
 
-    def add(self, totals: Totals, step_ns: list[int], exchanged: Exchanged) -> None:
+    def add(self, totals: Totals, step_ns: list[int], exchanged: GradientSyncTotals) -> None:
         """Add a flush interval."""
         self._book.add(totals, step_ns, exchanged)
 
@@ -106,9 +106,9 @@ class Peers:
     def finish(self) -> None:
         """See it carried, and on rank 0 wait a moment for the others' last."""
         if self._rank.is_one_of_many():
-            self._board.finish(is_hurried=self._ending.get("ended_by") is not None)
+            self._channel.finish(is_hurried=self._ending.get("ended_by") is not None)
 
-    def _sums(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSums:
+    def _sums(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
         seen = () if self.meetings is None else tuple(meetings(list(self.meetings.seen)))
         return self._book.sums(
             self._rank.who,
@@ -121,7 +121,7 @@ class Peers:
             **self._ending,
         )
 
-    def figures(self, run: Totals, *, of_interval: bool = False) -> RanksFigures | None:
+    def stats(self, run: Totals, *, of_interval: bool = False) -> AllRanksStats | None:
         """Return the figures of all ranks, as far as they have told of themselves; None where there is one.
 
         Args:
@@ -132,7 +132,7 @@ class Peers:
             return None
         if self._final is not None and not of_interval:
             return self._final
-        told = self._board.told()
+        told = self._channel.told()
         if not told and not self._rank.has_group:  # started by a rank, it has its environment and nothing to do with it
             return None
         self._now = {0: self._sums(run)}
@@ -150,7 +150,7 @@ class Peers:
             for rank, sums in self._now.items()
             if of_interval and rank in self._before and sums.steps - self._before[rank].steps >= LEAST_STEPS
         }
-        figures = ranks_figures(
+        stats = all_ranks_stats(
             [self._now[rank] for rank in sorted(self._now)],
             self._rank.who.world_size,
             before=before or None,
@@ -158,14 +158,14 @@ class Peers:
             silent_after_s=max(LEAST_SILENT_S, 5 * self._every_s),
         )
         if self._ending and not of_interval:
-            self._final = figures
-        return figures
+            self._final = stats
+        return stats
 
     def new_interval(self) -> None:
         """Begin an interval with what the figures were made of last."""
         self._before = dict(self._now)
 
-    def read_ahead(self, told: Mapping[int, Told]) -> None:
+    def read_ahead(self, told: Mapping[int, ReceivedMessage]) -> None:
         """Decode some of what is new, for the board's thread to do, such that the training thread need not."""
         now_ns = self._clock()
         left = int(AHEAD_A_SECOND * min(self._every_s, (now_ns - self._ahead_ns) / NS_PER_S))
@@ -179,32 +179,32 @@ class Peers:
                 left -= 1
                 time.sleep(0)  # whoever waits for the GIL goes first
 
-    def _in_turn(self, told: Mapping[int, Told]) -> list[int]:
+    def _in_turn(self, told: Mapping[int, ReceivedMessage]) -> list[int]:
         """Return the ranks, beginning behind the one that was decoded last."""
         ranks, turn = sorted(told), self._turn
         first = bisect_left(ranks, turn)
         return ranks[first:] + ranks[:first]
 
-    def _is_read(self, rank: int, one: Told) -> bool:
+    def _is_read(self, rank: int, one: ReceivedMessage) -> bool:
         return not one.data or (rank in self._read and self._read[rank][0] == one.data)
 
-    def _read_one(self, rank: int, one: Told) -> None:
+    def _read_one(self, rank: int, one: ReceivedMessage) -> None:
         if self._is_read(rank, one):
             return
         sums = None
         try:
-            sums = rank_sums_from_data(json.loads(one.data))
+            sums = rank_summary_from_data(json.loads(one.data))
             if sums.who.rank != rank:
                 sums = None
         except _GARBLED:
             pass
         self._read[rank] = one.data, sums
 
-    def _latest(self, rank: int, one: Told) -> RankSums | None:
+    def _latest(self, rank: int, one: ReceivedMessage) -> RankSummary | None:
         """Return what a rank told, and where it is by its last sign of life; None where it cannot be understood."""
         if not one.data:  # it gives signs of life, and has not measured anything yet
             who = RankId(rank, self._rank.who.world_size, one.alive.host, attempt=self._rank.who.attempt)
-            return RankSums(who, steps=one.alive.steps, inside=one.alive.inside)
+            return RankSummary(who, steps=one.alive.steps, inside=one.alive.inside)
         _, sums = self._read.get(rank, (b"", None))
         if sums is None or sums.is_final or one.alive.steps < sums.steps:
             return sums
@@ -213,17 +213,17 @@ class Peers:
     def notes(self) -> list[str]:
         """Return sentences on what of the others could not be used."""
         garbled = [rank for rank, (_, sums) in self._read.copy().items() if sums is None]  # others add to it
-        notes = self._board.notes()
+        notes = self._channel.notes()
         if garbled:
             of = "another version, or garbled"
             notes.append(f"ranks: what {len(garbled)} of them told (first: rank {min(garbled)}) is of {of}")
         return notes
 
-    def exchange_figures(self) -> ExchangeFigures | None:
+    def gradient_sync_stats(self) -> GradientSyncStats | None:
         """Return the figures of DDP's exchange of gradients on this rank; None without."""
-        return self._book.exchange_figures()
+        return self._book.gradient_sync_stats()
 
 
-def told_data(told: Mapping[str, Any]) -> bytes:
+def update_to_bytes(told: Mapping[str, Any]) -> bytes:
     """Return what one rank tells as bytes."""
     return json.dumps(told, separators=(",", ":"), allow_nan=False).encode()

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from training_profiler.aggregation.accumulator import Accumulator
-from training_profiler.ranks.channel import Told
-from training_profiler.ranks.message import Alive
+from training_profiler.ranks.channel import ReceivedMessage
+from training_profiler.ranks.message import Heartbeat
 from training_profiler.recording.recorder import Recorder, inside_now
 from training_profiler.snapshot.snapshot import PROFILER
 from training_profiler.units import NS_PER_S
@@ -18,7 +18,7 @@ MOST_NAMED: Final = 4  # ranks
 NO_STEPS: Final = frozenset({"validation_epoch", "sampling", "checkpointing", "visualization_generation"})
 
 
-class Pulse:
+class HangDetector:
     """What the board's thread asks of the training thread, which knows nothing of it.
 
     Args:
@@ -47,7 +47,7 @@ class Pulse:
         self._last_steps, self._last_ns = 0, recorder.clock()
         self._has_said = False
 
-    def alive(self) -> Alive:
+    def alive(self) -> Heartbeat:
         """Return how many steps have ended, and where the training thread is."""
         thread = self._training_thread()
         before = self._accumulator.open_sections(thread)
@@ -56,9 +56,9 @@ class Pulse:
             if buffer.serial == thread:
                 inside, since_ns = inside_now(buffer, self._recorder.names.names, before)
                 since_s = None if since_ns is None else max(0.0, (self._recorder.clock() - since_ns) / NS_PER_S)
-        return Alive(self.steps(), tuple(name for name in inside if name != PROFILER), since_s, self._host)
+        return Heartbeat(self.steps(), tuple(name for name in inside if name != PROFILER), since_s, self._host)
 
-    def look(self, told: Mapping[int, Told]) -> None:
+    def look(self, told: Mapping[int, ReceivedMessage]) -> None:
         """Say where the ranks are, if the training has made steps and makes none any more."""
         now_ns, own = self._recorder.clock(), self.alive()
         if own.steps != self._last_steps or NO_STEPS & set(own.inside):
@@ -73,10 +73,10 @@ class Pulse:
             return
         if quiet_ns * self._steps >= QUIET_STEPS * self._steps_ns:
             self._has_said = True
-            self._say(stall_text(quiet_ns / NS_PER_S, own, told, max(SILENT_S, 5 * self.interval_s)))
+            self._say(hang_text(quiet_ns / NS_PER_S, own, told, max(SILENT_S, 5 * self.interval_s)))
 
 
-def stall_text(quiet_s: float, own: Alive, told: Mapping[int, Told], silent_s: float) -> str:
+def hang_text(quiet_s: float, own: Heartbeat, told: Mapping[int, ReceivedMessage], silent_s: float) -> str:
     """Return the line on a training without a step for ``quiet_s``: where ranks are that are not where most are."""
     heard = {rank: one for rank, one in told.items() if one.heard_s_ago <= silent_s or one.is_final}
     places = Counter(_place(one.alive) for one in heard.values())
@@ -96,22 +96,22 @@ def stall_text(quiet_s: float, own: Alive, told: Mapping[int, Told], silent_s: f
     return text + "".join(_silence(rank, told[rank]) for rank in silent[:MOST_NAMED]) + _more(silent)
 
 
-def _place(alive: Alive) -> str:
+def _place(alive: Heartbeat) -> str:
     return alive.inside[-1] if alive.inside else ""
 
 
-def _named(rank: int, alive: Alive) -> str:
+def _named(rank: int, alive: Heartbeat) -> str:
     return f"rank {rank} ({alive.host})" if alive.host else f"rank {rank}"
 
 
-def _at(alive: Alive, heard_s_ago: float) -> str:
+def _at(alive: Heartbeat, heard_s_ago: float) -> str:
     if not alive.inside:
         return "in no section"
     since = "" if alive.since_s is None else f" since {alive.since_s + heard_s_ago:.0f} s"
     return f"in {alive.inside[-1]}{since}"
 
 
-def _silence(rank: int, one: Told) -> str:
+def _silence(rank: int, one: ReceivedMessage) -> str:
     return f"; {_named(rank, one.alive)} has not been heard of for {one.heard_s_ago:.0f} s"
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from training_profiler.ranks.summary import RankSums
-from training_profiler.snapshot.ranks import ClockFigures
+from training_profiler.ranks.summary import RankSummary
+from training_profiler.snapshot.ranks import ClockStats
 from training_profiler.units import NS_PER_S
 
 HostKey = tuple[str, int | None]  # name, and number of the node: machines may have one name
@@ -18,12 +18,12 @@ class Offset(NamedTuple):
     meetings: int
 
 
-def host_of(told: RankSums) -> HostKey:
+def host_of(told: RankSummary) -> HostKey:
     """Return which machine a rank runs on."""
     return told.who.host, told.who.node
 
 
-def clock_offsets(told: Sequence[RankSums]) -> dict[HostKey, Offset | None]:
+def clock_offsets(told: Sequence[RankSummary]) -> dict[HostKey, Offset | None]:
     """Return the offset of each machine's clock, the lowest rank's being the first; None where it is not known.
 
     Nobody leaves a meeting before all have come: the latest to enter on one machine does so before the first leaves on
@@ -52,15 +52,15 @@ def _offset(first: dict[str, tuple[int, int]], other: dict[str, tuple[int, int]]
     return Offset(low_ns, high_ns, len(common)) if low_ns <= high_ns else None
 
 
-def clock_figures(told: Sequence[RankSums]) -> ClockFigures | None:
+def clock_stats(told: Sequence[RankSummary]) -> ClockStats | None:
     """Return how well the clocks are known against the first one's; None where there is a single machine."""
     offsets = list(clock_offsets(told).values())
     if len(offsets) < 2:
         return None
     known = [offset for offset in offsets[1:] if offset is not None]
     if not known:
-        return ClockFigures(hosts=len(offsets), aligned_hosts=0)
-    return ClockFigures(
+        return ClockStats(hosts=len(offsets), aligned_hosts=0)
+    return ClockStats(
         hosts=len(offsets),
         aligned_hosts=1 + len(known),
         error_s=max(offset.high_ns - offset.low_ns for offset in known) / 2 / NS_PER_S,

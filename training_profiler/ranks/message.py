@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
+class Heartbeat:
     """How a rank is at one moment."""
 
     steps: int = 0  # that it has ended so far
@@ -19,7 +19,7 @@ class Alive:
 class Message:
     """Alive, and the data that was told last."""
 
-    alive: Alive
+    alive: Heartbeat
     data: bytes = b""
     is_final: bool = False
     beat: int = 0  # counts up, so that each one differs from the one before
@@ -39,5 +39,5 @@ def unpack(packed: bytes) -> Message:
     head, _, data = packed.partition(b"\n")
     given: Any = json.loads(head)
     beat, is_final, steps, inside, since_s, host = given
-    alive = Alive(int(steps), tuple(map(str, inside)), None if since_s is None else float(since_s), str(host))
+    alive = Heartbeat(int(steps), tuple(map(str, inside)), None if since_s is None else float(since_s), str(host))
     return Message(alive, data, bool(is_final), int(beat))

@@ -9,7 +9,7 @@ import numpy as np
 from training_profiler.aggregation.gradient_sync import SYNCHRONIZATION
 from training_profiler.aggregation.histogram import Ints
 from training_profiler.aggregation.section_totals import Floats
-from training_profiler.ranks.summary import RankSection, RankSums
+from training_profiler.ranks.summary import RankSection, RankSummary
 from training_profiler.snapshot.ranks import RankId, SectionSpread
 from training_profiler.units import NS_PER_S
 
@@ -40,7 +40,7 @@ class Cause(NamedTuple):
     extra_s: float  # a step
 
 
-def section_table(told: Sequence[RankSums]) -> SectionTable:
+def section_table(told: Sequence[RankSummary]) -> SectionTable:
     """Return the sections of ranks, those with most time over all ranks."""
     total_ns: dict[str, int] = {}
     for one in told:
@@ -56,7 +56,7 @@ def section_table(told: Sequence[RankSums]) -> SectionTable:
     )
 
 
-def spreads(table: SectionTable, of_run: Sequence[RankSums]) -> tuple[SectionSpread, ...]:
+def spreads(table: SectionTable, of_run: Sequence[RankSummary]) -> tuple[SectionSpread, ...]:
     """Return the spread of each section over the ranks that entered it, the longest a step first.
 
     Passes that have sections nested in them, ``synchronization`` above all, are told without these.

@@ -26,7 +26,7 @@ class RankSection(NamedTuple):
     device_own_ns: int = 0  # as own_step_ns
 
 
-class Pace(NamedTuple):
+class StepTimeBucket(NamedTuple):
     """Some steps in a row."""
 
     steps: int
@@ -34,7 +34,7 @@ class Pace(NamedTuple):
     sync_ns: int
 
 
-class Meeting(NamedTuple):
+class SyncPoint(NamedTuple):
     """A moment that all ranks of the world know: nobody leaves it before all have come. Wall clock of the rank."""
 
     key: str  # the same on every rank
@@ -43,7 +43,7 @@ class Meeting(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RankSums:
+class RankSummary:
     """What one rank has measured since its run began. Sums only grow, so that what is lost in between does no harm."""
 
     who: RankId
@@ -60,10 +60,10 @@ class RankSums:
     sampled: int = 0  # of how many DDP took the times
     exchange_ns: int = 0
     exchange_hidden_ns: int = 0  # while gradients were still computed
-    paces: Sequence[Pace] = ()  # all steps, the earliest first
+    paces: Sequence[StepTimeBucket] = ()  # all steps, the earliest first
     blocks: Mapping[int, Sequence[int]] = field(default_factory=dict)  # first step -> synchronization of 16 steps, ns
     places: Mapping[str, str] = field(default_factory=dict)  # section -> file:line function with most of its time
-    meetings: Sequence[Meeting] = ()
+    meetings: Sequence[SyncPoint] = ()
     inside: Sequence[str] = ()
     is_final: bool = False
     ended_by: str | None = None
@@ -80,14 +80,14 @@ class RankSums:
 
 
 _MOST: Final = 2**62
-_NAMES: Final = tuple(one.name for one in fields(RankSums))
+_NAMES: Final = tuple(one.name for one in fields(RankSummary))
 _COUNTS: Final = (
     "number", "begin_ns", "told_ns", "steps", "settled_steps", "settled_ns", "sync_ns", "exchanges", "sampled",
     "exchange_ns", "exchange_hidden_ns",
 )  # fmt: skip
 
 
-def rank_sums_from_data(data: Mapping[str, Any]) -> RankSums:
+def rank_summary_from_data(data: Mapping[str, Any]) -> RankSummary:
     """Return what ``to_data`` was called on; keys that this version does not know are passed over.
 
     Raises:
@@ -97,7 +97,7 @@ def rank_sums_from_data(data: Mapping[str, Any]) -> RankSums:
     if data["schema"] != SCHEMA:
         raise ValueError(f"it is of schema {data['schema']!r}, this version reads {SCHEMA}")
     ended_by = data.get("ended_by")
-    return RankSums(
+    return RankSummary(
         who=_who(data["who"]),
         **{name: _count(data.get(name, 0)) for name in _COUNTS},
         knows_sync=bool(data.get("knows_sync")),
@@ -105,10 +105,10 @@ def rank_sums_from_data(data: Mapping[str, Any]) -> RankSums:
             _clean(name): RankSection(*map(_count, row[: len(RankSection._fields)]))
             for name, row in data["sections"].items()
         },
-        paces=[Pace(*map(_count, pace)) for pace in data["paces"]],
+        paces=[StepTimeBucket(*map(_count, pace)) for pace in data["paces"]],
         blocks={int(first): _block(ns) for first, ns in data["blocks"].items()},
         places={_clean(name): _clean(place) for name, place in data["places"].items()},
-        meetings=[Meeting(_clean(key), _count(enter), _count(leave)) for key, enter, leave in data["meetings"]],
+        meetings=[SyncPoint(_clean(key), _count(enter), _count(leave)) for key, enter, leave in data["meetings"]],
         inside=[_clean(name) for name in data["inside"]],
         is_final=bool(data["is_final"]),
         ended_by=None if ended_by is None else _clean(ended_by),

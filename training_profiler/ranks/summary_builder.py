@@ -13,16 +13,16 @@ from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.summary import SAMPLES_NEEDED, warmup_steps
 from training_profiler.aggregation.totals import Totals
-from training_profiler.ranks.summary import MOST_PACES, UNKNOWN_NS, Meeting, Pace, RankSection, RankSums
-from training_profiler.recording.gradient_sync import BLOCK_STEPS, Exchanged, block_stride, is_compared
+from training_profiler.ranks.summary import MOST_PACES, UNKNOWN_NS, RankSection, RankSummary, StepTimeBucket, SyncPoint
+from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, block_stride, is_compared
 from training_profiler.recording.section_names import SectionNames, printable
 from training_profiler.sampling.line_sampler import Location
-from training_profiler.snapshot.ranks import ExchangeFigures, RankId
+from training_profiler.snapshot.ranks import GradientSyncStats, RankId
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, SPANS_NEEDED
 from training_profiler.units import NS_PER_S
 
 
-class CompareBook:
+class ComparedBlocks:
     """The steps that all ranks compare, as far as this rank has made them; at most 8 blocks of 16."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ PLACE_SHARE: Final = 0.05  # own share of the wall time from which on a section'
 MOST_SECTIONS: Final = 40  # told, those with most time: what is told has to stay small
 
 
-class RankBook:
+class RankSummaryBuilder:
     """Sums of this rank; only grows. ``warmup_steps`` is what the user told; None leaves it to the steps."""
 
     def __init__(self, names: SectionNames) -> None:
@@ -82,12 +82,12 @@ class RankBook:
         self._names = names
         self._ids: dict[str, int] = {}
         self._number = 0
-        self._exchanges = Exchanged()
+        self._exchanges = GradientSyncTotals()
         self._beside_ns = 0  # exposed exchange that no section has, because no host waits for it
-        self._paces: list[Pace] = []
+        self._paces: list[StepTimeBucket] = []
         self._steps_a_pace = 1
         self._sync_before_ns = 0  # of stretches without a step's end
-        self._blocks = CompareBook()
+        self._blocks = ComparedBlocks()
         # The first steps one by one, as warm-up is known when it is over: exclusive times, and exposed exchange.
         self._early_ns = np.zeros((FIRST_STEPS, 1), np.int64)
         self._early_exchange_ns = np.zeros(FIRST_STEPS, np.int64)
@@ -95,7 +95,7 @@ class RankBook:
         self._of_line: Counter[tuple[int, Location]] = Counter()
         self._hottest: dict[int, Location] = {}
 
-    def add(self, totals: Totals, step_ns: Sequence[int], exchanged: Exchanged) -> None:
+    def add(self, totals: Totals, step_ns: Sequence[int], exchanged: GradientSyncTotals) -> None:
         """Add a flush interval, and what DDP exchanged in it."""
         sync_id = self._id_of(SYNCHRONIZATION)
         self._blocks.add(totals.compared, sync_id, exchanged.of_steps)
@@ -108,7 +108,7 @@ class RankBook:
             self._sync_before_ns += exchanged.exposed_ns
         if step_ns:
             taken_ns = int(totals.steps.total_ns)
-            self._add_pace(Pace(len(step_ns), taken_ns, min(taken_ns, self._sync_before_ns)))
+            self._add_pace(StepTimeBucket(len(step_ns), taken_ns, min(taken_ns, self._sync_before_ns)))
             self._sync_before_ns = 0
         self._add_lines(totals)
 
@@ -130,9 +130,9 @@ class RankBook:
             if 0 <= step < FIRST_STEPS:
                 self._early_exchange_ns[step] += ns
 
-    def _add_exchanged(self, later: Exchanged) -> None:
+    def _add_exchanged(self, later: GradientSyncTotals) -> None:
         so_far = self._exchanges
-        self._exchanges = Exchanged(
+        self._exchanges = GradientSyncTotals(
             so_far.exchanges + later.exchanges,
             so_far.sampled + later.sampled,
             so_far.total_ns + later.total_ns,
@@ -142,7 +142,7 @@ class RankBook:
         if not later.is_on_host:
             self._beside_ns += later.exposed_ns
 
-    def _add_pace(self, pace: Pace) -> None:
+    def _add_pace(self, pace: StepTimeBucket) -> None:
         if self._paces and self._paces[-1].steps + pace.steps <= self._steps_a_pace:
             self._paces[-1] = _together(self._paces[-1], pace)
         else:
@@ -163,12 +163,12 @@ class RankBook:
                 if hottest is None or self._of_line[id, line] > self._of_line[id, hottest]:
                     self._hottest[id] = line
 
-    def exchange_figures(self) -> ExchangeFigures | None:
+    def gradient_sync_stats(self) -> GradientSyncStats | None:
         """Return the figures of DDP's exchange of gradients so far; None where none was seen or its time is unknown."""
         seen = self._exchanges
         if not seen.exchanges or not seen.sampled or not seen.total_ns:
             return None
-        return ExchangeFigures(
+        return GradientSyncStats(
             count=seen.exchanges,
             sampled=seen.sampled,
             total_s=seen.total_ns / seen.exchanges / NS_PER_S,
@@ -176,8 +176,8 @@ class RankBook:
             exposed_s=seen.exposed_ns / seen.exchanges / NS_PER_S,
         )
 
-    def sums(self, who: RankId, run: Totals, names: Mapping[int, str], **rest: Any) -> RankSums:
-        """Return what this rank has measured so far; ``rest`` are fields of ``RankSums`` known elsewhere."""
+    def sums(self, who: RankId, run: Totals, names: Mapping[int, str], **rest: Any) -> RankSummary:
+        """Return what this rank has measured so far; ``rest`` are fields of ``RankSummary`` known elsewhere."""
         self._number += 1
         warmup = warmup_steps(run, self.warmup_steps)
         spread = run.steps.spread(warmup)
@@ -187,7 +187,7 @@ class RankBook:
         sections = self._sections(run, names, warmup, settled_steps, beside_ns)
         sync = sections.get(SYNCHRONIZATION, RankSection())
         seen = self._exchanges
-        return RankSums(
+        return RankSummary(
             who=replace(who, host=printable(who.host)),
             number=self._number,
             steps=run.steps.count,
@@ -265,8 +265,8 @@ class RankBook:
         return places
 
 
-def _together(one: Pace, other: Pace) -> Pace:
-    return Pace(one.steps + other.steps, one.step_ns + other.step_ns, one.sync_ns + other.sync_ns)
+def _together(one: StepTimeBucket, other: StepTimeBucket) -> StepTimeBucket:
+    return StepTimeBucket(one.steps + other.steps, one.step_ns + other.step_ns, one.sync_ns + other.sync_ns)
 
 
 def _device_step_ns(run: Totals, settled_steps: int) -> Ints:
@@ -293,7 +293,7 @@ def _main_parents(run: Totals) -> dict[int, int]:
     return {id: parent for id, (_, parent) in most.items() if parent}
 
 
-def _knows_sync(sections: Mapping[str, RankSection], seen: Exchanged) -> bool:
+def _knows_sync(sections: Mapping[str, RankSection], seen: GradientSyncTotals) -> bool:
     """Return whether time that ranks wait for each other can be told from their work.
 
     Not where DDP exchanges and does not say for how long, nor where the host alone was timed and the device works.
@@ -306,6 +306,6 @@ def _knows_sync(sections: Mapping[str, RankSection], seen: Exchanged) -> bool:
     return bool(sync.device_step_ns) or not sections.get(BACKWARD, RankSection()).device_step_ns
 
 
-def meetings(seen: Iterable[tuple[str, int, int]]) -> list[Meeting]:
+def meetings(seen: Iterable[tuple[str, int, int]]) -> list[SyncPoint]:
     """Return meetings as they are told."""
-    return [Meeting(*meeting) for meeting in seen]
+    return [SyncPoint(*meeting) for meeting in seen]

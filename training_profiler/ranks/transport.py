@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.ranks.folder import FolderStore
 from training_profiler.ranks.identity import Rank
-from training_profiler.ranks.message import Alive, Message, unpack
+from training_profiler.ranks.message import Heartbeat, Message, unpack
 from training_profiler.ranks.store import GroupStore, connect, default_store, group_mark
 from training_profiler.units import NS_PER_S
 
@@ -21,12 +21,12 @@ BY_STORE, BY_FILE = range(2)
 _LOST: Final = (RuntimeError, ValueError, TypeError, AttributeError)  # c10d's errors are RuntimeErrors
 
 
-class Told(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """What one rank told last."""
 
     data: bytes  # what it has measured; empty before it tells of that
     heard_s_ago: float
-    alive: Alive = Alive()
+    alive: Heartbeat = Heartbeat()
     is_final: bool = False
 
 
@@ -36,7 +36,7 @@ class _Heard(NamedTuple):
     at_ns: int  # when it was new here
 
 
-class Carrier:
+class RankTransport:
     """Carries messages by the group's store while there is one, else by files; the thread's own, so without locks."""
 
     def __init__(
@@ -189,11 +189,13 @@ class Carrier:
                 waiting += now_ns - since_ns <= patience_ns
         return waiting
 
-    def told(self) -> dict[int, Told]:
+    def told(self) -> dict[int, ReceivedMessage]:
         """Return what others told last; may be called by any thread."""
         now_ns = self._clock()
         return {
-            rank: Told(one.message.data, (now_ns - one.at_ns) / NS_PER_S, one.message.alive, one.message.is_final)
+            rank: ReceivedMessage(
+                one.message.data, (now_ns - one.at_ns) / NS_PER_S, one.message.alive, one.message.is_final
+            )
             for rank, one in sorted(self.heard.copy().items())
         }
 

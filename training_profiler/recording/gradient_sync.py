@@ -6,7 +6,7 @@ BLOCK_STEPS: Final = 16  # steps in a row that ranks compare
 MOST_BLOCKS: Final = 8
 
 
-class Exchanged(NamedTuple):
+class GradientSyncTotals(NamedTuple):
     """Exchanges of gradients since they were asked for last; ns."""
 
     exchanges: int = 0

@@ -90,7 +90,7 @@ class Recorder:
         self.names = names or SectionNames()
         self.marks: list[tuple[int, int]] = []
         # Later events may still be rewritten (loop_detection/pending_events.py) and are not drained.
-        self.hold_ns: int | None = None
+        self.watermark_ns: int | None = None
         self.host_only: frozenset[str] = frozenset()  # names of sections that always bear this clock's times
         self.is_listened_to = True  # False: nobody does yet, and sections are entered without being recorded
         self.on_full: Callable[[], None] = self.discard
@@ -168,8 +168,8 @@ class Recorder:
         for _, before_ns in self.marks[-1:]:  # a slice, for another thread may drain meanwhile
             mark_ns = max(mark_ns, before_ns)
         self.marks.append((kind, mark_ns))
-        if self.hold_ns is not None and kind != LOOP_BEGIN:  # somebody knows for sure what came before
-            self.hold_ns = mark_ns
+        if self.watermark_ns is not None and kind != LOOP_BEGIN:  # somebody knows for sure what came before
+            self.watermark_ns = mark_ns
         return mark_ns
 
     def drain(self) -> Batch:
@@ -182,8 +182,8 @@ class Recorder:
         until_ns = max([self.clock(), *self._local.buffer.events[-2:-1]])
         if self._marking_thread == self._local.buffer.serial:
             until_ns = max([until_ns, *(ns for _, ns in self.marks[-1:])])
-        if self.hold_ns is not None:
-            until_ns = max(min(until_ns, self.hold_ns), self._last_drain_ns)
+        if self.watermark_ns is not None:
+            until_ns = max(min(until_ns, self.watermark_ns), self._last_drain_ns)
         elapsed_ns = until_ns - self._last_drain_ns
         self._last_drain_ns = until_ns
         threads = []
@@ -219,12 +219,12 @@ class Recorder:
 
     def settle(self, until_ns: int) -> None:
         """Let go what is held back up to ``until_ns``: somebody knows for sure what it was."""
-        if self.hold_ns is not None:
-            self.hold_ns = until_ns
+        if self.watermark_ns is not None:
+            self.watermark_ns = until_ns
 
-    def is_held_at(self, drained_ns: int) -> bool:
+    def is_blocked_at(self, drained_ns: int) -> bool:
         """Return whether all that is not drained is held back, and can be for a while."""
-        return self.hold_ns is not None and self.hold_ns <= drained_ns and self.backlog() <= 4 * FLUSH_AT_MOST
+        return self.watermark_ns is not None and self.watermark_ns <= drained_ns and self.backlog() <= 4 * FLUSH_AT_MOST
 
     def is_backed_up(self) -> bool:
         """Return whether the calling thread has marked or recorded enough to be drained."""

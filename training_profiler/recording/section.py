@@ -17,9 +17,9 @@ FLUSH_AT_MOST = 2 * 2 * 4096  # integers; benchmarks/section_cost.py: below, fix
 FLUSH_AT_LEAST = 2 * 2 * 16  # integers; a slow script is drained by time, and not at every section
 MOST_UNCHECKED_EXITS = 63  # after which a section in a tight loop looks whether its buffer is full
 INFERRED = 1 << 20  # added to the code of an event that a seam saw and the user did not write (instrument/)
-UNCOUNTED = 1 << 21  # added to the code of a span that is time of its section, but no execution of it
+TIME_ONLY = 1 << 21  # added to the code of a span that is time of its section, but no execution of it
 SECTION_MASK = INFERRED - 1  # leaves the section's id of a positive code
-CANCELLED = 1 << 24  # added to the code of an exit whose span shall not count, e.g. the fetch that ended a loader
+DISCARDED = 1 << 24  # added to the code of an exit whose span shall not count, e.g. the fetch that ended a loader
 LOADER = 1 << 26  # LOADER + k is no enter: from here on it is the batches of the data loader with serial k
 
 
@@ -167,7 +167,7 @@ def _calls(code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], No
     # A method-wrapper in a class does not bind, so it can be __enter__ itself.
     enter = event_writer(events, clock, code)
     leave = event_writer(events, clock, -code)
-    cancel = event_writer(events, clock, -code - CANCELLED)
+    cancel = event_writer(events, clock, -code - DISCARDED)
 
     def exits_before_check() -> Iterator[None]:
         unchecked = min(MOST_UNCHECKED_EXITS, buffer.flush_at // 256)
@@ -175,14 +175,14 @@ def _calls(code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], No
         times = starmap(clock, repeat((), unchecked))
         return map(events.extend, zip(times, repeat(-code), strict=False))
 
-    exits = exits_before_check()
+    shutdown = exits_before_check()
 
     def __exit__(self: Section, exc_type: object, exc: object, traceback: object) -> None:  # noqa: N807
-        nonlocal exits
-        for _ in exits:  # the loop's own step records the exit, at the cost of no call: another 8 %
+        nonlocal shutdown
+        for _ in shutdown:  # the loop's own step records the exit, at the cost of no call: another 8 %
             return
         leave()
-        exits = exits_before_check()
+        shutdown = exits_before_check()
         if len(events) > buffer.flush_at:
             flush()
 

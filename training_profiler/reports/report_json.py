@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from training_profiler.diagnosis import Insight
 from training_profiler.reports.checklist import checklist
-from training_profiler.snapshot.snapshot import EpochFigures, LineFigures, RanksFigures, SectionFigures, Snapshot
+from training_profiler.snapshot.snapshot import AllRanksStats, EpochStats, LineStats, SectionStats, Snapshot
 
 SCHEMA: Final = 1
 LINES_A_SECTION: Final = 10
@@ -63,20 +63,20 @@ def as_data(snapshot: Snapshot, insights: Iterable[Insight]) -> dict[str, Any]:
     }
 
 
-def _ranks(ranks: RanksFigures) -> dict[str, Any]:
+def _ranks(ranks: AllRanksStats) -> dict[str, Any]:
     """Return the ranks' figures; of a section the rank that is slowest in it goes by its number, for there are many."""
     sections = [{**asdict(spread), "slowest": spread.slowest.rank} for spread in ranks.sections]
     return {**asdict(ranks), "sections": sections}
 
 
-def _section(section: SectionFigures) -> dict[str, Any]:
+def _section(section: SectionStats) -> dict[str, Any]:
     return {key: value for key, value in asdict(section).items() if key != "name"}
 
 
-def _line(line: LineFigures) -> dict[str, Any]:
+def _line(line: LineStats) -> dict[str, Any]:
     return {key: value for key, value in asdict(line).items() if key != "lines"}
 
 
-def _epoch(epoch: EpochFigures) -> dict[str, Any]:
+def _epoch(epoch: EpochStats) -> dict[str, Any]:
     rate = {} if not epoch.wall_s else {"batches_per_s": (epoch.batches or 0) / epoch.wall_s}
     return {**asdict(epoch), **(rate if epoch.batches else {})}

@@ -18,7 +18,7 @@ log: Final = logging.getLogger("training_profiler")
 CALIBRATION_SPANS: Final = 2000  # about 1 ms
 # What a span that seams see costs, in empty sections: 8 in steps of 0.1 ms and 18 in steps of 5 ms, by which the
 # training has the seams' code out of the caches (benchmarks/switched.py).
-SEAM_COST: Final = 12
+PATCH_COST: Final = 12
 REPORTS_FREE: Final = 20  # periodic reports of a run that may cost what they will
 REPORTS_SHARE: Final = 0.0015  # and what they may cost beyond, of the run's time
 
@@ -59,7 +59,7 @@ class Budget:
             self._spent_ns += ns
 
 
-class Upkeep:
+class ProfilerHealth:
     """Runs the parts of a session such that none can hurt the training, and keeps count of it."""
 
     def __init__(self, recorder: Recorder, section_cost_ns: float) -> None:

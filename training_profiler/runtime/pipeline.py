@@ -3,36 +3,36 @@
 from collections.abc import Callable, Mapping
 
 from training_profiler.aggregation.accumulator import Accumulator
-from training_profiler.aggregation.loaders import row_figures
+from training_profiler.aggregation.loaders import interval_stats
 from training_profiler.aggregation.run import RunSums
 from training_profiler.aggregation.totals import Totals
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.diagnosis import diagnose
-from training_profiler.instrumentation.instrumentation import Watch
-from training_profiler.instrumentation.loop_detection.epoch_detector import Turn
-from training_profiler.ranks.channel import Told
-from training_profiler.ranks.exchange import Peers
-from training_profiler.ranks.hang_detector import Pulse
+from training_profiler.instrumentation.instrumentation import Instrumentation
+from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
+from training_profiler.ranks.channel import ReceivedMessage
+from training_profiler.ranks.exchange import RankExchange
+from training_profiler.ranks.hang_detector import HangDetector
 from training_profiler.recording.data_loader import LoaderBook
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import Clock
-from training_profiler.runtime.health import REPORTS_SHARE, Upkeep
-from training_profiler.runtime.outputs import Outlets
+from training_profiler.runtime.health import REPORTS_SHARE, ProfilerHealth
+from training_profiler.runtime.outputs import Outputs
 from training_profiler.sampling.line_sampler import LineSampler
-from training_profiler.sampling.machine_sampler import MachineMonitor
+from training_profiler.sampling.machine_sampler import MachineSampler
 from training_profiler.settings import Settings
 from training_profiler.snapshot.snapshot import PROFILER, Health, Snapshot
 from training_profiler.torch_capture.controller import Captures
-from training_profiler.torch_capture.trace_writer import Place
+from training_profiler.torch_capture.trace_writer import OutputLocation
 
 
-class Observers:
+class Samplers:
     """The line sampler of one session, its clock of the accelerator, and its machine monitor."""
 
     def __init__(self, clock: Clock, guard: Callable[[str, Callable[[], None]], None], device: DeviceTime) -> None:
         self.lines = LineSampler(clock, guard)
         self.device = device
-        self.machine = MachineMonitor(clock, guard)
+        self.machine = MachineSampler(clock, guard)
 
     def run(self, settings: Settings, since_ns: int) -> None:
         """Start with these settings, or go on with them."""
@@ -40,10 +40,10 @@ class Observers:
         self.device.run(settings.timing)
         self.machine.run_every(settings.monitor_s)
 
-    def watch_this_thread(self) -> None:
+    def sample_this_thread(self) -> None:
         """Look at the calling thread: it trains."""
-        self.lines.watch_this_thread()
-        self.device.watch_this_thread()
+        self.lines.sample_this_thread()
+        self.device.sample_this_thread()
 
     def look(self, now_ns: int) -> None:
         """Do what is to be done now and then at the end of a step."""
@@ -72,7 +72,7 @@ class Observers:
         return [*costs, *self.device.notes()]
 
 
-class Books:
+class Pipeline:
     """Sums of the run, of the interval since the last report, and of the epoch; one thread at a time may call.
 
     ``training_thread`` is the serial of the thread whose time is the run's.
@@ -83,9 +83,9 @@ class Books:
         recorder: Recorder,
         settings: Settings,
         begin_ns: int,
-        watch: Watch | None,
-        upkeep: Upkeep,
-        outlets: Outlets,
+        watch: Instrumentation | None,
+        profiler_health: ProfilerHealth,
+        outputs: Outputs,
         left_out: Callable[[], tuple[int, int]],  # periodic reports, and turns of epochs
     ) -> None:
         self.loaders = LoaderBook()
@@ -93,48 +93,48 @@ class Books:
             watch.loaders = self.loaders
         self.accumulator = Accumulator(recorder.names, begin_ns, settings.warmup)
         self.accumulator.inferred.is_needed = watch is not None
-        device = DeviceTime(recorder, self.accumulator, upkeep.guard, upkeep.spend)
-        self.observers = Observers(recorder.clock, upkeep.guard, device)
+        device = DeviceTime(recorder, self.accumulator, profiler_health.guard, profiler_health.spend)
+        self.samplers = Samplers(recorder.clock, profiler_health.guard, device)
         self.captures = Captures(
             recorder.clock,
-            upkeep.guard,
+            profiler_health.guard,
             self._do_as_own,
             self._place,
             self._say,
             self.accumulator,
             recorder.names.names,
         )
-        self.peers = Peers(outlets.rank, outlets.board, recorder.names, recorder.clock, outlets.tell, begin_ns)
+        self.peers = RankExchange(outputs.rank, outputs.channel, recorder.names, recorder.clock, outputs.tell, begin_ns)
         self.sums = RunSums(recorder.names, begin_ns, settings.warmup)
         self.training_thread = recorder.thread_serial()
-        self.pulse = Pulse(
-            recorder, self.accumulator, lambda: self.training_thread, outlets.rank.who.host, self._say_stall
+        self.hang_detector = HangDetector(
+            recorder, self.accumulator, lambda: self.training_thread, outputs.rank.who.host, self._report_hang
         )
-        outlets.board.alive, outlets.board.watch = self.pulse.alive, self._look_at_others
+        outputs.channel.alive, outputs.channel.watch = self.hang_detector.alive, self._look_at_others
         self._recorder = recorder
         self._watch = watch
-        self._upkeep = upkeep
-        self._outlets = outlets
+        self._health_of_profiler = profiler_health
+        self._outputs = outputs
         self._left_out = left_out
-        self.adopt(settings)
+        self.reconfigure(settings)
 
-    def adopt(self, settings: Settings) -> None:
+    def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings."""
         self._settings = settings
         self.accumulator.loaders.wants_rows(bool(settings.sinks), settings.log_scalars_every_n_steps)
         self.accumulator.warmup_steps = self.sums.warmup_steps = settings.warmup
-        self.peers.adopt(settings.warmup)
-        self.captures.adopt(settings.capture)
+        self.peers.reconfigure(settings.warmup)
+        self.captures.reconfigure(settings.capture)
 
     def drain(self) -> None:
         """Sum up what was recorded since the last drain."""
-        self.accumulator.add(self._recorder.drain(), self.training_thread, self.observers.lines.take())
-        self.observers.add_to(self.accumulator)
+        self.accumulator.add(self._recorder.drain(), self.training_thread, self.samplers.lines.take())
+        self.samplers.add_to(self.accumulator)
         self._tell_of_loaders()
 
     def _tell_of_loaders(self, is_last: bool = False) -> None:
         for row in self.accumulator.loaders.take_rows(is_last):
-            self._outlets.loader_row(row.step, row_figures(row, self.loaders.all))
+            self._outputs.loader_row(row.step, interval_stats(row, self.loaders.all))
 
     def flush(self) -> None:
         """Drain, and write the journal's next line."""
@@ -145,8 +145,8 @@ class Books:
         if self._watch is not None:
             totals.flops, totals.slow_steps = self._watch.flops.counted, self._watch.flops.slow_steps
         self.sums.add(totals, step_ns)
-        inside, device = self.accumulator.open_sections(self.training_thread), self.observers.device.figures()
-        self._outlets.journal(
+        inside, device = self.accumulator.open_sections(self.training_thread), self.samplers.device.stats()
+        self._outputs.journal(
             lambda journal: journal.write_interval(totals, step_ns, self.health(), self.loaders.all, inside, device)
         )
         self.peers.add(totals, step_ns, exchanged)
@@ -155,22 +155,22 @@ class Books:
     def report(self) -> None:
         """Print and send the interval since the last report."""
         self.flush()
-        if self._outlets.is_primary():
-            self._outlets.periodic(self._interval())
+        if self._outputs.is_primary():
+            self._outputs.periodic(self._interval())
             self.peers.new_interval()
         self.sums.new_interval()
 
-    def _look_at_others(self, told: Mapping[int, Told]) -> None:
+    def _look_at_others(self, told: Mapping[int, ReceivedMessage]) -> None:
         self.peers.read_ahead(told)
-        self.pulse.interval_s = self._outlets.board.every_s
-        self.pulse.look(told)
+        self.hang_detector.interval_s = self._outputs.channel.every_s
+        self.hang_detector.look(told)
 
-    def _say_stall(self, line: str) -> None:
-        self._upkeep.notes.append(line.removeprefix("Profiler: "))
-        self._outlets.say(line)
+    def _report_hang(self, line: str) -> None:
+        self._health_of_profiler.notes.append(line.removeprefix("Profiler: "))
+        self._outputs.say(line)
 
     def _say(self, sentence: str) -> None:
-        self._say_stall(f"Profiler: {sentence}")
+        self._report_hang(f"Profiler: {sentence}")
 
     def _do_as_own(self, work: Callable[[], None]) -> None:
         """Do ``work`` on the training thread, as a cost of the profiler's."""
@@ -179,24 +179,24 @@ class Books:
             with self._recorder.section(PROFILER):
                 work()
         finally:
-            self._upkeep.spend(self._recorder.clock() - begin_ns)
+            self._health_of_profiler.spend(self._recorder.clock() - begin_ns)
 
-    def _place(self, is_needed: bool) -> Place:
-        if is_needed and self._outlets.run_folder is None:
-            self._outlets.journal(lambda journal: None)
-        return Place(self._outlets.run_folder, self._outlets.rank.who.rank, self._outlets.rank.who.attempt)
+    def _place(self, is_needed: bool) -> OutputLocation:
+        if is_needed and self._outputs.run_folder is None:
+            self._outputs.journal(lambda journal: None)
+        return OutputLocation(self._outputs.run_folder, self._outputs.rank.who.rank, self._outputs.rank.who.attempt)
 
     def send_interval(self, tracker: str | None = None) -> None:
         """Send what was measured since the last report, to one tracker or to all."""
-        self._outlets.interval_row(self._interval(), tracker)
+        self._outputs.interval_row(self._interval(), tracker)
 
     def _interval(self) -> Snapshot:
         return self.sums.snapshot(
             self.health(),
             of_interval=True,
-            device=self.observers.device.figures(),
-            ranks=self.peers.figures(self.sums.run, of_interval=True),
-            exchange=self.peers.exchange_figures(),
+            device=self.samplers.device.stats(),
+            ranks=self.peers.stats(self.sums.run, of_interval=True),
+            exchange=self.peers.gradient_sync_stats(),
             thresholds=self._settings.thresholds,
         )
 
@@ -205,7 +205,7 @@ class Books:
         self.flush()
         self.loaders.begin_epoch()
         self.sums.begin_epoch(number)
-        self._outlets.journal(lambda journal: journal.write_epoch_begin(number))
+        self._outputs.journal(lambda journal: journal.write_epoch_begin(number))
 
     def end_epoch(self, is_complete: bool) -> None:
         """End them, and report on the epoch."""
@@ -214,12 +214,12 @@ class Books:
 
     def _end_epoch(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
         if self.sums.is_in_epoch:
-            self._outlets.journal(lambda journal: journal.write_epoch_end(batches, samples, is_complete))
-            figures = self.sums.end_epoch(batches, samples, is_complete)
-            if figures is not None:
-                self._outlets.epoch(figures, self.sums.steps)
+            self._outputs.journal(lambda journal: journal.write_epoch_end(batches, samples, is_complete))
+            stats = self.sums.end_epoch(batches, samples, is_complete)
+            if stats is not None:
+                self._outputs.epoch(stats, self.sums.steps)
 
-    def turn_epoch(self, turn: Turn | None) -> None:
+    def roll_over_epoch(self, turn: EpochBoundary | None) -> None:
         """End the epoch that seams saw and begin the next, where what is recorded is held back; None: there is none."""
         if turn is None:
             self.sums.drop_epoch()
@@ -227,7 +227,7 @@ class Books:
         self.flush()
         self._end_seen_epoch(turn.batches, turn.samples, is_complete=True)
         self.sums.begin_epoch(turn.number)
-        self._outlets.journal(lambda journal: journal.write_epoch_begin(turn.number))
+        self._outputs.journal(lambda journal: journal.write_epoch_begin(turn.number))
 
     def _end_seen_epoch(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
         if batches is not None and self.sums.epoch_steps > batches:  # they were used more than once: this was no pass
@@ -248,40 +248,44 @@ class Books:
 
     def close(self, ended_by: str | None) -> None:
         """Report on the run, which is over."""
-        self._upkeep.guard("statistics", self.flush)  # should it fail, what was summed up before is still told
-        self._upkeep.guard("capture", self.captures.finish)
+        self._health_of_profiler.guard(
+            "statistics", self.flush
+        )  # should it fail, what was summed up before is still told
+        self._health_of_profiler.guard("capture", self.captures.finish)
         if self.sums.is_in_epoch:
             self._end_last_epoch()
-        self._upkeep.guard("trackers", lambda: self._tell_of_loaders(is_last=True))
+        self._health_of_profiler.guard("trackers", lambda: self._tell_of_loaders(is_last=True))
         inside = self.accumulator.open_sections(self.training_thread)
-        self._upkeep.guard("ranks", lambda: self.peers.close(self.sums.run, inside=inside, ended_by=ended_by))
-        if not self._outlets.is_primary():
-            self._outlets.close(self.health, ended_by)  # which may find the run's folder, if nobody told of it
-            self._upkeep.guard("ranks", self.peers.finish)
+        self._health_of_profiler.guard(
+            "ranks", lambda: self.peers.close(self.sums.run, inside=inside, ended_by=ended_by)
+        )
+        if not self._outputs.is_primary():
+            self._outputs.close(self.health, ended_by)  # which may find the run's folder, if nobody told of it
+            self._health_of_profiler.guard("ranks", self.peers.finish)
             return
-        self._upkeep.guard("ranks", self.peers.finish)
+        self._health_of_profiler.guard("ranks", self.peers.finish)
         self.send_interval()
-        self._outlets.final(lambda: self.figures(ended_by), diagnose(self.figures(ended_by)), self.health)
+        self._outputs.final(lambda: self.stats(ended_by), diagnose(self.stats(ended_by)), self.health)
 
-    def figures(self, ended_by: str | None = None) -> Snapshot:
+    def stats(self, ended_by: str | None = None) -> Snapshot:
         """Return the figures of the run as far as they are summed up."""
         return self.sums.snapshot(
             self.health(),
             loaders=self.loaders.all,
-            device=self.observers.device.figures(),
+            device=self.samplers.device.stats(),
             open_sections=self.accumulator.open_sections(self.training_thread),
-            run_folder=self._outlets.run_folder,
+            run_folder=self._outputs.run_folder,
             ended_by=ended_by,
-            ranks=self.peers.figures(self.sums.run),
-            exchange=self.peers.exchange_figures(),
-            attempts=self._outlets.attempts,
+            ranks=self.peers.stats(self.sums.run),
+            exchange=self.peers.gradient_sync_stats(),
+            attempts=self._outputs.attempts,
             thresholds=self._settings.thresholds,
         )
 
     def health(self) -> Health:
         """Return how the profiler fared so far."""
         reports, has_left_out = self._left_out()
-        notes = [*self.observers.costs(self.sums.run), *self._outlets.notes(), *self.peers.notes()]
+        notes = [*self.samplers.costs(self.sums.run), *self._outputs.notes(), *self.peers.notes()]
         if has_left_out and self._watch is not None:
             seen = self._watch.epochs.number
             missing = seen - len(self.sums.epochs) - self.sums.is_in_epoch
@@ -289,4 +293,4 @@ class Books:
                 f"{missing} of {seen} epochs have no figures: at this pace they would cost over {REPORTS_SHARE:.2%} of "
                 f"the run"
             )
-        return self._upkeep.health(self.sums.run, reports, notes)
+        return self._health_of_profiler.health(self.sums.run, reports, notes)

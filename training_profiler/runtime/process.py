@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Callable, Mapping
 
-from training_profiler.instrumentation.instrumentation import Watch
-from training_profiler.instrumentation.rank_patches import SeamsByHand
+from training_profiler.instrumentation.instrumentation import Instrumentation
+from training_profiler.instrumentation.rank_patches import RankPatches
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.health import measure_section_cost_ns
 from training_profiler.runtime.session import Session
@@ -36,9 +36,9 @@ class Process:
         self.was_stopped = False
         self.is_bystander = False  # a child of a process that trains
         self.phase = "train"
-        self.watch: Watch | None = None
+        self.watch: Instrumentation | None = None
         self.watch_begin_ns: int | None = None
-        self.by_hand = SeamsByHand(lambda: recorder.clock())
+        self.by_hand = RankPatches(lambda: recorder.clock())
         self._beginning = threading.RLock()
 
     def look_for_ranks(self) -> None:
@@ -58,7 +58,7 @@ class Process:
                 self.begin(opens_files=False)
         return self.session
 
-    def begin_if_first(self) -> None:
+    def begin_at_first_section(self) -> None:
         """Begin a session where a script only has sections and never starts one."""
         self.running()
 
@@ -84,7 +84,7 @@ class Process:
                 session = self.begin(opens_files=False)
         if session is None or not session.is_running or session.watch is not self.watch:
             return None
-        session.train_on_this_thread()
+        session.move_to_this_thread()
         return session.step
 
     def fall_silent(self) -> None:

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import Final
 
 from training_profiler.instrumentation.flops.counter import COUNTED_BY
-from training_profiler.instrumentation.instrumentation import Watch
-from training_profiler.instrumentation.loop_detection.epoch_detector import Turn
-from training_profiler.instrumentation.rank_patches import SeamsByHand
+from training_profiler.instrumentation.instrumentation import Instrumentation
+from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
+from training_profiler.instrumentation.rank_patches import RankPatches
 from training_profiler.recording.dynamo import without_tracing
 from training_profiler.recording.recorder import EPOCH_BEGIN, EPOCH_END, MAX_MARKS, STEP_END, Recorder
 from training_profiler.recording.section import FLUSH_AT_MOST
-from training_profiler.runtime.health import SEAM_COST, Budget, Upkeep
-from training_profiler.runtime.outputs import Outlets
-from training_profiler.runtime.pipeline import Books
-from training_profiler.runtime.shutdown import Exits
+from training_profiler.runtime.health import PATCH_COST, Budget, ProfilerHealth
+from training_profiler.runtime.outputs import Outputs
+from training_profiler.runtime.pipeline import Pipeline
+from training_profiler.runtime.shutdown import Shutdown
 from training_profiler.settings import Settings
 from training_profiler.snapshot.snapshot import PROFILER, Snapshot
 from training_profiler.units import NS_PER_S
@@ -38,41 +38,43 @@ class Session:
         recorder: Recorder,
         settings: Settings,
         section_cost_ns: float = 0.0,
-        watch: Watch | None = None,
+        watch: Instrumentation | None = None,
         begin_ns: int | None = None,
-        ranks: SeamsByHand | Watch | None = None,
+        ranks: RankPatches | Instrumentation | None = None,
     ) -> None:
         self.settings = settings
         self.watch = watch  # what infers sections and steps, where nobody edited the training
         self.is_running = False
         self.has_reported = False
-        self.upkeep = Upkeep(recorder, section_cost_ns if watch is None else SEAM_COST * section_cost_ns)
+        self.profiler_health = ProfilerHealth(
+            recorder, section_cost_ns if watch is None else PATCH_COST * section_cost_ns
+        )
         self._recorder = recorder
         self._busy = threading.Lock()
         self._busy_thread: int | None = None
         self._waiting = 0  # threads that wait for _busy
         self._begin_ns = recorder.clock() if begin_ns is None else begin_ns
         self._budget, self._epoch_budget = Budget(recorder.clock), Budget(recorder.clock)
-        self._outlets = Outlets(settings, recorder.names, self._begin_ns, self.upkeep, self._send_last_row)
-        self._books = Books(
+        self._outputs = Outputs(settings, recorder.names, self._begin_ns, self.profiler_health, self._send_last_row)
+        self._pipeline = Pipeline(
             recorder,
             settings,
             self._begin_ns,
             watch,
-            self.upkeep,
-            self._outlets,
+            self.profiler_health,
+            self._outputs,
             lambda: (self._budget.left_out, self._epoch_budget.left_out),
         )
-        self._exits = Exits(self.finish)
+        self._shutdown = Shutdown(self.finish)
         self._ranks = ranks  # what sees exchanges with other ranks
         if ranks is not None:
-            self._books.peers.exchange, self._books.peers.meetings = ranks.exchange, ranks.meetings
-        self.loaders = self._books.loaders
-        self.observers = self._books.observers
-        self.captures = self._books.captures
+            self._pipeline.peers.exchange, self._pipeline.peers.meetings = ranks.exchange, ranks.meetings
+        self.loaders = self._pipeline.loaders
+        self.samplers = self._pipeline.samplers
+        self.captures = self._pipeline.captures
         self.captures.ask_flush = self._flush_soon
         self._steps_marked = 0
-        self._books.pulse.steps = lambda: self._steps_marked
+        self._pipeline.hang_detector.steps = lambda: self._steps_marked
         self._next_report = settings.log_every
         self._lead = 0  # so many steps before rank 0 reports has this one summed up and told
         self._next_flush_ns = self._begin_ns + self._flush_ns
@@ -85,39 +87,39 @@ class Session:
         self._recorder.names.limit = self.settings.max_names
         self._recorder.on_full = self._on_full
         self._recorder.is_listened_to = True
-        self._exits.arm()
+        self._shutdown.install()
         self.is_running = True
-        self.observers.run(self.settings, self._begin_ns)
+        self.samplers.run(self.settings, self._begin_ns)
         if opens_files:
-            self._outlets.open()
+            self._outputs.open()
 
-    def adopt(self, settings: Settings) -> None:
+    def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings: a session that a section began, and that is now started by name."""
         self.settings = settings
-        self._outlets.adopt(settings)
-        self._books.adopt(settings)
+        self._outputs.reconfigure(settings)
+        self._pipeline.reconfigure(settings)
         self._recorder.names.limit = settings.max_names
         self._next_report = self._steps_marked + settings.log_every
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
-        self.observers.run(settings, self._recorder.clock())
-        self._exits.arm()  # the section that began the run may have been on another thread
-        self._outlets.open()
+        self.samplers.run(settings, self._recorder.clock())
+        self._shutdown.install()  # the section that began the run may have been on another thread
+        self._outputs.open()
 
     def step(self, at_ns: int | None = None) -> None:
         """End a training step, now or at a time that is still held back; report and flush where it is time."""
         if not self._steps_marked:
-            self._books.training_thread = self._recorder.thread_serial()
-            self.observers.watch_this_thread()
-            self._outlets.begin_training()
-            self._lead = self._outlets.lead()
-            if self._outlets.rank.is_one_of_many():
-                self.upkeep.guard("end by SIGTERM", self._exits.end_where_stuck)
+            self._pipeline.training_thread = self._recorder.thread_serial()
+            self.samplers.sample_this_thread()
+            self._outputs.begin_training()
+            self._lead = self._outputs.lead()
+            if self._outputs.rank.is_one_of_many():
+                self.profiler_health.guard("end by SIGTERM", self._shutdown.end_where_stuck)
         now_ns = self._recorder.mark(STEP_END, at_ns)
         self._steps_marked += 1
         is_look = now_ns >= self._next_look_ns
         if is_look:
             self._next_look_ns = now_ns + LOOK_NS
-            self.observers.look(now_ns)
+            self.samplers.look(now_ns)
             self.captures.look(now_ns)
         if self.captures.is_on:
             self.captures.step_ended(self._steps_marked, now_ns)
@@ -125,8 +127,8 @@ class Session:
             self._ranks.exchange.step_ended(self._steps_marked - 1, now_ns)
         if self._steps_marked < COUNTED_BY and self.watch is not None and self.settings.flops:
             self.watch.flops.step_ended(self._steps_marked)
-        if self.watch is not None and (turn := self.watch.epoch_turn()) is not None:
-            self._turn_epoch(turn)
+        if self.watch is not None and (turn := self.watch.epoch_boundary()) is not None:
+            self._roll_over_epoch(turn)
         steps = self._steps_marked + self._lead
         if steps >= self._next_report:
             self._next_report += self.settings.log_every
@@ -134,38 +136,38 @@ class Session:
                 self._exclusively(self._report, PATIENCE_S)
             return
         if steps + 1 == self._next_report:
-            self._outlets.board.read_soon()
+            self._outputs.channel.read_soon()
         if is_look and (now_ns >= self._next_flush_ns or self._recorder.is_backed_up()):
             self._on_full()
 
-    def _turn_epoch(self, turn: Turn) -> None:
+    def _roll_over_epoch(self, turn: EpochBoundary) -> None:
         """Let an epoch end and the next begin at a time that is still held back."""
-        held_ns, self._recorder.hold_ns = self._recorder.hold_ns, turn.at_ns
+        held_ns, self._recorder.watermark_ns = self._recorder.watermark_ns, turn.at_ns
         is_shown = self._epoch_budget.allows()
         begin_ns = time.thread_time_ns()
-        self._exclusively(lambda: self._books.turn_epoch(turn if is_shown else None), PATIENCE_S)
+        self._exclusively(lambda: self._pipeline.roll_over_epoch(turn if is_shown else None), PATIENCE_S)
         self._epoch_budget.spend(time.thread_time_ns() - begin_ns)
-        self._recorder.hold_ns = held_ns
+        self._recorder.watermark_ns = held_ns
 
-    def train_on_this_thread(self) -> None:
+    def move_to_this_thread(self) -> None:
         """Let the run's time be the calling thread's: the one that trained before has ended."""
-        if self._steps_marked and self._books.training_thread != self._recorder.thread_serial():
+        if self._steps_marked and self._pipeline.training_thread != self._recorder.thread_serial():
             self._exclusively(self._flush, PATIENCE_S)
-            self._books.training_thread = self._recorder.thread_serial()
-            self.observers.watch_this_thread()
+            self._pipeline.training_thread = self._recorder.thread_serial()
+            self.samplers.sample_this_thread()
 
     def begin_epoch(self, number: int) -> None:
         """Begin an epoch on the calling thread."""
         if not self._steps_marked:
-            self._books.training_thread = self._recorder.thread_serial()
-            self.observers.watch_this_thread()
+            self._pipeline.training_thread = self._recorder.thread_serial()
+            self.samplers.sample_this_thread()
         self._mark_epoch(EPOCH_BEGIN)
-        self._exclusively(lambda: self._books.begin_epoch(number), PATIENCE_S)
+        self._exclusively(lambda: self._pipeline.begin_epoch(number), PATIENCE_S)
 
     def end_epoch(self, is_complete: bool) -> None:
         """End the epoch under way and print its summary."""
         self._mark_epoch(EPOCH_END)
-        self._exclusively(lambda: self._books.end_epoch(is_complete), PATIENCE_S)
+        self._exclusively(lambda: self._pipeline.end_epoch(is_complete), PATIENCE_S)
 
     def _mark_epoch(self, kind: int) -> None:
         if self.watch is not None:
@@ -175,7 +177,7 @@ class Session:
     def snapshot(self) -> Snapshot:
         """Return the figures of the run so far."""
         self._exclusively(self._flush, PATIENCE_S)
-        return self._books.figures()
+        return self._pipeline.stats()
 
     def finish(self, ended_by: str | None = None) -> bool:
         """Print the final summary and close the run folder, once.
@@ -193,26 +195,26 @@ class Session:
             if self.is_running:
                 self.is_running = False
                 self.captures.stop(ended_by)
-                self.observers.stop()
-                self.upkeep.guard("final summary", lambda: self._finish(ended_by))
+                self.samplers.stop()
+                self.profiler_health.guard("final summary", lambda: self._finish(ended_by))
         finally:
             self._recorder.on_full = self._recorder.discard
-            self._exits.disarm()
+            self._shutdown.remove()
             self._busy_thread = None
             if is_free:
                 self._busy.release()
         if self._ended_by is not None:
-            self._exits.die()
+            self._shutdown.exit_by_sigterm()
         return True
 
     def abandon(self) -> None:
         """Forget the run without a word: in a forked child it is the parent's."""
         self.is_running = False
-        self._recorder.hold_ns = None
-        self.observers.abandon()
+        self._recorder.watermark_ns = None
+        self.samplers.abandon()
         self.captures.abandon()
-        self._outlets.abandon()
-        self._exits.disarm()  # a worker stuck in C must die of SIGTERM at once, as it would without us
+        self._outputs.abandon()
+        self._shutdown.remove()  # a worker stuck in C must die of SIGTERM at once, as it would without us
         self._recorder.on_full = self._recorder.discard
 
     @property
@@ -223,14 +225,16 @@ class Session:
         self._next_flush_ns = 0
 
     def _on_full(self) -> None:
-        if self._recorder.is_held_at(self._books.accumulator.at_ns):  # nothing to drain before the step under way ends
+        if self._recorder.is_blocked_at(
+            self._pipeline.accumulator.at_ns
+        ):  # nothing to drain before the step under way ends
             return
         if self._recorder.backlog() > OVERFULL:  # more than may be held back: what it was is left at the best guess
             self._recorder.settle(self._recorder.clock())
         # A thread that records faster than others can drain has to wait for them, or memory had no bound.
         patience_s = PATIENCE_S if self._recorder.backlog() > OVERFULL else 0.0
-        is_due = self._recorder.clock() >= self._next_flush_ns or len(self._books.accumulator.step_ns) > MAX_MARKS
-        self._exclusively(self._flush if is_due else self._books.drain, patience_s)
+        is_due = self._recorder.clock() >= self._next_flush_ns or len(self._pipeline.accumulator.step_ns) > MAX_MARKS
+        self._exclusively(self._flush if is_due else self._pipeline.drain, patience_s)
 
     def _exclusively(self, work: Callable[[], None], patience_s: float = 0.0) -> None:
         """Do ``work`` unless another thread drains; wait ``patience_s`` for that one at most."""
@@ -252,22 +256,22 @@ class Session:
             self._busy_thread = thread
             with self._recorder.section(PROFILER):
                 if self.is_running:
-                    without_tracing(lambda: self.upkeep.guard("statistics", work))
+                    without_tracing(lambda: self.profiler_health.guard("statistics", work))
         finally:
             self._busy_thread = None
             self._busy.release()
-            if self._recorder.thread_serial() == self._books.training_thread:  # others do this beside the training
-                self.upkeep.spent_ns += self._recorder.clock() - begin_ns
+            if self._recorder.thread_serial() == self._pipeline.training_thread:  # others do this beside the training
+                self.profiler_health.spent_ns += self._recorder.clock() - begin_ns
         if self._ended_by is not None:
             self.finish(self._ended_by)
 
     def _flush(self) -> None:
-        self._books.flush()
+        self._pipeline.flush()
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
 
     def _report(self) -> None:
         begin_ns = time.thread_time_ns()  # of this thread: what other work on the machine costs is not ours
-        self._books.report()
+        self._pipeline.report()
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
         self._budget.spend(time.thread_time_ns() - begin_ns)
 
@@ -277,14 +281,14 @@ class Session:
 
     def _flush_and_send(self, tracker: str) -> None:
         self._flush()
-        self._books.send_interval(tracker)
+        self._pipeline.send_interval(tracker)
 
     def _finish(self, ended_by: str | None) -> None:
         if self._ranks is not None:
-            self.upkeep.guard("seams", self._ranks.finish)
-            self.upkeep.notes += self._ranks.notes()
+            self.profiler_health.guard("seams", self._ranks.finish)
+            self.profiler_health.notes += self._ranks.notes()
         has_trained = self.watch is None or self.watch.has_trained or self._steps_marked
-        if not has_trained and self._outlets.run_folder is None:
+        if not has_trained and self._outputs.run_folder is None:
             return  # why nothing was measured is said elsewhere, and once
         self.has_reported = True
-        self._books.close(ended_by)
+        self._pipeline.close(ended_by)

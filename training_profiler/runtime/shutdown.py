@@ -19,7 +19,7 @@ STUCK_S: Final = 1.0  # for which the main thread has not moved and not taken SI
 LOOKS: Final = 20  # at it, in that time
 
 
-class Exits:
+class Shutdown:
     """Calls ``finish`` once at the end of the process that armed it, whichever way that comes.
 
     SIGTERM is only taken where its default action stands and on the main thread; the process then
@@ -29,19 +29,19 @@ class Exits:
     def __init__(self, finish: Callable[[str | None], bool]) -> None:
         self._finish = finish
         self._pid = os.getpid()
-        self._is_armed = False
+        self._is_installed = False
         self._has_signal = False
         self._finalizer: Finalize | None = None
         self._is_taken = False  # SIGTERM was
         self._pipe: tuple[int, int] | None = None  # in which the number of each signal comes, before Python takes it
 
-    def arm(self) -> None:
+    def install(self) -> None:
         """Start watching for the end."""
-        if not self._is_armed:
+        if not self._is_installed:
             atexit.register(self._at_exit)
             if multiprocessing.parent_process() is not None:  # such a child may end without atexit
                 self._finalizer = Finalize(None, self._at_exit, exitpriority=0)
-            self._is_armed = True
+            self._is_installed = True
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._at_sigterm)
             self._has_signal = True
@@ -103,14 +103,14 @@ class Exits:
         if os.getpid() != self._pid:  # and here it is not
             os.close(reads)
 
-    def disarm(self) -> None:
+    def remove(self) -> None:
         """Stop watching; what others have installed since stays."""
         self._close_pipe()
         atexit.unregister(self._at_exit)
         if self._finalizer is not None:
             self._finalizer.cancel()
             self._finalizer = None
-        self._is_armed = False
+        self._is_installed = False
         if self._has_signal and threading.current_thread() is threading.main_thread():
             # == and not `is`: each access makes a new bound method.
             if signal.getsignal(signal.SIGTERM) == self._at_sigterm:
@@ -124,9 +124,9 @@ class Exits:
     def _at_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self._is_taken = True
         if os.getpid() != self._pid or self._finish("SIGTERM"):
-            self.die()
+            self.exit_by_sigterm()
 
-    def die(self) -> None:
+    def exit_by_sigterm(self) -> None:
         """End the process by SIGTERM, as it would have ended without us."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)

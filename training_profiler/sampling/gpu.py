@@ -4,17 +4,17 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-LOOKS_A_SEARCH: Final = 10  # looks between two at accelerators that this process did not use before
+SAMPLES_PER_SEARCH: Final = 10  # looks between two at accelerators that this process did not use before
 OF_NVML: Final = ("used_bytes", "utilization", "temperature_c", "power_w")
 
 
-class GpuSeen(NamedTuple):
+class GpuReading(NamedTuple):
     """What is known of one accelerator at one moment."""
 
     device: int  # torch's index
     name: str
     total_bytes: int | None
-    values: dict[str, float]  # by the field of ``GpuFigures``
+    values: dict[str, float]  # by the field of ``GpuStats``
 
 
 class Gpus:
@@ -28,7 +28,7 @@ class Gpus:
         self._has_nvml: bool | None = None  # not known yet
         self._looks = 0
 
-    def read(self) -> list[GpuSeen]:
+    def read(self) -> list[GpuReading]:
         """Return what is known now of the accelerators in use; none where the program has initialised none."""
         torch = self._modules("torch")
         if torch is None:
@@ -46,8 +46,8 @@ class Gpus:
             self._modules("pynvml").nvmlShutdown()
         self._has_nvml, self._handles = None, {}
 
-    def _of_allocator(self, module: Any, is_cuda: bool) -> list[GpuSeen]:
-        if self._looks % LOOKS_A_SEARCH == 0 or not self._used:
+    def _of_allocator(self, module: Any, is_cuda: bool) -> list[GpuReading]:
+        if self._looks % SAMPLES_PER_SEARCH == 0 or not self._used:
             for index in range(module.device_count()):
                 if index not in self._used and _current(module, index, "reserved_bytes"):
                     properties = module.get_device_properties(index)
@@ -64,7 +64,7 @@ class Gpus:
                 if f"{quantity}.all.current" in stats
             }
             values |= dict(self._of_nvml(index))
-            seen.append(GpuSeen(index, name, total_bytes, values))
+            seen.append(GpuReading(index, name, total_bytes, values))
         return seen
 
     def _find_handle(self, index: int, uuid: object) -> None:
@@ -117,11 +117,11 @@ def _current(module: Any, index: int, quantity: str) -> int:
     return int(module.memory_stats(index).get(f"{quantity}.all.current", 0))
 
 
-def _of_mps(torch: Any) -> list[GpuSeen]:
+def _of_mps(torch: Any) -> list[GpuReading]:
     mps = torch.mps
     total_bytes = int(mps.recommended_max_memory()) if hasattr(mps, "recommended_max_memory") else None
     values = {
         "allocated_bytes": float(mps.current_allocated_memory()),
         "reserved_bytes": float(mps.driver_allocated_memory()),
     }
-    return [GpuSeen(0, "mps", total_bytes, values)] if values["reserved_bytes"] else []
+    return [GpuReading(0, "mps", total_bytes, values)] if values["reserved_bytes"] else []

@@ -8,12 +8,12 @@ from typing import Any, Final, NamedTuple
 
 # A file of /proc takes 0.1 ms to read and a child has two; searching all processes for children takes over 1 ms
 # (benchmarks/machine_monitor.py). So children are searched for at looks 0, 1, 2, 4, 8, 16, 32, 52...
-LOOKS_A_SEARCH: Final = 20
+SAMPLES_PER_SEARCH: Final = 20
 SEARCH_SHARE: Final = 1 / 5000  # of the time, where there are thousands
-CHILDREN_A_LOOK: Final = 1  # of eight, all are read at every eighth look
+CHILDREN_PER_SAMPLE: Final = 1  # of eight, all are read at every eighth look
 
 
-class Seen(NamedTuple):
+class HostReading(NamedTuple):
     """What is known of processes and host at one moment; None is unknown."""
 
     tree_cpu_s: float | None  # of this process and of its children since they were first seen; None at some looks
@@ -52,17 +52,17 @@ class Host:
         self._search_from_s = 0.0
         self._search_at = 0
 
-    def read(self) -> Seen:
+    def read(self) -> HostReading:
         """Return what is known now; of many children as of some looks ago."""
         if self._looks >= self._search_at and self._clock_s() >= self._search_from_s:
             self._search()
-        is_complete = self._looks % max(1, ceil(len(self._children) / CHILDREN_A_LOOK)) == 0
+        is_complete = self._looks % max(1, ceil(len(self._children) / CHILDREN_PER_SAMPLE)) == 0
         if is_complete:
             self._read_children()
         self._looks += 1
         memory = self._psutil.virtual_memory()
         own_bytes = self._process.memory_info().rss
-        return Seen(
+        return HostReading(
             self._own_cpu_s() + self._children_spent_s if is_complete else None,
             own_bytes,
             own_bytes + self._children_bytes,
@@ -85,7 +85,7 @@ class Host:
 
     def _search(self) -> None:
         begin_s = self._clock_s()
-        self._search_at = self._looks + min(max(1, self._looks), LOOKS_A_SEARCH)
+        self._search_at = self._looks + min(max(1, self._looks), SAMPLES_PER_SEARCH)
         try:
             self._children = self._process.children(recursive=True)
         except self._psutil.Error:

@@ -119,7 +119,7 @@ class LineSampler:
             self._waiting += [(ns, None) for ns in unseen[: MOST_WAITING // 2]]
             self._guard(PART, self._start)
 
-    def watch_this_thread(self) -> None:
+    def sample_this_thread(self) -> None:
         """Sample the calling thread; what was seen of another is no line of this one."""
         if self._watched != threading.get_ident():
             self._watched = threading.get_ident()

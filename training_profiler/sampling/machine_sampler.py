@@ -11,7 +11,7 @@ from typing import Any, Final
 from training_profiler.recording.section import Clock
 from training_profiler.sampling.cgroup import Container, find_container, read_usage
 from training_profiler.sampling.gpu import Gpus
-from training_profiler.sampling.host import Host, Seen
+from training_profiler.sampling.host import Host, HostReading
 from training_profiler.units import NS_PER_S
 
 PART: Final = "machine monitor"
@@ -21,7 +21,7 @@ LEAST_S: Final = 0.1  # between two readings of CPU time, which the kernel count
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class MachineSample:
     """What was seen at one moment: values by quantity (``gpu0.allocated_bytes``), and what stays as it is."""
 
     at_ns: int
@@ -30,7 +30,7 @@ class Look:
     facts: dict[str, float | str] = field(default_factory=dict)
 
 
-class MachineMonitor:
+class MachineSampler:
     """Looks at the machine every so many seconds. No device is initialised, no figure of the user's is reset."""
 
     def __init__(
@@ -47,10 +47,10 @@ class MachineMonitor:
         self._guard = guard
         self._make_host, self._make_gpus, self._root = host, gpus, root
         self._every_s = 0.0
-        self._waiting: list[Look] = []
+        self._waiting: list[MachineSample] = []
         self._thread: threading.Thread | None = None
         self._end = threading.Lock()
-        self._eyes: Eyes | None = None
+        self._eyes: MachineReader | None = None
         self._missing: str | None = None  # a package
 
     def run_every(self, seconds: float) -> None:
@@ -62,7 +62,7 @@ class MachineMonitor:
         if seconds:
             self._guard(PART, self._start)
 
-    def take(self) -> list[Look]:
+    def take(self) -> list[MachineSample]:
         """Return the looks not handed out before, in time order."""
         looks, self._waiting = self._waiting, []
         return looks
@@ -96,7 +96,7 @@ class MachineMonitor:
             except ModuleNotFoundError as error:
                 self._missing = error.name
                 return
-            self._eyes = Eyes(self._clock, host, self._make_gpus(), find_container(self._root))
+            self._eyes = MachineReader(self._clock, host, self._make_gpus(), find_container(self._root))
         self._end = threading.Lock()
         self._end.acquire()
         end, spent_ns, every_s, eyes = self._end, self.cpu_ns, self._every_s, self._eyes
@@ -105,7 +105,7 @@ class MachineMonitor:
         thread.start()
         self._thread = thread
 
-    def _run(self, end: threading.Lock, spent_ns: int, every_s: float, eyes: "Eyes") -> None:
+    def _run(self, end: threading.Lock, spent_ns: int, every_s: float, eyes: "MachineReader") -> None:
         if hasattr(signal, "pthread_sigmask"):  # Ctrl-C is for the training's thread and has to wake that one
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         is_over = False
@@ -123,7 +123,7 @@ class MachineMonitor:
             eyes.gpus.close()
 
 
-class Eyes:
+class MachineReader:
     """Makes one look of what host, container and accelerators tell; CPU use is what was used since the look before."""
 
     def __init__(self, clock: Clock, host: Host, gpus: Gpus, container: Container) -> None:
@@ -136,9 +136,9 @@ class Eyes:
         self._cores = cores if quota is None else quota if cores is None else min(cores, quota)
         self._host_cores = host.host_cores()
 
-    def look(self) -> Look:
+    def look(self) -> MachineSample:
         """Return what is to be seen now."""
-        look = Look(self._clock(), {})
+        look = MachineSample(self._clock(), {})
         if self._cores is not None:
             look.facts["cores"] = self._cores
         if self._host_cores is not None:
@@ -153,7 +153,7 @@ class Eyes:
                 look.facts[f"gpu{gpu.device}.total_bytes"] = gpu.total_bytes
         return look
 
-    def _look_at_host(self, look: Look, seen: Seen) -> None:
+    def _look_at_host(self, look: MachineSample, seen: HostReading) -> None:
         now_s = look.at_ns / NS_PER_S
         if seen.tree_cpu_s is not None:
             self._rate(look, "cpu_process", seen.tree_cpu_s, now_s)
@@ -165,7 +165,7 @@ class Eyes:
         look.values["ram_host_bytes"] = float(seen.host_total_bytes - seen.host_available_bytes)
         look.facts["ram_host_total_bytes"] = seen.host_total_bytes
 
-    def _look_at_container(self, look: Look, seen: Seen) -> None:
+    def _look_at_container(self, look: MachineSample, seen: HostReading) -> None:
         usage, limit = read_usage(self._container), self._container.memory_limit_bytes
         if usage.cpu_ns is not None:
             self._rate(look, "cpu_container", usage.cpu_ns / NS_PER_S, look.at_ns / NS_PER_S)
@@ -180,7 +180,7 @@ class Eyes:
         look.values["ram_available_bytes"] = float(available)
         look.values["ram_share"] = share
 
-    def _rate(self, look: Look, quantity: str, counted: float, of: float, least: float = LEAST_S) -> None:
+    def _rate(self, look: MachineSample, quantity: str, counted: float, of: float, least: float = LEAST_S) -> None:
         """Add how fast ``counted`` has grown since it was last read; the first reading of all tells nothing."""
         before = self._before.get(quantity)
         if before is None:

@@ -23,7 +23,7 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuFigures:
+class GpuStats:
     """One accelerator; None is unknown."""
 
     index: int
@@ -44,7 +44,7 @@ class GpuFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class MachineFigures:
+class MachineStats:
     """What the monitor saw of the machine; None is unknown."""
 
     samples: int
@@ -61,4 +61,4 @@ class MachineFigures:
     ram_available_bytes: Level | None = None  # before the limit or the host's end is reached
     ram_share: Level | None = None  # used part of the container's limit where there is one, else of the host's; 0 to 1
     ram_growth: Growth | None = None  # of this process
-    gpus: tuple[GpuFigures, ...] = ()
+    gpus: tuple[GpuStats, ...] = ()

@@ -19,7 +19,7 @@ class RankId:
 
 
 @dataclass(frozen=True, slots=True)
-class RankFigures:
+class RankStats:
     """One rank; times are means a step after warm-up. None is unknown."""
 
     who: RankId
@@ -58,7 +58,7 @@ class SectionSpread:
 
 
 @dataclass(frozen=True, slots=True)
-class HostFigures:
+class HostStats:
     """The ranks of one machine."""
 
     host: str
@@ -68,7 +68,7 @@ class HostFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeFigures:
+class GradientSyncStats:
     """DDP's exchange of gradients on this rank, by its own statistics; means an exchange."""
 
     count: int
@@ -79,7 +79,7 @@ class ExchangeFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class ClockFigures:
+class ClockStats:
     """How well the clocks of the ranks' machines are known against each other."""
 
     hosts: int
@@ -89,7 +89,7 @@ class ClockFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptFigures:
+class AttemptStats:
     """One attempt of a launcher that starts a training anew when it fails."""
 
     number: int
@@ -100,19 +100,19 @@ class AttemptFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class RanksFigures:
+class AllRanksStats:
     """All ranks of a training, as far as they were heard of. None is unknown."""
 
     world_size: int
-    ranks: tuple[RankFigures, ...]  # those heard of, by number
+    ranks: tuple[RankStats, ...]  # those heard of, by number
     missing: tuple[int, ...] = ()  # never heard of, or without a journal
     silent: tuple[int, ...] = ()  # heard of, but not lately, and not at their end
     sections: tuple[SectionSpread, ...] = ()
-    hosts: tuple[HostFigures, ...] = ()
+    hosts: tuple[HostStats, ...] = ()
     step_s: float | None = None  # median over ranks
     sync_share: float | None = None  # of step time, mean over ranks
     waiting_share: float | None = None  # the part of it that is waiting for slower ranks
     transfer_share: float | None = None  # and the part that is exchange as such
     compared_steps: int = 0  # on how many steps waiting and transfer were told apart
-    clocks: ClockFigures | None = None
+    clocks: ClockStats | None = None
     left_out: tuple[str, ...] = ()  # sentences on what could not be read

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from training_profiler.snapshot.machine import GpuFigures as GpuFigures
+from training_profiler.snapshot.machine import GpuStats as GpuStats
 from training_profiler.snapshot.machine import Growth as Growth
 from training_profiler.snapshot.machine import Level as Level
-from training_profiler.snapshot.machine import MachineFigures as MachineFigures
-from training_profiler.snapshot.ranks import AttemptFigures as AttemptFigures
-from training_profiler.snapshot.ranks import ExchangeFigures as ExchangeFigures
-from training_profiler.snapshot.ranks import RanksFigures as RanksFigures
+from training_profiler.snapshot.machine import MachineStats as MachineStats
+from training_profiler.snapshot.ranks import AllRanksStats as AllRanksStats
+from training_profiler.snapshot.ranks import AttemptStats as AttemptStats
+from training_profiler.snapshot.ranks import GradientSyncStats as GradientSyncStats
 
 OTHER: Final = "other"  # time within steps that no section covers
 PROFILER: Final = "(profiler)"  # the profiler's own work: arithmetic, reports, the journal
@@ -21,7 +21,7 @@ SPANS_NEEDED: Final = 10  # of which the device time is known, before that stand
 
 
 @dataclass(frozen=True, slots=True)
-class SectionFigures:
+class SectionStats:
     """What is known of one section. None is unknown: of no span, or of time that has no spans."""
 
     name: str
@@ -55,7 +55,7 @@ class SectionFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class LineFigures:
+class LineStats:
     """What a line of the user's code has of one section's own time."""
 
     file: str
@@ -69,7 +69,7 @@ class LineFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class StepFigures:
+class StepStats:
     """Durations of training steps, without the validation, sampling and checkpoints between them."""
 
     count: int
@@ -96,7 +96,7 @@ class StepFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochFigures:
+class EpochStats:
     """One epoch, from where its ``profile_epoch`` begins to where it ends."""
 
     number: int
@@ -109,11 +109,11 @@ class EpochFigures:
     first_fetch_s: float | None
     median_fetch_s: float | None
     is_complete: bool = True
-    machine: "MachineFigures | None" = None  # None where it was not looked at
+    machine: "MachineStats | None" = None  # None where it was not looked at
 
 
 @dataclass(frozen=True, slots=True)
-class LoaderFigures:
+class LoaderStats:
     """What came out of one loader in training or in validation, and what its batches cost; means are per batch."""
 
     name: str
@@ -131,7 +131,7 @@ class LoaderFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFigures:
+class DeviceTimingStats:
     """Device time of sections: where it was measured, and of how many spans not."""
 
     kind: str  # cuda, xpu, mps, ...
@@ -164,7 +164,7 @@ class Health:
 
     dropped: int = 0  # events that could not be booked
     disabled: tuple[str, ...] = ()  # parts that switched themselves off
-    overhead_s: float = 0.0  # cost of the profiler to the training thread (see Upkeep)
+    overhead_s: float = 0.0  # cost of the profiler to the training thread (see ProfilerHealth)
     notes: tuple[str, ...] = ()
 
 
@@ -175,17 +175,17 @@ class Snapshot:
     steps: int = 0  # complete steps of the run so far
     first_step: int = 0  # steps complete before this stretch
     wall_s: float = 0.0
-    sections: Mapping[str, SectionFigures] = field(default_factory=dict)
-    lines: Mapping[str, tuple[LineFigures, ...]] = field(default_factory=dict)  # by section, the hottest first
-    step: StepFigures | None = None
-    epochs: tuple[EpochFigures, ...] = ()
-    loaders: tuple[LoaderFigures, ...] = ()
-    machine: MachineFigures | None = None
-    device: DeviceFigures | None = None
+    sections: Mapping[str, SectionStats] = field(default_factory=dict)
+    lines: Mapping[str, tuple[LineStats, ...]] = field(default_factory=dict)  # by section, the hottest first
+    step: StepStats | None = None
+    epochs: tuple[EpochStats, ...] = ()
+    loaders: tuple[LoaderStats, ...] = ()
+    machine: MachineStats | None = None
+    device: DeviceTimingStats | None = None
     throughput: Throughput | None = None
-    ranks: RanksFigures | None = None  # None where there is one
-    exchange: ExchangeFigures | None = None  # None without DistributedDataParallel
-    attempts: tuple[AttemptFigures, ...] = ()  # those before this one, of a training that was started anew
+    ranks: AllRanksStats | None = None  # None where there is one
+    exchange: GradientSyncStats | None = None  # None without DistributedDataParallel
+    attempts: tuple[AttemptStats, ...] = ()  # those before this one, of a training that was started anew
     thresholds: Mapping[str, float] = field(default_factory=dict)  # of rules, where they are not the default
     health: Health = field(default_factory=Health)
     run_folder: str | None = None
@@ -235,14 +235,14 @@ class Snapshot:
             return None
         return total_s / self.step.settled_s
 
-    def hottest(self, name: str) -> list[LineFigures]:
+    def hottest(self, name: str) -> list[LineStats]:
         """Return where in the user's code the time of section ``name`` goes: at most 3 places with 1 % of the run each.
 
         A place is a line. Where three lines tell less than half as much as three functions do, the time is spread over
         many lines, and a place is a function.
         """
         lines = self.lines.get(name, ())
-        functions: dict[tuple[str, str], LineFigures] = {}
+        functions: dict[tuple[str, str], LineStats] = {}
         for line in lines:
             hotter = functions.get((line.file, line.function))
             functions[line.file, line.function] = line if hotter is None else _added(hotter, line)
@@ -252,7 +252,7 @@ class Snapshot:
         return [place for place in (by_function if 2 * told[0] < told[1] else by_line) if place.share >= HOT_SHARE]
 
 
-def _added(one: LineFigures, other: LineFigures) -> LineFigures:
+def _added(one: LineStats, other: LineStats) -> LineStats:
     return replace(
         one,
         share=one.share + other.share,

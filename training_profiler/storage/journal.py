@@ -11,7 +11,7 @@ from typing import Any, Final
 from training_profiler.aggregation.totals import Totals
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.snapshot.snapshot import DeviceFigures, Health
+from training_profiler.snapshot.snapshot import DeviceTimingStats, Health
 from training_profiler.storage.journal_codec import totals_to_data
 
 MOST_LINES: Final = 2_000
@@ -114,7 +114,7 @@ class Journal:
         health: Health,
         loaders: Sequence[LoaderCounts],
         open_sections: Sequence[str] = (),
-        device: DeviceFigures | None = None,
+        device: DeviceTimingStats | None = None,
     ) -> None:
         """Append the totals since the last interval; health, loaders and device stand for the run so far."""
         self._write(

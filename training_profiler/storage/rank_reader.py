@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.errors import RunFolderError
-from training_profiler.ranks.comparison import ranks_figures
-from training_profiler.ranks.summary import RankSums, rank_sums_from_data
-from training_profiler.snapshot.ranks import ExchangeFigures, RanksFigures
+from training_profiler.ranks.comparison import all_ranks_stats
+from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
+from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats
 from training_profiler.storage.journal_discovery import NO_JOURNAL, Found, choose, find_journals, find_own_folders
 from training_profiler.storage.journal_tail import End, read_end
 from training_profiler.storage.launch import is_running
@@ -23,28 +23,28 @@ MOST_RANKS: Final = 1_000_000  # a number beyond is no world's size, and would t
 
 
 @dataclass(frozen=True, slots=True)
-class RanksTold:
+class ReceivedRanks:
     """What could be read of all ranks of one attempt."""
 
-    sums: tuple[RankSums, ...]  # by rank
+    sums: tuple[RankSummary, ...]  # by rank
     world_size: int
     left_out: tuple[str, ...]  # sentences on what could not be read
     heard_s_ago: Mapping[int, float]  # before the last that any rank told, by the ranks' own clocks
     silent_after_s: float
 
-    def figures(self) -> RanksFigures | None:
+    def stats(self) -> AllRanksStats | None:
         """Return the figures of all ranks; None where there is one."""
-        figures = ranks_figures(
+        stats = all_ranks_stats(
             self.sums, self.world_size, heard_s_ago=self.heard_s_ago, silent_after_s=self.silent_after_s
         )
-        return None if figures is None else replace(figures, left_out=(*figures.left_out, *self.left_out))
+        return None if stats is None else replace(stats, left_out=(*stats.left_out, *self.left_out))
 
-    def exchange(self, rank: int) -> ExchangeFigures | None:
+    def exchange(self, rank: int) -> GradientSyncStats | None:
         """Return the figures of DDP's exchange of gradients on a rank; None where none of it is known."""
         for sums in self.sums:
             if sums.who.rank == rank and sums.exchanges and sums.sampled and sums.exchange_ns:
                 hidden_ns = min(sums.exchange_ns, max(0, sums.exchange_hidden_ns))
-                return ExchangeFigures(
+                return GradientSyncStats(
                     count=sums.exchanges,
                     sampled=sums.sampled,
                     total_s=sums.exchange_ns / sums.exchanges / NS_PER_S,
@@ -54,7 +54,7 @@ class RanksTold:
         return None
 
 
-def read_ranks(folder: Path, attempt: int | None = None) -> RanksTold:
+def read_ranks(folder: Path, attempt: int | None = None) -> ReceivedRanks:
     """Return what the ranks of the run in ``folder`` told in an attempt, by default in the last one.
 
     Raises:
@@ -63,7 +63,7 @@ def read_ranks(folder: Path, attempt: int | None = None) -> RanksTold:
     found = find_journals(folder)
     chosen = choose(found + find_own_folders(folder, found), folder)
     number = attempt_of(chosen.journals, attempt, folder)
-    return ranks_told([one for one in chosen.journals if one.attempt == number], chosen.left_out)
+    return received_ranks([one for one in chosen.journals if one.attempt == number], chosen.left_out)
 
 
 def attempt_of(journals: Sequence[Found], asked: int | None, folder: Path) -> int:
@@ -85,15 +85,15 @@ def attempt_of(journals: Sequence[Found], asked: int | None, folder: Path) -> in
     return asked
 
 
-def ranks_told(journals: Sequence[Found], left_out: Sequence[str] = ()) -> RanksTold:
+def received_ranks(journals: Sequence[Found], left_out: Sequence[str] = ()) -> ReceivedRanks:
     """Return what the journals of one attempt say of their ranks; ``left_out`` are sentences known before."""
-    by_rank: dict[int, RankSums] = {}
+    by_rank: dict[int, RankSummary] = {}
     sentences, untold, torn = list(left_out), [], []
     ended, unended = 0, []
     for one in journals:
         try:
             is_read = one.trouble in ("", NO_JOURNAL)
-            end = read_end(one.path, "rank", _sums) if is_read else End[RankSums](None, False, False)
+            end = read_end(one.path, "rank", _sums) if is_read else End[RankSummary](None, False, False)
         except OSError as error:
             sentences.append(f"left out: {one.shown} cannot be read ({error.strerror})")
             continue
@@ -117,7 +117,7 @@ def ranks_told(journals: Sequence[Found], left_out: Sequence[str] = ()) -> Ranks
     told = tuple(by_rank[rank] for rank in sorted(by_rank))
     world_size = max([sums.who.world_size for sums in told] + [_world_size(one) for one in journals], default=1)
     last_ns = max((sums.told_ns for sums in told), default=0)
-    return RanksTold(
+    return ReceivedRanks(
         told,
         world_size,
         tuple(_bounded(sentences)),
@@ -141,8 +141,8 @@ def _unended(journals: Sequence[Found]) -> list[str]:
     ]
 
 
-def _sums(record: dict[str, Any]) -> RankSums:
-    sums = rank_sums_from_data({key: value for key, value in record.items() if key != "kind"})
+def _sums(record: dict[str, Any]) -> RankSummary:
+    sums = rank_summary_from_data({key: value for key, value in record.items() if key != "kind"})
     who = sums.who
     numbers = (who.rank, who.world_size, who.attempt, sums.told_ns, sums.begin_ns, sums.steps)
     if not all(type(number) is int for number in numbers) or not 0 <= who.rank < who.world_size <= MOST_RANKS:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.settings import Settings
-from training_profiler.snapshot.ranks import AttemptFigures, RankId
+from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage.journal import Journal
 from training_profiler.storage.journal_discovery import read_begin
@@ -61,7 +61,7 @@ class RunFiles:
         self.settings = settings
         self.folder: Path | None = None
         self.run_name: str | None = None
-        self.attempts: tuple[AttemptFigures, ...] = ()  # those before this one; rank 0 knows them
+        self.attempts: tuple[AttemptStats, ...] = ()  # those before this one; rank 0 knows them
         self._names = names
         self._begin_ns = begin_ns
         self._wall_ns = time.time_ns() - (time.perf_counter_ns() - begin_ns)

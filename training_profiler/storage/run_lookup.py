@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from training_profiler.snapshot.ranks import AttemptFigures, RankId
+from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.storage.journal_discovery import Found, choose, find_journals
 from training_profiler.storage.journal_tail import last_of
 from training_profiler.storage.launch import LaunchId, is_same_launch, launch_from_data
@@ -14,26 +14,26 @@ from training_profiler.storage.run_folder import META, is_own_name, journal_name
 from training_profiler.units import NS_PER_S
 
 
-def attempts_in(folder: Path, before: int) -> tuple[AttemptFigures, ...]:
+def attempts_in(folder: Path, before: int) -> tuple[AttemptStats, ...]:
     """Return the attempts of the run in ``folder`` that came before number ``before``, from rank 0's journals."""
     return attempts_before(choose(find_journals(folder, "rank0"), folder).journals, before)
 
 
-def attempts_before(journals: Iterable[Found], number: int) -> tuple[AttemptFigures, ...]:
+def attempts_before(journals: Iterable[Found], number: int) -> tuple[AttemptStats, ...]:
     """Return the attempts before ``number``, each from the journal of its lowest rank; those without one are not there.
 
     ``journals`` are in the order of attempts and ranks.
     """
-    figures: dict[int, AttemptFigures] = {}
+    stats: dict[int, AttemptStats] = {}
     for journal in journals:
-        if journal.attempt < number and journal.attempt not in figures and journal.begin is not None:
+        if journal.attempt < number and journal.attempt not in stats and journal.begin is not None:
             attempt = _figures(journal)
             if attempt is not None:
-                figures[journal.attempt] = attempt
-    return tuple(figures[number] for number in sorted(figures))
+                stats[journal.attempt] = attempt
+    return tuple(stats[number] for number in sorted(stats))
 
 
-def _figures(journal: Found) -> AttemptFigures | None:
+def _figures(journal: Found) -> AttemptStats | None:
     begin = journal.begin or {}
 
     def until_then(interval: dict[str, Any]) -> tuple[int, float]:
@@ -47,7 +47,7 @@ def _figures(journal: Found) -> AttemptFigures | None:
         end = last_of(journal.path, "end", _ended_by)
     except OSError:
         return None
-    return AttemptFigures(journal.attempt, steps, wall_s, end[0] if end else None, is_ended=end is not None)
+    return AttemptStats(journal.attempt, steps, wall_s, end[0] if end else None, is_ended=end is not None)
 
 
 def _ended_by(end: dict[str, Any]) -> tuple[str | None]:

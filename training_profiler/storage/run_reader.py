@@ -9,12 +9,12 @@ from training_profiler.aggregation.run import RunSums
 from training_profiler.errors import RunFolderError
 from training_profiler.recording.data_loader import TRAIN, LoaderCounts
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.snapshot.snapshot import DeviceFigures, Health, Snapshot
+from training_profiler.snapshot.snapshot import DeviceTimingStats, Health, Snapshot
 from training_profiler.storage.journal_codec import totals_from_data
 from training_profiler.storage.journal_discovery import NO_JOURNAL, Found, choose, find_journals, find_own_folders
 from training_profiler.storage.journal_tail import as_record
 from training_profiler.storage.launch import is_running
-from training_profiler.storage.rank_reader import attempt_of, ranks_told
+from training_profiler.storage.rank_reader import attempt_of, received_ranks
 from training_profiler.storage.run_folder import journal_name
 from training_profiler.storage.run_lookup import attempts_before, read_meta
 from training_profiler.units import NS_PER_S
@@ -64,8 +64,8 @@ def _with_ranks(
     if primary.rank:
         why = "cannot be read" if any(one.rank == 0 for one in of_attempt) else "is missing"
         left_out = [f"the figures above are rank {primary.rank}'s: rank 0's journal {why}", *left_out]
-    told = ranks_told(others, left_out)
-    ranks, notes = told.figures(), list(snapshot.health.notes)
+    told = received_ranks(others, left_out)
+    ranks, notes = told.stats(), list(snapshot.health.notes)
     if ranks is None:
         notes += told.left_out
     last = max((one.attempt for one in journals), default=primary.attempt)
@@ -138,7 +138,7 @@ def _replay(
     loaders: list[LoaderCounts] = []
     open_sections: list[str] = []
     health: dict[str, Any] = {}
-    device: DeviceFigures | None = None
+    device: DeviceTimingStats | None = None
     end: dict[str, Any] | None = None
     held_back = 0
     for record in records:
@@ -147,7 +147,7 @@ def _replay(
             sums.add(*totals_from_data(record, names))
             loaders = [_loader(*columns) for columns in record["loaders"]]
             health = record
-            device = DeviceFigures(**record["device"]) if "device" in record else None  # on an accelerator alone
+            device = DeviceTimingStats(**record["device"]) if "device" in record else None  # on an accelerator alone
             open_sections = record["open_sections"]
         elif kind == "epoch_begin":
             sums.begin_epoch(record["number"])

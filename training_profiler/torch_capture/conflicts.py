@@ -49,7 +49,7 @@ def is_in_backward() -> bool:
     return task is not None and task() != -1
 
 
-def obstacle(torch: Any) -> str | None:
+def blocker(torch: Any) -> str | None:
     """Return why no window can open now; None where one can, if nobody else profiles."""
     if torch is None or not hasattr(torch, "profiler"):
         return "torch is not imported"
@@ -71,7 +71,7 @@ WARMS_UP: Final = "a profiler of the program's own warms up"
 STARTS: Final = ("_prepare_profiler", "_enable_profiler")  # all of torch.autograd.profiler and torch.profiler call them
 
 
-def who_profiles(torch: Any) -> str | None:
+def active_profiler(torch: Any) -> str | None:
     """Return which profiler of the program is at work, on whatever thread; None where there is none."""
     if getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
         return RECORDS

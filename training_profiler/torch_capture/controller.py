@@ -8,13 +8,22 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from training_profiler.recording.section import Clock
-from training_profiler.torch_capture.conflicts import end_past_destructors, is_in_backward, is_main_thread, obstacle
-from training_profiler.torch_capture.main_thread_signal import Wake
+from training_profiler.torch_capture.conflicts import blocker, end_past_destructors, is_in_backward, is_main_thread
+from training_profiler.torch_capture.main_thread_signal import MainThreadInterrupt
 from training_profiler.torch_capture.plan import CapturePlan
 from training_profiler.torch_capture.request import Request, RequestBox
-from training_profiler.torch_capture.schedule import CALLED_OFF, DROPS, ELSEWHERE, LEFT, OTHERS, Pace, Sayings, Schedule
+from training_profiler.torch_capture.schedule import (
+    CALLED_OFF,
+    DROPS,
+    ELSEWHERE,
+    LEFT,
+    OTHERS,
+    CaptureMessages,
+    RecentStepTimes,
+    Schedule,
+)
 from training_profiler.torch_capture.trace_file import SpanBook, SpanSource
-from training_profiler.torch_capture.trace_writer import Place, Writer
+from training_profiler.torch_capture.trace_writer import OutputLocation, TraceWriter
 from training_profiler.torch_capture.window import Window
 from training_profiler.units import NS_PER_S
 
@@ -36,13 +45,13 @@ class Recording:
         at_exit: Callable[[], None],
     ) -> None:
         self.window: Window | None = None
-        self.writer: Writer | None = None
-        self.wake = Wake(woken)
+        self.writer: TraceWriter | None = None
+        self.wake = MainThreadInterrupt(woken)
         self.is_moving = False  # it is being opened or ended
         self._clock, self._source, self._names = clock, source, names
         self._at_exit = at_exit
 
-    def open(self, window: Window, writer: Writer, give_way: Callable[[], None], begin_ns: int) -> str | None:
+    def open(self, window: Window, writer: TraceWriter, give_way: Callable[[], None], begin_ns: int) -> str | None:
         """Begin to record; the training waits since ``begin_ns``. Return why not, where others do."""
         self.is_moving = True
         try:
@@ -69,7 +78,7 @@ class Recording:
         finally:
             self.is_moving = False
 
-    def end(self, place: Callable[[bool], Place]) -> None:
+    def end(self, place: Callable[[bool], OutputLocation]) -> None:
         """Record no more, and have what was recorded written, where steps have ended and nothing speaks against it."""
         window, writer = self.window, self.writer
         if window is None or writer is None:
@@ -122,7 +131,7 @@ class Recording:
             self.window.must_end = LEFT
             self.wake.ring()
 
-    def told(self, last_step: int) -> Writer | None:
+    def told(self, last_step: int) -> TraceWriter | None:
         """Return the writer, which has ended or is left alone, and be done with it; steps are slowed but one more."""
         writer, self.writer = self.writer, None
         if writer is not None:
@@ -162,18 +171,18 @@ class Captures:
         clock: Clock,
         guard: Callable[[str, Callable[[], None]], None],
         own: Callable[[Callable[[], None]], None],
-        place: Callable[[bool], Place],
+        place: Callable[[bool], OutputLocation],
         say: Callable[[str], None],
         source: SpanSource,
         names: Mapping[int, str],
     ) -> None:
         self.is_on = False  # whether ends of steps are to be told
         self.ask_flush: Callable[[], None] = _nothing  # has what is recorded summed up soon
-        self._clock, self._upkeep_guard, self._own = clock, guard, own
+        self._clock, self._guard_part, self._own = clock, guard, own
         self._place, self._say = place, say
-        self._sayings = Sayings(say)
+        self._messages = CaptureMessages(say)
         self._recording = Recording(clock, source, names, self._woken, self._at_exit)
-        self._pace = Pace()
+        self._pace = RecentStepTimes()
         self._schedule = Schedule(CapturePlan(), self._pace)
         self._box = RequestBox(time.time_ns())
         self._is_left = False  # the run ended while nothing could be done about a window
@@ -183,7 +192,7 @@ class Captures:
         self._patience_s = JOIN_S
         self._next_look_ns = 0
 
-    def adopt(self, plan: CapturePlan) -> None:
+    def reconfigure(self, plan: CapturePlan) -> None:
         """Go on with another plan."""
         self._schedule.plan = plan
         self._turn()
@@ -202,7 +211,7 @@ class Captures:
                 self._give_up()
                 raise
 
-        self._upkeep_guard(PART, done)
+        self._guard_part(PART, done)
 
     def _give_up(self) -> None:
         self.is_on = False
@@ -226,7 +235,7 @@ class Captures:
 
     def _take(self, request: Request) -> None:
         if self._opened >= self._plan.windows:
-            self._sayings.used_up(self._plan.windows, is_asked_for=True)
+            self._messages.used_up(self._plan.windows, is_asked_for=True)
             return
         self._schedule.ask(request.steps)
         self._turn()
@@ -266,19 +275,19 @@ class Captures:
     def _try(self, step: int, length: int, now_ns: int) -> None:
         if self._opened >= self._plan.windows:
             self._schedule.done()
-            self._sayings.used_up(self._plan.windows, is_asked_for=False)
+            self._messages.used_up(self._plan.windows, is_asked_for=False)
             return
         self._pace.interrupt()  # to find out what follows takes longer than many a step
         self._schedule.done()
         begin_ns = self._clock()  # the step's end may have been told late
-        why_not = obstacle(sys.modules.get("torch")) or self._open(step, length, begin_ns)
+        why_not = blocker(sys.modules.get("torch")) or self._open(step, length, begin_ns)
         if why_not is not None:
             self._schedule.later(now_ns, length)
-            self._sayings.none_now(why_not)
+            self._messages.none_now(why_not)
 
     def _open(self, step: int, length: int, begin_ns: int) -> str | None:
         window = Window(sys.modules["torch"], self._clock, step, step + length - 1)
-        writer = Writer(window, self._plan, self._recording.wake.ring)
+        writer = TraceWriter(window, self._plan, self._recording.wake.ring)
         writer.median_ns = self._pace.median_ns
         self._has_recorded = True  # somebody has: also where others do
         why_not = self._recording.open(window, writer, self._give_way, begin_ns)
@@ -329,7 +338,7 @@ class Captures:
             return
         self._opened -= 1
         self._schedule.later(self._clock(), window.last - window.first + 1)
-        self._sayings.gave_way()
+        self._messages.gave_way()
 
     def stop(self, ended_by: str | None) -> None:
         """End the window that is open, for the run ends: it is kept where that is no accident."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 MOST_TRIED: Final = 8
 
 
-class Wake:
+class MainThreadInterrupt:
     """A real-time signal that nobody uses, with a handler while a window is open; nothing where there is none."""
 
     def __init__(self, work: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ KNOWN: Final = 10  # steps, before one of them can be an outlier
 OUTLIER: Final = 3.0  # medians
 
 
-class Pace:
+class RecentStepTimes:
     """The last steps' durations; those of windows, and of the step after one, are told to nobody."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ DROPS: Final = (OTHERS, LEFT)  # what is recorded then is not kept
 CALLED_OFF: Final = "the run ended before it was written"
 
 
-class Sayings:
+class CaptureMessages:
     """Says each sentence once."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -96,7 +96,7 @@ LAST_RETRY_NS: Final = 64 * NS_PER_S  # looking for a profiler of the program's 
 class Schedule:
     """Windows by plan, by pace, and on request; one that could not open stays wanted."""
 
-    def __init__(self, plan: CapturePlan, pace: Pace) -> None:
+    def __init__(self, plan: CapturePlan, pace: RecentStepTimes) -> None:
         self.plan = plan
         self._pace = pace
         self._wanted: int | None = None  # steps of a window that is to open as soon as one can

@@ -18,7 +18,7 @@ LOOK_S: Final = 0.25  # between two looks at the limits
 POLL_S: Final = 0.05
 
 
-class Place(NamedTuple):
+class OutputLocation(NamedTuple):
     """Where traces go, and whose they are."""
 
     run_folder: str | None  # None: not known yet
@@ -26,7 +26,7 @@ class Place(NamedTuple):
     attempt: int
 
 
-class Writer(threading.Thread):
+class TraceWriter(threading.Thread):
     """Begins with the window: at the end of a process no thread can be started any more."""
 
     def __init__(self, window: Window, plan: CapturePlan, ring: Callable[[], None]) -> None:
@@ -46,9 +46,9 @@ class Writer(threading.Thread):
         self._ring = ring
         self._is_over = threading.Event()
         self._is_called_off = False
-        self._place: Callable[[], Place] | None = None
+        self._place: Callable[[], OutputLocation] | None = None
 
-    def write(self, place: Callable[[], Place]) -> None:
+    def write(self, place: Callable[[], OutputLocation]) -> None:
         """Write what the window has recorded, as soon as ``place`` tells where to."""
         self._place = place
         self._is_over.set()
@@ -89,7 +89,7 @@ class Writer(threading.Thread):
             if self.window.must_end is not None:
                 self._ring()
 
-    def _write(self, ask: Callable[[], Place]) -> None:
+    def _write(self, ask: Callable[[], OutputLocation]) -> None:
         window, spans = self.window, self.window.spans
         while (place := ask()).run_folder is None:
             self._wait(None)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from training_profiler.device.backends import find_accelerator
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.section import Clock
-from training_profiler.torch_capture.conflicts import before_others_start, stop_in_child, who_profiles
+from training_profiler.torch_capture.conflicts import active_profiler, before_others_start, stop_in_child
 from training_profiler.torch_capture.trace_file import MARK, MARKS, Span, SpanBook
 
 ACTIVITIES: Final = {"cuda": "CUDA", "xpu": "XPU", "mtia": "MTIA"}
@@ -47,7 +47,7 @@ class Window:
         """
         before_others_start(self._patches, self._torch, give_way)
         # Not before: one that starts on another thread after this look finds us in its way.
-        why_not = who_profiles(self._torch)
+        why_not = active_profiler(self._torch)
         if why_not is not None:
             self._patches.undo()
             return why_not

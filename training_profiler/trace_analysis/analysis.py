@@ -33,7 +33,7 @@ from training_profiler.trace_analysis.timeline import main_thread, step_at, time
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AttributedGap:
     """A gap with the names around it; "" unknown."""
 
     gap: Gap
@@ -53,7 +53,7 @@ class Waiting:
     allocation_ns: int  # in calls that get memory from the driver or give it back
     allocations: int
     read_ns: int  # in operators that bring a figure from the device
-    reads: tuple[host_activity.Calls, ...]  # these operators, by name
+    reads: tuple[host_activity.ModuleCalls, ...]  # these operators, by name
     sections_ns: dict[str, int]  # in annotations of each name, one within another of its name counted once
 
 
@@ -76,16 +76,16 @@ class Analysis:
     exposed_communication_ns: int
     steps: tuple[StepParts, ...]
     gap_lengths_ns: tuple[int, ...]  # all gaps, the longest first
-    gaps: tuple[Place, ...]  # those of 30 us or more of each device, in order of time
+    gaps: tuple[AttributedGap, ...]  # those of 30 us or more of each device, in order of time
     operators: tuple[Operator, ...]
     operators_by_shape: tuple[Operator, ...]  # none where shapes were not recorded
     kernels: Kernels
     collectives: tuple[Collective, ...]
     collective_runs_ns: Mapping[str, Ints]  # each run of each kind, in order of time
-    copies: tuple[host_activity.Calls, ...]
-    synchronizations: tuple[host_activity.Calls, ...]
-    allocations: tuple[host_activity.Calls, ...]
-    data_loading: host_activity.Calls
+    copies: tuple[host_activity.ModuleCalls, ...]
+    synchronizations: tuple[host_activity.ModuleCalls, ...]
+    allocations: tuple[host_activity.ModuleCalls, ...]
+    data_loading: host_activity.ModuleCalls
     waiting: Waiting
     memory: tuple[DeviceMemory, ...]
     phases: Phases
@@ -211,7 +211,7 @@ def _gaps(
     communicates: Bools,
     reads: Ints,
     steps: tuple[StepParts, ...],
-) -> tuple[Place, ...]:
+) -> tuple[AttributedGap, ...]:
     found = [gap for one in devices for gap in long_gaps(columns, one.device.busy, launches, communicates, one.index)]
     found.sort(key=lambda gap: (gap.begin_ns, gap.device))
     begins = np.array([gap.begin_ns for gap in found], np.int64)
@@ -225,7 +225,7 @@ def _gaps(
 
     labels = ("", *(step.name for step in steps))
     return tuple(
-        Place(
+        AttributedGap(
             gap,
             name(gap.next_row),
             name(int(launches.operator[gap.next_row])),

@@ -67,13 +67,13 @@ def is_communication(columns: Columns) -> Bools:
     return columns.named(lambda name: kernel_names.kind_of(name) == kernel_names.COMMUNICATION, columns.is_of("kernel"))
 
 
-def device_of(columns: Columns, communicates: Bools, is_mine: Bools | None = None) -> Device:
-    """Return what the devices did, or what one of them did where ``is_mine`` tells its events."""
-    is_mine = columns.is_gpu() if is_mine is None else is_mine & columns.is_gpu()
-    is_kernel = columns.is_of("kernel") & is_mine
+def device_of(columns: Columns, communicates: Bools, is_current: Bools | None = None) -> Device:
+    """Return what the devices did, or what one of them did where ``is_current`` tells its events."""
+    is_current = columns.is_gpu() if is_current is None else is_current & columns.is_gpu()
+    is_kernel = columns.is_of("kernel") & is_current
     compute = _union(columns, is_kernel & ~communicates)
-    communication = _union(columns, communicates & is_mine)
-    copies = _union(columns, is_mine & ~is_kernel)
+    communication = _union(columns, communicates & is_current)
+    copies = _union(columns, is_current & ~is_kernel)
     return Device(compute, communication, copies, together(together(compute, communication), copies))
 
 

@@ -21,7 +21,7 @@ READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class ModuleCalls:
     """Some calls of one name; ns."""
 
     name: str
@@ -30,7 +30,7 @@ class Calls:
     bytes: int | None = None
 
 
-def calls_named(columns: Columns, rows: Ints, has_bytes: bool = False) -> list[Calls]:
+def calls_named(columns: Columns, rows: Ints, has_bytes: bool = False) -> list[ModuleCalls]:
     """Return a line for each name of ``rows``, in order of their first occurrence."""
     name, size = columns.name[rows], len(columns.names)
     count = np.bincount(name, minlength=size)
@@ -39,17 +39,17 @@ def calls_named(columns: Columns, rows: Ints, has_bytes: bool = False) -> list[C
     np.add.at(total, name, (columns.end_ns - columns.begin_ns)[rows])
     np.add.at(copied, name, np.maximum(0, columns.bytes[rows]))
     return [
-        Calls(columns.names[i], int(count[i]), int(total[i]), int(copied[i]) if has_bytes else None)
+        ModuleCalls(columns.names[i], int(count[i]), int(total[i]), int(copied[i]) if has_bytes else None)
         for i in dict.fromkeys(name.tolist())
     ]
 
 
-def copies(columns: Columns) -> list[Calls]:
+def copies(columns: Columns) -> list[ModuleCalls]:
     """Return the copies that a device made, by their direction."""
     return calls_named(columns, np.flatnonzero(columns.is_of("gpu_memcpy")), has_bytes=True)
 
 
-def synchronizations(columns: Columns) -> list[Calls]:
+def synchronizations(columns: Columns) -> list[ModuleCalls]:
     """Return the calls in which the host waited for a device."""
     return calls_named(columns, np.flatnonzero(columns.named(SYNCHRONIZE.search, columns.is_of("cuda_runtime"))))
 
@@ -59,11 +59,11 @@ def is_allocation(columns: Columns) -> Bools:
     return columns.named(ALLOCATE.search, columns.is_of("cuda_runtime"))
 
 
-def data_loading(columns: Columns) -> Calls:
+def data_loading(columns: Columns) -> ModuleCalls:
     """Return the waits for batches that torch marks itself."""
     which = columns.named(DATA_LOADER.search, columns.is_of("user_annotation"))
     duration = columns.end_ns - columns.begin_ns
-    return Calls("enumerate(DataLoader)", int(which.sum()), int(duration[which].sum()))
+    return ModuleCalls("enumerate(DataLoader)", int(which.sum()), int(duration[which].sum()))
 
 
 def data_waits(columns: Columns) -> tuple[Intervals, tuple[str, ...]]:

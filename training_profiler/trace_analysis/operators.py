@@ -44,7 +44,7 @@ def operators(
     by_call = _device_time(columns, np.where(launches.operator == NONE, launches.call, NONE))
     device_total = by_call + with_children(nesting, by_operator)
     is_outermost = nesting.is_outermost[rows]
-    figures = (
+    stats = (
         nesting.self_ns[rows],
         np.where(is_outermost, (columns.end_ns - columns.begin_ns)[rows], 0),
         (by_call + by_operator)[rows],
@@ -53,7 +53,7 @@ def operators(
     sections = launches.section[rows]
     names, shapes = columns.name[rows], columns.shapes[rows]
     labels = [(name, "") for name in columns.names]
-    found = _lines(columns, labels, names, figures, sections)
+    found = _lines(columns, labels, names, stats, sections)
     if not any(columns.shape_texts):
         return found, ()
     # One number for each pair of name and shapes.
@@ -61,7 +61,7 @@ def operators(
     pairs, group = numbered((names * width + shapes + 1).tolist())
     texts = ("", *columns.shape_texts)
     labels = [(columns.names[pair // width], texts[pair % width]) for pair in pairs]
-    return found, _lines(columns, labels, group, figures, sections)
+    return found, _lines(columns, labels, group, stats, sections)
 
 
 def sorted_by(found: Sequence[Operator], key: str) -> list[Operator]:
@@ -73,13 +73,13 @@ def sorted_by(found: Sequence[Operator], key: str) -> list[Operator]:
 
 
 def _lines(
-    columns: Columns, labels: Sequence[tuple[str, str]], group: Ints, figures: Sequence[Ints], sections: Ints
+    columns: Columns, labels: Sequence[tuple[str, str]], group: Ints, stats: Sequence[Ints], sections: Ints
 ) -> tuple[Operator, ...]:
     """Return a line for each group that has calls; ``labels`` are the groups' names and shapes."""
     size = len(labels)
     calls = np.bincount(group, minlength=size).tolist()
     sums = []
-    for values in figures:
+    for values in stats:
         summed = np.zeros(size, np.int64)
         np.add.at(summed, group, values)
         sums.append(summed.tolist())

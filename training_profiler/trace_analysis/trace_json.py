@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from training_profiler.trace_analysis.analysis import Analysis, Place
+from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.device_activity import OneDevice, StepParts
 from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
@@ -134,7 +134,7 @@ def _device(one: OneDevice) -> dict[str, Any]:
     }
 
 
-def _gap(found: Analysis, place: Place) -> dict[str, Any]:
+def _gap(found: Analysis, place: AttributedGap) -> dict[str, Any]:
     return {
         "device": place.gap.device,
         "at_ms": ms(place.gap.begin_ns - found.begin_ns),

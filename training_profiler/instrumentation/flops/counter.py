@@ -14,8 +14,8 @@ from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.recording.step_flops import StepFlops
 
 if TYPE_CHECKING:
-    from training_profiler.instrumentation.instrumentation import Watch
-    from training_profiler.instrumentation.loop_detection.loop_detector import Inference
+    from training_profiler.instrumentation.instrumentation import Instrumentation
+    from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 
 FIRST_STEP: Final = 1  # so many steps are complete when the one begins of which FLOPs are counted, at the earliest
 COUNTED_BY: Final = 12  # and so many when it is given up
@@ -28,7 +28,7 @@ TRIES: Final = 3
 class Flops:
     """Decides which step it is, and hands the result over in ``counted``."""
 
-    def __init__(self, watch: "Watch") -> None:
+    def __init__(self, watch: "Instrumentation") -> None:
         self.counted: StepFlops | None = None
         self.why_not: str | None = None
         self.slow_steps = 0  # so many first steps hold those that took longer, for they were counted or tried
@@ -41,7 +41,7 @@ class Flops:
         if self.counted is not None or self.why_not is not None or steps < FIRST_STEP:
             return
         counting, self._counting = self._counting, None
-        inference = self._watch.inference
+        detector = self._watch.detector
         try:
             if counting is not None:
                 counting.end()
@@ -49,8 +49,8 @@ class Flops:
                     self._tries += 1
                     self.slow_steps = steps
                 self.counted, self.why_not = counting.result(is_last=self._tries >= TRIES)
-            if self.counted is None and self.why_not is None and inference is not None and steps < COUNTED_BY - 1:
-                self._counting = Counting(inference, sys.modules["torch"])
+            if self.counted is None and self.why_not is None and detector is not None and steps < COUNTED_BY - 1:
+                self._counting = Counting(detector, sys.modules["torch"])
                 self._counting.begin()
         except Exception as error:  # counting is not worth a training, nor its seams
             self.why_not = f"{type(error).__name__}: {error}"
@@ -67,14 +67,14 @@ class Flops:
 
 
 class Counting:
-    """One step: what tells ``inference`` of calls and backward passes tells this first.
+    """One step: what tells ``detector`` of calls and backward passes tells this first.
 
     For that its methods are shadowed, so that otherwise nothing has to ask whether FLOPs are counted. The usual call is
     never one of those, and takes the longer way.
     """
 
-    def __init__(self, inference: "Inference", torch: Any) -> None:
-        self._inference = inference
+    def __init__(self, detector: "LoopDetector", torch: Any) -> None:
+        self._detector = detector
         self._torch = torch
         self._mode: Any = None
         self._counts = Operations(torch)
@@ -85,9 +85,9 @@ class Counting:
 
     def begin(self) -> None:
         """Count from here."""
-        inference, opens, closes = self._inference, self._opens, self._closes
-        call_begins, call_ends = inference.call_begins, inference.call_ends
-        backward_begins, backward_ends = inference.backward_begins, inference.backward_ends
+        detector, opens, closes = self._detector, self._opens, self._closes
+        call_begins, call_ends = detector.call_begins, detector.call_ends
+        backward_begins, backward_ends = detector.backward_begins, detector.backward_ends
 
         def counted_call_begins(module: Any, inputs: Any, may_explore: bool, caller: Any) -> Any:
             call = call_begins(module, inputs, may_explore, caller)
@@ -115,8 +115,8 @@ class Counting:
             self._counts.is_backward = False
             backward_ends()
 
-        vars(inference).update(
-            usual_call_begins=lambda module, caller: None,
+        vars(detector).update(
+            fast_path_call_begins=lambda module, caller: None,
             call_begins=counted_call_begins,
             call_ends=counted_call_ends,
             backward_begins=counted_backward_begins,
@@ -125,8 +125,8 @@ class Counting:
 
     def end(self) -> None:
         """Leave everything as it was before."""
-        for name in ("usual_call_begins", "call_begins", "call_ends", "backward_begins", "backward_ends"):
-            vars(self._inference).pop(name, None)
+        for name in ("fast_path_call_begins", "call_begins", "call_ends", "backward_begins", "backward_ends"):
+            vars(self._detector).pop(name, None)
         if self._open:
             self._is_incomplete = True
             self._open.clear()

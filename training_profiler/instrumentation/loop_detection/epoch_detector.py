@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from training_profiler.instrumentation.loop_detection.phase_detector import Kind, Pass
+from training_profiler.instrumentation.loop_detection.phase_detector import LoaderPass, Phase
 
 
-class Turn(NamedTuple):
+class EpochBoundary(NamedTuple):
     """One epoch ends and the next begins, at the first fetch of its pass."""
 
     at_ns: int
@@ -14,7 +14,7 @@ class Turn(NamedTuple):
     samples: int | None
 
 
-class Epochs:
+class EpochDetector:
     """Asked at the end of each step; says once where an epoch turns.
 
     Only where all training batches come from passes over one loader, one after the other: what is interleaved, or
@@ -25,15 +25,15 @@ class Epochs:
 
     def __init__(self) -> None:
         self.is_off = False  # for good: the program marks epochs itself, or has none
-        self.current: Pass | None = None
+        self.current: LoaderPass | None = None
         self.number = 0
-        self._latest: Pass | None = None  # as asked last
+        self._latest: LoaderPass | None = None  # as asked last
 
-    def is_same(self, latest: Pass | None) -> bool:
+    def is_same(self, latest: LoaderPass | None) -> bool:
         """Return whether there is nothing new since the step before: in nearly all steps."""
         return latest is self._latest or self.is_off
 
-    def turn(self, latest: Pass | None, is_alone: bool = True) -> Turn | None:
+    def turn(self, latest: LoaderPass | None, is_alone: bool = True) -> EpochBoundary | None:
         """Return the turn to the pass ``latest``; None where that is none.
 
         Args:
@@ -41,7 +41,7 @@ class Epochs:
             is_alone: whether no other pass feeds the training beside it.
         """
         self._latest = latest
-        if latest is None or latest.kind is not Kind.TRAINING:
+        if latest is None or latest.kind is not Phase.TRAINING:
             return None
         before = self.current
         if before is latest:
@@ -52,9 +52,9 @@ class Epochs:
         self.current = latest
         self.number += 1
         batches, samples = (None, None) if before is None else (before.fetches, before.samples)
-        return Turn(latest.begin_ns, self.number, batches, samples)
+        return EpochBoundary(latest.begin_ns, self.number, batches, samples)
 
-    def _follows(self, before: Pass, latest: Pass) -> bool:
+    def _follows(self, before: LoaderPass, latest: LoaderPass) -> bool:
         is_over = before.has_ended or (before.iterator() is None and before.fetches > 1)
         return is_over and latest.loader == before.loader and bool(latest.loader)
 

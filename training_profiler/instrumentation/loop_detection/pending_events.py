@@ -7,13 +7,13 @@ gradient was one of validation. The recorder hands out nothing later than ``hold
 from collections.abc import Callable
 
 from training_profiler.recording.recorder import LOOP_BEGIN, Recorder
-from training_profiler.recording.section import CANCELLED, FLUSH_AT_MOST, Clock, ThreadBuffer, event_writer
+from training_profiler.recording.section import DISCARDED, FLUSH_AT_MOST, Clock, ThreadBuffer, event_writer
 
 NS_PER_DRAIN = 1_000_000_000  # while an evaluation goes on and no step ends
 MOST_HELD = 1 << 16  # integers of events kept back; beyond it the best guess has to do
 
 
-class Tape:
+class PendingEvents:
     """Appends to the calling thread's events, and changes what was appended before.
 
     Operations on the end of the list need no lock, for others take events only from its beginning.
@@ -67,7 +67,7 @@ class Tape:
         if self.ends_with(code):
             self.take_back()
         else:
-            self.note(-code - CANCELLED)
+            self.note(-code - DISCARDED)
 
     def remove(self, at_ns: int, code: int) -> None:
         """Remove the enter ``code`` at ``at_ns``; where it was handed out already, cancel its span."""
@@ -76,7 +76,7 @@ class Tape:
             if self._is_at(at, at_ns):
                 del self.events[at : at + 2]
                 return
-        self.note(-code - CANCELLED)
+        self.note(-code - DISCARDED)
 
     def insert_before(self, at_ns: int, firsts: tuple[int, ...], code: int) -> None:
         """Insert an event at ``at_ns``, right before the first of that time that is one of ``firsts``."""
@@ -126,14 +126,14 @@ class Tape:
         step_end_ns = self.step_end_ns()
         if step_end_ns is not None and not self.is_too_long():
             until_ns = min(until_ns, step_end_ns)
-        self._recorder.hold_ns = until_ns
+        self._recorder.watermark_ns = until_ns
         if until_ns >= self._next_drain_ns or len(self.events) > FLUSH_AT_MOST:
             self._next_drain_ns = until_ns + NS_PER_DRAIN
             self._recorder.on_full()
 
     def begin_loop(self, at_ns: int) -> int:
         """Mark that the training loop began at ``at_ns``, or at what was handed out last, and return when."""
-        return self._recorder.mark(LOOP_BEGIN, max(at_ns, self._recorder.hold_ns or 0))
+        return self._recorder.mark(LOOP_BEGIN, max(at_ns, self._recorder.watermark_ns or 0))
 
     def is_too_long(self) -> bool:
         """Return whether more is held back than may be."""

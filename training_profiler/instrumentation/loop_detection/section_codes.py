@@ -1,6 +1,6 @@
 """The sections that seams book time under, and their codes in the event stream."""
 
-from training_profiler.recording.section import INFERRED, UNCOUNTED
+from training_profiler.recording.section import INFERRED, TIME_ONLY
 from training_profiler.recording.section_names import SectionNames
 
 NO_GRAD = "forward_without_grad"  # in a training step: a frozen teacher, an encoder that is not trained
@@ -8,7 +8,7 @@ FIRST_FETCH = "first_fetch"  # nested in data_loading: the first of a pass, for 
 WORKER_START = "worker_start"
 
 
-class Codes:
+class SectionCodes:
     """Codes of enters; an exit has the negative."""
 
     def __init__(self, names: SectionNames) -> None:
@@ -29,10 +29,10 @@ class Codes:
         self.synchronization = code("synchronization")
         self.validation = code("validation_epoch")
         self.renamed_in_evaluation = {
-            sign * change(self.no_grad): sign * change(self.forward) for sign in (1, -1) for change in (int, uncounted)
+            sign * change(self.no_grad): sign * change(self.forward) for sign in (1, -1) for change in (int, time_only)
         }
 
 
-def uncounted(code: int) -> int:
+def time_only(code: int) -> int:
     """Return the code for time of a section that is no execution of it."""
-    return code | UNCOUNTED
+    return code | TIME_ONLY

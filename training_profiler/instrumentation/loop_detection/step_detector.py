@@ -11,7 +11,7 @@ ENDED_RATIO: Final = 4  # and of one seen beside it: as many times its most in o
 ENDED_SLACK: Final = 16
 
 
-class Rounds:
+class StepDetector:
     """Ends a step when the optimizer that began it, the lead, updates again.
 
     What others update in between is part of the same step, so the end of a step with several optimizers is
@@ -27,7 +27,7 @@ class Rounds:
         self.pending_ns: int | None = None  # where that step ends as far as is known
         self._others: list[tuple[int, int, Callable[[], Any]]] = []  # (id, end of update, alive) since then
         self._most: Counter[int] = Counter()  # the most updates of another optimizer in a round
-        self._rounds = 0
+        self._step_detector = 0
         self.is_alone = False  # the lead has led rounds, and always without others
 
     def updated(self, optimizer: Any, end_ns: int) -> None:
@@ -66,7 +66,7 @@ class Rounds:
             return False
         key = later[0][0]
         count = sum(other == key for other, _, _ in later)
-        return not self._most[key] if self._rounds else count >= 2
+        return not self._most[key] if self._step_detector else count >= 2
 
     def _count_of_last_step(self) -> int:
         """Return how many of the others' updates are part of the lead's last step, as in its steps before."""
@@ -86,12 +86,12 @@ class Rounds:
         for key, count in Counter(key for key, _, _ in self._others).items():
             self._most[key] = max(self._most[key], count)
         self._others.clear()
-        self._rounds += 1
+        self._step_detector += 1
         self._wait_or_end(end_ns)
 
     def _wait_or_end(self, end_ns: int) -> None:
-        self.is_alone = self._rounds > 1 and not self._most
-        if self._rounds and not self._most:
+        self.is_alone = self._step_detector > 1 and not self._most
+        if self._step_detector and not self._most:
             self._end_step(end_ns)
             self._lead_end_ns = self.pending_ns = None
         else:
@@ -99,7 +99,7 @@ class Rounds:
 
     def _follow(self, key: int, alive: Callable[[], Any], end_ns: int) -> None:
         self.lead, self._lead_alive = key, alive
-        self._rounds = 0
+        self._step_detector = 0
         self._most.clear()
         self._wait_or_end(end_ns)
 
@@ -108,7 +108,7 @@ class Rounds:
         if self._lead_alive() is None:
             return True
         count = sum(other == key for other, _, _ in self._others)
-        if not self._rounds:
+        if not self._step_detector:
             return count > ENDED_AFTER_FIRST
         usual = self._most[key]
         return count >= ENDED_AFTER_NEW if not usual else count > ENDED_RATIO * usual + ENDED_SLACK

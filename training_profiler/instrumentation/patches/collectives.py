@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from training_profiler.instrumentation.loop_detection.section_codes import uncounted
+from training_profiler.instrumentation.loop_detection.section_codes import time_only
 from training_profiler.instrumentation.patches import sync_points
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import COLLECTIVE
 
 if TYPE_CHECKING:
-    from training_profiler.instrumentation.instrumentation import Watch
+    from training_profiler.instrumentation.instrumentation import Instrumentation
 
 NAMES: Final = (
     "all_gather",
@@ -45,7 +45,7 @@ BEGUN_ONLY: Final = ("batch_isend_irecv", "irecv", "isend")  # they return what 
 FUNCTIONAL: Final = "torch.distributed._functional_collectives"  # private: may be gone
 
 
-def install(patches: Patches, watch: "Watch", torch: Any) -> None:
+def install(patches: Patches, watch: "Instrumentation", torch: Any) -> None:
     """Book them under ``synchronization``, also inside of forward and backward passes.
 
     One that is begun and waited for later counts where it is waited for; beginning it is time alone.
@@ -120,34 +120,34 @@ def _is_async(place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 
 
 def _booked(
-    watch: "Watch",
+    watch: "Instrumentation",
     original: Any,
     is_begun_only: Callable[[tuple[Any, ...], dict[str, Any]], bool],
     is_nothing: Callable[[], bool],
 ) -> Any:
     """Return ``original`` as a function whose calls on the training thread are spans, one within another is none."""
-    gate, get_ident = watch.gate, threading.get_ident
+    training_thread, get_ident = watch.training_thread, threading.get_ident
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_nothing():
             return original(*args, **kwargs)
-        inference = gate.training or watch.inference
-        if inference is None or gate.busy == COLLECTIVE or get_ident() != gate.thread:
+        detector = training_thread.training or watch.detector
+        if detector is None or training_thread.busy == COLLECTIVE or get_ident() != training_thread.thread:
             return original(*args, **kwargs)
-        code = inference.codes.synchronization
+        code = detector.codes.synchronization
         try:
             if is_begun_only(args, kwargs):
-                code = uncounted(code)
-            inference.tape.note(code)
+                code = time_only(code)
+            detector.pending.note(code)
         except Exception as error:
             watch.give_up(error)
             return original(*args, **kwargs)
-        busy_before, gate.busy = gate.busy, COLLECTIVE
+        busy_before, training_thread.busy = training_thread.busy, COLLECTIVE
         try:
             return original(*args, **kwargs)
         finally:
-            gate.busy = busy_before
-            inference.tape.note(-code)
+            training_thread.busy = busy_before
+            detector.pending.note(-code)
 
     return call

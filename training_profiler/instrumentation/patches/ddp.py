@@ -10,16 +10,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
-from training_profiler.instrumentation.patches.sync_points import Meetings
+from training_profiler.instrumentation.patches.sync_points import SyncPoints
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.recording.gradient_sync import BLOCK_STEPS, Exchanged, is_compared
+from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, is_compared
 from training_profiler.recording.section import Clock
 
 
-class Figures(NamedTuple):
+class DdpReading(NamedTuple):
     """What one module said at one time."""
 
-    exchanged: Exchanged
+    exchanged: GradientSyncTotals
     begin_ns: int  # of the exchange that was seen, by the wall clock
     end_ns: int
     key: str  # the same on all ranks
@@ -41,7 +41,7 @@ class DdpModule:
             # By default it looks at one iteration of a hundred. On an accelerator each look waits for the device.
             module._set_ddp_runtime_logging_sample_rate(1)
 
-    def read(self, backwards: int | None) -> Figures | None:
+    def read(self, backwards: int | None) -> DdpReading | None:
         """Return what was exchanged since this was called last; None where nothing was."""
         module = self.reference()
         data = {"iteration": 0} if module is None else module._get_ddp_logging_data()  # private
@@ -64,23 +64,23 @@ class DdpModule:
         if total_ns < 0:  # begin and end are of two exchanges
             return None
         count, hidden_ns = max(1, passes), min(max(0, hidden_ns), total_ns)
-        exchanged = Exchanged(count, 1, count * total_ns, count * hidden_ns, self.is_on_host)
+        exchanged = GradientSyncTotals(count, 1, count * total_ns, count * hidden_ns, self.is_on_host)
         key = f"ddp{self._number}:{iteration}"
-        return Figures(exchanged, begin_ns, end_ns, key, self._is_of_world and not self._number)
+        return DdpReading(exchanged, begin_ns, end_ns, key, self._is_of_world and not self._number)
 
 
-NS_BETWEEN_LOOKS: Final = 20_000_000  # a look takes 5 to 11 us a module
+NS_BETWEEN_READS: Final = 20_000_000  # a look takes 5 to 11 us a module
 MOST_KEPT: Final = 4096  # looks of which nobody has asked for the figures
 
 
-class RankSeams(Protocol):
+class RankObservations(Protocol):
     """Where the seams that have to do with other ranks leave what they see."""
 
-    exchange: "Exchange"
-    meetings: Meetings
+    exchange: "GradientSync"
+    meetings: SyncPoints
 
 
-class Exchange:
+class GradientSync:
     """What the DDP modules of this process say about themselves, in ns; read on the training thread alone.
 
     The figures of an exchange appear with the module's next forward pass.
@@ -94,18 +94,18 @@ class Exchange:
 
     def __init__(
         self,
-        meetings: Meetings,
+        meetings: SyncPoints,
         clock: Clock = time.perf_counter_ns,
         wall_clock: Clock = time.time_ns,
         backwards: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.modules: list[DdpModule] = []
         self.why_not: str | None = None  # nothing is read any more
-        self._meetings, self._clock, self._wall_clock, self._backwards = meetings, clock, wall_clock, backwards
+        self._sync_points, self._clock, self._wall_clock, self._backwards = meetings, clock, wall_clock, backwards
         self._made = 0
         self._thread = 0
         self._next_look_ns = 0
-        self._taken: deque[Exchanged] = deque(maxlen=MOST_KEPT)
+        self._taken: deque[GradientSyncTotals] = deque(maxlen=MOST_KEPT)
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -129,7 +129,7 @@ class Exchange:
             return
         # What is seen after a step may be of the one before, and is what was not seen after that.
         if end_ns >= self._next_look_ns or any(map(is_compared, (step, step + 1, max(0, step - 1)))):
-            self._next_look_ns = end_ns + NS_BETWEEN_LOOKS
+            self._next_look_ns = end_ns + NS_BETWEEN_READS
             self._thread = threading.get_ident()
             self._guarded(lambda: self._read_after(step, end_ns))
         else:
@@ -146,26 +146,26 @@ class Exchange:
         except Exception as error:
             self._give_up(error)
 
-    def _figures(self) -> list[Figures]:
+    def _figures(self) -> list[DdpReading]:
         if any(module.reference() is None for module in self.modules):
             self.modules = [module for module in self.modules if module.reference() is not None]
         backwards = self._backwards()
-        figures = (module.read(backwards) for module in self.modules)
-        return [one for one in figures if one is not None]
+        stats = (module.read(backwards) for module in self.modules)
+        return [one for one in stats if one is not None]
 
     def _read_after(self, step: int, end_ns: int) -> None:
-        figures = self._figures()
+        stats = self._figures()
         self._steps.ended(step, self._wall_clock() - (self._clock() - end_ns))
-        for one in figures:
+        for one in stats:
             of_step = self._steps.add(one.begin_ns, one.exchanged.exposed_ns)
             if one.exchanged.is_on_host and one.is_first and is_compared(of_step):
-                self._meetings.add("ddp", of_step, one.key, one.begin_ns, one.end_ns)
+                self._sync_points.add("ddp", of_step, one.key, one.begin_ns, one.end_ns)
         known = self._steps.take()
         are_on_host = all(module.is_on_host for module in self.modules)
-        self._take_in(figures, [one for one in known if is_compared(one[0])] if are_on_host else ())
+        self._take_in(stats, [one for one in known if is_compared(one[0])] if are_on_host else ())
 
-    def _take_in(self, figures: list[Figures], of_steps: Iterable[tuple[int, int]]) -> None:
-        new = _sum(one.exchanged for one in figures)._replace(of_steps=tuple(of_steps))
+    def _take_in(self, stats: list[DdpReading], of_steps: Iterable[tuple[int, int]]) -> None:
+        new = _sum(one.exchanged for one in stats)._replace(of_steps=tuple(of_steps))
         if new.exchanges or new.of_steps:
             self._taken.append(new)
 
@@ -173,7 +173,7 @@ class Exchange:
         self.modules = []
         self.why_not = f"{type(error).__name__}: {error}"
 
-    def take(self) -> Exchanged:
+    def take(self) -> GradientSyncTotals:
         """Return what was exchanged since this was called last.
 
         Of single steps it tells those that ranks compare; where one has several exchanges, the one seen stands for all.
@@ -216,10 +216,10 @@ class Steps:
         return [(step, self._ns.pop(step, 0))] if step >= self._known_from else []
 
 
-def _sum(parts: Iterable[Exchanged]) -> Exchanged:
+def _sum(parts: Iterable[GradientSyncTotals]) -> GradientSyncTotals:
     """Return all of it together."""
     parts = list(parts)
-    return Exchanged(
+    return GradientSyncTotals(
         exchanges=sum(part.exchanges for part in parts),
         sampled=sum(part.sampled for part in parts),
         total_ns=sum(part.total_ns for part in parts),
@@ -229,7 +229,7 @@ def _sum(parts: Iterable[Exchanged]) -> Exchanged:
     )
 
 
-def install(patches: Patches, watch: RankSeams, torch: Any) -> None:
+def install(patches: Patches, watch: RankObservations, torch: Any) -> None:
     """Note the modules as they are made; read them before their process group goes."""
     if not torch.distributed.is_available():
         return

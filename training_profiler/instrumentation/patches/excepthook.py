@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 from training_profiler.instrumentation.patching import Patches
 
 if TYPE_CHECKING:
-    from training_profiler.instrumentation.instrumentation import Watch
+    from training_profiler.instrumentation.instrumentation import Instrumentation
 
 FOLDER: Final = os.path.dirname(os.path.dirname(__file__))  # of all instrumentation
 PACKAGE: Final = __name__.rpartition(".")[0] + "."
 DEEPEST: Final = 100  # causes and contexts that are followed
 
 
-def install(patches: Patches, watch: "Watch", torch: Any) -> None:
+def install(patches: Patches, watch: "Instrumentation", torch: Any) -> None:
     """Let an uncaught exception print as it would without us; a hook of the program's own is left alone."""
     if sys.excepthook is not sys.__excepthook__:
         return

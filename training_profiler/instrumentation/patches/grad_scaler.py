@@ -3,17 +3,17 @@
 import functools
 from typing import TYPE_CHECKING, Any
 
-from training_profiler.instrumentation.loop_detection.section_codes import uncounted
+from training_profiler.instrumentation.loop_detection.section_codes import time_only
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import FREE
 
 if TYPE_CHECKING:
-    from training_profiler.instrumentation.instrumentation import Watch
+    from training_profiler.instrumentation.instrumentation import Instrumentation
 
 
-def install(patches: Patches, watch: "Watch", torch: Any) -> None:
+def install(patches: Patches, watch: "Instrumentation", torch: Any) -> None:
     """Book what a GradScaler does as time of ``optimizer_step``; the update, where it is not skipped, has its seam."""
-    gate, is_compiling = watch.gate, watch.is_compiling
+    training_thread, is_compiling = watch.training_thread, watch.is_compiling
     is_inside = False
 
     def make(original: Any) -> Any:
@@ -22,18 +22,18 @@ def install(patches: Patches, watch: "Watch", torch: Any) -> None:
             nonlocal is_inside
             if is_compiling():
                 return original(*args, **kwargs)
-            inference = watch.inference
-            if inference is None or gate.busy != FREE or is_inside or not gate.is_mine():
+            detector = watch.detector
+            if detector is None or training_thread.busy != FREE or is_inside or not training_thread.is_current():
                 return original(*args, **kwargs)
             watch.has_scaler = True
-            code = uncounted(inference.codes.optimizer)
-            inference.tape.note(code)
+            code = time_only(detector.codes.optimizer)
+            detector.pending.note(code)
             is_inside = True
             try:
                 return original(*args, **kwargs)
             finally:
                 is_inside = False
-                inference.tape.note(-code)
+                detector.pending.note(-code)
 
         return call
 

@@ -13,83 +13,83 @@ from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import FORWARD, FREE
 
 if TYPE_CHECKING:
-    from training_profiler.instrumentation.instrumentation import Watch
-    from training_profiler.instrumentation.loop_detection.loop_detector import Call, Inference
+    from training_profiler.instrumentation.instrumentation import Instrumentation
+    from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector, ModuleCall
 
 
-def install(patches: Patches, watch: "Watch", torch: Any) -> None:
+def install(patches: Patches, watch: "Instrumentation", torch: Any) -> None:
     """Note outermost calls of ``torch.nn.Module``."""
     patches.replace(torch.nn.Module, "__call__", lambda original: _calling(watch, torch, original))
 
 
-def _calling(watch: "Watch", torch: Any, original: Any) -> Any:
+def _calling(watch: "Instrumentation", torch: Any, original: Any) -> Any:
     """Return what takes the place of ``Module.__call__``."""
-    gate, get_ident, is_compiling = watch.gate, threading.get_ident, watch.is_compiling
+    training_thread, get_ident, is_compiling = watch.training_thread, threading.get_ident, watch.is_compiling
     outermost, ends = _outermost(watch, torch, original)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         # In this order: what dynamo sees is a constant, and not a flag to guard on.
-        if not is_compiling() and not gate.busy:
+        if not is_compiling() and not training_thread.busy:
             return outermost(self, args, kwargs)
         return original(self, *args, **kwargs)
 
     def call_as_torch(self: Any, *args: Any, **kwargs: Any) -> Any:
         # What torch's own function does, without the frame that calling it would cost each module.
-        if is_compiling() or gate.busy:
+        if is_compiling() or training_thread.busy:
             if self._compiled_call_impl is not None:
                 return self._compiled_call_impl(*args, **kwargs)
             return self._call_impl(*args, **kwargs)
         # Nearly all outermost calls are usual ones; through outermost they would cost half as much again.
-        inference = gate.training
-        if inference is None or get_ident() != gate.thread or self._compiled_call_impl is not None:
+        detector = training_thread.training
+        if detector is None or get_ident() != training_thread.thread or self._compiled_call_impl is not None:
             return outermost(self, args, kwargs)
         try:
-            call = inference.usual_call_begins(self, sys._getframe(1).f_code)
+            call = detector.fast_path_call_begins(self, sys._getframe(1).f_code)
         except Exception as error:
             watch.give_up(error)
             call = None
         if call is None:
             return outermost(self, args, kwargs)
-        gate.busy, calls = FORWARD, inference.calls
+        training_thread.busy, calls = FORWARD, detector.calls
         try:
             return self._call_impl(*args, **kwargs)
         finally:
-            if call.is_plain and self.training and gate.training is inference and calls and calls[-1] is call:
-                gate.busy = FREE
+            if call.is_plain and self.training and training_thread.training is detector and calls and calls[-1] is call:
+                training_thread.busy = FREE
                 calls.pop()
-                inference.forward_ends()
+                detector.forward_ends()
             else:
-                ends(inference, call, self)
+                ends(detector, call, self)
 
     return call_as_torch if is_as_known(torch, original) else __call__
 
 
-def _outermost(watch: "Watch", torch: Any, original: Any) -> tuple[Callable[..., Any], Callable[..., None]]:
+def _outermost(watch: "Instrumentation", torch: Any, original: Any) -> tuple[Callable[..., Any], Callable[..., None]]:
     """Return what calls a module that is outermost, and what notes the end of such a call."""
-    gate, get_ident = watch.gate, threading.get_ident
+    training_thread, get_ident = watch.training_thread, threading.get_ident
 
     def outermost(module: Any, args: Any, kwargs: Any) -> Any:
-        inference = gate.training
-        if inference is None or get_ident() != gate.thread:
-            inference = watch.ready(is_likely=torch.is_grad_enabled())
-            if inference is None:
+        detector = training_thread.training
+        if detector is None or get_ident() != training_thread.thread:
+            detector = watch.ready(is_likely=torch.is_grad_enabled())
+            if detector is None:
                 return original(module, *args, **kwargs)
         try:
-            call = inference.call_begins(module, args, not is_compiled(module), sys._getframe(2))
+            call = detector.call_begins(module, args, not is_compiled(module), sys._getframe(2))
         except Exception as error:
             watch.give_up(error)
             return original(module, *args, **kwargs)
-        gate.busy = FREE if call.is_explored else FORWARD
+        training_thread.busy = FREE if call.is_explored else FORWARD
         try:
             return original(module, *args, **kwargs)
         finally:
-            ends(inference, call, module)
+            ends(detector, call, module)
 
-    def ends(inference: "Inference", call: "Call", module: Any) -> None:
-        if watch.inference is inference:  # and no other thread was found to be the training's meanwhile
-            gate.busy = FREE
+    def ends(detector: "LoopDetector", call: "ModuleCall", module: Any) -> None:
+        if watch.detector is detector:  # and no other thread was found to be the training's meanwhile
+            training_thread.busy = FREE
         try:
-            inference.call_ends(call, module)
+            detector.call_ends(call, module)
         except Exception as error:
             watch.give_up(error)
 

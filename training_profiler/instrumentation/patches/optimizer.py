@@ -12,7 +12,7 @@ from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE
 
 if TYPE_CHECKING:
-    from training_profiler.instrumentation.instrumentation import Watch
+    from training_profiler.instrumentation.instrumentation import Instrumentation
 
 
 class Updates:
@@ -58,7 +58,7 @@ def _was_skipped(optimizer: Any) -> bool:
     return found is not None and found.device.type == "cpu" and bool(found.item())
 
 
-def install(patches: Patches, watch: "Watch", torch: Any) -> None:
+def install(patches: Patches, watch: "Instrumentation", torch: Any) -> None:
     """Note updates and ``zero_grad``. Both hooks are called for every optimizer of torch's class."""
     updates = Updates()
     module = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the attribute
@@ -69,40 +69,40 @@ def install(patches: Patches, watch: "Watch", torch: Any) -> None:
     patches.replace(torch.nn.Module, "zero_grad", functools.partial(_clearing, watch, updates, False))
 
 
-def _hooks(watch: "Watch", updates: Updates) -> tuple[Callable[..., None], Callable[..., None]]:
-    gate, get_ident, is_compiling = watch.gate, threading.get_ident, watch.is_compiling
+def _hooks(watch: "Instrumentation", updates: Updates) -> tuple[Callable[..., None], Callable[..., None]]:
+    training_thread, get_ident, is_compiling = watch.training_thread, threading.get_ident, watch.is_compiling
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_compiling() or gate.busy == FETCH:
+        if is_compiling() or training_thread.busy == FETCH:
             return
-        inference = gate.training
-        if inference is None or get_ident() != gate.thread:
-            inference = watch.training()
-            if inference is None:
-                watch.updates_elsewhere += watch.inference is not None
+        detector = training_thread.training
+        if detector is None or get_ident() != training_thread.thread:
+            detector = watch.training()
+            if detector is None:
+                watch.updates_elsewhere += watch.detector is not None
                 return
         try:
             frame = sys._getframe(1)
             if updates.open:
                 is_outermost, had_failed = updates.begin(optimizer, frame)
                 if had_failed:
-                    inference.update.ends()
+                    detector.update.ends()
                 if not is_outermost:
                     return
             else:
                 updates.open.append((id(optimizer), id(frame)))
-            if inference.calls:
-                inference.trains_within()
-                gate.busy = FREE if gate.busy <= FORWARD else gate.busy
-            inference.update_begins()
+            if detector.calls:
+                detector.trains_within()
+                training_thread.busy = FREE if training_thread.busy <= FORWARD else training_thread.busy
+            detector.update_begins()
         except Exception as error:
             watch.give_up(error)
 
     def ends(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
-        inference = gate.training
-        if inference is None or get_ident() != gate.thread:
+        detector = training_thread.training
+        if detector is None or get_ident() != training_thread.thread:
             return
         try:
             updating = updates.open
@@ -112,27 +112,27 @@ def _hooks(watch: "Watch", updates: Updates) -> tuple[Callable[..., None], Calla
             else:
                 is_outermost = updates.end(optimizer)
             if is_outermost:
-                inference.update_ends(optimizer, not (watch.has_scaler and _was_skipped(optimizer)))
+                detector.update_ends(optimizer, not (watch.has_scaler and _was_skipped(optimizer)))
         except Exception as error:
             watch.give_up(error)
 
     return begins, ends
 
 
-def _clearing(watch: "Watch", updates: Updates, is_of_optimizer: bool, original: Any) -> Any:
-    gate, get_ident, is_compiling = watch.gate, threading.get_ident, watch.is_compiling
+def _clearing(watch: "Instrumentation", updates: Updates, is_of_optimizer: bool, original: Any) -> Any:
+    training_thread, get_ident, is_compiling = watch.training_thread, threading.get_ident, watch.is_compiling
 
     @functools.wraps(original)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(self, *args, **kwargs)
-        inference = gate.training or watch.inference
-        if inference is None or gate.busy > FORWARD or updates.open or get_ident() != gate.thread:
+        detector = training_thread.training or watch.detector
+        if detector is None or training_thread.busy > FORWARD or updates.open or get_ident() != training_thread.thread:
             return original(self, *args, **kwargs)
-        if is_of_optimizer and inference.calls:
-            inference.trains_within()
-            gate.busy = FREE
-        ends = inference.update.clearing_begins()
+        if is_of_optimizer and detector.calls:
+            detector.trains_within()
+            training_thread.busy = FREE
+        ends = detector.update.clearing_begins()
         try:
             return original(self, *args, **kwargs)
         finally:

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from training_profiler.instrumentation.loop_detection.section_codes import Codes
+from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.instrumentation.training_thread import OTHER_SEAM
+from training_profiler.instrumentation.training_thread import OTHER_PATCH
 
 if TYPE_CHECKING:
-    from training_profiler.instrumentation.instrumentation import Watch
+    from training_profiler.instrumentation.instrumentation import Instrumentation
 
 
 class SimpleSpan(NamedTuple):
@@ -19,7 +19,7 @@ class SimpleSpan(NamedTuple):
 
     owner: str  # a module, or a class in one
     functions: tuple[str, ...]
-    code: Callable[[Codes], int]
+    code: Callable[[SectionCodes], int]
     also_in: str | None = None  # the package that has the same functions under its own name
     is_optional: bool = False  # the module may be imported later, or never
     ends_evaluation: bool = False  # a call is not part of the evaluation before it
@@ -54,7 +54,7 @@ SIMPLE_SPANS: Final[dict[str, tuple[SimpleSpan, ...]]] = {
 }
 
 
-def install(spans: tuple[SimpleSpan, ...], patches: Patches, watch: "Watch", torch: Any) -> None:
+def install(spans: tuple[SimpleSpan, ...], patches: Patches, watch: "Instrumentation", torch: Any) -> None:
     """Record the calls of all functions in ``spans``; optional modules are patched once they are imported.
 
     Raises:
@@ -96,7 +96,9 @@ def _at(torch: Any, path: str | None) -> Any:
     return functools.reduce(getattr, path.split(".")[1:], torch)
 
 
-def recorded_as(watch: "Watch", code_of: Callable[[Codes], int], ends_evaluation: bool = False) -> Callable[[Any], Any]:
+def recorded_as(
+    watch: "Instrumentation", code_of: Callable[[SectionCodes], int], ends_evaluation: bool = False
+) -> Callable[[Any], Any]:
     """Return a wrapper for functions whose calls on the training thread are spans.
 
     Args:
@@ -104,30 +106,30 @@ def recorded_as(watch: "Watch", code_of: Callable[[Codes], int], ends_evaluation
         code_of: returns the section's code.
         ends_evaluation: whether a call is not part of the evaluation before it.
     """
-    gate, is_compiling, get_ident = watch.gate, watch.is_compiling, threading.get_ident
+    training_thread, is_compiling, get_ident = watch.training_thread, watch.is_compiling, threading.get_ident
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(*args, **kwargs)
-            inference = gate.training or watch.inference
-            if inference is None or gate.busy or get_ident() != gate.thread:
+            detector = training_thread.training or watch.detector
+            if detector is None or training_thread.busy or get_ident() != training_thread.thread:
                 return original(*args, **kwargs)
-            code = code_of(inference.codes)
+            code = code_of(detector.codes)
             try:
-                if ends_evaluation and inference.evaluation.is_unsettled:
-                    inference.evaluation.checkpoint_begins()
-                inference.tape.note(code)
+                if ends_evaluation and detector.phases.is_unresolved:
+                    detector.phases.checkpoint_begins()
+                detector.pending.note(code)
             except Exception as error:
                 watch.give_up(error)
                 return original(*args, **kwargs)
-            busy_before, gate.busy = gate.busy, OTHER_SEAM
+            busy_before, training_thread.busy = training_thread.busy, OTHER_PATCH
             try:
                 return original(*args, **kwargs)
             finally:
-                gate.busy = busy_before
-                inference.tape.note(-code)
+                training_thread.busy = busy_before
+                detector.pending.note(-code)
 
         return call
 

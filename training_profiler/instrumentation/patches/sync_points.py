@@ -25,7 +25,7 @@ BY_TENSORS: Final = (
 )
 
 
-class Meeting(NamedTuple):
+class SyncPoint(NamedTuple):
     """One of them; ns of the wall clock."""
 
     number: int  # of its kind: which are kept depends on it alone
@@ -34,11 +34,11 @@ class Meeting(NamedTuple):
     leave_ns: int
 
 
-class Meetings:
+class SyncPoints:
     """A bounded list of them; the same ones are kept on every rank."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, list[Meeting]] = {}
+        self._kept: dict[str, list[SyncPoint]] = {}
         self._every: dict[str, int] = {}  # kind -> of how many one is kept, a power of two
         self._calls = 0
         self._thread: int | None = None
@@ -58,7 +58,7 @@ class Meetings:
             return
         self._every[kind] = every
         before = [one for one in self._kept.get(kind, ()) if one.number < KEPT or one.number % every == 0]
-        self._kept[kind] = [*before, Meeting(number, key, enter_ns, leave_ns)]
+        self._kept[kind] = [*before, SyncPoint(number, key, enter_ns, leave_ns)]
 
     def call_begins(self) -> int | None:
         """Count a call in which all ranks meet; return its number, None where it is part of another.
@@ -82,7 +82,7 @@ class Meetings:
 
 
 def noted(
-    meetings: Callable[[], Meetings], module: Any, name: str, original: Any, is_compiling: Callable[[], bool]
+    meetings: Callable[[], SyncPoints], module: Any, name: str, original: Any, is_compiling: Callable[[], bool]
 ) -> Any:
     """Return ``original``, collective ``name`` of torch's ``module``, as one whose calls are noted where ranks meet."""
     takes = _argument_of(original)

@@ -5,15 +5,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.instrumentation.training_thread import FREE, OTHER_SEAM
+from training_profiler.instrumentation.training_thread import FREE, OTHER_PATCH
 
 if TYPE_CHECKING:
-    from training_profiler.instrumentation.instrumentation import Watch
+    from training_profiler.instrumentation.instrumentation import Instrumentation
 
 
-def install(patches: Patches, watch: "Watch", torch: Any) -> None:
+def install(patches: Patches, watch: "Instrumentation", torch: Any) -> None:
     """Book ``to`` and ``cuda`` under ``data_transfer`` where they name a device; another dtype alone is no transfer."""
-    gate = watch.gate
+    training_thread = watch.training_thread
     is_compiling = watch.is_compiling
     device_kinds = (str, torch.device, int, torch.Tensor)
 
@@ -28,18 +28,23 @@ def install(patches: Patches, watch: "Watch", torch: Any) -> None:
                     if by_name:  # dynamo knows what a tensor does by the method's name alone
                         return getattr(self, by_name)(*args, **kwargs)
                     return original(self, *args, **kwargs)
-                if gate.busy:
+                if training_thread.busy:
                     return original(self, *args, **kwargs)
-                inference = watch.inference
-                if inference is None or not gate.is_mine() or not counts(args, kwargs) or watch.is_tracing():
+                detector = watch.detector
+                if (
+                    detector is None
+                    or not training_thread.is_current()
+                    or not counts(args, kwargs)
+                    or watch.is_tracing()
+                ):
                     return original(self, *args, **kwargs)
-                begin_ns = inference.tape.clock()
-                gate.busy = OTHER_SEAM
+                begin_ns = detector.pending.clock()
+                training_thread.busy = OTHER_PATCH
                 try:
                     return original(self, *args, **kwargs)
                 finally:
-                    gate.busy = FREE
-                    inference.tape.note_span(begin_ns, inference.codes.data_transfer)
+                    training_thread.busy = FREE
+                    detector.pending.note_span(begin_ns, detector.codes.data_transfer)
 
             return move
 

@@ -84,7 +84,7 @@ class TorchFinder:
         self._act()
 
 
-class Watch:
+class ProcessHook:
     """One process of a launch: what it says where nothing could be measured, and what it starts when torch is there."""
 
     def __init__(self, is_first: bool, was_asked_for: bool) -> None:
@@ -104,7 +104,7 @@ class Watch:
             return
         before = {name for name in sys.modules if name.partition(".")[0] == PACKAGE}
         try:
-            _import_live().watch(self.begin_ns)
+            _import_api().hook(self.begin_ns)
         except Exception as error:
             self.tell("nothing is measured: " + _reason(error))
             for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
@@ -140,10 +140,10 @@ class Watch:
             if self.finder.began_import:
                 return "importing torch failed"
             return "the program never imported torch"
-        live = sys.modules.get(PACKAGE + ".live")
-        if live is None:
+        api = sys.modules.get(PACKAGE + ".api")
+        if api is None:
             return "torch was imported in a way that the profiler does not see"
-        why: str | None = live.why_nothing()
+        why: str | None = api.why_nothing()
         return why
 
     def _child_measured(self) -> bool:
@@ -174,17 +174,17 @@ def begin(is_first: bool, was_asked_for: bool) -> None:
     """
     if any(type(finder).__name__ == TorchFinder.__name__ for finder in sys.meta_path):
         return  # two installations stand on PYTHONPATH
-    watch = Watch(is_first, was_asked_for)
+    hook = ProcessHook(is_first, was_asked_for)
     given = os.environ.get(SWITCH, "")
     if given.strip().lower() not in ON_WORDS:
         if is_first:
-            watch.tell(
+            hook.tell(
                 "nothing is measured: " + SWITCH + "=" + repr(given) + " is neither on (1, true, yes, on) nor off "
                 "(0, false, no, off); example: " + SWITCH + "=1"
             )
         return
-    atexit.register(watch.at_exit)  # before all others, so it runs after them
-    sys.meta_path.insert(0, watch.finder)
+    atexit.register(hook.at_exit)  # before all others, so it runs after them
+    sys.meta_path.insert(0, hook.finder)
 
 
 def _program_name() -> str:
@@ -200,18 +200,18 @@ def _absolute(folder: str) -> str:
         return folder
 
 
-def _import_live() -> "ModuleType":
+def _import_api() -> "ModuleType":
     """Return ``training_profiler.api``: the one the program would import, else the one this file belongs to."""
     import importlib.util
 
     if PACKAGE not in sys.modules:
         spec = importlib.util.find_spec(PACKAGE)
         places = [] if spec is None else list(spec.submodule_search_locations or ())
-        if not any(os.path.isfile(os.path.join(place, "live.py")) for place in places):
+        if not any(os.path.isfile(os.path.join(place, "api.py")) for place in places):
             if spec is not None and spec.origin is not None:
                 raise ImportError("another module is called " + PACKAGE + ": " + spec.origin)
             _import_own_package()
-    return importlib.import_module(PACKAGE + ".live")
+    return importlib.import_module(PACKAGE + ".api")
 
 
 def _import_own_package() -> None:

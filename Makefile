@@ -44,7 +44,7 @@ dist: venv
 
 # What a contributor needs: the environment, and the hooks of .pre-commit-config.yaml where there is a git repository.
 dev: venv
-	@if git rev-parse --git-dir >/dev/null 2>&1; then $(VENV)/bin/pre-commit install; \
+	@if [ -e .git ]; then $(VENV)/bin/pre-commit install; \
 	  else echo "not a git repository: no pre-commit hooks to install"; fi
 
 venv: $(VENV)/.made

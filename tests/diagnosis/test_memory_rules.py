@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.recording import snapshot_of
-from training_profiler.diagnosis import Insight, diagnose
+from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, MachineStats, Snapshot
 
 GIB, MIB = 2**30, 2**20
@@ -16,8 +16,8 @@ def run_on(machine: MachineStats | None, steps: int = 100) -> Snapshot:
     return replace(snapshot_of(HEALTHY, steps=steps), machine=machine)
 
 
-def found(snapshot: Snapshot, code: str) -> Insight | None:
-    return next((insight for insight in diagnose(snapshot) if insight.code == code), None)
+def found(snapshot: Snapshot, code: str) -> Finding | None:
+    return next((finding for finding in diagnose(snapshot) if finding.code == code), None)
 
 
 def level(value: float) -> Level:
@@ -34,14 +34,14 @@ def gpu(share: float, samples: int = 10) -> MachineStats:
 
 
 def test_a_full_host_is_told_with_its_pressure():
-    insight = found(run_on(host(0.925)), "host-memory")
-    assert insight.finding == "RAM is 92.5% of the host's memory at its peak (pressure 0.50)"
-    assert insight.evidence["threshold"] == 0.85
+    finding = found(run_on(host(0.925)), "host-memory")
+    assert finding.message == "RAM is 92.5% of the host's memory at its peak (pressure 0.50)"
+    assert finding.evidence["threshold"] == 0.85
 
 
 def test_a_full_container_is_told_with_its_limit():
-    insight = found(run_on(host(0.925, ram_limit_bytes=24 * GIB)), "host-memory")
-    assert insight.finding.startswith("RAM is 92.5% of the container's limit of 24.0 GiB")
+    finding = found(run_on(host(0.925, ram_limit_bytes=24 * GIB)), "host-memory")
+    assert finding.message.startswith("RAM is 92.5% of the container's limit of 24.0 GiB")
 
 
 @pytest.mark.parametrize("machine", [None, MachineStats(samples=10), host(0.85), host(0.84)])
@@ -50,13 +50,13 @@ def test_a_host_below_its_threshold_or_not_looked_at_is_not_told(machine):
 
 
 def test_a_full_device_is_told():
-    insight = found(run_on(gpu(0.91)), "gpu-memory-high")
-    assert insight.finding == "GPU 1 is filled to 91.0% of 16.0 GiB at its peak"
+    finding = found(run_on(gpu(0.91)), "gpu-memory-high")
+    assert finding.message == "GPU 1 is filled to 91.0% of 16.0 GiB at its peak"
 
 
 def test_a_device_about_to_run_out_is_told_so():
-    insight = found(run_on(gpu(0.985)), "gpu-memory-high")
-    assert insight.finding.endswith("above 98% the next larger batch runs out of memory")
+    finding = found(run_on(gpu(0.985)), "gpu-memory-high")
+    assert finding.message.endswith("above 98% the next larger batch runs out of memory")
 
 
 @pytest.mark.parametrize("machine", [None, MachineStats(samples=10), gpu(0.90)])
@@ -65,8 +65,8 @@ def test_a_device_at_its_threshold_or_unknown_is_not_full(machine):
 
 
 def test_a_device_that_was_never_half_full_is_told():
-    insight = found(run_on(gpu(0.25)), "gpu-memory-low")
-    assert insight.finding == "GPU 1 is filled to 25.0% of 16.0 GiB at its peak"
+    finding = found(run_on(gpu(0.25)), "gpu-memory-low")
+    assert finding.message == "GPU 1 is filled to 25.0% of 16.0 GiB at its peak"
 
 
 @pytest.mark.parametrize("machine", [None, MachineStats(samples=10), gpu(0.50), gpu(0.25, samples=4)])
@@ -88,12 +88,12 @@ def growing(bytes_: float = 100 * MIB, p_value: float = 1e-6, points: int = 10, 
 
 
 def test_memory_that_grows_steadily_is_told_with_when_it_will_be_full():
-    insight = found(run_on(growing()), "memory-growth")
-    assert insight.finding == (
+    finding = found(run_on(growing()), "memory-growth")
+    assert finding.message == (
         "memory of this process grows steadily: by 100.0 MiB in 100s; at this pace the 10.0 GiB left last 171 min"
     )
-    assert insight.evidence["growth_bytes"] == 100 * MIB
-    assert ".detach()" in insight.remedy
+    assert finding.evidence["growth_bytes"] == 100 * MIB
+    assert ".detach()" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_device_that_grows_is_told_before_the_host():
         used_bytes=level(12 * GIB),
         allocated_growth=grown,
     )
-    insight = found(run_on(replace(growing(), gpus=(device,))), "memory-growth")
-    assert insight.finding == (
+    finding = found(run_on(replace(growing(), gpus=(device,))), "memory-growth")
+    assert finding.message == (
         "memory allocated on GPU 0 grows steadily: by 2.0 GiB in 60 min; at this pace the 4.0 GiB left last 120 min"
     )

@@ -15,9 +15,9 @@ def run_of(**step) -> Snapshot:
 
 
 def test_steps_that_vary_above_a_tenth_are_told():
-    insight = step_time_varies(run_of(std_s=0.011, median_s=0.095, max_s=0.5, max_step=7))
-    assert insight.finding == ("step time varies by 11% (std over mean; longest 0.5000s at step 7, median 0.0950s)")
-    assert insight.worth_s == pytest.approx(0.5)  # 100 steps, 5 ms above the median on average
+    finding = step_time_varies(run_of(std_s=0.011, median_s=0.095, max_s=0.5, max_step=7))
+    assert finding.message == ("step time varies by 11% (std over mean; longest 0.5000s at step 7, median 0.0950s)")
+    assert finding.potential_saving_s == pytest.approx(0.5)  # 100 steps, 5 ms above the median on average
 
 
 def test_steps_that_vary_by_a_tenth_are_not_told():
@@ -47,27 +47,27 @@ def test_variation_that_costs_nothing_is_not_told():
 
 def test_the_section_that_varies_is_named_with_its_remedy():
     explained = {"forward_pass": 0.2, "data_loading": 0.7}
-    insight = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained=explained))
-    assert insight.finding.endswith("; 70% of the variation comes from data_loading")
-    assert (insight.evidence["moves_with"], insight.evidence["explained"]) == ("data_loading", 0.7)
-    assert insight.remedy.startswith("data stalls")
+    finding = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained=explained))
+    assert finding.message.endswith("; 70% of the variation comes from data_loading")
+    assert (finding.evidence["moves_with"], finding.evidence["explained"]) == ("data_loading", 0.7)
+    assert finding.fix.startswith("data stalls")
 
 
 def test_a_section_that_explains_less_than_three_tenths_is_not_named():
-    insight = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained={"data_loading": 0.29}))
-    assert "data_loading" not in insight.finding
-    assert "moves_with" not in insight.evidence
+    finding = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained={"data_loading": 0.29}))
+    assert "data_loading" not in finding.message
+    assert "moves_with" not in finding.evidence
 
 
 def test_a_section_of_the_users_own_is_named_as_well():
-    insight = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained={"augment": 0.9}))
-    assert insight.remedy == "look at what makes augment uneven"
+    finding = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained={"augment": 0.9}))
+    assert finding.fix == "look at what makes augment uneven"
 
 
 def test_steps_that_become_slower_by_more_than_a_twentieth_are_told():
-    insight = slowing_down(run_of(rise=0.5, rise_p_value=0.0001))
-    assert insight.finding == "steps become slower: 50% longer at the end of the run than at its start"
-    assert insight.worth_s == pytest.approx(2.0)  # 10 s instead of the 8 s at the pace of the start
+    finding = slowing_down(run_of(rise=0.5, rise_p_value=0.0001))
+    assert finding.message == "steps become slower: 50% longer at the end of the run than at its start"
+    assert finding.potential_saving_s == pytest.approx(2.0)  # 10 s instead of the 8 s at the pace of the start
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,11 @@ def test_steps_that_do_not_surely_become_slower_are_not_told(step):
 
 
 def test_first_steps_above_three_medians_are_told():
-    insight = warm_up(run_of(warmup_count=2, warmup_s=3.2, settled_count=98))
-    assert insight.finding == (
+    finding = warm_up(run_of(warmup_count=2, warmup_s=3.2, settled_count=98))
+    assert finding.message == (
         "the first 2 steps were warm-up: 1.6000s against 0.1000s after; step averages leave them out"
     )
-    assert insight.worth_s == pytest.approx(3.0)
+    assert finding.potential_saving_s == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def run_with(*epochs: EpochStats) -> Snapshot:
 
 
 def test_slow_first_fetches_are_told():
-    insight = first_batch_slow(run_with(epoch(1, 2.01), epoch(2, 1.01)))
-    assert insight.finding == "the first batch of an epoch takes 1.5100s on average, 15.0% of the time of 2 epochs"
-    assert insight.worth_s == 1.5  # the first epoch must start its workers in any case
+    finding = first_batch_slow(run_with(epoch(1, 2.01), epoch(2, 1.01)))
+    assert finding.message == "the first batch of an epoch takes 1.5100s on average, 15.0% of the time of 2 epochs"
+    assert finding.potential_saving_s == 1.5  # the first epoch must start its workers in any case
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_step_time_that_is_zero_does_not_vary():
 def test_all_of_them_are_asked():
     snapshot = run_of(std_s=0.05, median_s=0.05, rise=0.5, rise_p_value=0.0, warmup_count=1, warmup_s=1.0, max_step=1)
     snapshot = replace(snapshot, epochs=(epoch(1, 2.0), epoch(2, 1.0)))
-    found = {insight.code for insight in diagnose(snapshot)}
+    found = {finding.code for finding in diagnose(snapshot)}
     assert found >= {"step-time-varies", "slowing-down", "warm-up", "first-batch-slow"}
 
 
@@ -178,16 +178,16 @@ def passes(first_s: float, start_s: float, count: int = 4, median_s: float = 0.0
 
 
 def first_batch(run):
-    return next((insight for insight in diagnose(run) if insight.code == "first-batch-slow"), None)
+    return next((finding for finding in diagnose(run) if finding.code == "first-batch-slow"), None)
 
 
 def test_first_fetches_that_seams_saw_count_with_the_start_of_workers():
-    insight = first_batch(passes(first_s=0.05, start_s=0.06))
-    assert insight.finding == (
+    finding = first_batch(passes(first_s=0.05, start_s=0.06))
+    assert finding.message == (
         "the first batch of a pass over the data takes 0.1100s on average, 0.0600s of it to start workers, "
         "against 0.0100s later; 0.40s in 4 passes"
     )
-    assert insight.worth_s == pytest.approx(0.3)  # but for the first pass
+    assert finding.potential_saving_s == pytest.approx(0.3)  # but for the first pass
 
 
 @pytest.mark.parametrize(
@@ -210,10 +210,10 @@ def waiting_run(waits_s: float) -> Snapshot:
 
 
 def test_variation_of_a_backward_pass_that_mostly_waits_is_of_another_rank():
-    insight = step_time_varies(waiting_run(waits_s=5.0))  # of 10 s
-    assert insight.finding.endswith("100% of the variation comes from synchronization")
-    assert insight.remedy == "a rank that is sometimes late"
+    finding = step_time_varies(waiting_run(waits_s=5.0))  # of 10 s
+    assert finding.message.endswith("100% of the variation comes from synchronization")
+    assert finding.fix == "a rank that is sometimes late"
 
 
 def test_variation_of_a_backward_pass_that_waits_less_is_its_own():
-    assert step_time_varies(waiting_run(waits_s=4.9)).finding.endswith("comes from backward_pass")
+    assert step_time_varies(waiting_run(waits_s=4.9)).message.endswith("comes from backward_pass")

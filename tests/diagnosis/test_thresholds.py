@@ -10,7 +10,7 @@ from training_profiler.snapshot.snapshot import EpochStats
 
 
 def codes(snapshot):
-    return [insight.code for insight in diagnose(snapshot)]
+    return [finding.code for finding in diagnose(snapshot)]
 
 
 def test_these_are_the_thresholds():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.recording import FakeRun, section_stats, snapshot_of, step_stats
-from training_profiler.diagnosis import Insight, diagnose
+from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.reports.console import LINES, render_epoch, render_final, render_periodic
 from training_profiler.snapshot.snapshot import EpochStats, Health, LoaderStats, Snapshot
 
@@ -184,11 +184,11 @@ def test_the_final_summary_is_this():
         run_folder="/runs/20261121-142530",
         ended_by="KeyboardInterrupt",
     )
-    insights = [
-        Insight("data-loading-bound", "20.0% of step time is spent waiting", {}, 4.5954, "raise num_workers"),
-        Insight("slowest-component", "Slowest component: forward_pass (0.3047s avg)", {}, 0.0, ""),
+    findings = [
+        Finding("data-loading-bound", "20.0% of step time is spent waiting", {}, 4.5954, "raise num_workers"),
+        Finding("slowest-component", "Slowest component: forward_pass (0.3047s avg)", {}, 0.0, ""),
     ]
-    assert render_final(snapshot, insights, LINES) == (
+    assert render_final(snapshot, findings, LINES) == (
         "\n=== Final Profiling Summary (1000 steps) ===\n"
         "\n"
         "Detailed Breakdown:\n"
@@ -223,9 +223,9 @@ def test_a_section_that_was_not_left_is_named():
 
 
 def test_a_worth_of_minutes_is_told_in_minutes():
-    insight = Insight("x", "found", {}, 150.0, "change it")
+    finding = Finding("x", "found", {}, 150.0, "change it")
     assert "- found [worth 2.5 min, 10.0% of the run] -> change it" in render_final(
-        replace(SNAPSHOT, wall_s=1500.0), [insight]
+        replace(SNAPSHOT, wall_s=1500.0), [finding]
     )
 
 
@@ -244,9 +244,9 @@ def test_wall_time_is_accounted_for(before_s, told):
 
 
 def test_a_worth_tells_what_a_step_would_take():
-    insight = Insight("x", "found", {}, 4.6, "change it", step_s=0.02, step_if_gone_s=0.0154)
+    finding = Finding("x", "found", {}, 4.6, "change it", step_s=0.02, step_if_gone_s=0.0154)
     expected = "- found [worth 4.60s, 20.0% of the run; a step 0.0154s instead of 0.0200s] -> change it"
-    assert expected in render_final(replace(SNAPSHOT, wall_s=23.0), [insight])
+    assert expected in render_final(replace(SNAPSHOT, wall_s=23.0), [finding])
 
 
 def test_the_checklist_comes_on_request():

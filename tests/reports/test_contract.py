@@ -16,7 +16,16 @@ from training_profiler.snapshot.snapshot import (
 SECTION_KEYS = {
     "count", "total_s", "self_s", "avg_s", "min_s", "max_s", "std_s", "p50_s", "p95_s", "p99_s", "share", "parent",
 }  # fmt: skip
-INSIGHT_KEYS = {"code", "finding", "evidence", "worth_s", "worth_share", "step_s", "step_if_gone_s", "remedy"}
+INSIGHT_KEYS = {
+    "code",
+    "finding",
+    "evidence",
+    "worth_s",
+    "worth_share",
+    "step_s",
+    "step_if_gone_s",
+    "remedy",
+}
 
 
 def data_of_a_run():
@@ -37,7 +46,7 @@ def test_the_required_keys_are_there():
     assert data.keys() >= {"schema", "steps", "wall_s", "sections", "epochs", "insights", "health"}
     assert data["schema"] == 1
     assert all(section.keys() >= SECTION_KEYS for section in data["sections"].values())
-    assert all(insight.keys() >= INSIGHT_KEYS for insight in data["insights"])
+    assert all(finding.keys() >= INSIGHT_KEYS for finding in data["insights"])
     assert data["health"].keys() >= {"dropped", "disabled", "overhead_s"}
 
 

@@ -59,8 +59,8 @@ def test_a_slow_function_is_named_in_the_section_it_runs_in(tmp_path: Path) -> N
     rows = outcome.stdout.split("Time Distribution:")[1].split("\n\n")[0]
     assert "    layers/network.py:" in rows
     assert "    script.py:" in rows
-    (finding,) = [insight["finding"] for insight in outcome.report["insights"] if insight["code"] == "unexplained"]
-    assert " augment (" in finding
+    (message,) = [finding["finding"] for finding in outcome.report["insights"] if finding["code"] == "unexplained"]
+    assert " augment (" in message
 
 
 def test_the_report_from_the_journal_names_the_same_lines(tmp_path: Path) -> None:

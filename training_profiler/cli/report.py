@@ -42,11 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
         RunFolderError: the folder cannot be read as a run, or it has no such attempt.
     """
     snapshot = read_run(arguments.run, arguments.attempt)
-    insights = diagnose(snapshot)
+    findings = diagnose(snapshot)
     if arguments.json:
-        text = json.dumps(as_data(snapshot, insights), indent=1, allow_nan=False) + "\n"
+        text = json.dumps(as_data(snapshot, findings), indent=1, allow_nan=False) + "\n"
     else:
-        text = render_final(snapshot, insights, arguments.format, arguments.checklist).lstrip("\n")
+        text = render_final(snapshot, findings, arguments.format, arguments.checklist).lstrip("\n")
     sys.stdout.write(text)
     sys.stdout.flush()
     return 0

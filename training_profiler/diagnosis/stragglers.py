@@ -2,8 +2,8 @@
 
 from typing import Final, NamedTuple
 
-from training_profiler.diagnosis.rule import STEPS_NEEDED, WORTH_AT_LEAST_S, has_enough_steps, rule
-from training_profiler.findings.insight import Insight
+from training_profiler.diagnosis.rule import MIN_SAVING_S, STEPS_NEEDED, has_enough_steps, rule
+from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.ranks import RankStats
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
 from training_profiler.units import seconds_text
@@ -25,14 +25,14 @@ class Slow(NamedTuple):
 
 
 @rule("straggler", threshold=0.10)  # of work, beyond the median of the other ranks
-def straggler(snapshot: Snapshot, threshold: float) -> Insight | None:
+def straggler(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Name the rank with the most work a step, if that is 10 % beyond the other ranks' median; None below 10 steps."""
     found = _slowest_rank(snapshot, threshold)
     if found is None or snapshot.step is None:
         return None
     slowest, several, slow = found
-    worth_s = slow.saved_s * snapshot.step.settled_count
-    if worth_s < max(WORTH_AT_LEAST_S, GAIN * threshold * snapshot.step.settled_s):
+    potential_saving_s = slow.saved_s * snapshot.step.settled_count
+    if potential_saving_s < max(MIN_SAVING_S, GAIN * threshold * snapshot.step.settled_s):
         return None
     excess = slow.work_s / slow.others_s - 1
     evidence: dict[str, float | int | str] = {
@@ -53,29 +53,29 @@ def straggler(snapshot: Snapshot, threshold: float) -> Insight | None:
         cause += f"; slower since step {slowest.slower_since_step}"
         evidence |= {"slower_since_step": slowest.slower_since_step}
     alone = "" if several == 1 else f"; {several - 1} more {'is' if several == 2 else 'are'} nearly as slow"
-    return Insight(
+    return Finding(
         code="straggler",
-        finding=f"all ranks wait for {slow.name}: it works {seconds_text(slow.work_s)} a step, the median of the "
+        message=f"all ranks wait for {slow.name}: it works {seconds_text(slow.work_s)} a step, the median of the "
         f"others {seconds_text(slow.others_s)} (+{excess:.0%}){alone}{cause}",
         evidence=evidence,
-        worth_s=worth_s,
-        remedy=_remedy(slowest),
+        potential_saving_s=potential_saving_s,
+        fix=_remedy(slowest),
     )
 
 
 @rule("host-slow", threshold=0.10)  # of work, beyond the median of the ranks on other hosts
-def host_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
+def host_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Name the machine of which all ranks work 10 % longer than the median elsewhere; None of a single rank on it."""
     slow = _slowest_host(snapshot, threshold)
     if slow is None or snapshot.step is None:
         return None
-    worth_s = slow.saved_s * snapshot.step.settled_count
-    if worth_s < max(WORTH_AT_LEAST_S, GAIN * threshold * snapshot.step.settled_s):
+    potential_saving_s = slow.saved_s * snapshot.step.settled_count
+    if potential_saving_s < max(MIN_SAVING_S, GAIN * threshold * snapshot.step.settled_s):
         return None
     excess = slow.work_s / slow.others_s - 1
-    return Insight(
+    return Finding(
         code="host-slow",
-        finding=f"all ranks of host {slow.name} are slow: {seconds_text(slow.work_s)} of work a step against "
+        message=f"all ranks of host {slow.name} are slow: {seconds_text(slow.work_s)} of work a step against "
         f"{seconds_text(slow.others_s)} elsewhere (+{excess:.0%})",
         evidence={
             "host": slow.name,
@@ -84,8 +84,8 @@ def host_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
             "excess": excess,
             "threshold": threshold,
         },
-        worth_s=worth_s,
-        remedy="something of that machine: its clocks and temperature, other jobs on it, fewer CPU cores or slower "
+        potential_saving_s=potential_saving_s,
+        fix="something of that machine: its clocks and temperature, other jobs on it, fewer CPU cores or slower "
         "memory than elsewhere, its disk or network for the data; leave it out and compare",
     )
 

@@ -119,7 +119,7 @@ class Instrumentation:
         return name in self._patches and not self._patches[name].are_in_place()
 
     def ready(self, is_likely: bool = False) -> LoopDetector | None:
-        """Return the loop detector if the calling thread is the training's (see ``TrainingThread.is_current``), else None."""
+        """Return the loop detector on the training thread (see ``TrainingThread.is_current``), elsewhere None."""
         return self._of_this_thread() if self.training_thread.is_current(is_likely) else None
 
     def training(self) -> LoopDetector | None:

@@ -3,11 +3,11 @@
 import sys
 from collections.abc import Iterable
 
-from training_profiler.diagnosis import Insight
+from training_profiler.diagnosis import Finding
 from training_profiler.reports.checklist import checklist_lines
 from training_profiler.reports.device import HEADER, device_cells, device_lines, device_words
 from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, lines_under, percentages
-from training_profiler.reports.insights import insight_lines
+from training_profiler.reports.findings import finding_lines
 from training_profiler.reports.loaders import loader_lines
 from training_profiler.reports.machine import machine_lines
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
@@ -35,7 +35,7 @@ def render_periodic(snapshot: Snapshot, layout: str = TABLE) -> str:
 
 
 def render_final(
-    snapshot: Snapshot, insights: Iterable[Insight], layout: str = TABLE, has_checklist: bool = False
+    snapshot: Snapshot, findings: Iterable[Finding], layout: str = TABLE, has_checklist: bool = False
 ) -> str:
     """Return the summary of a run, with what to change and how the profiler itself fared."""
     parts = [
@@ -45,7 +45,7 @@ def render_final(
         "",
         *_run_lines(snapshot, layout),
         "Performance Insights:",
-        *insight_lines(snapshot, insights),
+        *finding_lines(snapshot, findings),
         *(["", *checklist_lines(snapshot)] if has_checklist else []),
         *_health_lines(snapshot),
     ]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, Final
 
-from training_profiler.diagnosis import Insight
+from training_profiler.diagnosis import Finding
 from training_profiler.reports.checklist import checklist
 from training_profiler.snapshot.snapshot import AllRanksStats, EpochStats, LineStats, SectionStats, Snapshot
 
@@ -15,7 +15,7 @@ SCHEMA: Final = 1
 LINES_A_SECTION: Final = 10
 
 
-def as_data(snapshot: Snapshot, insights: Iterable[Insight]) -> dict[str, Any]:
+def as_data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
     """Return the final report as plain data; seconds are floats, shares 0 to 1, unknown figures None."""
     step = snapshot.step
     return {
@@ -40,16 +40,16 @@ def as_data(snapshot: Snapshot, insights: Iterable[Insight]) -> dict[str, Any]:
         "attempts": [asdict(attempt) for attempt in snapshot.attempts],
         "insights": [
             {
-                "code": insight.code,
-                "finding": insight.finding,
-                "evidence": dict(insight.evidence),
-                "worth_s": insight.worth_s,
-                "worth_share": insight.worth_s / snapshot.wall_s if snapshot.wall_s else None,
-                "step_s": insight.step_s,
-                "step_if_gone_s": insight.step_if_gone_s,
-                "remedy": insight.remedy,
+                "code": finding.code,
+                "finding": finding.message,
+                "evidence": dict(finding.evidence),
+                "worth_s": finding.potential_saving_s,
+                "worth_share": finding.potential_saving_s / snapshot.wall_s if snapshot.wall_s else None,
+                "step_s": finding.step_s,
+                "step_if_gone_s": finding.step_if_gone_s,
+                "remedy": finding.fix,
             }
-            for insight in insights
+            for finding in findings
         ],
         "checklist": [check._asdict() for check in checklist(snapshot)],
         "health": {

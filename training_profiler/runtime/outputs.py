@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from training_profiler.diagnosis import Insight, epoch_warnings
+from training_profiler.diagnosis import Finding, epoch_warnings
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.exchange import update_to_bytes
 from training_profiler.ranks.identity import Rank
@@ -137,17 +137,17 @@ class Outputs:
         self._print(render_epoch(stats, epoch_warnings(stats, self._settings.thresholds)))
         self._health_of_profiler.guard("trackers", lambda: self._trackers.send(step, lambda: epoch_metrics(stats)))
 
-    def final(self, stats: Callable[[], Snapshot], insights: Sequence[Insight], health: Callable[[], Health]) -> None:
+    def final(self, stats: Callable[[], Snapshot], findings: Sequence[Finding], health: Callable[[], Health]) -> None:
         """Report on the run, which is over; ``stats`` are asked for again after printing, which may have failed."""
         self._trackers.end()
         self._trackers.wait(A_MOMENT_S, is_last=False)
         snapshot = stats()
-        self._print(render_final(snapshot, insights, self._settings.format, self._settings.checklist))
+        self._print(render_final(snapshot, findings, self._settings.format, self._settings.checklist))
         self._trackers.wait(PATIENCE_S, is_last=True)
         snapshot = stats()
-        text = render_final(snapshot, insights, self._settings.format, self._settings.checklist)
+        text = render_final(snapshot, findings, self._settings.format, self._settings.checklist)
         write = self._files.write_report
-        self._health_of_profiler.guard("run folder", lambda: write(text, as_data(snapshot, insights)))
+        self._health_of_profiler.guard("run folder", lambda: write(text, as_data(snapshot, findings)))
         self.close(health, snapshot.ended_by)
 
     def close(self, health: Callable[[], Health], ended_by: str | None) -> None:

@@ -152,9 +152,9 @@ def test_a_bad_argument_is_told_with_its_call(name, given):
     [
         ("SINKS", "wandb,tensorbord", "names 'tensorbord', which is not one of wandb, tensorboard, jsonl, prometheus, "
          "mlflow, csv; did you mean tensorboard?; example: jsonl,csv"),
-        ("THRESHOLDS", "unexplaned=0.2", "names 'unexplaned', which is no rule; did you mean unexplained? "
+        ("THRESHOLDS", "unexplaned=0.2", "names 'unexplaned', which is not a rule; did you mean unexplained? "
          "example: data-loading-bound=0.2,unexplained=0.15"),
-        ("THRESHOLDS", "unexplained", "has '' for unexplained, which is no number of at least 0; "
+        ("THRESHOLDS", "unexplained", "has '' for unexplained, which is not a number of at least 0; "
          "example: data-loading-bound=0.2,unexplained=0.15"),
         ("MONITOR_S", "-1", "is not a number of seconds of at least 0 (between looks at the machine, 0 for none); "
          "example: 1"),

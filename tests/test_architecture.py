@@ -43,7 +43,7 @@ STAGES = (
 # These two are commands of their own: no training imports them, and they use only the stages named here.
 STANDALONE = {
     "trace_analysis": {"errors", "units", "findings"},
-    "component_benchmark": {"errors", "units", "reports"},
+    "component_benchmark": {"errors", "units", "findings"},
 }
 PACKAGES_OF_OTHERS = {
     "bootstrap": {"training_profiler_bootstrap"},  # its other file: this folder is on sys.path, not a package
@@ -51,6 +51,7 @@ PACKAGES_OF_OTHERS = {
     "torch_capture": {"psutil"},  # torch is looked up where the program has imported it
     "device": {"numpy"},  # the same
     "aggregation": {"numpy"},
+    "findings": {"tabulate"},  # for the tables of the standalone tools
     "reports": {"tabulate"},
     "sinks": {"prometheus_client", "tensorboard"},  # once they are chosen; wandb and mlflow only the program imports
     "ranks": {"numpy"},

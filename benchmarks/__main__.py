@@ -17,7 +17,7 @@ from benchmarks import (
     training_ratio,
     watched_training,
 )
-from benchmarks.stats import Figure, print_figures
+from benchmarks.figures import Figure, print_figures
 
 ALL = (
     import_off,

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from benchmarks.children import environment
-from benchmarks.stats import Figure, print_figures, print_table
+from benchmarks.figures import Figure, print_figures, print_table
 
 ROOT: Final = Path(__file__).parents[1]
 TARGET_RATIO: Final = 1.005

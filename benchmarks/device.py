@@ -15,7 +15,7 @@ from time import perf_counter_ns
 from typing import Any, Final
 
 from benchmarks.children import result_of
-from benchmarks.stats import Figure, median_cells, print_figures, print_table
+from benchmarks.figures import Figure, median_cells, print_figures, print_table
 from benchmarks.switched import Watching
 
 BLOCK_S: Final = 0.5

@@ -13,7 +13,7 @@ from time import perf_counter_ns
 
 import torch
 
-from benchmarks.stats import Figure, print_figures, print_table, spread
+from benchmarks.figures import Figure, print_figures, print_table, spread
 from training_profiler.sampling import line_sampler
 from training_profiler.sampling.line_sampler import HANDOVER_S, LineSampler, Sample
 from training_profiler.units import NS_PER_S, NS_PER_US

@@ -11,7 +11,7 @@ from time import perf_counter_ns
 
 import torch
 
-from benchmarks.stats import Figure, print_figures, print_table
+from benchmarks.figures import Figure, print_figures, print_table
 from training_profiler.sampling.machine_sampler import MachineSampler
 from training_profiler.units import NS_PER_S, NS_PER_US
 

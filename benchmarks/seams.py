@@ -15,7 +15,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from benchmarks.children import result_of
-from benchmarks.stats import Figure, print_figures, print_table, spread
+from benchmarks.figures import Figure, print_figures, print_table, spread
 
 INNER_TARGET_US: Final = 0.2
 INNER_CALLS: Final = 1000

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from benchmarks.children import ROOT, environment, wait_cpu_s
-from benchmarks.stats import Figure, print_figures, print_table, spread
+from benchmarks.figures import Figure, print_figures, print_table, spread
 
 TARGET_MS: Final = 100
 PROGRAMS: Final = ROOT / "benchmarks" / "programs"

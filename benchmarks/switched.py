@@ -16,7 +16,7 @@ from time import perf_counter_ns, process_time_ns
 from typing import Any, Final
 
 from benchmarks.children import result_of
-from benchmarks.stats import Figure, median_cells, print_figures, print_table
+from benchmarks.figures import Figure, median_cells, print_figures, print_table
 from benchmarks.watched_training import KINDS, TINY_TARGET_US, step_of
 
 BLOCK_MS: Final = 200

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Final
 
-from benchmarks.stats import Figure, print_figures, print_table, spread
+from benchmarks.figures import Figure, print_figures, print_table, spread
 from benchmarks.training_pair import Plan, Taken, run_pair
 
 TARGET_RATIO: Final = 1.005

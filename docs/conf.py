@@ -20,4 +20,4 @@ html_css_files = ["custom.css"]
 html_copy_source = False
 html_show_sphinx = False
 pygments_style = "default"
-pygments_dark_style = "monokai"
+pygments_dark_style = "github-dark"

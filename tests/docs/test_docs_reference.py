@@ -63,7 +63,10 @@ def test_every_variable_on_any_page_exists():
 
 
 def documented_thresholds(name: str) -> dict[str, float]:
-    return {code: float(number) for code, number in re.findall(r"^### ([\w-]+)\n\nThreshold: (\S+)$", page(name), re.M)}
+    return {
+        code: float(number)
+        for code, number in re.findall(r"^### ([\w-]+)\n\n- \*\*Threshold:\*\* (\S+)$", page(name), re.M)
+    }
 
 
 def test_every_rule_is_documented_with_its_threshold():

@@ -5,7 +5,7 @@ VENV := .venv
 INTEGRATIONS := .venv-integrations
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: profile test test-programs test-gpu test-integrations lint bench docs venv clean
+.PHONY: profile test test-programs test-gpu test-integrations lint bench docs dist dev venv clean
 
 profile: venv
 	$(VENV)/bin/python profile_training.py
@@ -46,6 +46,18 @@ $(VENV)/.made-docs: $(VENV)/.made
 	$(VENV)/bin/python $(PIP) --editable '.[docs]'
 	@touch $@
 
+# The files of a release in dist/, checked as the package index checks them. The wheel is built from the sdist, so it
+# also shows that the sdist is complete.
+dist: venv
+	rm -rf dist
+	$(VENV)/bin/python -m build --quiet
+	$(VENV)/bin/python -m twine check --strict dist/*
+
+# What a contributor needs: the environment, and the hooks of .pre-commit-config.yaml where there is a git repository.
+dev: venv
+	@if [ -e .git ]; then $(VENV)/bin/pre-commit install; \
+	  else echo "not a git repository: no pre-commit hooks to install"; fi
+
 venv: $(VENV)/.made
 
 $(VENV)/.made: constraints.txt pyproject.toml
@@ -65,4 +77,4 @@ $(INTEGRATIONS)/.made: constraints.txt pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(INTEGRATIONS) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,7 +17,7 @@ from benchmarks import (
     training_ratio,
     watched_training,
 )
-from benchmarks.figures import Figure, print_figures
+from benchmarks.stats import Figure, print_figures
 
 ALL = (
     import_off,
@@ -39,12 +39,12 @@ ALL = (
 
 
 def main() -> None:
-    figures: list[Figure] = []
+    stats: list[Figure] = []
     for benchmark in ALL:
         print(f"== {benchmark.__name__}\n", flush=True)
-        figures += benchmark.run()
+        stats += benchmark.run()
     print("== all figures\n")
-    print_figures(figures)
+    print_figures(stats)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from benchmarks.children import environment
-from benchmarks.figures import Figure, print_figures, print_table
+from benchmarks.stats import Figure, print_figures, print_table
 
 ROOT: Final = Path(__file__).parents[1]
 TARGET_RATIO: Final = 1.005
@@ -54,9 +54,9 @@ def run(steps: int = 4000) -> list[Figure]:
     ]
     print_table([f"median of {len(windows)} windows of 4 steps", *headers], [["", *middles]])
     steps_ns = [ns for record in records for ns in record.get("step_ns", ())]
-    figures = [Figure(WHAT, _ratio(steps_ns), TARGET_RATIO, "", 4)]
-    print_figures(figures)
-    return figures
+    stats = [Figure(WHAT, _ratio(steps_ns), TARGET_RATIO, "", 4)]
+    print_figures(stats)
+    return stats
 
 
 def _ratio(steps_ns: list[int]) -> float:

@@ -15,7 +15,7 @@ from time import perf_counter_ns
 from typing import Any, Final
 
 from benchmarks.children import result_of
-from benchmarks.figures import Figure, median_cells, print_figures, print_table
+from benchmarks.stats import Figure, median_cells, print_figures, print_table
 from benchmarks.switched import Watching
 
 BLOCK_S: Final = 0.5
@@ -42,17 +42,17 @@ def run(pairs: int = PAIRS) -> list[Figure]:
     if why_not is not None:
         print(f"Device time: not measured, for {why_not}\n")
         return [Figure(f"{name} {what}", None, TARGET) for name in SIZES]
-    figures, rows = [], []
+    stats, rows = [], []
     for name in SIZES:
         found = result_of("benchmarks.device", "--inside", name, "--pairs", str(pairs), is_on=True)
         cells = [f"{found['off ms']:.2f}", len(found["wall"]), *median_cells(found["wall"])]
         rows.append([name, *cells, f"{found['stamp us']:.1f}", found["spans"], found["left out"]])
-        figures.append(Figure(f"{name} {what}", median(found["wall"]), TARGET, "", 4))
+        stats.append(Figure(f"{name} {what}", median(found["wall"]), TARGET, "", 4))
     print(f"Seams, sampler, sums, journal and stamps on over off, in turns in one process, on {found['device']}")
     headers = ["steps", "ms", "pairs", "wall", "+-", "us a stamp", "spans measured", "left out for their cost"]
     print_table(headers, rows)
-    print_figures(figures)
-    return figures
+    print_figures(stats)
+    return stats
 
 
 def _why_not() -> str | None:
@@ -121,16 +121,16 @@ def measure(size: Size, pairs: int) -> dict[str, Any]:
 
 
 def _stamped() -> dict[str, Any]:
-    from training_profiler import live
+    from training_profiler import api
 
-    session = live._process.session
+    session = api._process.session
     assert session is not None
-    time = session.observers.device
-    live.snapshot()
-    figures = time.figures()
-    assert figures is not None, session.upkeep.disabled
-    left_out = sum(figures.unmeasured.values())
-    return {"device": figures.name, "stamp us": time._stamp_ns / 1e3, "spans": figures.spans, "left out": left_out}
+    time = session.samplers.device
+    api.snapshot()
+    stats = time.stats()
+    assert stats is not None, session.profiler_health.disabled
+    left_out = sum(stats.unmeasured.values())
+    return {"device": stats.name, "stamp us": time._stamp_ns / 1e3, "spans": stats.spans, "left out": left_out}
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ class Figure:
         return [self.what, measured, f"<= {self.target:g} {self.unit}".strip(), self.verdict]
 
 
-def print_figures(figures: Sequence[Figure]) -> None:
+def print_figures(stats: Sequence[Figure]) -> None:
     """Print targets beside what was measured."""
-    print_table(["figure", "measured", "target", "verdict"], [figure.cells() for figure in figures])
+    print_table(["figure", "measured", "target", "verdict"], [figure.cells() for figure in stats])
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -6,7 +6,7 @@ import sys
 from statistics import median
 
 from benchmarks.children import ROOT, cpu_s_of, environment
-from benchmarks.figures import Figure, print_figures, print_table, spread
+from benchmarks.stats import Figure, print_figures, print_table, spread
 
 TARGET_MS = 15
 HEAVY = ("torch", "numpy", "tabulate")
@@ -32,12 +32,12 @@ def run(pairs: int = 31) -> list[Figure]:
         lower, middle, upper = spread(values_ms)
         rows.append([name, f"{min(values_ms):.2f}", f"{middle:.2f}", f"{lower:.2f} - {upper:.2f}"])
     print_table(["process", "best", "median", "quartiles"], rows)
-    figures = [
+    stats = [
         Figure("import when off", median(net_ms), TARGET_MS, "ms", 2),
         Figure(f"of {', '.join(HEAVY)} loaded by it", len(_loaded(variables)), 0, "modules"),
     ]
-    print_figures(figures)
-    return figures
+    print_figures(stats)
+    return stats
 
 
 def _loaded(variables: dict[str, str]) -> list[str]:

@@ -13,9 +13,9 @@ from time import perf_counter_ns
 
 import torch
 
-from benchmarks.figures import Figure, print_figures, print_table, spread
-from training_profiler.monitor import lines
-from training_profiler.monitor.lines import HANDOVER_S, LineSampler, Sample
+from benchmarks.stats import Figure, print_figures, print_table, spread
+from training_profiler.sampling import line_sampler
+from training_profiler.sampling.line_sampler import HANDOVER_S, LineSampler, Sample
 from training_profiler.units import NS_PER_S, NS_PER_US
 
 HZ = 50
@@ -46,17 +46,17 @@ def run(run_s: float = 16.0) -> list[Figure]:
         )
     print(f"Line sampler at {HZ} Hz: a function of 3 ms of Python beside 7 ms of matrix products, and a busy thread")
     print_table(["GIL after", "samples", "true share", "seen", "hole a sample", "CPU a sample"], rows)
-    figures = [
+    stats = [
         Figure("line sampler, part of a Python function not seen", 1 - seen, 1 - LEAST_SEEN, "", 2),
         Figure(f"line sampler at {HZ} Hz, time taken from a thread of pure Python", cost, MOST_COST, "", 4),
     ]
-    print_figures(figures)
-    return figures
+    print_figures(stats)
+    return stats
 
 
 def _sampled(handover_s: float, work: Callable[[], None]) -> tuple[list[Sample], LineSampler]:
     """Return the samples of ``work``, taken with this time to hand over the GIL."""
-    lines.HANDOVER_S = handover_s  # type: ignore[misc]
+    line_sampler.HANDOVER_S = handover_s  # type: ignore[misc]
     sampler = LineSampler(perf_counter_ns, lambda _, part: part())
     sampler.run_at(HZ, perf_counter_ns())
     try:
@@ -64,7 +64,7 @@ def _sampled(handover_s: float, work: Callable[[], None]) -> tuple[list[Sample],
         work()
     finally:
         sampler.stop()
-        lines.HANDOVER_S = HANDOVER_S  # type: ignore[misc]
+        line_sampler.HANDOVER_S = HANDOVER_S  # type: ignore[misc]
     return sampler.take(), sampler
 
 

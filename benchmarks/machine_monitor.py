@@ -11,8 +11,8 @@ from time import perf_counter_ns
 
 import torch
 
-from benchmarks.figures import Figure, print_figures, print_table
-from training_profiler.monitor.machine import MachineMonitor
+from benchmarks.stats import Figure, print_figures, print_table
+from training_profiler.sampling.machine_sampler import MachineSampler
 from training_profiler.units import NS_PER_S, NS_PER_US
 
 EVERY_S = 1.0
@@ -22,24 +22,24 @@ MOST_CPU = 0.1  # % of one core
 
 def run(run_s: float = 40.0) -> list[Figure]:
     """Measure, print and return the figures; takes about ``2 * run_s``."""
-    rows, figures = [], []
+    rows, stats = [], []
     for children in (0, CHILDREN):
         looks, cpu_ns, wall_ns = _measured(children, run_s)
         percent = 100 * cpu_ns / wall_ns
         rows.append([children, looks, f"{cpu_ns / NS_PER_US / looks:.0f} us", f"{percent:.3f}%"])
         what = f"machine monitor at {EVERY_S:g} s, {children} children, CPU of its thread, of one core"
-        figures.append(Figure(what, percent, MOST_CPU, "%", 3))
+        stats.append(Figure(what, percent, MOST_CPU, "%", 3))
     print(f"Machine monitor, a look every {EVERY_S:g} s, beside matrix products")
     print_table(["children", "looks", "CPU a look", "CPU over wall"], rows)
-    print_figures(figures)
-    return figures
+    print_figures(stats)
+    return stats
 
 
 def _measured(children: int, run_s: float) -> tuple[int, int, int]:
     """Return (looks, CPU of the thread in ns, wall time in ns)."""
     idle = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     workers = [subprocess.Popen(idle, stdin=subprocess.PIPE) for _ in range(children)]
-    monitor = MachineMonitor(perf_counter_ns, lambda _, part: part())
+    monitor = MachineSampler(perf_counter_ns, lambda _, part: part())
     begin_ns = perf_counter_ns()
     monitor.run_every(EVERY_S)
     matrix = torch.ones(512, 512)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.children import result_of
-from benchmarks.figures import Figure, print_figures, print_table
+from benchmarks.stats import Figure, print_figures, print_table
 
 TARGET_MB: Final = 1.0
 MILLIONS: Final = 5
@@ -27,9 +27,9 @@ def run() -> list[Figure]:
     ]
     print_table([f"sections after {WARMUP_SPANS} to warm up", "MB", "growth MB"], rows)
     growth_mb = (max(resident_bytes) - first_bytes) / 1e6
-    figures = [Figure(f"growth of memory over {MILLIONS} million sections", growth_mb, TARGET_MB, "MB", 3)]
-    print_figures(figures)
-    return figures
+    stats = [Figure(f"growth of memory over {MILLIONS} million sections", growth_mb, TARGET_MB, "MB", 3)]
+    print_figures(stats)
+    return stats
 
 
 def resident_now_bytes() -> int:

@@ -16,24 +16,24 @@ from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 from benchmarks.children import ROOT, environment
-from benchmarks.figures import Figure, print_figures, print_table
-from training_profiler.rank_figures import RankId
-from training_profiler.record.names import SectionNames
-from training_profiler.record.recorder import STEP_END, Recorder
-from training_profiler.runs.folder import journal_name
-from training_profiler.runs.journal import Journal
-from training_profiler.runs.ranks import read_ranks
-from training_profiler.snapshot import Health
-from training_profiler.statistics.accumulator import Accumulator
-from training_profiler.statistics.rank_sums import (
+from benchmarks.stats import Figure, print_figures, print_table
+from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.ranks.summary import (
     BLOCK_STEPS,
     MOST_BLOCKS,
     MOST_PACES,
-    Meeting,
-    Pace,
     RankSection,
-    RankSums,
+    RankSummary,
+    StepTimeBucket,
+    SyncPoint,
 )
+from training_profiler.recording.recorder import STEP_END, Recorder
+from training_profiler.recording.section_names import SectionNames
+from training_profiler.snapshot.ranks import RankId
+from training_profiler.snapshot.snapshot import Health
+from training_profiler.storage.journal import Journal
+from training_profiler.storage.rank_reader import read_ranks
+from training_profiler.storage.run_folder import journal_name
 from training_profiler.units import BYTES_PER_GB, BYTES_PER_MIB, MS_PER_S, NS_PER_S
 
 WORLDS: Final = (64, 256, 1024)
@@ -112,15 +112,15 @@ def run() -> list[Figure]:
     told = (f"{ms:.2f} ms of {world:,}" for world, ms in rank_ms.items())
     print(f"CPU of merging a rank: {', '.join(told)}\n")
     most = WORLDS[-1]
-    figures = [
+    stats = [
         Figure(f"CPU of a report on {most:,} ranks", costs[most].cpu_s, MOST_CPU_S, "s", 1),
         Figure("its memory", costs[most].peak_bytes / BYTES_PER_GB, MOST_BYTES / BYTES_PER_GB, "GB", 2),
         Figure(
             "CPU of merging a rank of 1,024, over that of 256", rank_ms[most] / rank_ms[WORLDS[-2]], MOST_SLOPE, "", 2
         ),
     ]
-    print_figures(figures)
-    return figures
+    print_figures(stats)
+    return stats
 
 
 def recorded(variant: int, folder: Path) -> bytes:
@@ -177,7 +177,7 @@ def write_rank(folder: Path, rank: int, world: int, intervals: list[bytes]) -> N
     journal.close(Health(), None)
 
 
-def tellings(who: RankId, steps: int) -> RankSums:
+def tellings(who: RankId, steps: int) -> RankSummary:
     """Return what a rank tells after so many steps, filled to its bounds."""
     chance = random.Random(who.rank * 1_000_003 + steps)
     step_ns = {name: round(ms * chance.uniform(0.95, 1.1) * 1e6) for name, ms in SECTIONS.items()}
@@ -190,7 +190,7 @@ def tellings(who: RankId, steps: int) -> RankSums:
     firsts = range(0, steps - BLOCK_STEPS + 1, BLOCK_STEPS * every)
     pace = max(1, steps // MOST_PACES)
     sync_ns, total_ns = step_ns["synchronization"], sum(step_ns.values())
-    return RankSums(
+    return RankSummary(
         who=who,
         number=steps // STEPS_AN_INTERVAL,
         begin_ns=BEGAN_NS,
@@ -205,11 +205,13 @@ def tellings(who: RankId, steps: int) -> RankSums:
         sampled=steps // 100 + 10,
         exchange_ns=30_000_000 * steps,
         exchange_hidden_ns=20_000_000 * steps,
-        paces=[Pace(pace, total_ns * pace, sync_ns * pace) for _ in range(min(MOST_PACES, steps))],
+        paces=[StepTimeBucket(pace, total_ns * pace, sync_ns * pace) for _ in range(min(MOST_PACES, steps))],
         blocks={first: [round(sync_ns * chance.random() * 2) for _ in range(BLOCK_STEPS)] for first in firsts},
         places={name: f"train.py:{100 + i} train_step" for i, name in enumerate(SECTIONS)},
         meetings=[
-            Meeting(f"all:{k}", BEGAN_NS + k * NS_PER_S + chance.randrange(10**7), BEGAN_NS + k * NS_PER_S + 11 * 10**6)
+            SyncPoint(
+                f"all:{k}", BEGAN_NS + k * NS_PER_S + chance.randrange(10**7), BEGAN_NS + k * NS_PER_S + 11 * 10**6
+            )
             for k in range(MEETINGS)
         ],
         is_final=steps == STEPS,
@@ -219,7 +221,7 @@ def tellings(who: RankId, steps: int) -> RankSums:
 def merge_cpu_s(folder: Path) -> float:
     """Return the CPU time of reading what all ranks told and making figures of it: a report without all else."""
     begin_s = time.process_time()
-    read_ranks(folder).figures()
+    read_ranks(folder).stats()
     return time.process_time() - begin_s
 
 

@@ -15,26 +15,26 @@ from statistics import median
 
 from torch.distributed import TCPStore
 
-from benchmarks.figures import Figure, print_figures, print_table
-from training_profiler.distributed.board import Board
-from training_profiler.distributed.carrier import Carrier
-from training_profiler.distributed.message import Alive, Message
-from training_profiler.distributed.rank import Rank
-from training_profiler.distributed.store import connect
-from training_profiler.peers import AHEAD_A_SECOND, AT_A_REPORT, told_data
-from training_profiler.rank_figures import RankId
-from training_profiler.record.names import SectionNames
-from training_profiler.runs.journal import Journal
-from training_profiler.statistics.rank_sums import (
+from benchmarks.stats import Figure, print_figures, print_table
+from training_profiler.ranks.channel import RankChannel
+from training_profiler.ranks.exchange import AHEAD_A_SECOND, AT_A_REPORT, update_to_bytes
+from training_profiler.ranks.identity import Rank
+from training_profiler.ranks.message import Heartbeat, Message
+from training_profiler.ranks.store import connect
+from training_profiler.ranks.summary import (
     BLOCK_STEPS,
     MOST_BLOCKS,
     MOST_PACES,
-    Meeting,
-    Pace,
     RankSection,
-    RankSums,
-    rank_sums_from_data,
+    RankSummary,
+    StepTimeBucket,
+    SyncPoint,
+    rank_summary_from_data,
 )
+from training_profiler.ranks.transport import RankTransport
+from training_profiler.recording.section_names import SectionNames
+from training_profiler.snapshot.ranks import RankId
+from training_profiler.storage.journal import Journal
 from training_profiler.units import NS_PER_S, NS_PER_US
 
 SECTIONS = 15
@@ -47,7 +47,7 @@ MOST_SERVER = 5_000_000  # bytes a second in, or out
 
 def run(ranks: int = 1024) -> list[Figure]:
     """Measure, print and return the figures."""
-    data = told_data(_sums(1).to_data())
+    data = update_to_bytes(_sums(1).to_data())
     tell_us = _tell_us()
     server = TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
     set_us, bytes_in = _filled(server, ranks)
@@ -78,7 +78,7 @@ def run(ranks: int = 1024) -> list[Figure]:
     every_s = max(1.0, ranks / 100)
     ahead = min((ranks - 1) / every_s, AHEAD_A_SECOND)
     cpu_percent = (cpu_ms / every_s + ahead * decode_ms / ranks) / 10
-    figures = [
+    stats = [
         Figure("ranks: telling once a second, of the training thread", tell_us / 1e4, MOST_TELL, "%", 4),
         Figure(
             f"ranks: rank 0's thread, {ranks:,} ranks, of one core",
@@ -89,8 +89,8 @@ def run(ranks: int = 1024) -> list[Figure]:
         ),
         Figure(f"ranks: bytes a second into the store, {ranks:,} ranks", bytes_in / every_s, MOST_SERVER, "B/s"),
     ]
-    print_figures(figures)
-    return figures
+    print_figures(stats)
+    return stats
 
 
 def _row(count: int, size: int, read_ms: float, decode_ms: float) -> list[str]:
@@ -104,10 +104,10 @@ def _row(count: int, size: int, read_ms: float, decode_ms: float) -> list[str]:
     return [f"{count:,}", f"{every_s:.0f} s", f"{a_second:.0f}", rate, rate, *times]
 
 
-def _sums(rank: int) -> RankSums:
+def _sums(rank: int) -> RankSummary:
     names = [f"a_section_of_usual_name_{number}" for number in range(SECTIONS)]
     now_ns = time.time_ns()
-    return RankSums(
+    return RankSummary(
         RankId(rank, 1024, "worker-node-17.cluster", rank // 8, rank % 8),
         number=1000,
         begin_ns=now_ns - 3600 * NS_PER_S,
@@ -123,17 +123,17 @@ def _sums(rank: int) -> RankSums:
         exchanges=123_456,
         exchange_ns=310_123_456_789,
         exchange_hidden_ns=110_123_456_789,
-        paces=[Pace(4096, 110_123_456_789, 10_123_456_789)] * MOST_PACES,
+        paces=[StepTimeBucket(4096, 110_123_456_789, 10_123_456_789)] * MOST_PACES,
         blocks={16 * 1024 * block: [2_123_456 + block] * BLOCK_STEPS for block in range(MOST_BLOCKS)},
         places=dict.fromkeys(names[:8], "trainer.py:123 Trainer.train_step"),
-        meetings=[Meeting(f"ddp0:{1024 * number}", now_ns, now_ns + 1_000_000) for number in range(MEETINGS)],
+        meetings=[SyncPoint(f"ddp0:{1024 * number}", now_ns, now_ns + 1_000_000) for number in range(MEETINGS)],
         inside=("backward_pass",),
     )
 
 
 def _tell_us() -> float:
-    """Return what a telling takes of the training thread, as ``Outlets.tell`` does it."""
-    board = Board(Rank(RankId(1, 2)), 0.0, False, lambda _, work: work())
+    """Return what a telling takes of the training thread, as ``Outputs.tell`` does it."""
+    channel = RankChannel(Rank(RankId(1, 2)), 0.0, False, lambda _, work: work())
     sums, took_ns = _sums(1), []
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder, "rank1.jsonl"), 1, SectionNames(), 0, None)
@@ -141,7 +141,7 @@ def _tell_us() -> float:
             begin_ns = time.perf_counter_ns()
             told = sums.to_data()
             journal.write_rank(told)
-            board.tell(told_data(told))
+            channel.tell(update_to_bytes(told))
             took_ns.append(time.perf_counter_ns() - begin_ns)
             time.sleep(0.001)  # or the processor's caches would hold all of it
     return median(took_ns) / NS_PER_US
@@ -151,9 +151,9 @@ def _filled(server: TCPStore, ranks: int) -> tuple[float, int]:
     """Let every rank tell once; return what a sending takes in us, and the bytes of all."""
     store, size, took_ns = connect(server, "0.0"), 0, []
     for rank in range(1, ranks):
-        data = told_data(_sums(rank).to_data())
+        data = update_to_bytes(_sums(rank).to_data())
         begin_ns = time.perf_counter_ns()
-        packed = Message(Alive(123_456, ("backward_pass",), 0.1, "worker-node-17.cluster"), data, beat=rank).pack()
+        packed = Message(Heartbeat(123_456, ("backward_pass",), 0.1, "worker-node-17.cluster"), data, beat=rank).pack()
         store.send(rank, packed)
         took_ns.append(time.perf_counter_ns() - begin_ns)
         size += len(packed)
@@ -162,19 +162,19 @@ def _filled(server: TCPStore, ranks: int) -> tuple[float, int]:
 
 def _read(server: TCPStore, ranks: int) -> tuple[float, float]:
     """Return what rank 0's thread takes to read all of them: ms of the wall, and of CPU."""
-    carrier = Carrier(Rank(RankId(0, ranks)), False, time.monotonic_ns, lambda: server, lambda: True)
-    carrier.look()
-    carrier.read(is_now=True)  # makes sure of every key, once
-    assert len(carrier.told()) == ranks - 1
-    return _median_ms(lambda: carrier.read(is_now=True), time.perf_counter_ns), _median_ms(
-        lambda: carrier.read(is_now=True), time.thread_time_ns
+    transport = RankTransport(Rank(RankId(0, ranks)), False, time.monotonic_ns, lambda: server, lambda: True)
+    transport.look()
+    transport.read(is_now=True)  # makes sure of every key, once
+    assert len(transport.told()) == ranks - 1
+    return _median_ms(lambda: transport.read(is_now=True), time.perf_counter_ns), _median_ms(
+        lambda: transport.read(is_now=True), time.thread_time_ns
     )
 
 
 def _decode_ms(data: bytes, ranks: int) -> float:
     def decode() -> None:
         for _ in range(ranks - 1):
-            rank_sums_from_data(json.loads(data))
+            rank_summary_from_data(json.loads(data))
 
     return _median_ms(decode, time.thread_time_ns)
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from benchmarks.children import result_of
-from benchmarks.figures import Figure, print_figures, print_table, spread
+from benchmarks.stats import Figure, print_figures, print_table, spread
 
 INNER_TARGET_US: Final = 0.2
 INNER_CALLS: Final = 1000
@@ -60,12 +60,12 @@ def run() -> list[Figure]:
     )
     least = min(us[ALL]) - min(us[NONE])
     what = "module call that is not outermost, added CPU"
-    figures = [
+    stats = [
         Figure(f"{what}, median of the rounds", median(added), INNER_TARGET_US, "us", 3),
         Figure(f"{what}, of the best rounds", least, INNER_TARGET_US, "us", 3),
     ]
-    print_figures(figures)
-    return figures
+    print_figures(stats)
+    return stats
 
 
 def _cells(values: list[float], decimals: int = 3) -> list[str]:
@@ -77,14 +77,14 @@ class Seams:
     """Puts seams in place as a run would, and takes them out."""
 
     def __init__(self) -> None:
-        from training_profiler.instrument.watch import SEAMS, Watch
-        from training_profiler.record.loader import LoaderBook
-        from training_profiler.record.recorder import Recorder
+        from training_profiler.instrumentation.instrumentation import PATCHES, Instrumentation
+        from training_profiler.recording.data_loader import LoaderBook
+        from training_profiler.recording.recorder import Recorder
 
-        self.names = tuple(SEAMS)
-        self._all, self._table = dict(SEAMS), SEAMS
+        self.names = tuple(PATCHES)
+        self._all, self._table = dict(PATCHES), PATCHES
         self._recorder = Recorder()  # nobody listens: what is recorded is thrown away
-        self._watch = Watch(self._recorder, lambda: lambda at_ns: None)
+        self._watch = Instrumentation(self._recorder, lambda: lambda at_ns: None)
         if hasattr(self._watch, "loaders"):
             self._watch.loaders = LoaderBook()
 

@@ -10,8 +10,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.children import result_of
-from benchmarks.figures import Figure, print_figures, print_table, spread
 from benchmarks.section_rounds import REFERENCE, ROUNDS, SECTIONS_A_STEP, STEPS_A_ROUND
+from benchmarks.stats import Figure, print_figures, print_table, spread
 
 OFF_TARGET_NS = 150
 OFF_TARGET_RATIO = 1.0
@@ -27,13 +27,13 @@ def run(log_every: int = 1_000_000) -> list[Figure]:
     for name in on["missing"]:
         print(f"{name} is not installed and was left out; `make bench` installs it\n")
     off_ns = off["training_profiler, off"]
-    figures = [
+    stats = [
         Figure("empty section, off", median(off_ns), OFF_TARGET_NS, "ns", 1),
         Figure("empty section, off / nullcontext", median(_ratios(off_ns, off[REFERENCE])), OFF_TARGET_RATIO, "", 3),
         Figure("empty section, on, all in", median(on["ns"]["training_profiler"]), ON_TARGET_NS, "ns", 1),
     ]
-    print_figures(figures)
-    return figures
+    print_figures(stats)
+    return stats
 
 
 def _ratios(sections_ns: list[float], references_ns: list[float]) -> list[float]:

@@ -61,7 +61,12 @@ def on(log_every: int) -> tuple[dict[str, Contender], list[str]]:
     """Return the profiler in a real session, the other profilers that are installed, and who is not."""
     import torch
 
-    from training_profiler import is_profiling_enabled, profile_section, profile_step, start_training_profiling
+    from training_profiler import (
+        is_profiling_enabled,
+        profile_section,
+        profile_step,
+        start_training_profiling,
+    )
 
     start_training_profiling(log_every=log_every)
     assert is_profiling_enabled()

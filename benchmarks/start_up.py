@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from benchmarks.children import ROOT, environment, wait_cpu_s
-from benchmarks.figures import Figure, print_figures, print_table, spread
+from benchmarks.stats import Figure, print_figures, print_table, spread
 
 TARGET_MS: Final = 100
 PROGRAMS: Final = ROOT / "benchmarks" / "programs"
@@ -24,7 +24,7 @@ END: Final = "has ended"
 
 def run(pairs: int = 15) -> list[Figure]:
     """Measure, print and return the figures; takes about 6 s a pair."""
-    figures, left = [], 0
+    stats, left = [], 0
     for name, points in POINTS.items():
         program = PROGRAMS / f"{name}.py"
         plain = [sys.executable, str(program)]
@@ -36,10 +36,10 @@ def run(pairs: int = 15) -> list[Figure]:
                 left += still_there
                 if pair >= 0:
                     cpu_ms[is_on].append(at_ms)
-        figures.append(_print(program.name, points, cpu_ms))
-    figures.append(Figure("processes that training-profiler run leaves behind, or starts beside the program", left, 0))
-    print_figures(figures)
-    return figures
+        stats.append(_print(program.name, points, cpu_ms))
+    stats.append(Figure("processes that training-profiler run leaves behind, or starts beside the program", left, 0))
+    print_figures(stats)
+    return stats
 
 
 def _command() -> str:

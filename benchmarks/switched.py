@@ -16,7 +16,7 @@ from time import perf_counter_ns, process_time_ns
 from typing import Any, Final
 
 from benchmarks.children import result_of
-from benchmarks.figures import Figure, median_cells, print_figures, print_table
+from benchmarks.stats import Figure, median_cells, print_figures, print_table
 from benchmarks.watched_training import KINDS, TINY_TARGET_US, step_of
 
 BLOCK_MS: Final = 200
@@ -31,7 +31,7 @@ LOOPS: Final = {f"{kind.step_ms:g}": kind for kind in KINDS if kind.what.startsw
 
 def run(only: str = "") -> list[Figure]:
     """Measure, print and return the ratios of wall times, on over off; takes about 6 minutes."""
-    figures = []
+    stats = []
     rows = []
     chosen = result_of("benchmarks.watched_training", "--batches", is_on=False)
     for ms, kind in LOOPS.items():
@@ -49,14 +49,14 @@ def run(only: str = "") -> list[Figure]:
             [f"{ms} ms", f"{off_ms:.2f}", len(walls), *median_cells(walls), *median_cells(cpus), f"{added_us:+.1f}"]
         )
         if kind.target is None:
-            figures.append(Figure(f"step of {ms} ms: CPU added, all on", added_us, TINY_TARGET_US, "us", 1))
+            stats.append(Figure(f"step of {ms} ms: CPU added, all on", added_us, TINY_TARGET_US, "us", 1))
         else:
-            figures.append(Figure(f"steps of {ms} ms: wall, all on over off", median(walls), kind.target, "", 4))
+            stats.append(Figure(f"steps of {ms} ms: wall, all on over off", median(walls), kind.target, "", 4))
     print(f"Seams, sampler, monitor, sums, journal and trackers ({SINKS}) on over off, in turns in one process:")
     print("medians and their standard errors")
     print_table(["steps of", "ms measured", "pairs", "wall", "+-", "CPU", "+-", "CPU us a step"], rows)
-    print_figures(figures)
-    return figures
+    print_figures(stats)
+    return stats
 
 
 class Watching:
@@ -65,10 +65,10 @@ class Watching:
     def __init__(self) -> None:
         import torch
 
-        from training_profiler import live
+        from training_profiler import api
 
-        live.watch(perf_counter_ns())
-        self._torch, self._process = torch, live._process
+        api.watch(perf_counter_ns())
+        self._torch, self._process = torch, api._process
         self._is_on = True
 
     def switch(self, is_on: bool) -> None:
@@ -81,12 +81,12 @@ class Watching:
         assert session is not None
         if is_on:
             watch.install(self._torch)
-            session.observers.lines.run_at(session.settings.sample_hz, perf_counter_ns())
-            session.observers.machine.run_every(session.settings.monitor_s)
+            session.samplers.lines.run_at(session.settings.sample_hz, perf_counter_ns())
+            session.samplers.machine.run_every(session.settings.monitor_s)
         else:
             watch.guarded(watch.finish)
-            session.observers.lines.stop()
-            session.observers.machine.stop()
+            session.samplers.lines.stop()
+            session.samplers.machine.stop()
 
 
 def measure(ms: float, batch: int, *size: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from time import process_time
 from typing import Any, Final
 
 from benchmarks.children import result_of
-from benchmarks.figures import Figure, print_figures, print_table
+from benchmarks.stats import Figure, print_figures, print_table
 
 TRACES: Final = Path(__file__).resolve().parents[2] / "shared" / "traces"
 LARGEST: Final = "a100_ddp_rank3of8.pt.trace.json.gz"
@@ -72,9 +72,9 @@ def run() -> list[Figure]:
             for (side, times), one in sorted(best.items(), key=lambda item: (item[0][1], item[0][0]))
         ],
     )
-    figures = _figures(best)
-    print_figures(figures)
-    return figures
+    stats = _figures(best)
+    print_figures(stats)
+    return stats
 
 
 def _figures(best: dict[tuple[str, int], dict[str, float]]) -> list[Figure]:
@@ -83,10 +83,10 @@ def _figures(best: dict[tuple[str, int], dict[str, float]]) -> list[Figure]:
         return best["ours", times][key] / theirs[key] if theirs else None
 
     most = max(TIMES)
-    figures = []
+    stats = []
     for times in (1, most):
         size = f"trace x{times}"
-        figures += [
+        stats += [
             Figure(f"{size}: CPU over traceinsight's", ratio(times, "cpu_s"), 1 / TARGET_TIMES_FASTER, "", 3),
             Figure(
                 f"{size}: the same, without sequences", ratio(times, "comparable_cpu_s"), 1 / TARGET_TIMES_FASTER, "", 3
@@ -95,7 +95,7 @@ def _figures(best: dict[tuple[str, int], dict[str, float]]) -> list[Figure]:
         ]
     linear = best["ours", most]["cpu_s"] / best["ours", 1]["cpu_s"] / most
     return [
-        *figures,
+        *stats,
         Figure("218,203 events: peak memory", best["ours", 2]["peak_mb"], TARGET_MB, "MB"),
         Figure(f"trace x{most}: CPU an event over that of x1", linear, MOST_ABOVE_LINEAR, "", 2),
     ]
@@ -140,8 +140,8 @@ def measure_ours(path: Path) -> dict[str, float]:
     """Return what one file costs us."""
     import gc
 
-    from training_profiler.trace.analysis import analyse
-    from training_profiler.trace.contract import trace_data
+    from training_profiler.trace_analysis.analysis import analyse
+    from training_profiler.trace_analysis.trace_json import trace_data
 
     gc.disable()  # as the command does
     begin_s = _cpu_s()

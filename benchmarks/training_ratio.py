@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Final
 
-from benchmarks.figures import Figure, print_figures, print_table, spread
+from benchmarks.stats import Figure, print_figures, print_table, spread
 from benchmarks.training_pair import Plan, Taken, run_pair
 
 TARGET_RATIO: Final = 1.005
@@ -40,9 +40,9 @@ def run(pairs: int = 11, run_s: float = 12.0, module: str = MODULE) -> list[Figu
         lower, middle, upper = spread(values)
         rows.append([name, f"{middle:.4f}", f"{lower:.4f} - {upper:.4f}", f"{min(values):.4f} - {max(values):.4f}"])
     print_table([f"median of {len(ratios[WHAT])} pairs", "ratio", "quartiles", "range"], rows)
-    figures = [Figure(name, spread(values)[1], TARGET_RATIO, "", 4) for name, values in ratios.items()]
-    print_figures(figures)
-    return figures
+    stats = [Figure(name, spread(values)[1], TARGET_RATIO, "", 4) for name, values in ratios.items()]
+    print_figures(stats)
+    return stats
 
 
 def _measure(pairs: int, run_s: float, module: str) -> dict[str, list[float]]:

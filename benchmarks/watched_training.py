@@ -24,7 +24,7 @@ from time import monotonic, perf_counter_ns
 from typing import Final
 
 from benchmarks.children import ROOT, environment, result_of
-from benchmarks.figures import Figure, median_cells, print_figures, print_table
+from benchmarks.stats import Figure, median_cells, print_figures, print_table
 from benchmarks.turns import Contender, Taken, take_turns
 
 PROGRAMS: Final = ROOT / "benchmarks" / "programs"
@@ -173,9 +173,9 @@ def run(rounds: int = 3, only: str = "") -> list[Figure]:
                     )
                 except RuntimeError as error:
                     print(f"{kind.what}: not measured in round {number + 1}: {error}\n")
-    figures = [figure for kind in kinds for figure in _figures(kind, taken[kind.what])]
-    print_figures(figures)
-    return figures
+    stats = [figure for kind in kinds for figure in _figures(kind, taken[kind.what])]
+    print_figures(stats)
+    return stats
 
 
 def _kinds() -> list[Kind]:
@@ -196,8 +196,8 @@ def _figures(kind: Kind, rounds: list[Times]) -> list[Figure]:
     """Print what each program took, and return ours against the targets and the others."""
     if not rounds:
         return [Figure(f"{kind.what}: not measured", None, kind.target or TINY_TARGET_US)]
-    walls = {name: _pairs(rounds, name, "wall_ns") for name in rounds[0]}
-    cpus = {name: _pairs(rounds, name, "cpu_ns") for name in rounds[0]}
+    walls = {name: _pairing(rounds, name, "wall_ns") for name in rounds[0]}
+    cpus = {name: _pairing(rounds, name, "cpu_ns") for name in rounds[0]}
     bare_us = {name: median(_steps_us(kind, rounds, BARE, name)) for name in ("wall_ns", "cpu_ns")}
     print(
         f"{kind.what}, {bare_us['wall_ns'] / 1e3:.2f} ms as measured: time over that of the bare training, "
@@ -224,12 +224,12 @@ def _figures(kind: Kind, rounds: list[Times]) -> list[Figure]:
         cost_us = bare_us["cpu_ns"] * (median(cpus[OURS]) - 1)
         return [Figure(f"{kind.what}: CPU added to a step, reports and all", cost_us, TINY_TARGET_US, "us", 1)]
     wall = median(walls[OURS])
-    figures = [] if kind.target is None else [Figure(f"{kind.what}, wall over bare", wall, kind.target, "", 4)]
+    stats = [] if kind.target is None else [Figure(f"{kind.what}, wall over bare", wall, kind.target, "", 4)]
     beside = f"{kind.what}, wall over bare, beside"
-    return figures + [Figure(f"{beside} {other}", wall, median(walls[other]), "", 4) for other in kind.others]
+    return stats + [Figure(f"{beside} {other}", wall, median(walls[other]), "", 4) for other in kind.others]
 
 
-def _pairs(rounds: list[Times], name: str, kind_ns: str) -> list[float]:
+def _pairing(rounds: list[Times], name: str, kind_ns: str) -> list[float]:
     """Return the ratios of neighbouring turns, of the program over the bare training; the first turn warms up."""
     return [
         own / bare

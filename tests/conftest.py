@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from fakes import FakeClock
 from hypothesis import settings
 
-from training_profiler.record.recorder import Recorder
+from tests.support.recording import FakeClock
+from training_profiler.recording.recorder import Recorder
 
 PREFIX = "RECTIFIED_FLOW_PROFILE"
 # These keep one thread for the life of the process; it is theirs, and no test's.
@@ -63,7 +63,7 @@ def _is_ours(thread: threading.Thread) -> bool:
 
 
 def _running_session() -> list[str]:
-    live = sys.modules.get("training_profiler.live")
+    live = sys.modules.get("training_profiler.api")
     session = live._process.session if live is not None else None
     if session is None or not session.is_running:
         return []

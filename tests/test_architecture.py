@@ -1,93 +1,79 @@
-"""Holds the direction of the arrows between the stages, and the sizes that keep them readable."""
+"""The order of the folders is the order of the data: imports run one way, and files stay small enough to read."""
 
 import ast
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 PACKAGE = Path(__file__).parents[1] / "training_profiler"
 MODULES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-STDLIB = sys.stdlib_module_names
-MOST_LINES, MOST_FUNCTION_LINES = 300, 60
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
-# What a stage may import of ours besides itself. Order is the order of the data.
-MAY_IMPORT = {
-    "bootstrap": set(),
-    "record": set(),
-    "instrument": {"record"},
-    "monitor": {"record", "units"},
-    "distributed": {"rank_figures", "units"},
-    "device": {"record", "statistics", "snapshot", "units"},
-    "capture": {"device", "errors", "instrument", "record", "units"},
-    "statistics": {"record", "monitor", "rank_figures", "snapshot", "units"},
-    "diagnosis": {"rank_figures", "snapshot", "units"},
-    "components": {"component_figures", "errors"},
-    "trace": {"check", "errors", "units"},
-    "reports": {"check", "component_figures", "rank_figures", "snapshot", "diagnosis", "trace", "units"},
-    "sinks": {"snapshot", "diagnosis", "reports", "errors", "units"},
-    "runs": {"record", "monitor", "rank_figures", "statistics", "snapshot", "settings", "errors", "units"},
-    "cli": {
-        "capture",
-        "components",
-        "diagnosis",
-        "reports",
-        "runs",
-        "settings",
-        "snapshot",
-        "switch",
-        "trace",
-        "errors",
-        "units",
-    },
-    "snapshot": {"machine_figures", "rank_figures"},
-    "rank_figures": set(),
-    "machine_figures": set(),
-    "component_figures": set(),
-    "check": set(),
-    "units": set(),
-    "errors": set(),
-    "switch": {"errors"},
-    "settings": {"capture", "diagnosis", "errors", "switch"},
+# The order of the data, printed in CONTRIBUTING.md. A stage imports stages above it, and none below.
+STAGES = (
+    "bootstrap",
+    "errors",
+    "units",
+    "switch",
+    "snapshot",
+    "recording",
+    "instrumentation",
+    "sampling",
+    "device",
+    "torch_capture",
+    "aggregation",
+    "findings",
+    "diagnosis",
+    "settings",
+    "reports",
+    "sinks",
+    "ranks",
+    "storage",
+    "runtime",
+    "api_disabled",
+    "api",
+    "trace_analysis",
+    "component_benchmark",
+    "cli",
+)
+# These two are commands of their own: no training imports them, and they use only the stages named here.
+STANDALONE = {
+    "trace_analysis": {"errors", "units", "findings"},
+    "component_benchmark": {"errors", "units", "reports"},
 }
-MAY_IMPORT_ELSEWHERE = {
-    "bootstrap": {"training_profiler_watch"},  # its own other file: the folder is no package, but stands on sys.path
-    "record": set(),
-    "instrument": set(),  # torch is handed to it: it must not be imported before the program does
-    "device": {"numpy"},  # torch is looked up where the program has imported it
-    "monitor": {"psutil"},
-    "capture": {"psutil"},  # torch is looked up where the program has imported it
-    "statistics": {"numpy"},
-    "diagnosis": set(),
-    "components": {"torch"},  # a command of its own, in a process of its own
-    "trace": {"msgspec", "numpy"},
+PACKAGES_OF_OTHERS = {
+    "bootstrap": {"training_profiler_bootstrap"},  # its other file: this folder is on sys.path, not a package
+    "sampling": {"psutil"},
+    "torch_capture": {"psutil"},  # torch is looked up where the program has imported it
+    "device": {"numpy"},  # the same
+    "aggregation": {"numpy"},
     "reports": {"tabulate"},
-    "runs": {"numpy", "psutil"},
-    "sinks": {"prometheus_client", "tensorboard"},  # when they are chosen; wandb and mlflow only the program imports
-    "cli": set(),
+    "sinks": {"prometheus_client", "tensorboard"},  # once they are chosen; wandb and mlflow only the program imports
+    "ranks": {"numpy"},
+    "storage": {"numpy", "psutil"},
+    "trace_analysis": {"msgspec", "numpy", "tabulate"},
+    "component_benchmark": {"torch", "tabulate"},
 }
-
-
-def tree_of(name: str) -> ast.Module:
-    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+MAY_READ_THE_ENVIRONMENT = {"settings", "switch", "bootstrap"}
+MAX_ROOT_MODULES, MAX_LINES, MAX_FUNCTION_LINES, MAX_SAME_BASENAME = 9, 500, 60, 4
 
 
 def imports_of(name: str) -> set[str]:
-    """Return the full names of all modules that ``name`` imports, wherever in the file it does."""
-    found: set[str] = set()
-    for node in ast.walk(tree_of(name)):
+    """Return the full names of all modules that ``name`` imports, anywhere in the file."""
+    imported: set[str] = set()
+    for node in ast.walk(TREES[name]):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name} imports relatively"
             assert node.module is not None
             inner = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
-            found |= inner or {node.module}
-    return found
+            imported |= inner or {node.module}
+    return imported
 
 
 def stage_of(module: str) -> str:
@@ -98,77 +84,126 @@ def ours(name: str) -> set[str]:
     return {stage_of(module) for module in imports_of(name) if module.split(".")[0] == "training_profiler"}
 
 
-def functions_of(name: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree_of(name)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield name, node
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if stage_of(name) in MAY_IMPORT])
-def test_a_stage_imports_only_what_comes_before_it(name: str) -> None:
-    stage = stage_of(name)
-    assert ours(name) - {stage} <= MAY_IMPORT[stage]
+def test_every_module_belongs_to_a_stage() -> None:
+    assert {stage_of(name) for name in MODULES} - {"", "__main__"} == set(STAGES)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_stage_needs_only_the_packages_named_for_it(name: str) -> None:
-    foreign = {module.split(".")[0] for module in imports_of(name)} - STDLIB - {"training_profiler"}
-    assert foreign <= MAY_IMPORT_ELSEWHERE.get(stage_of(name), set())
+def test_a_stage_imports_only_stages_above_it() -> None:
+    offenders = []
+    for name in MODULES:
+        stage = stage_of(name)
+        if stage in ("", "__main__"):
+            continue
+        allowed = STANDALONE.get(stage, set(STAGES[: STAGES.index(stage)]) - STANDALONE.keys())
+        if stage == "cli":
+            allowed = allowed | STANDALONE.keys()
+        offenders += [f"{name} imports {other}" for other in sorted(ours(name) - allowed - {stage})]
+    assert offenders == []
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name != "training_profiler.process"])
-def test_only_the_process_imports_the_session(name: str) -> None:
-    assert "session" not in ours(name)
+def test_only_the_trace_and_benchmark_commands_import_the_standalone_tools() -> None:
+    allowed = {
+        "training_profiler.cli.trace": "trace_analysis",
+        "training_profiler.cli.benchmark": "component_benchmark",
+    }
+    offenders = [
+        f"{name} imports {tool}"
+        for name in MODULES
+        for tool in sorted(ours(name) & STANDALONE.keys() - {stage_of(name)})
+        if allowed.get(name) != tool
+    ]
+    assert offenders == []
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name != "training_profiler"])
-def test_only_the_package_itself_imports_live_or_off(name: str) -> None:
-    assert not {"live", "off"} & ours(name)
+def test_a_stage_needs_only_the_packages_named_for_it() -> None:
+    offenders = []
+    for name in MODULES:
+        others = {module.split(".")[0] for module in imports_of(name)} - sys.stdlib_module_names - {"training_profiler"}
+        offenders += [f"{name}: {one}" for one in sorted(others - PACKAGES_OF_OTHERS.get(stage_of(name), set()))]
+    assert offenders == []
+
+
+def test_only_the_process_imports_the_session_and_only_the_package_the_api() -> None:
+    sessions = [
+        name
+        for name in MODULES
+        if "training_profiler.runtime.session" in imports_of(name) and stage_of(name) != "runtime"
+    ]
+    apis = [name for name in MODULES if {"api", "api_disabled"} & ours(name)]
+    assert sessions == []
+    assert apis == ["training_profiler"]
 
 
 def test_importing_while_off_loads_only_what_off_needs() -> None:
-    assert ours("training_profiler.off") <= {"errors", "record", "switch", "snapshot"}
-    assert imports_of("training_profiler.record") == set()
-    assert imports_of("training_profiler.record.compiling") <= {"__future__", "sys", "collections.abc"}
+    assert ours("training_profiler.api_disabled") <= {"errors", "recording", "switch", "snapshot"}
+    assert imports_of("training_profiler.recording") == set()
+    assert imports_of("training_profiler.recording.dynamo") <= {"__future__", "sys", "collections.abc"}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_only_settings_the_switch_and_the_bootstrap_read_the_environment(name: str) -> None:
-    if name in ("training_profiler.settings", "training_profiler.switch") or stage_of(name) == "bootstrap":
-        return
-    words = {node.attr for node in ast.walk(tree_of(name)) if isinstance(node, ast.Attribute)}
-    words |= {
-        alias.name for node in ast.walk(tree_of(name)) if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
-    assert not words & {"environ", "environb", "getenv"}
+def test_only_settings_the_switch_and_the_bootstrap_read_the_environment() -> None:
+    offenders = []
+    for name, tree in TREES.items():
+        words = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        words |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+        if words & {"environ", "environb", "getenv"} and stage_of(name) not in MAY_READ_THE_ENVIRONMENT:
+            offenders.append(name)
+    assert offenders == []
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_no_module_is_over_300_lines(name: str) -> None:
-    assert len(MODULES[name].read_text(encoding="utf-8").splitlines()) <= MOST_LINES
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_no_function_is_over_60_lines(name: str) -> None:
-    too_long = [
-        node.name for node in functions_of(name) if (node.end_lineno or 0) - node.lineno + 1 > MOST_FUNCTION_LINES
+def test_files_and_functions_stay_readable() -> None:
+    long = [
+        f"{name}: {count} lines"
+        for name, path in MODULES.items()
+        if (count := len(path.read_text(encoding="utf-8").splitlines())) > MAX_LINES
     ]
-    assert too_long == []
+    long += [
+        f"{name}.{node.name}: {count} lines"
+        for name, node in functions()
+        if (count := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
+    ]
+    assert long == []
 
 
-def test_every_stage_of_the_package_has_a_rule() -> None:
-    folders = {stage_of(name) for name in MODULES if MODULES[name].parent != PACKAGE}
-    assert folders <= MAY_IMPORT.keys()
+def test_the_root_holds_few_modules_and_no_basename_is_common() -> None:
+    root = sorted(path.stem for path in PACKAGE.glob("*.py"))
+    basenames = Counter(path.name for path in MODULES.values() if path.name != "__init__.py")
+    assert len(root) <= MAX_ROOT_MODULES, root
+    assert {name: count for name, count in basenames.items() if count > MAX_SAME_BASENAME} == {}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name in MODULES
-        if not name.startswith(
-            ("training_profiler.trace", "training_profiler.reports.trace", "training_profiler.cli.trace")
-        )
-    ],
-)
-def test_only_its_own_command_and_views_import_the_analysis_of_traces(name: str) -> None:
-    assert "trace" not in ours(name)
-    assert not {module for module in imports_of(name) if module.startswith("training_profiler.reports.trace")}
+def test_no_import_cycle_at_run_time() -> None:
+    needs = {name: top_level_imports(name) & MODULES.keys() for name in MODULES}
+    state: dict[str, int] = defaultdict(int)
+    cycles = []
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        state[name] = 1
+        for other in sorted(needs[name]):
+            if state[other] == 1:
+                cycles.append(" -> ".join((*path[path.index(other) :], other)))
+            elif not state[other]:
+                visit(other, (*path, other))
+        state[name] = 2
+
+    for name in MODULES:
+        if not state[name]:
+            visit(name, (name,))
+    assert cycles == []
+
+
+def top_level_imports(name: str) -> set[str]:
+    imported = set()
+    for node in TREES[name].body:
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
+            imported |= inner or {node.module}
+        elif isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+    return imported - {name}

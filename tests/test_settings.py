@@ -1,7 +1,14 @@
 import pytest
 
 from training_profiler.errors import SettingsError
-from training_profiler.settings import Launch, Settings, launch_id, read_settings, unknown_variables, variables
+from training_profiler.settings import (
+    Launch,
+    Settings,
+    launch_id,
+    read_settings,
+    unknown_variables,
+    variables,
+)
 from training_profiler.switch import ROOT
 
 PREFIX = "RECTIFIED_FLOW_PROFILE_"

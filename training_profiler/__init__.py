@@ -18,7 +18,7 @@ from training_profiler.switch import is_switched_on
 TYPE_CHECKING = False  # typing itself takes longer to import than this package
 
 if TYPE_CHECKING or is_switched_on():
-    from training_profiler.live import (
+    from training_profiler.api import (
         is_profiling_enabled,
         profile_dataloader,
         profile_epoch,
@@ -30,7 +30,7 @@ if TYPE_CHECKING or is_switched_on():
         stop_training_profiling,
     )
 else:
-    from training_profiler.off import (
+    from training_profiler.api_disabled import (
         is_profiling_enabled,
         profile_dataloader,
         profile_epoch,
@@ -42,7 +42,19 @@ else:
         stop_training_profiling,
     )
 
-__version__ = "0.1.0"
+
+def __getattr__(name: str) -> str:
+    """Return ``__version__``, which is looked up when it is asked for: importing this package stays cheap."""
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("training-profiler")
+        except PackageNotFoundError:  # used from its source folder, without being installed
+            pass
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "is_profiling_enabled",
     "profile_dataloader",

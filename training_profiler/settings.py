@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from training_profiler.capture.plan import CapturePlan, read_plan
 from training_profiler.errors import SettingsError
 from training_profiler.switch import PREFIX, ROOT, SWITCH
+from training_profiler.torch_capture.plan import CapturePlan, read_plan
 
 FORMATS: Final = ("table", "lines")
 MOST_SAMPLE_HZ: Final = 1000  # a look takes 0.1 ms

@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 
-from tests.trace.building_blocks import Trace, gpu
+from tests.support.traces import Trace, gpu
 from training_profiler.cli import main
-from training_profiler.reports.trace.views import VIEWS
+from training_profiler.trace_analysis.report.views import VIEWS
 
 
 def training(rank=None, waits=20):

@@ -1,7 +1,8 @@
 """What the tests of device time share."""
 
 import pytest
-from fakes_device import DeviceRun, device_run
+
+from tests.support.device import DeviceRun, device_run
 
 
 @pytest.fixture

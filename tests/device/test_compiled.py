@@ -4,11 +4,11 @@ from dataclasses import replace
 from time import perf_counter_ns
 
 import pytest
-from fakes import FakeClock
-from fakes_device import FakeDevice
 
-from training_profiler.device.clock import DeviceClock
-from training_profiler.record.recorder import Recorder
+from tests.support.device import FakeDevice
+from tests.support.recording import FakeClock
+from training_profiler.device.event_clock import DeviceClock
+from training_profiler.recording.recorder import Recorder
 
 torch = pytest.importorskip("torch")
 

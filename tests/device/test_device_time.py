@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from fakes_device import device_run
 
-from training_profiler.device import clock as device_clock
+from tests.support.device import device_run
 from training_profiler.device import device_time
-from training_profiler.snapshot import PROFILER, DeviceFigures
+from training_profiler.device import event_clock as device_clock
+from training_profiler.snapshot.snapshot import PROFILER, DeviceTimingStats
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def small_pool(monkeypatch):
     monkeypatch.setattr(device_clock.DeviceClock.__init__, "__defaults__", (20,))
 
 
-def figures(spans, **unmeasured):
-    return DeviceFigures("cuda", "NVIDIA Fake", "events", spans, unmeasured)
+def stats(spans, **unmeasured):
+    return DeviceTimingStats("cuda", "NVIDIA Fake", "events", spans, unmeasured)
 
 
 def test_a_section_has_the_time_that_its_work_takes_on_the_device(run):
@@ -41,7 +41,7 @@ def test_what_the_device_has_not_reached_is_booked_when_it_has(run):
     assert run.device_s() == {}
     run.clock.advance(2)
     assert run.device_s() == {"forward_pass": (1, pytest.approx(2.001))}
-    assert run.time.figures() == figures(1)
+    assert run.time.stats() == stats(1)
 
 
 def test_work_queued_before_a_section_is_not_its_own(run):
@@ -95,7 +95,7 @@ def test_a_span_that_ends_on_a_stream_that_is_ahead_is_not_measured(run):
         run.device.stream = 2
     run.clock.advance(10)
     assert run.device_s() == {}
-    assert run.time.figures().unmeasured == {"ended on a stream that was ahead of the one it began on": 1}
+    assert run.time.stats().unmeasured == {"ended on a stream that was ahead of the one it began on": 1}
 
 
 def test_a_span_across_two_devices_is_not_measured(monkeypatch):
@@ -107,7 +107,7 @@ def test_a_span_across_two_devices_is_not_measured(monkeypatch):
     run.work("forward_pass", device_s=0.5)
     run.clock.advance(10)
     assert run.device_s() == {"forward_pass": (1, pytest.approx(0.501))}
-    assert run.time.figures().unmeasured == {"began on another device": 1}
+    assert run.time.stats().unmeasured == {"began on another device": 1}
 
 
 def test_an_empty_pool_is_counted_and_the_host_time_is_there(small_pool, monkeypatch):
@@ -118,7 +118,7 @@ def test_an_empty_pool_is_counted_and_the_host_time_is_there(small_pool, monkeyp
     run.clock.advance(60)
     assert run.device_s()["forward_pass"][0] == 10
     assert run.snapshot().sections["forward_pass"].count == 12
-    assert run.time.figures() == figures(10, **{"the pool of events was empty": 2})
+    assert run.time.stats() == stats(10, **{"the pool of events was empty": 2})
 
 
 def test_events_are_used_again(small_pool, monkeypatch):
@@ -127,7 +127,7 @@ def test_events_are_used_again(small_pool, monkeypatch):
         run.work("forward_pass", device_s=0.5)
         run.clock.advance(1)
         run.flush()
-    assert run.time.figures() == figures(100)
+    assert run.time.stats() == stats(100)
     assert len(run.device.events) <= 20
 
 
@@ -153,7 +153,7 @@ def test_cancelled_spans_give_their_events_back(small_pool, monkeypatch):
         run.flush()
     run.work("forward_pass", device_s=0.5)
     run.clock.advance(1)
-    assert run.time.figures() == figures(0)
+    assert run.time.stats() == stats(0)
     assert run.device_s().keys() == {"forward_pass"}
 
 
@@ -167,7 +167,7 @@ def test_in_a_capture_nothing_is_recorded_asked_or_waited_for(run):
     assert run.device.calls == []
     run.device.is_capturing = False
     assert run.device_s().keys() == {"forward_pass"}
-    assert run.time.figures() == figures(1, **{"a graph was captured": 1})
+    assert run.time.stats() == stats(1, **{"a graph was captured": 1})
 
 
 def test_no_accelerator_is_begun_with_during_a_capture(monkeypatch):
@@ -188,7 +188,7 @@ def test_what_was_before_the_accelerator_was_in_use_is_not_counted(monkeypatch):
     run.work("forward_pass", device_s=0.5)
     run.clock.advance(60)
     assert run.device_s()["forward_pass"][0] == 1
-    assert run.time.figures() == figures(1)
+    assert run.time.stats() == stats(1)
 
 
 def test_a_section_that_the_program_keeps_is_stamped_too(monkeypatch):
@@ -210,14 +210,14 @@ def test_a_section_that_is_open_when_it_begins_is_left_out(monkeypatch):
         run.work("forward_pass", device_s=0.5)
     run.clock.advance(1)
     assert run.device_s().keys() == {"forward_pass"}
-    assert run.time.figures() == figures(1)
+    assert run.time.stats() == stats(1)
 
 
 def test_a_span_that_ends_where_nothing_could_be_noted_is_counted_as_that(run):
     run.recorder.host_only |= {"odd"}
     run.spend("odd", 1.0)
     run.work("forward_pass", device_s=0.5)
-    assert run.figures().unmeasured == {"began or ended where nothing could be noted": 1}
+    assert run.stats().unmeasured == {"began or ended where nothing could be noted": 1}
 
 
 def test_host_timing_leaves_the_device_alone(monkeypatch):
@@ -254,7 +254,7 @@ def test_the_profilers_own_work_is_left_alone(monkeypatch, timing):
     run.spend(PROFILER, 1.0)
     assert run.device.calls == []
     assert run.device_s() == {}
-    assert (run.time.figures().spans, run.time.figures().unmeasured) == (0, {})
+    assert (run.time.stats().spans, run.time.stats().unmeasured) == (0, {})
 
 
 def test_warm_up_that_was_told_is_left_out_as_of_other_averages(monkeypatch):
@@ -277,7 +277,7 @@ class TestSync:
         section = run.snapshot().sections["forward_pass"]
         assert (section.total_s, section.device_total_s) == (0.501, 0.501)
         assert run.device.calls == ["synchronize", "synchronize"]
-        assert run.time.figures() == DeviceFigures("cuda", "NVIDIA Fake", "sync", 1, {})
+        assert run.time.stats() == DeviceTimingStats("cuda", "NVIDIA Fake", "sync", 1, {})
 
     def test_a_capture_is_not_waited_for(self, run):
         run.device.is_capturing = True
@@ -285,7 +285,7 @@ class TestSync:
         run.device.is_capturing = False
         run.work("forward_pass", device_s=0.5)
         assert run.device_s().keys() == {"forward_pass"}
-        assert run.time.figures().unmeasured == {"a graph was captured": 1}
+        assert run.time.stats().unmeasured == {"a graph was captured": 1}
 
     def test_the_health_lines_say_that_it_slows_the_training_down(self, run):
         assert run.time.notes() == [
@@ -320,7 +320,7 @@ def test_a_driver_that_raises_when_asked_switches_it_off_and_keeps_what_was_know
     run.flush()
     assert run.disabled == {"device time": "an error of the program's"}
     assert run.snapshot().sections["forward_pass"].device_count == 1
-    assert run.time.figures().spans == 1
+    assert run.time.stats().spans == 1
 
 
 def test_a_driver_that_raises_when_asked_for_a_capture_takes_nothing_else_with_it(monkeypatch):
@@ -384,7 +384,7 @@ def test_at_the_end_the_device_is_given_a_moment_for_the_rest(run):
 def test_what_is_not_done_at_the_end_is_counted(run):
     run.work("forward_pass", device_s=0.5)
     run.device.is_stuck = True
-    assert run.finish().device == figures(0, **{"the device had not come to their end when the run ended": 1})
+    assert run.finish().device == stats(0, **{"the device had not come to their end when the run ended": 1})
 
 
 @pytest.mark.usefixtures("no_wait")
@@ -394,7 +394,7 @@ def test_a_run_that_ends_in_a_capture_asks_the_device_nothing(run):
     run.device.calls.clear()
     run.finish()
     assert run.device.calls == []
-    assert run.time.figures() == figures(0, **{"the device had not come to their end when the run ended": 1})
+    assert run.time.stats() == stats(0, **{"the device had not come to their end when the run ended": 1})
 
 
 @pytest.mark.usefixtures("no_wait")
@@ -433,8 +433,8 @@ def test_another_timing_holds_from_the_next_look(run):
     run.look()
     run.work("forward_pass", device_s=0.5)
     run.flush()
-    assert run.time.figures().timing == "sync"
-    assert run.time.figures().spans == 1
+    assert run.time.stats().timing == "sync"
+    assert run.time.stats().spans == 1
 
 
 class TestCost:
@@ -460,11 +460,11 @@ class TestCost:
 
     def test_long_steps_are_all_stamped(self, run):
         self.train(run, 100, step_s=0.1)
-        assert run.figures() == figures(100)
+        assert run.stats() == stats(100)
 
     def test_of_short_steps_as_many_are_stamped_as_may_be(self, run):
         self.train(run, 20_000, step_s=0.001)
-        found = run.figures()
+        found = run.stats()
         # 20 us a step of 1 ms: 0.2 % are one step in ten, and 10 ms are free.
         assert 2_000 < found.spans < 3_000
         assert found.unmeasured == {"left out to keep the cost low": 20_000 - found.spans}
@@ -472,11 +472,11 @@ class TestCost:
 
     def test_a_span_that_begins_where_nothing_is_stamped_is_left_out_for_its_cost(self, run):
         self.train(run, 2_000, step_s=0.001)
-        left_out = run.figures().unmeasured["left out to keep the cost low"]
+        left_out = run.stats().unmeasured["left out to keep the cost low"]
         with run.section("validation_epoch"):
             run.clock.advance(60)
             run.look()
-        assert run.figures().unmeasured == {"left out to keep the cost low": left_out + 1}
+        assert run.stats().unmeasured == {"left out to keep the cost low": left_out + 1}
 
     def test_a_stamp_in_which_another_thread_had_its_turn_is_not_what_stamps_cost(self, monkeypatch):
         run = device_run(monkeypatch, is_begun=False)

@@ -1,8 +1,9 @@
 """Spans that seams infer keep their device time, whatever the tape makes of them afterwards."""
 
 import pytest
-from fakes_device import DeviceRun, device_run
-from instrument.fake_training import FakeLoader, FakeModule, FakeOptimizer, FakeTraining, Loss
+
+from tests.support.device import DeviceRun, device_run
+from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer, FakeTraining, Loss
 
 
 class Training(FakeTraining):
@@ -18,8 +19,8 @@ class Training(FakeTraining):
         self.run.look()
 
     def device_s(self) -> dict[str, tuple[int, float]]:
-        self.inference.finish()
-        self.recorder.hold_ns = None
+        self.detector.finish()
+        self.recorder.watermark_ns = None
         self.spend(100.0)
         return {name: (count, round(seconds, 6)) for name, (count, seconds) in self.run.device_s().items()}
 
@@ -91,7 +92,7 @@ def test_gradients_cleared_right_after_the_update_are_one_span_with_it(training,
         training.backward(0.1)
         training.spend(5.0)
         training.update(optimizer, 0.1)
-        ends = training.inference.update.clearing_begins()
+        ends = training.detector.update.clearing_begins()
         training.spend(0.1)
         training.device.queue(1.0)
         ends()
@@ -128,4 +129,4 @@ def test_what_is_inferred_inside_of_a_section_by_hand_is_not_counted(training, m
     step(training, optimizer)
     found = training.device_s()
     assert found["forward_pass"] == (1, 2.1)
-    assert training.run.time.figures().spans == sum(count for count, _ in found.values())
+    assert training.run.time.stats().spans == sum(count for count, _ in found.values())

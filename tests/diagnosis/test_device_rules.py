@@ -3,21 +3,21 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
 
-from training_profiler.diagnosis import Insight, diagnose
-from training_profiler.snapshot import GpuFigures, Level, MachineFigures, Snapshot
+from tests.support.recording import snapshot_of
+from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, Snapshot
 
 
 def run_at(utilization: float | None, samples: int = 5, steps: int = 100, **shares: float) -> Snapshot:
     busy = None if utilization is None else Level(mean=utilization, max=1.0, last=0.5)
-    gpus = (GpuFigures(index=0, utilization=Level(0.95, 1.0, 0.9)), GpuFigures(index=1, utilization=busy))
+    gpus = (GpuStats(index=0, utilization=Level(0.95, 1.0, 0.9)), GpuStats(index=1, utilization=busy))
     run = snapshot_of(shares or {"forward_pass": 0.4, "backward_pass": 0.55}, steps=steps)
-    return replace(run, machine=MachineFigures(samples=samples, gpus=gpus))
+    return replace(run, machine=MachineStats(samples=samples, gpus=gpus))
 
 
-def found(snapshot: Snapshot) -> Insight | None:
-    return next((insight for insight in diagnose(snapshot) if insight.code == "gpu-utilization"), None)
+def found(snapshot: Snapshot) -> Finding | None:
+    return next((finding for finding in diagnose(snapshot) if finding.code == "gpu-utilization"), None)
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,9 @@ def found(snapshot: Snapshot) -> Insight | None:
     [(0.75, "worth a look"), (0.65, "likely because the CPU does not keep up"), (0.45, "which is serious")],
 )
 def test_the_least_busy_device_is_told_and_how_bad_that_is(utilization, how):
-    insight = found(run_at(utilization))
-    assert insight.finding == f"GPU 1 is busy {utilization:.0%} of the time, {how}"
-    assert insight.worth_s == pytest.approx((1 - utilization) * 10.0)  # of 100 steps of 0.1 s
+    finding = found(run_at(utilization))
+    assert finding.message == f"GPU 1 is busy {utilization:.0%} of the time, {how}"
+    assert finding.potential_saving_s == pytest.approx((1 - utilization) * 10.0)  # of 100 steps of 0.1 s
 
 
 @pytest.mark.parametrize("run", [run_at(0.8), run_at(None), run_at(0.2, samples=4), run_at(0.2, steps=9)])
@@ -41,8 +41,8 @@ def test_without_a_monitor_nothing_is_told():
 
 def test_an_idle_device_names_the_costliest_cause_that_was_found():
     run = run_at(0.4, data_loading=0.4, optimizer_step=0.2, data_transfer=0.3)
-    assert found(run).remedy.startswith("first what keeps it waiting (data-loading-bound): raise DataLoader(")
+    assert found(run).fix.startswith("first what keeps it waiting (data-loading-bound): raise DataLoader(")
 
 
 def test_an_idle_device_without_a_known_cause_needs_more_work_at_a_time():
-    assert found(run_at(0.4)).remedy == "a larger batch, torch.compile or CUDA graphs give it more to do at a time"
+    assert found(run_at(0.4)).fix == "a larger batch, torch.compile or CUDA graphs give it more to do at a time"

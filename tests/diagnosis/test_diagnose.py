@@ -3,24 +3,24 @@
 from dataclasses import replace
 
 import pytest
-from fakes import section_figures, snapshot_of
 
+from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import diagnose, epoch_warnings
 from training_profiler.diagnosis.rules import too_little_data
-from training_profiler.snapshot import EpochFigures, LoaderFigures, Snapshot
+from training_profiler.snapshot.snapshot import EpochStats, LoaderStats, Snapshot
 
 HEALTHY = {"data_loading": 0.02, "forward_pass": 0.38, "backward_pass": 0.5, "optimizer_step": 0.1}
 
 
 def codes(snapshot):
-    return [insight.code for insight in diagnose(snapshot)]
+    return [finding.code for finding in diagnose(snapshot)]
 
 
 def test_a_healthy_run_is_told_so_with_its_figures():
-    insight = diagnose(snapshot_of(HEALTHY))[0]
-    assert insight.code == "healthy"
-    assert insight.finding == "Healthy: no rule fires (100 steps, 0.1000s avg, varying by 0%)"
-    assert insight.evidence == {"steps": 100, "avg_s": 0.1, "coefficient_of_variation": 0.0}
+    finding = diagnose(snapshot_of(HEALTHY))[0]
+    assert finding.code == "healthy"
+    assert finding.message == "Healthy: no rule fires (100 steps, 0.1000s avg, varying by 0%)"
+    assert finding.evidence == {"steps": 100, "avg_s": 0.1, "coefficient_of_variation": 0.0}
 
 
 def test_a_run_of_which_a_rule_fires_is_not_healthy():
@@ -38,7 +38,7 @@ def test_warm_up_alone_leaves_a_run_healthy():
 
 def test_the_most_valuable_insight_comes_first():
     found = diagnose(snapshot_of({"data_loading": 0.2, "optimizer_step": 0.3, "synchronization": 0.5}))
-    worth = [(insight.code, round(insight.worth_s, 6)) for insight in found if insight.worth_s]
+    worth = [(finding.code, round(finding.potential_saving_s, 6)) for finding in found if finding.potential_saving_s]
     assert worth == [("synchronization-heavy", 5.0), ("data-loading-bound", 2.0), ("optimizer-heavy", 1.5)]
 
 
@@ -48,8 +48,8 @@ def test_remarks_follow_what_is_worth_something():
 
 
 def test_variation_that_costs_nothing_leaves_a_run_healthy_and_is_told_so():
-    insight = diagnose(snapshot_of(HEALTHY, std_s=0.027))[0]
-    assert insight.finding == (
+    finding = diagnose(snapshot_of(HEALTHY, std_s=0.027))[0]
+    assert finding.message == (
         "Healthy: no rule fires (100 steps, 0.1000s avg, varying by 27% at no cost worth a word)"
     )
 
@@ -61,17 +61,17 @@ def test_no_component_is_called_slowest_below_time_in_no_section():
 
 def test_waiting_names_the_loader_that_is_waited_for():
     loaders = (
-        LoaderFigures("main", 100, None, 0.1, data_avg_s=0.001),
-        LoaderFigures("aux", 100, None, 4.0, data_avg_s=0.04),
+        LoaderStats("main", 100, None, 0.1, data_avg_s=0.001),
+        LoaderStats("aux", 100, None, 4.0, data_avg_s=0.04),
     )
     run = replace(snapshot_of({"data_loading": 0.41, "backward_pass": 0.5}), loaders=loaders)
-    found = {insight.code: insight for insight in diagnose(run)}
-    assert found["data-loading-bound"].remedy.startswith("this loader above all (aux): more num_workers")
+    found = {finding.code: finding for finding in diagnose(run)}
+    assert found["data-loading-bound"].fix.startswith("this loader above all (aux): more num_workers")
 
 
 def test_the_slowest_component_is_that_of_most_time():
-    found = {insight.code: insight for insight in diagnose(snapshot_of(HEALTHY))}
-    assert found["slowest-component"].finding == "Slowest component: backward_pass (0.0500s avg)"
+    found = {finding.code: finding for finding in diagnose(snapshot_of(HEALTHY))}
+    assert found["slowest-component"].message == "Slowest component: backward_pass (0.0500s avg)"
 
 
 def test_time_in_no_section_is_no_component():
@@ -80,14 +80,14 @@ def test_time_in_no_section_is_no_component():
 
 def test_the_profilers_own_work_is_no_component():
     snapshot = snapshot_of(HEALTHY)
-    profiler = section_figures("(profiler)", 0.9, count=5, avg_s=100.0)
+    profiler = section_stats("(profiler)", 0.9, count=5, avg_s=100.0)
     found = diagnose(replace(snapshot, sections={**snapshot.sections, "(profiler)": profiler}))
-    assert "(profiler)" not in " ".join(insight.finding for insight in found)
+    assert "(profiler)" not in " ".join(finding.message for finding in found)
 
 
 def test_efficient_data_loading_is_told_with_its_share():
-    found = {insight.code: insight for insight in diagnose(snapshot_of({**HEALTHY, "data_loading": 0.102}))}
-    assert found["data-loading-efficient"].finding == "Data loading appears efficient (10.2% of total time)"
+    found = {finding.code: finding for finding in diagnose(snapshot_of({**HEALTHY, "data_loading": 0.102}))}
+    assert found["data-loading-efficient"].message == "Data loading appears efficient (10.2% of total time)"
 
 
 @pytest.mark.parametrize("shares", [{"data_loading": 0.16}, {"forward_pass": 0.5}])
@@ -109,8 +109,8 @@ def test_with_ten_steps_the_rules_have_enough():
     assert too_little_data(snapshot_of(HEALTHY, steps=10)) is None
 
 
-def epoch(**self_s) -> EpochFigures:
-    return EpochFigures(1, 10.0, 100, 100, None, 0.1, self_s, None, None)
+def epoch(**self_s) -> EpochStats:
+    return EpochStats(1, 10.0, 100, 100, None, 0.1, self_s, None, None)
 
 
 def test_an_epoch_warns_of_data_generation_above_three_tenths():

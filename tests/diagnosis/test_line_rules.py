@@ -3,35 +3,35 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
 
-from training_profiler.diagnosis import Insight, diagnose
-from training_profiler.snapshot import LineFigures, Snapshot
+from tests.support.recording import snapshot_of
+from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 
-def line(number: int, share: float, waiting: float, call: str = "item") -> LineFigures:
-    return LineFigures(
+def line(number: int, share: float, waiting: float, call: str = "item") -> LineStats:
+    return LineStats(
         "train.py", number, "main", share=share, samples=round(share * 1000), waiting_share=waiting, waits_in=call
     )
 
 
-def found(run: Snapshot) -> Insight | None:
-    return next((insight for insight in diagnose(run) if insight.code == "waits-for-device"), None)
+def found(run: Snapshot) -> Finding | None:
+    return next((finding for finding in diagnose(run) if finding.code == "waits-for-device"), None)
 
 
-def run_with(*lines: LineFigures, section: str = "other", steps: int = 64) -> Snapshot:
+def run_with(*lines: LineStats, section: str = "other", steps: int = 64) -> Snapshot:
     run = snapshot_of({"forward_pass": 0.25, "backward_pass": 0.25}, steps=steps, step_s=0.125)
     return replace(run, lines={section: lines})
 
 
 def test_a_wait_for_the_device_is_told_with_its_lines():
-    insight = found(run_with(line(42, 0.25, 0.1875), line(50, 0.0625, 0.0625, "cpu")))
-    assert insight.finding == (
+    finding = found(run_with(line(42, 0.25, 0.1875), line(50, 0.0625, 0.0625, "cpu")))
+    assert finding.message == (
         "25.0% of step time Python waits for the device (0.0312s a step): "
         "train.py:42 main (.item(), 75% of it), train.py:50 main (.cpu(), 25% of it)"
     )
-    assert insight.worth_s == 2.0
-    assert (insight.step_s, insight.step_if_gone_s) == (0.125, 0.09375)
+    assert finding.potential_saving_s == 2.0
+    assert (finding.step_s, finding.step_if_gone_s) == (0.125, 0.09375)
 
 
 def test_waits_within_a_section_of_the_step_count():

@@ -3,34 +3,34 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
 
-from training_profiler.diagnosis import Insight, diagnose
-from training_profiler.snapshot import LoaderFigures, Snapshot
-
-
-def loader(name: str, data_avg_s: float | None = None, batches: int = 100, **others) -> LoaderFigures:
-    return LoaderFigures(name, batches, None, (data_avg_s or 0.0) * batches, data_avg_s=data_avg_s, **others)
+from tests.support.recording import snapshot_of
+from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 
 
-def found(code: str, *loaders: LoaderFigures, steps: int = 100) -> Insight | None:
+def loader(name: str, data_avg_s: float | None = None, batches: int = 100, **others) -> LoaderStats:
+    return LoaderStats(name, batches, None, (data_avg_s or 0.0) * batches, data_avg_s=data_avg_s, **others)
+
+
+def found(code: str, *loaders: LoaderStats, steps: int = 100) -> Finding | None:
     run: Snapshot = replace(snapshot_of({"forward_pass": 0.4, "backward_pass": 0.55}, steps=steps), loaders=loaders)
-    return next((insight for insight in diagnose(run) if insight.code == code), None)
+    return next((finding for finding in diagnose(run) if finding.code == code), None)
 
 
 def test_a_slow_loader_is_told_with_what_it_costs():
-    insight = found("loader-slow", loader("main", 0.001), loader("aux", 0.016))
-    assert insight.finding == (
+    finding = found("loader-slow", loader("main", 0.001), loader("aux", 0.016))
+    assert finding.message == (
         "loader aux is slow: 0.0160s a batch against 0.0010s of main; it is 94% of the waiting for batches"
     )
-    assert insight.worth_s == pytest.approx(1.5)
-    assert insight.step_if_gone_s == pytest.approx(0.085)
+    assert finding.potential_saving_s == pytest.approx(1.5)
+    assert finding.step_if_gone_s == pytest.approx(0.085)
 
 
 def test_a_slow_loader_is_compared_with_the_mean_batch_of_the_others():
-    insight = found("loader-slow", loader("a", 0.001, batches=300), loader("b", 0.005), loader("d", 0.02))
-    assert insight.evidence["others_avg_s"] == pytest.approx(0.002)
-    assert "against 0.0020s of the others" in insight.finding
+    finding = found("loader-slow", loader("a", 0.001, batches=300), loader("b", 0.005), loader("d", 0.02))
+    assert finding.evidence["others_avg_s"] == pytest.approx(0.002)
+    assert "against 0.0020s of the others" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ def test_loaders_of_which_none_is_slow_are_not_told(loaders):
 
 
 def test_a_mix_that_is_not_the_one_asked_for_is_told():
-    insight = found(
+    finding = found(
         "loader-mix",
         loader("main", batches=800, proportion=0.8, asked_proportion=2 / 3),
         loader("aux", batches=200, proportion=0.2, asked_proportion=1 / 3),
     )
-    assert insight.finding == (
+    assert finding.message == (
         "the mix of loaders differs from the one asked for: main 80.0% instead of 66.7%, aux 20.0% instead of 33.3%"
     )
 

@@ -3,73 +3,73 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
 
-from training_profiler.diagnosis import Insight, diagnose
-from training_profiler.snapshot import GpuFigures, Growth, Level, MachineFigures, Snapshot
+from tests.support.recording import snapshot_of
+from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, MachineStats, Snapshot
 
 GIB, MIB = 2**30, 2**20
 HEALTHY = {"forward_pass": 0.4, "backward_pass": 0.5, "optimizer_step": 0.1}
 
 
-def run_on(machine: MachineFigures | None, steps: int = 100) -> Snapshot:
+def run_on(machine: MachineStats | None, steps: int = 100) -> Snapshot:
     return replace(snapshot_of(HEALTHY, steps=steps), machine=machine)
 
 
-def found(snapshot: Snapshot, code: str) -> Insight | None:
-    return next((insight for insight in diagnose(snapshot) if insight.code == code), None)
+def found(snapshot: Snapshot, code: str) -> Finding | None:
+    return next((finding for finding in diagnose(snapshot) if finding.code == code), None)
 
 
 def level(value: float) -> Level:
     return Level(mean=value, max=value, last=value)
 
 
-def host(share: float, **others) -> MachineFigures:
-    return MachineFigures(samples=10, ram_share=Level(mean=0.1, max=share, last=0.1), **others)
+def host(share: float, **others) -> MachineStats:
+    return MachineStats(samples=10, ram_share=Level(mean=0.1, max=share, last=0.1), **others)
 
 
-def gpu(share: float, samples: int = 10) -> MachineFigures:
+def gpu(share: float, samples: int = 10) -> MachineStats:
     used = Level(mean=GIB, max=share * 16 * GIB, last=GIB)
-    return MachineFigures(samples=samples, gpus=(GpuFigures(index=1, total_bytes=16 * GIB, used_bytes=used),))
+    return MachineStats(samples=samples, gpus=(GpuStats(index=1, total_bytes=16 * GIB, used_bytes=used),))
 
 
 def test_a_full_host_is_told_with_its_pressure():
-    insight = found(run_on(host(0.925)), "host-memory")
-    assert insight.finding == "RAM is 92.5% of the host's memory at its peak (pressure 0.50)"
-    assert insight.evidence["threshold"] == 0.85
+    finding = found(run_on(host(0.925)), "host-memory")
+    assert finding.message == "RAM is 92.5% of the host's memory at its peak (pressure 0.50)"
+    assert finding.evidence["threshold"] == 0.85
 
 
 def test_a_full_container_is_told_with_its_limit():
-    insight = found(run_on(host(0.925, ram_limit_bytes=24 * GIB)), "host-memory")
-    assert insight.finding.startswith("RAM is 92.5% of the container's limit of 24.0 GiB")
+    finding = found(run_on(host(0.925, ram_limit_bytes=24 * GIB)), "host-memory")
+    assert finding.message.startswith("RAM is 92.5% of the container's limit of 24.0 GiB")
 
 
-@pytest.mark.parametrize("machine", [None, MachineFigures(samples=10), host(0.85), host(0.84)])
+@pytest.mark.parametrize("machine", [None, MachineStats(samples=10), host(0.85), host(0.84)])
 def test_a_host_below_its_threshold_or_not_looked_at_is_not_told(machine):
     assert found(run_on(machine), "host-memory") is None
 
 
 def test_a_full_device_is_told():
-    insight = found(run_on(gpu(0.91)), "gpu-memory-high")
-    assert insight.finding == "GPU 1 is filled to 91.0% of 16.0 GiB at its peak"
+    finding = found(run_on(gpu(0.91)), "gpu-memory-high")
+    assert finding.message == "GPU 1 is filled to 91.0% of 16.0 GiB at its peak"
 
 
 def test_a_device_about_to_run_out_is_told_so():
-    insight = found(run_on(gpu(0.985)), "gpu-memory-high")
-    assert insight.finding.endswith("above 98% the next larger batch runs out of memory")
+    finding = found(run_on(gpu(0.985)), "gpu-memory-high")
+    assert finding.message.endswith("above 98% the next larger batch runs out of memory")
 
 
-@pytest.mark.parametrize("machine", [None, MachineFigures(samples=10), gpu(0.90)])
+@pytest.mark.parametrize("machine", [None, MachineStats(samples=10), gpu(0.90)])
 def test_a_device_at_its_threshold_or_unknown_is_not_full(machine):
     assert found(run_on(machine), "gpu-memory-high") is None
 
 
 def test_a_device_that_was_never_half_full_is_told():
-    insight = found(run_on(gpu(0.25)), "gpu-memory-low")
-    assert insight.finding == "GPU 1 is filled to 25.0% of 16.0 GiB at its peak"
+    finding = found(run_on(gpu(0.25)), "gpu-memory-low")
+    assert finding.message == "GPU 1 is filled to 25.0% of 16.0 GiB at its peak"
 
 
-@pytest.mark.parametrize("machine", [None, MachineFigures(samples=10), gpu(0.50), gpu(0.25, samples=4)])
+@pytest.mark.parametrize("machine", [None, MachineStats(samples=10), gpu(0.50), gpu(0.25, samples=4)])
 def test_a_device_half_full_or_hardly_looked_at_is_not_empty(machine):
     assert found(run_on(machine), "gpu-memory-low") is None
 
@@ -78,8 +78,8 @@ def test_nine_steps_are_too_few_to_call_a_device_empty():
     assert found(run_on(gpu(0.25), steps=9), "gpu-memory-low") is None
 
 
-def growing(bytes_: float = 100 * MIB, p_value: float = 1e-6, points: int = 10, held: float = GIB) -> MachineFigures:
-    return MachineFigures(
+def growing(bytes_: float = 100 * MIB, p_value: float = 1e-6, points: int = 10, held: float = GIB) -> MachineStats:
+    return MachineStats(
         samples=100,
         ram_process_bytes=level(held),
         ram_available_bytes=level(10 * GIB),
@@ -88,19 +88,19 @@ def growing(bytes_: float = 100 * MIB, p_value: float = 1e-6, points: int = 10, 
 
 
 def test_memory_that_grows_steadily_is_told_with_when_it_will_be_full():
-    insight = found(run_on(growing()), "memory-growth")
-    assert insight.finding == (
+    finding = found(run_on(growing()), "memory-growth")
+    assert finding.message == (
         "memory of this process grows steadily: by 100.0 MiB in 100s; at this pace the 10.0 GiB left last 171 min"
     )
-    assert insight.evidence["growth_bytes"] == 100 * MIB
-    assert ".detach()" in insight.remedy
+    assert finding.evidence["growth_bytes"] == 100 * MIB
+    assert ".detach()" in finding.fix
 
 
 @pytest.mark.parametrize(
     "machine",
     [
         None,
-        MachineFigures(samples=100),
+        MachineStats(samples=100),
         growing(bytes_=51 * MIB),  # of 1 GiB: just below a twentieth
         growing(p_value=0.002),
         growing(points=9),
@@ -114,14 +114,14 @@ def test_memory_that_does_not_grow_for_sure_is_not_told(machine):
 
 def test_a_device_that_grows_is_told_before_the_host():
     grown = Growth(bytes=2 * GIB, p_value=1e-9, points=50, seconds=3600.0)
-    device = GpuFigures(
+    device = GpuStats(
         index=0,
         total_bytes=16 * GIB,
         allocated_bytes=level(8 * GIB),
         used_bytes=level(12 * GIB),
         allocated_growth=grown,
     )
-    insight = found(run_on(replace(growing(), gpus=(device,))), "memory-growth")
-    assert insight.finding == (
+    finding = found(run_on(replace(growing(), gpus=(device,))), "memory-growth")
+    assert finding.message == (
         "memory allocated on GPU 0 grows steadily: by 2.0 GiB in 60 min; at this pace the 4.0 GiB left last 120 min"
     )

@@ -3,44 +3,44 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
-from fakes_ranks import rank_id, rank_row, ranks_of
 
+from tests.support.ranks import rank_id, rank_row, ranks_of
+from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
-from training_profiler.rank_figures import RankFigures, RanksFigures, SectionSpread
-from training_profiler.snapshot import Snapshot
+from training_profiler.snapshot.ranks import AllRanksStats, RankStats, SectionSpread
+from training_profiler.snapshot.snapshot import Snapshot
 
 
-def run_of(ranks: RanksFigures | None, steps: int = 100, **shares: float) -> Snapshot:
+def run_of(ranks: AllRanksStats | None, steps: int = 100, **shares: float) -> Snapshot:
     return replace(snapshot_of(shares or {"backward_pass": 0.95}, steps=steps, step_s=0.05), ranks=ranks)
 
 
-def working(*work_ms: float, **of_last) -> list[RankFigures]:
+def working(*work_ms: float, **of_last) -> list[RankStats]:
     rows = [rank_row(rank, ms / 1000) for rank, ms in enumerate(work_ms)]
     return [*rows[:-1], replace(rows[-1], **of_last)]
 
 
 def codes(snapshot: Snapshot) -> list[str]:
-    return [insight.code for insight in diagnose(snapshot)]
+    return [finding.code for finding in diagnose(snapshot)]
 
 
 def find(snapshot: Snapshot, code: str):
-    return next(insight for insight in diagnose(snapshot) if insight.code == code)
+    return next(finding for finding in diagnose(snapshot) if finding.code == code)
 
 
 def test_the_straggler_is_named_with_cause_place_and_worth():
     slow = working(30, 30, 30, 40, cause="data_loading", cause_s=0.009, place="train.py:31 fetch", slower_since_step=40)
-    insight = find(run_of(ranks_of(slow)), "straggler")
-    assert insight.finding == (
+    finding = find(run_of(ranks_of(slow)), "straggler")
+    assert finding.message == (
         "all ranks wait for rank 3 (node1): it works 0.0400s a step, the median of the others 0.0300s (+33%); "
         "0.0090s of that in data_loading, train.py:31 fetch; slower since step 40"
     )
-    assert insight.worth_s == pytest.approx(1.0)
-    assert insight.evidence["rank"] == 3
-    assert insight.evidence["cause"] == "data_loading"
-    assert insight.evidence["excess"] == pytest.approx(1 / 3)
-    assert insight.step_if_gone_s == pytest.approx(0.04)
-    assert "DataLoader" in insight.remedy
+    assert finding.potential_saving_s == pytest.approx(1.0)
+    assert finding.evidence["rank"] == 3
+    assert finding.evidence["cause"] == "data_loading"
+    assert finding.evidence["excess"] == pytest.approx(1 / 3)
+    assert finding.step_if_gone_s == pytest.approx(0.04)
+    assert "DataLoader" in finding.fix
 
 
 @pytest.mark.parametrize(("work_ms", "fires"), [(33.1, True), (32.9, False)])
@@ -59,14 +59,14 @@ def test_of_two_ranks_the_other_one_is_the_median():
 
 
 def test_a_straggler_is_worth_what_it_has_beyond_the_next():
-    assert find(run_of(ranks_of(working(30, 30, 32, 40))), "straggler").worth_s == pytest.approx(0.8)
+    assert find(run_of(ranks_of(working(30, 30, 32, 40))), "straggler").potential_saving_s == pytest.approx(0.8)
 
 
 def test_several_slow_ranks_are_worth_it_together():
     rows = [rank_row(rank, ms / 1000, who=rank_id(rank, per_host=8)) for rank, ms in enumerate((30, 30, 30, 39, 40))]
-    insight = find(run_of(ranks_of(rows)), "straggler")
-    assert insight.worth_s == pytest.approx(1.0)
-    assert "; 1 more is nearly as slow" in insight.finding
+    finding = find(run_of(ranks_of(rows)), "straggler")
+    assert finding.potential_saving_s == pytest.approx(1.0)
+    assert "; 1 more is nearly as slow" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_several_slow_ranks_are_worth_it_together():
 )
 def test_the_remedy_goes_by_the_cause(cause, place, word):
     slow = working(30, 30, 40, cause=cause, cause_s=0.01, place=place)
-    assert word in find(run_of(ranks_of(slow)), "straggler").remedy
+    assert word in find(run_of(ranks_of(slow)), "straggler").fix
 
 
 @pytest.mark.parametrize(
@@ -130,11 +130,11 @@ def test_data_loading_that_delays_another_rank_is_not_called_efficient():
 
 def test_a_slow_host_is_told_in_the_place_of_its_ranks():
     found = run_of(ranks_of(working(30, 30, 40, 41)))
-    insight = find(found, "host-slow")
-    assert insight.finding == (
+    finding = find(found, "host-slow")
+    assert finding.message == (
         "all ranks of host node1 are slow: 0.0405s of work a step against 0.0300s elsewhere (+35%)"
     )
-    assert insight.worth_s == pytest.approx(1.05)
+    assert finding.potential_saving_s == pytest.approx(1.05)
     assert "straggler" not in codes(found)
 
 
@@ -152,22 +152,22 @@ def test_a_host_is_slow_from_a_tenth_on(least_ms, fires):
 def test_a_straggler_on_a_slow_host_claims_only_what_it_has_beyond_its_neighbour():
     found = run_of(ranks_of(working(30, 30, 40, 60)))
     straggler, host = find(found, "straggler"), find(found, "host-slow")
-    assert straggler.worth_s == pytest.approx(2.0)
-    assert straggler.worth_s + host.worth_s <= (0.060 - 0.030) * 100 + 1e-9 + 1.0
+    assert straggler.potential_saving_s == pytest.approx(2.0)
+    assert straggler.potential_saving_s + host.potential_saving_s <= (0.060 - 0.030) * 100 + 1e-9 + 1.0
 
 
-def synchronizing(rows, sync: float, waiting: float, **more) -> RanksFigures:
+def synchronizing(rows, sync: float, waiting: float, **more) -> AllRanksStats:
     return ranks_of(rows, sync_share=sync, waiting_share=waiting, transfer_share=sync - waiting, **more)
 
 
 def test_synchronization_tells_waiting_from_exchange():
     ranks = synchronizing(working(30, 30), 0.13, 0.05, compared_steps=64)
-    insight = find(run_of(ranks), "synchronization-heavy")
-    assert insight.finding == (
+    finding = find(run_of(ranks), "synchronization-heavy")
+    assert finding.message == (
         "13.0% of step time is synchronization, mean over ranks: 5.0% waiting for slower ranks, 8.0% exchange as such"
     )
-    assert insight.worth_s == pytest.approx(0.13 * 5.0)
-    assert insight.evidence["waiting_share"] == 0.05
+    assert finding.potential_saving_s == pytest.approx(0.13 * 5.0)
+    assert finding.evidence["waiting_share"] == 0.05
 
 
 @pytest.mark.parametrize(("share", "fires"), [(0.101, True), (0.099, False)])
@@ -180,10 +180,10 @@ def test_what_the_straggler_claims_synchronization_does_not():
     slow = working(30, 30, 30, 40, cause="forward_pass", cause_s=0.01)
     found = run_of(synchronizing(slow, 0.35, 0.30))
     straggler, heavy = find(found, "straggler"), find(found, "synchronization-heavy")
-    assert straggler.worth_s == pytest.approx(1.0)
-    assert heavy.worth_s == pytest.approx(0.35 * 5.0 - 1.0)
-    assert "most of the waiting is for rank 3 (forward_pass)" in heavy.finding
-    assert heavy.remedy.startswith("rank 3 (forward_pass) first")
+    assert straggler.potential_saving_s == pytest.approx(1.0)
+    assert heavy.potential_saving_s == pytest.approx(0.35 * 5.0 - 1.0)
+    assert "most of the waiting is for rank 3 (forward_pass)" in heavy.message
+    assert heavy.fix.startswith("rank 3 (forward_pass) first")
     assert codes(found).index("straggler") < codes(found).index("synchronization-heavy")
 
 
@@ -191,21 +191,21 @@ def test_a_straggler_that_explains_little_of_the_waiting_is_not_told_with_it():
     slow = working(30, 30, 30, 34, cause="forward_pass", cause_s=0.004)
     found = run_of(synchronizing(slow, 0.5, 0.4))
     assert "straggler" in codes(found)
-    assert "rank 3" not in find(found, "synchronization-heavy").finding
-    assert "rank 3" not in find(found, "synchronization-heavy").remedy
+    assert "rank 3" not in find(found, "synchronization-heavy").message
+    assert "rank 3" not in find(found, "synchronization-heavy").fix
 
 
 def test_without_figures_of_ranks_synchronization_goes_by_this_rank():
     found = find(run_of(None, synchronization=0.2, backward_pass=0.8), "synchronization-heavy")
-    assert found.finding.startswith("20.0% of step time is spent waiting for other ranks")
+    assert found.message.startswith("20.0% of step time is spent waiting for other ranks")
 
 
 def test_ranks_that_are_late_in_turn_are_told():
     found = run_of(synchronizing(working(30, 30), 0.14, 0.11))
-    insight = find(found, "uneven-work")
-    assert insight.finding.startswith("ranks wait for each other for 11.0% of step time, and none is slower")
-    assert insight.worth_s == pytest.approx(0.55)
-    assert find(found, "synchronization-heavy").worth_s == pytest.approx(0.15)
+    finding = find(found, "uneven-work")
+    assert finding.message.startswith("ranks wait for each other for 11.0% of step time, and none is slower")
+    assert finding.potential_saving_s == pytest.approx(0.55)
+    assert find(found, "synchronization-heavy").potential_saving_s == pytest.approx(0.15)
 
 
 def test_uneven_work_just_below_a_tenth_is_not_told():
@@ -218,22 +218,22 @@ def test_where_there_is_a_straggler_work_is_not_called_uneven():
 
 def test_what_one_rank_does_between_steps_is_told_as_what_the_others_wait_for():
     save = SectionSpread("checkpointing", 1, 0.5, 0.5, 0.5, rank_id(0), 0.0, False, never_on=(1,), slowest_total_s=0.5)
-    insight = find(run_of(synchronizing(working(30, 30), 0.14, 0.11, sections=(save,))), "uneven-work")
-    assert insight.finding.endswith(": meanwhile rank 0 (node0) alone is in checkpointing (0.50s in all)")
-    assert insight.remedy == "checkpointing less often, asynchronously, or shared among ranks"
+    finding = find(run_of(synchronizing(working(30, 30), 0.14, 0.11, sections=(save,))), "uneven-work")
+    assert finding.message.endswith(": meanwhile rank 0 (node0) alone is in checkpointing (0.50s in all)")
+    assert finding.fix == "checkpointing less often, asynchronously, or shared among ranks"
 
 
 def test_a_silent_rank_is_told_first_and_where_it_was():
     rows = [rank_row(0), replace(rank_row(1), steps=120, heard_s_ago=35.0, inside=("step", "backward_pass"))]
     slow = [*rows, rank_row(2, 0.045), rank_row(3)]
     found = run_of(ranks_of(slow, silent=(1,), missing=(5, 6), world_size=7))
-    insight = diagnose(found)[0]
-    assert insight.code == "rank-silent"
-    assert insight.finding == (
+    finding = diagnose(found)[0]
+    assert finding.code == "rank-silent"
+    assert finding.message == (
         "3 of 7 ranks are not heard of: rank 1 (node0) for 35s, last after 120 steps inside step > backward_pass; "
         "never heard of 2 (5, 6)"
     )
-    assert insight.evidence == {
+    assert finding.evidence == {
         "silent": 1,
         "missing": 2,
         "rank": 1,
@@ -246,8 +246,8 @@ def test_a_silent_rank_is_told_first_and_where_it_was():
 def test_many_silent_ranks_are_counted():
     rows = [replace(rank_row(rank, steps=rank), heard_s_ago=9.0) for rank in range(100)]
     found = find(run_of(ranks_of(rows, silent=tuple(range(1, 100)))), "rank-silent")
-    assert len(found.finding) < 300
-    assert "95 more" in found.finding
+    assert len(found.message) < 300
+    assert "95 more" in found.message
 
 
 def test_where_all_are_heard_nobody_is_told_silent():
@@ -255,5 +255,5 @@ def test_where_all_are_heard_nobody_is_told_silent():
 
 
 def test_a_rank_is_told_silent_before_there_are_steps():
-    ranks = ranks_of([RankFigures(rank_id(0), 0)], missing=(1,), world_size=2)
+    ranks = ranks_of([RankStats(rank_id(0), 0)], missing=(1,), world_size=2)
     assert codes(Snapshot(ranks=ranks)) == ["rank-silent"]

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
 
-from training_profiler.diagnosis import Insight, diagnose
-from training_profiler.snapshot import LineFigures, Snapshot
+from tests.support.recording import snapshot_of
+from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 
 def on_device(shares: dict[str, float], device_shares: dict[str, float], spans: int = 64) -> Snapshot:
@@ -21,8 +21,8 @@ def on_device(shares: dict[str, float], device_shares: dict[str, float], spans: 
     return replace(run, sections=sections)
 
 
-def found(run: Snapshot, code: str) -> Insight | None:
-    return next((insight for insight in diagnose(run) if insight.code == code), None)
+def found(run: Snapshot, code: str) -> Finding | None:
+    return next((finding for finding in diagnose(run) if finding.code == code), None)
 
 
 BUSY = {"forward_pass": 0.25, "backward_pass": 0.625, "optimizer_step": 0.0625}
@@ -30,16 +30,16 @@ QUEUED = {"forward_pass": 0.03125, "backward_pass": 0.03125, "optimizer_step": 0
 
 
 def test_a_host_that_waits_for_a_busy_device_is_no_finding():
-    lines = {"other": (LineFigures("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
+    lines = {"other": (LineStats("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
     run = replace(on_device(QUEUED, BUSY), lines=lines)
-    assert [insight.code for insight in diagnose(run)] == ["healthy", "slowest-component"]
+    assert [finding.code for finding in diagnose(run)] == ["healthy", "slowest-component"]
 
 
 def test_waits_are_worth_what_the_device_is_idle():
-    lines = {"other": (LineFigures("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
+    lines = {"other": (LineStats("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
     idle = {"forward_pass": 0.25, "backward_pass": 0.375, "optimizer_step": 0.0625}
-    insight = found(replace(on_device(QUEUED, idle), lines=lines), "waits-for-device")
-    assert insight.worth_s == pytest.approx(0.3125 * 8.0)
+    finding = found(replace(on_device(QUEUED, idle), lines=lines), "waits-for-device")
+    assert finding.potential_saving_s == pytest.approx(0.3125 * 8.0)
 
 
 def test_a_first_step_that_compiles_for_long_does_not_change_what_the_device_took():
@@ -63,7 +63,7 @@ def test_spans_outside_of_steps_are_no_part_of_what_steps_took_on_the_device():
 def test_how_long_the_device_was_idle_is_not_known_inside_of_one_section_around_the_step():
     run = on_device({"train_step": 1.0, **QUEUED}, {"train_step": 1.0, **BUSY})
     inside = {name: replace(run.sections[name], parent="train_step") for name in QUEUED}
-    lines = {"train_step": (LineFigures("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
+    lines = {"train_step": (LineStats("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
     run = replace(run, sections={**run.sections, **inside}, lines=lines)
     assert run.idle_device_s() is None
     assert found(run, "waits-for-device") is not None
@@ -81,16 +81,16 @@ def test_a_fetch_that_the_device_does_not_wait_for_costs_nothing():
 
 def test_a_fetch_that_the_device_waits_for_is_told():
     device = {"data_loading": 0.25, "forward_pass": 0.25, "backward_pass": 0.4375, "optimizer_step": 0.0625}
-    insight = found(on_device({"data_loading": 0.5, **QUEUED}, device), "data-loading-bound")
-    assert insight.finding == (
+    finding = found(on_device({"data_loading": 0.5, **QUEUED}, device), "data-loading-bound")
+    assert finding.message == (
         "25.0% of step time is spent waiting for the next batch (data_loading: 0.0312s a step on the device)"
     )
-    assert insight.worth_s == pytest.approx(2.0)
+    assert finding.potential_saving_s == pytest.approx(2.0)
 
 
 def test_the_slowest_component_is_the_devices():
-    insight = found(on_device({**QUEUED, "logging": 0.04}, BUSY), "slowest-component")
-    assert insight.finding == "Slowest component: backward_pass (0.0781s avg on the device)"
+    finding = found(on_device({**QUEUED, "logging": 0.04}, BUSY), "slowest-component")
+    assert finding.message == "Slowest component: backward_pass (0.0781s avg on the device)"
 
 
 def test_nine_spans_do_not_stand_for_all():

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from fakes import FakeRun, section_figures, snapshot_of, step_figures
 
+from tests.support.recording import FakeRun, section_stats, snapshot_of, step_stats
 from training_profiler.diagnosis import diagnose
-from training_profiler.snapshot import LineFigures, Snapshot
+from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 OF_STEP = [
     ("data_loading", 0.15, "data-loading-bound"),
@@ -27,11 +27,11 @@ OF_RUN = [
 
 
 def codes(snapshot: Snapshot) -> list[str]:
-    return [insight.code for insight in diagnose(snapshot)]
+    return [finding.code for finding in diagnose(snapshot)]
 
 
 def find(snapshot: Snapshot, code: str):
-    return next(insight for insight in diagnose(snapshot) if insight.code == code)
+    return next(finding for finding in diagnose(snapshot) if finding.code == code)
 
 
 @pytest.mark.parametrize(("section", "threshold", "code"), OF_STEP)
@@ -71,30 +71,30 @@ def test_a_share_of_a_trifle_is_not_told():
 
 
 def test_a_share_tells_its_figures():
-    insight = find(snapshot_of({"data_loading": 0.25}, steps=64, step_s=0.125), "data-loading-bound")
-    assert insight.finding == "25.0% of step time is spent waiting for the next batch (data_loading: 0.0312s a step)"
-    assert insight.evidence == {"share_of_step": 0.25, "threshold": 0.15, "seconds_per_step": 0.03125, "steps": 64}
-    assert insight.worth_s == 2.0
-    assert "num_workers" in insight.remedy
+    finding = find(snapshot_of({"data_loading": 0.25}, steps=64, step_s=0.125), "data-loading-bound")
+    assert finding.message == "25.0% of step time is spent waiting for the next batch (data_loading: 0.0312s a step)"
+    assert finding.evidence == {"share_of_step": 0.25, "threshold": 0.15, "seconds_per_step": 0.03125, "steps": 64}
+    assert finding.potential_saving_s == 2.0
+    assert "num_workers" in finding.fix
 
 
 @pytest.mark.parametrize("section", ["forward_pass", "optimizer_step"])
 def test_what_can_only_be_made_smaller_is_worth_half(section):
     snapshot = snapshot_of({section: 0.75}, steps=64, step_s=0.125)
-    assert diagnose(snapshot)[0].worth_s == 3.0
+    assert diagnose(snapshot)[0].potential_saving_s == 3.0
 
 
 def of_run(section: str, total_s: float, wall_s: float = 100.0, steps: int = 100) -> Snapshot:
     snapshot = snapshot_of({"forward_pass": 0.5, "backward_pass": 0.5}, steps=steps)
-    figures = section_figures(section, count=4, avg_s=total_s / 4)
-    return replace(snapshot, wall_s=wall_s, sections={**snapshot.sections, section: figures})
+    stats = section_stats(section, count=4, avg_s=total_s / 4)
+    return replace(snapshot, wall_s=wall_s, sections={**snapshot.sections, section: stats})
 
 
 @pytest.mark.parametrize(("section", "code"), OF_RUN)
 def test_a_share_of_the_run_above_a_tenth_is_told_and_worth_half(section, code):
-    insight = find(of_run(section, 10.1), code)
-    assert insight.worth_s == 5.05
-    assert insight.evidence["seconds"] == 10.1
+    finding = find(of_run(section, 10.1), code)
+    assert finding.potential_saving_s == 5.05
+    assert finding.evidence["seconds"] == 10.1
 
 
 @pytest.mark.parametrize(("section", "code"), OF_RUN)
@@ -115,9 +115,9 @@ def test_a_section_that_is_still_open_has_no_share_of_the_run(section, code):
 
 
 def test_a_backward_pass_above_three_forward_passes_is_told():
-    insight = find(snapshot_of({"forward_pass": 0.125, "backward_pass": 0.5}, steps=64, step_s=0.125), "backward-slow")
-    assert insight.finding == "the backward pass takes 4.0x the forward pass (2x is usual)"
-    assert insight.worth_s == 2.0  # down to twice the forward pass
+    finding = find(snapshot_of({"forward_pass": 0.125, "backward_pass": 0.5}, steps=64, step_s=0.125), "backward-slow")
+    assert finding.message == "the backward pass takes 4.0x the forward pass (2x is usual)"
+    assert finding.potential_saving_s == 2.0  # down to twice the forward pass
 
 
 def test_exchange_within_the_backward_pass_is_no_work_of_it():
@@ -143,23 +143,23 @@ def test_nine_steps_are_too_few_to_compare_the_passes():
 
 
 def test_step_time_in_no_section_above_a_tenth_is_told():
-    insight = find(snapshot_of({"backward_pass": 0.75}, steps=64, step_s=0.125), "unexplained")
-    assert insight.finding == "25.0% of step time lies in no section (0.0312s a step)"
-    assert insight.worth_s == 2.0
+    finding = find(snapshot_of({"backward_pass": 0.75}, steps=64, step_s=0.125), "unexplained")
+    assert finding.message == "25.0% of step time lies in no section (0.0312s a step)"
+    assert finding.potential_saving_s == 2.0
 
 
 def test_step_time_in_no_section_names_the_lines_that_hold_it():
     lines = (
-        LineFigures("train.py", 212, "estimate_loss", share=0.1675, samples=67),
-        LineFigures("train.py", 88, "get_batch", share=0.0625, samples=25),
-        LineFigures("train.py", 90, "get_batch", share=0.005, samples=2),
+        LineStats("train.py", 212, "estimate_loss", share=0.1675, samples=67),
+        LineStats("train.py", 88, "get_batch", share=0.0625, samples=25),
+        LineStats("train.py", 90, "get_batch", share=0.005, samples=2),
     )
     run = replace(snapshot_of({"backward_pass": 0.75}, steps=64, step_s=0.125), lines={"other": lines})
-    insight = find(run, "unexplained")
+    finding = find(run, "unexplained")
     named = "train.py:212 estimate_loss (67% of it), train.py:88 get_batch (25% of it)"
-    assert insight.finding == f"25.0% of step time lies in no section (0.0312s a step): {named}"
-    assert insight.evidence["lines"] == named
-    assert insight.remedy.startswith("make these lines cheaper")
+    assert finding.message == f"25.0% of step time lies in no section (0.0312s a step): {named}"
+    assert finding.evidence["lines"] == named
+    assert finding.fix.startswith("make these lines cheaper")
 
 
 def test_step_time_in_no_section_just_below_a_tenth_is_not_told():
@@ -176,7 +176,7 @@ def test_a_run_without_sections_is_not_told_that_they_are_missing_time():
 
 def test_time_outside_of_steps_is_not_unexplained():
     snapshot = snapshot_of({"backward_pass": 1.0})
-    outside = section_figures("(outside steps)", 0.9, count=0, avg_s=None, self_s=90.0)
+    outside = section_stats("(outside steps)", 0.9, count=0, avg_s=None, self_s=90.0)
     assert "unexplained" not in codes(replace(snapshot, sections={**snapshot.sections, "(outside steps)": outside}))
 
 
@@ -185,7 +185,7 @@ def test_no_rule_fires_on_nothing():
 
 
 def test_no_rule_fires_on_steps_without_sections():
-    assert codes(Snapshot(steps=100, wall_s=10.0, step=step_figures())) == ["healthy"]
+    assert codes(Snapshot(steps=100, wall_s=10.0, step=step_stats())) == ["healthy"]
 
 
 def test_warm_up_steps_do_not_count_for_a_share_of_the_step():
@@ -199,7 +199,7 @@ def test_warm_up_steps_do_not_count_for_a_share_of_the_step():
     snapshot = run.snapshot()
     assert snapshot.step.warmup_count == 1
     assert snapshot.share_of_step("data_loading") == pytest.approx(0.01 / 0.41)
-    assert "data-loading-bound" not in [insight.code for insight in diagnose(snapshot)]
+    assert "data-loading-bound" not in [finding.code for finding in diagnose(snapshot)]
 
 
 @pytest.mark.parametrize(("waits", "is_told"), [(0.19, True), (0.21, False)])

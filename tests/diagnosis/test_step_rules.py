@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from fakes import section_figures, snapshot_of, step_figures
 
+from tests.support.recording import section_stats, snapshot_of, step_stats
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.steps import first_batch_slow, slowing_down, step_time_varies, warm_up
-from training_profiler.snapshot import EpochFigures, Snapshot
+from training_profiler.snapshot.snapshot import EpochStats, Snapshot
 
 
 def run_of(**step) -> Snapshot:
@@ -15,9 +15,9 @@ def run_of(**step) -> Snapshot:
 
 
 def test_steps_that_vary_above_a_tenth_are_told():
-    insight = step_time_varies(run_of(std_s=0.011, median_s=0.095, max_s=0.5, max_step=7))
-    assert insight.finding == ("step time varies by 11% (std over mean; longest 0.5000s at step 7, median 0.0950s)")
-    assert insight.worth_s == pytest.approx(0.5)  # 100 steps, 5 ms above the median on average
+    finding = step_time_varies(run_of(std_s=0.011, median_s=0.095, max_s=0.5, max_step=7))
+    assert finding.message == ("step time varies by 11% (std over mean; longest 0.5000s at step 7, median 0.0950s)")
+    assert finding.potential_saving_s == pytest.approx(0.5)  # 100 steps, 5 ms above the median on average
 
 
 def test_steps_that_vary_by_a_tenth_are_not_told():
@@ -47,27 +47,27 @@ def test_variation_that_costs_nothing_is_not_told():
 
 def test_the_section_that_varies_is_named_with_its_remedy():
     explained = {"forward_pass": 0.2, "data_loading": 0.7}
-    insight = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained=explained))
-    assert insight.finding.endswith("; 70% of the variation comes from data_loading")
-    assert (insight.evidence["moves_with"], insight.evidence["explained"]) == ("data_loading", 0.7)
-    assert insight.remedy.startswith("data stalls")
+    finding = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained=explained))
+    assert finding.message.endswith("; 70% of the variation comes from data_loading")
+    assert (finding.evidence["moves_with"], finding.evidence["explained"]) == ("data_loading", 0.7)
+    assert finding.fix.startswith("data stalls")
 
 
 def test_a_section_that_explains_less_than_three_tenths_is_not_named():
-    insight = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained={"data_loading": 0.29}))
-    assert "data_loading" not in insight.finding
-    assert "moves_with" not in insight.evidence
+    finding = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained={"data_loading": 0.29}))
+    assert "data_loading" not in finding.message
+    assert "moves_with" not in finding.evidence
 
 
 def test_a_section_of_the_users_own_is_named_as_well():
-    insight = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained={"augment": 0.9}))
-    assert insight.remedy == "look at what makes augment uneven"
+    finding = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained={"augment": 0.9}))
+    assert finding.fix == "look at what makes augment uneven"
 
 
 def test_steps_that_become_slower_by_more_than_a_twentieth_are_told():
-    insight = slowing_down(run_of(rise=0.5, rise_p_value=0.0001))
-    assert insight.finding == "steps become slower: 50% longer at the end of the run than at its start"
-    assert insight.worth_s == pytest.approx(2.0)  # 10 s instead of the 8 s at the pace of the start
+    finding = slowing_down(run_of(rise=0.5, rise_p_value=0.0001))
+    assert finding.message == "steps become slower: 50% longer at the end of the run than at its start"
+    assert finding.potential_saving_s == pytest.approx(2.0)  # 10 s instead of the 8 s at the pace of the start
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,11 @@ def test_steps_that_do_not_surely_become_slower_are_not_told(step):
 
 
 def test_first_steps_above_three_medians_are_told():
-    insight = warm_up(run_of(warmup_count=2, warmup_s=3.2, settled_count=98))
-    assert insight.finding == (
+    finding = warm_up(run_of(warmup_count=2, warmup_s=3.2, settled_count=98))
+    assert finding.message == (
         "the first 2 steps were warm-up: 1.6000s against 0.1000s after; step averages leave them out"
     )
-    assert insight.worth_s == pytest.approx(3.0)
+    assert finding.potential_saving_s == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_first_steps_that_are_no_warm_up_are_not_told(step):
     assert warm_up(run_of(**step)) is None
 
 
-def epoch(number: int, first_fetch_s: float | None, **others) -> EpochFigures:
-    figures = {
+def epoch(number: int, first_fetch_s: float | None, **others) -> EpochStats:
+    stats = {
         "wall_s": 10.0,
         "steps": 100,
         "batches": 100,
@@ -117,17 +117,17 @@ def epoch(number: int, first_fetch_s: float | None, **others) -> EpochFigures:
         "self_s": {},
         "median_fetch_s": 0.01,
     }
-    return EpochFigures(number=number, first_fetch_s=first_fetch_s, **{**figures, **others})
+    return EpochStats(number=number, first_fetch_s=first_fetch_s, **{**stats, **others})
 
 
-def run_with(*epochs: EpochFigures) -> Snapshot:
-    return Snapshot(epochs=epochs, step=step_figures())
+def run_with(*epochs: EpochStats) -> Snapshot:
+    return Snapshot(epochs=epochs, step=step_stats())
 
 
 def test_slow_first_fetches_are_told():
-    insight = first_batch_slow(run_with(epoch(1, 2.01), epoch(2, 1.01)))
-    assert insight.finding == "the first batch of an epoch takes 1.5100s on average, 15.0% of the time of 2 epochs"
-    assert insight.worth_s == 1.5  # the first epoch must start its workers in any case
+    finding = first_batch_slow(run_with(epoch(1, 2.01), epoch(2, 1.01)))
+    assert finding.message == "the first batch of an epoch takes 1.5100s on average, 15.0% of the time of 2 epochs"
+    assert finding.potential_saving_s == 1.5  # the first epoch must start its workers in any case
 
 
 @pytest.mark.parametrize(
@@ -155,13 +155,13 @@ def test_a_run_without_steps_is_not_told_how_they_vary(rule):
 
 
 def test_step_time_that_is_zero_does_not_vary():
-    assert step_time_varies(replace(run_of(), step=step_figures(avg_s=0.0))) is None
+    assert step_time_varies(replace(run_of(), step=step_stats(avg_s=0.0))) is None
 
 
 def test_all_of_them_are_asked():
     snapshot = run_of(std_s=0.05, median_s=0.05, rise=0.5, rise_p_value=0.0, warmup_count=1, warmup_s=1.0, max_step=1)
     snapshot = replace(snapshot, epochs=(epoch(1, 2.0), epoch(2, 1.0)))
-    found = {insight.code for insight in diagnose(snapshot)}
+    found = {finding.code for finding in diagnose(snapshot)}
     assert found >= {"step-time-varies", "slowing-down", "warm-up", "first-batch-slow"}
 
 
@@ -171,23 +171,23 @@ def passes(first_s: float, start_s: float, count: int = 4, median_s: float = 0.0
     sections = {
         **run.sections,
         "data_loading": replace(run.sections["data_loading"], p50_s=median_s),
-        "first_fetch": section_figures("first_fetch", count=count, avg_s=first_s, parent="data_loading"),
-        "worker_start": section_figures("worker_start", count=count, avg_s=start_s, parent="data_loading"),
+        "first_fetch": section_stats("first_fetch", count=count, avg_s=first_s, parent="data_loading"),
+        "worker_start": section_stats("worker_start", count=count, avg_s=start_s, parent="data_loading"),
     }
     return replace(run, sections=sections)
 
 
 def first_batch(run):
-    return next((insight for insight in diagnose(run) if insight.code == "first-batch-slow"), None)
+    return next((finding for finding in diagnose(run) if finding.code == "first-batch-slow"), None)
 
 
 def test_first_fetches_that_seams_saw_count_with_the_start_of_workers():
-    insight = first_batch(passes(first_s=0.05, start_s=0.06))
-    assert insight.finding == (
+    finding = first_batch(passes(first_s=0.05, start_s=0.06))
+    assert finding.message == (
         "the first batch of a pass over the data takes 0.1100s on average, 0.0600s of it to start workers, "
         "against 0.0100s later; 0.40s in 4 passes"
     )
-    assert insight.worth_s == pytest.approx(0.3)  # but for the first pass
+    assert finding.potential_saving_s == pytest.approx(0.3)  # but for the first pass
 
 
 @pytest.mark.parametrize(
@@ -205,15 +205,15 @@ def test_first_fetches_that_are_quick_enough_are_not_told(run):
 
 def waiting_run(waits_s: float) -> Snapshot:
     run = run_of(std_s=0.05, median_s=0.05, explained={"backward_pass": 1.02})
-    waits = section_figures("synchronization", 0.1, count=100, avg_s=waits_s / 100, parent="backward_pass")
+    waits = section_stats("synchronization", 0.1, count=100, avg_s=waits_s / 100, parent="backward_pass")
     return replace(run, sections={**run.sections, "synchronization": replace(waits, step_self_s=waits_s)})
 
 
 def test_variation_of_a_backward_pass_that_mostly_waits_is_of_another_rank():
-    insight = step_time_varies(waiting_run(waits_s=5.0))  # of 10 s
-    assert insight.finding.endswith("100% of the variation comes from synchronization")
-    assert insight.remedy == "a rank that is sometimes late"
+    finding = step_time_varies(waiting_run(waits_s=5.0))  # of 10 s
+    assert finding.message.endswith("100% of the variation comes from synchronization")
+    assert finding.fix == "a rank that is sometimes late"
 
 
 def test_variation_of_a_backward_pass_that_waits_less_is_its_own():
-    assert step_time_varies(waiting_run(waits_s=4.9)).finding.endswith("comes from backward_pass")
+    assert step_time_varies(waiting_run(waits_s=4.9)).message.endswith("comes from backward_pass")

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
 
+from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import THRESHOLDS, diagnose, epoch_warnings
-from training_profiler.snapshot import EpochFigures
+from training_profiler.snapshot.snapshot import EpochStats
 
 
 def codes(snapshot):
-    return [insight.code for insight in diagnose(snapshot)]
+    return [finding.code for finding in diagnose(snapshot)]
 
 
 def test_these_are_the_thresholds():
@@ -57,6 +57,6 @@ def test_a_threshold_of_the_run_wins_over_the_default(threshold, fires):
 
 
 def test_the_warnings_of_an_epoch_have_the_threshold_of_the_run():
-    epoch = EpochFigures(1, 10.0, 100, 100, None, 0.1, {"data_generation": 4.0}, None, None)
+    epoch = EpochStats(1, 10.0, 100, 100, None, 0.1, {"data_generation": 4.0}, None, None)
     assert epoch_warnings(epoch, {"data-generation-bound": 0.5}) == []
     assert len(epoch_warnings(epoch, {"data-generation-bound": 0.35})) == 1

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from .running import report_of, run
+from tests.gpu.running import report_of, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

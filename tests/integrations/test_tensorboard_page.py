@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 
 from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
-from training_profiler.sinks.sink import Row
-from training_profiler.snapshot import (
+from training_profiler.sinks.sink import MetricRow
+from training_profiler.snapshot.snapshot import (
     OTHER,
-    EpochFigures,
-    GpuFigures,
+    EpochStats,
+    GpuStats,
     Level,
-    LoaderFigures,
-    MachineFigures,
-    SectionFigures,
+    LoaderStats,
+    MachineStats,
+    SectionStats,
     Snapshot,
-    StepFigures,
+    StepStats,
     Throughput,
 )
 
@@ -59,30 +59,30 @@ CHARTS = [
 ]
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[MetricRow]:
     """Yield the rows of a training that has everything; validation only comes after a while."""
     for number in range(1, 21):
         wave = number % 5 / 10
         shares = {"data_loading": 0.1 + wave, "data_generation": 0.1, "forward_pass": 0.2, "backward_pass": 0.2}
         if number > 4 and number % 4 == 0:
             shares["validation_epoch"] = 0.05
-        yield Row(50 * number, 1e9 + 60 * number, interval_metrics(snapshot(shares, wave)))
+        yield MetricRow(50 * number, 1e9 + 60 * number, interval_metrics(snapshot(shares, wave)))
         if number % 5 == 0:
             parts_s = {"forward_pass": 60.0, "backward_pass": 120.0, OTHER: 120.0}
-            epoch = EpochFigures(number // 5, 300.0, 250, 250, None, 1.2, parts_s, None, None, machine=machine(wave))
-            yield Row(50 * number, 1e9 + 60 * number, epoch_metrics(epoch))
-        train = LoaderFigures("main", 50, None, 1.0, "train", 0.01 + wave / 100, 0.02, 0.04, 0.01, 0.09, 1.0)
-        held_out = LoaderFigures("held_out", 5, None, 1.0, "val", 0.01, 0.02)
-        yield Row(50 * number, 1e9 + 60 * number, loader_metrics([train, held_out]))
+            epoch = EpochStats(number // 5, 300.0, 250, 250, None, 1.2, parts_s, None, None, machine=machine(wave))
+            yield MetricRow(50 * number, 1e9 + 60 * number, epoch_metrics(epoch))
+        train = LoaderStats("main", 50, None, 1.0, "train", 0.01 + wave / 100, 0.02, 0.04, 0.01, 0.09, 1.0)
+        held_out = LoaderStats("held_out", 5, None, 1.0, "val", 0.01, 0.02)
+        yield MetricRow(50 * number, 1e9 + 60 * number, loader_metrics([train, held_out]))
 
 
 def snapshot(shares: dict[str, float], wave: float) -> Snapshot:
     shares = {**shares, OTHER: 1 - sum(shares.values())}
     sections = {
-        name: SectionFigures(name, 50, 60 * share, 60 * share, share, avg_s=share, settled_total_s=60 * share)
+        name: SectionStats(name, 50, 60 * share, 60 * share, share, avg_s=share, settled_total_s=60 * share)
         for name, share in shares.items()
     }
-    step = StepFigures(50, 60.0, 1.2, 0, 0.0, 50, 1.2, 0.1, 2.0, 3, 60.0)
+    step = StepStats(50, 60.0, 1.2, 0, 0.0, 50, 1.2, 0.1, 2.0, 3, 60.0)
     return Snapshot(
         steps=50,
         wall_s=60.0,
@@ -93,12 +93,12 @@ def snapshot(shares: dict[str, float], wave: float) -> Snapshot:
     )
 
 
-def machine(wave: float) -> MachineFigures:
+def machine(wave: float) -> MachineStats:
     def level(mean: float) -> Level:
         return Level(mean, mean, mean)
 
     gpus = tuple(
-        GpuFigures(
+        GpuStats(
             index,
             total_bytes=80 * 10**9,
             allocated_bytes=level((30 + 10 * index + 10 * wave) * 1e9),
@@ -108,7 +108,7 @@ def machine(wave: float) -> MachineFigures:
         for index in range(2)
     )
     share = 0.7 + wave / 2
-    return MachineFigures(
+    return MachineStats(
         1, ram_share=level(share), ram_available_bytes=level((1 - share) * 64e9), cpu_host=level(0.3 + wave), gpus=gpus
     )
 

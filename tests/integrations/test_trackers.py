@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .wandb_file import axes, history
+from tests.integrations.wandb_file import axes, history
 
 pytestmark = pytest.mark.integrations
 ROOT = Path(__file__).parents[2]

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
 
+from tests.support.recording import snapshot_of
 from training_profiler.reports.checklist import checklist, checklist_lines
-from training_profiler.snapshot import GpuFigures, Level, MachineFigures, Snapshot, Throughput
+from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, Snapshot, Throughput
 
 GIB = 2**30
 
@@ -16,13 +16,13 @@ def verdicts(snapshot: Snapshot) -> dict[str, tuple[str, str]]:
 
 
 def on_gpu(utilization: float, memory: float) -> Snapshot:
-    gpu = GpuFigures(
+    gpu = GpuStats(
         index=0,
         total_bytes=16 * GIB,
         used_bytes=Level(mean=0.0, max=memory * 16 * GIB, last=0.0),
         utilization=Level(mean=utilization, max=1.0, last=1.0),
     )
-    return replace(snapshot_of({"forward_pass": 0.5}), machine=MachineFigures(samples=10, gpus=(gpu,)))
+    return replace(snapshot_of({"forward_pass": 0.5}), machine=MachineStats(samples=10, gpus=(gpu,)))
 
 
 def test_nothing_is_measured_of_nothing():

@@ -3,16 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from fakes import FakeRun, section_figures, snapshot_of, step_figures
 
-from training_profiler.diagnosis import Insight, diagnose
+from tests.support.recording import FakeRun, section_stats, snapshot_of, step_stats
+from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.reports.console import LINES, render_epoch, render_final, render_periodic
-from training_profiler.snapshot import EpochFigures, Health, LoaderFigures, Snapshot
+from training_profiler.snapshot.snapshot import EpochStats, Health, LoaderStats, Snapshot
 
-FORWARD = section_figures(
+FORWARD = section_stats(
     "forward_pass", 0.663, count=50, avg_s=0.3047, total_s=15.234, self_s=15.234, min_s=0.2981, max_s=0.3123
 )
-OTHER = section_figures("other", 0.337, count=0, avg_s=None, total_s=7.743, self_s=7.743)
+OTHER = section_stats("other", 0.337, count=0, avg_s=None, total_s=7.743, self_s=7.743)
 SNAPSHOT = Snapshot(steps=50, wall_s=22.977, sections={"forward_pass": FORWARD, "other": OTHER})
 
 
@@ -56,7 +56,7 @@ def test_the_table_of_a_periodic_report_has_a_row_a_section():
 
 
 def test_what_is_unknown_is_left_out():
-    started = section_figures("sampling", 0.0, count=0, avg_s=None)
+    started = section_stats("sampling", 0.0, count=0, avg_s=None)
     text = render_periodic(replace(SNAPSHOT, sections={"sampling": started}), LINES)
     assert part(text, "Detailed Breakdown:") == ["sampling: count=0, total=0.000s"]
 
@@ -123,7 +123,7 @@ def test_percentages_of_a_report_add_up_to_one_hundred():
     assert sum(round(10 * float(row.split()[-1].rstrip("%"))) for row in shares) == 1000
 
 
-EPOCH = EpochFigures(
+EPOCH = EpochStats(
     number=1,
     wall_s=45.23,
     steps=32,
@@ -178,17 +178,17 @@ def test_the_final_summary_is_this():
         SNAPSHOT,
         steps=1000,
         wall_s=22.977,
-        step=step_figures(1000, 0.02, warmup_count=2, warmup_s=1.0, std_s=0.001, max_s=0.03, max_step=7),
-        loaders=(LoaderFigures("train", 1000, 32000, 1.5),),
+        step=step_stats(1000, 0.02, warmup_count=2, warmup_s=1.0, std_s=0.001, max_s=0.03, max_step=7),
+        loaders=(LoaderStats("train", 1000, 32000, 1.5),),
         health=Health(dropped=3, disabled=("console (OSError: gone)",), overhead_s=0.0229, notes=("a note",)),
         run_folder="/runs/20261121-142530",
         ended_by="KeyboardInterrupt",
     )
-    insights = [
-        Insight("data-loading-bound", "20.0% of step time is spent waiting", {}, 4.5954, "raise num_workers"),
-        Insight("slowest-component", "Slowest component: forward_pass (0.3047s avg)", {}, 0.0, ""),
+    findings = [
+        Finding("data-loading-bound", "20.0% of step time is spent waiting", {}, 4.5954, "raise num_workers"),
+        Finding("slowest-component", "Slowest component: forward_pass (0.3047s avg)", {}, 0.0, ""),
     ]
-    assert render_final(snapshot, insights, LINES) == (
+    assert render_final(snapshot, findings, LINES) == (
         "\n=== Final Profiling Summary (1000 steps) ===\n"
         "\n"
         "Detailed Breakdown:\n"
@@ -223,9 +223,9 @@ def test_a_section_that_was_not_left_is_named():
 
 
 def test_a_worth_of_minutes_is_told_in_minutes():
-    insight = Insight("x", "found", {}, 150.0, "change it")
+    finding = Finding("x", "found", {}, 150.0, "change it")
     assert "- found [worth 2.5 min, 10.0% of the run] -> change it" in render_final(
-        replace(SNAPSHOT, wall_s=1500.0), [insight]
+        replace(SNAPSHOT, wall_s=1500.0), [finding]
     )
 
 
@@ -239,14 +239,14 @@ def test_a_worth_of_minutes_is_told_in_minutes():
     ],
 )
 def test_wall_time_is_accounted_for(before_s, told):
-    run = replace(SNAPSHOT, step=step_figures(1000, 0.02, before_s=before_s))
+    run = replace(SNAPSHOT, step=step_stats(1000, 0.02, before_s=before_s))
     assert f"\nWall time: 22.98s {told}\n" in render_final(run, [])
 
 
 def test_a_worth_tells_what_a_step_would_take():
-    insight = Insight("x", "found", {}, 4.6, "change it", step_s=0.02, step_if_gone_s=0.0154)
+    finding = Finding("x", "found", {}, 4.6, "change it", step_s=0.02, step_if_gone_s=0.0154)
     expected = "- found [worth 4.60s, 20.0% of the run; a step 0.0154s instead of 0.0200s] -> change it"
-    assert expected in render_final(replace(SNAPSHOT, wall_s=23.0), [insight])
+    assert expected in render_final(replace(SNAPSHOT, wall_s=23.0), [finding])
 
 
 def test_the_checklist_comes_on_request():

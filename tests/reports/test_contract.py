@@ -1,15 +1,31 @@
 import json
 
-from fakes import FakeRun, snapshot_of
-
+from tests.support.recording import FakeRun, snapshot_of
 from training_profiler.diagnosis import diagnose
-from training_profiler.reports.contract import as_data
-from training_profiler.snapshot import GpuFigures, Growth, Health, Level, MachineFigures, Snapshot, Throughput
+from training_profiler.reports.report_json import as_data
+from training_profiler.snapshot.snapshot import (
+    GpuStats,
+    Growth,
+    Health,
+    Level,
+    MachineStats,
+    Snapshot,
+    Throughput,
+)
 
 SECTION_KEYS = {
     "count", "total_s", "self_s", "avg_s", "min_s", "max_s", "std_s", "p50_s", "p95_s", "p99_s", "share", "parent",
 }  # fmt: skip
-INSIGHT_KEYS = {"code", "finding", "evidence", "worth_s", "worth_share", "step_s", "step_if_gone_s", "remedy"}
+INSIGHT_KEYS = {
+    "code",
+    "finding",
+    "evidence",
+    "worth_s",
+    "worth_share",
+    "step_s",
+    "step_if_gone_s",
+    "remedy",
+}
 
 
 def data_of_a_run():
@@ -30,7 +46,7 @@ def test_the_required_keys_are_there():
     assert data.keys() >= {"schema", "steps", "wall_s", "sections", "epochs", "insights", "health"}
     assert data["schema"] == 1
     assert all(section.keys() >= SECTION_KEYS for section in data["sections"].values())
-    assert all(insight.keys() >= INSIGHT_KEYS for insight in data["insights"])
+    assert all(finding.keys() >= INSIGHT_KEYS for finding in data["insights"])
     assert data["health"].keys() >= {"dropped", "disabled", "overhead_s"}
 
 
@@ -67,9 +83,9 @@ def test_a_run_of_nothing_has_every_key():
 
 
 def test_the_machine_and_throughput_are_told_in_full():
-    gpu = GpuFigures(0, "T4", used_bytes=Level(1.0, 2.0, 3.0))
+    gpu = GpuStats(0, "T4", used_bytes=Level(1.0, 2.0, 3.0))
     snapshot = Snapshot(
-        machine=MachineFigures(samples=2, cores=1.5, gpus=(gpu,), ram_growth=Growth(5.0, 0.01, 9, 8.0)),
+        machine=MachineStats(samples=2, cores=1.5, gpus=(gpu,), ram_growth=Growth(5.0, 0.01, 9, 8.0)),
         throughput=Throughput(2.0, samples_per_s=64.0),
     )
     data = json.loads(json.dumps(as_data(snapshot, []), allow_nan=False))

@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-from fakes import section_figures, snapshot_of
-
+from tests.support.recording import section_stats, snapshot_of
 from training_profiler.reports.console import LINES, render_final, render_periodic
-from training_profiler.reports.contract import as_data
-from training_profiler.snapshot import DeviceFigures
+from training_profiler.reports.report_json import as_data
+from training_profiler.snapshot.snapshot import DeviceTimingStats
 
 UNMEASURED = {"the pool of events was empty": 12, "a graph was captured": 3}
-DEVICE = DeviceFigures("cuda", "NVIDIA H200", "events", 300, UNMEASURED)
+DEVICE = DeviceTimingStats("cuda", "NVIDIA H200", "events", 300, UNMEASURED)
 
 
 def snapshot(device=DEVICE, **sections):
@@ -31,7 +30,7 @@ def lines_of(text, word):
 
 
 def test_the_table_has_a_column_for_it():
-    section = section_figures("logging", 0.01)
+    section = section_stats("logging", 0.01)
     one = snapshot()
     text = render_periodic(replace(one, sections={**one.sections, "logging": section}))
     rows = [line.split() for line in text.splitlines()]
@@ -42,7 +41,7 @@ def test_the_table_has_a_column_for_it():
 
 def test_a_line_ends_with_it_and_begins_as_ever():
     one = snapshot()
-    logging = section_figures("logging", 0.01, min_s=0.1, max_s=0.1)
+    logging = section_stats("logging", 0.01, min_s=0.1, max_s=0.1)
     text = render_periodic(replace(one, sections={**one.sections, "logging": logging}), LINES)
     assert lines_of(text, "avg=") == [
         "logging: count=100, total=10.000s, avg=0.1000s, min=0.1000s, max=0.1000s, device=host",

@@ -1,10 +1,10 @@
 import pytest
-from fakes import section_figures, snapshot_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.recording import section_stats, snapshot_of
 from training_profiler.reports.distribution import distribution, in_tree_order, percentages
-from training_profiler.snapshot import Snapshot
+from training_profiler.snapshot.snapshot import Snapshot
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=40).filter(any))
@@ -37,11 +37,11 @@ def test_sections_follow_the_one_they_are_nested_in_and_the_largest_comes_first(
     sections = {
         section.name: section
         for section in (
-            section_figures("small", avg_s=0.1),
-            section_figures("mlp", avg_s=0.2, parent="forward"),
-            section_figures("attention", avg_s=0.3, parent="forward"),
-            section_figures("softmax", avg_s=0.1, parent="attention"),
-            section_figures("forward", avg_s=0.6),
+            section_stats("small", avg_s=0.1),
+            section_stats("mlp", avg_s=0.2, parent="forward"),
+            section_stats("attention", avg_s=0.3, parent="forward"),
+            section_stats("softmax", avg_s=0.1, parent="attention"),
+            section_stats("forward", avg_s=0.6),
         )
     }
     assert [(depth, section.name) for depth, section in in_tree_order(sections)] == [
@@ -54,7 +54,7 @@ def test_sections_follow_the_one_they_are_nested_in_and_the_largest_comes_first(
 
 
 def test_a_section_whose_parent_has_no_row_stands_for_itself():
-    sections = {"a": section_figures("a", parent="gone")}
+    sections = {"a": section_stats("a", parent="gone")}
     assert [depth for depth, _ in in_tree_order(sections)] == [0]
 
 

@@ -2,29 +2,26 @@
 
 import json
 
-from fakes import section_figures
-
+from tests.support.recording import section_stats
 from training_profiler.reports.console import LINES, render_final, render_periodic
-from training_profiler.reports.contract import as_data
-from training_profiler.snapshot import LineFigures, Snapshot
+from training_profiler.reports.report_json import as_data
+from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 LINES_OF_OTHER = (
-    LineFigures("train.py", 212, "estimate_loss", share=0.31, samples=310),
-    LineFigures("train.py", 88, "get_batch", share=0.092, samples=92),
-    LineFigures("train.py", 90, "get_batch", share=0.009, samples=9),
+    LineStats("train.py", 212, "estimate_loss", share=0.31, samples=310),
+    LineStats("train.py", 88, "get_batch", share=0.092, samples=92),
+    LineStats("train.py", 90, "get_batch", share=0.009, samples=9),
 )
 
 
-def snapshot_with(
-    *sections: tuple[str, float], parent: str | None = None, **lines: tuple[LineFigures, ...]
-) -> Snapshot:
-    figures = {
-        name: section_figures(
+def snapshot_with(*sections: tuple[str, float], parent: str | None = None, **lines: tuple[LineStats, ...]) -> Snapshot:
+    stats = {
+        name: section_stats(
             name, share, count=0 if name.startswith(("other", "(")) else 10, self_s=share, total_s=share
         )
         for name, share in sections
     }
-    return Snapshot(steps=10, wall_s=1.0, sections=figures, lines=lines)
+    return Snapshot(steps=10, wall_s=1.0, sections=stats, lines=lines)
 
 
 def distribution_in(text: str) -> list[str]:
@@ -54,7 +51,7 @@ def test_percentages_of_code_never_stand_in_the_column_that_adds_up():
 
 
 def test_a_section_above_a_tenth_has_its_lines_and_one_of_a_tenth_has_not():
-    line = LineFigures("model.py", 5, "forward", share=0.1, samples=100)
+    line = LineStats("model.py", 5, "forward", share=0.1, samples=100)
     snapshot = snapshot_with(
         ("forward_pass", 0.11), ("backward_pass", 0.10), forward_pass=(line,), backward_pass=(line,)
     )
@@ -66,7 +63,7 @@ def test_a_section_above_a_tenth_has_its_lines_and_one_of_a_tenth_has_not():
 
 
 def test_other_has_its_lines_however_small_and_time_outside_of_steps_above_a_tenth():
-    line = LineFigures("train.py", 5, "main", share=0.02, samples=30)
+    line = LineStats("train.py", 5, "main", share=0.02, samples=30)
     sections = ("forward_pass", 0.93), ("other", 0.03), ("(outside steps)", 0.04)
     text = render_periodic(snapshot_with(*sections, **{"other": (line,), "(outside steps)": (line,)}), LINES)
     assert distribution_in(text)[1:] == ["other: 3.0%", "other: train.py:5 main: 2.0%", "(outside steps): 4.0%"]
@@ -76,9 +73,9 @@ def test_other_has_its_lines_however_small_and_time_outside_of_steps_above_a_ten
 
 
 def test_lines_of_a_nested_section_are_indented_below_it():
-    line = LineFigures("model.py", 5, "forward", share=0.5, samples=100)
-    outer = section_figures("forward_pass", 0.5, count=10, self_s=0.5)
-    inner = section_figures("attention", 0.5, count=10, self_s=0.5, total_s=0.25, parent="forward_pass")
+    line = LineStats("model.py", 5, "forward", share=0.5, samples=100)
+    outer = section_stats("forward_pass", 0.5, count=10, self_s=0.5)
+    inner = section_stats("attention", 0.5, count=10, self_s=0.5, total_s=0.25, parent="forward_pass")
     snapshot = Snapshot(
         steps=10, wall_s=1.0, sections={"forward_pass": outer, "attention": inner}, lines={"attention": (line,)}
     )
@@ -90,7 +87,7 @@ def test_lines_of_a_nested_section_are_indented_below_it():
 
 
 def test_a_function_whose_lines_are_added_up_says_how_many():
-    lines = tuple(LineFigures("train.py", i, "get_batch", share=0.0625, samples=60) for i in range(1, 9))
+    lines = tuple(LineStats("train.py", i, "get_batch", share=0.0625, samples=60) for i in range(1, 9))
     rows = distribution_in(render_periodic(snapshot_with(("forward_pass", 0.5), ("other", 0.5), other=lines), LINES))
     assert rows == ["forward_pass: 50.0%", "other: 50.0%", "other: train.py:1 get_batch (8 lines): 50.0%"]
 
@@ -98,7 +95,7 @@ def test_a_function_whose_lines_are_added_up_says_how_many():
 def test_a_line_never_has_more_than_its_section():
     """Rounding such that all add up to 100.0 can make a section a tenth smaller."""
     shares = 1 / 3, 1 / 3, 1 / 3
-    line = LineFigures("train.py", 1, "main", share=0.46149, samples=60)
+    line = LineStats("train.py", 1, "main", share=0.46149, samples=60)
     snapshot = snapshot_with(("a", 0.46149), ("b", 0.26999), ("other", 0.26852), a=(line,))
     assert sum(shares) == 1
     rows = distribution_in(render_periodic(snapshot, LINES))
@@ -121,7 +118,7 @@ def test_the_data_has_the_lines_of_each_section_the_hottest_first():
 
 
 def test_the_data_has_at_most_ten_lines_of_a_section():
-    lines = tuple(LineFigures("train.py", i, "main", share=0.01, samples=100) for i in range(1, 30))
+    lines = tuple(LineStats("train.py", i, "main", share=0.01, samples=100) for i in range(1, 30))
     data = as_data(snapshot_with(("other", 1.0), other=lines), [])
     assert [line["line"] for line in data["lines"]["other"]] == list(range(1, 11))
 

@@ -1,10 +1,10 @@
 from training_profiler.reports.loaders import loader_lines
-from training_profiler.snapshot import LoaderFigures, Snapshot
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 
 
 def loader(name, batches=100, wait_s=0.1, phase="train", **others):
     others.setdefault("data_avg_s", wait_s / batches)
-    return LoaderFigures(name, batches, others.pop("samples", None), wait_s, phase, **others)
+    return LoaderStats(name, batches, others.pop("samples", None), wait_s, phase, **others)
 
 
 def lines(*loaders, is_table=True, wall_s=10.0):

@@ -1,5 +1,5 @@
 from training_profiler.reports.machine import machine_lines
-from training_profiler.snapshot import GpuFigures, Level, MachineFigures, Snapshot, Throughput
+from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, Snapshot, Throughput
 
 GIB = 2**30
 
@@ -14,7 +14,7 @@ def level(value):
 
 def test_nothing_known_is_no_line():
     assert lines_of() == []
-    assert lines_of(machine=MachineFigures(samples=3)) == []
+    assert lines_of(machine=MachineStats(samples=3)) == []
 
 
 def test_throughput_with_all_that_can_be_known():
@@ -39,7 +39,7 @@ def test_little_computing_is_in_smaller_units():
 
 
 def test_a_machine_with_a_container():
-    machine = MachineFigures(
+    machine = MachineStats(
         samples=9, cores=2.0, host_cores=8, cpu_process=level(3.6), cpu_container=level(3.8), cpu_host=level(1.0),
         ram_process_bytes=level(1.25 * GIB), ram_container_bytes=level(6 * GIB), ram_limit_bytes=24 * GIB,
         ram_host_bytes=level(64 * GIB), ram_host_total_bytes=256 * GIB,
@@ -51,24 +51,22 @@ def test_a_machine_with_a_container():
 
 
 def test_what_is_not_known_of_the_machine_is_left_out():
-    assert lines_of(machine=MachineFigures(samples=1, ram_process_bytes=level(GIB))) == [
+    assert lines_of(machine=MachineStats(samples=1, ram_process_bytes=level(GIB))) == [
         "Machine: RAM 1.00 GiB at most in this process"
     ]
 
 
 def test_a_gpu_with_all_that_can_be_known():
-    gpu = GpuFigures(
+    gpu = GpuStats(
         0, "NVIDIA H200", 140 * GIB, level(12 * GIB), level(14 * GIB), level(15.5 * GIB), level(0.9), level(64.0),
         level(600.0),
     )  # fmt: skip
-    assert lines_of(machine=MachineFigures(samples=1, gpus=(gpu,))) == [
+    assert lines_of(machine=MachineStats(samples=1, gpus=(gpu,))) == [
         "GPU 0 (NVIDIA H200): memory 12.0 GiB allocated, 14.0 GiB reserved, 15.5 GiB used by all processes at most "
         "of 140.0 GiB; a kernel ran in 45% of the time; 64 degrees C at most; 300 W on average"
     ]
 
 
 def test_a_gpu_without_nvml():
-    gpu = GpuFigures(1, "mps", None, level(0.5 * GIB))
-    assert lines_of(machine=MachineFigures(samples=1, gpus=(gpu,))) == [
-        "GPU 1 (mps): memory 0.50 GiB allocated at most"
-    ]
+    gpu = GpuStats(1, "mps", None, level(0.5 * GIB))
+    assert lines_of(machine=MachineStats(samples=1, gpus=(gpu,))) == ["GPU 1 (mps): memory 0.50 GiB allocated at most"]

@@ -4,29 +4,29 @@ import json
 from dataclasses import replace
 
 import pytest
-from fakes import snapshot_of
-from fakes_ranks import rank_id, rank_row, ranks_of
 
-from training_profiler.rank_figures import (
-    AttemptFigures,
-    ClockFigures,
-    ExchangeFigures,
-    HostFigures,
-    RanksFigures,
-    SectionSpread,
-)
+from tests.support.ranks import rank_id, rank_row, ranks_of
+from tests.support.recording import snapshot_of
 from training_profiler.reports.checklist import checklist
 from training_profiler.reports.console import render_final, render_periodic
-from training_profiler.reports.contract import as_data
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, ranges_text, rank_lines
-from training_profiler.snapshot import Snapshot
+from training_profiler.reports.report_json import as_data
+from training_profiler.snapshot.ranks import (
+    AllRanksStats,
+    AttemptStats,
+    ClockStats,
+    GradientSyncStats,
+    HostStats,
+    SectionSpread,
+)
+from training_profiler.snapshot.snapshot import Snapshot
 
 LOADING = SectionSpread("data_loading", 4, 0.0012, 0.0013, 0.022, rank_id(3), 2.4, True)
 SAVING = SectionSpread("checkpointing", 1, 0.5, 0.5, 0.5, rank_id(0), 0.0, False, never_on=(1, 2, 3))
 TINY = SectionSpread("logging", 4, 1e-6, 1e-6, 1e-6, rank_id(1), 0.0, True)
 
 
-def four(**more) -> RanksFigures:
+def four(**more) -> AllRanksStats:
     rows = [rank_row(rank, ms / 1000) for rank, ms in enumerate((31, 31.2, 31.1, 52.1))]
     slow = replace(
         rows[3],
@@ -39,7 +39,7 @@ def four(**more) -> RanksFigures:
     return ranks_of([*rows[:3], slow], sections=(LOADING, TINY, SAVING), step_s=0.05, **more)
 
 
-def lines_of(ranks: RanksFigures | None, layout: str = "table") -> list[str]:
+def lines_of(ranks: AllRanksStats | None, layout: str = "table") -> list[str]:
     return rank_lines(Snapshot(ranks=ranks), layout)
 
 
@@ -110,15 +110,15 @@ def test_ranks_that_are_not_heard_are_told_with_where_they_were():
     ("clocks", "line"),
     [
         (
-            ClockFigures(2, 2, 0.00031, 120),
+            ClockStats(2, 2, 0.00031, 120),
             "Clocks: 2 hosts aligned by 120 barriers and exchanges of the program, within 310.0us",
         ),
         (
-            ClockFigures(4, 3, 0.002, 9),
+            ClockStats(4, 3, 0.002, 9),
             "Clocks: 3 of 4 hosts aligned by 9 barriers and exchanges of the program, within 0.0020s",
         ),
         (
-            ClockFigures(2, 0),
+            ClockStats(2, 0),
             "Clocks: those of 2 hosts are not aligned: no barrier or exchange of the program tells",
         ),
     ],
@@ -131,7 +131,7 @@ def test_what_could_not_be_read_is_told():
     assert lines_of(four(left_out=("rank2.jsonl is torn",)))[-1] == "rank2.jsonl is torn"
 
 
-def thousand() -> RanksFigures:
+def thousand() -> AllRanksStats:
     rows = [
         rank_row(
             rank, 0.03 + rank * 1e-5, who=replace(rank_id(rank, 1024, 8), host="gpu-node-" + "x" * 40 + str(rank // 8))
@@ -189,18 +189,18 @@ def test_the_data_of_a_thousand_ranks_is_a_megabyte_at_most():
 
 
 def test_the_exchange_of_gradients_has_a_line():
-    exchange = ExchangeFigures(200, 200, 0.0031, overlap=0.5, exposed_s=0.0015)
+    exchange = GradientSyncStats(200, 200, 0.0031, overlap=0.5, exposed_s=0.0015)
     assert exchange_lines(Snapshot(exchange=exchange)) == [
         "DDP: 0.0031s an exchange, 50% of it while gradients were computed; the backward pass is 0.0015s longer by it"
     ]
-    sampled = ExchangeFigures(200, 12, 0.0031)
+    sampled = GradientSyncStats(200, 12, 0.0031)
     assert exchange_lines(Snapshot(exchange=sampled)) == [
         "DDP: 0.0031s an exchange (12 of 200 timed), overlap not measured"
     ]
 
 
 def test_attempts_before_this_one_have_a_line():
-    attempts = (AttemptFigures(0, 120, 35.1, "SIGTERM"), AttemptFigures(1, 4, 2.0, is_ended=False))
+    attempts = (AttemptStats(0, 120, 35.1, "SIGTERM"), AttemptStats(1, 4, 2.0, is_ended=False))
     assert attempt_lines(Snapshot(attempts=attempts)) == [
         "Attempts: this is attempt 2, counted from 0; attempt 0 made 120 steps in 35.1s and was ended by SIGTERM; "
         "attempt 1 made 4 steps in 2.0s, its end was not written"
@@ -212,7 +212,7 @@ def test_attempts_before_this_one_have_a_line():
     [(0.51, ("PASS", "51.0%")), (0.5, ("FAIL", "50.0%")), (None, ("not measured", ""))],
 )
 def test_the_checklist_asks_for_half_of_the_exchange_to_be_hidden(overlap, verdict):
-    exchange = ExchangeFigures(10, 10, 0.003, overlap)
+    exchange = GradientSyncStats(10, 10, 0.003, overlap)
     (check,) = [one for one in checklist(Snapshot(exchange=exchange)) if one.what.startswith("all-reduce")]
     assert (check.verdict, check.measured) == verdict
 
@@ -231,8 +231,8 @@ def test_unknown_figures_of_ranks_are_none_in_the_data():
 
 
 def test_hosts_beyond_a_few_are_told_by_the_slowest_and_the_least():
-    hosts = tuple(HostFigures(f"n{i}", (i,), 0.03 + i / 1000) for i in range(9))
-    ranks = RanksFigures(9, tuple(rank_row(i) for i in range(9)), hosts=hosts)
+    hosts = tuple(HostStats(f"n{i}", (i,), 0.03 + i / 1000) for i in range(9))
+    ranks = AllRanksStats(9, tuple(rank_row(i) for i in range(9)), hosts=hosts)
     assert lines_of(ranks, "lines")[-1] == (
         "Hosts: n8 (rank 8) 0.0380s a step, n7 (rank 7) 0.0370s a step, n6 (rank 6) 0.0360s a step "
         "work longest of 9; the least n0 (rank 0) 0.0300s a step"

@@ -9,12 +9,12 @@ from training_profiler.sinks.csv_file import CsvFile
 from training_profiler.sinks.jsonl_file import JsonlFile
 from training_profiler.sinks.mlflow_run import MlflowRun, mlflow_key
 from training_profiler.sinks.prometheus_text import prometheus_name
-from training_profiler.sinks.sink import Row
+from training_profiler.sinks.sink import MetricRow
 from training_profiler.sinks.tensorboard_layout import Stack, categories
 
 ROWS = [
-    Row(50, 1000.5, {"profiling/batch_time_avg": 0.25}),
-    Row(100, 1001.5, {"profiling/batch_time_avg": 0.5, 'profiling/timing_a "b", c_avg': 0.125}),
+    MetricRow(50, 1000.5, {"profiling/batch_time_avg": 0.25}),
+    MetricRow(100, 1001.5, {"profiling/batch_time_avg": 0.5, 'profiling/timing_a "b", c_avg': 0.125}),
 ]
 
 
@@ -99,7 +99,9 @@ def test_mlflow_is_not_imported_and_its_absence_is_told():
 
 
 def percentages(step, **shares):
-    return Row(step, float(step), {f"profiling/interval_{name}_percentage": value for name, value in shares.items()})
+    return MetricRow(
+        step, float(step), {f"profiling/interval_{name}_percentage": value for name, value in shares.items()}
+    )
 
 
 def test_a_stack_has_a_height_a_section_and_each_keeps_its_place():
@@ -119,7 +121,7 @@ def test_a_section_that_comes_later_has_been_in_the_stack_all_along_with_nothing
     stack = Stack()
     stack.rows(percentages(1, forward=100.0))
     earlier, now = stack.rows(percentages(2, forward=75.0, validation=25.0))
-    assert earlier == Row(1, 1.0, {"profiling_stack/validation": 100.0})
+    assert earlier == MetricRow(1, 1.0, {"profiling_stack/validation": 100.0})
     assert now.metrics["profiling_stack/validation"] == 100.0
     assert stack.bands()[0] == ("profiling_stack/forward", "profiling_stack/validation")
 

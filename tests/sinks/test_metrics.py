@@ -4,18 +4,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import FakeRun, section_figures, snapshot_of, step_figures
 
+from tests.support.recording import FakeRun, section_stats, snapshot_of, step_stats
 from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
-from training_profiler.snapshot import (
+from training_profiler.snapshot.snapshot import (
     OTHER,
     OUTSIDE_STEPS,
     PROFILER,
-    EpochFigures,
-    GpuFigures,
+    EpochStats,
+    GpuStats,
     Level,
-    LoaderFigures,
-    MachineFigures,
+    LoaderStats,
+    MachineStats,
     Snapshot,
     Throughput,
 )
@@ -67,7 +67,7 @@ def test_a_bottleneck_goes_by_the_threshold_of_the_run():
 
 def test_the_percentages_of_an_interval_add_up_to_100():
     sections = {
-        name: section_figures(name, share)
+        name: section_stats(name, share)
         for name, share in (("forward_pass", 0.6), (OTHER, 0.1), (OUTSIDE_STEPS, 0.2), (PROFILER, 0.1))
     }
     metrics = interval_metrics(Snapshot(steps=1, wall_s=1.0, sections=sections))
@@ -79,8 +79,8 @@ def test_the_percentages_of_an_interval_add_up_to_100():
 
 
 def test_the_machine_is_told_in_percent_and_gb():
-    gpu = GpuFigures(1, total_bytes=10**10, allocated_bytes=level(4e9), used_bytes=level(9.5e9), utilization=level(0.8))
-    machine = MachineFigures(
+    gpu = GpuStats(1, total_bytes=10**10, allocated_bytes=level(4e9), used_bytes=level(9.5e9), utilization=level(0.8))
+    machine = MachineStats(
         samples=5,
         cores=4.0,
         cpu_container=level(3.0),
@@ -105,13 +105,13 @@ def test_the_machine_is_told_in_percent_and_gb():
 
 
 def test_below_its_threshold_memory_is_under_no_pressure():
-    metrics = interval_metrics(Snapshot(machine=MachineFigures(1, ram_share=level(0.85))))
+    metrics = interval_metrics(Snapshot(machine=MachineStats(1, ram_share=level(0.85))))
     assert (metrics["profiling/bottleneck_memory"], metrics["profiling/memory_pressure"]) == (0.0, 0.0)
 
 
 def test_what_is_not_known_is_left_out():
     assert interval_metrics(Snapshot()) == {}
-    machine = MachineFigures(samples=0, gpus=(GpuFigures(0, total_bytes=10**10),))
+    machine = MachineStats(samples=0, gpus=(GpuStats(0, total_bytes=10**10),))
     assert interval_metrics(Snapshot(machine=machine, throughput=Throughput(2.0))) == {
         "profiling/steps_per_second": 2.0
     }
@@ -123,12 +123,12 @@ def test_what_is_no_number_is_left_out():
 
 
 def test_of_a_single_step_there_is_no_spread():
-    assert "profiling/batch_time_std" not in interval_metrics(Snapshot(step=step_figures(count=1)))
+    assert "profiling/batch_time_std" not in interval_metrics(Snapshot(step=step_stats(count=1)))
 
 
 def test_an_epoch_is_told_in_percent_of_itself():
-    machine = MachineFigures(1, ram_share=level(0.5, 0.7), gpus=(GpuFigures(0, allocated_bytes=level(1e9, 3e9)),))
-    epoch = EpochFigures(2, 50.0, 90, 100, None, 0.1, {"forward_pass": 30.0, OTHER: 20.0}, None, None, machine=machine)
+    machine = MachineStats(1, ram_share=level(0.5, 0.7), gpus=(GpuStats(0, allocated_bytes=level(1e9, 3e9)),))
+    epoch = EpochStats(2, 50.0, 90, 100, None, 0.1, {"forward_pass": 30.0, OTHER: 20.0}, None, None, machine=machine)
     assert epoch_metrics(epoch) == {
         "profiling/epoch_total_time": 50.0,
         "profiling/epoch_throughput_batches_per_hour": 7200.0,
@@ -140,13 +140,13 @@ def test_an_epoch_is_told_in_percent_of_itself():
 
 
 def test_an_epoch_without_batches_has_no_throughput():
-    epoch = EpochFigures(1, 50.0, 0, None, None, None, {OTHER: 50.0}, None, None)
+    epoch = EpochStats(1, 50.0, 0, None, None, None, {OTHER: 50.0}, None, None)
     assert epoch_metrics(epoch) == {"profiling/epoch_total_time": 50.0, "profiling/epoch_other_percentage": 100.0}
 
 
 def test_a_loader_is_told_in_ms():
-    main = LoaderFigures("main", 10, 80, 1.0, "train", 0.1, 0.2, 0.3, 0.04, 0.5, 0.75)
-    held_out = LoaderFigures("0", 10, 80, 1.0, "val", 0.01, 0.02)
+    main = LoaderStats("main", 10, 80, 1.0, "train", 0.1, 0.2, 0.3, 0.04, 0.5, 0.75)
+    held_out = LoaderStats("0", 10, 80, 1.0, "val", 0.01, 0.02)
     assert loader_metrics([main, held_out]) == {
         "profile/train/dl_main/time_data_ms": 100.0,
         "profile/train/dl_main/time_forward_ms": 200.0,
@@ -160,7 +160,7 @@ def test_a_loader_is_told_in_ms():
 
 
 def test_of_a_loader_unknown_times_are_left_out():
-    assert loader_metrics([LoaderFigures("a", 1, None, 0.0, data_avg_s=0.001)]) == {
+    assert loader_metrics([LoaderStats("a", 1, None, 0.0, data_avg_s=0.001)]) == {
         "profile/train/dl_a/time_data_ms": 1.0
     }
 
@@ -168,12 +168,12 @@ def test_of_a_loader_unknown_times_are_left_out():
 def test_every_metric_stands_in_the_guide():
     guide = (Path(__file__).parents[2] / "PROFILING.md").read_text()
     high = level(0.95)
-    gpu = GpuFigures(0, total_bytes=100, allocated_bytes=high, used_bytes=high, utilization=high)
-    machine = MachineFigures(1, cpu_host=high, ram_share=high, ram_available_bytes=high, gpus=(gpu,))
+    gpu = GpuStats(0, total_bytes=100, allocated_bytes=high, used_bytes=high, utilization=high)
+    machine = MachineStats(1, cpu_host=high, ram_share=high, ram_available_bytes=high, gpus=(gpu,))
     shares = {"{name}": 0.1, "data_generation": 0.1, "data_transfer": 0.1}
     run = snapshot_of(shares)
-    loaders = [LoaderFigures("{name}", 1, 1, 1.0, phase, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0) for phase in ("train", "val")]
-    epoch = EpochFigures(1, 1.0, 1, 1, 1, 1.0, {"{name}": 1.0}, None, None, machine=machine)
+    loaders = [LoaderStats("{name}", 1, 1, 1.0, phase, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0) for phase in ("train", "val")]
+    epoch = EpochStats(1, 1.0, 1, 1, 1, 1.0, {"{name}": 1.0}, None, None, machine=machine)
     interval = Snapshot(
         steps=1,
         wall_s=1.0,

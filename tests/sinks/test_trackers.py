@@ -3,34 +3,34 @@
 import threading
 
 import pytest
-from fakes import FakeRun
 
+from tests.support.recording import FakeRun
 from training_profiler.errors import MissingExtraError
+from training_profiler.runtime.health import ProfilerHealth
 from training_profiler.sinks import extras, writer
 from training_profiler.sinks.extras import require_packages
-from training_profiler.sinks.sink import MOST_HELD, Held, Row, Sink
+from training_profiler.sinks.sink import MOST_HELD, Held, MetricRow, Sink
 from training_profiler.sinks.trackers import Trackers
 from training_profiler.sinks.writer import MOST_ROWS
-from training_profiler.upkeep import Upkeep
 
 LONG_S = 30.0  # bounds a hang; nothing here waits for long
 
 
 class Memory(Sink):
-    """Keeps what it gets; blocks while ``gate`` is not set, and fails where it is told to."""
+    """Keeps what it gets; blocks while ``training_thread`` is not set, and fails where it is told to."""
 
     def __init__(self, name, fails=False):
         self.name = name
         self.steps = []
-        self.gate = threading.Event()
-        self.gate.set()
+        self.training_thread = threading.Event()
+        self.training_thread.set()
         self.entered = threading.Event()
         self.is_closed = False
         self._fails = fails
 
     def write(self, rows):
         self.entered.set()
-        self.gate.wait(LONG_S)
+        self.training_thread.wait(LONG_S)
         if self._fails:
             raise ConnectionError("no route to host")
         self.steps += [row.step for row in rows]
@@ -43,9 +43,9 @@ class Chosen:
     """Trackers of stand-ins, as a session has them."""
 
     def __init__(self, *sinks):
-        self.upkeep = Upkeep(FakeRun().recorder, 0.0)
+        self.profiler_health = ProfilerHealth(FakeRun().recorder, 0.0)
         self.sinks = {sink.name: sink for sink in sinks}
-        self.trackers = Trackers(self.upkeep.guard, sinks=self.sinks.__getitem__)
+        self.trackers = Trackers(self.profiler_health.guard, sinks=self.sinks.__getitem__)
         self.trackers.choose(list(self.sinks), lambda: None)
 
     def send(self, *steps):
@@ -90,20 +90,20 @@ def test_a_sink_that_fails_is_switched_off_alone_and_named(caplog):
     chosen.send(2)
     chosen.end()
     assert good.steps == [1, 2]
-    assert chosen.upkeep.disabled == {"bad sink": "ConnectionError: no route to host"}
+    assert chosen.profiler_health.disabled == {"bad sink": "ConnectionError: no route to host"}
     assert len(caplog.records) == 1
     wait_for_threads()
 
 
 def test_a_sink_that_blocks_makes_nobody_wait_and_its_rows_are_counted():
     good, slow = Memory("good"), Memory("slow")
-    slow.gate.clear()
+    slow.training_thread.clear()
     chosen = Chosen(good, slow)
     chosen.send(0)
     slow.entered.wait(LONG_S)
     chosen.send(*range(1, MOST_ROWS + 8))
     assert any("slow sink: 7 rows left out, for it was slower" in note for note in chosen.trackers.notes())
-    slow.gate.set()
+    slow.training_thread.set()
     chosen.end()
     assert slow.steps == list(range(MOST_ROWS + 1))
     wait_for_threads()
@@ -111,14 +111,14 @@ def test_a_sink_that_blocks_makes_nobody_wait_and_its_rows_are_counted():
 
 def test_a_sink_that_never_comes_back_is_given_up_at_the_end():
     good, stuck = Memory("good"), Memory("stuck")
-    stuck.gate.clear()
+    stuck.training_thread.clear()
     chosen = Chosen(good, stuck)
     chosen.send(1)
     stuck.entered.wait(LONG_S)
     chosen.send(2, 3)
     chosen.end(patience_s=0.0)
     assert chosen.trackers.notes()[-1] == "stuck sink: did not come to its end, at least 2 rows not written"
-    stuck.gate.set()
+    stuck.training_thread.set()
     wait_for_threads()
 
 
@@ -165,7 +165,7 @@ def test_a_forked_child_sends_nothing():
 
 def test_rows_that_wait_for_a_tracker_are_thinned_out_evenly():
     held = Held()
-    held.add([Row(step, 0.0, {}) for step in range(MOST_HELD + 1)])
+    held.add([MetricRow(step, 0.0, {}) for step in range(MOST_HELD + 1)])
     steps = [row.step for row in held.take()]
     assert steps == list(range(1, MOST_HELD + 1, 2))
     assert held.thinned == MOST_HELD + 1 - len(steps)

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from training_profiler.sinks.sink import Row
+from training_profiler.sinks.sink import MetricRow
 from training_profiler.sinks.wandb_run import WandbRun
 
 
@@ -63,7 +63,7 @@ def sink():
 
 
 def row(step):
-    return Row(step, 0.0, {"profiling/mfu": step / 100})
+    return MetricRow(step, 0.0, {"profiling/mfu": step / 100})
 
 
 def ours(step):

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .scripts import ROOT, TIMEOUT_S, environment
+from tests.system.scripts import ROOT, TIMEOUT_S, environment
 
 BOOTSTRAP = ROOT / "training_profiler" / "bootstrap"
 NOTHING = "training_profiler: nothing measured: the program never imported torch\n"
@@ -49,5 +49,5 @@ def stand_ins(cwd: Path, torch: str = "", live: str | None = None) -> str:
     if live is not None:
         (folder / "training_profiler").mkdir()
         (folder / "training_profiler" / "__init__.py").write_text("")
-        (folder / "training_profiler" / "live.py").write_text(live)
+        (folder / "training_profiler" / "api.py").write_text(live)
     return str(folder)

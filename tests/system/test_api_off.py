@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from .scripts import SWITCH, run
+from tests.system.scripts import SWITCH, run
 
 EVERY_CALL = """
 from training_profiler import *

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .scripts import run
+from tests.system.scripts import run
 
 API = "from training_profiler import *\n"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .scripts import Outcome, environment, report_command, run, write_script
+from tests.system.scripts import Outcome, environment, report_command, run, write_script
 
 LOOP = """
 for step in range(3):

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.scripts import environment
 from training_profiler.cli.run import BOOTSTRAP
-
-from .scripts import environment
 
 MODEL = """
 from torch import nn, randn

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.launching import BOOTSTRAP, NOTHING, Ended, execute, stand_ins
 from training_profiler.settings import Settings
 from training_profiler.switch import OFF_WORDS, ON_WORDS, SWITCH
 from training_profiler.switch import ROOT as ROOT_VARIABLE
 
-from .launching import BOOTSTRAP, NOTHING, Ended, execute, stand_ins
-
 # Stands in for the profiler: tells on stdout what was asked of it.
 LIVE = """
 import sys, time
-def watch(begin_ns):
+def start_instrumentation(begin_ns):
     assert 0 < time.perf_counter_ns() - begin_ns < 60e9
     print("watching", "torch" in sys.modules, flush=True)
 def why_nothing():
@@ -96,7 +95,7 @@ print([type(finder).__name__ for finder in sys.meta_path if "istutils" not in st
 importlib.reload(torch)
 print(sorted(vars(torch)), vars(torch.__loader__))
 """
-    plain, ours = both(tmp_path, text, look, live="def watch(begin_ns): pass\ndef why_nothing(): pass")
+    plain, ours = both(tmp_path, text, look, live="def start_instrumentation(begin_ns): pass\ndef why_nothing(): pass")
     assert (plain.status, plain.stderr) == (0, "")
     assert ours == plain
 
@@ -205,7 +204,7 @@ def test_a_package_that_the_program_does_not_have_is_loaded_from_where_the_boots
     package = tmp_path / "elsewhere" / "training_profiler"
     shutil.copytree(BOOTSTRAP, package / "bootstrap")
     (package / "__init__.py").write_text("")
-    (package / "live.py").write_text(LIVE)
+    (package / "api.py").write_text(LIVE)
     command = [bare_python(tmp_path), *script(tmp_path, "import torch, sys; print('elsewhere' in str(sys.path))")[1:]]
     path = os.pathsep.join([str(package / "bootstrap"), stand_ins(tmp_path)])
     assert execute(tmp_path, command, "1", path) == Ended(0, "watching True\nFalse\n", "")
@@ -234,8 +233,8 @@ def test_a_module_of_the_users_that_has_our_name_is_left_alone(tmp_path: Path) -
     ("live", "said"),
     [
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
-        ("def watch(begin_ns): raise ValueError('bad')", "ValueError: bad"),
-        ("old = True", "AttributeError: module 'training_profiler.live' has no attribute 'watch'"),
+        ("def start_instrumentation(begin_ns): raise ValueError('bad')", "ValueError: bad"),
+        ("old = True", "AttributeError: module 'training_profiler.api' has no attribute 'start_instrumentation'"),
     ],
 )
 def test_a_profiler_that_fails_is_one_line_and_the_program_goes_on(tmp_path: Path, live: str, said: str) -> None:
@@ -308,6 +307,6 @@ def test_the_file_is_read_by_any_python_and_knows_our_words() -> None:
     ast.parse(source, feature_version=(3, 4))
     assert not any(isinstance(node, (ast.JoinedStr, ast.FunctionDef)) for node in ast.walk(ast.parse(source)))
     ours = runpy.run_path(str(BOOTSTRAP / "sitecustomize.py"))
-    watch = runpy.run_path(str(BOOTSTRAP / "training_profiler_watch.py"))
+    hook = runpy.run_path(str(BOOTSTRAP / "training_profiler_bootstrap.py"))
     assert (ours["SWITCH"], ours["ROOT"], ours["OFF_WORDS"]) == (SWITCH, ROOT_VARIABLE, OFF_WORDS)
-    assert (watch["SWITCH"], watch["ON_WORDS"], watch["DEFAULT_DIR"]) == (SWITCH, ON_WORDS, Settings().dir)
+    assert (hook["SWITCH"], hook["ON_WORDS"], hook["DEFAULT_DIR"]) == (SWITCH, ON_WORDS, Settings().dir)

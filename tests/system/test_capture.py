@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .scripts import Outcome, environment, finish, run, start, wait_for
+from tests.system.scripts import Outcome, environment, finish, run, start, wait_for
 
 # A training whose steps end by hand; ``each`` is what a test does in the middle of a step.
 TRAINING = """
@@ -434,7 +434,7 @@ def test_what_cannot_be_asked_for_is_said(tmp_path, words, why):
 
 @pytest.mark.programs
 def test_every_rank_writes_a_file_of_its_own(tmp_path):
-    program = Path(__file__).parents[1] / "ranks" / "training.py"
+    program = Path(__file__).parents[1] / "rank_programs" / "training.py"
     launch = [sys.executable, "-m", "training_profiler", "run", sys.executable, "-m", "torch.distributed.run"]
     done = subprocess.run(
         [*launch, "--standalone", "--nproc-per-node=2", str(program), "--steps", "30"],

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from .scripts import Outcome, environment
-from .test_capture import PLAN, annotations, capture_command, captures, leftovers, said, trace, trained
+from tests.system.scripts import Outcome, environment
+from tests.system.test_capture import PLAN, annotations, capture_command, captures, leftovers, said, trace, trained
 
 pytestmark = pytest.mark.programs  # most take over 3 s
 START = "start_training_profiling(log_every=1000)\n"
@@ -116,7 +116,7 @@ def test_a_run_that_another_thread_ends_in_a_window_leaves_no_profiler_behind(tm
 
 def test_a_failure_of_ours_leaves_no_profiler_behind(tmp_path):
     text = (
-        "import training_profiler.capture.window as window\n"
+        "import training_profiler.torch_capture.window as window\n"
         "def broken(self): raise RuntimeError('planted')\n"
         "window.Window.stop = broken\n"
         "train(20)\nwith theirs() as prof: train(3)\nprint(len(names(prof)) > 20)"

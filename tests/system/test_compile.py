@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from .scripts import run
+from tests.system.scripts import run
 
 SCRIPT = """
 {imports}

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .scripts import environment, run, write_script
+from tests.system.scripts import environment, run, write_script
 
 LOOP = """
 from training_profiler import *

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from .scripts import report_command, run
+from tests.system.scripts import report_command, run
 
 DEVICE = """
 import os, time

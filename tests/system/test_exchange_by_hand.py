@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from .scripts import run
+from tests.system.scripts import run
 
 SCRIPT = """
 {imports}
@@ -26,7 +26,7 @@ for _ in range(12):
         optimizer.zero_grad()
     profile_step()
     print(loss.item().hex())
-live = __import__("training_profiler.live").live if is_profiling_enabled() else None
+live = __import__("training_profiler.api").api if is_profiling_enabled() else None
 meetings = live._process.by_hand.meetings.seen if live else []
 stop_training_profiling()
 print([key for key, _, _ in meetings][:3])

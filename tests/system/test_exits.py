@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from .scripts import SUMMARY, THREE_STEPS, Outcome, finish, report_command, run, start, wait_for
+from tests.system.scripts import SUMMARY, THREE_STEPS, Outcome, finish, report_command, run, start, wait_for
 
 # Fast sections and a report at each step: a signal most likely lands in our own work.
 BUSY = """
-import training_profiler.upkeep
-training_profiler.upkeep.REPORTS_FREE = 10**9  # or reports are thinned out
+import training_profiler.runtime.health
+training_profiler.runtime.health.REPORTS_FREE = 10**9  # or reports are thinned out
 from training_profiler import *
 start_training_profiling(log_every=1)
 for _ in range(3):
@@ -239,8 +239,8 @@ def test_a_time_limit_of_the_script_that_is_up_in_the_middle_of_our_own_work_is_
     script = f"""
         import os, signal
         from training_profiler import *
-        from training_profiler.record.recorder import Recorder
-        from training_profiler.session import Session
+        from training_profiler.recording.recorder import Recorder
+        from training_profiler.runtime.session import Session
         from training_profiler.sinks.console import Console
 
         def limit(signum, frame):
@@ -272,7 +272,7 @@ def test_ctrl_c_right_after_our_own_work_is_summed_up_once(tmp_path: Path) -> No
     script = """
         import sys
         from training_profiler import *
-        from training_profiler.record.recorder import Recorder
+        from training_profiler.recording.recorder import Recorder
 
         def interrupting(*arguments, original=Recorder.thread_serial):
             if sys._getframe(1).f_code.co_name == "_exclusively":
@@ -297,8 +297,8 @@ def test_sigterm_in_the_middle_of_our_own_work_waits_for_its_end(tmp_path: Path,
     script = f"""
         import os, signal
         from training_profiler import *
-        from training_profiler.record.recorder import Recorder
-        from training_profiler.session import Session
+        from training_profiler.recording.recorder import Recorder
+        from training_profiler.runtime.session import Session
         from training_profiler.sinks.console import Console
 
         def killing(*arguments, original={kind}.{method}):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from .launching import execute, through_run
-from .scripts import ROOT
+from tests.system.launching import execute, through_run
+from tests.system.scripts import ROOT
 
 START = """
 import torch
@@ -49,8 +49,8 @@ def epochs_of(cwd: Path, text: str, **variables: str) -> tuple[list[dict[str, An
 
 def test_passes_over_the_loader_are_epochs_with_the_validation_that_follows(tmp_path: Path) -> None:
     epochs, text, report = epochs_of(tmp_path, LOOP)
-    figures = [(one["number"], one["steps"], one["batches"], one["samples"], one["is_complete"]) for one in epochs]
-    assert figures == [(1, 5, 5, 20, True), (2, 5, 5, 20, True), (3, 5, 5, 20, True)]
+    stats = [(one["number"], one["steps"], one["batches"], one["samples"], one["is_complete"]) for one in epochs]
+    assert stats == [(1, 5, 5, 20, True), (2, 5, 5, 20, True), (3, 5, 5, 20, True)]
     for one in epochs:
         assert sum(one["self_s"].values()) == pytest.approx(one["wall_s"])
         assert one["self_s"]["validation_epoch/forward_pass"] > 0

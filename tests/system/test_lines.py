@@ -3,9 +3,8 @@
 import json
 from pathlib import Path
 
-from training_profiler.monitor.lines import HANDOVER_S
-
-from .scripts import THREE_STEPS, report_command, run
+from tests.system.scripts import THREE_STEPS, report_command, run
+from training_profiler.sampling.line_sampler import HANDOVER_S
 
 SWIFT = {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "500"}  # enough samples of a run of a second
 NO_MONITOR = {"RECTIFIED_FLOW_PROFILE_MONITOR_S": "0"}  # a thread of its own
@@ -60,8 +59,8 @@ def test_a_slow_function_is_named_in_the_section_it_runs_in(tmp_path: Path) -> N
     rows = outcome.stdout.split("Time Distribution:")[1].split("\n\n")[0]
     assert "    layers/network.py:" in rows
     assert "    script.py:" in rows
-    (finding,) = [insight["finding"] for insight in outcome.report["insights"] if insight["code"] == "unexplained"]
-    assert " augment (" in finding
+    (message,) = [finding["finding"] for finding in outcome.report["insights"] if finding["code"] == "unexplained"]
+    assert " augment (" in message
 
 
 def test_the_report_from_the_journal_names_the_same_lines(tmp_path: Path) -> None:

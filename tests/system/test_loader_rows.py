@@ -2,15 +2,15 @@
 
 import json
 
-from .scripts import run
+from tests.system.scripts import run
 
 COLLECT = """
 import json
 from training_profiler import *
-from training_profiler.outlets import Outlets
+from training_profiler.runtime.outputs import Outputs
 
 rows = []
-Outlets.loader_row = lambda self, step, loaders: rows.append(
+Outputs.loader_row = lambda self, step, loaders: rows.append(
     [step, [[one.name, one.phase, one.batches, one.proportion] for one in loaders]]
 )
 start_training_profiling({settings})

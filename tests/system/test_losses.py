@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from .scripts import run
+from tests.system.scripts import run
 
 
 def test_losses_are_bit_for_bit_the_same_on_and_off(tmp_path: Path) -> None:

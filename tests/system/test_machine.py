@@ -4,8 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-from .launching import execute, through_run
-from .scripts import report_command, run
+from tests.system.launching import execute, through_run
+from tests.system.scripts import report_command, run
 
 TRAINING = """
 import sys

@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from .scripts import ROOT, TIMEOUT_S, environment
+from tests.system.scripts import ROOT, TIMEOUT_S, environment
 
-PROGRAMS = ROOT / "tests" / "ranks"
+PROGRAMS = ROOT / "tests" / "rank_programs"
 SUMMARY = "=== Final Profiling Summary"
 FIXED = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "RECTIFIED_FLOW_PROFILE_FORMAT": "lines"}
 
@@ -37,10 +37,10 @@ class Training:
     def report(self) -> dict[str, Any]:
         return dict(json.loads((self.folder / "report.json").read_text()))
 
-    def insight(self, code: str) -> dict[str, Any]:
-        insights = self.report["insights"]
-        assert code in [insight["code"] for insight in insights], insights
-        return next(insight for insight in insights if insight["code"] == code)
+    def finding(self, code: str) -> dict[str, Any]:
+        findings = self.report["insights"]
+        assert code in [finding["code"] for finding in findings], findings
+        return next(finding for finding in findings if finding["code"] == code)
 
     def told_by(self, pattern: str) -> list[str]:
         return sorted(re.findall(pattern, self.stdout))
@@ -91,7 +91,7 @@ def kill_all(pid: int) -> None:
 def train(
     cwd: Path, *words: str, ranks: int = 2, program: str = "training.py", is_watched: bool = True, **variables: str
 ) -> Training:
-    """Run a program of tests/ranks to its end, watched or not at all."""
+    """Run a program of tests/rank_programs to its end, watched or not at all."""
     command = [*launch(ranks), str(PROGRAMS / program), *words]
     if is_watched:
         command = [sys.executable, "-m", "training_profiler", "run", *command]
@@ -146,8 +146,8 @@ def test_a_single_rank_has_nothing_to_compare(tmp_path: Path) -> None:
 def test_a_planted_straggler_is_named_with_its_cause(tmp_path: Path, parallel: str, slow: str, cause: str) -> None:
     training = train(tmp_path, "--slow", slow, "--parallel", parallel)
     assert training.status == 0, training.stderr
-    insight = training.insight("straggler")
-    assert (insight["evidence"]["rank"], insight["evidence"]["cause"]) == (1, cause)
+    finding = training.finding("straggler")
+    assert (finding["evidence"]["rank"], finding["evidence"]["cause"]) == (1, cause)
     slowest = next(row for row in training.report["ranks"]["ranks"] if row["who"]["rank"] == 1)
     assert slowest["against_best"] > 1.5
     assert slowest["cause"] == cause
@@ -159,8 +159,8 @@ def test_a_planted_straggler_is_named_with_its_cause(tmp_path: Path, parallel: s
 def test_of_four_ranks_the_slow_one_is_named(tmp_path: Path) -> None:
     training = train(tmp_path, "--slow", "data", "--slow-rank", "2", ranks=4)
     assert training.status == 0, training.stderr
-    insight = training.insight("straggler")
-    assert (insight["evidence"]["rank"], insight["evidence"]["cause"]) == (2, "data_loading")
+    finding = training.finding("straggler")
+    assert (finding["evidence"]["rank"], finding["evidence"]["cause"]) == (2, "data_loading")
     assert len(training.report["ranks"]["ranks"]) == 4
 
 

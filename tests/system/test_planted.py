@@ -41,13 +41,13 @@ def insights_of(
     return list(report["insights"])
 
 
-def found(insights: list[dict[str, Any]], code: str) -> dict[str, Any]:
-    assert code in [insight["code"] for insight in insights], insights
-    return next(insight for insight in insights if insight["code"] == code)
+def found(findings: list[dict[str, Any]], code: str) -> dict[str, Any]:
+    assert code in [finding["code"] for finding in findings], findings
+    return next(finding for finding in findings if finding["code"] == code)
 
 
 def test_a_healthy_training_is_told_so_and_warned_of_nothing(tmp_path: Path) -> None:
-    codes = [insight["code"] for insight in insights_of("healthy", tmp_path, NOISE)]
+    codes = [finding["code"] for finding in insights_of("healthy", tmp_path, NOISE)]
     assert codes == ["healthy", "slowest-component", "data-loading-efficient"]
 
 
@@ -59,13 +59,13 @@ def test_a_slow_dataset_is_the_costliest_finding(tmp_path: Path) -> None:
 
 
 def test_a_synchronizing_item_is_named_with_its_line_and_not_unexplained_as_well(tmp_path: Path) -> None:
-    insights = insights_of("synchronizing_item", tmp_path)
-    insight = found(insights, "waits-for-device")
-    assert "unexplained" not in [insight["code"] for insight in insights]
+    findings = insights_of("synchronizing_item", tmp_path)
+    finding = found(findings, "waits-for-device")
+    assert "unexplained" not in [finding["code"] for finding in findings]
     source = (PLANTED / "synchronizing_item.py").read_text().splitlines()
     line = source.index("            norm.item()") + 1
-    assert f"synchronizing_item.py:{line} main (.item(), 100% of it)" in insight["finding"]
-    assert insight["evidence"]["share_of_step"] > 0.3
+    assert f"synchronizing_item.py:{line} main (.item(), 100% of it)" in finding["finding"]
+    assert finding["evidence"]["share_of_step"] > 0.3
 
 
 def test_a_slow_checkpoint_is_the_costliest_finding(tmp_path: Path) -> None:
@@ -76,11 +76,11 @@ def test_a_slow_checkpoint_is_the_costliest_finding(tmp_path: Path) -> None:
 
 @pytest.mark.programs
 def test_steps_that_become_slower_are_told(tmp_path: Path) -> None:
-    insight = found(insights_of("slowing_step", tmp_path, "step-time-varies=9"), "slowing-down")
-    assert insight["evidence"]["rise"] > 0.3
+    finding = found(insights_of("slowing_step", tmp_path, "step-time-varies=9"), "slowing-down")
+    assert finding["evidence"]["rise"] > 0.3
 
 
 @pytest.mark.programs
 def test_a_leak_is_told(tmp_path: Path) -> None:
-    insights = insights_of("leaking_losses", tmp_path, RECTIFIED_FLOW_PROFILE_MONITOR_S="0.05")
-    assert found(insights, "memory-growth")["evidence"]["growth_bytes"] > 100 * 2**20
+    findings = insights_of("leaking_losses", tmp_path, RECTIFIED_FLOW_PROFILE_MONITOR_S="0.05")
+    assert found(findings, "memory-growth")["evidence"]["growth_bytes"] > 100 * 2**20

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from .scripts import ROOT, Outcome, environment, report_command
+from tests.system.scripts import ROOT, Outcome, environment, report_command
 
 FOLDER = ROOT / "tests" / "programs"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))

@@ -15,18 +15,18 @@ from typing import NamedTuple
 
 import pytest
 
-from .scripts import environment
+from tests.system.scripts import environment
 
 TIMEOUT_S = 90  # bounds a hang; two processes that import torch on a busy machine take 20
 # Rank 0 writes down, for a test, of what its last figures were made.
 SPY = """
 import json, os, sys, time
-import training_profiler.peers as peers
-def spy(told, world_size, *, original=peers.ranks_figures, **rest):
+import training_profiler.ranks.exchange as peers
+def spy(told, world_size, *, original=peers.all_ranks_stats, **rest):
     with open("told.json", "w") as file:
         json.dump({one.who.rank: [one.steps, one.is_final, one.ended_by, list(one.inside)] for one in told}, file)
     return original(told, world_size, **rest)
-peers.ranks_figures = spy
+peers.all_ranks_stats = spy
 """
 BEGIN = """
 from training_profiler import *
@@ -328,12 +328,12 @@ def test_no_collective_is_added_to_those_of_the_program(tmp_path: Path) -> None:
 def test_a_training_that_hangs_is_said_once_with_where_each_rank_is(tmp_path: Path) -> None:
     # The other rank goes on as soon as rank 0 has said it, however slow the machine is.
     text = """
-    import training_profiler.stall as stall
+    import training_profiler.ranks.hang_detector as stall
     stall.QUIET_S = 3.0
-    def said(*words, original=stall.stall_text):
+    def said(*words, original=stall.hang_text):
         open("said", "w").close()
         return original(*words)
-    stall.stall_text = said
+    stall.hang_text = said
     def hang(step):
         if rank == 1 and step == 10:
             with profile_section("data_loading"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .scripts import THREE_STEPS, Outcome, environment, report_command, run, write_script
+from tests.system.scripts import THREE_STEPS, Outcome, environment, report_command, run, write_script
 
 
 @pytest.fixture(scope="module")

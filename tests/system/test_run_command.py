@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from .launching import NOTHING, RUN, Ended, execute, stand_ins, through_run
-from .scripts import ROOT, environment
+from tests.system.launching import NOTHING, RUN, Ended, execute, stand_ins, through_run
+from tests.system.scripts import ROOT, environment
 
 # What a program can find out about itself. The last lines are what a class pickled in __main__ needs.
 LOOK = """
@@ -266,7 +266,7 @@ def test_the_launcher_loads_neither_numpy_nor_argparse_also_where_profiling_is_o
     assert ours.status == 0
     loaded = {line.rpartition("|")[2].strip() for line in ours.stderr.splitlines()}
     assert "signal" in loaded  # which only cli.run needs
-    assert not loaded & {"numpy", "argparse", "dataclasses", "training_profiler.live", "training_profiler.cli.report"}
+    assert not loaded & {"numpy", "argparse", "dataclasses", "training_profiler.api", "training_profiler.cli.report"}
 
 
 def test_a_run_inside_a_run_finds_the_bootstrap_once_on_pythonpath(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ os.write(1, f"rank {os.environ.get('RANK')}\\n".encode())
 """
 LIVE = """
 import os
-def watch(begin_ns):
+def start_instrumentation(begin_ns):
     os.write(1, ("watched " + str(os.environ.get("RANK")) + "\\n").encode())
 def why_nothing():
     return "it was only a test"

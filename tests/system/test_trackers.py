@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from .launching import BOOTSTRAP, Ended, execute, through_run
-from .scripts import ROOT, finish, run, start, wait_for
+from tests.system.launching import BOOTSTRAP, Ended, execute, through_run
+from tests.system.scripts import ROOT, finish, run, start, wait_for
 
 SINKS = "RECTIFIED_FLOW_PROFILE_SINKS"
 EVERY = "RECTIFIED_FLOW_PROFILE_LOG_EVERY"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from .scripts import run
+from tests.system.scripts import run
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -94,8 +94,8 @@ def test_forked_child_stays_silent_however_it_ends(tmp_path: Path, ending: str) 
 def test_fork_while_another_thread_reports_cannot_hang_the_child(tmp_path: Path) -> None:
     script = """
         import os, threading
-        import training_profiler.upkeep
-        training_profiler.upkeep.REPORTS_FREE = 10**9
+        import training_profiler.runtime.health
+        training_profiler.runtime.health.REPORTS_FREE = 10**9
         from training_profiler import *
         start_training_profiling(log_every=1, stream="stderr")
         done = threading.Event()

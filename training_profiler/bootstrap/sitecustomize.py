@@ -25,9 +25,9 @@ if __name__ == "sitecustomize":
             if not os.environ.get(ROOT):
                 os.environ[ROOT] = pid + ":" + pid + "-" + format(int(time.time() * 1e9), "x")
             if sys.hexversion >= 0x030B0000:
-                import training_profiler_watch  # type: ignore[import-not-found]
+                import training_profiler_bootstrap  # type: ignore[import-not-found]
 
-                training_profiler_watch.begin(is_first, was_asked_for)
+                training_profiler_bootstrap.begin(is_first, was_asked_for)
             elif is_first:
                 version = ".".join(map(str, sys.version_info[:2]))
                 sys.stderr.write(

@@ -76,10 +76,10 @@ def traceback_text(error: BaseException) -> str:
 
 def _measured(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
     # They bring torch, which the other commands do without.
-    from training_profiler.components.factory import read_subject
-    from training_profiler.components.measure import Options, measure
-    from training_profiler.components.stopwatch import TorchStopwatch
-    from training_profiler.reports.components import components_as_data, render_components
+    from training_profiler.component_benchmark.factory import read_subject
+    from training_profiler.component_benchmark.measure import Options, measure
+    from training_profiler.component_benchmark.report import components_as_data, render_components
+    from training_profiler.component_benchmark.stopwatch import TorchStopwatch
 
     subject = read_subject(arguments.source)
     stopwatch = TorchStopwatch(arguments.threads, arguments.min_run_time, _say)

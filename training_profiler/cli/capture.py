@@ -8,11 +8,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from training_profiler.capture.request import FOLDER, MOST_STEPS, write_request
 from training_profiler.errors import RunFolderError
-from training_profiler.runs.found import Found, find_journals
-from training_profiler.runs.launch import is_running
-from training_profiler.runs.tail import read_end
+from training_profiler.storage.journal_discovery import Found, find_journals
+from training_profiler.storage.journal_tail import read_end
+from training_profiler.storage.launch import is_running
+from training_profiler.torch_capture.request import FOLDER, MOST_STEPS, write_request
 from training_profiler.units import NS_PER_S
 
 

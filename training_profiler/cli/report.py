@@ -10,9 +10,9 @@ from pathlib import Path
 
 from training_profiler.diagnosis import diagnose
 from training_profiler.reports.console import render_final
-from training_profiler.reports.contract import as_data
-from training_profiler.runs.reader import read_run
+from training_profiler.reports.report_json import as_data
 from training_profiler.settings import FORMATS
+from training_profiler.storage.run_reader import read_run
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -42,11 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
         RunFolderError: the folder cannot be read as a run, or it has no such attempt.
     """
     snapshot = read_run(arguments.run, arguments.attempt)
-    insights = diagnose(snapshot)
+    findings = diagnose(snapshot)
     if arguments.json:
-        text = json.dumps(as_data(snapshot, insights), indent=1, allow_nan=False) + "\n"
+        text = json.dumps(as_data(snapshot, findings), indent=1, allow_nan=False) + "\n"
     else:
-        text = render_final(snapshot, insights, arguments.format, arguments.checklist).lstrip("\n")
+        text = render_final(snapshot, findings, arguments.format, arguments.checklist).lstrip("\n")
     sys.stdout.write(text)
     sys.stdout.flush()
     return 0

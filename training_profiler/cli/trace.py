@@ -10,20 +10,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.capture.request import FOLDER as CAPTURES
 from training_profiler.errors import ProfilerError, TraceError
-from training_profiler.reports.trace.comparison import render_comparison
-from training_profiler.reports.trace.memory_snapshot import render_snapshot
-from training_profiler.reports.trace.ranks import are_ranks, render_ranks
-from training_profiler.reports.trace.views import VIEWS, render_view
 from training_profiler.settings import read_thresholds
-from training_profiler.trace.analysis import Analysis, analyse
-from training_profiler.trace.communication import RankCollective, over_ranks
-from training_profiler.trace.compare import Comparison, compare
-from training_profiler.trace.contract import trace_data
-from training_profiler.trace.memory_snapshot import SnapshotOfDevice, memory_snapshot
-from training_profiler.trace.operators import SORT_KEYS
-from training_profiler.trace.recommendations import THRESHOLDS
+from training_profiler.torch_capture.request import FOLDER as CAPTURES
+from training_profiler.trace_analysis.analysis import Analysis, analyse
+from training_profiler.trace_analysis.communication import RankCollective, over_ranks
+from training_profiler.trace_analysis.compare import Comparison, compare
+from training_profiler.trace_analysis.memory.snapshot import SnapshotOfDevice, memory_snapshot
+from training_profiler.trace_analysis.operators import SORT_KEYS
+from training_profiler.trace_analysis.report.comparison import render_comparison
+from training_profiler.trace_analysis.report.memory_snapshot import render_snapshot
+from training_profiler.trace_analysis.report.ranks import are_ranks, render_ranks
+from training_profiler.trace_analysis.report.views import VIEWS, render_view
+from training_profiler.trace_analysis.rules.run_rules import THRESHOLDS
+from training_profiler.trace_analysis.trace_json import trace_data
 
 PATTERNS: Final = ("*.json", "*.json.gz")
 JOURNALS: Final = "rank*.jsonl"
@@ -141,13 +141,13 @@ def _texts(arguments: argparse.Namespace, memory: Sequence[SnapshotOfDevice], th
 
 
 def _compared(arguments: argparse.Namespace) -> str:
-    found = [compare(before, after) for before, after in _pairs(arguments.trace, arguments.compare)]
+    found = [compare(before, after) for before, after in _pairing(arguments.trace, arguments.compare)]
     if arguments.json:
         return "".join(_line(_comparison_data(one)) for one in found)
     return "\n".join(render_comparison(one) for one in found)
 
 
-def _pairs(before: Path, after: Path) -> list[tuple[Analysis, Analysis]]:
+def _pairing(before: Path, after: Path) -> list[tuple[Analysis, Analysis]]:
     """Return what is to be compared: two files, or each rank of one folder with the same of the other."""
     sides = [_files(before), _files(after)]
     if len(sides[0]) == len(sides[1]) == 1:

@@ -4,14 +4,13 @@ import sys
 import time
 from collections.abc import Callable
 from statistics import median_low
-from typing import Final
+from typing import Final, Protocol
 
-from training_profiler.device import accelerator
-from training_profiler.device.clock import DeviceClock, Stamp
-from training_profiler.device.pairs import SWITCHED_OFF, UNFINISHED, Pairs
-from training_profiler.record.recorder import Recorder
-from training_profiler.snapshot import PROFILER, DeviceFigures
-from training_profiler.statistics.accumulator import Accumulator
+from training_profiler.device import backends
+from training_profiler.device.event_clock import DeviceClock, DeviceEvent
+from training_profiler.device.span_pairing import SWITCHED_OFF, UNFINISHED, Ints, SpanPairing
+from training_profiler.recording.recorder import Recorder
+from training_profiler.snapshot.snapshot import PROFILER, DeviceTimingStats
 from training_profiler.units import NS_PER_S
 
 PART: Final = "device time"
@@ -23,6 +22,15 @@ WAIT_AT_END_S: Final = 1.0  # at most, for the device to come to the end of what
 POLL_S: Final = 0.001
 
 
+class SpanTotals(Protocol):
+    """The sums that device time is added to."""
+
+    on_spans: Callable[[Ints, Ints, Ints, Ints, int], None] | None
+
+    def add_device_time(self, id: int, ns: int) -> None:
+        """Add the device time of one span of section ``id``."""
+
+
 class DeviceTime:
     """Stamps the sections of the training thread, and books what the device took for them.
 
@@ -32,7 +40,7 @@ class DeviceTime:
     def __init__(
         self,
         recorder: Recorder,
-        accumulator: Accumulator,
+        accumulator: SpanTotals,
         guard: Callable[[str, Callable[[], None]], None],
         spend: Callable[[int], None],
     ) -> None:
@@ -43,8 +51,8 @@ class DeviceTime:
         self._timing = "host"
         self._buffer = recorder.buffer()  # the training thread's
         self._clock: DeviceClock | None = None
-        self._pairs: Pairs | None = None
-        self._device: accelerator.Accelerator | None = None
+        self._pairing: SpanPairing | None = None
+        self._device: backends.Accelerator | None = None
         self._begin_ns = recorder.clock()
         self._since_ns = 0
         self._next_try_ns = 0
@@ -61,7 +69,7 @@ class DeviceTime:
             self._let_go()
         self._timing = timing
 
-    def watch_this_thread(self) -> None:
+    def sample_this_thread(self) -> None:
         """Stamp the sections of the calling thread: it trains."""
         buffer = self._recorder.buffer()
         if buffer is not self._buffer:
@@ -88,11 +96,11 @@ class DeviceTime:
 
     def _cost_ns(self) -> int:
         assert self._clock is not None
-        assert self._pairs is not None
-        return (self._pairs.taken + len(self._clock.stamps)) * self._stamp_ns + self._booking_ns
+        assert self._pairing is not None
+        return (self._pairing.taken + len(self._clock.stamps)) * self._stamp_ns + self._booking_ns
 
     def _begin(self) -> None:
-        found = accelerator.find_accelerator()
+        found = backends.find_accelerator()
         if found is None or found.is_capturing() or self._recorder.buffer() is not self._buffer:
             return
         clock = DeviceClock(found, self._recorder.clock)
@@ -101,9 +109,9 @@ class DeviceTime:
             self._calibrate(clock)
         self._since_ns = self._recorder.clock()
         own_id = self._recorder.names.id_of(PROFILER)
-        before, self._pairs = self._pairs, Pairs(clock, self._since_ns, is_sync, own_id)
+        before, self._pairing = self._pairing, SpanPairing(clock, self._since_ns, is_sync, own_id)
         if before is not None:  # with another timing
-            self._pairs.spans, self._pairs.unmeasured = before.spans, before.unmeasured
+            self._pairing.spans, self._pairing.unmeasured = before.spans, before.unmeasured
         self._device, self._clock, self._paid = found, clock, 0
         self._accumulator.on_spans = self._add
         self._recorder.use_clock(self._buffer, clock.waiting() if is_sync else clock.stamping())
@@ -125,7 +133,7 @@ class DeviceTime:
             raise clock.error
 
     def _add(self, *spans: object) -> None:
-        pairs = self._pairs
+        pairs = self._pairing
         if pairs is not None:
             begin_ns = self._recorder.clock()
             self._guarded(lambda: pairs.add(*spans))  # type: ignore[arg-type]
@@ -133,7 +141,7 @@ class DeviceTime:
 
     def book(self) -> None:
         """Book what the device has passed by now; at the end of the run wait a moment for the rest."""
-        clock, pairs = self._clock, self._pairs
+        clock, pairs = self._clock, self._pairing
         if clock is None or pairs is None:
             if not self._is_ending:
                 self.look(self._recorder.clock())
@@ -151,11 +159,11 @@ class DeviceTime:
         self._booking_ns += now_ns - begin_ns
         self.look(now_ns)
 
-    def _book_reached(self, clock: DeviceClock, pairs: Pairs) -> None:
+    def _book_reached(self, clock: DeviceClock, pairs: SpanPairing) -> None:
         if not clock.accelerator.is_capturing():
             pairs.resolve(self._accumulator.add_device_time)
 
-    def _book_last(self, clock: DeviceClock, pairs: Pairs) -> None:
+    def _book_last(self, clock: DeviceClock, pairs: SpanPairing) -> None:
         end_s = time.monotonic() + WAIT_AT_END_S
         self._book_reached(clock, pairs)
         while not pairs.are_all_resolved and time.monotonic() < end_s and not clock.accelerator.is_capturing():
@@ -171,8 +179,8 @@ class DeviceTime:
 
     def _let_go(self) -> None:
         """End, and free the events."""
-        if self._pairs is not None:
-            self._pairs.give_up(SWITCHED_OFF)
+        if self._pairing is not None:
+            self._pairing.give_up(SWITCHED_OFF)
         if self._clock is not None:
             self._clock.close()
         self._recorder.use_clock(self._buffer, None)
@@ -189,24 +197,24 @@ class DeviceTime:
             self._recorder.use_clock(self._buffer, None)
             _never_free(self._clock.made)
         self._timing = "host"
-        self._clock = self._pairs = self._accumulator.on_spans = None
+        self._clock = self._pairing = self._accumulator.on_spans = None
 
-    def figures(self) -> DeviceFigures | None:
+    def stats(self) -> DeviceTimingStats | None:
         """Return where device time was measured, and of how many spans; None where it was not."""
-        if self._pairs is None or self._device is None:
+        if self._pairing is None or self._device is None:
             return None
-        timing = "sync" if self._pairs.is_sync else "events"
-        return DeviceFigures(
-            self._device.kind, self._device.name, timing, self._pairs.spans, dict(self._pairs.unmeasured)
+        timing = "sync" if self._pairing.is_sync else "events"
+        return DeviceTimingStats(
+            self._device.kind, self._device.name, timing, self._pairing.spans, dict(self._pairing.unmeasured)
         )
 
     def notes(self) -> list[str]:
         """Return a sentence for what a reader would not expect."""
         if self._timing not in ("events", "sync") or self._has_failed:
             return []
-        if self._pairs is None:
+        if self._pairing is None:
             return [f"device time was asked for (timing={self._timing}), but the training used no accelerator"]
-        if self._pairs.is_sync:
+        if self._pairing.is_sync:
             return ["timing=sync: the device was waited for at both ends of every section, which slows a training down"]
         return []
 
@@ -224,7 +232,7 @@ class DeviceTime:
         self._guard(PART, attempt)
 
 
-def _never_free(made: dict[int, list[Stamp]]) -> dict[int, list[Stamp]]:
+def _never_free(made: dict[int, list[DeviceEvent]]) -> dict[int, list[DeviceEvent]]:
     """Give the stamps a reference that nobody will give back; return none."""
     ctypes = sys.modules.get("ctypes")  # torch has imported it
     if ctypes is not None:

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from training_profiler.diagnosis.insight import Insight
-from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, rule
-from training_profiler.snapshot import LoaderFigures, Snapshot
+from training_profiler.diagnosis.rule import MIN_SAVING_S, rule
+from training_profiler.findings.finding import Finding
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 from training_profiler.units import seconds_text
 
 BATCHES_NEEDED: Final = 8  # of a loader before a mean is worth comparing: the first has to fill queues
@@ -13,7 +13,7 @@ CHANCE: Final = 3.0  # standard deviations of a mix drawn at random; a true one 
 
 
 @rule("loader-slow", threshold=2.0)  # times the mean of the others
-def loader_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
+def loader_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a loader whose batch takes over twice as long as those of the others, and over 1 % of the run in all."""
     known = [(one.data_avg_s, one) for one in _training(snapshot) if one.data_avg_s is not None]
     if len(known) < 2:
@@ -22,14 +22,14 @@ def loader_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
     others = [(data_s, one) for data_s, one in known if one is not slow]
     others_s = sum(data_s * one.batches for data_s, one in others) / sum(one.batches for _, one in others)
     waited_s = slow_s * slow.batches
-    worth_s = waited_s - others_s * slow.batches
-    if slow_s <= threshold * others_s or waited_s <= SLOW_SHARE * snapshot.wall_s or worth_s < WORTH_AT_LEAST_S:
+    potential_saving_s = waited_s - others_s * slow.batches
+    if slow_s <= threshold * others_s or waited_s <= SLOW_SHARE * snapshot.wall_s or potential_saving_s < MIN_SAVING_S:
         return None
     of = others[0][1].name if len(others) == 1 else "the others"
     part = waited_s / sum(data_s * one.batches for data_s, one in known)
-    return Insight(
+    return Finding(
         code="loader-slow",
-        finding=f"loader {slow.name} is slow: {seconds_text(slow_s)} a batch against {seconds_text(others_s)} of {of}; "
+        message=f"loader {slow.name} is slow: {seconds_text(slow_s)} a batch against {seconds_text(others_s)} of {of}; "
         f"it is {part:.0%} of the waiting for batches",
         evidence={
             "loader": slow.name,
@@ -38,13 +38,13 @@ def loader_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
             "threshold": threshold,
             "batches": slow.batches,
         },
-        worth_s=worth_s,
-        remedy=f"more num_workers and prefetch_factor for loader {slow.name} alone, or less work in its dataset",
+        potential_saving_s=potential_saving_s,
+        fix=f"more num_workers and prefetch_factor for loader {slow.name} alone, or less work in its dataset",
     )
 
 
 @rule("loader-mix", threshold=0.01, is_of_step=False)  # of all batches
-def loader_mix(snapshot: Snapshot, threshold: float) -> Insight | None:
+def loader_mix(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag loaders whose share of the batches is not the one asked for: by over 1 point, and more than by chance."""
     loaders = _training(snapshot)
     batches = sum(one.batches for one in loaders)
@@ -60,14 +60,14 @@ def loader_mix(snapshot: Snapshot, threshold: float) -> Insight | None:
             evidence |= {one.name: share, f"{one.name} asked": asked}
     if not off:
         return None
-    return Insight(
+    return Finding(
         code="loader-mix",
-        finding=f"the mix of loaders differs from the one asked for: {', '.join(off)}",
+        message=f"the mix of loaders differs from the one asked for: {', '.join(off)}",
         evidence=evidence,
-        worth_s=0.0,
-        remedy="a loader that ran out of batches, or a schedule that counts something else than batches",
+        potential_saving_s=0.0,
+        fix="a loader that ran out of batches, or a schedule that counts something else than batches",
     )
 
 
-def _training(snapshot: Snapshot) -> list[LoaderFigures]:
+def _training(snapshot: Snapshot) -> list[LoaderStats]:
     return [one for one in snapshot.loaders if one.phase == "train" and one.batches >= BATCHES_NEEDED]

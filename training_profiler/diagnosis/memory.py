@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from training_profiler.diagnosis.insight import Insight
 from training_profiler.diagnosis.rule import has_enough_steps, rule
 from training_profiler.diagnosis.shares import severity_of
-from training_profiler.snapshot import GpuFigures, Growth, Level, Snapshot
+from training_profiler.findings.finding import Finding
+from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, Snapshot
 from training_profiler.units import S_PER_HOUR, S_PER_MINUTE, bytes_text
 
 OUT_OF_MEMORY_RISK: Final = 0.98  # of the device
@@ -16,7 +16,7 @@ GROWTH_AT_LEAST: Final = 16 * 2**20  # bytes; caches and fragmentation come and 
 
 
 @rule("host-memory", threshold=0.85, is_of_step=False)
-def host_memory(snapshot: Snapshot, threshold: float) -> Insight | None:
+def host_memory(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a peak above 85 % of the memory there is: the container's limit, or the host's where there is none."""
     machine = snapshot.machine
     if machine is None or machine.ram_share is None or machine.ram_share.max <= threshold:
@@ -25,40 +25,40 @@ def host_memory(snapshot: Snapshot, threshold: float) -> Insight | None:
     of = "the host's memory"
     if machine.ram_limit_bytes is not None:
         of = f"the container's limit of {bytes_text(machine.ram_limit_bytes)}"
-    return Insight(
+    return Finding(
         code="host-memory",
-        finding=f"RAM is {share:.1%} of {of} at its peak (pressure {severity_of(share, threshold):.2f})",
+        message=f"RAM is {share:.1%} of {of} at its peak (pressure {severity_of(share, threshold):.2f})",
         evidence={"ram_share": share, "threshold": threshold, "pressure": severity_of(share, threshold)},
-        worth_s=0.0,
-        remedy="a smaller batch with gradient accumulation, fewer DataLoader workers or a smaller prefetch_factor, "
+        potential_saving_s=0.0,
+        fix="a smaller batch with gradient accumulation, fewer DataLoader workers or a smaller prefetch_factor, "
         "datasets that are mapped (mmap) rather than read whole",
     )
 
 
 @rule("gpu-memory-high", threshold=0.90, is_of_step=False)
-def gpu_memory_high(snapshot: Snapshot, threshold: float) -> Insight | None:
+def gpu_memory_high(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a device that was filled above 90 %; above 98 % it may run out."""
     found = fullest(snapshot)
     if found is None or found[1] <= threshold:
         return None
     gpu, share = found
     risk = "; above 98% the next larger batch runs out of memory" if share > OUT_OF_MEMORY_RISK else ""
-    return Insight(
+    return Finding(
         code="gpu-memory-high",
-        finding=f"GPU {gpu.index} is filled to {share:.1%} of {bytes_text(gpu.total_bytes or 0)} at its peak{risk}",
+        message=f"GPU {gpu.index} is filled to {share:.1%} of {bytes_text(gpu.total_bytes or 0)} at its peak{risk}",
         evidence={
             "gpu": gpu.index,
             "memory_share": share,
             "threshold": threshold,
             "pressure": severity_of(share, threshold),
         },
-        worth_s=0.0,
-        remedy="a smaller batch, gradient checkpointing (torch.utils.checkpoint), or mixed precision",
+        potential_saving_s=0.0,
+        fix="a smaller batch, gradient checkpointing (torch.utils.checkpoint), or mixed precision",
     )
 
 
 @rule("gpu-memory-low", threshold=0.50, is_of_step=False)
-def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Insight | None:
+def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag devices of which none was filled by half; None before a few steps and looks have been seen."""
     found = fullest(snapshot)
     machine = snapshot.machine
@@ -67,17 +67,17 @@ def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Insight | None:
     gpu, share = found
     if share >= threshold:
         return None
-    return Insight(
+    return Finding(
         code="gpu-memory-low",
-        finding=f"GPU {gpu.index} is filled to {share:.1%} of {bytes_text(gpu.total_bytes or 0)} at its peak",
+        message=f"GPU {gpu.index} is filled to {share:.1%} of {bytes_text(gpu.total_bytes or 0)} at its peak",
         evidence={"gpu": gpu.index, "memory_share": share, "threshold": threshold},
-        worth_s=0.0,
-        remedy="a larger batch makes better use of the device, where the training allows it",
+        potential_saving_s=0.0,
+        fix="a larger batch makes better use of the device, where the training allows it",
     )
 
 
 @rule("memory-growth", threshold=0.05, is_of_step=False)  # of what was held on average
-def memory_growth(snapshot: Snapshot, threshold: float) -> Insight | None:
+def memory_growth(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag memory that grows steadily by over 5 %: of a device, or of the process where no device's does."""
     machine = snapshot.machine
     if machine is None:
@@ -105,7 +105,7 @@ def _grows(growth: Growth | None, level: Level | None, threshold: float) -> bool
     )
 
 
-def _growing(growth: Growth, what: str, free_bytes: float | None, threshold: float) -> Insight:
+def _growing(growth: Growth, what: str, free_bytes: float | None, threshold: float) -> Finding:
     a_second = growth.bytes / growth.seconds if growth.seconds else 0.0
     evidence: dict[str, float | int | str] = {
         "growth_bytes": growth.bytes,
@@ -117,12 +117,12 @@ def _growing(growth: Growth, what: str, free_bytes: float | None, threshold: flo
     if free_bytes is not None and free_bytes > 0 and a_second:
         evidence["seconds_until_full"] = free_bytes / a_second
         lasts = f"; at this pace the {bytes_text(free_bytes)} left last {_span_text(free_bytes / a_second)}"
-    return Insight(
+    return Finding(
         code="memory-growth",
-        finding=f"{what} grows steadily: by {bytes_text(growth.bytes)} in {_span_text(growth.seconds)}{lasts}",
+        message=f"{what} grows steadily: by {bytes_text(growth.bytes)} in {_span_text(growth.seconds)}{lasts}",
         evidence=evidence,
-        worth_s=0.0,
-        remedy="something keeps tensors together with their graph, such as a list of losses: keep loss.item() or "
+        potential_saving_s=0.0,
+        fix="something keeps tensors together with their graph, such as a list of losses: keep loss.item() or "
         "loss.detach() instead; else a cache or a log that is never emptied",
     )
 
@@ -141,7 +141,7 @@ def _hours(seconds: float) -> str:
     return f"{seconds / S_PER_HOUR:.1f} h" if seconds < 100 * S_PER_HOUR else f"{seconds / S_PER_HOUR / 24:.0f} days"
 
 
-def fullest(snapshot: Snapshot) -> tuple[GpuFigures, float] | None:
+def fullest(snapshot: Snapshot) -> tuple[GpuStats, float] | None:
     """Return the device of the highest peak and that as a share of its memory; None where it is not known of any."""
     gpus = [] if snapshot.machine is None else snapshot.machine.gpus
     shares = [(gpu, held.max / gpu.total_bytes) for gpu in gpus if gpu.total_bytes and (held := gpu.held_bytes)]

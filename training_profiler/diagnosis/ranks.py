@@ -2,19 +2,19 @@
 
 from typing import Final
 
-from training_profiler.diagnosis.insight import Evidence, Insight
-from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, has_enough_steps, rule
+from training_profiler.diagnosis.rule import MIN_SAVING_S, has_enough_steps, rule
 from training_profiler.diagnosis.shares import of_step
 from training_profiler.diagnosis.stragglers import host_slow, straggler
-from training_profiler.rank_figures import RankFigures
-from training_profiler.snapshot import Snapshot
+from training_profiler.findings.finding import Evidence, Finding
+from training_profiler.snapshot.ranks import RankStats
+from training_profiler.snapshot.snapshot import Snapshot
 
 MOST_NAMED: Final = 4
 EXPLAINED: Final = 0.5  # of the waiting, from which on one cause is told as what the others wait for
 
 
 @rule("rank-silent", threshold=0.0, is_of_step=False)  # share of ranks
-def rank_silent(snapshot: Snapshot, threshold: float) -> Insight | None:
+def rank_silent(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Name ranks that fell silent before their end, or were never heard of."""
     ranks = snapshot.ranks
     if ranks is None or (len(ranks.silent) + len(ranks.missing)) / ranks.world_size <= threshold:
@@ -31,30 +31,30 @@ def rank_silent(snapshot: Snapshot, threshold: float) -> Insight | None:
     if silent:
         evidence |= {"rank": silent[0].who.rank, "host": silent[0].who.host, "last_step": silent[0].steps}
         evidence |= {"inside": " > ".join(silent[0].inside)}
-    return Insight(
+    return Finding(
         code="rank-silent",
-        finding=f"{len(ranks.silent) + len(ranks.missing)} of {ranks.world_size} ranks are not heard of: "
+        message=f"{len(ranks.silent) + len(ranks.missing)} of {ranks.world_size} ranks are not heard of: "
         + "; ".join(told),
         evidence=evidence,
-        worth_s=0.0,
-        remedy="look at that rank's own output and exit status (torchrun prints the first failure), for the "
+        potential_saving_s=0.0,
+        fix="look at that rank's own output and exit status (torchrun prints the first failure), for the "
         "kernel's out-of-memory killer in dmesg, and if it still runs, at where it hangs: py-spy dump --pid; a rank "
         "without a profiler or a run folder of its own is not heard of either",
     )
 
 
 @rule("uneven-work", threshold=0.10)  # of step time, spent waiting
-def uneven_work(snapshot: Snapshot, threshold: float) -> Insight | None:
+def uneven_work(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag ranks that wait for each other for over 10 % of step time though none of them is slower on average."""
     ranks, step = snapshot.ranks, snapshot.step
     if ranks is None or ranks.waiting_share is None or step is None or not has_enough_steps(snapshot):
         return None
-    worth_s = ranks.waiting_share * step.settled_s
-    if ranks.waiting_share <= threshold or worth_s < WORTH_AT_LEAST_S:
+    potential_saving_s = ranks.waiting_share * step.settled_s
+    if ranks.waiting_share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
     if straggler(snapshot) is not None or host_slow(snapshot) is not None:
         return None
-    finding = f"ranks wait for each other for {ranks.waiting_share:.1%} of step time, and none is slower on average"
+    message = f"ranks wait for each other for {ranks.waiting_share:.1%} of step time, and none is slower on average"
     evidence: dict[str, float | int | str] = {
         "waiting_share": ranks.waiting_share,
         "threshold": threshold,
@@ -62,28 +62,30 @@ def uneven_work(snapshot: Snapshot, threshold: float) -> Insight | None:
     }
     alone = [one for one in ranks.sections if not one.is_of_step and one.never_on]
     most = max(alone, key=lambda one: one.slowest_total_s, default=None)
-    if most is not None and most.slowest_total_s >= EXPLAINED * worth_s:
-        finding += f": meanwhile {most.slowest} alone is in {most.name} ({most.slowest_total_s:.2f}s in all)"
+    if most is not None and most.slowest_total_s >= EXPLAINED * potential_saving_s:
+        message += f": meanwhile {most.slowest} alone is in {most.name} ({most.slowest_total_s:.2f}s in all)"
         evidence |= {"cause": most.name, "rank": most.slowest.rank, "seconds": most.slowest_total_s}
-        remedy = f"{most.name} less often, asynchronously, or shared among ranks"
+        fix = f"{most.name} less often, asynchronously, or shared among ranks"
     else:
-        remedy = (
+        fix = (
             "now one rank is late and now another: batches of uneven length (bucket them by length, the same on all "
             "ranks), data loading that stalls, garbage collection (gc.freeze), other work on the machines"
         )
-    return Insight(code="uneven-work", finding=finding, evidence=evidence, worth_s=worth_s, remedy=remedy)
+    return Finding(
+        code="uneven-work", message=message, evidence=evidence, potential_saving_s=potential_saving_s, fix=fix
+    )
 
 
 @rule("synchronization-heavy", threshold=0.10)
-def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
+def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag steps of which exchange and waiting for other ranks are over 10 %: the mean over ranks where it is known.
 
     What a rule about slow or uneven ranks claims already, this one does not claim once more.
     """
     ranks, step = snapshot.ranks, snapshot.step
-    remedy = "fewer and larger exchanges, asynchronous where something can be computed meanwhile, a faster network"
+    fix = "fewer and larger exchanges, asynchronous where something can be computed meanwhile, a faster network"
     if snapshot.exchange is not None:
-        remedy = "larger DDP buckets (bucket_cap_mb), gradient accumulation under no_sync(), a faster network"
+        fix = "larger DDP buckets (bucket_cap_mb), gradient accumulation under no_sync(), a faster network"
     if ranks is None or ranks.sync_share is None or step is None or not has_enough_steps(snapshot):
         return of_step(
             snapshot,
@@ -91,37 +93,37 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Insight | Non
             threshold,
             "synchronization-heavy",
             "waiting for other ranks",
-            f"look for the slowest rank first; then {remedy}",
+            f"look for the slowest rank first; then {fix}",
         )
     total_s = ranks.sync_share * step.settled_s
-    if ranks.sync_share <= threshold or total_s < WORTH_AT_LEAST_S:
+    if ranks.sync_share <= threshold or total_s < MIN_SAVING_S:
         return None
-    finding = f"{ranks.sync_share:.1%} of step time is synchronization, mean over ranks"
+    message = f"{ranks.sync_share:.1%} of step time is synchronization, mean over ranks"
     evidence: dict[str, float | int | str] = {
         "share_of_step": ranks.sync_share,
         "threshold": threshold,
         "steps": step.settled_count,
     }
     if ranks.waiting_share is not None and ranks.transfer_share is not None:
-        finding += f": {ranks.waiting_share:.1%} waiting for slower ranks, {ranks.transfer_share:.1%} exchange as such"
+        message += f": {ranks.waiting_share:.1%} waiting for slower ranks, {ranks.transfer_share:.1%} exchange as such"
         evidence |= {"waiting_share": ranks.waiting_share, "transfer_share": ranks.transfer_share}
     others = [found for one in (straggler, host_slow, uneven_work) if (found := one(snapshot)) is not None]
-    claimed_s = sum(other.worth_s for other in others)
+    claimed_s = sum(other.potential_saving_s for other in others)
     first = next((name for name in (_named(other) for other in others) if name), "")
     waiting_s = (ranks.sync_share if ranks.waiting_share is None else ranks.waiting_share) * step.settled_s
     if first and claimed_s >= EXPLAINED * waiting_s:
-        finding += f"; most of the waiting is for {first}"
-        remedy = f"{first} first; then {remedy}"
-    return Insight(
+        message += f"; most of the waiting is for {first}"
+        fix = f"{first} first; then {fix}"
+    return Finding(
         code="synchronization-heavy",
-        finding=finding,
+        message=message,
         evidence=evidence,
-        worth_s=max(0.0, total_s - claimed_s),
-        remedy=remedy,
+        potential_saving_s=max(0.0, total_s - claimed_s),
+        fix=fix,
     )
 
 
-def _named(found: Insight) -> str:
+def _named(found: Finding) -> str:
     evidence: Evidence = found.evidence
     if found.code == "host-slow":
         return f"host {evidence['host']}"
@@ -130,11 +132,11 @@ def _named(found: Insight) -> str:
     return f"rank {evidence['rank']} ({evidence['cause']})" if "cause" in evidence else f"rank {evidence['rank']}"
 
 
-def _last_of(one: RankFigures) -> str:
+def _last_of(one: RankStats) -> str:
     seconds = "" if one.heard_s_ago is None else f" for {one.heard_s_ago:.0f}s"
     inside = f" inside {' > '.join(one.inside)}" if one.inside else ""
     return f"{one.who}{seconds}, last after {one.steps} steps{inside}"
 
 
-def _steps(one: RankFigures) -> tuple[int, int]:
+def _steps(one: RankStats) -> tuple[int, int]:
     return one.steps, one.who.rank

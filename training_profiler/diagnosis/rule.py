@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from training_profiler.diagnosis.insight import Insight
-from training_profiler.snapshot import Snapshot
+from training_profiler.findings.finding import Finding
+from training_profiler.snapshot.snapshot import Snapshot
 
-Find = Callable[[Snapshot, float], Insight | None]
+Find = Callable[[Snapshot, float], Finding | None]
 
 # A share means nothing before a few steps have been seen.
 STEPS_NEEDED: Final = 10
 # No alarm about trifles: what is worth less than this over the run is not mentioned, whatever its share.
-WORTH_AT_LEAST_S: Final = 0.02
+MIN_SAVING_S: Final = 0.02
 
 
 class Rule(NamedTuple):
@@ -23,15 +23,17 @@ class Rule(NamedTuple):
     find: Find
     is_of_step: bool  # what it is worth would make every step shorter
 
-    def __call__(self, snapshot: Snapshot) -> Insight | None:
+    def __call__(self, snapshot: Snapshot) -> Finding | None:
         """Return what the rule finds by the threshold that holds for this run; None where it has nothing to say."""
         found = self.find(snapshot, threshold(snapshot, self.code))
-        if found is None or not self.is_of_step or not found.worth_s or snapshot.step is None:
+        if found is None or not self.is_of_step or not found.potential_saving_s or snapshot.step is None:
             return found
         step = snapshot.step
         # Of the steps' whole time, and told of the average step, which leaves out those of capture windows.
-        saved_share = found.worth_s / step.settled_s if step.disturbed_count and step.settled_s else None
-        saved_s = found.worth_s / max(1, step.settled_count) if saved_share is None else saved_share * step.avg_s
+        saved_share = found.potential_saving_s / step.settled_s if step.disturbed_count and step.settled_s else None
+        saved_s = (
+            found.potential_saving_s / max(1, step.settled_count) if saved_share is None else saved_share * step.avg_s
+        )
         return replace(found, step_s=step.avg_s, step_if_gone_s=max(0.0, step.avg_s - saved_s))
 
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from training_profiler.diagnosis import device, lines, loaders, memory, ranks, shares, steps, stragglers
-from training_profiler.diagnosis.insight import Insight
 from training_profiler.diagnosis.rule import STEPS_NEEDED, Rule, has_enough_steps, thresholds
 from training_profiler.diagnosis.rule import threshold as threshold_of
-from training_profiler.snapshot import OTHER, PROFILER, EpochFigures, Snapshot
+from training_profiler.findings.finding import Finding
+from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochStats, Snapshot
 from training_profiler.units import seconds_text
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -46,9 +46,9 @@ FIRST: Final = ("rank-silent",)  # worth no time that is known, and nothing else
 NO_COMPONENTS: Final = (PROFILER, "first_fetch", "worker_start")  # the last two are parts of data_loading
 
 
-def diagnose(snapshot: Snapshot) -> list[Insight]:
+def diagnose(snapshot: Snapshot) -> list[Finding]:
     """Return what the rules find, the most valuable first, then remarks that ask for no change."""
-    found = [insight for rule in RULES if (insight := rule(snapshot)) is not None]
+    found = [finding for rule in RULES if (finding := rule(snapshot)) is not None]
     remarks = [
         None if found else _healthy(snapshot),
         _slowest_component(snapshot, found),
@@ -57,12 +57,13 @@ def diagnose(snapshot: Snapshot) -> list[Insight]:
     warm = steps.warm_up(snapshot)  # said even of a healthy run: it is over when it is seen
     found = device.with_cause(shares.with_specifics(found))
     found = sorted(
-        [*found, *([warm] if warm else [])], key=lambda insight: (insight.code not in FIRST, -insight.worth_s)
+        [*found, *([warm] if warm else [])],
+        key=lambda finding: (finding.code not in FIRST, -finding.potential_saving_s),
     )
     return [*found, *(remark for remark in remarks if remark is not None)]
 
 
-def _slowest_component(snapshot: Snapshot, found: list[Insight]) -> Insight | None:
+def _slowest_component(snapshot: Snapshot, found: list[Finding]) -> Finding | None:
     """Name the section with the most exclusive time; None where that is no section's, which a rule has told then."""
     sections = [
         section
@@ -70,7 +71,7 @@ def _slowest_component(snapshot: Snapshot, found: list[Insight]) -> Insight | No
         if section.count and section.avg_s is not None and section.name not in NO_COMPONENTS
     ]
     other = snapshot.sections.get(OTHER)
-    if any(insight.code == "unexplained" for insight in found) and other is not None:
+    if any(finding.code == "unexplained" for finding in found) and other is not None:
         sections = [section for section in sections if section.self_s > other.self_s]
     if not sections:
         return None
@@ -81,18 +82,18 @@ def _slowest_component(snapshot: Snapshot, found: list[Insight]) -> Insight | No
     else:
         slowest = max(sections, key=lambda section: section.self_s)
         avg_s, where = slowest.avg_s or 0.0, ""
-    return Insight(
+    return Finding(
         code="slowest-component",
-        finding=f"Slowest component: {slowest.name} ({avg_s:.4f}s avg{where})",
+        message=f"Slowest component: {slowest.name} ({avg_s:.4f}s avg{where})",
         evidence={"section": slowest.name, "avg_s": avg_s, "share": slowest.share},
-        worth_s=0.0,
-        remedy="",
+        potential_saving_s=0.0,
+        fix="",
     )
 
 
-def _data_loading_efficient(snapshot: Snapshot, found: list[Insight]) -> Insight | None:
+def _data_loading_efficient(snapshot: Snapshot, found: list[Finding]) -> Finding | None:
     """Say that data loading stays below its threshold; None where it does not, was not seen, or delays another rank."""
-    if any(insight.evidence.get("cause") in stragglers.ON_INPUT for insight in found):
+    if any(finding.evidence.get("cause") in stragglers.ON_INPUT for finding in found):
         return None
     share = snapshot.share_of_step("data_loading")
     threshold = threshold_of(snapshot, "data-loading-bound")
@@ -100,29 +101,29 @@ def _data_loading_efficient(snapshot: Snapshot, found: list[Insight]) -> Insight
         return None
     # As the reports have it, of all time; the threshold is of step time, of which it is a little more.
     of_run = snapshot.sections["data_loading"].step_total_s / snapshot.wall_s if snapshot.wall_s else share
-    return Insight(
+    return Finding(
         code="data-loading-efficient",
-        finding=f"Data loading appears efficient ({of_run:.1%} of total time)",
+        message=f"Data loading appears efficient ({of_run:.1%} of total time)",
         evidence={"share_of_step": share, "share_of_run": of_run, "threshold": threshold},
-        worth_s=0.0,
-        remedy="",
+        potential_saving_s=0.0,
+        fix="",
     )
 
 
-def _healthy(snapshot: Snapshot) -> Insight | None:
+def _healthy(snapshot: Snapshot) -> Finding | None:
     """Say that no rule fired; None where there was too little data for them."""
     if not has_enough_steps(snapshot) or snapshot.step is None:
         return None
     step = snapshot.step
     variation = step.std_s / step.avg_s if step.avg_s else 0.0
     cheap = " at no cost worth a word" if variation > threshold_of(snapshot, "step-time-varies") else ""
-    return Insight(
+    return Finding(
         code="healthy",
-        finding=f"Healthy: no rule fires ({step.count} steps, {seconds_text(step.avg_s)} avg, "
+        message=f"Healthy: no rule fires ({step.count} steps, {seconds_text(step.avg_s)} avg, "
         f"varying by {variation:.0%}{cheap})",
         evidence={"steps": step.count, "avg_s": step.avg_s, "coefficient_of_variation": variation},
-        worth_s=0.0,
-        remedy="",
+        potential_saving_s=0.0,
+        fix="",
     )
 
 
@@ -137,7 +138,7 @@ def too_little_data(snapshot: Snapshot) -> str | None:
     return f"Only {settled} step{'s' * (settled != 1)}{after}; the rules need {STEPS_NEEDED}"
 
 
-def epoch_warnings(epoch: EpochFigures, thresholds: Mapping[str, float] = THRESHOLDS) -> list[str]:
+def epoch_warnings(epoch: EpochStats, thresholds: Mapping[str, float] = THRESHOLDS) -> list[str]:
     """Return the bottleneck warnings that hold in one epoch, each with its figure."""
     warnings = []
     generation, memory = (thresholds.get(code, THRESHOLDS[code]) for code in ("data-generation-bound", "host-memory"))

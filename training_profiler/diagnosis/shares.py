@@ -3,16 +3,16 @@
 from dataclasses import replace
 from typing import Final
 
-from training_profiler.diagnosis.insight import Insight
-from training_profiler.diagnosis.rule import WORTH_AT_LEAST_S, has_enough_steps, rule
-from training_profiler.snapshot import Snapshot
+from training_profiler.diagnosis.rule import MIN_SAVING_S, has_enough_steps, rule
+from training_profiler.findings.finding import Finding
+from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import seconds_text
 
 MOST_OF_IT: Final = 0.5  # of the waiting for batches
 
 
 @rule("data-loading-bound", threshold=0.15)
-def data_loading(snapshot: Snapshot, threshold: float) -> Insight | None:
+def data_loading(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag steps that wait for the next batch for 15 % of their time or more."""
     return of_step(
         snapshot,
@@ -27,7 +27,7 @@ def data_loading(snapshot: Snapshot, threshold: float) -> Insight | None:
 
 
 @rule("data-generation-bound", threshold=0.30)
-def data_generation(snapshot: Snapshot, threshold: float) -> Insight | None:
+def data_generation(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag steps that make their data for over 30 % of their time."""
     found = of_step(
         snapshot,
@@ -44,7 +44,7 @@ def data_generation(snapshot: Snapshot, threshold: float) -> Insight | None:
 
 
 @rule("data-transfer", threshold=0.10)
-def data_transfer(snapshot: Snapshot, threshold: float) -> Insight | None:
+def data_transfer(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag steps that move their batch to the device for over 10 % of their time."""
     return of_step(
         snapshot,
@@ -57,7 +57,7 @@ def data_transfer(snapshot: Snapshot, threshold: float) -> Insight | None:
 
 
 @rule("forward-dominates", threshold=0.60)
-def forward_dominates(snapshot: Snapshot, threshold: float) -> Insight | None:
+def forward_dominates(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag steps of which the forward pass is over 60 %; a realistic change saves half of it."""
     found = of_step(
         snapshot,
@@ -82,7 +82,7 @@ def _waits_in_passes(snapshot: Snapshot) -> bool:
 
 
 @rule("optimizer-heavy", threshold=0.15)
-def optimizer_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
+def optimizer_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag steps of which the update is over 15 %; a realistic change saves half of it."""
     return of_step(
         snapshot,
@@ -96,7 +96,7 @@ def optimizer_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
 
 
 @rule("metrics-heavy", threshold=0.05)
-def metrics_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
+def metrics_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag steps that compute metrics and norms for over 5 % of their time."""
     return of_step(
         snapshot,
@@ -109,7 +109,7 @@ def metrics_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
 
 
 @rule("logging-heavy", threshold=0.05)
-def logging_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
+def logging_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag steps that log for over 5 % of their time."""
     return of_step(
         snapshot,
@@ -122,7 +122,7 @@ def logging_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
 
 
 @rule("ema-heavy", threshold=0.05)
-def ema_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
+def ema_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag steps that average the weights for over 5 % of their time."""
     return of_step(
         snapshot,
@@ -135,7 +135,7 @@ def ema_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
 
 
 @rule("validation-heavy", threshold=0.10, is_of_step=False)
-def validation_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
+def validation_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag runs that validate for over 10 % of their time."""
     return _of_run(
         snapshot,
@@ -148,7 +148,7 @@ def validation_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
 
 
 @rule("sampling-heavy", threshold=0.10, is_of_step=False)
-def sampling_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
+def sampling_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag runs that generate samples for over 10 % of their time."""
     return _of_run(
         snapshot,
@@ -161,7 +161,7 @@ def sampling_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
 
 
 @rule("checkpointing-heavy", threshold=0.10, is_of_step=False)
-def checkpointing_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
+def checkpointing_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag runs that save checkpoints for over 10 % of their time."""
     return _of_run(
         snapshot,
@@ -174,7 +174,7 @@ def checkpointing_heavy(snapshot: Snapshot, threshold: float) -> Insight | None:
 
 
 @rule("backward-slow", threshold=3.0)  # twice is what the arithmetic asks for
-def backward_against_forward(snapshot: Snapshot, threshold: float) -> Insight | None:
+def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a backward pass longer than three forward passes; None where either was not seen."""
     forward_s = snapshot.total_of_step_s("forward_pass")
     backward_s = snapshot.total_of_step_s("backward_pass")
@@ -184,15 +184,15 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Insight | 
         return None  # the host's time of the one says nothing about the device's of the other
     backward_s -= _exchanged_within(snapshot, "backward_pass")
     ratio = backward_s / forward_s
-    worth_s = backward_s - 2 * forward_s
-    if ratio <= threshold or worth_s < WORTH_AT_LEAST_S:
+    potential_saving_s = backward_s - 2 * forward_s
+    if ratio <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
-    return Insight(
+    return Finding(
         code="backward-slow",
-        finding=f"the backward pass takes {ratio:.1f}x the forward pass (2x is usual)",
+        message=f"the backward pass takes {ratio:.1f}x the forward pass (2x is usual)",
         evidence={"ratio": ratio, "threshold": threshold, "backward_s": backward_s, "forward_s": forward_s},
-        worth_s=worth_s,
-        remedy="look for memory pressure, activation checkpointing (recomputation) and custom autograd functions "
+        potential_saving_s=potential_saving_s,
+        fix="look for memory pressure, activation checkpointing (recomputation) and custom autograd functions "
         "without a fused backward",
     )
 
@@ -205,17 +205,17 @@ def _exchanged_within(snapshot: Snapshot, name: str) -> float:
     return snapshot.total_of_step_s("synchronization") or 0.0
 
 
-def with_specifics(found: list[Insight]) -> list[Insight]:
+def with_specifics(found: list[Finding]) -> list[Finding]:
     """Return the insights; that of waiting for batches says first what others know of where the waiting comes from."""
-    by_code = {insight.code: insight for insight in found}
+    by_code = {finding.code: finding for finding in found}
     waiting = by_code.get("data-loading-bound")
     for code, whence in (("loader-slow", "this loader above all"), ("first-batch-slow", "the first batches above all")):
         cause = by_code.get(code)
-        if waiting is None or cause is None or cause.worth_s < MOST_OF_IT * waiting.worth_s:
+        if waiting is None or cause is None or cause.potential_saving_s < MOST_OF_IT * waiting.potential_saving_s:
             continue
         named = f" ({cause.evidence['loader']})" if "loader" in cause.evidence else ""
-        remedy = f"{whence}{named}: {cause.remedy}"
-        return [replace(one, remedy=remedy) if one.code == waiting.code else one for one in found]
+        fix = f"{whence}{named}: {cause.fix}"
+        return [replace(one, fix=fix) if one.code == waiting.code else one for one in found]
     return found
 
 
@@ -224,8 +224,8 @@ def severity_of(share: float, threshold: float) -> float:
     return min(1.0, max(0.0, (share - threshold) / (1 - threshold))) if threshold < 1 else 0.0
 
 
-def _with_evidence(found: Insight, **more: float) -> Insight:
-    return Insight(found.code, found.finding, {**found.evidence, **more}, found.worth_s, found.remedy)
+def _with_evidence(found: Finding, **more: float) -> Finding:
+    return Finding(found.code, found.message, {**found.evidence, **more}, found.potential_saving_s, found.fix)
 
 
 def of_step(
@@ -234,44 +234,44 @@ def of_step(
     threshold: float,
     code: str,
     what: str,
-    remedy: str,
+    fix: str,
     saved: float = 1.0,
     fires_at_threshold: bool = False,
-) -> Insight | None:
+) -> Finding | None:
     """Return what to say of a section with more than its share of step time; None below 10 steps, or without it."""
     share = snapshot.share_of_step(section)
     total_s = snapshot.total_of_step_s(section)
     if share is None or total_s is None or not has_enough_steps(snapshot) or snapshot.step is None:
         return None
-    if share < threshold or (share == threshold and not fires_at_threshold) or saved * total_s < WORTH_AT_LEAST_S:
+    if share < threshold or (share == threshold and not fires_at_threshold) or saved * total_s < MIN_SAVING_S:
         return None
     per_step_s = total_s / snapshot.step.settled_count
     where = " on the device" if snapshot.is_by_device(section) else ""
-    return Insight(
+    return Finding(
         code=code,
-        finding=f"{share:.1%} of step time is spent {what} ({section}: {seconds_text(per_step_s)} a step{where})",
+        message=f"{share:.1%} of step time is spent {what} ({section}: {seconds_text(per_step_s)} a step{where})",
         evidence={
             "share_of_step": share,
             "threshold": threshold,
             "seconds_per_step": per_step_s,
             "steps": snapshot.step.settled_count,
         },
-        worth_s=saved * total_s,
-        remedy=remedy,
+        potential_saving_s=saved * total_s,
+        fix=fix,
     )
 
 
-def _of_run(snapshot: Snapshot, name: str, threshold: float, code: str, what: str, remedy: str) -> Insight | None:
+def _of_run(snapshot: Snapshot, name: str, threshold: float, code: str, what: str, fix: str) -> Finding | None:
     """Return what to say of work between steps with more than its share of the run; None below 10 steps."""
     section = snapshot.sections.get(name)
     if section is None or not section.count or not snapshot.wall_s or not has_enough_steps(snapshot):
         return None
     share = section.total_s / snapshot.wall_s
-    if share <= threshold or section.total_s < WORTH_AT_LEAST_S:
+    if share <= threshold or section.total_s < MIN_SAVING_S:
         return None
-    return Insight(
+    return Finding(
         code=code,
-        finding=f"{share:.1%} of the run is spent {what} "
+        message=f"{share:.1%} of the run is spent {what} "
         f"({name}: {section.count} times, {section.avg_s or 0:.4f}s avg)",
         evidence={
             "share_of_run": share,
@@ -279,6 +279,6 @@ def _of_run(snapshot: Snapshot, name: str, threshold: float, code: str, what: st
             "seconds": section.total_s,
             "count": section.count,
         },
-        worth_s=section.total_s / 2,  # half as often
-        remedy=remedy,
+        potential_saving_s=section.total_s / 2,  # half as often
+        fix=fix,
     )

@@ -2,10 +2,10 @@
 
 from typing import Final, NamedTuple
 
-from training_profiler.diagnosis.insight import Insight
-from training_profiler.diagnosis.rule import STEPS_NEEDED, WORTH_AT_LEAST_S, has_enough_steps, rule
-from training_profiler.rank_figures import RankFigures
-from training_profiler.snapshot import OTHER, Snapshot
+from training_profiler.diagnosis.rule import MIN_SAVING_S, STEPS_NEEDED, has_enough_steps, rule
+from training_profiler.findings.finding import Finding
+from training_profiler.snapshot.ranks import RankStats
+from training_profiler.snapshot.snapshot import OTHER, Snapshot
 from training_profiler.units import seconds_text
 
 GAIN: Final = 0.5  # of the threshold: a rank or host that makes steps longer by less of their time is left alone
@@ -25,14 +25,14 @@ class Slow(NamedTuple):
 
 
 @rule("straggler", threshold=0.10)  # of work, beyond the median of the other ranks
-def straggler(snapshot: Snapshot, threshold: float) -> Insight | None:
+def straggler(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Name the rank with the most work a step, if that is 10 % beyond the other ranks' median; None below 10 steps."""
     found = _slowest_rank(snapshot, threshold)
     if found is None or snapshot.step is None:
         return None
     slowest, several, slow = found
-    worth_s = slow.saved_s * snapshot.step.settled_count
-    if worth_s < max(WORTH_AT_LEAST_S, GAIN * threshold * snapshot.step.settled_s):
+    potential_saving_s = slow.saved_s * snapshot.step.settled_count
+    if potential_saving_s < max(MIN_SAVING_S, GAIN * threshold * snapshot.step.settled_s):
         return None
     excess = slow.work_s / slow.others_s - 1
     evidence: dict[str, float | int | str] = {
@@ -53,29 +53,29 @@ def straggler(snapshot: Snapshot, threshold: float) -> Insight | None:
         cause += f"; slower since step {slowest.slower_since_step}"
         evidence |= {"slower_since_step": slowest.slower_since_step}
     alone = "" if several == 1 else f"; {several - 1} more {'is' if several == 2 else 'are'} nearly as slow"
-    return Insight(
+    return Finding(
         code="straggler",
-        finding=f"all ranks wait for {slow.name}: it works {seconds_text(slow.work_s)} a step, the median of the "
+        message=f"all ranks wait for {slow.name}: it works {seconds_text(slow.work_s)} a step, the median of the "
         f"others {seconds_text(slow.others_s)} (+{excess:.0%}){alone}{cause}",
         evidence=evidence,
-        worth_s=worth_s,
-        remedy=_remedy(slowest),
+        potential_saving_s=potential_saving_s,
+        fix=_remedy(slowest),
     )
 
 
 @rule("host-slow", threshold=0.10)  # of work, beyond the median of the ranks on other hosts
-def host_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
+def host_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Name the machine of which all ranks work 10 % longer than the median elsewhere; None of a single rank on it."""
     slow = _slowest_host(snapshot, threshold)
     if slow is None or snapshot.step is None:
         return None
-    worth_s = slow.saved_s * snapshot.step.settled_count
-    if worth_s < max(WORTH_AT_LEAST_S, GAIN * threshold * snapshot.step.settled_s):
+    potential_saving_s = slow.saved_s * snapshot.step.settled_count
+    if potential_saving_s < max(MIN_SAVING_S, GAIN * threshold * snapshot.step.settled_s):
         return None
     excess = slow.work_s / slow.others_s - 1
-    return Insight(
+    return Finding(
         code="host-slow",
-        finding=f"all ranks of host {slow.name} are slow: {seconds_text(slow.work_s)} of work a step against "
+        message=f"all ranks of host {slow.name} are slow: {seconds_text(slow.work_s)} of work a step against "
         f"{seconds_text(slow.others_s)} elsewhere (+{excess:.0%})",
         evidence={
             "host": slow.name,
@@ -84,13 +84,13 @@ def host_slow(snapshot: Snapshot, threshold: float) -> Insight | None:
             "excess": excess,
             "threshold": threshold,
         },
-        worth_s=worth_s,
-        remedy="something of that machine: its clocks and temperature, other jobs on it, fewer CPU cores or slower "
+        potential_saving_s=potential_saving_s,
+        fix="something of that machine: its clocks and temperature, other jobs on it, fewer CPU cores or slower "
         "memory than elsewhere, its disk or network for the data; leave it out and compare",
     )
 
 
-def _slowest_rank(snapshot: Snapshot, threshold: float) -> tuple[RankFigures, int, Slow] | None:
+def _slowest_rank(snapshot: Snapshot, threshold: float) -> tuple[RankStats, int, Slow] | None:
     """Return the straggler, how many ranks are slow, and its figures; None where its whole machine is slow instead."""
     ranks = _working(snapshot)
     if ranks is None:
@@ -112,7 +112,7 @@ def _slowest_rank(snapshot: Snapshot, threshold: float) -> tuple[RankFigures, in
     return slowest, 1 + len(like_it), Slow(str(slowest.who), _work_s(slowest), others_s, _work_s(slowest) - next_s)
 
 
-def _is_waited_for(slowest: RankFigures, others: list[RankFigures], extra_s: float) -> bool:
+def _is_waited_for(slowest: RankStats, others: list[RankStats], extra_s: float) -> bool:
     """Return whether the others wait longer than the slowest by what it works longer, as far as that is known.
 
     Work is from sums in which some exchange may be estimated, and waiting from single steps: where they contradict each
@@ -142,7 +142,7 @@ def _slowest_host(snapshot: Snapshot, threshold: float) -> Slow | None:
     return Slow(name, _median(works_s), others_s, max(0.0, _median(works_s) - max(elsewhere)))
 
 
-def _working(snapshot: Snapshot) -> list[RankFigures] | None:
+def _working(snapshot: Snapshot) -> list[RankStats] | None:
     """Return the ranks whose work is known; None where that are too few, or too few steps."""
     if snapshot.ranks is None or not has_enough_steps(snapshot):
         return None
@@ -150,7 +150,7 @@ def _working(snapshot: Snapshot) -> list[RankFigures] | None:
     return ranks if len(ranks) > 1 else None
 
 
-def _remedy(slowest: RankFigures) -> str:
+def _remedy(slowest: RankStats) -> str:
     cause = slowest.cause
     if cause in ON_INPUT:
         return (
@@ -171,11 +171,11 @@ def _remedy(slowest: RankFigures) -> str:
     return f"what it does {where} and the others do not; other work on its CPU cores"
 
 
-def _work_s(one: RankFigures) -> float:
+def _work_s(one: RankStats) -> float:
     return one.work_s or 0.0
 
 
-def _host_of(one: RankFigures) -> tuple[str, int | None]:
+def _host_of(one: RankStats) -> tuple[str, int | None]:
     return one.who.host, one.who.node
 
 

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from training_profiler.check import FAIL, PASS, UNKNOWN, Check, check, check_lines
 from training_profiler.diagnosis.memory import fullest
-from training_profiler.snapshot import Snapshot
+from training_profiler.findings.check import FAIL, PASS, UNKNOWN, Check, check, check_lines
+from training_profiler.snapshot.snapshot import Snapshot
 
 
 def checklist(snapshot: Snapshot) -> list[Check]:

@@ -3,15 +3,15 @@
 import sys
 from collections.abc import Iterable
 
-from training_profiler.diagnosis import Insight
+from training_profiler.diagnosis import Finding
 from training_profiler.reports.checklist import checklist_lines
 from training_profiler.reports.device import HEADER, device_cells, device_lines, device_words
 from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, lines_under, percentages
-from training_profiler.reports.insights import insight_lines
+from training_profiler.reports.findings import finding_lines
 from training_profiler.reports.loaders import loader_lines
 from training_profiler.reports.machine import machine_lines
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
-from training_profiler.snapshot import OUTSIDE_STEPS, PROFILER, EpochFigures, SectionFigures, Snapshot
+from training_profiler.snapshot.snapshot import OUTSIDE_STEPS, PROFILER, EpochStats, SectionStats, Snapshot
 from training_profiler.units import S_PER_HOUR, seconds_text
 
 # Now, and not at the first table: an import at the interpreter's end makes it forget that Ctrl-C ended the program.
@@ -35,7 +35,7 @@ def render_periodic(snapshot: Snapshot, layout: str = TABLE) -> str:
 
 
 def render_final(
-    snapshot: Snapshot, insights: Iterable[Insight], layout: str = TABLE, has_checklist: bool = False
+    snapshot: Snapshot, findings: Iterable[Finding], layout: str = TABLE, has_checklist: bool = False
 ) -> str:
     """Return the summary of a run, with what to change and how the profiler itself fared."""
     parts = [
@@ -45,7 +45,7 @@ def render_final(
         "",
         *_run_lines(snapshot, layout),
         "Performance Insights:",
-        *insight_lines(snapshot, insights),
+        *finding_lines(snapshot, findings),
         *(["", *checklist_lines(snapshot)] if has_checklist else []),
         *_health_lines(snapshot),
     ]
@@ -54,7 +54,7 @@ def render_final(
     return "\n".join(parts) + "\n"
 
 
-def render_epoch(epoch: EpochFigures, warnings: Iterable[str] = ()) -> str:
+def render_epoch(epoch: EpochStats, warnings: Iterable[str] = ()) -> str:
     """Return the summary of one epoch."""
     lines = [f"\n=== Epoch {epoch.number} Profiling Summary ===", f"Total time: {epoch.wall_s:.2f}s"]
     if epoch.avg_batch_s is not None and epoch.batches:
@@ -68,7 +68,7 @@ def render_epoch(epoch: EpochFigures, warnings: Iterable[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _epoch_rows(epoch: EpochFigures) -> list[str]:
+def _epoch_rows(epoch: EpochStats) -> list[str]:
     named = sorted(((s, name) for name, s in epoch.self_s.items() if name != "other"), reverse=True)
     rows = [(name, s) for s, name in named] + [("other/overhead", epoch.self_s.get("other", 0.0))]
     shares = percentages([s / epoch.wall_s for _, s in rows])
@@ -118,17 +118,17 @@ def _share_rows(snapshot: Snapshot) -> list[str]:
     return rows
 
 
-def _code_rows(snapshot: Snapshot, section: SectionFigures, share: float, depth: int) -> list[tuple[str, str, float]]:
+def _code_rows(snapshot: Snapshot, section: SectionStats, share: float, depth: int) -> list[tuple[str, str, float]]:
     return [(INDENT * depth + place, function, part) for place, function, part in lines_under(snapshot, section, share)]
 
 
-def _elsewhere(section: SectionFigures) -> str:
+def _elsewhere(section: SectionStats) -> str:
     if not section.elsewhere_s:
         return ""
     return f"  (and {section.elsewhere_s:.3f}s on other threads, beside this time)"
 
 
-def _table(snapshot: Snapshot, rows: list[tuple[int, SectionFigures]]) -> str:
+def _table(snapshot: Snapshot, rows: list[tuple[int, SectionStats]]) -> str:
     headers = _HEADERS if snapshot.device is None else (*_HEADERS, HEADER)
     cells = [
         (
@@ -162,7 +162,7 @@ def _table(snapshot: Snapshot, rows: list[tuple[int, SectionFigures]]) -> str:
     )
 
 
-def _lines(snapshot: Snapshot, rows: list[tuple[int, SectionFigures]]) -> str:
+def _lines(snapshot: Snapshot, rows: list[tuple[int, SectionStats]]) -> str:
     return "\n".join(
         f"{section.name}: count={section.count}, total={section.total_s:.3f}s"
         + "".join(

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from training_profiler.snapshot import SectionFigures, Snapshot
+from training_profiler.snapshot.snapshot import SectionStats, Snapshot
 from training_profiler.units import seconds_text
 
 HEADER: Final = "device avg"
@@ -10,7 +10,7 @@ HOST: Final = "host"  # in a row of which the host's time alone is known
 DATA_LOADING: Final = "data_loading"
 
 
-def device_cells(snapshot: Snapshot, section: SectionFigures) -> tuple[str, ...]:
+def device_cells(snapshot: Snapshot, section: SectionStats) -> tuple[str, ...]:
     """Return the cells that a section's row has for it; none where nothing was measured on a device."""
     if snapshot.device is None:
         return ()
@@ -19,7 +19,7 @@ def device_cells(snapshot: Snapshot, section: SectionFigures) -> tuple[str, ...]
     return (HOST if section.count else "",)
 
 
-def device_words(snapshot: Snapshot, section: SectionFigures) -> str:
+def device_words(snapshot: Snapshot, section: SectionStats) -> str:
     """Return what a section's line has for it at its end."""
     if snapshot.device is None or not section.count:
         return ""

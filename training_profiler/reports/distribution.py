@@ -3,22 +3,22 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from training_profiler.snapshot import OTHER, OUTSIDE_STEPS, LineFigures, SectionFigures, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, LineStats, SectionStats, Snapshot
 
 INDENT: Final = "  "
 LINES_ABOVE: Final = 0.10  # own share of a section from which on the lines in it are shown
 
 
-def in_tree_order(sections: Mapping[str, SectionFigures]) -> Iterator[tuple[int, SectionFigures]]:
+def in_tree_order(sections: Mapping[str, SectionStats]) -> Iterator[tuple[int, SectionStats]]:
     """Yield (depth, section): the largest first, each followed by those nested in it."""
-    children: dict[str | None, list[SectionFigures]] = {}
+    children: dict[str | None, list[SectionStats]] = {}
     for section in sections.values():
         if section.name in (OTHER, OUTSIDE_STEPS) and not section.count:
             continue
         parent = section.parent if section.parent in sections else None
         children.setdefault(parent, []).append(section)
 
-    def below(parent: str | None, depth: int) -> Iterator[tuple[int, SectionFigures]]:
+    def below(parent: str | None, depth: int) -> Iterator[tuple[int, SectionStats]]:
         for section in sorted(children.get(parent, []), key=lambda section: (-section.total_s, section.name)):
             yield depth, section
             yield from below(section.name, depth + 1)
@@ -26,7 +26,7 @@ def in_tree_order(sections: Mapping[str, SectionFigures]) -> Iterator[tuple[int,
     yield from below(None, 0)
 
 
-def uncovered(sections: Mapping[str, SectionFigures]) -> list[SectionFigures]:
+def uncovered(sections: Mapping[str, SectionStats]) -> list[SectionStats]:
     """Return the rows of the time that no section covers."""
     rows = [sections[name] for name in (OTHER, OUTSIDE_STEPS) if name in sections and not sections[name].count]
     return [row for row in rows if row.name == OTHER or row.self_s > 0]
@@ -47,7 +47,7 @@ def percentages(shares: list[float]) -> list[float]:
     return [value / 10 for value in rounded]
 
 
-def distribution(snapshot: Snapshot) -> list[tuple[int, SectionFigures, float]]:
+def distribution(snapshot: Snapshot) -> list[tuple[int, SectionStats, float]]:
     """Return (depth, section, percentage of wall time by exclusive time); percentages add up to 100.0."""
     rows = [*in_tree_order(snapshot.sections), *((0, row) for row in uncovered(snapshot.sections))]
     if not snapshot.wall_s:
@@ -58,7 +58,7 @@ def distribution(snapshot: Snapshot) -> list[tuple[int, SectionFigures, float]]:
     ]
 
 
-def lines_under(snapshot: Snapshot, section: SectionFigures, percentage: float) -> list[tuple[str, str, float]]:
+def lines_under(snapshot: Snapshot, section: SectionStats, percentage: float) -> list[tuple[str, str, float]]:
     """Return (file:line, function, percentage of wall time) of the code to show under a section.
 
     They are part of the section's own ``percentage``, and no further parts of the whole.
@@ -71,5 +71,5 @@ def lines_under(snapshot: Snapshot, section: SectionFigures, percentage: float) 
     ]
 
 
-def _function(line: LineFigures) -> str:
+def _function(line: LineStats) -> str:
     return line.function if line.lines == 1 else f"{line.function} ({line.lines} lines)"

@@ -3,7 +3,7 @@
 from typing import Final
 
 from training_profiler.diagnosis.loaders import loader_mix, loader_slow
-from training_profiler.snapshot import LoaderFigures, Snapshot
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 
 TRAIN: Final = "train"
 _HEADERS: Final = (
@@ -36,16 +36,16 @@ def loader_lines(snapshot: Snapshot, is_table: bool) -> list[str]:
     ]
 
 
-def _sentence(loader: LoaderFigures) -> str:
+def _sentence(loader: LoaderStats) -> str:
     samples = f", {loader.samples} samples" if loader.samples else ""
     return f"Loader {_name(loader)}: {loader.batches} batches{samples}, {loader.wait_s:.2f}s of waiting"
 
 
-def _name(loader: LoaderFigures) -> str:
+def _name(loader: LoaderStats) -> str:
     return loader.name if loader.phase == TRAIN else f"{loader.name} (validation)"
 
 
-def _cells(loader: LoaderFigures) -> tuple[str, ...]:
+def _cells(loader: LoaderStats) -> tuple[str, ...]:
     means = (
         loader.data_avg_s,
         loader.forward_avg_s,
@@ -91,7 +91,7 @@ def _greppable(rows: list[tuple[str, ...]]) -> list[str]:
 def _findings(snapshot: Snapshot) -> list[str]:
     """Return a sentence on the loader that is slow, and one on whether the mix is the one asked for."""
     slow, mix = loader_slow(snapshot), loader_mix(snapshot)
-    lines = [_capitalized(found.finding) for found in (slow, mix) if found is not None]
+    lines = [_capitalized(found.message) for found in (slow, mix) if found is not None]
     asked = [one for one in snapshot.loaders if one.phase == TRAIN and one.asked_proportion is not None]
     if asked and mix is None:
         lines.append(f"The mix is {', '.join(f'{one.name} {one.proportion:.1%}' for one in asked)}, as asked")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from training_profiler.snapshot import GpuFigures, Level, MachineFigures, Snapshot, Throughput
+from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, Snapshot, Throughput
 from training_profiler.units import BYTES_PER_GIB
 
 
@@ -33,14 +33,14 @@ def _mfu(rates: Throughput) -> str:
     return f" (MFU {rates.mfu:.1%} of {rates.peak_tflops:g} TFLOP/s, {rates.peak_source})"
 
 
-def _machine_line(machine: MachineFigures) -> Iterator[str]:
+def _machine_line(machine: MachineStats) -> Iterator[str]:
     cpu, ram = list(_cpu(machine)), list(_ram(machine))
     parts = [f"{name} {', '.join(words)}" for name, words in (("CPU", cpu), ("RAM", ram)) if words]
     if parts:
         yield f"Machine: {'; '.join(parts)}"
 
 
-def _cpu(machine: MachineFigures) -> Iterator[str]:
+def _cpu(machine: MachineStats) -> Iterator[str]:
     if machine.cpu_process is not None:
         of = "" if machine.cores is None else f" of {machine.cores:g} cores"
         yield f"{machine.cpu_process.mean:.2f}{of} busy by this process"
@@ -50,7 +50,7 @@ def _cpu(machine: MachineFigures) -> Iterator[str]:
         yield f"host {machine.cpu_host.mean:.0%}"
 
 
-def _ram(machine: MachineFigures) -> Iterator[str]:
+def _ram(machine: MachineStats) -> Iterator[str]:
     if machine.ram_process_bytes is not None:
         yield f"{_gib(machine.ram_process_bytes.max)} at most in this process"
     if machine.ram_container_bytes is not None:
@@ -63,7 +63,7 @@ def _of(used: Level, total_bytes: int | None) -> str:
     return _gib(used.max) if not total_bytes else f"{used.max / total_bytes:.0%} of {_gib(total_bytes)}"
 
 
-def _gpu_line(gpu: GpuFigures) -> str:
+def _gpu_line(gpu: GpuStats) -> str:
     levels = (
         ("allocated", gpu.allocated_bytes),
         ("reserved", gpu.reserved_bytes),

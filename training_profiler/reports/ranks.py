@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from training_profiler.rank_figures import HostFigures, RankFigures, RanksFigures, SectionSpread
-from training_profiler.snapshot import Snapshot
+from training_profiler.snapshot.ranks import AllRanksStats, HostStats, RankStats, SectionSpread
+from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import seconds_text
 
 LINES: Final = "lines"
@@ -94,13 +94,13 @@ def of_ranks(numbers: Sequence[int]) -> str:
     return f"rank{'s' * (len(numbers) != 1)} {ranges_text(numbers)}"
 
 
-def _heard(ranks: RanksFigures) -> str:
+def _heard(ranks: AllRanksStats) -> str:
     hosts = f", on {len(ranks.hosts)} hosts" if len(ranks.hosts) > 1 else ""
     first = ranks.ranks[0].who.rank if ranks.ranks else 0
     return f"Ranks: {len(ranks.ranks)} of {ranks.world_size} heard{hosts} (the figures above are rank {first}'s)"
 
 
-def _shown(ranks: RanksFigures) -> tuple[list[SectionSpread], int]:
+def _shown(ranks: AllRanksStats) -> tuple[list[SectionSpread], int]:
     at_least_s = SHOWN_ABOVE * (ranks.step_s or 0.0)
     steps = max((one.steps for one in ranks.ranks), default=0)
     worth = [
@@ -156,7 +156,7 @@ def _greppable(spread: SectionSpread) -> str:
     )
 
 
-def _synchronization(ranks: RanksFigures) -> list[str]:
+def _synchronization(ranks: AllRanksStats) -> list[str]:
     if ranks.sync_share is None:
         return ["Synchronization: not measured (no exchange between ranks was seen that tells its time)"]
     line = f"Synchronization: {ranks.sync_share:.1%} of step time, mean over ranks"
@@ -168,7 +168,7 @@ def _synchronization(ranks: RanksFigures) -> list[str]:
     return [line]
 
 
-def _work(ranks: RanksFigures) -> list[str]:
+def _work(ranks: AllRanksStats) -> list[str]:
     """Return what the slowest rank works a step against the fastest, what it spends that on, and since when."""
     known = [one for one in ranks.ranks if one.work_s]
     if len(known) < 2:
@@ -183,7 +183,7 @@ def _work(ranks: RanksFigures) -> list[str]:
     return [line + _cause_text(slowest) + _since(slowest)]
 
 
-def _cause_text(rank: RankFigures) -> str:
+def _cause_text(rank: RankStats) -> str:
     """Return where a rank takes longer than the others, to follow on what it takes; "" where that is not known."""
     if not rank.cause or rank.cause_s is None:
         return ""
@@ -191,13 +191,13 @@ def _cause_text(rank: RankFigures) -> str:
     return f"; {seconds_text(rank.cause_s)} of that in {_cut(rank.cause, 36)}{place}"
 
 
-def _since(rank: RankFigures) -> str:
+def _since(rank: RankStats) -> str:
     if rank.slower_since_step is None or rank.against_itself is None:
         return ""
     return f"; since step {rank.slower_since_step} {rank.against_itself:.2f} times its work before"
 
 
-def _hosts(ranks: RanksFigures) -> list[str]:
+def _hosts(ranks: AllRanksStats) -> list[str]:
     known = [host for host in ranks.hosts if host.work_s]
     if len(known) < 2:
         return []
@@ -208,11 +208,11 @@ def _hosts(ranks: RanksFigures) -> list[str]:
     return [f"Hosts: {named} work longest of {len(known)}; the least {_host(in_order[-1])}"]
 
 
-def _host(host: HostFigures) -> str:
+def _host(host: HostStats) -> str:
     return f"{_short(host.host, 30)} ({of_ranks(host.ranks)}) {seconds_text(host.work_s or 0.0)} a step"
 
 
-def _not_heard(ranks: RanksFigures) -> list[str]:
+def _not_heard(ranks: AllRanksStats) -> list[str]:
     silent = [one for one in ranks.ranks if one.who.rank in set(ranks.silent)]
     silent.sort(key=lambda one: (one.steps, one.who.rank))  # who stopped first is what the others wait for
     lines = [f"Not heard: {_last_of(one)}" for one in silent[:MOST_NAMED]]
@@ -223,7 +223,7 @@ def _not_heard(ranks: RanksFigures) -> list[str]:
     return lines + _endings(ranks)
 
 
-def _endings(ranks: RanksFigures) -> list[str]:
+def _endings(ranks: AllRanksStats) -> list[str]:
     """Return how other ranks ended, where the first one has: what ended them, or that no last word of them came."""
     first, *others = ranks.ranks
     if not first.is_final:
@@ -243,13 +243,13 @@ def _endings(ranks: RanksFigures) -> list[str]:
     return lines
 
 
-def _last_of(one: RankFigures) -> str:
+def _last_of(one: RankStats) -> str:
     seconds = "" if one.heard_s_ago is None else f" for {one.heard_s_ago:.0f}s"
     inside = f" inside {_cut(' > '.join(one.inside), 50)}" if one.inside else ""
     return f"{_short(str(one.who), 40)}{seconds}, last after {one.steps} steps{inside}"
 
 
-def _clocks(ranks: RanksFigures) -> list[str]:
+def _clocks(ranks: AllRanksStats) -> list[str]:
     clocks = ranks.clocks
     if clocks is None:
         return []
@@ -262,7 +262,7 @@ def _clocks(ranks: RanksFigures) -> list[str]:
     ]
 
 
-def _work_s(rank: RankFigures) -> float:
+def _work_s(rank: RankStats) -> float:
     return rank.work_s or 0.0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from training_profiler.sinks.sink import Row, Sink, append_to, folder_for, write_whole
+from training_profiler.sinks.sink import MetricRow, Sink, append_to, folder_for, write_whole
 
 FILE: Final = "metrics.csv"
 COLUMNS: Final = ("step", "time", "name", "value")
@@ -27,7 +27,7 @@ class CsvFile(Sink):
         if not os.fstat(self._descriptor).st_size:
             write_whole(self._descriptor, ",".join(COLUMNS) + "\n")
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricRow]) -> None:
         """Append a line a value: step, time in s since 1970, name, value."""
         if self._descriptor is not None:
             text = io.StringIO()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from training_profiler.sinks.sink import Row, Sink, append_to, folder_for, write_whole
+from training_profiler.sinks.sink import MetricRow, Sink, append_to, folder_for, write_whole
 
 FILE: Final = "metrics.jsonl"
 
@@ -23,7 +23,7 @@ class JsonlFile(Sink):
         """Make the file."""
         self._descriptor = append_to(folder_for(folder) / FILE)
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricRow]) -> None:
         """Append a line a row: step, time in s since 1970, and the metrics."""
         if self._descriptor is not None:
             lines = [json.dumps({"step": row.step, "time": row.time_s, **row.metrics}) + "\n" for row in rows]

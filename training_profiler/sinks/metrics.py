@@ -6,14 +6,14 @@ from typing import Final
 
 from training_profiler.diagnosis.rule import threshold
 from training_profiler.diagnosis.shares import severity_of
-from training_profiler.snapshot import (
+from training_profiler.snapshot.snapshot import (
     OTHER,
     OUTSIDE_STEPS,
     PROFILER,
-    EpochFigures,
-    GpuFigures,
-    LoaderFigures,
-    MachineFigures,
+    EpochStats,
+    GpuStats,
+    LoaderStats,
+    MachineStats,
     Snapshot,
     Throughput,
 )
@@ -45,7 +45,7 @@ def interval_metrics(snapshot: Snapshot) -> dict[str, float]:
     return _known("profiling/", found)
 
 
-def epoch_metrics(epoch: EpochFigures) -> dict[str, float]:
+def epoch_metrics(epoch: EpochStats) -> dict[str, float]:
     """Return the metrics of an epoch."""
     found: dict[str, float | None] = {"epoch_total_time": epoch.wall_s}
     if epoch.wall_s:
@@ -64,7 +64,7 @@ def epoch_metrics(epoch: EpochFigures) -> dict[str, float]:
     return _known("profiling/", found)
 
 
-def loader_metrics(loaders: Iterable[LoaderFigures]) -> dict[str, float]:
+def loader_metrics(loaders: Iterable[LoaderStats]) -> dict[str, float]:
     """Return the metrics of data loaders, in ms; in validation there are data and forward alone."""
     found: dict[str, float | None] = {}
     for loader in loaders:
@@ -122,7 +122,7 @@ def _batch_metrics(snapshot: Snapshot) -> dict[str, float | None]:
     )
 
 
-def _machine_metrics(machine: MachineFigures, ram_limit: float, gpu_limit: float) -> dict[str, float | None]:
+def _machine_metrics(machine: MachineStats, ram_limit: float, gpu_limit: float) -> dict[str, float | None]:
     ram_share = None if machine.ram_share is None else machine.ram_share.mean
     found: dict[str, float | None] = {"cpu_usage_percent": _cpu_percent(machine)}
     if ram_share is not None:
@@ -152,14 +152,14 @@ def _throughput_metrics(throughput: Throughput) -> dict[str, float | None]:
     }
 
 
-def _cpu_percent(machine: MachineFigures) -> float | None:
+def _cpu_percent(machine: MachineStats) -> float | None:
     """Return the busy part of the container's CPUs where it has its own, else of the host's, in %."""
     if machine.cpu_container is not None and machine.cores:
         return 100 * machine.cpu_container.mean / machine.cores
     return None if machine.cpu_host is None else 100 * machine.cpu_host.mean
 
 
-def _memory_share(gpu: GpuFigures) -> float | None:
+def _memory_share(gpu: GpuStats) -> float | None:
     return gpu.held_bytes.mean / gpu.total_bytes if gpu.held_bytes is not None and gpu.total_bytes else None
 
 

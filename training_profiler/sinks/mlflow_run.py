@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from training_profiler.sinks.sink import Held, Row, Sink
+from training_profiler.sinks.sink import Held, MetricRow, Sink
 from training_profiler.units import MS_PER_S
 
 MOST_A_CALL: Final = 1000  # metrics; what a server takes at once
@@ -47,7 +47,7 @@ class MlflowRun(Sink):
         self._target = _Target(str(mlflow.get_tracking_uri()), str(run.info.run_id))  # type: ignore[union-attr]
         return True
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricRow]) -> None:
         """Log the rows to the run seen last; keep them until there is one."""
         target = self._target
         self._held.add(rows)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.sinks.sink import Row, Sink, folder_for
+from training_profiler.sinks.sink import MetricRow, Sink, folder_for
 
 FILE: Final = "metrics.prom"
 # (pattern of a name, name for Prometheus, name as the guide has it)
@@ -68,7 +68,7 @@ class PrometheusText(Sink):
         self._client = prometheus_client
         self._registry = prometheus_client.CollectorRegistry()
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricRow]) -> None:
         """Write the values as they are after these rows."""
         if self._path is None or not rows:
             return

@@ -10,7 +10,7 @@ from training_profiler.sinks.metrics import Metrics
 MOST_HELD: Final = 1000
 
 
-class Row(NamedTuple):
+class MetricRow(NamedTuple):
     """Metrics at a step."""
 
     step: int
@@ -30,7 +30,7 @@ class Sink:
     def open(self, folder: Path | None) -> None:
         """Import and open what is needed; ``folder`` is the run's, None where it could not be made."""
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricRow]) -> None:
         """Take rows, in order; there may be none, where ``look`` has found something."""
 
     def close(self) -> None:
@@ -72,12 +72,12 @@ class Held:
 
     def __init__(self) -> None:
         self.thinned = 0
-        self._rows: list[Row] = []
+        self._rows: list[MetricRow] = []
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[MetricRow]) -> None:
         """Keep ``rows``."""
         for row in rows:
             self._rows.append(row)
@@ -86,7 +86,7 @@ class Held:
                 self.thinned += len(self._rows) - len(kept)
                 self._rows = kept
 
-    def take(self) -> list[Row]:
+    def take(self) -> list[MetricRow]:
         """Return the rows, in order, and keep none."""
         rows, self._rows = self._rows, []
         return rows

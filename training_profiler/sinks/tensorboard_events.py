@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.sinks.sink import Row, Sink, folder_for
+from training_profiler.sinks.sink import MetricRow, Sink, folder_for
 from training_profiler.sinks.tensorboard_layout import Stack, categories
 
 FOLDER: Final = "tensorboard"
@@ -46,7 +46,7 @@ class TensorboardEvents(Sink):
         self._write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
         self._records.flush()
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricRow]) -> None:
         """Append the rows."""
         if self._records is None or not rows:
             return
@@ -67,13 +67,13 @@ class TensorboardEvents(Sink):
         if self._records is not None:
             self._records.close()
 
-    def _event(self, row: Row) -> Any:
+    def _event(self, row: MetricRow) -> Any:
         return self._protos.Event(wall_time=row.time_s, step=row.step)
 
     def _write(self, event: Any) -> None:
         self._records.write(event.SerializeToString())
 
-    def _write_layout(self, row: Row) -> None:
+    def _write_layout(self, row: MetricRow) -> None:
         layout = self._layouts.Layout()
         for category in categories(self._seen, self._stack):
             charts = layout.category.add(title=category.title).chart

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from training_profiler.sinks.sink import Row
-from training_profiler.snapshot import OTHER
+from training_profiler.sinks.sink import MetricRow
+from training_profiler.snapshot.snapshot import OTHER
 
 PERCENTAGE: Final = re.compile(r"profiling/interval_(.+)_percentage")
 STACK: Final = "profiling_stack/"  # tags of the heights in the stacked chart
@@ -60,9 +60,9 @@ class Stack:
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._past: list[tuple[Row, float]] = []  # and how high its stack was
+        self._past: list[tuple[MetricRow, float]] = []  # and how high its stack was
 
-    def rows(self, row: Row) -> list[Row]:
+    def rows(self, row: MetricRow) -> list[MetricRow]:
         """Return what to write of how high each section reaches, in this row and in those before."""
         found = {match[1]: value for name, value in row.metrics.items() if (match := PERCENTAGE.fullmatch(name))}
         if not found:

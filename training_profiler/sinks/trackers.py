@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from training_profiler.sinks.metrics import Metrics
-from training_profiler.sinks.sink import Row, Sink
-from training_profiler.sinks.writer import Guard, Writer
+from training_profiler.sinks.sink import MetricRow, Sink
+from training_profiler.sinks.writer import Guard, TrackerThread
 
 PATIENCE_S: Final = 3.0  # for all trackers together, at the end
 SETTLE_S: Final = 2.0  # for what is queued, where the program's own run ends
@@ -42,8 +42,8 @@ class Trackers:
         self._guard = guard
         self._last_row = last_row
         self._make = sinks or self._sink
-        self._writers: dict[str, Writer] = {}
-        self._ended: list[Writer] = []
+        self._writers: dict[str, TrackerThread] = {}
+        self._ended: list[TrackerThread] = []
         self._starting = threading.Lock()
 
     def prepare(self, names: Sequence[str]) -> None:
@@ -61,7 +61,7 @@ class Trackers:
                 self._ended[-1].end()
             for name in names:
                 if name not in self._writers:
-                    self._writers[name] = Writer(self._make(name), self._guard, folder())
+                    self._writers[name] = TrackerThread(self._make(name), self._guard, folder())
         finally:
             self._starting.release()
 
@@ -83,7 +83,7 @@ class Trackers:
         else:
             self.look()
         if writers:
-            row = Row(step, time.time(), metrics())
+            row = MetricRow(step, time.time(), metrics())
             for writer in writers:
                 writer.send(row)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from training_profiler.sinks.metrics import STEP
-from training_profiler.sinks.sink import Held, Row, Sink
+from training_profiler.sinks.sink import Held, MetricRow, Sink
 
 PATIENCE_S: Final = 2.0  # for a row that is just being logged, which takes it less than a millisecond
 
@@ -55,7 +55,7 @@ class WandbRun(Sink):
         _call_before_end(run, self._finish)
         return True
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricRow]) -> None:
         """Send the rows along with what the program logs next; keep them while there is no run, or it logs nothing."""
         with self._busy:
             run = self._run

@@ -9,7 +9,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from training_profiler.sinks.sink import Row, Sink
+from training_profiler.sinks.sink import MetricRow, Sink
 
 MOST_ROWS: Final = 1000  # waiting for one tracker
 MOST_AT_ONCE: Final = 100
@@ -19,7 +19,7 @@ NOTHING: Final = None  # wakes the writer: the tracker may look at what it has f
 Guard = Callable[[str, Callable[[], None]], None]
 
 
-class Writer:
+class TrackerThread:
     """The queue and the thread of one sink."""
 
     def __init__(self, sink: Sink, guard: Guard, folder: Path | None) -> None:
@@ -29,7 +29,9 @@ class Writer:
         self.part = f"{sink.name} sink"
         self.has_given_up = False
         self._guard = guard
-        self._rows: SimpleQueue[Row | threading.Event | None] = SimpleQueue()  # put() may be interrupted by itself
+        self._rows: SimpleQueue[MetricRow | threading.Event | None] = (
+            SimpleQueue()
+        )  # put() may be interrupted by itself
         self._done = threading.Event()
         self._is_closing = False
         self._begin_s = time.monotonic()
@@ -51,7 +53,7 @@ class Writer:
         self.spared += 1
         return False
 
-    def send(self, row: Row) -> None:
+    def send(self, row: MetricRow) -> None:
         """Queue a row, or count it as dropped; never waits."""
         if self._rows.qsize() >= MOST_ROWS:
             self.dropped += 1
@@ -80,7 +82,7 @@ class Writer:
         self.has_given_up = True
         with suppress(Empty):
             while True:
-                self.dropped += isinstance(self._rows.get_nowait(), Row)
+                self.dropped += isinstance(self._rows.get_nowait(), MetricRow)
         self._rows.put(NOTHING)  # the one that was there to wake it may be gone
 
     def notes(self) -> list[str]:
@@ -114,7 +116,7 @@ class Writer:
         rows, reached = [], []
         item = self._rows.get()
         while True:
-            if isinstance(item, Row):
+            if isinstance(item, MetricRow):
                 rows.append(item)
             elif item is not None:
                 reached.append(item)

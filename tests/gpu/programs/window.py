@@ -13,8 +13,14 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from training_profiler import profile_section, profile_step, snapshot, start_training_profiling, stop_training_profiling
+from training_profiler import (
+    profile_section,
+    profile_step,
+    start_training_profiling,
+    stop_training_profiling,
+)
 from training_profiler.device import device_time
+from training_profiler.snapshot.snapshot import snapshot
 
 WIDTH, LAYERS, BATCH, LENGTH = 2048, 4, 8, 256
 WARM_UP, STEPS = 10, 20

@@ -1,0 +1,238 @@
+"""Samples of lines are booked on the section that owned their moment, and become figures where they are enough."""
+
+import pytest
+
+from tests.support.recording import FakeRun
+from training_profiler.aggregation.lines import IN_STEPS
+from training_profiler.recording.recorder import STEP_END
+from training_profiler.sampling.line_sampler import Location
+from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, LineStats
+
+BATCH = Location("train.py", 88, "get_batch")
+LOSS = Location("train.py", 212, "estimate_loss")
+MODEL = Location("model.py", 12, "Block.forward")
+
+
+def booked(run: FakeRun) -> dict:
+    """Return the samples since the last flush by section name; IN_STEPS stays as it is."""
+    lines = run.totals().lines
+    return {(run.names.names.get(id, id), location): count for (id, location), count in lines.items()}
+
+
+def test_a_sample_in_a_section_is_the_sections():
+    run = FakeRun()
+    with run.section("forward_pass"):
+        run.clock.advance(1)
+        run.look(MODEL)
+        run.clock.advance(1)
+    run.clock.advance(1)
+    assert booked(run) == {("forward_pass", MODEL): 1}
+
+
+def test_a_sample_in_a_nested_section_is_the_inner_ones():
+    run = FakeRun()
+    with run.section("forward_pass"):
+        run.clock.advance(1)
+        run.look(MODEL)
+        run.clock.advance(1)
+        with run.section("attention"):
+            run.clock.advance(1)
+            run.look(MODEL, 2)
+            run.clock.advance(1)
+        run.look(BATCH)
+        run.clock.advance(1)
+    run.clock.advance(1)
+    assert booked(run) == {("forward_pass", MODEL): 1, ("attention", MODEL): 2, ("forward_pass", BATCH): 1}
+
+
+def test_a_section_that_reaches_over_many_drains_keeps_its_samples():
+    run = FakeRun()
+    with run.section("forward_pass"):
+        for _ in range(5):
+            run.clock.advance(1)
+            run.look(MODEL)
+            run.clock.advance(1)
+            run.drain()
+        assert booked(run) == {("forward_pass", MODEL): 5}
+
+
+def test_validation_is_told_apart_from_training():
+    run = FakeRun()
+    with run.section("validation_epoch"), run.section("forward_pass"):
+        run.clock.advance(1)
+        run.look(MODEL)
+        run.clock.advance(1)
+    run.clock.advance(1)
+    assert booked(run) == {("validation_epoch/forward_pass", MODEL): 1}
+
+
+def test_the_profilers_own_time_has_no_lines():
+    run = FakeRun()
+    with run.section(PROFILER):
+        run.clock.advance(1)
+        run.look(LOSS)
+        run.clock.advance(1)
+    run.clock.advance(1)
+    assert booked(run) == {}
+
+
+def test_a_sample_whose_events_are_not_drained_yet_waits():
+    run = FakeRun()
+    with run.section("forward_pass"):
+        run.clock.advance(1)
+        run.drain()
+        run.look(MODEL)  # at the very time of the drain, so after it
+        run.clock.advance(1)
+        assert run.accumulator.totals.lines == {}
+    assert booked(run) == {("forward_pass", MODEL): 1}
+
+
+def test_a_sample_that_comes_late_counts_where_the_next_drain_begins():
+    run = FakeRun()
+    section = run.section("forward_pass")
+    section.__enter__()
+    run.clock.advance(1)
+    late = (run.clock(), MODEL)
+    run.clock.advance(1)
+    run.drain()
+    run.samples.append(late)
+    run.clock.advance(1)
+    section.__exit__(None, None, None)
+    assert booked(run) == {("forward_pass", MODEL): 1}
+
+
+def test_samples_whose_time_never_comes_are_bounded(monkeypatch):
+    monkeypatch.setattr("training_profiler.aggregation.lines.MOST_WAITING", 5)
+    run = FakeRun()
+    for _ in range(4):
+        run.look(LOSS, 2)
+        run.drain()
+    run.clock.advance(1)
+    assert booked(run) == {("", LOSS): 5}
+
+
+def test_samples_of_no_section_count_as_in_steps_once_the_step_is_complete():
+    run = FakeRun()
+    run.step(forward_pass=1)
+    run.clock.advance(1)
+    run.look(BATCH)
+    run.clock.advance(1)
+    assert booked(run) == {("", BATCH): 1}
+    run.recorder.mark(STEP_END)
+    assert booked(run) == {("", BATCH): 1, (IN_STEPS, BATCH): 1}
+
+
+def test_samples_of_a_step_that_an_epoch_gives_up_are_of_no_step():
+    run = FakeRun()
+    run.begin_epoch(1)
+    run.step(forward_pass=1)
+    run.look(BATCH)
+    run.clock.advance(1)
+    run.drain()
+    run.end_epoch()
+    run.begin_epoch(2)
+    run.clock.advance(1)
+    run.step(forward_pass=1)
+    run.look(LOSS)
+    run.clock.advance(1)
+    run.recorder.mark(STEP_END)
+    run.flush()
+    assert {location: count for (id, location), count in run.sums.run.lines.items() if id == IN_STEPS} == {LOSS: 1}
+
+
+def train(run: FakeRun, steps: int = 40) -> None:
+    """Pass steps of 4 s: forward 1 s, no section 3 s, of which two samples see BATCH and one LOSS."""
+    for _ in range(steps):
+        with run.section("forward_pass"):
+            run.look(MODEL)
+            run.clock.advance(1)
+        run.look(BATCH, 2)
+        run.clock.advance(2)
+        run.look(LOSS)
+        run.clock.advance(1)
+        run.step()
+        run.flush()
+
+
+def test_a_lines_share_is_its_part_of_the_sections_own_share():
+    run = FakeRun()
+    train(run)
+    assert run.snapshot().lines == {
+        "forward_pass": (LineStats("model.py", 12, "Block.forward", share=0.25, samples=40),),
+        OTHER: (
+            LineStats("train.py", 88, "get_batch", share=0.75 * 80 / 120, samples=80),
+            LineStats("train.py", 212, "estimate_loss", share=0.75 * 40 / 120, samples=40),
+        ),
+    }
+
+
+def test_the_run_is_the_sum_of_its_intervals_and_an_interval_has_its_own_lines():
+    run = FakeRun()
+    train(run, 30)
+    run.sums.new_interval()
+    train(run, 20)
+    interval = run.snapshot(of_interval=True).lines
+    assert [(line.function, line.samples) for line in interval[OTHER]] == [("get_batch", 40), ("estimate_loss", 20)]
+    assert "forward_pass" not in interval
+    assert [line.samples for line in run.snapshot().lines[OTHER]] == [100, 50]
+
+
+@pytest.mark.parametrize(("samples", "claims"), [(29, False), (30, True)])
+def test_fewer_than_30_samples_of_a_section_make_no_claim(samples, claims):
+    run = FakeRun()
+    with run.section("forward_pass"):
+        run.clock.advance(1)
+        run.look(MODEL, samples)
+        run.clock.advance(1)
+    run.clock.advance(1)
+    assert ("forward_pass" in run.snapshot().lines) == claims
+
+
+def test_samples_of_no_user_code_count_but_are_not_shown():
+    run = FakeRun()
+    with run.section("forward_pass"):
+        run.look(MODEL, 15)
+        run.look(None, 45)
+        run.clock.advance(1)
+    with run.section("backward_pass"):
+        run.look(None, 60)
+        run.clock.advance(1)
+    assert run.snapshot().lines == {"forward_pass": (LineStats(*MODEL[:3], share=0.5 * 15 / 60, samples=15),)}
+
+
+def test_what_follows_the_last_step_is_outside_of_steps():
+    run = FakeRun()
+    train(run)
+    run.look(LOSS, 50)
+    run.clock.advance(40)
+    lines = run.snapshot().lines
+    assert [line.samples for line in lines[OTHER]] == [80, 40]
+    assert lines[OUTSIDE_STEPS] == (LineStats(*LOSS[:3], share=0.2, samples=50),)
+
+
+def test_without_steps_all_time_of_no_section_is_other():
+    run = FakeRun()
+    run.look(LOSS, 50)
+    run.clock.advance(1)
+    assert run.snapshot().lines == {OTHER: (LineStats(*LOSS[:3], share=1.0, samples=50),)}
+
+
+def test_a_section_that_the_user_calls_other_adds_to_it():
+    run = FakeRun()
+    with run.section(OTHER):
+        run.look(BATCH, 20)
+        run.clock.advance(1)
+    run.look(BATCH, 20)
+    run.clock.advance(1)
+    assert run.snapshot().lines == {OTHER: (LineStats(*BATCH[:3], share=1.0, samples=40),)}
+
+
+def test_a_section_has_at_most_a_hundred_lines():
+    run = FakeRun()
+    for line in range(200):
+        run.look(Location("train.py", line, "main"))
+    run.look(Location("train.py", 150, "main"))
+    run.clock.advance(1)
+    lines = run.snapshot().lines[OTHER]
+    assert len(lines) == 100
+    assert lines[0] == LineStats("train.py", 150, "main", share=2 / 201, samples=2)

@@ -1,0 +1,275 @@
+"""What a run's figures say, driven by sections and steps on a fake clock."""
+
+import threading
+
+import pytest
+
+from tests.support.recording import FakeRun
+
+
+@pytest.fixture
+def run():
+    return FakeRun()
+
+
+def test_a_nested_section_is_not_counted_twice(run):
+    with run.section("forward_pass"):
+        run.clock.advance(1)
+        run.spend("attention", 2)
+    sections = run.snapshot().sections
+    assert (sections["forward_pass"].total_s, sections["forward_pass"].self_s) == (3.0, 1.0)
+    assert (sections["attention"].total_s, sections["attention"].self_s) == (2.0, 2.0)
+    assert sections["attention"].parent == "forward_pass"
+
+
+def test_shares_add_up_to_one(run):
+    run.clock.advance(4)
+    for _ in range(3):
+        run.step(forward_pass=1, backward_pass=2)
+        run.clock.advance(0.5)
+    shares = {name: section.share for name, section in run.snapshot().sections.items()}
+    # 4 s before the loop and 0.5 s of a step that never ended lie outside; 1 s within the three steps in no section.
+    assert shares == {
+        "forward_pass": 3 / 14.5,
+        "backward_pass": 6 / 14.5,
+        "other": 1 / 14.5,
+        "(outside steps)": 4.5 / 14.5,
+    }
+
+
+def test_a_recursive_section_counts_inner_spans_and_its_time_once(run):
+    with run.section("a"):
+        run.clock.advance(1)
+        run.spend("a", 2)
+    section = run.snapshot().sections["a"]
+    assert (section.count, section.total_s, section.self_s, section.parent) == (2, 5.0, 3.0, None)
+
+
+def test_a_section_of_one_span_has_no_deviation(run):
+    run.spend("a", 1)
+    assert run.snapshot().sections["a"].std_s is None
+
+
+def test_figures_of_a_section_are_those_of_its_spans(run):
+    for seconds in (1, 2, 6):
+        run.step(a=seconds)
+    section = run.snapshot().sections["a"]
+    assert (section.count, section.total_s, section.avg_s, section.min_s, section.max_s) == (3, 9.0, 3.0, 1.0, 6.0)
+    assert section.std_s == pytest.approx(7**0.5)
+    assert (section.min_step, section.max_step) == (1, 3)
+    assert section.p50_s == pytest.approx(2.0, rel=0.01)
+    assert section.p99_s == pytest.approx(6.0, rel=0.01)
+
+
+def test_quantiles_stay_between_the_extremes(run):
+    for _ in range(3):
+        run.spend("a", 0.123)
+    section = run.snapshot().sections["a"]
+    assert (section.p50_s, section.p95_s, section.p99_s) == (0.123, 0.123, 0.123)
+
+
+def test_a_section_still_open_has_time_and_no_span(run):
+    run.section("a").__enter__()
+    run.clock.advance(3)
+    section = run.snapshot().sections["a"]
+    assert (section.count, section.self_s, section.avg_s, section.min_s) == (0, 3.0, None, None)
+
+
+def test_an_open_section_goes_on_after_a_flush(run):
+    with run.section("a"):
+        run.clock.advance(1)
+        run.flush()
+        run.clock.advance(2)
+    section = run.snapshot().sections["a"]
+    assert (section.count, section.total_s, section.self_s) == (1, 3.0, 3.0)
+
+
+def test_time_on_other_threads_stands_beside_the_wall_time(run):
+    def load():
+        run.spend("prefetch", 2)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    thread.join()
+    run.spend("forward_pass", 1)
+    snapshot = run.snapshot()
+    prefetch = snapshot.sections["prefetch"]
+    assert (prefetch.total_s, prefetch.self_s, prefetch.elsewhere_s, prefetch.share) == (2.0, 0.0, 2.0, 0.0)
+    assert sum(section.self_s for section in snapshot.sections.values()) == snapshot.wall_s == 3.0
+
+
+def test_validation_makes_no_step_longer(run):
+    run.step(forward_pass=1)
+    with run.section("validation_epoch"):
+        run.spend("forward_pass", 5)
+    run.step(forward_pass=1)
+    snapshot = run.snapshot()
+    assert (snapshot.step.count, snapshot.step.total_s) == (2, 2.0)
+    assert snapshot.sections["forward_pass"].total_s == 2.0
+    assert snapshot.sections["validation_epoch/forward_pass"].total_s == 5.0
+
+
+def test_a_section_of_validation_alone_goes_by_its_plain_name(run):
+    with run.section("validation_epoch"):
+        run.spend("accuracy", 5)
+    section = run.snapshot().sections["accuracy"]
+    assert (section.parent, section.total_s) == ("validation_epoch", 5.0)
+
+
+def test_a_section_named_other_keeps_its_time_beside_that_of_none(run):
+    run.spend("other", 2)
+    run.clock.advance(1)
+    snapshot = run.snapshot()
+    other = snapshot.sections["other"]
+    assert (other.count, other.total_s, other.self_s, other.share) == (1, 2.0, 3.0, 1.0)
+
+
+def test_building_the_model_is_part_of_no_step(run):
+    run.spend("build_model", 10)
+    run.step(data_loading=1, forward_pass=1)
+    snapshot = run.snapshot()
+    assert snapshot.step.total_s == 2.0
+    assert snapshot.sections["build_model"].step_self_s == 0.0
+    assert snapshot.step.before_s == 10.0
+
+
+def test_work_after_the_last_step_of_an_epoch_is_part_of_no_step(run):
+    run.begin_epoch(1)
+    run.step(forward_pass=1)
+    run.spend("forward_pass", 5)
+    run.end_epoch()
+    snapshot = run.snapshot()
+    assert snapshot.sections["forward_pass"].step_total_s == 1.0
+    assert snapshot.share_of_step("forward_pass") == 1.0
+
+
+def test_a_step_under_way_counts_for_steps_when_it_ends(run):
+    run.step(forward_pass=1)
+    run.spend("forward_pass", 2)
+    assert run.snapshot().sections["forward_pass"].step_total_s == 1.0
+    run.step()
+    assert run.snapshot().sections["forward_pass"].step_total_s == 3.0
+
+
+def test_an_inner_section_counts_for_the_share_of_the_one_around_it(run):
+    for _ in range(2):
+        with run.section("forward_pass"):
+            run.clock.advance(1)
+            run.spend("attention", 2)
+        run.step(optimizer_step=1)
+    snapshot = run.snapshot()
+    assert snapshot.share_of_step("forward_pass") == 0.75
+    assert snapshot.share_of_step("attention") == 0.5
+
+
+def test_the_share_of_an_unseen_section_is_unknown(run):
+    run.step(forward_pass=1)
+    assert run.snapshot().share_of_step("data_loading") is None
+
+
+def test_warm_up_that_is_told_is_left_out_of_averages_and_not_of_totals():
+    run = FakeRun(warmup=2)
+    for seconds in (9, 8, 1, 3):
+        run.step(forward_pass=seconds)
+    snapshot = run.snapshot()
+    section = snapshot.sections["forward_pass"]
+    assert (section.count, section.total_s, section.self_s) == (4, 21.0, 21.0)
+    assert (section.avg_s, section.min_s, section.max_s, section.max_step) == (2.0, 1.0, 3.0, 4)
+    assert (snapshot.step.count, snapshot.step.total_s) == (4, 21.0)
+    assert (snapshot.step.warmup_count, snapshot.step.warmup_s, snapshot.step.avg_s) == (2, 17.0, 2.0)
+
+
+def test_warm_up_that_is_told_leaves_spans_outside_of_steps_alone():
+    run = FakeRun(warmup=1)
+    run.spend("build_model", 10)
+    run.step(forward_pass=1)
+    assert run.snapshot().sections["build_model"].avg_s == 10.0
+
+
+def test_warm_up_that_is_not_told_is_left_out_of_step_averages(run):
+    for seconds in (9, *[1] * 19):
+        run.step(forward_pass=seconds)
+    step = run.snapshot().step
+    assert (step.warmup_count, step.warmup_s, step.settled_count, step.avg_s, step.std_s) == (1, 9.0, 19, 1.0, 0.0)
+    assert (step.max_s, step.max_step) == (1.0, 2)
+
+
+def test_the_section_that_makes_steps_uneven_is_named(run):
+    for i in range(40):
+        run.step(data_loading=3 if i % 4 == 0 else 1, forward_pass=1)
+    assert run.snapshot().step.explained == {"data_loading": pytest.approx(1.0)}
+
+
+def test_a_run_without_steps_has_no_step_figures(run):
+    run.spend("a", 1)
+    snapshot = run.snapshot()
+    assert (snapshot.steps, snapshot.step) == (0, None)
+    assert "(outside steps)" not in snapshot.sections
+
+
+def test_a_report_interval_has_its_own_steps_and_time(run):
+    run.step(forward_pass=1)
+    run.flush()
+    run.sums.new_interval()
+    run.step(forward_pass=3)
+    snapshot = run.snapshot(of_interval=True)
+    assert (snapshot.steps, snapshot.first_step, snapshot.wall_s) == (2, 1, 3.0)
+    assert snapshot.sections["forward_pass"].total_s == 3.0
+
+
+def test_an_epoch_has_its_own_figures(run):
+    run.spend("data_loading", 100)
+    run.begin_epoch(3)
+    run.step(data_loading=5, forward_pass=1)
+    run.step(data_loading=1, forward_pass=1)
+    run.spend("checkpointing", 2)
+    run.clock.advance(1)
+    epoch = run.end_epoch(batches=2, samples=64)
+    assert (epoch.number, epoch.wall_s, epoch.steps, epoch.batches, epoch.samples) == (3, 11.0, 2, 2, 64)
+    assert epoch.avg_batch_s == 4.0
+    assert epoch.self_s == {"data_loading": 6.0, "forward_pass": 2.0, "checkpointing": 2.0, "other": 1.0}
+    assert epoch.first_fetch_s == 5.0
+    assert run.snapshot().epochs == (epoch,)
+
+
+def test_an_epoch_without_loaders_counts_its_steps_as_batches(run):
+    run.begin_epoch(1)
+    run.step(forward_pass=1)
+    run.step(forward_pass=1)
+    epoch = run.end_epoch()
+    assert (epoch.batches, epoch.avg_batch_s, epoch.first_fetch_s) == (2, 1.0, None)
+
+
+def test_an_epoch_that_ends_without_having_begun_has_no_figures(run):
+    assert run.end_epoch() is None
+
+
+def test_sections_that_enclose_each_other_by_turns_make_no_circle(run):
+    for outer, inner in (("a", "b"), ("b", "a")):
+        with run.section(outer):
+            run.spend(inner, 1)
+        run.flush()
+    sections = run.snapshot().sections
+    assert {sections["a"].parent, sections["b"].parent} != {"a", "b"}
+
+
+def test_a_step_that_counting_made_slower_is_warm_up():
+    run = FakeRun()
+    for _ in range(2):
+        run.step(forward_pass=1.0)
+    run.step(forward_pass=2.5)
+    for _ in range(17):
+        run.step(forward_pass=1.0)
+    run.drain()
+    run.accumulator.totals.slow_steps = 3
+    step = run.snapshot().step
+    assert (step.warmup_count, step.std_s, step.max_s) == (3, 0.0, 1.0)
+
+
+def test_warm_up_that_was_told_holds_whatever_was_counted():
+    run = FakeRun(warmup=1)
+    for _ in range(20):
+        run.step(forward_pass=1.0)
+    run.drain()
+    run.accumulator.totals.slow_steps = 3
+    assert run.snapshot().step.warmup_count == 1

@@ -1,0 +1,396 @@
+"""Sections that a seam inferred, beside those by hand."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.brute_force import BruteForce
+from tests.support.recording import FakeRun
+from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.aggregation.section_rules import APART, OF_A_STEP
+from training_profiler.recording.recorder import EPOCH_BEGIN, STEP_END, Batch, ThreadEvents
+from training_profiler.recording.section import DISCARDED, INFERRED, TIME_ONLY
+from training_profiler.recording.section_names import SectionNames
+
+
+class WatchedRun(FakeRun):
+    """A run of which some sections are inferred."""
+
+    def __init__(self):
+        super().__init__()
+        self.accumulator.inferred.is_needed = True
+
+    def note(self, name, sign=1, code=0):
+        """Note an inferred enter, or with ``sign`` -1 an exit."""
+        self.recorder.buffer().events.extend((self.clock(), sign * (self.names.id_of(name) | INFERRED | code)))
+
+    def infer(self, name, seconds=1.0, code=0):
+        """Pass one inferred span."""
+        self.note(name, code=code)
+        self.clock.advance(seconds)
+        self.note(name, -1, code)
+
+    def stats(self):
+        """Return (counts, total s, self s) by name; times add up, and nothing is left over."""
+        totals = self.totals()
+        sums, names = totals.sections, {0: "", **self.names.names}
+        assert sums.self_ns.sum() == totals.wall_ns
+        assert totals.dropped == 0
+        assert self.accumulator.open_sections(self.recorder.thread_serial()) == ()
+        return tuple(
+            {names[id]: value / unit for id, value in enumerate(column.tolist()) if value}
+            for column, unit in ((sums.count, 1), (sums.total_ns, 1e9), (sums.self_ns, 1e9))
+        )
+
+
+@pytest.fixture
+def run() -> WatchedRun:
+    return WatchedRun()
+
+
+def test_inferred_sections_count_as_those_by_hand(run):
+    run.infer("forward_pass", 2)
+    run.spend("augment", 1)
+    assert run.stats() == (
+        {"forward_pass": 1, "augment": 1},
+        {"forward_pass": 2.0, "augment": 1.0},
+        {"forward_pass": 2.0, "augment": 1.0},
+    )
+
+
+def test_an_inferred_section_within_one_of_the_same_name_by_hand_is_not_counted_twice(run):
+    with run.section("forward_pass"):
+        run.clock.advance(1)
+        run.infer("forward_pass", 2)
+    assert run.stats() == ({"forward_pass": 1}, {"forward_pass": 3.0}, {"forward_pass": 3.0})
+
+
+@pytest.mark.parametrize("by_hand", OF_A_STEP)
+def test_within_a_part_of_a_step_by_hand_nothing_is_inferred(run, by_hand):
+    with run.section(by_hand):
+        for name in ("data_loading", "forward_pass", "backward_pass", "forward_without_grad", "checkpointing"):
+            run.infer(name)
+        run.infer("forward_pass", code=TIME_ONLY)
+    assert run.stats()[0] == {by_hand: 1}
+
+
+def test_after_the_section_by_hand_things_are_inferred_again(run):
+    with run.section("forward_pass"):
+        run.infer("forward_pass")
+    run.infer("forward_pass")
+    assert run.stats()[0] == {"forward_pass": 2}
+
+
+def test_sections_by_hand_one_in_the_other_cover_until_the_outer_ends(run):
+    with run.section("forward_pass"):
+        with run.section("data_transfer"):
+            pass
+        run.infer("backward_pass")
+    run.infer("backward_pass")
+    assert run.stats()[0] == {"forward_pass": 1, "data_transfer": 1, "backward_pass": 1}
+
+
+@pytest.mark.parametrize("by_hand", APART)
+@pytest.mark.parametrize("inferred", ["validation_epoch", "checkpointing"])
+def test_within_what_is_apart_by_hand_nothing_else_that_is_apart_is_inferred(run, by_hand, inferred):
+    with run.section(by_hand):
+        run.infer(inferred, 2)
+    assert run.stats() == ({by_hand: 1}, {by_hand: 2.0}, {by_hand: 2.0})
+
+
+def test_within_validation_by_hand_its_parts_are_inferred(run):
+    with run.section("validation_epoch"):
+        run.note("validation_epoch")
+        run.infer("data_loading")
+        run.infer("forward_pass", 2)
+        run.note("validation_epoch", -1)
+    counts, total_s, self_s = run.stats()
+    assert counts == {
+        "validation_epoch": 1,
+        "validation_epoch/data_loading": 1,
+        "validation_epoch/forward_pass": 1,
+    }
+    assert total_s["validation_epoch"] == 3.0
+    assert self_s == {"validation_epoch/data_loading": 1.0, "validation_epoch/forward_pass": 2.0}
+
+
+def test_within_sections_of_other_names_by_hand_everything_is_inferred(run):
+    with run.section("train_step"):
+        run.infer("forward_pass", 2)
+        run.infer("checkpointing", 3)
+    counts, _, self_s = run.stats()
+    assert counts == {"train_step": 1, "forward_pass": 1, "checkpointing": 1}
+    assert self_s == {"forward_pass": 2.0, "checkpointing": 3.0}
+
+
+def test_sections_by_hand_within_inferred_ones_stay(run):
+    run.note("validation_epoch")
+    run.spend("forward_pass", 2)
+    run.note("validation_epoch", -1)
+    counts, _, self_s = run.stats()
+    assert counts == {"validation_epoch": 1, "validation_epoch/forward_pass": 1}
+    assert self_s == {"validation_epoch/forward_pass": 2.0}
+
+
+def test_a_section_by_hand_covers_across_drains(run):
+    with run.section("forward_pass"):
+        run.drain()
+        run.infer("forward_pass")
+        run.drain()
+        run.drain()
+        run.infer("backward_pass")
+    run.drain()
+    run.infer("forward_pass")
+    assert run.stats()[0] == {"forward_pass": 2}
+
+
+def test_an_inferred_exit_within_a_section_by_hand_ends_what_began_before_it(run):
+    run.note("validation_epoch")
+    run.clock.advance(1)
+    forward = run.section("forward_pass")
+    forward.__enter__()
+    run.clock.advance(2)
+    run.note("validation_epoch", -1)  # evaluation ends with the call in the section by hand, which goes on a little
+    run.clock.advance(4)
+    forward.__exit__(None, None, None)
+    run.infer("backward_pass", 8)
+    counts, total_s, self_s = run.stats()
+    assert counts == {"validation_epoch": 1, "validation_epoch/forward_pass": 1, "backward_pass": 1}
+    assert total_s == {"validation_epoch": 3.0, "validation_epoch/forward_pass": 6.0, "backward_pass": 8.0}
+    assert self_s == {"validation_epoch": 1.0, "validation_epoch/forward_pass": 6.0, "backward_pass": 8.0}
+
+
+@pytest.mark.parametrize("drains", [True, False])
+def test_an_inferred_exit_after_a_section_by_hand_goes_with_its_enter(run, drains):
+    forward = run.section("forward_pass")
+    forward.__enter__()
+    run.note("validation_epoch")
+    run.clock.advance(2)
+    forward.__exit__(None, None, None)
+    if drains:
+        run.drain()
+    run.note("validation_epoch", -1)
+    run.infer("validation_epoch", 4)
+    counts, total_s, _ = run.stats()
+    assert counts == {"forward_pass": 1, "validation_epoch": 1}
+    assert total_s == {"forward_pass": 2.0, "validation_epoch": 4.0}
+
+
+def test_a_cancelled_exit_goes_with_its_enter(run):
+    with run.section("data_loading"):
+        run.note("data_loading")
+        run.clock.advance(1)
+        run.note("data_loading", -1, DISCARDED)
+    run.note("data_loading")
+    run.clock.advance(2)
+    run.note("data_loading", -1, DISCARDED)
+    assert run.stats() == ({"data_loading": 1}, {"data_loading": 1.0}, {"": 2.0, "data_loading": 1.0})
+
+
+def test_a_section_by_hand_that_is_cancelled_covers_nothing_after_it(run):
+    waiting = run.section("data_loading")
+    waiting.__enter__()
+    run.infer("data_loading")
+    waiting.cancel()
+    run.infer("forward_pass")
+    assert run.stats()[0] == {"forward_pass": 1}
+
+
+def test_sections_by_hand_on_one_thread_cover_nothing_on_another(run):
+    names, accumulator = run.names, run.accumulator
+    forward = names.id_of("forward_pass")
+    by_hand, inferred = [2_000, forward, 3_000, -forward], [2_100, forward | INFERRED, 2_200, -(forward | INFERRED)]
+    threads = [ThreadEvents(1, "", True, by_hand), ThreadEvents(2, "", True, inferred)]
+    accumulator.add(Batch(4_000, threads, []), 1)
+    assert accumulator.totals.sections.count[forward] == 2
+
+
+def test_what_a_thread_left_open_is_forgotten_with_its_last_section(run):
+    with run.section("forward_pass"):
+        run.drain()
+        run.infer("forward_pass")
+        assert run.accumulator.inferred._open
+    run.drain()
+    assert not run.accumulator.inferred._open
+    assert not run.accumulator.inferred._dropped
+
+
+# Time that is no execution
+
+
+def test_an_uncounted_span_adds_time_and_no_count(run):
+    run.infer("optimizer_step", 2)
+    run.infer("optimizer_step", 1, TIME_ONLY)
+    assert run.stats() == ({"optimizer_step": 1}, {"optimizer_step": 3.0}, {"optimizer_step": 3.0})
+
+
+def test_uncounted_spans_alone_have_a_section_of_time(run):
+    run.infer("optimizer_step", 1, TIME_ONLY)
+    assert run.stats() == ({}, {"optimizer_step": 1.0}, {"optimizer_step": 1.0})
+
+
+def test_an_uncounted_span_is_left_out_of_extremes_and_the_average_is_total_over_count(run):
+    run.infer("optimizer_step", 2)
+    run.infer("optimizer_step", 9, TIME_ONLY)
+    stats = run.snapshot().sections["optimizer_step"]
+    assert (stats.count, stats.avg_s, stats.min_s, stats.max_s) == (1, 11.0, 2.0, 2.0)
+
+
+def test_a_counted_and_an_uncounted_span_of_one_section_may_be_one_in_the_other(run):
+    run.note("optimizer_step", code=TIME_ONLY)
+    run.clock.advance(1)
+    run.infer("optimizer_step", 2)
+    run.infer("forward_pass", 4)
+    run.note("optimizer_step", -1, TIME_ONLY)
+    counts, _, self_s = run.stats()
+    assert counts == {"optimizer_step": 1, "forward_pass": 1}
+    assert self_s == {"optimizer_step": 3.0, "forward_pass": 4.0}
+
+
+def test_an_uncounted_span_within_validation_is_time_of_validation(run):
+    run.note("validation_epoch")
+    run.infer("forward_pass", 2, TIME_ONLY)
+    run.note("validation_epoch", -1)
+    counts, total_s, _ = run.stats()
+    assert counts == {"validation_epoch": 1}
+    assert total_s == {"validation_epoch": 2.0, "validation_epoch/forward_pass": 2.0}
+
+
+def test_an_uncounted_span_may_be_drained_in_the_middle(run):
+    run.note("optimizer_step", code=TIME_ONLY)
+    run.clock.advance(1)
+    run.drain()
+    run.clock.advance(1)
+    run.note("optimizer_step", -1, TIME_ONLY)
+    assert run.stats() == ({}, {"optimizer_step": 2.0}, {"optimizer_step": 2.0})
+
+
+def test_shares_add_up_to_one_with_uncounted_time_and_sections_by_hand(run):
+    for _ in range(4):
+        run.infer("data_loading", 1)
+        with run.section("forward_pass"):
+            run.infer("forward_pass", 2)
+        run.infer("backward_pass", 3)
+        run.infer("optimizer_step", 1)
+        run.infer("optimizer_step", 0.5, TIME_ONLY)
+        run.clock.advance(0.25)
+        run.recorder.mark(STEP_END)
+    snapshot = run.snapshot()
+    assert sum(stats.share for stats in snapshot.sections.values()) == pytest.approx(1.0, abs=1e-12)
+    assert snapshot.sections["optimizer_step"].share == pytest.approx(1.5 / 7.75)
+
+
+# Against a slow loop that shares no code with it
+
+NAMES = ("data_loading", "forward_pass", "custom", "validation_epoch", "checkpointing")
+BEGIN_NS, THREAD = 1_000, 1
+MARKED_UNCOUNTED = 100  # added to ids for the slow loop, which knows of no codes
+
+ticks = st.integers(1, 2_000)
+enter = st.tuples(st.just("enter"), st.integers(1, len(NAMES)), st.sampled_from((0, INFERRED, INFERRED | TIME_ONLY)))
+leave = st.tuples(st.just("leave"), st.just(0), st.just(0))
+leave_inferred = st.tuples(st.just("leave inferred"), st.just(0), st.just(0))
+mark = st.tuples(st.just("mark"), st.just(0), st.just(0))
+drain = st.tuples(st.just("drain"), st.just(0), st.just(0))
+# Seams end their sections in order, and what is by hand may end before or after them.
+events = st.lists(
+    st.tuples(st.one_of(enter, leave, leave, leave_inferred, mark, drain), ticks), min_size=20, max_size=60
+)
+
+
+def batches_of(operations):
+    """Return (until, events, marks) of each batch; every section ends."""
+    now_ns, batches, flat, marks, opened = BEGIN_NS, [], [], [(EPOCH_BEGIN, BEGIN_NS)], []
+
+    def close(at):
+        flat.append((now_ns, -opened.pop(at)))
+
+    for (what, id, flags), ns in operations:
+        now_ns += ns
+        inferred = [at for at, code in enumerate(opened) if code & INFERRED]
+        if what == "enter":
+            is_apart = NAMES[id - 1] in APART
+            opened.append(id | (flags & ~TIME_ONLY if is_apart else flags))  # of these, all are counted
+            flat.append((now_ns, opened[-1]))
+        elif what == "leave" and opened:
+            close(-1)
+        elif what == "leave inferred" and inferred:
+            close(inferred[-1])
+        elif what == "mark":
+            marks.append((STEP_END, now_ns))
+        elif what == "drain":
+            batches.append((now_ns, flat, marks))
+            flat, marks = [], []
+    while opened:
+        now_ns += 1
+        close(-1)
+    return [*batches, (now_ns + 1, flat, marks)]
+
+
+def admitted(batches):
+    """Return the batches with what counts, ids for codes, by a rule written for one event at a time."""
+    names = dict(enumerate(NAMES, 1))
+    by_hand, opened, result = [], [], []
+    for until_ns, flat, marks in batches:
+        kept = []
+        for ns, code in flat:
+            id, is_inferred, is_uncounted = abs(code) % INFERRED, abs(code) & INFERRED, abs(code) & TIME_ONLY
+            if code > 0 and is_inferred:
+                is_covered = any(name in OF_A_STEP for name in by_hand)
+                is_covered |= names[id] in APART and any(name in APART for name in by_hand)
+                opened.append((code, not is_covered))
+                is_kept = not is_covered
+            elif is_inferred:
+                at = max(at for at, (entered, _) in enumerate(opened) if entered == -code)
+                is_kept = opened.pop(at)[1]
+            else:
+                is_kept = True
+                (by_hand.append if code > 0 else by_hand.remove)(names[id])
+            if is_kept:
+                plain = id + (MARKED_UNCOUNTED if is_uncounted else 0)
+                kept.append((ns, plain if code > 0 else -plain))
+        result.append((until_ns, kept, marks))
+    return result
+
+
+def read_slowly(batches, shown):
+    """Return what the slow loop finds; ``shown`` is what it calls time that is no execution of its section."""
+    names = dict(enumerate(NAMES, 1))
+    names |= {id + MARKED_UNCOUNTED: shown(name) for id, name in names.items()}
+    reader = BruteForce(names, BEGIN_NS, THREAD)
+    for until_ns, flat, marks in batches:
+        reader.add(until_ns, {THREAD: (True, flat)}, marks)
+    return reader.found
+
+
+def column_of(accumulator, column):
+    names = {0: "", **accumulator._names.names}
+    values = getattr(accumulator.totals.sections, column).tolist()
+    return {names[id]: value for id, value in enumerate(values) if value}
+
+
+@given(events)
+def test_events_are_read_as_one_by_one(operations):
+    batches = batches_of(operations)
+    names = SectionNames()
+    for name in NAMES:
+        names.id_of(name)
+    accumulator = Accumulator(names, BEGIN_NS)
+    accumulator.inferred.is_needed = True
+    for until_ns, flat, marks in batches:
+        thread = ThreadEvents(THREAD, "", True, [number for event in flat for number in event])
+        accumulator.add(Batch(until_ns, [thread], marks), THREAD)
+
+    plain = admitted(batches)
+    found = read_slowly(plain, lambda name: name)
+    counted = [span.name for span in read_slowly(plain, lambda name: f"{name} uncounted").spans]
+    total_ns = {}
+    for span in found.spans:
+        total_ns[span.name] = total_ns.get(span.name, 0) + span.ns
+    assert column_of(accumulator, "total_ns") == {name: ns for name, ns in total_ns.items() if ns}
+    assert column_of(accumulator, "self_ns") == {name: ns for name, ns in found.self_ns.items() if ns}
+    assert accumulator.step_ns == found.step_ns
+    assert accumulator.totals.dropped == found.dropped == 0
+    assert column_of(accumulator, "count") == {
+        name: counted.count(name) for name in set(counted) if "uncounted" not in name
+    }

@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from training_profiler.aggregation.histogram import BIN_COUNT
+from training_profiler.aggregation.section_totals import NEVER, SectionSums
+
+
+def added(sums, ids, durations_ns, steps=None, is_measured=None):
+    array = np.array(ids, np.int64)
+    steps = np.array(steps if steps is not None else [0] * len(ids), np.int64)
+    sums.add_spans(array, np.array(durations_ns, np.int64), np.zeros_like(array), steps, is_measured)
+    return sums
+
+
+def test_each_section_has_figures_of_its_own():
+    sums = added(SectionSums(), [1, 2, 1], [10, 100, 20])
+    assert sums.count[:3].tolist() == [0, 2, 1]
+    assert sums.total_ns[:3].tolist() == [0, 30, 100]
+    assert sums.mean_ns[:3].tolist() == [0, 15, 100]
+    assert sums.m2[:3].tolist() == [0, 50, 0]
+    assert (sums.min_ns[1], sums.max_ns[1]) == (10, 20)
+
+
+def test_the_first_of_equal_extremes_gives_the_step():
+    sums = added(SectionSums(), [1, 1, 1, 1], [5, 9, 5, 9], steps=[1, 2, 3, 4])
+    assert (sums.min_step[1], sums.max_step[1]) == (1, 2)
+
+
+def test_a_later_extreme_replaces_an_earlier_one():
+    sums = added(added(SectionSums(), [1], [5], steps=[1]), [1, 1], [4, 6], steps=[2, 3])
+    assert (sums.min_ns[1], sums.min_step[1], sums.max_ns[1], sums.max_step[1]) == (4, 2, 6, 3)
+
+
+def test_spans_of_warm_up_count_for_totals_and_not_for_averages():
+    measured = np.array([False, True, True])
+    sums = added(SectionSums(), [1, 1, 1], [1000, 10, 20], is_measured=measured)
+    assert (sums.count[1], sums.total_ns[1]) == (3, 1030)
+    assert (sums.measured[1], sums.mean_ns[1], sums.max_ns[1], sums.bins[1].sum()) == (2, 15, 20, 2)
+
+
+def test_growing_keeps_what_was_summed():
+    sums = added(SectionSums(16), [1, 15], [10, 20])
+    sums.grow(64)
+    assert (sums.rows, sums.bins.shape) == (64, (64, BIN_COUNT))
+    assert (sums.total_ns[1], sums.total_ns[15], sums.min_ns[15], sums.max_ns[1]) == (10, 20, 20, 10)
+
+
+def test_rows_made_by_growing_are_empty():
+    sums = SectionSums(16)
+    sums.grow(32)
+    assert (sums.count[20], sums.min_ns[20], sums.max_ns[20]) == (0, NEVER, -1)
+
+
+def test_adding_later_sums_is_adding_their_spans():
+    random = np.random.default_rng(1)
+    ids, durations_ns = random.integers(1, 40, 300), random.integers(1, 10**9, 300)
+    steps = np.arange(300)
+    together = added(SectionSums(48), ids, durations_ns, steps)
+    first = added(SectionSums(48), ids[:100], durations_ns[:100], steps[:100])
+    first.add(added(SectionSums(48), ids[100:], durations_ns[100:], steps[100:]))
+    for column in ("count", "total_ns", "min_ns", "max_ns", "min_step", "max_step", "bins", "measured"):
+        assert np.array_equal(getattr(first, column), getattr(together, column)), column
+    assert first.mean_ns == pytest.approx(together.mean_ns, rel=1e-12)
+    assert first.m2 == pytest.approx(together.m2, rel=1e-9)
+    assert first.parents == together.parents
+
+
+@pytest.mark.parametrize(("rows", "later_rows"), [(16, 48), (48, 16)])
+def test_sums_of_different_sizes_add_up(rows, later_rows):
+    sums = added(SectionSums(rows), [1], [10])
+    sums.add(added(SectionSums(later_rows), [1, 15], [20, 30]))
+    assert (sums.rows, sums.total_ns[1], sums.total_ns[15]) == (48, 30, 30)

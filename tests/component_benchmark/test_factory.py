@@ -1,0 +1,119 @@
+"""What MODULE:FACTORY may be, and what is said of what it may not."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from training_profiler.component_benchmark.factory import read_subject, subject_of
+from training_profiler.errors import BenchmarkError
+
+GOOD = """
+from torch import nn, randn
+def factory(): return nn.Linear(2, 3), randn(4, 2)
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def test_a_module_is_found_from_the_current_directory(here):
+    (here / "at_hand.py").write_text(GOOD)
+    subject = read_subject("at_hand:factory")
+    assert (type(subject.model), subject.arguments[0].shape) == (nn.Linear, (4, 2))
+
+
+def test_a_file_in_a_package_below_may_import_relatively(here):
+    (here / "pack" / "age").mkdir(parents=True)
+    for folder in ("pack", "pack/age"):
+        (here / folder / "__init__.py").touch()
+    (here / "pack" / "age" / "other.py").write_text(GOOD)
+    (here / "pack" / "age" / "model.py").write_text("from .other import factory\n")
+    assert read_subject("pack/age/model.py:factory").source == "pack/age/model.py:factory"
+    assert "pack.age.model" in sys.modules
+
+
+def test_a_file_anywhere_may_import_what_lies_beside_it(here):
+    (here / "some where").mkdir()
+    (here / "some where" / "beside_it.py").write_text(GOOD)
+    (here / "some where" / "json.py").write_text("from beside_it import factory\n")
+    assert type(read_subject("some where/json.py:factory").model) is nn.Linear
+    assert hasattr(sys.modules["json"], "dumps")
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "said"),
+    [
+        ("", "module", "'module' is not MODULE:FACTORY; example: training-profiler benchmark train.py:factory"),
+        ("", ":factory", "':factory' is not MODULE:FACTORY; example: "),
+        ("", "no_such.module:factory", "there is no module 'no_such.module' (looked in "),
+        ("", "no/such.py:factory", "there is no file no/such.py; example: "),
+        (GOOD, "module:factry", "module has no 'factry'; did you mean factory?; example: "),
+        (
+            "factory = 3",
+            "module:factory",
+            "module:factory is an int, not a function; expected (model, input), example: ",
+        ),
+        ("def factory(size): pass", "module:factory", "cannot be called without arguments (missing a required"),
+        ("def factory(): return 3", "module:factory", "returned an int; expected (model, input), example: "),
+        ("def factory(): return 3, 4", "module:factory", "returned an int as the model; expected (model, input)"),
+        ("def factory(): raise KeyError('k')", "module:factory", "module:factory raised KeyError: 'k'"),
+        ("import no_such_thing", "module:factory", "importing module raised ModuleNotFoundError: No module named"),
+        ("def f(:", "module:factory", "importing module raised SyntaxError: invalid syntax"),
+        ("raise SystemExit('usage')", "module:factory", "importing module ended the program (SystemExit: usage); put "),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(here, text, source, said):
+    (here / "module.py").write_text(text)
+    with pytest.raises(BenchmarkError) as caught:
+        read_subject(source)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "shows"), [("raise KeyError", True), ("import no_such_thing", True), ("raise SystemExit", False)]
+)
+def test_the_traceback_of_the_users_code_alone_is_worth_showing(here, text, shows):
+    (here / "module.py").write_text(text)
+    with pytest.raises(BenchmarkError) as caught:
+        read_subject("module:factory")
+    assert caught.value.shows_cause is shows
+
+
+def test_input_may_be_a_tensor_a_tuple_or_a_dict():
+    x = torch.ones(2)
+    subjects = [subject_of("m:f", (nn.Identity(), given)) for given in (x, (x, 3), [x], {"input": x})]
+    assert [(len(one.arguments), list(one.keywords)) for one in subjects] == [(1, []), (2, []), (1, []), (0, ["input"])]
+
+
+def test_loss_target_and_optimizer_are_told_by_what_they_are():
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    optimizer, loss = torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss()
+    subject = subject_of("m:f", (model, x, optimizer, x, loss))
+    assert (subject.loss, subject.target is x, subject.optimizer) == (loss, True, optimizer)
+    assert subject_of("m:f", (model, x, None, optimizer)).optimizer is optimizer
+
+
+@pytest.mark.parametrize(
+    ("further", "said"),
+    [((3,), "an int beside model and input; expected a loss"), ((len, abs), "two of a kind: each is taken as loss")],
+)
+def test_what_else_stands_behind_is_an_error(further, said):
+    with pytest.raises(BenchmarkError, match=said):
+        subject_of("m:f", (nn.Identity(), torch.ones(2), *further))
+
+
+def test_an_input_of_another_kind_is_an_error():
+    with pytest.raises(BenchmarkError, match="a str as the input, not a tensor, tuple or dict"):
+        subject_of("m:f", (nn.Identity(), "x"))

@@ -1,0 +1,42 @@
+"""What the tests of inference share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer, FakeTraining
+from tests.support.instrumented import Watched, watched
+
+
+@pytest.fixture
+def training() -> FakeTraining:
+    return FakeTraining()
+
+
+@pytest.fixture
+def model(training) -> FakeModule:
+    return FakeModule(training)
+
+
+@pytest.fixture
+def optimizer() -> FakeOptimizer:
+    return FakeOptimizer()
+
+
+@pytest.fixture
+def loader(training) -> FakeLoader:
+    """A loader of three batches for the training."""
+    return FakeLoader(training, 3)
+
+
+@pytest.fixture
+def val_loader(training) -> FakeLoader:
+    """A loader of four batches for evaluation, each fetched in half a second."""
+    return FakeLoader(training, 4, seconds=0.5)
+
+
+@pytest.fixture
+def seen() -> Iterator[Watched]:
+    """What a watch over real torch sees; torch is afterwards as it was before."""
+    with watched() as one:
+        yield one

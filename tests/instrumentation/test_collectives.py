@@ -1,0 +1,105 @@
+"""Collectives over real torch: each is one span of ``synchronization``, whichever way it is called and waited for."""
+
+import sys
+
+import pytest
+import torch
+import torch.distributed as distributed
+from torch import nn
+
+from tests.support.instrumented import FUNCTIONAL
+from tests.support.one_rank import one_rank
+from training_profiler.instrumentation.instrumentation import Instrumentation
+from training_profiler.instrumentation.patches.collectives import give_back_to_dynamo
+from training_profiler.recording.recorder import Recorder
+
+ONES = torch.ones(2)
+
+
+@pytest.fixture
+def group(seen):
+    with one_rank():
+        seen.watch.ready()
+        yield seen
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_one_that_calls_others_counts_once(group):
+    distributed.all_gather_object([None], "words")
+    objects = [None]
+    distributed.broadcast_object_list(objects, 0)
+    for name in ("all_gather_into_tensor", "all_gather_single"):
+        if hasattr(distributed, name):
+            getattr(distributed, name)(torch.empty(2), ONES)
+    distributed.monitored_barrier()
+    assert group.counts() == {"synchronization": 4 + hasattr(distributed, "all_gather_single")}
+
+
+@pytest.mark.parametrize("is_by_place", [True, False])
+def test_one_that_is_begun_counts_where_it_is_waited_for(group, is_by_place):
+    arguments = (distributed.ReduceOp.SUM, None, True) if is_by_place else ()
+    keywords = {} if is_by_place else {"async_op": True}
+    works = [distributed.all_reduce(ONES.clone(), *arguments, **keywords) for _ in range(3)]
+    works[0].wait()
+    works[1].wait()
+    assert group.counts() == {"synchronization": 2}
+
+
+def test_one_that_is_only_begun_is_time_alone(group):
+    distributed.all_reduce(ONES.clone(), async_op=True)
+    assert group.counts() == {}
+    assert group.run.totals().sections.self_ns[group.run.names.id_of("synchronization")] > 0
+
+
+def test_a_functional_one_counts_where_its_result_is_used(group):
+    result = FUNCTIONAL.all_reduce(ONES, "sum", distributed.group.WORLD)
+    assert torch.equal(result + 1, torch.tensor([2.0, 2.0]))
+    assert group.counts() == {"synchronization": 1}
+
+
+def test_one_that_raises_raises_and_has_ended(group):
+    with pytest.raises(ValueError, match="scatter_list"):
+        distributed.scatter(ONES.clone(), None, src=0)
+    counts = group.counts()
+    assert counts == {"synchronization": 1}
+    assert group.run.totals().unended == 0
+
+
+def test_within_a_backward_pass_it_is_part_of_that_and_counts(group):
+    model = nn.Linear(2, 1)
+    model.weight.register_hook(lambda gradient: distributed.all_reduce(gradient) or gradient)
+    model(ONES).sum().backward()
+    assert group.counts() == {"forward_pass": 1, "backward_pass": 1, "synchronization": 1}
+    edges = {
+        (group.run.names.names[parent], group.run.names.names[id])
+        for parent, id in group.run.accumulator.totals.sections.parents
+    }
+    assert ("backward_pass", "synchronization") in edges
+
+
+def test_a_table_of_torch_that_was_made_meanwhile_names_torchs_own():
+    """Else dynamo would not know them any more once they are back in place."""
+    before = distributed.all_reduce
+    watch = Instrumentation(Recorder(), lambda: None)
+    watch.install(torch)
+    ours = distributed.all_reduce
+    module = type(sys)("functional")
+    module.legacy_allreduce, module.unhashable = ours, []
+    module.traceable_collective_remaps = {ours: "in place", len: "length"}
+    give_back_to_dynamo(module, {ours: before})
+    watch.uninstall()
+    assert distributed.all_reduce is before is not ours
+    assert module.legacy_allreduce is before
+    assert module.traceable_collective_remaps == {before: "in place", len: "length"}
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "isend", "Work"])
+def test_a_name_that_this_torch_lacks_stays_out_alone(monkeypatch, name):
+    monkeypatch.delattr(distributed.distributed_c10d, name)
+    watch = Instrumentation(Recorder(), lambda: None)
+    barrier = distributed.barrier
+    watch.install(torch)
+    is_replaced = distributed.barrier is not barrier
+    watch.uninstall()
+    assert watch.missing == {}
+    assert is_replaced

@@ -1,0 +1,347 @@
+"""FLOPs of one step of real trainings: as torch's own counter has them, and without a trace in the losses."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import library, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.support.instrumented import Watched, watched
+from training_profiler.instrumentation.flops.counter import COUNTED_BY
+from training_profiler.instrumentation.flops.operations import Operations
+from training_profiler.recording.step_flops import StepFlops
+
+SHADOWED = ("fast_path_call_begins", "call_begins", "call_ends", "backward_begins", "backward_ends")
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 8))
+
+
+def conv_net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 8))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+
+
+class Trainer:
+    """A training of some steps, each of so many micro-batches."""
+
+    def __init__(self, make: Callable[[], nn.Module], *shape: int, seen: Watched | None = None) -> None:
+        torch.manual_seed(0)
+        self.model, self.x = make(), torch.randn(*shape)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.losses: list[str] = []
+        self.seen = seen
+
+    def step(self, micro_batches: int = 1) -> None:
+        for _ in range(micro_batches):
+            loss = self.model(self.x).square().mean()
+            loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses.append(loss.item().hex())
+        self.ended()
+
+    def ended(self) -> None:
+        if self.seen is not None:
+            self.seen.watch.flops.step_ended(self.seen.steps)
+
+
+NETS: list[Any] = [
+    pytest.param(mlp, (32, 16), id="mlp"),
+    pytest.param(conv_net, (4, 3, 10, 10), id="convolutions"),
+    pytest.param(encoder, (2, 10, 32), id="transformer"),
+]
+SEVEN_NETS = [*NETS, pytest.param(Attention, (2, 10, 32), id="attention")]
+
+
+def flops_of(seen: Watched) -> int | None:
+    counted = seen.watch.flops.counted
+    return None if counted is None else counted.flops
+
+
+@pytest.mark.parametrize(("make", "shape"), NETS)
+def test_flops_are_those_of_torchs_own_counter(seen, make, shape):
+    trainer = Trainer(make, *shape)
+    with FlopCounterMode(display=False) as counter:
+        trainer.model(trainer.x).square().mean().backward()
+    watched_trainer = Trainer(make, *shape, seen=seen)
+    for _ in range(3):
+        watched_trainer.step()
+    assert seen.watch.flops.counted == StepFlops(counter.get_total_flops(), "float32", "")
+
+
+def test_attention_on_the_cpu_counts_as_elsewhere(seen):
+    trainer = Trainer(Attention, 2, 10, 32, seen=seen)
+    for _ in range(3):
+        trainer.step()
+    linear = 2 * 20 * (32 * 96 + 32 * 8)
+    attention = 2 * 2 * (2 * 4) * 10 * 10 * 8  # two products, for each of the heads
+    # Backward, a product for the weights and one for the inputs, which the first layer's do not need; attention
+    # computes its scores again besides.
+    assert flops_of(seen) == 3 * linear - 2 * 20 * 32 * 96 + attention + attention * 5 // 2
+    assert seen.watch.flops.counted.attention == "flash_attention_for_cpu"
+
+
+@pytest.mark.parametrize(("make", "shape"), SEVEN_NETS)
+def test_losses_are_bit_for_bit_the_same(make, shape):
+    plain = Trainer(make, *shape)
+    for _ in range(5):
+        plain.step()
+    with watched() as seen:
+        counted = Trainer(make, *shape, seen=seen)
+        for _ in range(5):
+            counted.step()
+    assert seen.watch.flops.counted is not None
+    assert counted.losses == plain.losses
+
+
+def test_a_step_of_several_micro_batches_counts_them_all():
+    counts = []
+    for micro_batches in (1, 3):
+        with watched() as seen:
+            trainer = Trainer(mlp, 32, 16, seen=seen)
+            for _ in range(3):
+                trainer.step(micro_batches)
+            counts.append(flops_of(seen))
+    assert counts[1] == 3 * counts[0]
+
+
+def test_what_checkpointing_computes_again_counts_again(seen):
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    trainer = Trainer(Checkpointed, 4, 16, seen=seen)
+    for _ in range(3):
+        trainer.step()
+    product = 2 * 4 * 16 * 16
+    # Forward; again as far as something was saved, such as the first layer's output; the gradients of two weights and
+    # of one input.
+    assert flops_of(seen) == (2 + 1 + 3) * product
+
+
+def test_evaluation_without_gradient_counts_nothing(seen):
+    trainer = Trainer(mlp, 32, 16, seen=seen)
+    for _ in range(3):
+        trainer.step()
+        with torch.no_grad():
+            trainer.model(trainer.x)
+    assert flops_of(seen) == 2 * 32 * (16 * 64 + 64 * 8) + 2 * 32 * (16 * 64 + 2 * 64 * 8)
+
+
+def test_a_step_with_evaluation_in_eval_mode_gives_way_to_one_without(seen):
+    trainer = Trainer(mlp, 32, 16, seen=seen)
+    trainer.step()
+    trainer.step()
+    trainer.model.eval()
+    trainer.model(trainer.x)
+    trainer.model.train()
+    trainer.step()
+    assert flops_of(seen) is None
+    trainer.step()
+    assert flops_of(seen) == 2 * 32 * (16 * 64 + 64 * 8) + 2 * 32 * (16 * 64 + 2 * 64 * 8)
+
+
+def test_the_type_of_number_is_that_of_most_flops(seen):
+    trainer = Trainer(mlp, 32, 16, seen=seen)
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = trainer.model(trainer.x).square().mean()
+        loss.backward()
+        trainer.optimizer.step()
+        trainer.ended()
+    assert seen.watch.flops.counted.dtype == "bfloat16"
+
+
+def test_only_one_step_is_counted_and_then_all_is_as_before(seen):
+    trainer = Trainer(mlp, 32, 16, seen=seen)
+    trainer.step()
+    trainer.step()  # which ends the first: that it has a single optimizer shows here
+    assert vars(seen.watch.detector).keys() >= set(SHADOWED)
+    trainer.step()
+    assert not vars(seen.watch.detector).keys() & set(SHADOWED)
+    assert seen.watch.flops.slow_steps == 3
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_an_exception_in_the_counted_pass_leaves_no_mode_behind(seen):
+    class Failing(nn.Linear):
+        fails = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.fails:
+                raise ValueError("the user's own")
+            return super().forward(x)
+
+    trainer = Trainer(lambda: Failing(16, 8), 4, 16, seen=seen)
+    trainer.step()
+    trainer.step()
+    trainer.model.fails = True
+    with pytest.raises(ValueError, match="the user's own"):
+        trainer.step()
+    assert torch._C._len_torch_dispatch_stack() == 0
+    trainer.model.fails = False
+    trainer.step()
+    trainer.step()
+    assert flops_of(seen) == 2 * (2 * 4 * 16 * 8)
+
+
+def test_the_end_of_the_run_in_a_counted_step_leaves_nothing_behind(seen):
+    trainer = Trainer(mlp, 32, 16, seen=seen)
+    trainer.step()
+    trainer.step()
+    trainer.model(trainer.x)
+    detector = seen.watch.detector
+    seen.watch.finish()
+    assert not vars(detector).keys() & set(SHADOWED)
+    assert flops_of(seen) is None
+    assert seen.watch.flops.note() is None
+
+
+def refused(seen: Watched, trainer: Trainer, steps: int = COUNTED_BY) -> str | None:
+    for _ in range(steps):
+        trainer.step()
+    assert flops_of(seen) is None
+    assert torch._C._len_torch_dispatch_stack() == 0
+    return seen.watch.flops.note()
+
+
+def test_a_mode_of_the_program_is_left_alone(seen):
+    trainer = Trainer(mlp, 32, 16, seen=seen)
+    with FlopCounterMode(display=False):
+        for _ in range(3):
+            trainer.step()
+    assert seen.watch.flops.note() == "FLOPs were not counted: another dispatch mode is at work"
+
+
+def test_custom_operations_are_named(seen):
+    @library.custom_op("profiler_tests::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    twice.register_autograd(lambda context, grad: 2 * grad)
+
+    class Custom(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return twice(super().forward(x))
+
+    note = refused(seen, Trainer(lambda: Custom(16, 8), 4, 16, seen=seen))
+    assert note == "FLOPs were not counted: there is no formula for profiler_tests.twice"
+
+
+def test_a_product_without_a_formula_is_named(seen):
+    class Summed(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.addbmm(super().forward(x), x[None, :, :8], x[None, :8, :8])
+
+    note = refused(seen, Trainer(lambda: Summed(16, 8), 8, 16, seen=seen))
+    assert note == "FLOPs were not counted: there is no formula for aten.addbmm"
+
+
+def test_a_kernel_of_attention_that_this_torch_has_no_formula_for_is_named(seen, monkeypatch):
+    formulas = importlib.import_module("torch.utils.flop_counter").flop_registry
+    kernel = getattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", None)
+    monkeypatch.delitem(formulas, kernel, raising=False)
+    counts = Operations(torch)
+    q = torch.zeros(1, 2, 4, 8)
+    counts.add(torch.ops.aten._scaled_dot_product_cudnn_attention.default, (), (q, q, q), {}, (q,))
+    assert counts.why_not == "there is no formula for aten._scaled_dot_product_cudnn_attention"
+
+
+def test_recurrent_kernels_are_named(seen):
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.LSTM(16, 8)
+            self.out = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.inner(x)[0])
+
+    note = refused(seen, Trainer(Recurrent, 5, 3, 16, seen=seen))
+    assert note == "FLOPs were not counted: there is no formula for aten.mkldnn_rnn_layer"
+
+
+def test_parameters_of_another_class_are_named(seen):
+    class Sharded(nn.Parameter):
+        pass
+
+    def make() -> nn.Module:
+        model = nn.Linear(16, 8)
+        model.weight = Sharded(model.weight.data)
+        return model
+
+    assert "class Sharded take part" in refused(seen, Trainer(make, 4, 16, seen=seen))
+
+
+def test_modules_compiled_by_jit_are_left_alone(seen):
+    note = refused(seen, Trainer(lambda: torch.jit.script(nn.Sequential(nn.Linear(16, 8))), 4, 16, seen=seen))
+    assert note == "FLOPs were not counted: modules compiled by torch.jit take part"
+
+
+def test_a_forward_pass_that_is_mostly_outside_of_modules_makes_no_claim(seen):
+    weight = torch.randn(64, 64, requires_grad=True)
+    trainer = Trainer(lambda: nn.Linear(16, 1), 32, 16, seen=seen)
+    for _ in range(4):
+        ((weight @ weight).sum() + trainer.model(trainer.x).sum()).backward()
+        trainer.optimizer.step()
+        trainer.ended()
+    assert flops_of(seen) is None
+    assert "much of the forward pass is not in the call of a module" in seen.watch.flops.note()
+
+
+def test_a_backward_pass_of_a_forward_pass_before_the_step_is_not_counted(seen):
+    trainer = Trainer(mlp, 32, 16, seen=seen)
+    loss = trainer.model(trainer.x).square().mean()
+    for _ in range(COUNTED_BY):
+        loss.backward()
+        trainer.optimizer.step()
+        loss = trainer.model(trainer.x).square().mean()
+        trainer.ended()
+    assert flops_of(seen) is None
+    assert seen.watch.flops.note() is None
+
+
+def test_what_counting_cannot_do_is_said_and_hurts_nothing(seen, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.flop_counter", None)
+    trainer = Trainer(mlp, 32, 16, seen=seen)
+    for _ in range(3):
+        trainer.step()
+    assert "FLOPs were not counted: ModuleNotFoundError" in seen.watch.flops.note()
+    assert seen.counts()["forward_pass"] == 3
+
+
+def test_a_step_that_the_program_profiles_is_left_to_it(seen):
+    trainer = Trainer(mlp, 32, 16, seen=seen)
+    trainer.step()
+    with torch.profiler.profile() as profile:
+        for _ in range(3):
+            trainer.step()
+    assert {row.key: row.count for row in profile.key_averages()}["aten::addmm"] == 6
+    assert flops_of(seen) is None
+    trainer.step()
+    trainer.step()
+    assert flops_of(seen) is not None

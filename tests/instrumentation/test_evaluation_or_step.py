@@ -1,0 +1,264 @@
+"""What is part of a step, and what is evaluation, where either could be."""
+
+import itertools
+
+from tests.support.fake_training import FakeLoader, FakeModule, Loss, epochs, phases
+from training_profiler.instrumentation.loop_detection.pending_events import MOST_HELD
+from training_profiler.instrumentation.loop_detection.phase_detector import FEW_CALLS, STRIKES
+
+
+def test_all_micro_batches_of_a_step_may_be_fetched_before_its_first_forward_pass(training, model, optimizer):
+    batches = iter(FakeLoader(training, 6))
+    for _ in range(2):
+        for batch in [next(batches) for _ in range(3)]:
+            model(batch)
+            training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert (stats.counts["data_loading"], stats.counts["forward_pass"]) == (6, 6)
+    assert stats.step_s == [19.0, 19.0]
+
+
+def test_a_frozen_teacher_is_part_of_the_step_whose_batch_it_gets(training, model, optimizer, loader):
+    teacher = FakeModule(training, requires_grad=False, seconds=5)
+    for batch in loader:
+        with training.no_grad():
+            teacher(batch)
+        model(batch)
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts == epochs(1, forward_without_grad=3)
+    assert stats.total_s["forward_without_grad"] == 15.0
+    assert stats.step_s == [12.0] * 3
+
+
+def test_a_frozen_teacher_of_a_training_without_a_loader_is_part_of_the_step(training, model, optimizer):
+    teacher = FakeModule(training, requires_grad=False, seconds=5)
+    for _ in range(3):
+        for _ in range(FEW_CALLS):
+            with training.no_grad():
+                teacher(0)
+        model(0)
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts["forward_without_grad"] == 3 * FEW_CALLS
+    assert stats.step_s == [5.0 * FEW_CALLS + 6.0] * 3
+
+
+def test_many_calls_of_a_frozen_module_without_a_loader_are_evaluation(training, model, optimizer):
+    judge = FakeModule(training, requires_grad=False, seconds=1)
+    for _ in range(3):
+        with training.no_grad():
+            for _ in range(FEW_CALLS + 1):
+                judge(0)
+        model(0)
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts["validation_epoch/forward_pass"] == 3 * (FEW_CALLS + 1)
+    assert stats.counts["validation_epoch"] == 3
+    assert stats.step_s == [6.0] * 3
+
+
+def test_a_trained_module_that_teaches_within_the_step_is_no_evaluation(training, model, optimizer, loader):
+    for batch in loader:
+        model(batch)
+        with training.no_grad():
+            model(batch)  # the target of a double estimate, say
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts == epochs(1, forward_without_grad=3)
+    assert stats.step_s == [9.0] * 3
+
+
+def test_sampling_from_the_trained_model_between_steps_is_evaluation(training, model, optimizer, loader):
+    for number, batch in enumerate(loader):
+        model(batch)
+        training.backward()
+        training.update(optimizer)
+        if number == 1:
+            with training.no_grad():  # in train mode
+                for _ in range(20):
+                    model(0)
+    stats = training.finish()
+    assert stats.counts == epochs(1, **{"validation_epoch": 1, "validation_epoch/forward_pass": 20})
+    assert stats.total_s["validation_epoch"] == 40.0
+    assert stats.step_s == [7.0] * 3
+
+
+def test_sampling_without_a_loader_ends_with_its_last_call(training, model, optimizer):
+    for _ in range(3):
+        model(0)
+        training.backward()
+        training.update(optimizer)
+        with training.no_grad():
+            model(0)
+        training.spend(0.5)
+    stats = training.finish()
+    assert stats.counts["validation_epoch/forward_pass"] == 3
+    assert stats.total_s["validation_epoch"] == 6.0
+    assert stats.step_s == [6.0, 6.5, 6.5]  # what follows the last is part of none
+
+
+def test_evaluation_may_begin_with_a_module_without_parameters(training, model, optimizer, loader):
+    normalize = Loss(training)
+    training.train(model, loader, optimizer)
+    with training.no_grad():
+        for _ in range(4):
+            normalize(0)
+            model(0)
+    training.train(model, loader, optimizer)
+    stats = training.finish()
+    assert stats.counts == epochs(2, **{"validation_epoch": 1, "validation_epoch/forward_pass": 4})
+    assert stats.total_s["validation_epoch"] == 12.0
+    assert stats.total_s["validation_epoch/forward_pass"] == 12.0
+    assert stats.total_s["forward_pass"] == 12.0
+
+
+def test_a_loss_extends_the_forward_pass_of_evaluation(training, model, optimizer, loader, val_loader):
+    loss = Loss(training)
+    training.train(model, loader, optimizer)
+    with training.no_grad():
+        for batch in val_loader:
+            model(batch)
+            loss(batch)
+    stats = training.finish()
+    assert stats.counts == epochs(1, **phases())
+    assert stats.total_s["validation_epoch/forward_pass"] == 12.0
+    assert stats.total_s["validation_epoch"] == 14.0
+
+
+def test_a_pass_over_the_data_for_its_statistics_is_no_evaluation(training, model, optimizer, loader, val_loader):
+    for _ in FakeLoader(training, 5):
+        training.spend(0.5)
+    training.train(model, loader, optimizer)
+    with training.no_grad():
+        for batch in val_loader:
+            model(batch)
+    stats = training.finish()
+    assert stats.counts == epochs(1, **phases()) | {"data_loading": 8, "first_fetch": 2}
+    assert training.loop_begin_s == 7.5
+    assert stats.step_s == [7.0] * 3
+
+
+def test_a_pass_for_statistics_begun_within_the_loop_is_no_evaluation(training, model, optimizer, loader):
+    for batch in loader:
+        for _ in FakeLoader(training, 2):
+            pass
+        model(batch)
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts == epochs(1) | {"data_loading": 9, "first_fetch": 4}
+    assert stats.step_s == [9.0] * 3
+
+
+def test_a_long_evaluation_is_drained_while_it_goes_on(training, model, optimizer, loader):
+    drains = []
+    on_full = training.recorder.on_full
+    training.recorder.on_full = lambda: (drains.append(training.recorder.watermark_ns), on_full())
+    training.train(model, loader, optimizer)
+    drains.clear()
+    model.seconds = 0.25
+    with training.no_grad():
+        for batch in FakeLoader(training, 100, seconds=0.25):
+            model(batch)
+    assert len(drains) == 50
+    assert len(training.pending.events) < 20
+    model.seconds = 2.0
+    training.train(model, loader, optimizer)
+    stats = training.finish()
+    assert stats.counts == epochs(2, **phases(100))
+    assert stats.total_s["validation_epoch"] == 50.0
+    assert stats.step_s == [7.0] * 6
+
+
+def test_a_long_evaluation_without_a_loader_is_drained_while_it_goes_on(training, optimizer, loader):
+    model = FakeModule(training, seconds=0.25)
+    training.train(model, loader, optimizer)
+    calls = MOST_HELD // 4 + 1_000
+    with training.no_grad():
+        for _ in range(calls):
+            model(0)
+    assert len(training.pending.events) < MOST_HELD
+    training.train(model, loader, optimizer)
+    stats = training.finish()
+    assert stats.counts == epochs(2, **{"validation_epoch": 1, "validation_epoch/forward_pass": calls})
+    assert stats.total_s["validation_epoch"] == calls / 4
+
+
+def test_a_long_evaluation_after_a_fetch_for_nobody_knows_what_is_one(training, optimizer, loader):
+    model = FakeModule(training, seconds=0.25)
+    training.train(model, loader, optimizer)
+    next(iter(loader))
+    calls = MOST_HELD // 4 + 1_000
+    with training.no_grad():
+        for _ in range(calls):
+            model(0)
+    assert len(training.pending.events) < MOST_HELD
+    training.train(model, loader, optimizer)
+    stats = training.finish()
+    assert stats.counts["validation_epoch"] == 1
+    assert stats.counts["validation_epoch/forward_pass"] == calls
+
+
+def test_a_pass_taken_for_evaluation_by_mistake_feeds_the_training_after_some_steps(training, model, optimizer):
+    with training.no_grad():
+        batches = iter(FakeLoader(training, 20))
+        model(next(batches))  # to look at a first batch
+    for batch in itertools.islice(batches, 10):
+        model(batch)
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts["forward_pass"] == 10
+    assert stats.counts["data_loading"] == 10 - STRIKES - 1
+
+
+def test_a_pass_that_evaluates_a_batch_at_each_step_is_told_apart_all_the_time(training, model, optimizer):
+    batches = iter(FakeLoader(training, 12))
+    validation = iter(FakeLoader(training, 12, seconds=0.5))
+    for _ in range(12):
+        model(next(batches))
+        training.backward()
+        training.update(optimizer)
+        with training.no_grad():
+            model(next(validation))
+    stats = training.finish()
+    assert stats.counts["validation_epoch/data_loading"] == stats.counts["validation_epoch/forward_pass"] == 12
+    assert stats.counts["data_loading"] == 12
+    assert stats.step_s == [7.0] * 12
+
+
+def test_evaluation_between_a_batch_and_its_forward_pass_is_no_part_of_the_step(
+    training, model, optimizer, loader, val_loader
+):
+    for batch in loader:
+        with training.no_grad():
+            for other in val_loader:
+                model(other)
+        model(batch)
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts == epochs(1, **phases(4, times=3))
+    assert stats.step_s == [6.0, 7.0, 7.0]  # the first batch was handed out when nobody knew of a training yet
+
+
+def test_evaluation_between_micro_batches_is_no_part_of_their_step(training, model, optimizer, val_loader):
+    batches = iter(FakeLoader(training, 4))
+    for _ in range(2):
+        for _ in range(2):
+            model(next(batches))
+            training.backward()
+            with training.no_grad():
+                for batch in val_loader:
+                    model(batch)
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts["validation_epoch"] == 4
+    assert stats.counts["forward_pass"] == 4
+    assert stats.step_s == [13.0, 13.0]

@@ -1,0 +1,216 @@
+import sys
+
+from tests.support.fake_training import EPOCH, FakeModule, Loss
+from training_profiler.instrumentation.loop_detection.loop_detector import MAX_FAST_PATH_CALLS
+
+
+def test_a_loss_is_part_of_the_forward_pass_it_follows(training, model, optimizer, loader):
+    loss, penalty = Loss(training), Loss(training)
+    for batch in loader:
+        model(batch)
+        loss(batch)
+        penalty(batch)
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts == EPOCH
+    assert stats.total_s["forward_pass"] == 3 * 4.0
+
+
+def test_what_lies_between_model_and_loss_is_part_of_the_forward_pass(training, model):
+    loss = Loss(training)
+    model(0)
+    training.spend(0.5)
+    loss(0)
+    training.backward()
+    stats = training.finish()
+    assert stats.counts["forward_pass"] == 1
+    assert stats.total_s["forward_pass"] == 3.5
+
+
+def test_a_loss_that_follows_something_else_is_time_of_the_forward_pass_and_no_other(training, model, optimizer):
+    loss = Loss(training)
+    for _ in range(2):
+        model(0)
+        with training.run.section("augment"):
+            training.spend(1)
+        loss(0)
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts["forward_pass"] == 2
+    assert stats.total_s["forward_pass"] == 6.0
+    assert stats.self_s["augment"] == 2.0
+
+
+def test_a_frozen_encoder_under_gradients_is_time_of_the_forward_pass(training, model, optimizer):
+    encoder = FakeModule(training, requires_grad=False, seconds=5)
+    model(0)  # what is trained has been seen
+    for _ in range(2):
+        encoder(0)
+        model(0)
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts["forward_pass"] == 3
+    assert stats.total_s["forward_pass"] == 16.0
+
+
+def test_a_frozen_network_by_which_an_image_is_optimized_has_forward_passes(training, optimizer):
+    class Image:
+        requires_grad = True
+
+    network = FakeModule(training, requires_grad=False)
+    for _ in range(3):
+        network(Image())
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
+
+
+def test_each_call_of_a_model_is_a_forward_pass(training, model, optimizer):
+    for _ in range(3):
+        model(0)
+        model(1)
+        training.backward()
+        training.update(optimizer)
+    assert training.finish().counts["forward_pass"] == 6
+
+
+def test_calls_within_a_forward_pass_are_no_others(training, optimizer):
+    inner = FakeModule(training, seconds=1)
+    model = FakeModule(training, inner, FakeModule(training, inner, seconds=1), seconds=1)
+    for _ in range(3):
+        model(0)
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
+    assert stats.total_s["forward_pass"] == 12.0
+    assert stats.step_s == [8.0] * 3
+
+
+def test_the_loop_begins_with_the_outermost_call_of_its_first_forward_pass(training, optimizer):
+    model = FakeModule(training, FakeModule(training, FakeModule(training, FakeModule(training))), seconds=1)
+    training.spend(1)
+    model(0)
+    training.backward()
+    training.update(optimizer)
+    assert training.loop_begin_s == 1.0
+    assert training.finish().step_s == [11.0]
+
+
+def test_a_first_call_is_booked_as_all_others_whatever_it_does_within(training, optimizer):
+    teacher = FakeModule(training, requires_grad=False)
+    mover = Moving(training)
+
+    def work(_):
+        with training.no_grad():
+            teacher(0)
+        mover()
+
+    class Model(FakeModule):
+        pass
+
+    model = Model(training, work=work)
+    for _ in range(3):
+        model(0)
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
+    assert stats.total_s["forward_pass"] == 15.0
+
+
+class Moving:
+    """What moves a tensor to a device, for a second, where the seam of that looks at it."""
+
+    def __init__(self, training):
+        self.training = training
+
+    def __call__(self):
+        begin_ns = self.training.clock()
+        self.training.spend(1)
+        if not self.training.is_busy:
+            self.training.pending.note_span(begin_ns, self.training.codes.data_transfer)
+
+
+def test_only_the_first_call_of_a_class_is_looked_into(training, optimizer):
+    told = []
+    begins = training.detector.call_begins
+
+    def call_begins(module, *about):
+        told.append(module)
+        return begins(module, *about)
+
+    class Model(FakeModule):
+        pass
+
+    inner = FakeModule(training)
+    model = Model(training, inner)
+    training.detector.call_begins = call_begins
+    model(0)
+    model(0)
+    assert told == [model, inner, model]
+
+
+def test_compiled_code_is_not_looked_into(training):
+    model = FakeModule(training)
+    call = training.detector.call_begins(model, (), False, sys._getframe())
+    assert not call.is_explored
+    training.detector.call_ends(call, model)
+
+
+def test_a_forward_pass_that_raises_is_one(training, optimizer, loader):
+    def work(batch):
+        if batch == 2:
+            raise MemoryError
+
+    model = FakeModule(training, work=work)
+    for batch in loader:
+        try:
+            model(batch)
+        except MemoryError:
+            continue
+        training.backward()
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts["forward_pass"] == 3
+    assert training.detector.calls == []
+    assert stats.step_s == [7.0, 10.0]
+
+
+def test_a_forward_pass_computed_again_within_the_backward_pass_is_part_of_that(training, model, optimizer):
+    for _ in range(2):
+        model(0)
+        training.backward(work=lambda: model(0))
+        training.update(optimizer)
+    stats = training.finish()
+    assert stats.counts == {"forward_pass": 2, "backward_pass": 2, "optimizer_step": 2}
+    assert stats.total_s["backward_pass"] == 10.0
+
+
+def test_a_forward_pass_of_a_class_whose_call_is_known_from_evaluation_may_train_all_the_same(training, optimizer):
+    is_training = False
+
+    def work(_):
+        if is_training:
+            training.backward()
+
+    model = FakeModule(training, work=work)
+    model(0)
+    model(0)
+    is_training = True
+    model(0)
+    is_training = False
+    model(0)
+    stats = training.finish()
+    assert stats.counts == {"forward_pass": 3, "backward_pass": 1}
+
+
+def test_of_more_models_than_are_remembered_each_call_is_a_forward_pass(training):
+    models = [FakeModule(training, seconds=0.001) for _ in range(MAX_FAST_PATH_CALLS + 10)]
+    for model in models * 2:
+        model(0)
+    assert training.finish().counts == {"forward_pass": 2 * len(models)}

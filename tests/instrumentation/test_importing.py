@@ -1,0 +1,185 @@
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+
+import pytest
+
+from training_profiler.instrumentation.patching import after_import
+
+NAME = "awaited_module"
+
+
+@pytest.fixture
+def imported(tmp_path, monkeypatch):
+    """A list that modules note their import in, such as ``awaited_module``. The import system stays as it was."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = list(sys.meta_path)
+    sys.imported = []
+    (tmp_path / f"{NAME}.py").write_text("import sys\nsys.imported.append('imported')\nvalue = 7\n")
+    (tmp_path / "failing_module.py").write_text("import sys\nsys.imported.append('tried')\nraise ImportError\n")
+    yield sys.imported
+    sys.meta_path[:] = path
+    del sys.imported
+    for name in (NAME, "failing_module"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def wait(imported):
+    """Wait for a module, and note when it is there; nobody waits any longer after the test."""
+    called_off = []
+
+    def wait_for(name=NAME):
+        off = after_import(name, lambda: imported.append(f"told of {name in sys.modules}"))
+        called_off.append(off)
+        return off
+
+    yield wait_for
+    for off in called_off:
+        off()
+
+
+def test_the_action_comes_right_after_the_import(wait, imported):
+    wait()
+    module = importlib.import_module(NAME)
+    assert imported == ["imported", "told of True"]
+    assert module.value == 7
+
+
+def test_looking_for_the_module_does_not_import_it_and_ends_nothing(wait, imported):
+    wait()
+    for _ in range(3):
+        assert importlib.util.find_spec(NAME).name == NAME
+    assert imported == []
+    importlib.import_module(NAME)
+    assert imported == ["imported", "told of True"]
+
+
+def test_the_action_comes_once(wait, imported):
+    wait()
+    importlib.reload(importlib.import_module(NAME))
+    assert imported == ["imported", "told of True", "imported"]
+
+
+def test_of_two_specs_the_first_that_is_executed_brings_the_action(wait, imported):
+    wait()
+    specs = [importlib.util.find_spec(NAME) for _ in range(2)]
+    for spec in specs:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[NAME] = module
+        spec.loader.exec_module(module)
+    assert imported == ["imported", "told of True", "imported"]
+
+
+def test_nobody_waits_after_the_import(wait, imported):
+    before = list(sys.meta_path)
+    wait()
+    assert len(sys.meta_path) == len(before) + 1
+    importlib.import_module(NAME)
+    assert sys.meta_path == before
+
+
+def test_the_module_and_its_loader_are_as_they_would_have_been(wait, imported):
+    plain = dict(vars(importlib.import_module(NAME).__spec__.loader))
+    del sys.modules[NAME]
+    wait()
+    module = importlib.import_module(NAME)
+    assert vars(module.__spec__.loader) == plain
+    assert type(module.__loader__) is importlib.machinery.SourceFileLoader
+
+
+def test_calling_it_off_leaves_the_import_system_as_it_was(wait, imported):
+    before = list(sys.meta_path)
+    off = wait()
+    off()
+    off()
+    assert sys.meta_path == before
+    importlib.import_module(NAME)
+    assert imported == ["imported"]
+
+
+def test_a_spec_that_was_found_before_it_was_called_off_brings_no_action(wait, imported):
+    off = wait()
+    spec = importlib.util.find_spec(NAME)
+    off()
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert imported == ["imported"]
+
+
+def test_an_import_that_fails_is_waited_for_again(wait, imported):
+    wait("failing_module")
+    for _ in range(2):
+        with pytest.raises(ImportError):
+            importlib.import_module("failing_module")
+    assert imported == ["tried", "tried"]
+
+
+def test_a_module_that_nobody_finds_is_not_there(wait):
+    wait("module_that_is_nowhere")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("module_that_is_nowhere")
+
+
+def test_other_modules_are_none_of_its_business(wait, imported):
+    wait("module_that_is_nowhere")
+    importlib.import_module(NAME)
+    assert imported == ["imported"]
+
+
+class SameLoader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the module itself, and gives one loader for all specs."""
+
+    def find_spec(self, name, path, target=None):
+        return importlib.machinery.ModuleSpec(name, self) if name == NAME else None
+
+    def exec_module(self, module):
+        sys.imported.append("imported")
+
+
+def test_a_loader_that_is_asked_twice_brings_the_action_once(wait, imported):
+    finder = SameLoader()
+    sys.meta_path.insert(0, finder)
+    wait()
+    importlib.util.find_spec(NAME)
+    importlib.util.find_spec(NAME)
+    importlib.import_module(NAME)
+    assert imported == ["imported", "told of True"]
+    assert vars(finder) == {}
+
+
+class OldFinder:
+    """A finder from before specs, that the import system passes over as well."""
+
+
+class ClassLoader(importlib.abc.MetaPathFinder):
+    """A loader that is a class, as those of built-in modules are."""
+
+    @staticmethod
+    def find_spec(name, path, target=None):
+        return importlib.machinery.ModuleSpec(name, ClassLoader) if name == NAME else None
+
+    @staticmethod
+    def create_module(spec):
+        return None
+
+    @staticmethod
+    def exec_module(module):
+        sys.imported.append("imported")
+
+
+def test_a_finder_without_find_spec_is_passed_over(wait, imported):
+    sys.meta_path.insert(0, OldFinder())
+    wait()
+    importlib.import_module(NAME)
+    assert imported == ["imported", "told of True"]
+
+
+def test_a_loader_that_is_a_class_is_left_alone(wait, imported):
+    sys.meta_path.insert(0, ClassLoader)
+    before = dict(vars(ClassLoader))
+    wait()
+    importlib.import_module(NAME)
+    assert imported == ["imported"]
+    assert dict(vars(ClassLoader)) == before

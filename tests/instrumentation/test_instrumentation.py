@@ -1,0 +1,192 @@
+import logging
+import sys
+import threading
+import types
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from tests.support.instrumented import OPTIMIZER, OWNERS, state_of_torch
+from training_profiler.instrumentation.instrumentation import PATCHES, Instrumentation
+from training_profiler.instrumentation.patching import Patches
+from training_profiler.recording.recorder import Recorder
+
+every_seam = pytest.mark.parametrize("name", PATCHES)
+
+
+def touched_by(patches):
+    return [owner for owner, _, _, _ in patches._made]
+
+
+@every_seam
+def test_a_seam_that_is_taken_out_leaves_torch_exactly_as_it_was(name):
+    before = state_of_torch()
+    watch = Instrumentation(Recorder(), lambda: None)
+    patches = Patches()
+    PATCHES[name](patches, watch=watch, torch=torch)
+    changed = state_of_torch() != before
+    known = all(owner is sys or owner in OWNERS for owner in touched_by(patches))
+    patches.undo()
+    assert changed
+    assert known
+    assert state_of_torch() == before
+
+
+def test_all_seams_together_leave_torch_exactly_as_it_was():
+    before = state_of_torch()
+    watch = Instrumentation(Recorder(), lambda: None)
+    watch.install(torch)
+    assert watch.missing == {}
+    watch.uninstall()
+    watch.uninstall()
+    assert state_of_torch() == before
+
+
+def test_a_second_watch_in_the_same_process_leaves_torch_as_it_was():
+    before = state_of_torch()
+    first, second = Instrumentation(Recorder(), lambda: None), Instrumentation(Recorder(), lambda: None)
+    first.install(torch)
+    second.install(torch)
+    second.uninstall()
+    first.uninstall()
+    assert state_of_torch() == before
+
+
+def test_names_stay_those_of_torch(seen):
+    assert torch.save.__name__ == "save"
+    assert torch.save.__module__ == "torch.serialization"
+    assert torch.Tensor.to.__name__ == "to"
+    assert torch.autograd.backward.__doc__.startswith("Compute the sum of gradients")
+    assert torch.save is torch.serialization.save
+
+
+class Lacking:
+    """A module that lacks a name, given as a dotted path; what is replaced in it stays in here."""
+
+    def __init__(self, module, lacks, path=""):
+        self.__dict__["_about"] = (module, lacks, path)
+
+    def __getattr__(self, name):
+        module, lacks, path = self._about
+        dotted = f"{path}.{name}".lstrip(".")
+        if dotted == lacks:
+            raise AttributeError(f"torch has no {dotted}")
+        value = getattr(module, name)
+        if isinstance(value, types.ModuleType):
+            value = self.__dict__[name] = Lacking(value, lacks, dotted)
+        return value
+
+
+LACKS = {
+    "data loading": "utils.data.dataloader._BaseDataLoaderIter",
+    "backward pass": "autograd.grad",
+    "gradient scaler": "amp.GradScaler",
+    "transfer": "device",
+    "gradient norms": "nn.utils.clip_grad",
+    "weight averaging": "optim.swa_utils",
+    "checkpoints": "serialization",
+    "collectives": "distributed.distributed_c10d",
+    "gradient exchange": "nn.parallel.DistributedDataParallel",
+}
+
+
+@pytest.mark.parametrize("name", LACKS)
+def test_a_seam_whose_name_is_missing_stays_out_alone_and_is_named(name):
+    before = state_of_torch()
+    watch = Instrumentation(Recorder(), lambda: None)
+    try:
+        watch.install(Lacking(torch, LACKS[name]))
+        installed = set(watch._patches)
+    finally:
+        watch.uninstall()
+    assert set(watch.missing) == {name}
+    assert set(PATCHES) - installed == {name}
+    assert watch.notes() == [f"not watched: {name} (AttributeError: torch has no {LACKS[name]})"]
+    assert state_of_torch() == before
+
+
+def test_a_seam_that_is_half_in_place_when_a_name_is_missing_is_taken_out(monkeypatch):
+    monkeypatch.delattr(OPTIMIZER, "register_optimizer_step_post_hook")
+    before = state_of_torch()
+    watch = Instrumentation(Recorder(), lambda: None)
+    try:
+        watch.install(torch)
+        hooks = dict(OPTIMIZER._global_optimizer_pre_hooks)
+    finally:
+        watch.uninstall()
+    assert set(watch.missing) == {"optimizer"}
+    assert hooks == {}
+    assert state_of_torch() == before
+
+
+def on_another_thread(work):
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(work()))
+    thread.start()
+    thread.join()
+    return answers[0]
+
+
+def test_nothing_begins_before_the_first_event(seen):
+    assert seen.begun == 0
+    assert seen.watch.detector is None
+    assert not seen.watch.is_training
+    assert seen.watch.ready() is seen.watch.detector
+    assert seen.begun == 1
+    assert seen.watch.ready() is seen.watch.detector
+    assert seen.begun == 1
+
+
+def test_a_thread_that_is_not_the_training_s_has_nothing_to_tell(seen):
+    seen.watch.ready()
+    assert on_another_thread(seen.watch.ready) is None
+
+
+def test_a_thread_that_trains_takes_over_from_one_that_did_not(seen):
+    first = seen.watch.ready()
+    with ThreadPoolExecutor(1) as other:
+        second = other.submit(seen.watch.training).result()
+        assert second is not None
+        assert second is not first
+        assert second.pending.events is not first.pending.events
+        assert seen.watch.ready() is None
+        assert seen.watch.training() is None
+
+
+def test_a_thread_that_trains_after_the_one_that_did_has_ended_is_told_apart(seen):
+    first = on_another_thread(seen.watch.training)
+    second = seen.watch.training()
+    assert second is not None
+    assert second is not first
+    assert seen.watch.training() is second
+
+
+def test_where_the_process_is_to_have_no_session_all_seams_are_taken_out():
+    before = state_of_torch()
+    watch = Instrumentation(Recorder(), lambda: None)
+    watch.install(torch)
+    try:
+        assert watch.ready() is None
+        assert state_of_torch() == before
+        assert watch.training() is None
+    finally:
+        watch.uninstall()
+
+
+def test_a_session_that_cannot_begin_is_said_once_and_the_training_goes_on(caplog):
+    def begin():
+        raise RuntimeError("can't start new thread")
+
+    before = state_of_torch()
+    watch = Instrumentation(Recorder(), begin)
+    watch.install(torch)
+    try:
+        with caplog.at_level(logging.WARNING, "training_profiler"):
+            output = torch.nn.Linear(2, 1)(torch.ones(1, 2))
+            output.sum().backward()
+    finally:
+        watch.uninstall()
+    assert state_of_torch() == before
+    assert len(caplog.records) == 1
+    assert watch.why_nothing() == "watching had to be switched off (RuntimeError: can't start new thread)"

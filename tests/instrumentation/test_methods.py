@@ -1,0 +1,150 @@
+import functools
+import sys
+from contextlib import contextmanager
+from types import CodeType
+
+import pytest
+
+from training_profiler.instrumentation.loop_detection.modules import MOST_FRAMES, MethodFrames
+
+
+class Root:
+    """Stands for ``torch.nn.Module``."""
+
+
+def here():
+    """Return the caller's frame."""
+    return sys._getframe(1)
+
+
+def passed_on(function):
+    @functools.wraps(function)
+    def wrapper(*args):
+        return function(*args)
+
+    return wrapper
+
+
+class Policy(Root):
+    def act(self):
+        return here(), frames.outermost(here())
+
+    def through_another(self):
+        return here(), self.act()[1]
+
+    def through_a_function(self):
+        return plain(self)
+
+    @passed_on
+    def decorated(self):
+        return here(), frames.outermost(here())
+
+    @classmethod
+    def of_class(cls):
+        return here(), frames.outermost(here())
+
+    @staticmethod
+    def of_nothing():
+        return here(), frames.outermost(here())
+
+    @contextmanager
+    def entered(self):
+        yield frames.outermost(here())
+
+    def nested(self, depth):
+        return self.nested(depth - 1) if depth else frames.outermost(here())
+
+
+class Other:
+    """No module, though it has a method of the same name."""
+
+    def act(self):
+        return here(), frames.outermost(here())
+
+
+def plain(policy):
+    return policy.act()
+
+
+def act():
+    return here(), frames.outermost(here())
+
+
+frames = MethodFrames(Root)
+
+
+@pytest.fixture(autouse=True)
+def anew(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "frames", MethodFrames(Root))
+
+
+@pytest.mark.parametrize("call", [Policy().act, Policy().through_another, Policy().decorated, Policy.of_class])
+def test_a_method_is_told_by_its_frame_and_its_code(call):
+    frame, found = call()
+    assert found == (id(frame), id(frame.f_code))
+
+
+def test_a_static_method_of_a_module_is_a_method():
+    frame, found = Policy.of_nothing()
+    assert found == (id(frame), id(frame.f_code))
+
+
+@pytest.mark.parametrize("call", [Other().act, act, lambda: (None, frames.outermost(here()))])
+def test_what_is_no_method_of_a_module_is_none(call):
+    assert call()[1] is None
+
+
+def test_a_function_between_two_methods_ends_the_search():
+    frame, found = Policy().through_a_function()
+    assert frame.f_code is Policy.act.__code__
+    assert found == (id(frame), id(frame.f_code))
+
+
+def test_a_generator_that_is_a_method_is_one():
+    with Policy().entered() as found:
+        assert found is not None
+
+
+def test_a_method_of_a_class_made_later_is_one():
+    assert Policy().act()[1] is not None
+
+    class Later(Policy):
+        def run(self):
+            return here(), frames.outermost(here())
+
+    frame, found = Later().run()
+    assert found == (id(frame), id(frame.f_code))
+
+
+def test_a_function_inside_of_a_method_is_none():
+    class Model(Root):
+        def run(self):
+            def act():
+                return frames.outermost(here())
+
+            return act()
+
+    assert Model().run() is None
+
+
+def test_only_the_innermost_frames_are_looked_at():
+    assert Policy().nested(3 * MOST_FRAMES) is not None
+
+
+def test_without_a_frame_there_is_no_method():
+    assert frames.outermost(None) is None
+
+
+def test_nothing_in_a_frame_is_kept_but_its_code():
+    Policy().act()
+    assert {type(code) for code, _ in frames._is_method.values()} == {CodeType}
+
+
+def test_a_code_that_was_looked_at_is_not_looked_for_again(monkeypatch):
+    looked = []
+    is_of_module = frames._is_of_module
+    monkeypatch.setattr(frames, "_is_of_module", lambda code: looked.append(code) or is_of_module(code))
+    policy = Policy()
+    for _ in range(3):
+        policy.act()
+    assert looked.count(Policy.act.__code__) == 1

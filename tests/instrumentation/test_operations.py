@@ -1,0 +1,42 @@
+from types import SimpleNamespace
+
+import pytest
+
+from training_profiler.instrumentation.flops.operations import _float32_on_cuda
+
+
+def backends(matmul, cudnn):
+    return SimpleNamespace(cuda=SimpleNamespace(matmul=SimpleNamespace(**matmul)), cudnn=SimpleNamespace(**cudnn))
+
+
+def conv(precision):
+    return SimpleNamespace(fp32_precision=precision)
+
+
+@pytest.mark.parametrize(
+    ("matmul", "computed_in"),
+    [
+        ({"allow_tf32": False}, "float32"),
+        ({"allow_tf32": True}, "tf32"),
+        ({"allow_tf32": False, "fp32_precision": "none"}, "float32"),
+        ({"fp32_precision": "tf32"}, "tf32"),  # to ask for the other would raise
+        ({"fp32_precision": "ieee"}, "float32"),
+        ({"fp32_precision": "none"}, "float32 or tf32"),
+    ],
+)
+def test_what_matrix_products_of_float32_are_computed_in(matmul, computed_in):
+    assert _float32_on_cuda(backends(matmul, {}), is_convolution=False) == computed_in
+
+
+@pytest.mark.parametrize(
+    ("cudnn", "computed_in"),
+    [
+        ({"allow_tf32": True}, "tf32"),
+        ({"allow_tf32": True, "conv": conv("none")}, "tf32"),
+        ({"conv": conv("tf32")}, "tf32"),
+        ({"conv": conv("ieee")}, "float32"),
+        ({}, "float32 or tf32"),
+    ],
+)
+def test_what_convolutions_of_float32_are_computed_in(cudnn, computed_in):
+    assert _float32_on_cuda(backends({"allow_tf32": False}, cudnn), is_convolution=True) == computed_in

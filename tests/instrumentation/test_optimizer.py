@@ -1,0 +1,93 @@
+import sys
+
+import pytest
+
+from training_profiler.instrumentation.patches.optimizer import Updates
+
+
+class Optimizer:
+    """Updates as one of torch: around ``step`` its hooks are called; ``inner`` steps within, and may raise."""
+
+    def __init__(self, updates, inner=None, error=None):
+        self.updates = updates
+        self.inner = inner
+        self.error = error
+        self.begun = []
+        self.ended = []
+
+    def step(self):
+        self.begun.append(self.updates.begin(self, sys._getframe()))
+        if self.inner is not None:
+            self.inner()
+        if self.error is not None:
+            raise self.error
+        self.ended.append(self.updates.end(self))
+
+
+@pytest.fixture
+def updates() -> Updates:
+    return Updates()
+
+
+def test_an_update_is_an_outermost_one(updates):
+    optimizer = Optimizer(updates)
+    for _ in range(3):
+        optimizer.step()
+    assert optimizer.begun == [(True, False)] * 3
+    assert optimizer.ended == [True] * 3
+    assert updates.open == []
+
+
+def test_an_update_within_another_is_part_of_that(updates):
+    inner = Optimizer(updates)
+    outer = Optimizer(updates, inner.step)
+    outer.step()
+    assert (inner.begun, inner.ended) == ([(False, False)], [False])
+    assert (outer.begun, outer.ended) == ([(True, False)], [True])
+
+
+def test_an_update_of_a_base_class_is_part_of_its_subclass_s(updates):
+    class Subclass(Optimizer):
+        def step(self):
+            self.begun.append(self.updates.begin(self, sys._getframe()))
+            super().step()
+            self.ended.append(self.updates.end(self))
+
+    optimizer = Subclass(updates)
+    optimizer.step()
+    assert optimizer.begun == [(True, False), (False, False)]
+    assert optimizer.ended == [False, True]
+
+
+def test_an_update_after_one_that_raised_is_an_outermost_one_and_tells_of_it(updates):
+    optimizer = Optimizer(updates, error=ValueError())
+    with pytest.raises(ValueError):  # noqa: PT011
+        optimizer.step()
+    assert optimizer.ended == []
+    optimizer.error = None
+    optimizer.step()
+    optimizer.step()
+    assert optimizer.begun == [(True, False), (True, True), (True, False)]
+    assert optimizer.ended == [True, True]
+
+
+def test_an_inner_update_that_raised_ends_with_the_outer(updates):
+    inner = Optimizer(updates, error=ValueError())
+
+    def attempt():
+        with pytest.raises(ValueError):  # noqa: PT011
+            inner.step()
+
+    outer = Optimizer(updates, attempt)
+    outer.step()
+    assert outer.ended == [True]
+    assert updates.open == []
+
+
+def test_an_end_without_a_begin_is_none(updates):
+    assert not updates.end(Optimizer(updates))
+
+
+def test_an_update_without_a_frame_is_an_outermost_one(updates):
+    assert updates.begin(self_made := object(), None) == (True, False)
+    assert updates.end(self_made)

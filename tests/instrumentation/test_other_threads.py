@@ -1,0 +1,101 @@
+"""What other threads do meanwhile."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
+from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
+from training_profiler.recording.recorder import Recorder
+
+INPUTS = torch.ones(4, 2)
+
+
+@pytest.fixture
+def model():
+    return nn.Linear(2, 1)
+
+
+@pytest.fixture
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_of_what_other_threads_do_only_their_fetches_are_seen(seen, model, optimizer):
+    def serve():
+        with torch.no_grad():
+            nn.Linear(2, 1)(INPUTS).to("cpu")
+        list(DataLoader(TensorDataset(INPUTS)))
+
+    def on_another_thread():
+        thread = threading.Thread(target=serve)
+        thread.start()
+        thread.join()
+
+    for _ in range(2):
+        model(INPUTS).sum().backward()
+        on_another_thread()
+        optimizer.step()
+    assert seen.counts() == {"forward_pass": 2, "backward_pass": 2, "optimizer_step": 2, "data_loading": 8}
+
+
+def test_updates_on_another_thread_are_told_as_not_seen(seen, model, optimizer):
+    def train():
+        other = nn.Linear(2, 1)
+        other(INPUTS).sum().backward()
+        torch.optim.SGD(other.parameters(), lr=0.1).step()
+
+    model(INPUTS).sum().backward()
+    optimizer.step()
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert seen.counts() == {"forward_pass": 1, "backward_pass": 1, "optimizer_step": 1}
+    assert seen.watch.notes() == [
+        "1 updates of optimizers on threads beside the training's are in none of these figures: one thread is watched"
+    ]
+
+
+def test_a_fetch_on_another_thread_that_finds_nothing_is_no_batch(seen, model):
+    model(INPUTS).sum().backward()
+    batches = iter(DataLoader(TensorDataset(INPUTS), batch_size=4))
+    raised = []
+
+    def serve():
+        next(batches)
+        try:
+            next(batches)
+        except StopIteration as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    assert len(raised) == 1
+    assert seen.counts() == {"forward_pass": 1, "backward_pass": 1, "data_loading": 1}
+
+
+def test_a_drain_by_another_thread_waits_for_a_change_under_way():
+    recorder = Recorder()
+    pending = PendingEvents(recorder)
+    pending.note_span(pending.clock(), SectionCodes(recorder.names).forward)
+    drained = threading.Event()
+
+    def drain():
+        recorder.drain()
+        drained.set()
+
+    class Renaming(dict):
+        def get(self, code, default=None):
+            if not thread.is_alive():
+                thread.start()
+            assert not drained.is_set()
+            return default
+
+    thread = threading.Thread(target=drain)
+    pending.change(0, Renaming())
+    thread.join()
+    assert pending.events == []

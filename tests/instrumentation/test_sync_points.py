@@ -1,0 +1,118 @@
+"""Moments that all ranks know: which calls are one, and which of them are kept."""
+
+import threading
+
+import pytest
+import torch
+import torch.distributed
+
+from tests.support.one_rank import one_rank
+from training_profiler.instrumentation.patches.collectives import replace_all
+from training_profiler.instrumentation.patches.sync_points import BY_HOST, BY_TENSORS, SyncPoints, noted
+from training_profiler.instrumentation.patching import Patches
+
+distributed = torch.distributed
+
+
+@pytest.fixture
+def meetings():
+    return SyncPoints()
+
+
+@pytest.fixture
+def _noted(meetings):
+    patches = Patches()
+
+    def make(name, original):
+        return noted(lambda: meetings, distributed.distributed_c10d, name, original, lambda: False)
+
+    replace_all(patches, torch, (*BY_HOST, *BY_TENSORS), make)
+    with one_rank():
+        yield
+    patches.undo()
+
+
+def keys(meetings):
+    return [key for key, _, _ in meetings.seen]
+
+
+@pytest.mark.usefixtures("_noted")
+def test_barriers_and_collectives_that_the_host_waits_for_are_meetings_in_their_order(meetings):
+    distributed.barrier()
+    distributed.all_reduce(torch.ones(2))
+    distributed.all_gather([torch.ones(2)], torch.ones(2), group=distributed.group.WORLD)
+    distributed.all_gather_object([None], "words")
+    distributed.monitored_barrier()
+    assert keys(meetings) == ["all:0", "all:1", "all:2", "all:3", "all:4"]
+    assert all(enter_ns <= leave_ns for _, enter_ns, leave_ns in meetings.seen)
+
+
+@pytest.mark.usefixtures("_noted")
+def test_what_some_leave_early_is_none(meetings):
+    some = distributed.new_group([0])
+    before = keys(meetings)  # making a group may wait for all
+    distributed.broadcast(torch.ones(2), 0)
+    distributed.all_reduce(torch.ones(0))
+    distributed.all_reduce(torch.ones(2), group=some)
+    distributed.all_reduce(torch.ones(2), distributed.ReduceOp.SUM, some)
+    distributed.all_reduce(torch.ones(2), async_op=True).wait()
+    distributed.all_reduce(torch.ones(2), distributed.ReduceOp.SUM, None, True).wait()
+    assert keys(meetings) == before
+
+
+@pytest.mark.usefixtures("_noted")
+def test_what_fails_is_counted_and_is_none(meetings):
+    with pytest.raises(ValueError, match="different dtypes"):
+        distributed.all_gather([torch.ones(2), torch.ones(2, dtype=torch.int64)], torch.ones(2))
+    distributed.barrier()
+    assert keys(meetings) == ["all:1"]
+
+
+@pytest.mark.usefixtures("_noted")
+@pytest.mark.parametrize("arguments", [(), (None,), ("words",), ([],)])
+def test_arguments_that_torch_will_not_like_raise_what_torch_raises(meetings, arguments):
+    with pytest.raises((TypeError, ValueError, AttributeError)) as ours:
+        distributed.all_reduce(*arguments)
+    with pytest.raises(type(ours.value)) as torchs:
+        distributed.all_reduce.__wrapped__(*arguments)
+    assert str(ours.value) == str(torchs.value)
+    assert keys(meetings) == []
+
+
+@pytest.mark.usefixtures("_noted")
+def test_calls_of_another_thread_are_none(meetings):
+    distributed.barrier()
+    other = threading.Thread(target=distributed.barrier)
+    other.start()
+    other.join()
+    distributed.barrier()
+    assert keys(meetings) == ["all:0", "all:1"]
+
+
+def kept(count):
+    """Return the numbers that are kept of so many meetings."""
+    meetings = SyncPoints()
+    for number in range(count):
+        meetings.add("all", number, f"all:{number}", number, number + 1)
+    return [enter_ns for _, enter_ns, _ in meetings.seen]
+
+
+def test_the_first_16_are_kept_and_of_all_at_most_as_many_evenly():
+    assert kept(16) == list(range(16))
+    assert kept(32) == [*range(16), *range(16, 32, 2)]
+    assert kept(33) == [*range(16), *range(16, 33, 4)]
+    assert kept(1000) == [*range(16), *range(64, 1000, 64)]
+
+
+@pytest.mark.parametrize("count", [100, 5_000])
+def test_a_rank_that_is_ahead_has_kept_those_of_the_others(count):
+    behind, ahead = set(kept(count)), set(kept(count * 2 - 1))
+    assert len(ahead) <= 32
+    assert {number for number in ahead if number < count} <= behind
+
+
+def test_meetings_that_were_not_all_told_are_thinned_in_the_same_way():
+    meetings = SyncPoints()
+    for number in (0, 15, 17, 18, 40, 1024):
+        meetings.add("ddp", number, f"ddp0:{number}", 0, 1)
+    assert keys(meetings) == ["ddp0:0", "ddp0:15", "ddp0:1024"]

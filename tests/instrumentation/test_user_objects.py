@@ -1,0 +1,150 @@
+"""Nothing is left on what the program made: people copy models, pickle them and load them against an allow-list."""
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.support.instrumented import watched
+
+
+class Training:
+    """A short training with a validation, an average of the weights and a schedule; the same each time."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+        self.loss = nn.MSELoss()
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.average = torch.optim.swa_utils.AveragedModel(self.model)
+        self.loader = DataLoader(TensorDataset(torch.randn(6, 2), torch.randn(6, 1)), batch_size=2)
+
+    def run(self):
+        for inputs, targets in self.loader:
+            self.optimizer.zero_grad()
+            self.loss(self.model(inputs.to("cpu")), targets).backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.schedule.step()
+            self.average.update_parameters(self.model)
+        with torch.no_grad():
+            for inputs, _ in self.loader:
+                self.average(inputs)
+        return self
+
+    @property
+    def objects(self):
+        return {**vars(self), **{f"model.{name}": module for name, module in self.model.named_modules() if name}}
+
+
+NAMES = tuple(Training().objects)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Training:
+    return Training().run()
+
+
+@pytest.fixture
+def trained(seen) -> Training:
+    """One trained under a watch that is still there."""
+    return Training().run()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_object_has_the_attributes_it_has_without_us(plain, trained, name):
+    theirs, ours = plain.objects[name], trained.objects[name]
+    assert list(vars(ours)) == list(vars(theirs))
+    assert {key: type(value) for key, value in vars(ours).items()} == {
+        key: type(value) for key, value in vars(theirs).items()
+    }
+    assert type(ours) is type(theirs)
+
+
+class Reading(pickle.Unpickler):
+    """Notes which classes and functions it is asked for."""
+
+    def __init__(self, data):
+        super().__init__(io.BytesIO(data))
+        self.asked_for = []
+
+    def find_class(self, module, name):
+        self.asked_for.append((module, name))
+        return super().find_class(module, name)
+
+
+def names_in(data):
+    reading = Reading(data)
+    reading.load()
+    return reading.asked_for
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_object_pickles_as_it_does_without_us(plain, trained, name):
+    theirs, ours = pickle.dumps(plain.objects[name]), pickle.dumps(trained.objects[name])
+    assert names_in(ours) == names_in(theirs)
+    assert not any("profiler" in word for names in names_in(ours) for word in names)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_object_is_copied_as_it_is_without_us(plain, trained, name):
+    theirs, ours = copy.deepcopy(plain.objects[name]), copy.deepcopy(trained.objects[name])
+    assert type(ours) is type(theirs)
+    assert list(vars(ours)) == list(vars(theirs))
+
+
+def test_a_copied_model_computes_the_same(trained):
+    inputs = torch.ones(1, 2)
+    assert torch.equal(copy.deepcopy(trained.model)(inputs), trained.model(inputs))
+
+
+def saved(value):
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    buffer.seek(0)
+    return buffer
+
+
+def test_a_whole_model_is_saved_and_loaded(trained):
+    loaded = torch.load(saved(trained.model), weights_only=False)
+    assert torch.equal(loaded[0].weight, trained.model[0].weight)
+
+
+def test_a_whole_model_that_was_saved_under_the_watch_loads_without_it():
+    with watched():
+        training = Training().run()
+        buffer = saved(training.model)
+    loaded = torch.load(buffer, weights_only=False)
+    assert torch.equal(loaded(torch.ones(1, 2)), training.model(torch.ones(1, 2)))
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer", "schedule", "average"])
+def test_a_state_is_loaded_against_the_allow_list_of_weights(trained, name):
+    loaded = torch.load(saved(getattr(trained, name).state_dict()), weights_only=True)
+    assert list(loaded) == list(getattr(trained, name).state_dict())
+
+
+def test_a_whole_model_is_loaded_against_an_allow_list_of_its_classes(trained):
+    with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.ReLU]):
+        loaded = torch.load(saved(trained.model), weights_only=True)
+    assert torch.equal(loaded[2].bias, trained.model[2].bias)
+
+
+def test_the_training_is_the_same_bit_for_bit(plain, trained):
+    for theirs, ours in zip(plain.model.parameters(), trained.model.parameters(), strict=True):
+        assert torch.equal(theirs, ours)
+
+
+def test_a_model_that_is_gone_is_not_kept(seen):
+    training = Training().run()
+    kept = [weakref.ref(one) for one in (training.model, training.optimizer, training.loader)]
+    del training
+    gc.collect()
+    assert [reference() for reference in kept] == [None, None, None]

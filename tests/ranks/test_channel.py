@@ -1,0 +1,179 @@
+import itertools
+import threading
+
+import pytest
+
+from tests.support.store import FakeServer, FakeStore, rank_of
+from training_profiler.ranks import channel as channel_module
+from training_profiler.ranks import store as store_module
+from training_profiler.ranks import transport as transport_module
+from training_profiler.ranks.channel import RankChannel
+from training_profiler.ranks.message import Heartbeat, unpack
+
+
+def guard(part, work):
+    work()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    server = FakeServer()
+    store = FakeStore(server)
+    monkeypatch.setattr(store_module, "descriptor_of", lambda store: store)
+    monkeypatch.setattr(store_module, "is_connected", lambda store: store.server.is_up)
+    monkeypatch.setattr(transport_module.RankTransport.__init__, "__defaults__", (lambda: store, lambda: True))
+    return server
+
+
+def board_of(rank, clock, world_size=2, wait_s=2.0):
+    return RankChannel(rank_of(rank, world_size), wait_s, False, guard, clock)
+
+
+def message_of(server, rank):
+    return unpack(server.values[f"training_profiler/0.0/{rank}"])
+
+
+def test_what_was_told_last_is_sent_and_what_lies_between_is_not(server, clock):
+    channel = board_of(1, clock)
+    channel.tell(b"one")
+    channel.tell(b"two")
+    assert not channel.turn()
+    assert message_of(server, 1).data == b"two"
+    assert server.calls.count("set") == 1
+
+
+def test_a_rank_that_tells_nothing_new_gives_a_sign_of_life_every_interval(server, clock):
+    channel = board_of(1, clock)
+    channel.alive = lambda: Heartbeat(7, ("backward_pass",), 3.0, "node1")
+    channel.turn()
+    channel.turn()
+    assert server.calls.count("set") == 1
+    assert message_of(server, 1).data == b""
+    clock.advance(1.0)
+    channel.tell(b"one")
+    channel.turn()
+    clock.advance(1.0)
+    channel.turn()
+    last = message_of(server, 1)
+    assert (last.data, last.alive, last.beat) == (b"one", Heartbeat(7, ("backward_pass",), 3.0, "node1"), 3)
+
+
+def test_what_could_not_be_sent_is_sent_when_there_is_a_way(server, clock, tmp_path):
+    channel = board_of(1, clock)
+    server.is_up = False
+    channel.tell(b"one")
+    channel.turn()
+    assert "was not told to rank 0" in channel.notes()[0]
+    channel.folder = tmp_path
+    channel.turn()
+    assert unpack((tmp_path / "ranks" / "1.json").read_bytes()).data == b"one"
+    assert channel.notes() == []
+
+
+def test_rank_0_hears_of_all_and_is_through_when_all_have_told_their_last(server, clock):
+    first, second = board_of(0, clock), board_of(1, clock)
+    second.tell(b"one")
+    second.turn()
+    assert not first.turn()
+    first._until_ns = clock() + 10**9
+    assert not first.turn()
+    second.tell(b"last", is_final=True)
+    second.turn()
+    assert first.turn()
+    assert (first.told()[1].data, first.told()[1].is_final) == (b"last", True)
+
+
+def test_rank_0_gives_up_waiting_when_its_time_is_up(server, clock):
+    channel = board_of(0, clock)
+    channel._until_ns = clock() + 10**9
+    assert not channel.turn()
+    clock.advance(1.0)
+    assert channel.turn()
+
+
+def test_the_thread_carries_beside_the_training_and_is_gone_after_finish(server, monkeypatch):
+    monkeypatch.setattr(channel_module, "_serials", itertools.repeat(0))  # as in two processes
+    first, second = RankChannel(rank_of(0, 2), 5.0, False, guard), RankChannel(rank_of(1, 2), 5.0, False, guard)
+    before = threading.active_count()
+    first.name_run("run")
+    for channel in (first, second):
+        channel.begin()
+        channel.begin()
+    assert threading.active_count() == before + 2
+    second.tell(b"last", is_final=True)
+    second.finish()
+    first.finish()
+    assert first.told()[1].data == b"last"
+    for thread in threading.enumerate():
+        if thread.name == "training_profiler ranks":
+            thread.join(5)
+    assert threading.active_count() == before
+
+
+def test_where_there_is_one_rank_there_is_no_thread(clock):
+    channel = board_of(0, clock, world_size=1)
+    before = threading.active_count()
+    channel.begin()
+    channel.finish()
+    assert threading.active_count() == before
+
+
+def test_a_server_that_hangs_holds_nobody_at_the_end(server, monkeypatch):
+    stuck, release = threading.Event(), threading.Event()
+
+    def hang(self, key, value):
+        stuck.set()
+        release.wait(30)
+
+    monkeypatch.setattr(FakeStore, "set", hang)
+    monkeypatch.setattr(channel_module, "OWN_SEND_S", 0.01)
+    channel = RankChannel(rank_of(1, 2), 0.0, False, guard)
+    channel.begin()
+    thread = channel._thread
+    assert stuck.wait(5)
+    channel.tell(b"last", is_final=True)
+    channel.finish()
+    assert thread.is_alive()
+    release.set()
+    thread.join(5)
+
+
+def test_signs_of_life_and_asking_get_rarer_with_the_number_of_ranks(server, clock):
+    small, large = board_of(1, clock, 2), board_of(1, clock, 16384)
+    assert (small._pause_s(), large._pause_s()) == (0.02, 163.84 / 50)
+    clock.advance(40.0)
+    assert (small._pause_s(), large._pause_s()) == (1.0, 163.84)
+
+
+def test_rank_0_reads_before_a_report_but_not_before_each_where_they_come_in_no_time(server, clock):
+    first, second = board_of(0, clock), board_of(1, clock)
+    first.turn()
+    for number, is_read in ((1, True), (2, False)):
+        clock.advance(0.1)
+        second.tell(b"%d" % number)
+        second.turn()
+        first.turn()
+        first.read_soon()
+        first.turn()
+        assert (first.told()[1].data == b"%d" % number) is is_read
+
+
+def test_the_only_rank_has_nobody_to_read(server, clock):
+    channel = board_of(0, clock, world_size=1)
+    channel.read_soon()
+    assert channel._wakes.empty()
+
+
+def test_where_no_thread_can_be_started_any_more_the_end_waits_for_nobody(server, clock, monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    channel = board_of(1, clock)
+    channel.begin()
+    channel.tell(b"one", is_final=True)
+    channel.finish()
+    assert server.calls.count("set") == 0
+    assert channel.notes() == [
+        "ranks: what this one measured last was not told to rank 0: can't create new thread at interpreter shutdown"
+    ]

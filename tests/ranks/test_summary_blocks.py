@@ -1,0 +1,42 @@
+"""Which steps ranks compare: a rule of the step alone."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training_profiler.recording.gradient_sync import BLOCK_STEPS, MOST_BLOCKS, block_stride, is_compared
+
+
+def test_the_first_hundred_and_twenty_eight_steps_are_all_compared():
+    assert all(is_compared(step) for step in range(128))
+
+
+def test_of_the_next_as_many_every_second_block_is():
+    assert [step for step in range(128, 256) if is_compared(step)] == [
+        *range(128, 144), *range(160, 176), *range(192, 208), *range(224, 240),
+    ]  # fmt: skip
+
+
+@given(blocks=st.integers(1, 10**7))
+def test_the_stride_is_the_smallest_power_of_two_that_leaves_eight_blocks(blocks):
+    stride = 1
+    while blocks / stride > MOST_BLOCKS:
+        stride *= 2
+    assert block_stride(blocks) == stride
+
+
+@given(step=st.integers(0, 10**8))
+def test_a_step_is_compared_by_the_number_of_its_block(step):
+    stride = 1
+    while (step + 1) / (BLOCK_STEPS * stride) > MOST_BLOCKS:
+        stride *= 2
+    assert is_compared(step) == (step // BLOCK_STEPS % stride == 0)
+
+
+@given(one=st.integers(1, 50_000), other=st.integers(1, 50_000))
+def test_ranks_at_different_steps_keep_blocks_in_common(one, other):
+    kept = [{block for block in range(n) if block % block_stride(n) == 0} for n in (one, other)]
+    assert min(map(len, kept)) >= 1
+    assert 0 in kept[0] & kept[1]
+    assert max(map(len, kept)) <= MOST_BLOCKS
+    if one <= other < 2 * one:  # as close together as ranks in lock-step are by far
+        assert len(kept[0] & kept[1]) >= min(3, one)

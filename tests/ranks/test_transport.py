@@ -1,0 +1,247 @@
+import pytest
+
+from tests.support.store import FakeServer, FakeStore, rank_of
+from training_profiler.ranks import store as store_module
+from training_profiler.ranks.message import Heartbeat, Message
+from training_profiler.ranks.transport import RankTransport
+
+
+class World:
+    """Carriers of several ranks with one store and one clock."""
+
+    def __init__(self, monkeypatch, clock, world_size=3, has_agent_store=False):
+        self.clock, self.server = clock, FakeServer()
+        self.group = FakeStore(self.server)
+        self.is_in_group = True  # or another number, for another group
+        self.has_agent_store = has_agent_store
+        self.world_size = world_size
+        monkeypatch.setattr(store_module, "descriptor_of", lambda store: store)
+        monkeypatch.setattr(store_module, "is_connected", lambda store: store.server.is_up)
+
+    def transport(self, rank, **options):
+        transport = RankTransport(
+            rank_of(rank, self.world_size, **options),
+            self.has_agent_store,
+            self.clock,
+            lambda: self.group if self.is_in_group and self.server.is_up else None,
+            lambda: self.is_in_group,
+        )
+        transport.look()
+        return transport
+
+
+@pytest.fixture
+def world(monkeypatch, clock):
+    return World(monkeypatch, clock)
+
+
+def data_of(transport):
+    return {rank: one.data for rank, one in transport.told().items()}
+
+
+def message(data, beat=1, **rest):
+    return Message(Heartbeat(), data, beat=beat, **rest)
+
+
+def test_rank_0_reads_what_the_others_told_and_says_for_how_long_it_has_not_changed(world, clock):
+    first, second = world.transport(0), world.transport(1)
+    second.send(message(b"one"))
+    first.read()
+    clock.advance(3.0)
+    first.read()
+    assert {rank: (one.data, one.heard_s_ago) for rank, one in first.told().items()} == {1: (b"one", 3.0)}
+    second.send(message(b"one", beat=2))
+    first.read(is_now=True)
+    assert first.told()[1].heard_s_ago == 0.0
+
+
+def test_no_key_is_asked_for_that_may_be_missing_and_what_was_told_before_is_not_lost(world):
+    world.transport(2).send(message(b"early"))
+    first = world.transport(0)
+    first.read()
+    assert data_of(first) == {2: b"early"}
+    assert set(world.server.calls) == {"set", "compare_set", "multi_get"}
+
+
+def test_other_ranks_never_wait_for_an_answer(world):
+    second = world.transport(1)
+    world.server.calls.clear()
+    second.send(message(b"one"))
+    second.read(is_now=True)
+    assert world.server.calls == ["set"]
+
+
+@pytest.mark.parametrize(("world_size", "every_s"), [(2, 1.0), (100, 1.0), (1024, 10.24), (16384, 163.84)])
+def test_rank_0_reads_at_most_every_so_often(monkeypatch, clock, world_size, every_s):
+    world = World(monkeypatch, clock, world_size)
+    first = world.transport(0)
+    first.read()
+    calls = world.server.calls.count("multi_get")
+    clock.advance(every_s - 0.01)
+    first.read()
+    assert world.server.calls.count("multi_get") == calls == -(-(world_size - 1) // 512)
+    clock.advance(0.01)
+    first.read()
+    assert world.server.calls.count("multi_get") == 2 * calls
+
+
+def test_the_runs_name_reaches_the_others_once_rank_0_has_told_it(world):
+    first, second = world.transport(0), world.transport(1)
+    second.settle_name(None)
+    assert second.run_name is None
+    first.settle_name("20261121-142530")
+    second.settle_name(None)
+    assert second.run_name == "20261121-142530"
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "a/b", "..", ".", "", "a\nb", "x" * 500])
+def test_a_name_that_is_no_plain_folder_name_is_not_taken(world, name):
+    first, second = world.transport(0), world.transport(1)
+    first.settle_name(name)
+    second.settle_name(None)
+    assert second.run_name is None
+
+
+def test_attempts_and_sessions_do_not_see_each_others_messages(world):
+    world.transport(1, attempt=0).send(message(b"of the attempt before"))
+    later = world.transport(0, attempt=1)
+    later.read()
+    assert data_of(later) == {}
+
+
+def test_a_server_that_is_gone_is_not_called_and_files_take_its_place(world, tmp_path):
+    first, second = world.transport(0), world.transport(1)
+    first.folder = second.folder = tmp_path
+    second.send(message(b"by the store"))
+    first.read()
+    world.server.is_up = False
+    world.server.calls.clear()
+    for transport in (first, second):
+        transport.look()
+    assert second.send(message(b"by file", beat=2))
+    first.read(is_now=True)
+    assert data_of(first) == {1: b"by file"}
+    assert world.server.calls == []
+
+
+def test_a_store_that_fails_in_the_middle_is_not_asked_again(world, tmp_path):
+    second = world.transport(1)
+    second.folder = tmp_path
+    second.look()
+    world.group.server.values = None  # set() raises
+    assert second.send(message(b"one"))
+    assert (tmp_path / "ranks" / "1.json").read_bytes().endswith(b"one")
+
+
+@pytest.mark.parametrize(("has_agent_store", "way"), [(True, "set"), (False, None)])
+def test_after_the_group_only_a_store_of_the_launcher_is_used(monkeypatch, clock, tmp_path, has_agent_store, way):
+    world = World(monkeypatch, clock, has_agent_store=has_agent_store)
+    second = world.transport(1)
+    second.folder = tmp_path
+    world.is_in_group = False
+    second.look()
+    world.server.calls.clear()
+    assert second.send(message(b"last", is_final=True))
+    assert world.server.calls == ([way] if way else [])
+
+
+def test_with_neither_store_nor_folder_a_message_is_kept_and_said(world):
+    world.is_in_group = False
+    second = world.transport(1)
+    assert not second.send(message(b"one"))
+    assert second.lost == "there is neither a store nor a folder that the ranks have in common"
+
+
+def test_a_disk_that_is_full_is_said_and_tried_again(world, tmp_path):
+    world.is_in_group = False
+    second = world.transport(1)
+    second.folder = tmp_path / "missing"
+    second.look()
+    assert not second.send(message(b"one"))
+    assert str(second.lost).startswith("FileNotFoundError")
+    second.folder.mkdir()
+    assert second.send(message(b"one"))
+    assert second.lost is None
+
+
+def test_garbage_is_counted_once_and_what_was_understood_before_stays(world):
+    first, second = world.transport(0), world.transport(1)
+    second.send(message(b"one"))
+    first.read()
+    for garbage in (b"\xff\xfe", b"\xff\xfe", b"[1,2]\n", b"7", b"[" * 100_000):
+        world.server.values["training_profiler/0.0/1"] = garbage
+        first.read(is_now=True)
+        first.read(is_now=True)
+    assert first.garbled == 4
+    assert data_of(first) == {1: b"one"}
+
+
+def test_a_last_message_is_not_taken_back_by_an_older_one_that_comes_by_another_way(world, tmp_path):
+    first, second = world.transport(0), world.transport(1)
+    second.send(message(b"last", beat=9, is_final=True))
+    first.read()
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks" / "1.json").write_bytes(message(b"old", beat=3).pack())
+    first.folder = tmp_path
+    first.look()
+    first.read(is_now=True)
+    assert data_of(first) == {1: b"last"}
+
+
+def test_files_of_ranks_that_cannot_be_and_of_other_attempts_are_left_alone(world, tmp_path):
+    first = world.transport(0)
+    (tmp_path / "ranks").mkdir()
+    for name in ("0.json", "3.json", "1-attempt1.json", "1.part", "x.json", "99999999999999.json"):
+        (tmp_path / "ranks" / name).write_bytes(message(b"x").pack())
+    first.folder = tmp_path
+    first.look()
+    first.read()
+    assert data_of(first) == {}
+
+
+def test_rank_0_awaits_those_that_have_not_ended_but_none_that_was_long_silent(world, clock):
+    first, second = world.transport(0), world.transport(1)
+    assert first.awaited() == 2
+    clock.advance(5.1)  # rank 2 was never heard of
+    second.send(message(b"one"))
+    first.read(is_now=True)
+    assert first.awaited() == 1
+    second.send(message(b"last", beat=2, is_final=True))
+    first.read(is_now=True)
+    assert first.awaited() == 0
+
+
+def test_another_group_on_another_server_is_joined(world, clock):
+    first, second = world.transport(0), world.transport(1)
+    first.settle_name("run")
+    old, world.server = world.server, FakeServer()
+    old.is_up = False
+    world.group, world.is_in_group = FakeStore(world.server), 2
+    for transport in (first, second):
+        transport.look()
+    first.settle_name("run")
+    second.send(message(b"one"))
+    first.read(is_now=True)
+    assert data_of(first) == {1: b"one"}
+    assert world.server.values["training_profiler/0.0/run"] == b"run"
+
+
+def test_the_groups_store_is_looked_for_once_a_group_and_not_kept(world):
+    found = []
+    first = world.transport(0)
+    first._find_store = lambda: found.append(1)
+    for _ in range(20):
+        first.look()
+    assert found == []
+    world.is_in_group = 2
+    for _ in range(20):
+        first.look()
+    assert len(found) == 5
+
+
+def test_without_a_group_nobody_is_waited_for_before_one_is_heard_of(world):
+    first, second = world.transport(0, has_group=False), world.transport(1)
+    assert first.awaited() == 0
+    second.send(message(b"one"))
+    first.read()
+    assert first.awaited() == 2

@@ -1,0 +1,55 @@
+"""What a signal handler of the program's raises amid our own code is not kept from it."""
+
+import functools
+import os
+import signal
+
+import pytest
+
+from tests.support.recording import FakeClock
+from training_profiler.recording.foreign_errors import let_through
+from training_profiler.recording.recorder import Recorder
+from training_profiler.runtime.health import ProfilerHealth
+
+
+def limit(signum, frame):
+    raise TimeoutError("the program's own limit")
+
+
+class Limit:
+    def __call__(self, signum, frame):
+        limit(signum, frame)
+
+    def method(self, signum, frame):
+        limit(signum, frame)
+
+
+@pytest.fixture(params=[limit, Limit(), Limit().method, functools.partial(limit)])
+def handled(request):
+    before = signal.signal(signal.SIGUSR1, request.param)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def interrupted():
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_a_limit_that_the_program_set_ends_what_it_was_set_for(handled):
+    profiler_health = ProfilerHealth(Recorder(FakeClock()), 0.0)
+    with pytest.raises(TimeoutError, match="the program's own limit"):
+        profiler_health.guard("statistics", interrupted)
+    assert profiler_health.disabled == {}
+
+
+def test_an_error_of_our_own_is_not_let_through(handled):
+    def fails():
+        raise TimeoutError("ours")
+
+    profiler_health = ProfilerHealth(Recorder(FakeClock()), 0.0)
+    profiler_health.guard("statistics", fails)
+    assert profiler_health.disabled == {"statistics": "TimeoutError: ours"}
+
+
+def test_an_error_without_a_traceback_is_let_go(handled):
+    let_through(ValueError())

@@ -1,0 +1,34 @@
+from training_profiler.recording.recorder import inside_now
+from training_profiler.recording.section import INFERRED, LOADER
+
+
+def inside(recorder, before=()):
+    return inside_now(recorder.buffer(), recorder.names.names, before)
+
+
+def test_open_sections_come_outermost_first_with_the_time_of_the_last(recorder, clock):
+    clock.now_ns = 10
+    with recorder.section("forward_pass"):
+        clock.now_ns = 20
+        with recorder.section("attention"):
+            assert inside(recorder) == (("forward_pass", "attention"), 20)
+        assert inside(recorder) == (("forward_pass",), 10)
+    assert inside(recorder) == ((), None)
+
+
+def test_what_was_open_at_the_last_drain_counts_until_it_is_left(recorder):
+    with recorder.section("forward_pass"):
+        recorder.drain()
+        assert inside(recorder, ("forward_pass",)) == (("forward_pass",), None)
+    assert inside(recorder, ("forward_pass",)) == ((), None)
+
+
+def test_what_seams_saw_inside_of_a_section_by_hand_is_left_out_and_a_note_of_a_loader_is_no_section(recorder):
+    code = recorder.names.id_of("backward_pass")
+    events = recorder.buffer().events
+    events.extend((5, code | INFERRED))
+    assert inside(recorder) == (("backward_pass",), 5)
+    del events[:]
+    with recorder.section("train"):
+        events.extend((6, LOADER | 1, 7, code | INFERRED))
+        assert inside(recorder)[0] == ("train",)

@@ -1,0 +1,225 @@
+import gc
+import sys
+import threading
+import weakref
+
+import pytest
+
+from tests.support.recording import FakeClock
+from training_profiler.recording.recorder import EPOCH_BEGIN, STEP_END, Recorder
+from training_profiler.recording.section import FLUSH_AT_MOST, ThreadBuffer
+
+
+def events_of(recorder: Recorder) -> list[tuple[int, int]]:
+    """Return the calling thread's events as (time, code), and forget them."""
+    serial = recorder.thread_serial()
+    flat = next(thread.events for thread in recorder.drain().threads if thread.serial == serial)
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def test_a_span_is_an_enter_and_an_exit_with_their_times(recorder, clock):
+    with recorder.section("forward_pass"):
+        clock.advance_ns(7)
+    assert events_of(recorder) == [(1000, 1), (1007, -1)]
+
+
+def test_an_exception_ends_the_span_and_passes(recorder, clock):
+    def fail():
+        with recorder.section("forward_pass"):
+            clock.advance_ns(3)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert events_of(recorder) == [(1000, 1), (1003, -1)]
+
+
+def test_a_section_recurses(recorder, clock):
+    def descend(depth):
+        with recorder.section("a"):
+            clock.advance_ns(1)
+            if depth:
+                descend(depth - 1)
+
+    descend(1)
+    assert events_of(recorder) == [(1000, 1), (1001, 1), (1002, -1), (1002, -1)]
+
+
+def test_asking_twice_for_a_name_gives_the_same_section(recorder):
+    assert recorder.section("a") is recorder.section("a")
+
+
+def test_each_thread_has_events_of_its_own(recorder):
+    with recorder.section("a"):
+        pass
+    thread = threading.Thread(target=lambda: recorder.section("a").__enter__(), name="loader")
+    thread.start()
+    thread.join()
+    batch = recorder.drain()
+    assert [(thread.name, thread.events[1::2]) for thread in batch.threads] == [
+        ("MainThread", [1, -1]),
+        ("loader", [1]),
+    ]
+
+
+def test_a_thread_that_has_ended_is_handed_out_once_more_and_then_forgotten(recorder):
+    def work():
+        with recorder.section("a"):
+            pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    del thread
+    gc.collect()
+    assert [thread.is_alive for thread in recorder.drain().threads] == [True, False]  # the first is this one
+    assert [thread.is_alive for thread in recorder.drain().threads] == [True]
+
+
+def test_a_drain_forgets_what_it_hands_out(recorder):
+    with recorder.section("a"):
+        pass
+    recorder.mark(STEP_END)
+    recorder.drain()
+    batch = recorder.drain()
+    assert (batch.threads[0].events, batch.marks) == ([], [])
+
+
+def test_marks_carry_kind_and_time(recorder, clock):
+    recorder.mark(EPOCH_BEGIN)
+    clock.advance_ns(5)
+    assert recorder.mark(STEP_END) == 1005
+    assert recorder.drain().marks == [(EPOCH_BEGIN, 1000), (STEP_END, 1005)]
+
+
+def test_a_full_buffer_asks_for_a_drain(recorder, clock):
+    asked = []
+    recorder.on_full = lambda: asked.append(True)
+    for _ in range(FLUSH_AT_MOST):  # more than any buffer is to hold
+        with recorder.section("a"):
+            pass
+    assert asked
+
+
+def test_without_a_session_a_full_buffer_is_emptied(recorder):
+    for _ in range(10 * FLUSH_AT_MOST):
+        with recorder.section("a"):
+            pass
+    assert len(recorder.buffers[0].events) < 2 * FLUSH_AT_MOST
+
+
+def test_a_busy_thread_is_drained_about_every_two_seconds(recorder, clock):
+    recorder.on_full = lambda: None
+    for _ in range(100):
+        with recorder.section("a"):
+            clock.advance_ns(1)
+    clock.advance_ns(500_000_000 - 100)
+    recorder.drain()  # 400 integers in half a second
+    assert recorder.buffers[0].flush_at == 1600
+
+
+def test_making_a_section_begins_nothing_and_entering_it_does(recorder):
+    begun = []
+
+    def begin():
+        begun.append("begun")
+        recorder.is_listened_to = True
+
+    recorder.is_listened_to = False
+    recorder.on_first = begin
+    section = recorder.section("a")
+    decorated = recorder.section("b")(lambda: 1)
+    assert begun == []
+    with section:
+        pass
+    assert (begun, decorated()) == (["begun"], 1)
+    assert [code for _, code in events_of(recorder)] == [1, -1, 2, -2]
+
+
+def test_a_section_that_nobody_listens_to_is_not_recorded(recorder):
+    recorder.is_listened_to = False
+    with recorder.section("a"):
+        pass
+    assert events_of(recorder) == []
+
+
+def test_what_is_recorded_after_the_moment_of_a_drain_is_left_for_the_next(recorder, clock):
+    alive = threading.Event()
+    other = ThreadBuffer("other", weakref.ref(alive))
+    other.events += [900, 1, 1001, -1]  # the clock stands at 1000: that thread went on meanwhile
+    recorder.buffers.append(other)
+
+    def other_events(batch):
+        return next(thread.events for thread in batch.threads if thread.name == "other")
+
+    recorder.marks += [(STEP_END, 950), (STEP_END, 1002)]
+    batch = recorder.drain()
+    assert (other_events(batch), batch.marks) == ([900, 1], [(STEP_END, 950)])
+    clock.advance_ns(10)
+    batch = recorder.drain()
+    assert (other_events(batch), batch.marks) == ([1001, -1], [(STEP_END, 1002)])
+
+
+@pytest.mark.parametrize("name", [None, 3, "", "  ", ["a"], {}])
+def test_what_is_no_name_is_recorded_as_invalid_name(recorder, name):
+    with recorder.section(name):
+        pass
+    assert [recorder.names.names[abs(code)] for _, code in events_of(recorder)] == ["(invalid name)"] * 2
+
+
+def test_a_decorator_without_a_name_says_how_to_write_it(recorder):
+    with pytest.raises(TypeError, match=r'given the function \'train\' and no name; .*@profile_section\("train"\)'):
+
+        @recorder.section
+        def train():
+            pass
+
+
+def test_beyond_the_limit_of_names_all_share_one_row(clock):
+    recorder = Recorder(clock=clock)
+    recorder.names.limit = 2
+    for name in ("a", "b", "c", "d"):
+        with recorder.section(name):
+            pass
+    shown = [recorder.names.names[code] for _, code in events_of(recorder) if code > 0]
+    assert shown == ["a", "b", "(other names)", "(other names)"]
+
+
+def test_a_section_vanishes_while_dynamo_traces(clock, monkeypatch):
+    class Compiler:
+        @staticmethod
+        def is_dynamo_compiling():
+            return True
+
+    class Torch:
+        compiler = Compiler
+
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+    recorder = Recorder(clock=clock)
+    with recorder.section("a"):
+        pass
+    assert events_of(recorder) == []
+
+
+def test_torch_that_is_imported_later_is_noticed(clock, monkeypatch):
+    class Compiler:
+        tracing = False
+
+        @classmethod
+        def is_compiling(cls):
+            return cls.tracing
+
+    class Torch:
+        compiler = Compiler
+
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    recorder = Recorder(clock=FakeClock())
+    with recorder.section("a"):
+        pass
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+    with recorder.section("a"):
+        pass
+    Compiler.tracing = True
+    with recorder.section("a"):
+        pass
+    assert len(events_of(recorder)) == 4

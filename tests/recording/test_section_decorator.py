@@ -1,0 +1,164 @@
+import asyncio
+
+import pytest
+
+from training_profiler.recording.section import DISCARDED
+
+
+def spans_of(recorder) -> list[int]:
+    """Return the durations of the calling thread's leaves in ns."""
+    serial = recorder.thread_serial()
+    flat = next(thread.events for thread in recorder.drain().threads if thread.serial == serial)
+    return [end - begin for begin, end in zip(flat[::4], flat[2::4], strict=True)]
+
+
+def test_a_decorated_function_is_timed_at_each_call(recorder, clock):
+    @recorder.section("a")
+    def work(ns):
+        clock.advance_ns(ns)
+        return ns
+
+    assert [work(3), work(4)] == [3, 4]
+    assert spans_of(recorder) == [3, 4]
+
+
+def test_a_decorated_function_keeps_name_and_docstring(recorder):
+    @recorder.section("a")
+    def work():
+        """Work."""
+
+    assert (work.__name__, work.__doc__) == ("work", "Work.")
+
+
+def test_a_decorated_generator_is_timed_while_it_runs_and_not_while_its_consumer_does(recorder, clock):
+    @recorder.section("a")
+    def batches():
+        for ns in (1, 2):
+            clock.advance_ns(ns)
+            yield ns
+
+    for _ in batches():
+        clock.advance_ns(100)
+    assert spans_of(recorder) == [1, 2, 0]  # the last resumption finds the end
+
+
+def test_a_decorated_generator_takes_sent_values_and_returns_its_own(recorder):
+    @recorder.section("a")
+    def echo():
+        got = yield "ready"
+        return got
+
+    generator = echo()
+    assert next(generator) == "ready"
+    with pytest.raises(StopIteration) as stop:
+        generator.send("hello")
+    assert stop.value.value == "hello"
+
+
+def test_a_decorated_generator_takes_thrown_exceptions(recorder):
+    @recorder.section("a")
+    def survivor():
+        try:
+            yield "ready"
+        except KeyError:
+            yield "caught"
+
+    generator = survivor()
+    next(generator)
+    assert generator.throw(KeyError()) == "caught"
+
+
+def test_a_decorated_async_function_is_timed_from_call_to_return(recorder, clock):
+    @recorder.section("a")
+    async def work():
+        clock.advance_ns(2)
+        await asyncio.sleep(0)
+        clock.advance_ns(3)
+        return "done"
+
+    assert asyncio.run(work()) == "done"
+    assert spans_of(recorder) == [5]
+
+
+def test_a_decorated_async_generator_is_timed_while_it_runs(recorder, clock):
+    @recorder.section("a")
+    async def batches():
+        for ns in (1, 2):
+            clock.advance_ns(ns)
+            yield ns
+
+    async def consume():
+        async for _ in batches():
+            clock.advance_ns(100)
+
+    asyncio.run(consume())
+    assert spans_of(recorder) == [1, 2, 0]
+
+
+def test_a_decorated_async_generator_takes_sent_values(recorder):
+    @recorder.section("a")
+    async def echo():
+        got = yield "ready"
+        yield got
+
+    async def consume():
+        generator = echo()
+        first = await generator.asend(None)
+        second = await generator.asend("hello")
+        await generator.aclose()
+        return first, second
+
+    assert asyncio.run(consume()) == ("ready", "hello")
+
+
+def test_a_decorated_async_generator_takes_thrown_exceptions(recorder):
+    @recorder.section("a")
+    async def survivor():
+        try:
+            yield "ready"
+        except KeyError:
+            yield "caught"
+
+    async def consume():
+        generator = survivor()
+        await generator.asend(None)
+        caught = await generator.athrow(KeyError())
+        await generator.aclose()
+        return caught
+
+    assert asyncio.run(consume()) == "caught"
+
+
+def test_a_decorated_async_generator_closes_the_users_when_it_is_closed(recorder):
+    closed = []
+
+    @recorder.section("a")
+    async def batches():
+        try:
+            yield 1
+        finally:
+            closed.append(True)
+
+    async def consume():
+        generator = batches()
+        await generator.asend(None)
+        await generator.aclose()
+
+    asyncio.run(consume())
+    assert closed == [True]
+
+
+def test_decorating_what_cannot_be_called_says_what_was_given(recorder):
+    with pytest.raises(
+        TypeError, match=r"profile_section\('a'\) decorates functions, not 3; example: @profile_section"
+    ):
+        recorder.section("a")(3)
+
+
+def test_a_cancelled_span_says_so_in_its_exit(recorder):
+    section = recorder.section("a")
+    section.__enter__()
+    section.cancel()
+    serial = recorder.thread_serial()
+    flat = next(thread.events for thread in recorder.drain().threads if thread.serial == serial)
+    assert flat[1::2] == [1, -1 - DISCARDED]

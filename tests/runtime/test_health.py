@@ -1,0 +1,49 @@
+from tests.support.recording import FakeClock, FakeRun
+from training_profiler.aggregation.totals import Totals
+from training_profiler.runtime.health import REPORTS_FREE, REPORTS_SHARE, Budget, ProfilerHealth
+from training_profiler.units import NS_PER_S
+
+REPORT_NS = NS_PER_S // 100
+
+
+def reports_within(budget, clock, seconds, every_s):
+    """Return how many reports are allowed where one is due every ``every_s``."""
+    allowed = 0
+    for _ in range(round(seconds / every_s)):
+        clock.advance(every_s)
+        if budget.allows():
+            allowed += 1
+            budget.spend(REPORT_NS)
+    return allowed
+
+
+def test_the_first_reports_are_printed_whatever_they_cost():
+    clock = FakeClock()
+    budget = Budget(clock)
+    assert reports_within(budget, clock, REPORTS_FREE * 0.001, 0.001) == REPORTS_FREE
+    assert budget.left_out == 0
+
+
+def test_beyond_those_reports_take_no_more_than_their_share_of_the_run():
+    clock = FakeClock()
+    budget = Budget(clock)
+    allowed = reports_within(budget, clock, 100, 0.1) - REPORTS_FREE
+    assert allowed * REPORT_NS <= REPORTS_SHARE * 100 * NS_PER_S + REPORT_NS
+    assert allowed > 10
+    assert budget.left_out == 1000 - REPORTS_FREE - allowed
+
+
+def test_reports_that_are_cheap_at_their_pace_are_all_printed():
+    clock = FakeClock()
+    budget = Budget(clock)
+    assert reports_within(budget, clock, 10_000, 10) == 1000
+    assert budget.left_out == 0
+
+
+def test_the_cost_of_the_profiler_is_that_of_its_work_and_of_each_section():
+    run = FakeRun()
+    profiler_health = ProfilerHealth(run.recorder, section_cost_ns=500.0)
+    profiler_health.spent_ns = 1_000_000
+    totals = Totals(0)
+    totals.training_spans = 2000
+    assert profiler_health.health(totals, reports_left_out=0).overhead_s == 0.002

@@ -1,0 +1,81 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from training_profiler.runtime import shutdown as shutdown_module
+from training_profiler.runtime.shutdown import Shutdown
+
+
+@pytest.fixture
+def shutdown():
+    shutdown = Shutdown(lambda ended_by: True)
+    shutdown.install()
+    yield shutdown
+    shutdown.remove()
+
+
+def wakeup_descriptor():
+    descriptor = signal.set_wakeup_fd(-1)
+    if descriptor != -1:
+        signal.set_wakeup_fd(descriptor)
+    return descriptor
+
+
+def watchers():
+    return [thread for thread in threading.enumerate() if thread.name == "training_profiler SIGTERM"]
+
+
+def test_nothing_is_left_of_looking_whether_the_main_thread_hangs(shutdown):
+    shutdown.end_where_stuck()
+    (thread,) = watchers()
+    assert wakeup_descriptor() != -1
+    shutdown.remove()
+    thread.join(10)
+    assert not watchers()
+    assert wakeup_descriptor() == -1
+
+
+def test_a_run_of_one_rank_has_neither_thread_nor_descriptor(shutdown):
+    assert (watchers(), wakeup_descriptor()) == ([], -1)
+
+
+def test_somebody_elses_descriptor_of_signals_stays(shutdown):
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    signal.set_wakeup_fd(writes)
+    try:
+        shutdown.end_where_stuck()
+        assert (watchers(), wakeup_descriptor()) == ([], writes)
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(reads)
+        os.close(writes)
+
+
+@pytest.mark.parametrize(
+    ("places", "is_taken", "is_stuck"),
+    [
+        ([(1, 2)] * 21, False, True),
+        ([(1, 2)] * 20 + [(1, 4)], False, False),  # it moves: the signal was a child's
+        ([(1, 2)] * 21, True, False),
+    ],
+)
+def test_the_main_thread_is_stuck_where_it_neither_moves_nor_takes_the_signal(
+    shutdown, monkeypatch, places, is_taken, is_stuck
+):
+    following = iter(places)
+    monkeypatch.setattr(shutdown_module.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(shutdown_module, "_place_of_main_thread", lambda: next(following))
+    shutdown._is_taken = is_taken
+    assert shutdown._is_stuck() is is_stuck
+
+
+def test_a_signal_that_the_program_handles_itself_is_left_to_it(shutdown, monkeypatch):
+    monkeypatch.setattr(shutdown_module.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(shutdown_module, "_place_of_main_thread", lambda: (1, 2))
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: None)
+    assert not shutdown._is_stuck()
+    signal.signal(signal.SIGTERM, before)
+    assert shutdown._is_stuck()

@@ -1,0 +1,154 @@
+from types import SimpleNamespace
+from typing import Any
+
+from training_profiler.sampling.gpu import GpuReading, Gpus
+
+NAME = "NVIDIA H200"
+
+
+class FakeCuda:
+    """What is used of torch.cuda; nothing in it may reset or initialise anything."""
+
+    def __init__(self, reserved_bytes: list[int], uuids: list[str | None]) -> None:
+        self.reserved_bytes, self.uuids = reserved_bytes, uuids
+        self.is_begun = True
+
+    def is_initialized(self) -> bool:
+        return self.is_begun
+
+    def device_count(self) -> int:
+        return len(self.reserved_bytes)
+
+    def memory_stats(self, index: int) -> dict[str, int]:
+        reserved = self.reserved_bytes[index]
+        return {"allocated_bytes.all.current": reserved // 2, "reserved_bytes.all.current": reserved}
+
+    def get_device_properties(self, index: int) -> Any:
+        found = {"name": NAME, "total_memory": 1000}
+        return SimpleNamespace(**found, **({"uuid": self.uuids[index]} if self.uuids[index] else {}))
+
+
+class FakeNvml:
+    NVML_TEMPERATURE_GPU = 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, uuids: tuple[str, ...] = ("GPU-a", "GPU-b"), has_driver: bool = True) -> None:
+        self.uuids, self.has_driver = uuids, has_driver
+        self.begun = self.ended = 0
+        self.power_asked = 0
+
+    def nvmlInit(self) -> None:
+        self.begun += 1
+        if not self.has_driver:
+            raise self.NVMLError("no driver")
+
+    def nvmlShutdown(self) -> None:
+        self.ended += 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.uuids)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return self.uuids[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid not in self.uuids:
+            raise self.NVMLError("not found")
+        return uuid
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+        return SimpleNamespace(used={"GPU-a": 700, "GPU-b": 800, "MIG-a": 90}[handle])
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
+        return SimpleNamespace(gpu=85)
+
+    def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
+        return 64
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        self.power_asked += 1
+        raise self.NVMLError("not supported")
+
+
+def gpus_of(cuda: Any, nvml: Any = None) -> Gpus:
+    return Gpus({"torch": SimpleNamespace(cuda=cuda), "pynvml": nvml}.get)
+
+
+def test_a_program_without_torch_has_none():
+    assert Gpus({}.get).read() == []
+
+
+def test_a_device_that_the_program_has_not_initialised_is_left_alone():
+    cuda = FakeCuda([100], [None])
+    cuda.is_begun = False
+    assert gpus_of(cuda, FakeNvml()).read() == []
+
+
+def test_memory_of_the_devices_this_process_uses():
+    values = {"allocated_bytes": 50.0, "reserved_bytes": 100.0}
+    assert gpus_of(FakeCuda([0, 100], ["a", "b"])).read() == [GpuReading(1, NAME, 1000, values)]
+
+
+def test_nvml_tells_of_the_same_device_by_its_uuid():
+    # CUDA_VISIBLE_DEVICES=1: torch's device 0 is NVML's device 1.
+    (seen,) = gpus_of(FakeCuda([100], ["b"]), FakeNvml()).read()
+    assert seen.values["used_bytes"] == 800
+    assert (seen.values["utilization"], seen.values["temperature_c"]) == (0.85, 64)
+
+
+def test_a_part_of_a_device_is_found_by_its_own_uuid():
+    (seen,) = gpus_of(FakeCuda([100], ["a"]), FakeNvml(uuids=("MIG-a",))).read()
+    assert seen.values["used_bytes"] == 90
+
+
+def test_without_a_uuid_only_a_single_device_is_known_for_sure():
+    (one,) = gpus_of(FakeCuda([100], [None]), FakeNvml(uuids=("GPU-a",))).read()
+    (of_two,) = gpus_of(FakeCuda([100], [None]), FakeNvml()).read()
+    assert one.values["used_bytes"] == 700
+    assert "used_bytes" not in of_two.values
+
+
+def test_what_a_device_cannot_tell_is_unknown_and_not_asked_again():
+    nvml = FakeNvml()
+    gpus = gpus_of(FakeCuda([100], ["a"]), nvml)
+    seen = [gpus.read() for _ in range(3)]
+    assert all("power_w" not in one.values for (one,) in seen)
+    assert nvml.power_asked == 1
+
+
+def test_without_a_driver_nvml_is_tried_once():
+    nvml = FakeNvml(has_driver=False)
+    gpus = gpus_of(FakeCuda([100, 100], ["a", "b"]), nvml)
+    for _ in range(25):
+        assert [set(one.values) for one in gpus.read()] == [{"allocated_bytes", "reserved_bytes"}] * 2
+    assert nvml.begun == 1
+    gpus.close()
+    assert nvml.ended == 0
+
+
+def test_a_device_that_is_used_later_is_found_later():
+    cuda = FakeCuda([100, 0], ["a", "b"])
+    gpus = gpus_of(cuda)
+    assert [seen.device for seen in gpus.read()] == [0]
+    cuda.reserved_bytes[1] = 10
+    assert [[seen.device for seen in gpus.read()] for _ in range(10)][-1] == [0, 1]
+
+
+def test_nvml_is_let_go():
+    nvml = FakeNvml()
+    gpus = gpus_of(FakeCuda([100], ["a"]), nvml)
+    gpus.read()
+    gpus.close()
+    assert (nvml.begun, nvml.ended) == (1, 1)
+
+
+def test_memory_of_apples_devices():
+    mps = SimpleNamespace(
+        current_allocated_memory=lambda: 5, driver_allocated_memory=lambda: 9, recommended_max_memory=lambda: 100
+    )
+    torch = SimpleNamespace(mps=mps, backends=SimpleNamespace(mps=SimpleNamespace(is_available=lambda: True)))
+    assert Gpus({"torch": torch}.get).read() == [
+        GpuReading(0, "mps", 100, {"allocated_bytes": 5.0, "reserved_bytes": 9.0})
+    ]

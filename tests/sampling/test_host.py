@@ -1,0 +1,148 @@
+from collections import namedtuple
+from contextlib import nullcontext
+from typing import Any
+
+from training_profiler.sampling.host import Host
+
+Cpu = namedtuple("Cpu", "user system")
+Memory = namedtuple("Memory", "rss")
+Virtual = namedtuple("Virtual", "total available")
+LinuxTimes = namedtuple("LinuxTimes", "user nice system idle iowait irq softirq steal guest guest_nice")
+MacTimes = namedtuple("MacTimes", "user nice system idle")
+
+
+class FakeProcess:
+    def __init__(self, psutil: "FakePsutil", pid: int, cpu_s: float, resident_bytes: int) -> None:
+        self._psutil, self.pid, self.cpu_s, self.resident_bytes = psutil, pid, cpu_s, resident_bytes
+        self.has_ended = False
+        self.reads = 0
+
+    def oneshot(self) -> Any:
+        return nullcontext()
+
+    def cpu_times(self) -> Cpu:
+        if self.has_ended:
+            raise self._psutil.Error
+        self.reads += 1
+        return Cpu(self.cpu_s, 0.0)
+
+    def memory_info(self) -> Memory:
+        return Memory(self.resident_bytes)
+
+    def children(self, recursive: bool) -> list["FakeProcess"]:
+        assert recursive
+        self._psutil.searches += 1
+        self._psutil.now_s += self._psutil.search_s
+        return [child for child in self._psutil.workers if not child.has_ended]
+
+
+class FakePsutil:
+    """What is used of psutil."""
+
+    class Error(Exception):
+        pass
+
+    def __init__(self) -> None:
+        self.own = FakeProcess(self, 1, 10.0, 1000)
+        self.workers: list[FakeProcess] = []
+        self.searches = 0
+        self.search_s = self.now_s = 0.0
+        self.times: Any = LinuxTimes(5.0, 1.0, 2.0, 80.0, 10.0, 1.0, 1.0, 0.0, 2.0, 1.0)
+
+    def Process(self) -> FakeProcess:
+        return self.own
+
+    def virtual_memory(self) -> Virtual:
+        return Virtual(8000, 3000)
+
+    def cpu_times(self) -> Any:
+        return self.times
+
+    def cpu_count(self) -> int:
+        return 8
+
+
+def host_of(psutil: FakePsutil) -> Host:
+    return Host(psutil, lambda: psutil.now_s, lambda: psutil.own.cpu_s)
+
+
+def worker(psutil: FakePsutil, pid: int, cpu_s: float = 0.0, resident_bytes: int = 100) -> FakeProcess:
+    child = FakeProcess(psutil, pid, cpu_s, resident_bytes)
+    psutil.workers.append(child)
+    return child
+
+
+def test_memory_and_cpu_time_of_process_and_host():
+    seen = host_of(FakePsutil()).read()
+    assert (seen.tree_cpu_s, seen.own_bytes, seen.tree_bytes) == (10.0, 1000, 1000)
+    assert (seen.host_total_bytes, seen.host_available_bytes) == (8000, 3000)
+
+
+def test_a_guests_time_counts_once_and_waiting_for_a_disk_is_idle():
+    assert host_of(FakePsutil()).read().host_cpu_s == (10.0, 100.0)
+
+
+def test_a_system_that_knows_fewer_kinds_of_time():
+    psutil = FakePsutil()
+    psutil.times = MacTimes(5.0, 1.0, 2.0, 92.0)
+    assert host_of(psutil).read().host_cpu_s == (8.0, 100.0)
+
+
+def test_children_count_with_their_memory_and_with_what_they_use_from_then_on():
+    psutil = FakePsutil()
+    child = worker(psutil, 2, cpu_s=50.0)
+    host = host_of(psutil)
+    first = host.read()
+    child.cpu_s, psutil.own.cpu_s = 53.0, 11.0
+    second = host.read()
+    assert (first.tree_cpu_s, second.tree_cpu_s) == (10.0, 14.0)
+    assert (second.own_bytes, second.tree_bytes) == (1000, 1100)
+
+
+def test_a_child_that_ends_takes_nothing_back():
+    psutil = FakePsutil()
+    child = worker(psutil, 2, cpu_s=1.0)
+    host = host_of(psutil)
+    host.read()
+    child.cpu_s = 3.0
+    assert host.read().tree_cpu_s == 12.0
+    child.has_ended = True
+    seen = host.read()
+    assert (seen.tree_cpu_s, seen.tree_bytes) == (12.0, 1000)
+
+
+def test_children_are_searched_for_less_often_later_on():
+    psutil = FakePsutil()
+    host = host_of(psutil)
+    searched_at = []
+    for look in range(80):
+        before = psutil.searches
+        host.read()
+        searched_at += [look] * (psutil.searches - before)
+    assert searched_at == [0, 1, 2, 4, 8, 16, 32, 52, 72]
+
+
+def test_where_searching_takes_long_it_is_done_less_often():
+    psutil = FakePsutil()
+    psutil.search_s = 0.02
+    host = host_of(psutil)
+    for _ in range(150):
+        host.read()
+        psutil.now_s += 1.0
+    assert psutil.searches == 2  # the second 100 s later
+
+
+def test_many_children_are_read_less_often_and_the_cpu_time_with_them():
+    psutil = FakePsutil()
+    children = [worker(psutil, 2 + i) for i in range(4)]
+    host = host_of(psutil)
+    cpu_s = [host.read().tree_cpu_s for _ in range(8)]
+    assert cpu_s == [10.0, None, None, None, 10.0, None, None, None]
+    assert {child.reads for child in children} == {2}
+
+
+def test_the_installed_psutil_has_all_that_is_read():
+    seen = Host().read()
+    assert seen.own_bytes > 1_000_000
+    assert seen.host_total_bytes > seen.host_available_bytes > 0
+    assert seen.tree_cpu_s > 0

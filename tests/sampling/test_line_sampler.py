@@ -1,0 +1,256 @@
+"""The sampler thread: what it sees of another thread, and that it leaves nothing behind."""
+
+import logging
+import sys
+import threading
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.recording import FakeClock
+from training_profiler.recording.recorder import Recorder
+from training_profiler.runtime.health import ProfilerHealth
+from training_profiler.sampling import line_sampler
+from training_profiler.sampling.line_sampler import LineSampler, Location, function_name
+from training_profiler.sampling.user_code import Places
+
+PLACES = Places("/project/train.py", "/project", ("/usr/lib/python3.11",), ("/usr/lib/python3.11",))
+SITE = "/usr/lib/python3.11/site-packages"
+PROGRAM = """\
+def main():
+
+    return train()
+
+def train():
+    return library(step)
+
+def step():
+    return [look() for _ in range(1)][0]
+"""
+LIBRARY = """\
+def library(function):
+    return function()
+def look():
+    return frame()
+"""
+
+
+@pytest.fixture
+def profiler_health(recorder: Recorder) -> ProfilerHealth:
+    return ProfilerHealth(recorder, 0.0)
+
+
+@pytest.fixture
+def sampler(clock: FakeClock, profiler_health: ProfilerHealth):
+    sampler = LineSampler(clock, profiler_health.guard, lambda: PLACES)
+    yield sampler
+    sampler.stop()
+
+
+def started(sampler: LineSampler, hz: int = 1000) -> LineSampler:
+    sampler.run_at(hz, sampler._clock())
+    return sampler
+
+
+def wait_for_samples(sampler: LineSampler, count: int) -> None:
+    while sampler.samples < count:
+        sum(range(1000))
+
+
+def run_as(filename: str, text: str, names: dict) -> dict:
+    exec(compile(text, filename, "exec"), names)
+    return names
+
+
+def frame_of_program():
+    """Return the frame at ``look``, called by a library, called by the program, which another library calls."""
+    names = run_as(f"{SITE}/library.py", LIBRARY, {"frame": lambda: sys._getframe(1)})
+    return run_as("/project/train.py", PROGRAM, names)["main"]()
+
+
+def test_a_sample_is_the_innermost_line_of_the_users_code(sampler):
+    started(sampler).stop()
+    assert sampler.locate(frame_of_program()) == Location("train.py", 9, "step")
+
+
+def test_where_nothing_is_the_users_there_is_no_line(sampler):
+    started(sampler).stop()
+    frame = run_as(f"{SITE}/library.py", LIBRARY, {"frame": lambda: sys._getframe(1)})["look"]()
+    sampler._user_code = line_sampler.UserCode(Places("/elsewhere/train.py", "/", ("/",), ()))
+    assert sampler.locate(frame) is None
+
+
+def test_what_a_dataclass_generates_is_of_the_line_that_calls_it(sampler):
+    started(sampler).stop()
+    seen = []
+
+    @dataclass
+    class Batch:
+        size: int
+
+        def __post_init__(self) -> None:
+            seen.append(sys._getframe(1))
+
+    Batch(1)
+    (generated,) = seen
+    assert generated.f_code.co_filename == "<string>"
+    assert sampler.locate(generated).function == "test_what_a_dataclass_generates_is_of_the_line_that_calls_it"
+
+
+def test_functions_go_by_their_class_and_comprehensions_by_the_function_around_them():
+    class Trainer:
+        def step(self):
+            return [function_name(sys._getframe().f_code) for _ in "a"][-1]
+
+        def nested(self):
+            def inner():
+                return function_name(sys._getframe().f_code)
+
+            return inner()
+
+    assert Trainer().step() == "Trainer.step"
+    assert Trainer().nested() == "inner"
+    assert function_name(compile("0", "train.py", "exec")) == "<module>"
+    assert function_name((lambda: 0).__code__) == "<lambda>"
+
+
+def test_the_rest_of_a_function_after_a_graph_break_goes_by_its_name():
+    resumed = (lambda: 0).__code__.replace(co_qualname="torch_dynamo_resume_in_train_step_at_12")
+    assert function_name(resumed) == "train_step"
+
+
+def test_it_samples_the_thread_that_made_it(sampler, clock):
+    started(sampler).take()
+    wait_for_samples(sampler, sampler.samples + 3)
+    sampler.stop()
+    samples = sampler.take()
+    assert {ns for ns, _ in samples} == {clock()}
+    assert "wait_for_samples" in {location.function for _, location in samples}
+    assert sampler.take() == []
+
+
+def test_it_samples_the_thread_it_is_told_to(sampler, clock):
+    started(sampler)
+    wait_for_samples(sampler, 2)
+    is_over = threading.Event()
+
+    def train_elsewhere():
+        sampler.sample_this_thread()
+        wait_for_samples(sampler, sampler.samples + 3)
+        is_over.set()
+
+    thread = threading.Thread(target=train_elsewhere)
+    thread.start()
+    is_over.wait()
+    sampler.stop()
+    thread.join()
+    functions = {location.function for _, location in sampler.take() if location}
+    assert "wait_for_samples" in functions
+    assert "test_it_samples_the_thread_it_is_told_to" not in functions
+
+
+def test_without_samples_to_take_there_is_no_thread(sampler):
+    before = threading.enumerate()
+    sampler.run_at(0, 0)
+    assert threading.enumerate() == before
+    assert sampler.cost(1_000) is None
+
+
+def test_another_rate_needs_no_other_thread(sampler):
+    started(sampler, 1000)
+    thread = sampler._thread
+    sampler.run_at(500, 0)
+    assert sampler._thread is thread
+    sampler.run_at(0, 0)
+    assert not thread.is_alive()
+
+
+def test_it_can_be_switched_on_again_and_counts_on(sampler):
+    wait_for_samples(started(sampler), 2)
+    sampler.run_at(0, 0)
+    before = sampler.samples, sampler.cpu_ns
+    wait_for_samples(started(sampler), before[0] + 2)
+    sampler.stop()
+    assert sampler.cpu_ns > before[1] > 0
+
+
+def test_time_that_went_by_unseen_is_nobodys_line(sampler, clock):
+    begin_ns = clock()
+    clock.advance(2)
+    sampler.run_at(50, begin_ns)
+    sampler.stop()
+    unseen = sampler.take()[:100]
+    assert unseen == [(begin_ns + i * 20_000_000, None) for i in range(100)]
+
+
+def test_samples_that_nobody_takes_are_bounded(sampler, monkeypatch):
+    monkeypatch.setattr(line_sampler, "MOST_WAITING", 5)
+    wait_for_samples(started(sampler), 5)
+    for _ in range(20):
+        sampler._sample()
+    sampler.stop()
+    assert len(sampler.take()) == 5
+
+
+def test_lines_are_bounded(sampler, monkeypatch):
+    started(sampler).stop()
+    monkeypatch.setattr(line_sampler, "MOST_LOCATIONS", 0)
+    sampler._locations.clear()
+    assert sampler.locate(sys._getframe()) is None
+
+
+def test_a_thread_that_has_ended_has_no_lines(sampler):
+    started(sampler).stop()
+    sampler.take()
+    before = sampler.samples
+    thread = threading.Thread(target=sampler.sample_this_thread)
+    thread.start()
+    thread.join()
+    sampler._sample()
+    assert sampler.samples == before
+
+
+def test_a_sampler_that_fails_is_switched_off_and_said(profiler_health, caplog):
+    def broken() -> int:
+        raise RuntimeError("no clock")
+
+    sampler = LineSampler(broken, profiler_health.guard, lambda: PLACES)
+    sampler._hz = 1000
+    with caplog.at_level(logging.ERROR):
+        profiler_health.guard(line_sampler.PART, sampler._start)
+        sampler._thread.join()
+    sampler.stop()
+    assert profiler_health.disabled == {"line sampler": "RuntimeError: no clock"}
+
+
+def test_the_time_to_hand_over_the_gil_is_as_before_when_it_ends(sampler):
+    before = sys.getswitchinterval()
+    started(sampler)
+    assert sys.getswitchinterval() == pytest.approx(line_sampler.HANDOVER_S)
+    sampler.stop()
+    assert sys.getswitchinterval() == before
+
+
+def test_a_program_that_sets_the_time_to_hand_over_itself_keeps_it(sampler):
+    before = sys.getswitchinterval()
+    try:
+        started(sampler)
+        sys.setswitchinterval(0.002)
+        sampler.stop()
+        assert sys.getswitchinterval() == pytest.approx(0.002)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_the_cost_is_told_with_the_number_of_samples(sampler):
+    started(sampler).stop()
+    sampler.samples, sampler.cpu_ns = 1234, 41_000_000
+    assert sampler.cost(58_000_000_000) == "line sampler: 1234 samples, 0.041s of CPU (0.07% of the run)"
+    assert sampler.cost(0) == "line sampler: 1234 samples, 0.041s of CPU"
+
+
+def test_signals_are_left_to_the_other_threads(sampler, monkeypatch):
+    blocked = []
+    monkeypatch.setattr(line_sampler.signal, "pthread_sigmask", lambda how, mask: blocked.append((how, set(mask))))
+    wait_for_samples(started(sampler), 1)
+    assert blocked == [(line_sampler.signal.SIG_BLOCK, line_sampler.signal.valid_signals())]

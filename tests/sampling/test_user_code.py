@@ -1,0 +1,122 @@
+import sysconfig
+from dataclasses import replace
+
+import numpy
+import pytest
+
+import training_profiler
+from training_profiler.sampling import user_code
+from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
+
+LIBRARY = "/usr/lib/python3.11"
+PACKAGES = "/home/ada/project/.venv/lib/python3.11/site-packages"
+PLACES = Places(
+    main="/home/ada/project/scripts/train.py",
+    cwd="/home/ada/project",
+    standard_library=(LIBRARY,),
+    search_path=("/home/ada/project/scripts", "/home/ada/libraries", LIBRARY, PACKAGES),
+    never=(f"{PACKAGES}/training_profiler", "/home/ada/pytorch/torch"),
+)
+
+
+@pytest.mark.parametrize(
+    ("filename", "shown"),
+    [
+        ("/home/ada/project/scripts/train.py", "train.py"),
+        ("/home/ada/project/scripts/models/unet.py", "models/unet.py"),
+        ("/home/ada/project/data/images.py", "data/images.py"),
+        ("/home/ada/libraries/flows/ode.py", "flows/ode.py"),  # installed in editable form, or found by PYTHONPATH
+        ("/srv/shared/flows/ode.py", "flows/ode.py"),
+        ("/train.py", "train.py"),
+        ("/tmp/ipykernel_12/345.py", "ipykernel_12/345.py"),
+        ("<stdin>", "<stdin>"),
+        ("<ipython-input-3-a1b2c3>", "<ipython-input-3-a1b2c3>"),
+    ],
+)
+def test_code_that_is_not_installed_is_the_users(filename, shown):
+    assert UserCode(PLACES).shown(filename) == shown
+
+
+@pytest.mark.parametrize(
+    "filename",
+    [
+        f"{PACKAGES}/torch/nn/modules/linear.py",
+        f"{PACKAGES}/six.py",
+        "/usr/lib/python3/dist-packages/numpy/core/numeric.py",
+        f"{LIBRARY}/random.py",
+        f"{LIBRARY}/multiprocessing/queues.py",
+        f"{PACKAGES}/training_profiler/session.py",
+        "/home/ada/pytorch/torch/nn/modules/linear.py",
+        "<frozen importlib._bootstrap>",
+        "<eval_with_key>.12",
+        "<__array_function__ internals>",
+        "<attrs generated init Batch>",
+    ],
+)
+def test_libraries_are_not_the_users(filename):
+    assert UserCode(PLACES).shown(filename) is None
+
+
+def test_a_project_beside_the_standard_library_is_the_users():
+    assert UserCode(PLACES).shown("/usr/lib/python3.11-experiments/train.py") == "python3.11-experiments/train.py"
+
+
+def test_a_package_that_is_itself_the_program_is_the_users():
+    """As with ``python -m flows.train``."""
+    code = UserCode(replace(PLACES, main=f"{PACKAGES}/flows/train.py"))
+    assert code.shown(f"{PACKAGES}/flows/train.py") == "flows/train.py"
+    assert code.shown(f"{PACKAGES}/flows/models/unet.py") == "flows/models/unet.py"
+    assert code.shown(f"{PACKAGES}/flowsheet/train.py") is None
+    assert code.shown(f"{PACKAGES}/torch/optim/adam.py") is None
+
+
+def test_torch_is_never_the_users_even_if_it_is_the_program():
+    """As with ``python -m torch.distributed.run``."""
+    torch = f"{PACKAGES}/torch"
+    code = UserCode(replace(PLACES, main=f"{torch}/distributed/run.py", never=(torch,)))
+    assert code.shown(f"{torch}/distributed/run.py") is None
+
+
+def test_the_started_file_is_found_by_the_name_it_was_started_by_wherever_the_program_has_gone():
+    code = UserCode(replace(PLACES, cwd="/home/ada/project/outputs/3"))
+    assert code.shown("scripts/train.py") == "train.py"
+    assert code.shown("train.py") == "train.py"
+
+
+def test_two_files_never_share_a_name():
+    code = UserCode(PLACES)
+    assert code.shown("/home/ada/project/scripts/data.py") == "data.py"
+    assert code.shown("/home/ada/project/data.py") == "project/data.py"
+    assert code.shown("/srv/project/data.py") == "/srv/project/data.py"
+    assert code.shown("/home/ada/project/scripts/data.py") == "data.py"
+
+
+def test_at_a_prompt_files_go_by_the_folder_one_is_in():
+    code = UserCode(replace(PLACES, main=None))
+    assert code.shown("/home/ada/project/scripts/train.py") == "scripts/train.py"
+
+
+def test_a_name_that_would_steer_the_terminal_is_written_out():
+    assert UserCode(PLACES).shown("/home/ada/project/a\x1b[2J\nb.py") == "a\\x1b[2J\\nb.py"
+
+
+def test_no_more_names_are_kept_than_the_limit(monkeypatch):
+    monkeypatch.setattr(user_code, "MOST_FILES", 10)
+    code = UserCode(PLACES)
+    for number in range(100):
+        assert code.shown(f"/home/ada/project/{number}.py") == f"{number}.py"
+    assert len(code._shown) <= 10
+    assert len(code._taken) <= 10
+
+
+def test_in_this_process_the_standard_library_and_the_profiler_are_not_the_users():
+    code = UserCode(places_of_this_process())
+    assert code.shown(sysconfig.get_paths()["stdlib"] + "/json/decoder.py") is None
+    assert code.shown(training_profiler.__file__) is None
+    assert code.shown(numpy.__file__) is None
+    assert code.shown(__file__) is not None
+
+
+def test_a_string_is_the_users_where_it_is_the_program() -> None:
+    assert UserCode(PLACES).shown("<string>") is None  # what a dataclass or a namedtuple is made by
+    assert UserCode(replace(PLACES, main=None)).shown("<string>") == "<string>"

@@ -1,0 +1,281 @@
+"""The files of a run on each of its ranks."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from tests.support.recording import FakeClock, FakeRun
+from training_profiler.settings import Settings
+from training_profiler.snapshot.ranks import AttemptStats, RankId
+from training_profiler.snapshot.snapshot import Health
+from training_profiler.storage import run_files, run_folder
+from training_profiler.storage.launch import LaunchId
+from training_profiler.storage.run_files import RunFiles
+
+RUN = "20261121-142530"
+LAUNCH = LaunchId("node0", parent_pid=41, parent_start_s=1000.0)
+DATA = {"schema": 1}
+
+
+@pytest.fixture(autouse=True)
+def one_second(monkeypatch):
+    monkeypatch.setattr(run_folder.time, "strftime", lambda form: RUN)
+    monkeypatch.setattr(run_files, "this_launch", lambda launch: LAUNCH)
+
+
+class Process:
+    """One rank's files, with a run that writes to their journal."""
+
+    def __init__(self, parent, rank, attempt=0):
+        self.who = RankId(rank, 4, "node0", 0, rank, attempt)
+        self.clock = FakeClock()
+        self.run = FakeRun()
+        settings = Settings(dir=str(parent), rank=rank)
+        self.files = RunFiles(settings, self.run.names, self.run.clock(), self.clock)
+
+    def flush(self, steps=1):
+        for _ in range(steps):
+            self.run.step(forward_pass=1.0)
+        self.run.journal = self.files.open(self.who)
+        self.run.flush()
+        return self
+
+    def close(self, ended_by=None):
+        self.files.close(Health(), ended_by)
+
+    def records(self):
+        (path,) = self.files.folder.glob(f"rank{self.who.rank}*.jsonl")
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_rank_0_makes_the_folder_and_says_whose_journal_it_is(tmp_path):
+    first = Process(tmp_path, 0).flush()
+    assert names_in(tmp_path / RUN) == ["meta.json", "rank0.jsonl"]
+    begin = first.records()[0]
+    assert (begin["run"], begin["rank"], begin["pid"]) == (RUN, 0, os.getpid())
+    assert begin["who"] == {"rank": 0, "world_size": 4, "host": "node0", "node": 0, "local_rank": 0, "attempt": 0}
+    assert begin["launched"] == LAUNCH._asdict()
+    meta = json.loads((tmp_path / RUN / "meta.json").read_text())
+    assert (meta["who"], meta["launched"]) == (begin["who"], begin["launched"])
+    assert [(row["number"], row["begin_wall_ns"]) for row in meta["attempts"]] == [(0, begin["wall_ns"])]
+
+
+def test_other_ranks_go_into_the_folder_that_they_are_told(tmp_path):
+    Process(tmp_path, 0).flush()
+    other = Process(tmp_path, 3)
+    other.files.run_name = RUN
+    other.flush()
+    assert other.files.folder == tmp_path / RUN
+    assert names_in(tmp_path / RUN) == ["meta.json", "rank0.jsonl", "rank3.jsonl"]
+    begin, interval = other.records()
+    assert (begin["run"], begin["rank"], interval["kind"]) == (RUN, 3, "interval")
+
+
+def test_till_it_is_told_a_rank_keeps_its_lines(tmp_path):
+    other = Process(tmp_path / "runs", 3).flush().flush()
+    assert list(tmp_path.iterdir()) == []
+    assert other.files.folder is None
+    other.files.run_name = RUN
+    other.flush()
+    other.close()
+    kinds = [record["kind"] for record in other.records()]
+    assert kinds == ["begin", "interval", "interval", "interval", "end"]
+
+
+def test_on_another_machine_the_first_rank_makes_the_folder_and_says_where_that_is(tmp_path):
+    for rank in (2, 3):
+        other = Process(tmp_path, rank)
+        other.files.run_name = RUN
+        other.flush()
+    assert names_in(tmp_path / RUN) == ["meta-rank2.json", "rank2.jsonl", "rank3.jsonl"]
+    meta = json.loads((tmp_path / RUN / "meta-rank2.json").read_text())
+    assert (meta["run"], meta["who"]["rank"]) == (RUN, 2)
+    assert "git" not in meta
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "a/b", "/tmp", "a\\b", "a\0b", "é", "x" * 300, "a\n", 7, b"x"])
+def test_a_name_that_is_no_plain_name_of_a_folder_is_passed_over(tmp_path, name):
+    other = Process(tmp_path / "runs", 3)
+    other.files.run_name = name
+    other.flush()
+    assert other.files.folder is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_nobody_tells_finds_the_folder_of_its_launch(tmp_path):
+    other = Process(tmp_path, 3).flush()
+    Process(tmp_path, 0).flush()
+    other.flush()
+    assert other.files.folder is None  # it does not look at each flush
+    other.clock.advance(2)
+    other.flush()
+    assert other.files.folder == tmp_path / RUN
+    assert [record["kind"] for record in other.records()] == ["begin", *["interval"] * 3]
+
+
+def test_a_rank_that_finds_nothing_looks_ever_more_seldom(tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr(run_files, "run_of_rank", lambda *arguments: looks.append(other.clock.now_ns // 10**9))
+    other = Process(tmp_path, 3)
+    for _ in range(300):
+        other.flush()
+        other.clock.advance(1)
+    assert looks == [0, 2, 6, 14, 30, 62, 126, 190, 254]
+
+
+def change_meta(parent, **values):
+    path = parent / RUN / "meta.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"launched": LAUNCH._replace(parent_pid=42)._asdict()},
+        {"launched": None},
+        {"attempts": [{"number": 1, "begin_wall_ns": 0}]},
+        {"attempts": [{"number": 0, "begin_wall_ns": -(10**13)}]},  # hours before
+        {"attempts": 7},
+        {"attempts": [None, {"number": "x"}, {}]},
+    ],
+)
+def test_a_folder_of_another_launch_or_attempt_or_time_is_not_the_run_s(tmp_path, meta):
+    Process(tmp_path, 0).flush()
+    change_meta(tmp_path, **meta)
+    assert Process(tmp_path, 3).flush().files.folder is None
+
+
+def test_a_folder_in_which_this_rank_has_written_is_not_found_again(tmp_path):
+    Process(tmp_path, 0).flush()
+    assert Process(tmp_path, 3).flush().files.folder == tmp_path / RUN
+    assert Process(tmp_path, 3).flush().files.folder is None
+
+
+def test_a_rank_that_is_told_a_name_for_the_second_time_in_one_process_waits_for_another(tmp_path):
+    for _ in range(2):
+        other = Process(tmp_path, 3)
+        other.files.run_name = RUN
+        other.flush()
+    assert other.files.folder is None
+    other.files.run_name = "20261121-150000"
+    assert other.flush().files.folder == tmp_path / "20261121-150000"
+
+
+def test_what_another_process_has_written_is_left_alone(tmp_path):
+    (tmp_path / RUN).mkdir()
+    (tmp_path / RUN / "rank3.jsonl").write_text('{"kind":"begin","pid":1,"host":"node7"}\n')
+    other = Process(tmp_path, 3)
+    other.files.run_name = RUN
+    other.flush()
+    assert (tmp_path / RUN / "rank3.jsonl").read_text() == '{"kind":"begin","pid":1,"host":"node7"}\n'
+    assert names_in(tmp_path / RUN) == ["rank3-2.jsonl", "rank3.jsonl"]
+
+
+def test_at_its_end_a_rank_that_heard_of_no_folder_makes_its_own(tmp_path):
+    other = Process(tmp_path, 3).flush()
+    other.close("SIGTERM")
+    assert names_in(tmp_path) == [f"{RUN}-rank3"]
+    assert names_in(tmp_path / f"{RUN}-rank3") == ["meta.json", "rank3.jsonl"]
+    records = other.records()
+    assert (records[0]["run"], records[-1]["ended_by"]) == (f"{RUN}-rank3", "SIGTERM")
+
+
+def test_a_rank_s_own_folder_is_nobody_else_s(tmp_path):
+    Process(tmp_path, 3).flush().close()
+    assert Process(tmp_path, 2).flush().files.folder is None
+
+
+def test_at_its_end_a_rank_looks_once_more(tmp_path):
+    other = Process(tmp_path, 3).flush()
+    Process(tmp_path, 0).flush()
+    other.close()
+    assert names_in(tmp_path) == [RUN]
+
+
+def test_a_rank_that_measured_nothing_leaves_nothing(tmp_path):
+    other = Process(tmp_path, 3)
+    other.files.open(other.who)
+    other.close()
+    Process(tmp_path, 2).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_rank_0_writes_reports(tmp_path):
+    first, other = Process(tmp_path, 0).flush(), Process(tmp_path, 1)
+    other.files.run_name = RUN
+    other.flush()
+    other.files.write_report("other", DATA)
+    assert not list((tmp_path / RUN).glob("report*"))
+    first.files.write_report("first", DATA)
+    assert (tmp_path / RUN / "report.txt").read_text() == "first"
+
+
+def test_a_later_attempt_goes_on_in_the_folder_and_keeps_the_report_before(tmp_path):
+    before = Process(tmp_path, 0).flush(20)
+    before.files.write_report("before", DATA)
+    before.close("SIGTERM")
+    Process(tmp_path, 0, attempt=1).flush().close("ValueError")  # it came to no report
+    last = Process(tmp_path, 0, attempt=2).flush()
+    last.files.write_report("last", DATA)
+    assert last.files.attempts == (
+        AttemptStats(0, 20, 20.0, "SIGTERM", is_ended=True),
+        AttemptStats(1, 1, 1.0, "ValueError", is_ended=True),
+    )
+    journals = ["rank0-attempt1.jsonl", "rank0-attempt2.jsonl", "rank0.jsonl"]
+    reports = ["report-attempt0.json", "report-attempt0.txt", "report.json", "report.txt"]
+    assert names_in(tmp_path / RUN) == ["meta.json", *journals, *reports]
+    assert (tmp_path / RUN / "report-attempt0.txt").read_text() == "before"
+    assert (tmp_path / RUN / "report.txt").read_text() == "last"
+    meta = json.loads((tmp_path / RUN / "meta.json").read_text())
+    assert [row["number"] for row in meta["attempts"]] == [0, 1, 2]
+    other = Process(tmp_path, 3, attempt=2).flush()
+    assert other.files.folder == tmp_path / RUN
+    assert (tmp_path / RUN / "rank3-attempt2.jsonl").exists()
+
+
+def test_an_attempt_whose_run_is_elsewhere_makes_a_folder_that_says_which_it_is(tmp_path, monkeypatch):
+    Process(tmp_path, 0).flush()
+    monkeypatch.setattr(run_files, "this_launch", lambda launch: LAUNCH._replace(parent_pid=42))
+    later = Process(tmp_path, 0, attempt=1).flush()
+    assert later.files.folder == tmp_path / f"{RUN}-2"
+    meta = json.loads((tmp_path / f"{RUN}-2" / "meta.json").read_text())
+    assert [row["number"] for row in meta["attempts"]] == [1]
+    assert names_in(tmp_path / f"{RUN}-2") == ["meta.json", "rank0-attempt1.jsonl"]
+
+
+def test_a_launcher_that_comes_to_the_same_number_again_begins_a_new_run(tmp_path):
+    Process(tmp_path, 0).flush()
+    Process(tmp_path, 0, attempt=1).flush()
+    assert Process(tmp_path, 0, attempt=1).flush().files.folder == tmp_path / f"{RUN}-2"
+
+
+def test_an_attempt_begins_where_the_program_then_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    other = Process("runs", 3).flush()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    other.files.run_name = RUN
+    other.flush()
+    assert other.files.folder == tmp_path / "runs" / RUN
+
+
+def test_a_rank_learns_late_which_one_it_is(tmp_path):
+    other = Process(tmp_path, 1).flush()
+    other.who = replace(other.who, rank=2)
+    other.files.run_name = RUN
+    other.flush()
+    assert (other.records()[0]["rank"], other.records()[0]["who"]["rank"]) == (2, 2)
+
+
+def test_a_disk_that_takes_nothing_is_an_error_of_this_part_alone(tmp_path):
+    (tmp_path / "runs").write_text("")
+    other = Process(tmp_path / "runs", 3).flush()
+    other.files.run_name = RUN
+    with pytest.raises(OSError, match="runs"):
+        other.flush()

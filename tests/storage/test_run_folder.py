@@ -1,0 +1,74 @@
+import json
+import sys
+
+import pytest
+
+from training_profiler.settings import Settings
+from training_profiler.storage import run_folder
+from training_profiler.storage.run_folder import describe_run, journal_name, make_run_folder, write_json
+
+
+@pytest.fixture(autouse=True)
+def one_second(monkeypatch):
+    monkeypatch.setattr(run_folder.time, "strftime", lambda form: "20261121-142530")
+
+
+def test_a_run_folder_is_named_after_the_time(tmp_path):
+    assert make_run_folder(str(tmp_path / "runs")) == tmp_path / "runs" / "20261121-142530"
+
+
+def test_a_second_run_in_the_same_second_gets_a_number(tmp_path):
+    made = [make_run_folder(str(tmp_path)).name for _ in range(3)]
+    assert made == ["20261121-142530", "20261121-142530-2", "20261121-142530-3"]
+
+
+def test_a_run_folder_stays_where_it_is_when_the_script_changes_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert make_run_folder("runs") == tmp_path / "runs" / "20261121-142530"
+
+
+def test_a_file_in_the_way_is_an_error(tmp_path):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(OSError, match="runs"):
+        make_run_folder(str(tmp_path / "runs"))
+
+
+def test_each_rank_has_a_journal():
+    assert journal_name(3) == "rank3.jsonl"
+
+
+def test_the_command_line_is_described_without_secrets(monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python", "train.py", "--token", "X", "--lr", "1e-3"])
+    command = describe_run(Settings())["command"]
+    assert command.split(" ", 1)[1] == "train.py --token '***' --lr 1e-3"
+
+
+def test_the_description_of_a_run_is_json(tmp_path):
+    path = tmp_path / "meta.json"
+    write_json(path, describe_run(Settings(log_every=7)))
+    data = json.loads(path.read_text())
+    of_process = {"began", "host", "pid", "launch", "command", "folder", "python", "platform", "cpus"}
+    keys = of_process | {"versions", "settings", "git"}
+    assert set(data) == keys
+    assert data["settings"]["log_every"] == 7
+
+
+def test_outside_of_a_git_tree_there_is_no_commit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [""])
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert describe_run(Settings())["git"] is None
+
+
+def test_without_git_there_is_no_commit(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert describe_run(Settings())["git"] is None
+
+
+def test_json_is_written_in_one_piece(tmp_path):
+    path = tmp_path / "report.json"
+    path.write_text("old")
+    with pytest.raises(ValueError, match="Out of range"):
+        write_json(path, {"nan": float("nan")})
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+    assert path.read_text() == "old"

@@ -1,0 +1,182 @@
+"""An accelerator that is none: streams on which work takes its time, behind the host, on a clock of their own."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from tests.support.recording import FakeClock, FakeRun
+from training_profiler.device import device_time
+from training_profiler.device.backends import Accelerator
+from training_profiler.device.device_time import DeviceTime
+from training_profiler.snapshot.snapshot import DeviceTimingStats, Health, Snapshot
+
+OFFSET_NS = 7_000_000_000_000  # the device counts from another moment than the host
+
+
+class FakeDevice:
+    """Devices of one kind; work is queued on the current stream of the current one, and done when its time is over."""
+
+    def __init__(self, clock: FakeClock, count: int = 1) -> None:
+        self.clock = clock
+        self.count = count
+        self.index = 0
+        self.stream = 0
+        self.is_initialized = True
+        self.is_capturing = False
+        self.is_stuck = False  # no event is reached any more
+        self.breaks: Exception | None = None  # raised by whatever the driver is asked
+        self.events: list[FakeEvent] = []
+        self.calls: list[str] = []
+        self._idle_from_ns: dict[tuple[int, int], int] = {}
+
+    @property
+    def idle_from_ns(self) -> int:
+        """When the current stream will have nothing to do."""
+        return max(self.clock.now_ns, self._idle_from_ns.get((self.index, self.stream), 0))
+
+    def queue(self, seconds: float) -> None:
+        """Give the current stream work; the host goes on at once."""
+        self._idle_from_ns[self.index, self.stream] = self.idle_from_ns + round(seconds * 1e9)
+
+    def make_event(self) -> "FakeEvent":
+        self.call("make event")
+        return FakeEvent(self)
+
+    def synchronize(self) -> None:
+        self.call("synchronize")
+        assert not self.is_capturing, "a capture would be broken"
+        ends = [ns for (index, _), ns in self._idle_from_ns.items() if index == self.index]
+        self.clock.now_ns = max([self.clock.now_ns, *ends])
+
+    def call(self, name: str) -> None:
+        self.calls.append(name)
+        if self.breaks is not None:
+            raise self.breaks
+
+    def accelerator(self) -> Accelerator:
+        return Accelerator(
+            kind="cuda",
+            name="NVIDIA Fake",
+            make_event=self.make_event,
+            current_index=lambda: self.index,
+            is_capturing=lambda: self.is_capturing,
+            synchronize=self.synchronize,
+        )
+
+    def torch(self, has_accelerator: bool = True) -> Any:
+        """Return what is looked at of a torch that was built for it."""
+        module = SimpleNamespace(
+            is_initialized=lambda: self.is_initialized,
+            device_count=lambda: self.count,
+            current_device=lambda: self.index,
+            get_device_name=lambda: "NVIDIA Fake",
+            is_current_stream_capturing=lambda: self.is_capturing,
+            synchronize=self.synchronize,
+            Event=lambda enable_timing: self.make_event(),
+        )
+        torch = SimpleNamespace(cuda=module)
+        if has_accelerator:
+            torch.accelerator = SimpleNamespace(synchronize=self.synchronize)
+            torch.Event = lambda device, enable_timing: self.make_event()
+        return torch
+
+
+class FakeEvent:
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.at_ns: int | None = None
+        self.index: int | None = None
+        device.events.append(self)
+
+    def record(self) -> None:
+        self.device.call("record")
+        assert not self.device.is_capturing, "it would be part of the graph"
+        assert self.index in (None, self.device.index), "an event belongs to the device it was recorded on first"
+        self.index, self.at_ns = self.device.index, self.device.idle_from_ns
+
+    def query(self) -> bool:
+        self.device.call("query")
+        assert not self.device.is_capturing, "a capture would be broken"
+        assert self.at_ns is not None
+        return not self.device.is_stuck and self.at_ns <= self.device.clock.now_ns
+
+    def elapsed_time(self, end: "FakeEvent") -> float:
+        assert self.query(), "not reached yet"
+        assert end.query(), "not reached yet"
+        assert self.at_ns is not None
+        assert end.at_ns is not None
+        return (OFFSET_NS + end.at_ns - (OFFSET_NS + self.at_ns)) / 1e6
+
+
+class DeviceRun(FakeRun):
+    """A run on a fake device, stamped as a session would."""
+
+    def __init__(self, timing: str = "auto", count: int = 1, **options: Any) -> None:
+        super().__init__(**options)
+        self.device = FakeDevice(self.clock, count)
+        self.disabled: dict[str, str] = {}
+        self.paid_ns = 0
+        self.found: Callable[[], Accelerator | None] = self.device.accelerator
+        self.time = DeviceTime(self.recorder, self.accumulator, self.guard, self.pay)
+        self.time.run(timing)
+
+    def guard(self, part: str, work: Callable[[], None]) -> None:
+        if part not in self.disabled:
+            try:
+                work()
+            except Exception as error:
+                self.disabled[part] = str(error)
+
+    def pay(self, ns: int) -> None:
+        self.paid_ns += ns
+
+    def look(self, *location: Any) -> None:  # type: ignore[override]
+        """Look whether an accelerator is in use, or whether stamping costs too much."""
+        self.time.look(self.clock())
+
+    def work(self, name: str, device_s: float, host_s: float = 0.001) -> None:
+        """Pass one span of a section that gives the device work."""
+        with self.section(name):
+            self.clock.advance(host_s)
+            self.device.queue(device_s)
+
+    def drain(self) -> None:
+        super().drain()
+        self.time.book()
+
+    def flush(self) -> None:
+        self.drain()
+        totals, step_ns = self.accumulator.take_totals()
+        self.sums.add(totals, step_ns)
+        if self.journal:
+            self.journal.write_interval(totals, step_ns, Health(), self.loaders, device=self.time.stats())
+
+    def snapshot(self, **options: Any) -> Snapshot:
+        self.flush()
+        return super().snapshot(device=self.time.stats(), **options)
+
+    def finish(self) -> Snapshot:
+        """End as a session does."""
+        self.time.stop()
+        return self.snapshot()
+
+    def stats(self) -> DeviceTimingStats:
+        self.flush()
+        found = self.time.stats()
+        assert found is not None
+        return found
+
+    def device_s(self) -> dict[str, tuple[int, float]]:
+        """Return (spans, time on the device) of each section of which it is known."""
+        sections = self.snapshot().sections.values()
+        return {s.name: (s.device_count, s.device_total_s) for s in sections if s.device_total_s is not None}
+
+
+def device_run(monkeypatch: Any, *args: Any, is_begun: bool = True, **options: Any) -> DeviceRun:
+    """Return a run that finds its fake device, by now or at the next look."""
+    run = DeviceRun(*args, **options)
+    monkeypatch.setattr(device_time.backends, "find_accelerator", lambda: run.found())
+    if is_begun:
+        run.look()
+        run.device.calls.clear()
+    return run

@@ -1,0 +1,289 @@
+"""A training without torch: modules, loaders and optimizers that tell an ``LoopDetector`` what the seams would."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from tests.support.recording import FakeRun
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
+from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
+from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
+from training_profiler.recording.recorder import LOOP_BEGIN, STEP_END
+
+
+class Figures(NamedTuple):
+    """What a report would be made of, without sections of nothing; times in s."""
+
+    counts: dict[str, int]
+    total_s: dict[str, float]
+    self_s: dict[str, float]  # "" is time that no section owns
+    step_s: list[float]  # without what is no part of a step
+
+
+class FakeTraining:
+    """The training thread: what happens on it, on a clock that only stands still or is advanced."""
+
+    def __init__(self, run: FakeRun | None = None) -> None:
+        self.run = run or FakeRun()
+        self.clock = self.run.clock
+        self.recorder = self.run.recorder
+        self.run.accumulator.inferred.is_needed = True
+        self.recorder.watermark_ns = self.clock()  # as a session that watches begins
+        self.marks: list[tuple[int, int]] = []  # (kind, ns), as they were made
+        self.is_grad_enabled = True
+        self.is_busy = False  # inside of something that no seam looks into
+        self._remember_marks()
+        self.codes = SectionCodes(self.run.names)
+        self.pending = PendingEvents(self.recorder)
+        self.detector = LoopDetector(self.pending, self.codes, FakeModule, lambda: self.is_grad_enabled, self._end_step)
+
+    def _remember_marks(self) -> None:
+        mark = self.recorder.mark
+
+        def remembered(kind: int, at_ns: int | None = None) -> int:
+            mark_ns = mark(kind, at_ns)
+            self.marks.append((kind, mark_ns))
+            return mark_ns
+
+        self.recorder.mark = remembered  # type: ignore[method-assign]
+
+    def _end_step(self, at_ns: int) -> None:
+        self.recorder.mark(STEP_END, at_ns)
+        self.recorder.settle(at_ns)
+
+    @property
+    def steps(self) -> int:
+        return sum(kind == STEP_END for kind, _ in self.marks)
+
+    @property
+    def loop_begin_s(self) -> float | None:
+        """When the training loop begins, in s since the run began."""
+        begins = [ns for kind, ns in self.marks if kind == LOOP_BEGIN]
+        return (begins[0] - 1_000) / 1e9 if begins else None
+
+    def spend(self, seconds: float) -> None:
+        """Let time pass that no seam sees."""
+        self.clock.advance(seconds)
+
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        before, self.is_grad_enabled = self.is_grad_enabled, False
+        try:
+            yield
+        finally:
+            self.is_grad_enabled = before
+
+    def backward(self, seconds: float = 3.0, work: Callable[[], Any] | None = None) -> None:
+        """Compute gradients, which runs ``work``, such as a forward pass that is computed again."""
+        self._train()
+        self.detector.backward_begins()
+        self.is_busy = True
+        try:
+            self.clock.advance(seconds)
+            if work is not None:
+                work()
+        finally:
+            self.is_busy = False
+            self.detector.backward_ends()
+
+    def _train(self) -> None:
+        """Do as the seams of what only a training loop does."""
+        if self.detector.calls:
+            self.detector.trains_within()
+            self.is_busy = False
+
+    def update(
+        self,
+        optimizer: Any,
+        seconds: float = 1.0,
+        *,
+        closure: Callable[[], Any] | None = None,
+        evaluations: int = 1,
+        is_skipped: bool = False,
+    ) -> None:
+        """Update parameters; with a ``closure`` the loss is computed first, and again after each of the seconds."""
+        self._train()
+        self.detector.update_begins()
+        for _ in range(evaluations if closure is not None else 0):
+            closure()
+            self.clock.advance(seconds)
+        if closure is None:
+            self.clock.advance(seconds)
+        self.detector.update_ends(optimizer, not is_skipped)
+
+    def train(self, model: "FakeModule", loader: "FakeLoader", optimizer: Any) -> None:
+        """Train for an epoch: by default steps of 7 s, 1 s of data, 2 s forward, 3 s backward, 1 s of update."""
+        for batch in loader:
+            model(batch)
+            self.backward()
+            self.update(optimizer)
+
+    def save(self, seconds: float = 1.0) -> None:
+        """Save a checkpoint."""
+        if self.detector.phases.is_unresolved:
+            self.detector.phases.checkpoint_begins()
+        self.pending.note(self.codes.checkpoint)
+        self.clock.advance(seconds)
+        self.pending.note(-self.codes.checkpoint)
+
+    def finish(self) -> Figures:
+        """End the run; its times add up, and nothing is left over."""
+        self.detector.finish()
+        self.recorder.watermark_ns = None
+        self.run.drain()
+        totals, step_ns = self.run.accumulator.take_totals()
+        sums, names = totals.sections, {0: "", **self.run.names.names}
+        assert sums.self_ns.sum() == totals.wall_ns
+        assert totals.dropped == 0
+        assert self.run.accumulator.open_sections(self.recorder.thread_serial()) == ()
+        assert [ns for _, ns in self.marks] == sorted(ns for _, ns in self.marks)
+
+        def column(values: Any, unit: Any) -> dict[str, Any]:
+            return {names[id]: unit(value) for id, value in enumerate(values.tolist()) if value}
+
+        return Figures(
+            column(sums.count, int),
+            column(sums.total_ns, seconds),
+            column(sums.self_ns, seconds),
+            [seconds(ns) for ns in step_ns],
+        )
+
+
+def seconds(ns: int) -> float:
+    return ns / 1e9
+
+
+class FakeParameter:
+    def __init__(self, requires_grad: bool = True) -> None:
+        self.requires_grad = requires_grad
+
+
+class FakeModule:
+    """Called, it spends ``seconds``, then calls the modules it holds, or does ``work`` instead."""
+
+    def __init__(
+        self,
+        training: FakeTraining,
+        *inner: "FakeModule",
+        seconds: float = 2.0,
+        parameters: int = 1,
+        requires_grad: bool = True,
+        work: Callable[..., Any] | None = None,
+    ) -> None:
+        self.world = training
+        self.training = requires_grad  # what is frozen for good is in eval mode
+        self.seconds = seconds
+        self.work = work
+        self._modules = {str(i): module for i, module in enumerate(inner)}
+        self._parameters = {str(i): FakeParameter(requires_grad) for i in range(parameters)}
+
+    def parameters(self) -> Iterator[FakeParameter]:
+        yield from self._parameters.values()
+        for module in self._modules.values():
+            yield from module.parameters()
+
+    def train(self, mode: bool = True) -> None:
+        self.training = mode
+
+    def eval(self) -> None:
+        self.train(False)
+
+    def forward(self, *inputs: Any) -> None:
+        self.world.clock.advance(self.seconds)
+        if self.work is not None:
+            self.work(*inputs)
+            return
+        for module in self._modules.values():
+            module(*inputs)
+
+
+def _call(self: FakeModule, *inputs: Any) -> None:
+    if self.world.is_busy:
+        self.forward(*inputs)
+    else:
+        _outermost(self, inputs)
+
+
+def _outermost(module: FakeModule, inputs: tuple[Any, ...]) -> None:
+    """Call as patches/module_call.py does: two frames between a module's caller and the inference, none a method."""
+    world = module.world
+    caller = sys._getframe(2)
+    usual = world.detector.fast_path_call_begins(module, caller.f_code)
+    call = usual or world.detector.call_begins(module, inputs, True, caller)
+    world.is_busy = not call.is_explored
+    try:
+        module.forward(*inputs)
+    finally:
+        world.is_busy = False
+        if call.is_plain and module.training:
+            world.detector.calls.pop()
+            world.detector.forward_ends()
+        else:
+            world.detector.call_ends(call, module)
+
+
+FakeModule.__call__ = _call  # type: ignore[attr-defined]
+
+
+class Loss(FakeModule):
+    """A module without parameters."""
+
+    def __init__(self, training: FakeTraining, seconds: float = 1.0) -> None:
+        super().__init__(training, seconds=seconds, parameters=0)
+
+
+class FakeLoader:
+    """Gives numbers; fetching one takes ``seconds``, finding out that there are no more takes none."""
+
+    def __init__(self, training: FakeTraining, batches: int, seconds: float = 1.0) -> None:
+        self.world = training
+        self.batches = batches
+        self.seconds = seconds
+
+    def __iter__(self) -> "FakeIterator":
+        return FakeIterator(self)
+
+
+class FakeIterator:
+    def __init__(self, loader: FakeLoader) -> None:
+        self.loader = loader
+        self.fetched = 0
+
+    def __iter__(self) -> "FakeIterator":
+        return self
+
+    def __next__(self) -> int:
+        world, loader = self.loader.world, self.loader
+        if world.detector.calls:
+            world.detector.trains_within()
+            world.is_busy = False
+        one = world.detector.fetch_begins(self, self.fetched == 0)
+        if self.fetched == loader.batches:
+            world.detector.fetch_fails(one, is_over=True)
+            raise StopIteration
+        world.clock.advance(loader.seconds)
+        self.fetched += 1
+        world.detector.fetch_ends(one)
+        return self.fetched
+
+
+class FakeOptimizer:
+    """What updates; only its identity matters."""
+
+
+EPOCH = {"data_loading": 3, "first_fetch": 1, "forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
+
+
+def epochs(times=1, **others):
+    """Return the counts of ``times`` epochs of training with three batches each, and others."""
+    return {**{name: times * count for name, count in EPOCH.items()}, **others}
+
+
+def phases(batches=4, times=1):
+    """Return the counts of ``times`` evaluations of ``batches`` each."""
+    within = {"data_loading": batches, "first_fetch": 1, "forward_pass": batches}
+    return {
+        "validation_epoch": times,
+        **{f"validation_epoch/{name}": times * count for name, count in within.items()},
+    }

@@ -1,0 +1,118 @@
+"""A process's watch over real torch, on a fake clock, with sums as a session makes them."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed
+import torch.optim.swa_utils
+import torch.utils.data
+
+from tests.support.recording import FakeClock, FakeRun
+from training_profiler.instrumentation.instrumentation import Instrumentation
+from training_profiler.recording.recorder import STEP_END
+
+OPTIMIZER = importlib.import_module("torch.optim.optimizer")
+FUNCTIONAL = importlib.import_module("torch.distributed._functional_collectives")
+OWNERS = (
+    torch,
+    torch.Tensor,
+    torch.amp.GradScaler,
+    torch.autograd,
+    torch.distributed,
+    torch.distributed.distributed_c10d,
+    torch.distributed.distributed_c10d.Work,
+    FUNCTIONAL,
+    torch.nn.Module,
+    torch.nn.parallel.DistributedDataParallel,
+    torch.nn.utils,
+    torch.nn.utils.clip_grad,
+    torch.optim.Optimizer,
+    torch.optim.swa_utils.AveragedModel,
+    torch.serialization,
+    torch.utils.data.dataloader._BaseDataLoaderIter,
+    torch.utils.data.dataloader._MultiProcessingDataLoaderIter,
+    OPTIMIZER,
+)
+
+CHANGED_BY_OTHERS = ("__slotnames__", "_backend")  # by pickle, and with a process group
+# The first optimizer imports much of torch, which leaves its marks on the rest.
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step()
+
+
+def state_of_torch() -> dict[str, Any]:
+    """Return all that seams may touch, in a form that compares by identity."""
+    return {
+        **{
+            f"{owner!r} {name}": id(value)
+            for owner in OWNERS
+            for name, value in vars(owner).items()
+            if name not in CHANGED_BY_OTHERS
+        },
+        "update hooks": [
+            dict(hooks) for hooks in (OPTIMIZER._global_optimizer_pre_hooks, OPTIMIZER._global_optimizer_post_hooks)
+        ],
+        "finders": list(sys.meta_path),
+        "excepthook": sys.excepthook,
+    }
+
+
+def changed_since(before: dict[str, Any]) -> list[str]:
+    """Return what is not as it was."""
+    now = state_of_torch()
+    return [name for name in {**before, **now} if before.get(name) != now.get(name)]
+
+
+class TickingClock(FakeClock):
+    """A clock in ns that goes on by a microsecond each time it is read, so that no two events are at one time."""
+
+    def __call__(self) -> int:
+        self.now_ns += 1_000
+        return self.now_ns
+
+
+class Watched:
+    """What one watch sees."""
+
+    def __init__(self) -> None:
+        self.run = FakeRun()
+        self.run.accumulator.inferred.is_needed = True
+        self.clock = self.run.clock = self.run.recorder.clock = TickingClock(self.run.clock())
+        self.steps = 0
+        self.begun = 0
+        self.watch = Instrumentation(self.run.recorder, self._begin)
+
+    def _begin(self) -> Any:
+        self.begun += 1
+        return self._end_step
+
+    def _end_step(self, at_ns: int) -> None:
+        self.steps += 1
+        self.run.recorder.mark(STEP_END, at_ns)
+        self.run.recorder.settle(at_ns)
+
+    def counts(self) -> dict[str, int]:
+        """End the run and return the count of each section that occurred; its times add up."""
+        self.watch.finish()
+        totals = self.run.totals()
+        assert totals.sections.self_ns.sum() == totals.wall_ns
+        assert totals.dropped == 0
+        names = self.run.names.names
+        return {names[id]: count for id, count in enumerate(totals.sections.count.tolist()) if count}
+
+
+@contextmanager
+def watched() -> Iterator[Watched]:
+    """Watch real torch, which is afterwards as it was before."""
+    before = state_of_torch()
+    one = Watched()
+    one.watch.install(torch)
+    try:
+        assert one.watch.missing == {}
+        yield one
+    finally:
+        one.watch.uninstall()
+    assert changed_since(before) == []

@@ -1,0 +1,85 @@
+"""Journals of many ranks, written by the real writer on a fake clock."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tests.support.recording import FakeRun
+from training_profiler.ranks.summary import RankSection, RankSummary
+from training_profiler.snapshot.ranks import AllRanksStats, RankId, RankStats
+from training_profiler.snapshot.snapshot import Health
+from training_profiler.storage.journal import Journal
+from training_profiler.storage.launch import LaunchId
+from training_profiler.storage.run_folder import journal_name
+
+RUN = "20261121-142530"
+LAUNCH = LaunchId("node0", parent_pid=41, parent_start_s=1000.0)
+BEGAN_S = 1_000_000
+S = 1_000_000_000  # ns
+
+
+def who(rank: int, attempt: int = 0, world_size: int = 4) -> RankId:
+    return RankId(rank, world_size, f"node{rank // 2}", rank // 2, rank % 2, attempt)
+
+
+def told_by(rank: int, steps: int, told_s: float, attempt: int = 0, **others: Any) -> RankSummary:
+    """Return what a rank tells ``told_s`` after it began."""
+    sections = {"forward_pass": RankSection(steps, steps * S, steps * S, steps * S)}
+    return RankSummary(
+        who(rank, attempt),
+        begin_ns=BEGAN_S * S,
+        told_ns=BEGAN_S * S + round(told_s * S),
+        steps=steps,
+        sections=sections,
+        **others,
+    )
+
+
+def write_rank(
+    folder: Path,
+    rank: int,
+    *,
+    steps: int = 10,
+    attempt: int = 0,
+    tells: bool = True,
+    told_s: float | None = None,
+    ended_by: str | None = None,
+    is_ended: bool = True,
+    launch: LaunchId = LAUNCH,
+    name: str | None = None,
+    **told: Any,
+) -> Path:
+    """Write the journal of a rank whose steps take 1 s each, flushed every fifth step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / (name or journal_name(rank, attempt))
+    run = FakeRun()
+    begin: dict[str, Any] = {"run": RUN, "pid": 100 + rank, "host": "node0", "wall_ns": (BEGAN_S + attempt) * S}
+    begin |= {"who": asdict(who(rank, attempt)), "launched": launch._asdict(), **told}
+    run.journal = Journal(path, rank, run.names, run.clock(), None, begin)
+    for step in range(1, steps + 1):
+        run.step(forward_pass=1.0)
+        if step % 5 == 0:
+            run.flush()
+            if tells:
+                run.journal.write_rank(told_by(rank, step, step if told_s is None else told_s, attempt).to_data())
+    if is_ended:
+        run.journal.close(Health(), ended_by)
+    return path
+
+
+def figures_by_hand(
+    told: Sequence[RankSummary],
+    world_size: int,
+    *,
+    before: Mapping[int, RankSummary] | None = None,
+    heard_s_ago: Mapping[int, float] | None = None,
+    silent_after_s: float | None = None,
+) -> AllRanksStats | None:
+    """Stand in for the figures of all ranks: who was heard of, with how many steps."""
+    if world_size == 1 or not told:
+        return None
+    ranks = {sums.who.rank: RankStats(sums.who, sums.steps) for sums in told}
+    late = [rank for rank, s in (heard_s_ago or {}).items() if silent_after_s is not None and s > silent_after_s]
+    missing = tuple(rank for rank in range(world_size) if rank not in ranks)
+    return AllRanksStats(world_size, tuple(ranks.values()), missing, tuple(late))

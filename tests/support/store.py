@@ -1,0 +1,58 @@
+"""A process group's store that only lives in memory, and a clock that only tests move."""
+
+from training_profiler.ranks.identity import Rank
+from training_profiler.snapshot.ranks import RankId
+
+
+class FakeServer:
+    """What all clients of one store see."""
+
+    def __init__(self):
+        self.values = {}
+        self.is_up = True
+        self.calls = []
+
+
+class FakeStore:
+    """As c10d's client of a server; a key that is missing fails a test, for c10d would wait for it."""
+
+    def __init__(self, server):
+        self.server = server
+
+    def clone(self):
+        return FakeStore(self.server)
+
+    def set_timeout(self, timeout):
+        self.timeout = timeout
+
+    def _call(self, name):
+        self.server.calls.append(name)
+        if not self.server.is_up:
+            raise RuntimeError("Broken pipe")
+
+    def set(self, key, value):
+        self._call("set")
+        self.server.values[key] = value
+
+    def compare_set(self, key, expected, desired):
+        self._call("compare_set")
+        assert expected == desired == ""
+        return self.server.values.setdefault(key, b"")
+
+    def check(self, keys):
+        self._call("check")
+        return all(key in self.server.values for key in keys)
+
+    def get(self, key):
+        self._call("get")
+        return self.server.values[key]
+
+    def multi_get(self, keys):
+        self._call("multi_get")
+        return [self.server.values[key] for key in keys]
+
+
+def rank_of(rank, world_size, host="node0", attempt=0, has_group=True):
+    made = Rank(RankId(rank, world_size, host, attempt=attempt))
+    made.has_group = has_group
+    return made

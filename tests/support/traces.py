@@ -1,0 +1,73 @@
+"""Small traces by hand: events in us, written as Kineto writes them."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from training_profiler.trace_analysis.analysis import Analysis, analyse
+
+LOOP, AUTOGRAD = 1, 2  # threads of the host
+
+
+class Trace:
+    """Collects events; times are us, as numbers or as they are to stand in the file."""
+
+    def __init__(self, **top: Any) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.top = top
+        self._correlation = 0
+
+    def event(self, cat: str, name: str, ts: Any, dur: Any, *, tid: Any = LOOP, pid: Any = 7, **args: Any) -> "Trace":
+        self.events.append(
+            {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+        )
+        return self
+
+    def op(self, name: str, ts: Any, dur: Any, **kwargs: Any) -> "Trace":
+        return self.event("cpu_op", name, ts, dur, **kwargs)
+
+    def call(self, name: str, ts: Any, dur: Any, **kwargs: Any) -> "Trace":
+        return self.event("cuda_runtime", name, ts, dur, **kwargs)
+
+    def mark(self, name: str, ts: Any, dur: Any, **kwargs: Any) -> "Trace":
+        return self.event("user_annotation", name, ts, dur, **kwargs)
+
+    def step(self, number: int, ts: Any, dur: Any) -> "Trace":
+        return self.mark(f"ProfilerStep#{number}", ts, dur)
+
+    def kernel(
+        self, name: str, ts: Any, dur: Any, *, device: int = 0, stream: int = 7, cat: str = "kernel",
+        launched: tuple[Any, Any] | None = None, by: str = "cudaLaunchKernel", tid: int = LOOP, **args: Any,
+    ) -> "Trace":  # fmt: skip
+        """Add work of a device, and with ``launched`` (begin, duration) the call that launched it."""
+        if launched is not None:
+            self._correlation += 1
+            self.call(by, *launched, tid=tid, correlation=self._correlation)
+            args["correlation"] = self._correlation
+        return self.event(cat, name, ts, dur, tid=stream, pid=device, device=device, stream=stream, **args)
+
+    def copy(self, direction: str, ts: Any, dur: Any, **kwargs: Any) -> "Trace":
+        return self.kernel(f"Memcpy {direction}", ts, dur, cat="gpu_memcpy", by="cudaMemcpyAsync", **kwargs)
+
+    def memory(self, ts: Any, change: int, *, device: int = 0, kind: int = 1, **args: Any) -> "Trace":
+        told = {"Bytes": change, "Device Type": kind, "Device Id": device} | args
+        self.events.append({"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": ts, "args": told})
+        return self
+
+    def text(self) -> str:
+        return json.dumps(self.top | {"traceEvents": self.events})
+
+    def write(self, folder: Path, name: str = "a.pt.trace.json") -> Path:
+        path = folder / name
+        data = self.text().encode()
+        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        return path
+
+    def analysed(self, folder: Path) -> Analysis:
+        return analyse(self.write(folder))
+
+
+def gpu(name: str = "NVIDIA H100", capability: int = 90, memory: int = 80 * 2**30) -> dict[str, Any]:
+    """Return what a trace tells of a device."""
+    return {"name": name, "computeMajor": capability // 10, "computeMinor": capability % 10, "totalGlobalMem": memory}

@@ -1,0 +1,88 @@
+import pytest
+
+from training_profiler.torch_capture.plan import CapturePlan
+from training_profiler.torch_capture.schedule import RecentStepTimes, Schedule
+from training_profiler.units import NS_PER_S
+
+
+def paced(steps: int) -> RecentStepTimes:
+    pace = RecentStepTimes()
+    for step in range(steps + 1):
+        pace.step_ended(100 * step)
+    return pace
+
+
+@pytest.mark.parametrize(
+    ("plan", "known", "lengths"),
+    [
+        (CapturePlan(steps=((3, 4),)), 0, {3: 2}),
+        (CapturePlan(every=4, length=3), 10, {4: 3, 8: 3}),
+        (CapturePlan(every=4, length=3), 9, {}),
+        (CapturePlan(outlier=True), 10, {}),
+        (CapturePlan(), 10, {}),
+    ],
+)
+def test_a_plan_is_due_at_its_steps(plan, known, lengths):
+    found = {}
+    for step in range(2, 10):
+        schedule = Schedule(plan, paced(known))
+        length = schedule.due(step, now_ns=0)
+        if length is not None:
+            found[step] = length
+    assert found == lengths
+
+
+def test_what_is_asked_for_is_due_once_five_steps_are_known():
+    early, late = Schedule(CapturePlan(), paced(4)), Schedule(CapturePlan(length=6), paced(5))
+    early.ask(2)
+    late.ask(None)
+    assert (early.due(9, 0), late.due(9, 0)) == (None, 6)
+
+
+def test_what_could_not_open_is_tried_again_ever_later_until_it_does():
+    schedule = Schedule(CapturePlan(steps=((3, 4),)), RecentStepTimes())
+    assert schedule.due(3, 0) == 2
+    schedule.later(0)
+    assert [schedule.due(4, NS_PER_S - 1), schedule.due(5, NS_PER_S)] == [None, 2]
+    schedule.later(NS_PER_S)
+    assert [schedule.due(6, 3 * NS_PER_S - 1), schedule.due(7, 3 * NS_PER_S)] == [None, 2]
+    schedule.done()
+    assert schedule.due(8, 9 * NS_PER_S) is None
+
+
+@pytest.mark.parametrize(
+    ("plan", "steps", "opened", "sentences"),
+    [
+        (CapturePlan(steps=((3, 4),)), 12, 1, []),
+        (CapturePlan(steps=((3, 4), (20, 21))), 12, 1, ["no capture of steps 20-21: the run ended after 12 steps"]),
+        (CapturePlan(steps=((20, 20),)), 1, 0, ["no capture of step 20: the run ended after 1 step"]),
+        (CapturePlan(steps=((9, 9),)), 12, 1, ["no capture of step 9: another window was open when it was due"]),
+        (CapturePlan(every=20), 12, 0, ["no capture window was opened: the run ended after 12 steps, every=20 begins "
+                                        "with step 20"]),
+        (CapturePlan(every=5), 8, 0, ["no capture window was opened: the run ended after 8 steps, none opens before 10 "
+                                      "steps are known"]),
+        (CapturePlan(outlier=True), 80, 0, ["no capture window was opened: the run ended after 80 steps, no step was "
+                                            "longer than 3 medians of 10 steps or more"]),
+        (CapturePlan(every=20), 60, 2, []),
+        (CapturePlan(), 12, 0, []),
+        (CapturePlan(every=20), 0, 0, []),
+    ],
+)  # fmt: skip
+def test_windows_of_the_plan_that_never_opened_are_told(plan, steps, opened, sentences):
+    schedule = Schedule(plan, RecentStepTimes())
+    schedule.due(3, now_ns=0)
+    schedule.done()
+    assert schedule.missed(steps, opened) == sentences
+
+
+def test_a_window_that_was_due_and_never_opened_is_told():
+    schedule = Schedule(CapturePlan(steps=((3, 4),)), RecentStepTimes())
+    schedule.due(3, now_ns=0)
+    schedule.later(0)
+    assert schedule.missed(12, 0) == ["a capture window that was due never opened: the run ended before it could"]
+
+
+def test_a_window_that_had_to_be_dropped_is_wanted_again():
+    schedule = Schedule(CapturePlan(), RecentStepTimes())
+    schedule.later(0, steps=3)
+    assert (schedule.is_idle, schedule.due(9, NS_PER_S)) == (False, 3)

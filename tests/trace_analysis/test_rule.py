@@ -1,0 +1,230 @@
+"""Each rule fires, is silent just below its threshold, and is silent where it has no data."""
+
+import pytest
+
+from tests.support.traces import AUTOGRAD, Trace, gpu
+from training_profiler.trace_analysis.rules.run_rules import RULES, recommendations
+
+GIB = 2**30
+STEP = 1000  # us, of all traces here: one us is 0.1 % of step time
+
+
+def stepped(count=1, **top):
+    trace = Trace(**top)
+    for i in range(count):
+        trace.step(i + 1, STEP * i, STEP)
+    return trace
+
+
+def busy(trace, begin=0, end=STEP):
+    """Add a kernel that nothing is said about."""
+    return trace.kernel("my_kernel", begin, end - begin, stream=99)
+
+
+def data_loading(us):
+    return busy(stepped().mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, us))
+
+
+def idle(us):
+    return stepped().kernel("my_kernel", 0, us)
+
+
+def launch_bound(us):
+    trace = (
+        stepped()
+        .op("aten::mm", 100, us)
+        .kernel("my_kernel", 0, 100)
+        .kernel("my_kernel", 100 + us, 800 - us, launched=(99 + us, 1))
+    )
+    return trace.kernel("my_kernel", 900, 100)
+
+
+def small_kernels(count, us=9):
+    trace = stepped()
+    for i in range(count):
+        trace.kernel("my_kernel", 20 * i, us)
+    for i in range(10):
+        trace.kernel("my_kernel", 500 + 20 * i, 11)
+    return trace
+
+
+def reads(us, name="aten::item"):
+    return busy(stepped().op(name, 100, us).copy("DtoH (Device -> Pageable)", 100, 2, launched=(101, 3)))
+
+
+def frequent_copies(us):
+    trace = stepped().op("aten::copy_", 0, 5).kernel("direct_copy_kernel", 10, us, launched=(1, 1))
+    return trace.kernel("my_kernel", 10 + us, 100 - us)
+
+
+def pageable(us, direction="HtoD (Pageable -> Device)"):
+    return busy(stepped().copy(direction, 0, us))
+
+
+def allocations(us, name="cudaMalloc"):
+    return busy(stepped().call(name, 0, us))
+
+
+def tensor_cores(us, name="volta_sgemm_64x64_nt", **device):
+    trace = Trace(deviceProperties=[gpu(**device)])
+    return trace.kernel(name, 0, us).kernel("my_kernel", 200, 100 - us)
+
+
+def math_attention(name="aten::_scaled_dot_product_attention_math"):
+    return Trace().op(name, 0, 50).kernel("my_kernel", 60, 10, launched=(1, 1))
+
+
+def optimizer(count, name="vectorized_elementwise_kernel"):
+    trace = stepped().mark("Optimizer.step#SGD.step", 0, 500)
+    for i in range(count):
+        trace.kernel(name, 2 * i, 1, launched=(2 * i, 1))
+    return busy(trace)
+
+
+def communication(us):
+    return busy(stepped().kernel("ncclDevKernel_AllReduce", 0, us), us)
+
+
+def step_times(*lengths):
+    trace, at = Trace(), 0
+    for i, length in enumerate(lengths):
+        trace.step(i, at, length)
+        at += length
+    return trace
+
+
+def growing(*levels):
+    trace = stepped(len(levels))
+    for i, level in enumerate(levels):
+        trace.memory(STEP * i + 5, 1, **{"Total Allocated": level})
+    return trace
+
+
+def reserved(allocated, of, total=None):
+    devices = {} if total is None else {"deviceProperties": [gpu(memory=total)]}
+    return Trace(**devices).op("a", 0, 1).memory(1, 1, **{"Total Allocated": allocated, "Total Reserved": of})
+
+
+def phases(forward=100, backward=200, update=0):
+    trace = stepped().op("aten::mm", 0, 10).kernel("my_kernel", 0, forward, launched=(0, 1))
+    trace.op("autograd::engine::evaluate_function: MmBackward0", 0, 20, tid=AUTOGRAD)
+    trace.kernel("my_kernel", forward, backward, launched=(1, 1), tid=AUTOGRAD)
+    trace.mark("Optimizer.step#SGD.step", 20, 20)
+    return trace.kernel("my_kernel", forward + backward, update, launched=(21, 1)) if update else trace
+
+
+def copies(us):
+    return busy(stepped().copy("HtoD (Pinned -> Device)", 0, us), us)
+
+
+def section(us, name="metrics_computation"):
+    return stepped().mark(name, 0, us)
+
+
+# code: traces for which it fires, and for which it is silent: just below, and without what it looks at
+CASES = {
+    "data-loading-bound": (
+        [data_loading(150), stepped().mark("data_loading", 0, 150)],
+        [data_loading(149.999), busy(stepped())],
+    ),
+    "gpu-idle": ([idle(799)], [idle(800), stepped().op("a", 0, 1), Trace().kernel("k", 0, 1).kernel("k", 100, 1)]),
+    "launch-bound": ([launch_bound(101)], [launch_bound(100), stepped().op("a", 0, 900)]),
+    "small-kernels": ([small_kernels(11)], [small_kernels(10), small_kernels(11, us=0.4), stepped()]),
+    "synchronizing-reads": (
+        [reads(10.001), reads(11, "aten::to"), reads(11, "aten::nonzero")],
+        [reads(10), busy(stepped().op("aten::item", 0, 500)), stepped().op("aten::item", 0, 500)],
+    ),
+    "frequent-copies": ([frequent_copies(10.001)], [frequent_copies(10), stepped().op("aten::copy_", 0, 900)]),
+    "pageable-copies": ([pageable(10.001)], [pageable(10), pageable(500, "HtoD (Pinned -> Device)"), stepped()]),
+    "allocations": (
+        [allocations(10.001), allocations(11, "hipFree")],
+        [allocations(10), allocations(500, "cudaMallocHost")],
+    ),
+    "no-tensor-cores": (
+        [tensor_cores(20.001)],
+        [
+            tensor_cores(20),
+            tensor_cores(50, "ampere_bf16_s16816gemm_bf16_256x128_ldg8_f2f_stages_64x3_tn"),
+            tensor_cores(50, capability=61),
+            tensor_cores(50, name="AMD Instinct MI300X"),
+            Trace().kernel("volta_sgemm_64x64_nt", 0, 50),
+        ],
+    ),
+    "math-attention": (
+        [math_attention()],
+        [
+            math_attention("aten::_scaled_dot_product_flash_attention"),
+            math_attention().kernel("flash_fwd_kernel", 100, 1),
+            Trace().op("aten::_scaled_dot_product_attention_math", 0, 50),
+        ],
+    ),
+    "single-tensor-optimizer": (
+        [optimizer(101)],
+        [optimizer(100), optimizer(200, "multi_tensor_apply_kernel"), stepped()],
+    ),
+    "exposed-communication": ([communication(100.001)], [communication(100), stepped()]),
+    "step-time-varies": ([step_times(90, 100, 110.01)], [step_times(90, 100, 110), step_times(10, 100)]),
+    "memory-grows": (
+        [growing(0, 9_700, 9_800, 9_900)],
+        [growing(0, 9_700, 9_700, 9_900), growing(0, 9_802, 9_900, 10_000), growing(0, 1, 1000), stepped(4)],
+    ),
+    "fragmentation": ([reserved(7 * GIB, 9 * GIB)], [reserved(8 * GIB, 10 * GIB), reserved(GIB // 4, GIB), stepped()]),
+    "backward-slow": ([phases(100, 301)], [phases(100, 300), stepped()]),
+    "optimizer-heavy": ([phases(update=150.001)], [phases(update=150), stepped()]),
+    "forward-dominates": ([phases(600.001, 300)], [phases(600, 300), stepped()]),
+    "gpu-memory-high": (
+        [reserved(GIB, 90.1 * GIB, 100 * GIB)],
+        [reserved(GIB, 90 * GIB, 100 * GIB), reserved(GIB, 95 * GIB)],
+    ),
+    "gpu-memory-low": ([reserved(GIB, 49 * GIB, 100 * GIB)], [reserved(GIB, 50 * GIB, 100 * GIB), reserved(GIB, GIB)]),
+    "data-transfer": ([copies(100.001)], [copies(100), stepped()]),
+    "side-work": ([section(50.001), section(51, "ema_update")], [section(50), section(500, "forward_pass")]),
+}
+
+
+def codes(trace, tmp_path):
+    return [one.code for one in recommendations(trace.analysed(tmp_path))]
+
+
+@pytest.mark.parametrize(("code", "i"), [(code, i) for code, (fires, _) in CASES.items() for i in range(len(fires))])
+def test_a_rule_fires_beyond_its_threshold(code, i, tmp_path):
+    assert code in codes(CASES[code][0][i], tmp_path)
+
+
+@pytest.mark.parametrize(("code", "i"), [(code, i) for code, (_, silent) in CASES.items() for i in range(len(silent))])
+def test_a_rule_is_silent_below_and_without_data(code, i, tmp_path):
+    assert code not in codes(CASES[code][1][i], tmp_path)
+
+
+def test_every_rule_is_tested_and_named_once():
+    assert sorted(rule.code for rule in RULES) == sorted(CASES)
+
+
+def test_the_most_valuable_comes_first_and_what_has_no_known_worth_last(tmp_path):
+    found = recommendations(data_loading(400).copy("HtoD (Pageable -> Device)", 1000, 500).analysed(tmp_path))
+    worth = [one.worth_ms for one in found]
+    known = [one for one in worth if one is not None]
+    assert worth == sorted(known, reverse=True) + [None] * (len(worth) - len(known))
+
+
+def test_a_loader_without_workers_is_named(tmp_path):
+    one = recommendations(data_loading(200).analysed(tmp_path))[0]
+    assert one.finding == "20.0% of step time is waiting for batches from a DataLoader without workers"
+    assert one.evidence == {"share_of_step": 0.2, "threshold": 0.15, "waited_ms": 0.2}
+
+
+def test_a_loader_with_workers_is_not_called_one_without(tmp_path):
+    trace = busy(stepped().mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 200))
+    assert recommendations(trace.analysed(tmp_path))[0].finding == "20.0% of step time is waiting for batches"
+
+
+def test_a_healthy_trace_has_no_recommendation(tmp_path):
+    assert codes(busy(stepped(3), 0, 3 * STEP), tmp_path) == []
+
+
+def test_what_is_worth_is_told_of_each_device_and_not_of_all_together(tmp_path):
+    trace = stepped().op("aten::mm", 100, 300)
+    for device in (0, 1):
+        trace.kernel("k", 0, 100, device=device).kernel("k", 400, 600, device=device, launched=(398, 1))
+    found = {one.code: one.worth_ms for one in recommendations(trace.analysed(tmp_path))}
+    assert found["launch-bound"] == pytest.approx(0.3)

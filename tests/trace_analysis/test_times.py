@@ -1,0 +1,54 @@
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training_profiler.trace_analysis.load.times import TimeProblemError, times_ns
+
+
+@pytest.mark.parametrize(
+    ("time_us", "ns"),
+    [
+        (17, 17_000),
+        (0.0005, 0),  # half to even, as floats are
+        (12.345, 12_345),
+        ("12.345", 12_345),
+        ("-12.345", -12_345),
+        ("12.3456", 12_346),
+        ("12", 12_000),
+        (".5", 500),
+        ("1.5e3", 1_500_000),
+        (9_007_199_254_740_993, None),  # 2**53 + 1 us is beyond 146 years
+        (1_623_143_000_123_457, 1_623_143_000_123_457_000),
+        ("1623143000123456.789", 1_623_143_000_123_456_789),
+        ('"1623143000123456.789"', 1_623_143_000_123_456_789),
+    ],
+)
+def test_a_time_is_read_to_the_nanosecond(time_us, ns):
+    if ns is None:
+        with pytest.raises(TimeProblemError):
+            times_ns([time_us])
+    else:
+        assert times_ns([time_us]).tolist() == [ns]
+
+
+@given(st.lists(st.integers(0, 4 * 10**18), min_size=1))
+def test_times_as_kineto_writes_them_lose_no_digit(times):
+    written = [msgspec.Raw(f"{time // 1000}.{time % 1000:03}".encode()) for time in times]
+    assert times_ns(written).tolist() == times
+
+
+def test_times_as_they_stand_may_differ_in_how_they_are_written():
+    written = [msgspec.Raw(text) for text in (b"1.5", b"1623143000123456.789", b"2e3", b'"7.250"', b"3")]
+    assert times_ns(written).tolist() == [1500, 1_623_143_000_123_456_789, 2_000_000, 7250, 3000]
+
+
+@pytest.mark.parametrize("time", [None, "", "soon", "nan", "inf", 1e400, 2**70, "1e40", [], True and "1.2.3", b""])
+def test_what_is_no_time_is_told_by_its_place(time):
+    with pytest.raises(TimeProblemError) as problem:
+        times_ns([1.0, time, 2])
+    assert problem.value.index == 1
+
+
+def test_no_times_are_no_problem():
+    assert times_ns([]).tolist() == []

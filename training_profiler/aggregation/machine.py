@@ -1,0 +1,127 @@
+"""What the machine monitor saw over a stretch of a run, summed up such that stretches add up."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from training_profiler.aggregation.trend import Series
+from training_profiler.sampling.machine_sampler import MachineSample
+from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, MachineStats
+from training_profiler.units import NS_PER_S
+
+RAM: Final = "ram_own_bytes"  # of this process without its children: theirs comes and goes with them
+ALLOCATED: Final = ".allocated_bytes"
+LEVELS: Final = (
+    "cpu_process",
+    "cpu_container",
+    "cpu_host",
+    "ram_process_bytes",
+    "ram_container_bytes",
+    "ram_host_bytes",
+    "ram_available_bytes",
+    "ram_share",
+)
+GPU_LEVELS: Final = ("allocated_bytes", "reserved_bytes", "used_bytes", "utilization", "temperature_c", "power_w")
+
+
+class MachineSums:
+    """Sums of looks by quantity."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.levels: dict[str, tuple[float, float, float, float]] = {}  # weight, weighted sum, largest, last
+        self.series: dict[str, Series] = {}
+        self.facts: dict[str, float | str] = {}  # that stay as they are
+
+    def look(self, looks: Iterable[MachineSample]) -> None:
+        """Add looks that followed those added before."""
+        for look in looks:
+            self.looks += 1
+            self.facts.update(look.facts)
+            for quantity, value in look.values.items():
+                weight = look.weights.get(quantity, 1.0)
+                self._add_level(quantity, (weight, weight * value, value, value))
+                if quantity == RAM or quantity.endswith(ALLOCATED):
+                    self.series.setdefault(quantity, Series()).add(look.at_ns / NS_PER_S, value)
+
+    def add(self, later: "MachineSums") -> None:
+        """Add the sums of the stretch that follows this one."""
+        self.looks += later.looks
+        self.facts.update(later.facts)
+        for quantity, level in later.levels.items():
+            self._add_level(quantity, level)
+        for quantity, series in later.series.items():
+            self.series.setdefault(quantity, Series()).add_points(series.points)
+
+    def _add_level(self, quantity: str, level: tuple[float, float, float, float]) -> None:
+        weight, weighted, largest, _ = self.levels.get(quantity, (0.0, 0.0, level[2], 0.0))
+        self.levels[quantity] = (weight + level[0], weighted + level[1], max(largest, level[2]), level[3])
+
+    def stats(self, has_growth: bool = True) -> MachineStats | None:
+        """Return what was seen; None where nobody looked. Growth takes a millisecond to find."""
+        if not self.looks:
+            return None
+        limit, total = self.facts.get("ram_limit_bytes"), self.facts.get("ram_host_total_bytes")
+        cores, host_cores = self.facts.get("cores"), self.facts.get("host_cores")
+        return MachineStats(
+            samples=self.looks,
+            cores=None if cores is None else float(cores),
+            host_cores=None if host_cores is None else int(host_cores),
+            ram_limit_bytes=None if limit is None else int(limit),
+            ram_host_total_bytes=None if total is None else int(total),
+            ram_growth=self._growth(RAM) if has_growth else None,
+            gpus=tuple(self._gpu(index, has_growth) for index in self._indexes()),
+            **{name: self._level(name) for name in LEVELS},
+        )
+
+    def _indexes(self) -> list[int]:
+        names = [fact.partition(".")[0] for fact in self.facts if fact.startswith("gpu") and fact.endswith(".name")]
+        return sorted(int(name.removeprefix("gpu")) for name in names)
+
+    def _gpu(self, index: int, has_growth: bool) -> GpuStats:
+        own = f"gpu{index}."
+        total = self.facts.get(own + "total_bytes")
+        return GpuStats(
+            index,
+            str(self.facts[own + "name"]),
+            None if total is None else int(total),
+            allocated_growth=self._growth(own[:-1] + ALLOCATED) if has_growth else None,
+            **{name: self._level(own + name) for name in GPU_LEVELS},
+        )
+
+    def _level(self, quantity: str) -> Level | None:
+        weight, weighted, largest, last = self.levels.get(quantity, (0.0, 0.0, 0.0, 0.0))
+        return Level(weighted / weight, largest, last) if weight else None
+
+    def _growth(self, quantity: str) -> Growth | None:
+        series = self.series.get(quantity)
+        return None if series is None else series.growth()
+
+
+def machine_to_data(sums: MachineSums) -> dict[str, Any]:
+    """Return the sums as data that JSON holds exactly; nothing of no look."""
+    if not sums.looks:
+        return {}
+    return {
+        "looks": sums.looks,
+        "levels": {quantity: list(level) for quantity, level in sums.levels.items()},
+        "series": {quantity: [list(point) for point in series.points] for quantity, series in sums.series.items()},
+        "facts": sums.facts,
+    }
+
+
+def machine_from_data(data: dict[str, Any]) -> MachineSums:
+    """Return the sums that ``machine_to_data`` was given.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: the data is not of that form.
+    """
+    sums = MachineSums()
+    if data:
+        sums.looks = int(data["looks"])
+        sums.facts = dict(data["facts"])
+        for quantity, (weight, weighted, largest, last) in data["levels"].items():
+            sums.levels[quantity] = (weight, weighted, largest, last)
+        for quantity, points in data["series"].items():
+            series = sums.series[quantity] = Series()
+            series.add_points([(count, at_s, value) for count, at_s, value in points])
+    return sums

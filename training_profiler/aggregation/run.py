@@ -1,0 +1,121 @@
+"""The sums of a whole run, of the interval since the last report, and of each epoch."""
+
+from collections.abc import Mapping, Sequence
+
+from training_profiler.aggregation.gradient_sync import move_late
+from training_profiler.aggregation.loaders import loader_stats
+from training_profiler.aggregation.summary import epoch_stats, line_stats, section_stats, step_stats
+from training_profiler.aggregation.throughput import throughput
+from training_profiler.aggregation.totals import Totals
+from training_profiler.recording.data_loader import LoaderCounts
+from training_profiler.recording.section_names import SectionNames
+from training_profiler.snapshot.snapshot import (
+    AllRanksStats,
+    AttemptStats,
+    DeviceTimingStats,
+    EpochStats,
+    GradientSyncStats,
+    Health,
+    Snapshot,
+)
+from training_profiler.units import NS_PER_S
+
+
+class RunSums:
+    """Collects totals as they come, from the running session or from a journal."""
+
+    def __init__(self, names: SectionNames, begin_ns: int, warmup_steps: int | None) -> None:
+        self.run = Totals(begin_ns)
+        self.interval = Totals(begin_ns)
+        self.epochs: list[EpochStats] = []
+        self._epoch: Totals | None = None
+        self._epoch_number = 0
+        self._names = names
+        self.warmup_steps = warmup_steps
+
+    @property
+    def steps(self) -> int:
+        """How many steps are complete."""
+        return self.run.steps.count
+
+    @property
+    def is_in_epoch(self) -> bool:
+        """Whether an epoch is under way."""
+        return self._epoch is not None
+
+    def add(self, totals: Totals, step_ns: Sequence[int]) -> None:
+        """Add the next stretch of time and the durations of the steps that ended in it."""
+        for sums in (self.run, self.interval, self._epoch):
+            if sums is not None:
+                sums.add(totals, step_ns)
+                move_late(sums, self._names, totals)
+
+    def new_interval(self) -> None:
+        """Start the interval that the next periodic report will be about."""
+        self.interval = Totals(self.run.end_ns, self.steps)
+        self.interval.flops = self.run.flops
+
+    def begin_epoch(self, number: int) -> None:
+        """Start epoch ``number`` where the sums end now."""
+        self._epoch = Totals(self.run.end_ns, self.steps)
+        self._epoch_number = number
+
+    @property
+    def epoch_steps(self) -> int:
+        """How many steps of the epoch under way are complete."""
+        return 0 if self._epoch is None else self._epoch.steps.count
+
+    def drop_epoch(self) -> None:
+        """Forget the epoch that is under way: it is none."""
+        self._epoch = None
+
+    def end_epoch(self, batches: int | None, samples: int | None, is_complete: bool = True) -> EpochStats | None:
+        """Close the epoch that is under way and return its figures; None if there is none."""
+        if self._epoch is None:
+            return None
+        names = self._names.names
+        stats = epoch_stats(self._epoch_number, self._epoch, names, batches, samples, is_complete)
+        self.epochs.append(stats)
+        self._epoch = None
+        return stats
+
+    def snapshot(
+        self,
+        health: Health,
+        *,
+        of_interval: bool = False,
+        loaders: Sequence[LoaderCounts] = (),
+        open_sections: Sequence[str] = (),
+        run_folder: str | None = None,
+        ended_by: str | None = None,
+        thresholds: Mapping[str, float] | None = None,
+        device: DeviceTimingStats | None = None,
+        ranks: AllRanksStats | None = None,
+        exchange: GradientSyncStats | None = None,
+        attempts: Sequence[AttemptStats] = (),
+    ) -> Snapshot:
+        """Return the figures of the run so far, or of the interval alone."""
+        totals = self.interval if of_interval else self.run
+        sections = section_stats(totals, self._names.names, self.warmup_steps)
+        warmup = 0 if totals.first_step else self.warmup_steps  # the first steps of a later interval are like any
+        return Snapshot(
+            steps=self.steps,
+            first_step=totals.first_step,
+            wall_s=totals.wall_ns / NS_PER_S,
+            sections=sections,
+            lines=line_stats(totals, self._names.names, sections),
+            step=step_stats(totals, self._names.names, warmup, is_interval=of_interval),
+            epochs=() if of_interval else tuple(self.epochs),
+            device=device,
+            machine=totals.machine.stats(has_growth=not of_interval),
+            throughput=throughput(totals, self.warmup_steps),
+            loaders=loader_stats(loaders, totals.loaders),
+            health=health,
+            open_sections=tuple(open_sections),
+            run_folder=run_folder,
+            ended_by=ended_by,
+            ranks=ranks,
+            exchange=exchange,
+            attempts=tuple(attempts),
+            thresholds=thresholds or {},
+        )

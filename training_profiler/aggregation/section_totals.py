@@ -1,0 +1,185 @@
+"""Sums a section, enough for every figure of a report and never more than a row a section."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training_profiler.aggregation.histogram import BIN_COUNT, Ints, bins_of
+from training_profiler.aggregation.span_matching import Bools
+
+Floats = NDArray[np.float64]
+NEVER = np.iinfo(np.int64).max
+ADDED = (
+    "count",
+    "total_ns",
+    "self_ns",
+    "elsewhere_ns",
+    "step_self_ns",
+    "step_total_ns",
+    "device_ns",
+    "device_count",
+    "bins",
+)
+
+
+class SectionSums:
+    """Running sums; row i of each array belongs to the section with id i, row 0 to no section.
+
+    ``count`` and ``total_ns`` are of all spans. ``measured``, ``mean_ns``, ``m2``, ``min_ns``, ``max_ns``
+    and ``bins`` leave out the spans of warm-up steps where the user told how many those are.
+    ``self_ns`` is exclusive time on the training thread, ``elsewhere_ns`` on others; ``step_self_ns`` and
+    ``step_total_ns`` are the parts of the training thread that lie within training steps. ``device_ns`` is the time on
+    the accelerator of ``device_count`` spans, those of which it is known so far; it may come later than they did.
+    """
+
+    def __init__(self, rows: int = 16) -> None:
+        self.count = np.zeros(rows, np.int64)
+        self.total_ns = np.zeros(rows, np.int64)
+        self.self_ns = np.zeros(rows, np.int64)
+        self.elsewhere_ns = np.zeros(rows, np.int64)
+        self.step_self_ns = np.zeros(rows, np.int64)
+        self.step_total_ns = np.zeros(rows, np.int64)
+        self.device_ns = np.zeros(rows, np.int64)
+        self.device_count = np.zeros(rows, np.int64)
+        self.measured = np.zeros(rows, np.int64)
+        self.mean_ns = np.zeros(rows, np.float64)
+        self.m2 = np.zeros(rows, np.float64)  # sum of squared distances from the mean, ns^2
+        self.min_ns = np.full(rows, NEVER, np.int64)
+        self.max_ns = np.full(rows, -1, np.int64)
+        self.min_step = np.zeros(rows, np.int64)  # counted from 1; 0 outside of steps
+        self.max_step = np.zeros(rows, np.int64)
+        self.bins = np.zeros((rows, BIN_COUNT), np.int64)
+        self.parents: dict[tuple[int, int], int] = {}  # (parent id, id) -> spans
+
+    @property
+    def rows(self) -> int:
+        """How many sections there is room for."""
+        return len(self.count)
+
+    def grow(self, rows: int) -> None:
+        """Make room for ``rows`` sections."""
+        if rows <= self.rows:
+            return
+        roomier = SectionSums(rows)
+        for name, array in self._arrays().items():
+            getattr(roomier, name)[: len(array)] = array
+            setattr(self, name, getattr(roomier, name))
+
+    def _arrays(self) -> Mapping[str, NDArray[np.int64] | Floats]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+
+    def add_spans(
+        self,
+        ids: Ints,
+        durations_ns: Ints,
+        parents: Ints,
+        step_numbers: Ints,
+        is_measured: Bools | None,
+        is_counted: Bools | None = None,
+    ) -> None:
+        """Add ended spans, one entry each in every array, in any order.
+
+        Args:
+            ids: their sections.
+            durations_ns: how long they took.
+            parents: the sections around them; 0 for none.
+            step_numbers: the steps they began in, counted from 1; 0 outside of steps.
+            is_measured: which count for averages and quantiles; None for all.
+            is_counted: which are executions of their section; the others add to its time alone. None for all.
+        """
+        if is_counted is not None and not is_counted.all():
+            self.total_ns += np.bincount(ids[~is_counted], durations_ns[~is_counted], self.rows).astype(np.int64)
+            ids, durations_ns, parents, step_numbers = (
+                array[is_counted] for array in (ids, durations_ns, parents, step_numbers)
+            )
+            is_measured = None if is_measured is None else is_measured[is_counted]
+            if not len(ids):
+                return
+        self._add_parents(ids, parents)
+        if is_measured is None:
+            sums, counts = self._add_measured(ids, durations_ns, step_numbers)
+            self.total_ns += sums.astype(np.int64)
+            self.count += counts
+            return
+        # float64 holds sums below 2**53 ns, 104 days, exactly.
+        self.total_ns += np.bincount(ids, durations_ns, self.rows).astype(np.int64)
+        self.count += np.bincount(ids, minlength=self.rows)
+        if is_measured.any():
+            self._add_measured(ids[is_measured], durations_ns[is_measured], step_numbers[is_measured])
+
+    def _add_parents(self, ids: Ints, parents: Ints) -> None:
+        keys = parents * self.rows + ids
+        if self.rows**2 <= 8 * len(keys):
+            counts = np.bincount(keys)
+            found = np.flatnonzero(counts)
+            counts = counts[found]
+        else:
+            found, counts = np.unique(keys, return_counts=True)
+        for key, count in zip(found.tolist(), counts.tolist(), strict=True):
+            edge = divmod(key, self.rows)
+            self.parents[edge] = self.parents.get(edge, 0) + count
+
+    def _add_measured(self, ids: Ints, durations_ns: Ints, step_numbers: Ints) -> tuple[Floats, Ints]:
+        """Add spans to all that averages and quantiles are made of; return sum and count a section."""
+        counts = np.bincount(ids, minlength=self.rows)
+        present = np.flatnonzero(counts)
+        if len(present) > 1:
+            order = np.argsort(ids.astype(np.int16), kind="stable")  # radix; ids stay far below 2**15
+            durations_ns, step_numbers = durations_ns[order], step_numbers[order]
+        counts_present = counts[present]
+        begins = np.cumsum(counts_present) - counts_present
+        self._add_extremes(present, begins, durations_ns, step_numbers)
+        self._add_bins(present, counts_present, durations_ns)
+
+        sums, means, m2 = np.zeros(self.rows), np.zeros(self.rows), np.zeros(self.rows)
+        sums[present] = np.add.reduceat(durations_ns, begins)
+        means[present] = sums[present] / counts_present
+        distances = durations_ns - np.repeat(means[present], counts_present)
+        m2[present] = np.add.reduceat(distances * distances, begins)
+        self._add_moments(counts, means, m2)
+        return sums, counts
+
+    def _add_extremes(self, present: Ints, begins: Ints, durations_ns: Ints, step_numbers: Ints) -> None:
+        shortest = np.minimum.reduceat(durations_ns, begins)
+        longest = np.maximum.reduceat(durations_ns, begins)
+        for i in np.flatnonzero((shortest < self.min_ns[present]) | (longest > self.max_ns[present])).tolist():
+            section = present[i]
+            end = begins[i + 1] if i + 1 < len(begins) else len(durations_ns)
+            own = durations_ns[begins[i] : end]
+            if shortest[i] < self.min_ns[section]:
+                self.min_ns[section] = shortest[i]
+                self.min_step[section] = step_numbers[begins[i] + own.argmin()]
+            if longest[i] > self.max_ns[section]:
+                self.max_ns[section] = longest[i]
+                self.max_step[section] = step_numbers[begins[i] + own.argmax()]
+
+    def _add_bins(self, present: Ints, counts: Ints, durations_ns: Ints) -> None:
+        bins = bins_of(durations_ns)
+        lowest = int(bins.min())
+        width = int(bins.max()) - lowest + 1
+        rows = np.repeat(np.arange(len(present)) * width - lowest, counts)
+        table = np.bincount(rows + bins, minlength=len(present) * width).reshape(-1, width)
+        self.bins[present, lowest : lowest + width] += table
+
+    def _add_moments(self, counts: Ints, means: Floats, m2: Floats) -> None:
+        # Pairwise update of mean and variance (Chan, Golub, LeVeque 1979).
+        together = np.maximum(self.measured + counts, 1)
+        delta = means - self.mean_ns
+        self.m2 += m2 + np.where(counts > 0, delta**2 * self.measured * counts / together, 0.0)
+        self.mean_ns += np.where(counts > 0, delta * counts / together, 0.0)
+        self.measured += counts
+
+    def add(self, later: "SectionSums") -> None:
+        """Add the sums of a later stretch of time, whose ids are the same."""
+        self.grow(later.rows)
+        if later.rows < self.rows:
+            later.grow(self.rows)
+        for name in ADDED:
+            getattr(self, name).__iadd__(getattr(later, name))
+        self._add_moments(later.measured, later.mean_ns, later.m2)
+        shorter, longer = later.min_ns < self.min_ns, later.max_ns > self.max_ns
+        self.min_ns[shorter], self.min_step[shorter] = later.min_ns[shorter], later.min_step[shorter]
+        self.max_ns[longer], self.max_step[longer] = later.max_ns[longer], later.max_step[longer]
+        for edge, total in later.parents.items():
+            self.parents[edge] = self.parents.get(edge, 0) + total

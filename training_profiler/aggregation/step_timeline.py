@@ -1,0 +1,78 @@
+"""The training thread's time axis, cut into steps and what lies outside them."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from training_profiler.aggregation.histogram import Ints
+from training_profiler.recording.recorder import EPOCH_BEGIN, EPOCH_END, LOOP_BEGIN, STEP_END
+
+OUTSIDE = -1
+
+
+class Cuts(NamedTuple):
+    """Consecutive pieces of time: piece i ends at ``ends_ns[i]`` and is of step ``steps[i]``."""
+
+    ends_ns: Ints
+    steps: Ints  # number of the step, counted from 0; OUTSIDE for none
+    gives_up: list[int]  # pieces at whose end a step that was begun turns out to be none
+
+
+class Timeline:
+    """Says of each moment which training step it is part of.
+
+    A step lasts from the end of the one before to its own end. The first begins with its epoch, or
+    without epochs with the first section, so that building the model is not part of it. What follows the
+    last step of an epoch is part of no step.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0  # complete steps
+        self._is_inside = False
+        self.has_begun = False
+        self.begun_ns: int | None = None  # when the first step began
+
+    def cut(self, marks: list[tuple[int, int]], first_section_ns: int | None, until_ns: int) -> Cuts:
+        """Return the pieces up to ``until_ns``.
+
+        Args:
+            marks: (kind, ns) in time order.
+            first_section_ns: when the training thread's first section in this stretch began.
+            until_ns: where the last piece ends.
+        """
+        if self._is_inside and all(kind == STEP_END for kind, _ in marks):
+            return self._cut_steps(np.array([mark_ns for _, mark_ns in marks] + [until_ns], np.int64))
+        ends_ns: list[int] = []
+        steps: list[int] = []
+        gives_up: list[int] = []
+
+        def end_piece(end_ns: int) -> None:
+            ends_ns.append(end_ns)
+            steps.append(self.steps if self._is_inside else OUTSIDE)
+
+        for kind, mark_ns in [*marks, (None, until_ns)]:
+            if not self.has_begun and first_section_ns is not None and first_section_ns <= mark_ns:
+                end_piece(first_section_ns)
+                self._is_inside = self.has_begun = True
+                self.begun_ns = first_section_ns
+            if kind == STEP_END:
+                self._is_inside = self.has_begun = True
+            end_piece(mark_ns)
+            if self.begun_ns is None and kind in (LOOP_BEGIN, EPOCH_BEGIN):
+                self.begun_ns = mark_ns
+            if kind == LOOP_BEGIN:
+                self._is_inside = self.has_begun = True
+            elif kind == STEP_END:
+                self.steps += 1
+            elif kind in (EPOCH_BEGIN, EPOCH_END):
+                if self._is_inside:
+                    gives_up.append(len(ends_ns) - 1)
+                self._is_inside = kind == EPOCH_BEGIN
+                self.has_begun = True
+        return Cuts(np.array(ends_ns, np.int64), np.array(steps, np.int64), gives_up)
+
+    def _cut_steps(self, ends_ns: Ints) -> Cuts:
+        """Return the pieces where there is nothing but step after step, as nearly always."""
+        steps = np.arange(self.steps, self.steps + len(ends_ns))
+        self.steps += len(ends_ns) - 1
+        return Cuts(ends_ns, steps, [])

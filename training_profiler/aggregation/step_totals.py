@@ -1,0 +1,268 @@
+"""Durations of training steps: their spread, warm-up, trend, and which section moves with them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training_profiler.aggregation.histogram import BIN_COUNT, Ints, bins_of, quantile_ns
+from training_profiler.aggregation.section_totals import Floats
+
+
+class CaptureAffectedSteps:
+    """Ranges of steps, counted from 1; told by the training thread as they begin, asked by the one that drains."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int | None]] = []
+
+    def begin(self, step: int) -> None:
+        """Note that steps are disturbed from ``step`` on, until told otherwise."""
+        self._ranges.append((step, None))
+
+    def end(self, last: int) -> None:
+        """Note that ``last`` is the last one."""
+        if self._ranges and self._ranges[-1][1] is None:
+            self._ranges[-1] = (self._ranges[-1][0], last)
+
+    def among(self, before: int, count: int) -> list[int]:
+        """Return which of the ``count`` steps after the first ``before`` are, counted from 0."""
+        found: set[int] = set()
+        for first, last in list(self._ranges):
+            end = count if last is None else min(count, last - before)
+            found.update(range(max(0, first - 1 - before), end))
+        return sorted(found)
+
+
+FIRST_STEPS: Final = 64  # kept one by one, so that warm-up can be told from them afterwards
+WARMUP_RATIO: Final = 3.0  # a first step longer than 3 medians is warm-up (PROFILING.md, rule warm-up)
+WARMUP_NEEDS: Final = 10  # steps before a median is worth comparing with
+SETTLED_AFTER: Final = 10  # steps left out of the search for the section that moves with the step
+TREND_POINTS: Final = 1024
+VARIES_AT_LEAST: Final = 1e-9  # variance over squared mean; below it is what float64 rounds off sums of squares
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How long steps are, in ns."""
+
+    count: int
+    total_ns: float
+    mean_ns: float
+    std_ns: float  # of the sample; 0 of a single step
+
+
+class Moments:
+    """Count, mean, squares about it, and the longest of steps that are not kept one by one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        self.m2 = 0.0
+        self.longest = (-1, 0)  # (ns, step counted from 1)
+
+    def add(self, durations_ns: Ints, numbers: Ints) -> None:
+        """Add steps with these numbers."""
+        count = len(durations_ns)
+        if not count:
+            return
+        longest = int(durations_ns.argmax())
+        if durations_ns[longest] > self.longest[0]:
+            self.longest = (int(durations_ns[longest]), int(numbers[longest]))
+        mean = float(durations_ns.mean())
+        together = self.count + count
+        delta = mean - self.mean
+        self.m2 += float(((durations_ns - mean) ** 2).sum())
+        self.m2 += delta**2 * self.count * count / together
+        self.mean += delta * count / together
+        self.count = together
+
+
+class StepSums:
+    """Running sums over steps, in bounded memory.
+
+    Steps that a capture window disturbed are in count and total alone, unless they are most of all: what is told of
+    the others is told of all then.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total_ns = 0
+        self.first_ns: list[int] = []
+        self.bins = np.zeros(BIN_COUNT, np.int64)  # of undisturbed steps
+        self._disturbed_bins = np.zeros(BIN_COUNT, np.int64)
+        self._disturbed_first: set[int] = set()  # of the first steps, counted from 0
+        self._later, self._later_undisturbed = Moments(), Moments()
+        self._points: list[tuple[int, int]] = []  # (count, total ns) of undisturbed steps side by side
+        self._steps_a_point = 1
+
+    def add(self, durations_ns: Sequence[int], disturbed: Sequence[int] = ()) -> None:
+        """Add the steps that followed those added before; ``disturbed`` are places of them, counted from 0."""
+        if not durations_ns:
+            return
+        array = np.asarray(durations_ns, np.int64)
+        is_own = np.ones(len(array), np.bool_)
+        is_own[list(disturbed)] = False
+        np.add.at(self.bins, bins_of(array[is_own]), 1)
+        np.add.at(self._disturbed_bins, bins_of(array[~is_own]), 1)
+        room = max(0, FIRST_STEPS - len(self.first_ns))
+        self._disturbed_first.update(self.count + at for at in disturbed if at < room)
+        self.first_ns.extend(durations_ns[:room])
+        later, numbers, is_own_later = array[room:], self.count + room + 1 + np.arange(len(array[room:])), is_own[room:]
+        self._later.add(later, numbers)
+        self._later_undisturbed.add(later[is_own_later], numbers[is_own_later])
+        self.count += len(array)
+        self.total_ns += int(array.sum())
+        self._add_points(array[is_own])
+
+    def _add_points(self, durations_ns: Ints) -> None:
+        if self._points and len(durations_ns):
+            count, total = self._points[-1]
+            fill = durations_ns[: self._steps_a_point - count]
+            self._points[-1] = (count + len(fill), total + int(fill.sum()))
+            durations_ns = durations_ns[len(fill) :]
+        if len(durations_ns):
+            begins = np.arange(0, len(durations_ns), self._steps_a_point)
+            counts = np.diff(begins, append=len(durations_ns))
+            sums = np.add.reduceat(durations_ns, begins)
+            self._points += zip(counts.tolist(), sums.tolist(), strict=True)
+        while len(self._points) > TREND_POINTS:
+            left_over = self._points[len(self._points) // 2 * 2 :]
+            pairs = zip(self._points[::2], self._points[1::2], strict=False)
+            self._points = [(a[0] + b[0], a[1] + b[1]) for a, b in pairs] + left_over
+            self._steps_a_point *= 2
+
+    def median_ns(self) -> float | None:
+        """Return the median undisturbed step, within 1 %; None without steps."""
+        return quantile_ns(self.bins if self._has_own_pace else self.bins + self._disturbed_bins, 0.5)
+
+    @property
+    def disturbed_count(self) -> int:
+        """How many steps a capture window disturbed."""
+        return int(self._disturbed_bins.sum())
+
+    @property
+    def _has_own_pace(self) -> bool:
+        return 2 * self.disturbed_count <= self.count
+
+    def warmup_steps(self, told: int | None = None) -> int:
+        """Return how many first steps are warm-up: those told, else the leading ones above 3 medians."""
+        if told is not None:
+            return min(told, self.count)
+        median = self.median_ns()
+        if median is None or self.count < WARMUP_NEEDS:
+            return 0
+        # More than half of the steps seen cannot be the exception.
+        candidates = self.first_ns[: min(FIRST_STEPS, self.count // 2)]
+        slow = 0
+        while slow < len(candidates) and candidates[slow] > WARMUP_RATIO * median:
+            slow += 1
+        return slow
+
+    def spread(self, without_first: int = 0) -> Spread | None:
+        """Return mean and deviation without the ``without_first`` first steps; None if nothing is left.
+
+        At most the first 64 steps can be left out.
+        """
+        return _spread(self.first_ns[without_first:], self._later)
+
+    def undisturbed(self, without_first: int = 0) -> Spread | None:
+        """Return the same of the undisturbed steps; of all where none of those is left."""
+        if not self._has_own_pace:
+            return self.spread(without_first)
+        found = _spread([ns for ns, _ in self._first_undisturbed(without_first)], self._later_undisturbed)
+        return self.spread(without_first) if found is None else found
+
+    def longest(self, without_first: int = 0) -> tuple[int, int]:
+        """Return (ns, step counted from 1) of the longest step of those that ``undisturbed`` is about."""
+        first = [(ns, i + 1) for i, ns in enumerate(self.first_ns) if i >= without_first]
+        found = [*self._first_undisturbed(without_first), self._later_undisturbed.longest]
+        if not self._has_own_pace or found == [Moments().longest]:
+            found = [*first, self._later.longest]
+        return max(found, key=lambda step: step[0])
+
+    def _first_undisturbed(self, without_first: int) -> list[tuple[int, int]]:
+        return [
+            (ns, i + 1) for i, ns in enumerate(self.first_ns) if i >= without_first and i not in self._disturbed_first
+        ]
+
+    def series(self, without_first: int = 0) -> list[tuple[float, float]]:
+        """Return (step number, mean ns) of runs of consecutive steps, at most 1024 of them."""
+        points, step = [], 0
+        for count, total in self._points:
+            if step >= without_first:
+                points.append((step + (count + 1) / 2, total / count))
+            step += count
+        return points
+
+
+def _spread(first_ns: Sequence[int], later: Moments) -> Spread | None:
+    first = np.asarray(first_ns, np.float64)
+    count = len(first) + later.count
+    if not count:
+        return None
+    mean = (first.sum() + later.mean * later.count) / count
+    m2 = float(((first - mean) ** 2).sum()) + later.m2
+    m2 += later.count * (later.mean - mean) ** 2
+    std = float(np.sqrt(m2 / (count - 1))) if count > 1 else 0.0
+    return Spread(count, float(mean * count), float(mean), std)
+
+
+class Coupling:
+    """Which sections' time moves with the step's: correlations from running sums.
+
+    The first ten steps are left out, for warm-up would drown all else. Column i is the section
+    with id i, column 0 the time of no section.
+    """
+
+    def __init__(self, rows: int = 16) -> None:
+        self.count = 0
+        self.step = np.zeros(2)  # sum and sum of squares of step seconds
+        self.sections = np.zeros((3, rows))  # sum, sum of squares, sum of products with the step
+
+    def grow(self, rows: int) -> None:
+        """Make room for ``rows`` sections."""
+        missing = rows - self.sections.shape[1]
+        if missing > 0:
+            self.sections = np.pad(self.sections, ((0, 0), (0, missing)))
+
+    def add_steps(self, first_step: int, self_ns: NDArray[np.int64], disturbed: Sequence[int] = ()) -> None:
+        """Add complete steps.
+
+        Args:
+            first_step: number of the first of them, counted from 0.
+            self_ns: exclusive time within each step, shape (steps, sections), column 0 for no section.
+            disturbed: places of those that are to be left out, counted from 0.
+        """
+        is_added = np.arange(len(self_ns)) >= SETTLED_AFTER - first_step
+        is_added[list(disturbed)] = False
+        seconds = self_ns[is_added] * 1e-9
+        step_s = seconds.sum(axis=1)
+        self.count += len(step_s)
+        self.step += (step_s.sum(), (step_s**2).sum())
+        width = seconds.shape[1]
+        self.sections[0, :width] += seconds.sum(axis=0)
+        self.sections[1, :width] += (seconds**2).sum(axis=0)
+        self.sections[2, :width] += step_s @ seconds
+
+    def add(self, later: "Coupling") -> None:
+        """Add the sums of other steps."""
+        self.grow(later.sections.shape[1])
+        self.count += later.count
+        self.step += later.step
+        self.sections[:, : later.sections.shape[1]] += later.sections
+
+    def explained(self) -> Floats:
+        """Return each section's part of the variance of step time, shape (sections,); they add up to 1.
+
+        That part is cov(section, step) / var(step). Zeros where nothing varies.
+        """
+        if self.count < 2:
+            return np.zeros(self.sections.shape[1])
+        mean = self.step[0] / self.count
+        variance = self.step[1] / self.count - mean**2
+        covariance = self.sections[2] / self.count - self.sections[0] / self.count * mean
+        if variance <= VARIES_AT_LEAST * mean**2:
+            return np.zeros_like(covariance)
+        return np.asarray(covariance / variance, np.float64)

@@ -1,0 +1,272 @@
+"""From totals in nanoseconds to the figures of a snapshot."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from training_profiler.aggregation.accumulator import DATA_LOADING
+from training_profiler.aggregation.gradient_sync import SYNCHRONIZATION
+from training_profiler.aggregation.histogram import quantile_ns
+from training_profiler.aggregation.lines import IN_STEPS
+from training_profiler.aggregation.outside_steps import APART, WITHIN
+from training_profiler.aggregation.section_rules import OF_A_STEP
+from training_profiler.aggregation.step_totals import WARMUP_NEEDS
+from training_profiler.aggregation.totals import Totals
+from training_profiler.aggregation.trend import trend
+from training_profiler.sampling.line_sampler import Location
+from training_profiler.snapshot.snapshot import (
+    OTHER,
+    OUTSIDE_STEPS,
+    PROFILER,
+    EpochStats,
+    LineStats,
+    SectionStats,
+    StepStats,
+)
+from training_profiler.units import NS_PER_S
+
+SAMPLES_NEEDED: Final = 30  # in a section; a share of one half is then known to about 18 points (95 %)
+MOST_LINES: Final = 100  # a section; what is left out is below a hundredth of it
+EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time; less is not worth a word
+
+
+def section_stats(
+    totals: Totals, names: Mapping[int, str], configured_warmup: int | None = None
+) -> dict[str, SectionStats]:
+    """Return the figures of each section seen, and of the time of none; shares add up to 1."""
+    early_ns = totals.early_ns[: warmup_steps(totals, configured_warmup)].sum(axis=0)
+    early_ns = np.pad(early_ns, (0, max(0, totals.sections.rows - len(early_ns))))
+    sums = totals.sections
+    wall_ns = max(1, totals.wall_ns)
+    stats = {}
+    names = _plain_where_alone(totals, names)
+    ids = [id for id in range(1, sums.rows) if sums.count[id] or sums.self_ns[id] or sums.elsewhere_ns[id]]
+    parents = _parents(totals)
+    for id in ids:
+        stats[names[id]] = SectionStats(
+            name=names[id],
+            count=int(sums.count[id]),
+            total_s=int(sums.total_ns[id]) / NS_PER_S,
+            self_s=int(sums.self_ns[id]) / NS_PER_S,
+            share=int(sums.self_ns[id]) / wall_ns,
+            parent=names.get(parents.get(id, 0)) or None,
+            elsewhere_s=int(sums.elsewhere_ns[id]) / NS_PER_S,
+            step_self_s=int(sums.step_self_ns[id]) / NS_PER_S,
+            step_total_s=int(sums.step_total_ns[id]) / NS_PER_S,
+            settled_total_s=int(sums.step_total_ns[id] - early_ns[id]) / NS_PER_S,
+            min_step=int(sums.min_step[id]),
+            max_step=int(sums.max_step[id]),
+            device_count=int(sums.device_count[id]),
+            device_total_s=int(sums.device_ns[id]) / NS_PER_S if sums.device_count[id] else None,
+            **_measured(totals, id, is_mixed=names[id] == SYNCHRONIZATION and configured_warmup is None),
+        )
+    for name, self_ns, step_ns in _uncovered(totals):
+        stats[name] = _with_uncovered(stats.get(name), name, self_ns, step_ns, wall_ns)
+    if OTHER in stats:
+        settled_s = int(sums.step_self_ns[0] - early_ns[0]) / NS_PER_S
+        stats[OTHER] = replace(stats[OTHER], settled_total_s=stats[OTHER].settled_total_s + settled_s)
+    return stats
+
+
+def _with_uncovered(section: SectionStats | None, name: str, self_ns: int, step_ns: int, wall_ns: int) -> SectionStats:
+    """Return the row of the time that no section owns, on top of a section that the user gave the same name."""
+    self_s, step_s, share = self_ns / NS_PER_S, step_ns / NS_PER_S, self_ns / wall_ns
+    if section is None:
+        return SectionStats(name, 0, self_s, self_s, share, step_self_s=step_s, step_total_s=step_s)
+    return replace(
+        section,
+        self_s=section.self_s + self_s,
+        share=section.share + share,
+        step_self_s=section.step_self_s + step_s,
+    )
+
+
+def _plain_where_alone(totals: Totals, names: Mapping[int, str]) -> dict[int, str]:
+    """Return the names without the section they lie within, where that leaves no doubt.
+
+    Parts of a step keep it: ``forward_pass`` is training's, whether or not there was any.
+    """
+    seen = set(np.flatnonzero(totals.sections.count).tolist())
+    within = {}
+    for id, name in names.items():
+        root, slash, plain = name.partition(WITHIN)
+        if slash and root in APART and (plain not in OF_A_STEP or root == PROFILER):
+            within[id] = plain
+    uses = Counter(plain for id, plain in within.items() if id in seen)
+    uses.update(name for id, name in names.items() if id in seen and id not in within)
+    return {id: within[id] if id in within and uses[within[id]] == 1 else name for id, name in names.items()}
+
+
+def _measured(totals: Totals, id: int, is_mixed: bool) -> dict[str, Any]:
+    """Return the figures of single executions; ``is_mixed``: there may be others, of which only the sum is known."""
+    sums = totals.sections
+    count = int(sums.measured[id])
+    if count < sums.count[id] and (is_mixed or not count):
+        return {"avg_s": int(sums.total_ns[id]) / int(sums.count[id]) / NS_PER_S}
+    if not count:
+        return {}
+    low_ns, high_ns = int(sums.min_ns[id]), int(sums.max_ns[id])
+    mean_ns = float(sums.mean_ns[id])
+    if count == sums.count[id]:  # total over count, as every reader checks: with what is no execution of its own
+        mean_ns = int(sums.total_ns[id]) / count
+    stats = {"avg_s": mean_ns, "min_s": float(low_ns), "max_s": float(high_ns)}
+    if count > 1:
+        stats["std_s"] = float(np.sqrt(sums.m2[id] / (count - 1)))
+    for key, q in (("p50_s", 0.5), ("p95_s", 0.95), ("p99_s", 0.99)):
+        # The middle of a bin can lie beyond the extremes, which are exact.
+        stats[key] = min(max(quantile_ns(sums.bins[id], q) or 0.0, low_ns), high_ns)
+    return {name: ns / NS_PER_S for name, ns in stats.items()}
+
+
+def _uncovered(totals: Totals) -> list[tuple[str, int, int]]:
+    """Return (name, ns, ns within steps) of the time that no section owns."""
+    uncovered_ns = int(totals.sections.self_ns[0])
+    in_steps_ns = int(totals.sections.step_self_ns[0])
+    if not totals.steps.count:
+        return [(OTHER, uncovered_ns, 0)]
+    outside_ns = uncovered_ns - in_steps_ns
+    if outside_ns <= 0:
+        return [(OTHER, uncovered_ns, in_steps_ns)]
+    return [(OTHER, in_steps_ns, in_steps_ns), (OUTSIDE_STEPS, outside_ns, 0)]
+
+
+def line_stats(
+    totals: Totals, names: Mapping[int, str], sections: Mapping[str, SectionStats]
+) -> dict[str, tuple[LineStats, ...]]:
+    """Return the lines seen in each section, those with most samples first; none of sections with under 30 samples."""
+    shown = _plain_where_alone(totals, names)
+    counts: dict[str, Counter[Location | None]] = {}
+    for (id, location), count in totals.lines.items():
+        if id > 0:
+            counts.setdefault(shown[id], Counter())[location] += count
+    for name, uncovered in _uncovered_lines(totals).items():
+        counts[name] = counts.get(name, Counter()) + uncovered
+    return {
+        name: _lines_of(sections[name], samples)
+        for name, samples in counts.items()
+        if name in sections and samples.total() >= SAMPLES_NEEDED and set(samples) != {None}
+    }
+
+
+def _lines_of(section: SectionStats, samples: Counter[Location | None]) -> tuple[LineStats, ...]:
+    of_a_sample = section.share / samples.total()
+    seen: Counter[Location] = Counter()
+    waits: dict[Location, Counter[str]] = {}
+    for location, count in samples.items():
+        if location is not None:
+            line = location._replace(waits_in="")
+            seen[line] += count
+            if location.waits_in:
+                waits.setdefault(line, Counter())[location.waits_in] += count
+    return tuple(
+        LineStats(
+            *line[:3],
+            share=count * of_a_sample,
+            samples=count,
+            waiting_share=waits[line].total() * of_a_sample if line in waits else 0.0,
+            waits_in=waits[line].most_common(1)[0][0] if line in waits else "",
+        )
+        for line, count in sorted(seen.items(), key=lambda item: (-item[1], item[0]))[:MOST_LINES]
+    )
+
+
+def _uncovered_lines(totals: Totals) -> dict[str, Counter[Location | None]]:
+    """Return the samples of no section, divided as ``_uncovered`` divides the time."""
+    everywhere = Counter({location: count for (id, location), count in totals.lines.items() if id == 0})
+    in_steps = Counter({location: count for (id, location), count in totals.lines.items() if id == IN_STEPS})
+    if len(_uncovered(totals)) == 1:
+        return {OTHER: everywhere}
+    return {OTHER: in_steps, OUTSIDE_STEPS: everywhere - in_steps}
+
+
+def _parents(totals: Totals) -> dict[int, int]:
+    """Return the section around most spans of each section, such that no chain of parents is a circle."""
+    best: dict[int, tuple[int, int]] = {}
+    for (parent, id), count in totals.sections.parents.items():
+        best[id] = max(best.get(id, (-1, 0)), (count, parent))
+    parents = {id: parent for id, (_, parent) in best.items()}
+    for id in parents:
+        seen, at = {id}, parents[id]
+        while at in parents and at not in seen:
+            seen.add(at)
+            at = parents[at]
+        if at:  # came back to a section already seen
+            parents[id] = 0
+    return parents
+
+
+def warmup_steps(totals: Totals, told: int | None) -> int:
+    """Return how many of the first steps to leave out; none where that would leave nothing."""
+    steps = totals.steps
+    warmup = steps.warmup_steps(told)
+    if told is None and steps.count >= WARMUP_NEEDS:
+        warmup = max(warmup, totals.slow_steps)
+    return 0 if warmup >= steps.count or warmup > len(steps.first_ns) else warmup
+
+
+def step_stats(
+    totals: Totals, names: Mapping[int, str], configured_warmup: int | None, *, is_interval: bool = False
+) -> StepStats | None:
+    """Return the figures of the steps; None without any. Of an interval there is no trend, nor what explains it."""
+    steps = totals.steps
+    warmup = warmup_steps(totals, configured_warmup)
+    spread, undisturbed = steps.spread(warmup), steps.undisturbed(warmup)
+    median_ns = steps.median_ns()
+    if spread is None or undisturbed is None or median_ns is None:
+        return None
+    found = None if is_interval else trend(steps.series(warmup))  # takes 1.5 ms
+    explained = () if is_interval else totals.coupling.explained()
+    max_ns, max_step = steps.longest(warmup)
+    return StepStats(
+        count=steps.count,
+        total_s=steps.total_ns / NS_PER_S,
+        median_s=median_ns / NS_PER_S,
+        warmup_count=warmup,
+        warmup_s=sum(steps.first_ns[:warmup]) / NS_PER_S,
+        settled_count=spread.count,
+        settled_s=spread.total_ns / NS_PER_S,
+        disturbed_count=steps.disturbed_count,
+        avg_s=undisturbed.mean_ns / NS_PER_S,
+        std_s=undisturbed.std_ns / NS_PER_S,
+        max_s=max_ns / NS_PER_S,
+        max_step=max_step,
+        before_s=None if totals.loop_begin_ns is None else max(0, totals.loop_begin_ns - totals.begin_ns) / NS_PER_S,
+        rise=found.rise if found else None,
+        rise_p_value=found.p_value if found else None,
+        explained={
+            names.get(id) or OTHER: float(part) for id, part in enumerate(explained) if part >= EXPLAINS_AT_LEAST
+        },
+    )
+
+
+def epoch_stats(
+    number: int,
+    totals: Totals,
+    names: Mapping[int, str],
+    batches: int | None,
+    samples: int | None,
+    is_complete: bool = True,
+) -> EpochStats:
+    """Return the figures of one epoch; ``batches`` and ``samples`` are None where no loader was seen."""
+    sections = section_stats(totals, names)
+    count = totals.steps.count if batches is None else batches
+    self_s = {name: section.self_s for name, section in sections.items() if section.self_s}
+    uncovered_s = self_s.pop(OTHER, 0.0) + self_s.pop(OUTSIDE_STEPS, 0.0)
+    busy_s = totals.steps.total_ns / NS_PER_S or totals.wall_ns / NS_PER_S
+    data_loading = sections.get(DATA_LOADING)
+    return EpochStats(
+        number=number,
+        wall_s=totals.wall_ns / NS_PER_S,
+        steps=totals.steps.count,
+        batches=count or None,
+        samples=samples,
+        avg_batch_s=busy_s / count if count else None,
+        self_s={**self_s, OTHER: uncovered_s},
+        first_fetch_s=None if totals.first_fetch_ns is None else totals.first_fetch_ns / NS_PER_S,
+        median_fetch_s=data_loading.p50_s if data_loading else None,
+        is_complete=is_complete,
+        machine=totals.machine.stats(),
+    )

@@ -1,0 +1,116 @@
+"""Everything summed up over a stretch of time: a flush interval, a report interval, an epoch, a run."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from training_profiler.aggregation.histogram import Ints
+from training_profiler.aggregation.lines import LineCounts
+from training_profiler.aggregation.loaders import LoaderSums
+from training_profiler.aggregation.machine import MachineSums
+from training_profiler.aggregation.section_totals import SectionSums
+from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, StepSums
+from training_profiler.recording.gradient_sync import BLOCK_STEPS, is_compared
+from training_profiler.recording.step_flops import StepFlops
+
+
+class Totals:
+    """Sums over ``begin_ns`` to ``end_ns`` of the recorder's clock.
+
+    ``sections.self_ns`` adds up to ``end_ns - begin_ns`` exactly; its row 0 is the time of no section.
+    """
+
+    def __init__(self, begin_ns: int, first_step: int = 0) -> None:
+        self.begin_ns = begin_ns
+        self.end_ns = begin_ns
+        self.first_step = first_step  # steps complete before this stretch
+        self.sections = SectionSums()
+        self.steps = StepSums()
+        self.coupling = Coupling()
+        self.loop_begin_ns: int | None = None  # when the run's first step began, be it before this stretch
+        self.first_fetch_ns: int | None = None  # the first wait for a batch, if it ended here
+        # Time of each section, column i, in each of the run's first steps, nested sections included: warm-up is
+        # only known for what it was when it is over, and must not count for a share of the step.
+        self.early_ns = np.zeros((FIRST_STEPS, 1), np.int64)
+        # Exclusive times of single complete steps, which ranks compare; of this stretch alone, sums do not add them up.
+        self.compared: dict[int, Ints] = {}
+        # Places of this stretch's steps, counted from 0, that a capture window made slower; of this stretch alone.
+        self.disturbed: list[int] = []
+        self.training_spans = 0  # ended on the training thread, which pays for them
+        self.lines: LineCounts = LineCounts()
+        self.machine = MachineSums()
+        self.batches: int | None = None  # fetched for training; None where no loader is known
+        self.samples: int | None = None
+        self.flops: StepFlops | None = None  # of a step, as last counted
+        self.slow_steps = 0  # first steps of the run of which one was made slower, by counting its FLOPs
+        self.loaders = LoaderSums()
+        self.late_exchange_ns = 0  # DDP's, told in this stretch and waited for in backward passes before it
+        self.dropped = 0  # exits without enter, enters given up
+        self.unended = 0  # sections still open when their thread ended
+
+    @property
+    def wall_ns(self) -> int:
+        """How long the stretch is."""
+        return self.end_ns - self.begin_ns
+
+    def add_steps(
+        self, durations_ns: Sequence[int], self_ns: Ints, first_step: int, disturbed: Sequence[int] = ()
+    ) -> None:
+        """Add complete steps, whose exclusive times are the rows of ``self_ns``; ``disturbed`` of them were slowed."""
+        self.disturbed += [self.steps.count + at for at in disturbed]
+        self.steps.add(durations_ns, disturbed)
+        early = max(0, min(len(self_ns), FIRST_STEPS - first_step))
+        steps = np.arange(first_step, first_step + early)
+        self.add_early(steps, np.zeros(early, np.int64), self_ns[:early, 0])  # column 0 has no spans
+        self.coupling.grow(self_ns.shape[1])
+        self.coupling.add_steps(first_step, self_ns, disturbed)
+        self.sections.step_self_ns[: self_ns.shape[1]] += self_ns.sum(axis=0)
+        end = first_step + len(self_ns)
+        for block in range(first_step - first_step % BLOCK_STEPS, end, BLOCK_STEPS):
+            if is_compared(block):
+                for step in range(max(block, first_step), min(block + BLOCK_STEPS, end)):
+                    self.compared[step] = self_ns[step - first_step]
+
+    def add_early(self, steps: Ints, ids: Ints, ns: Ints) -> None:
+        """Add time of sections in complete steps, counted from 0; those after the first are passed over."""
+        rows = self.sections.rows
+        self.early_ns = np.pad(self.early_ns, ((0, 0), (0, max(0, rows - self.early_ns.shape[1]))))
+        is_early = (steps >= 0) & (steps < FIRST_STEPS)
+        np.add.at(self.early_ns, (steps[is_early], ids[is_early]), ns[is_early])
+
+    def add(self, later: "Totals", durations_ns: Sequence[int]) -> None:
+        """Add the stretch that follows this one; ``durations_ns`` are its steps."""
+        self.end_ns = later.end_ns
+        self.sections.add(later.sections)
+        self.steps.add(durations_ns, later.disturbed)
+        self.coupling.add(later.coupling)
+        steps, ids = np.nonzero(later.early_ns)
+        self.add_early(steps, ids, later.early_ns[steps, ids])
+        if self.loop_begin_ns is None:
+            self.loop_begin_ns = later.loop_begin_ns
+        if self.first_fetch_ns is None:
+            self.first_fetch_ns = later.first_fetch_ns
+        self.training_spans += later.training_spans
+        self.lines.update(later.lines)
+        self.machine.add(later.machine)
+        self._add_batches(later)
+        self.flops = later.flops or self.flops
+        self.slow_steps = max(self.slow_steps, later.slow_steps)
+        self.loaders.add(later.loaders)
+        self.dropped += later.dropped
+        self.unended += later.unended
+
+    def _add_batches(self, later: "Totals") -> None:
+        if later.batches is None:
+            return
+        if self.batches is None:
+            self.batches, self.samples = later.batches, later.samples
+        else:
+            self.batches += later.batches
+            is_known = self.samples is not None and later.samples is not None
+            self.samples = self.samples + later.samples if is_known else None  # type: ignore[operator]
+
+
+def rows_for(sections: int) -> int:
+    """Return how many rows to keep for so many sections; a multiple, so that arrays seldom grow."""
+    return int(np.ceil((sections + 1) / 16)) * 16

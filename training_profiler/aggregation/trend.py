@@ -1,0 +1,120 @@
+"""A quantity over time in bounded memory, and whether it grows."""
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations, pairwise
+from math import erf, sqrt
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from training_profiler.snapshot.snapshot import Growth
+
+BLOCKS = 20
+
+
+class Trend(NamedTuple):
+    """A rise over the whole series, relative to its level at the start."""
+
+    rise: float  # 0.1: ten per cent more at the end than at the start
+    p_value: float  # how often noise alone would show as much, one-sided
+
+
+def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
+    """Return the trend of ``(x, y)`` points in ascending x; None below 40 points.
+
+    The medians of 20 blocks are compared pair by pair: slope after Theil (1950) and Sen (1968), significance
+    after Mann (1945) and Kendall (1975), both of which one outlier in a block does not move.
+    """
+    if len(points) < 2 * BLOCKS:
+        return None
+    edges = [round(i * len(points) / BLOCKS) for i in range(BLOCKS + 1)]
+    blocks = [points[a:b] for a, b in pairwise(edges)]
+    xs = [median(x for x, _ in block) for block in blocks]
+    ys = [median(y for _, y in block) for block in blocks]
+    pairs = list(combinations(range(BLOCKS), 2))
+    slope = median((ys[j] - ys[i]) / (xs[j] - xs[i]) for i, j in pairs)
+    start = median(y - slope * (x - xs[0]) for x, y in zip(xs, ys, strict=True))
+    if start <= 0:
+        return None
+    score = sum((ys[j] > ys[i]) - (ys[j] < ys[i]) for i, j in pairs)
+    variance = BLOCKS * (BLOCKS - 1) * (2 * BLOCKS + 5) / 18
+    z = max(0.0, score - 1) / sqrt(variance)
+    return Trend(slope * (xs[-1] - xs[0]) / start, 0.5 * (1 - erf(z / sqrt(2))))
+
+
+def median(values: Iterable[float]) -> float:
+    """Return the median. Not the standard library's: a program may have a ``statistics.py`` of its own beside it."""
+    return float(np.median(np.fromiter(values, np.float64)))
+
+
+MOST_POINTS: Final = 240
+FEWEST_POINTS: Final = 10  # of which the first fifth is left out: 8 that all rise are chance once in 40,000 times
+WARMUP: Final = 0.2  # of the time: what a training allocates at its start is no growth
+Point = tuple[int, float, float]  # values side by side: how many, the sum of their moments in s, the sum of the values
+
+
+class Series:
+    """Means of so many values side by side; twice as many each time there would be too many points."""
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self._values_a_point = 1
+
+    def add(self, at_s: float, value: float) -> None:
+        """Add a value that followed those added before."""
+        self.add_points([(1, at_s, value)])
+
+    def add_points(self, points: Sequence[Point]) -> None:
+        """Add the points of a series that followed this one."""
+        for point in points:
+            if self.points and self.points[-1][0] + point[0] <= self._values_a_point:
+                self.points[-1] = _together(self.points[-1], point)
+            else:
+                self.points.append(point)
+            if len(self.points) > MOST_POINTS:
+                pairs = zip(self.points[::2], self.points[1::2], strict=False)
+                left_over = self.points[len(self.points) // 2 * 2 :]
+                self.points = [_together(one, next_one) for one, next_one in pairs] + left_over
+                self._values_a_point *= 2
+
+    def growth(self) -> Growth | None:
+        """Return the rise over all but the first fifth of the time; None on too few points to tell.
+
+        A straight line through the medians of at most 20 blocks: slope after Theil (1950) and Sen (1968), significance
+        after Mann (1945) and Kendall (1975), one-sided. The slope is that of the later half where that one is flatter:
+        what rises ever more slowly, as caches that fill, would otherwise look like what rises for ever.
+        """
+        points = [(at_s / count, value / count) for count, at_s, value in self.points]
+        if len(points) < FEWEST_POINTS:
+            return None
+        warm_s = points[0][0] + WARMUP * (points[-1][0] - points[0][0])
+        points = [point for point in points if point[0] >= warm_s]
+        blocks = _blocks(points)
+        if len(blocks) < FEWEST_POINTS * (1 - WARMUP) or blocks[-1][0] <= blocks[0][0]:
+            return None
+        slopes = [_slope(blocks), _slope(blocks[len(blocks) // 2 :])]
+        seconds = points[-1][0] - points[0][0]
+        slope = min(slopes, key=abs) if slopes[0] * slopes[1] > 0 else 0.0
+        return Growth(slope * seconds, _chance(blocks), len(points), seconds)
+
+
+def _together(one: Point, other: Point) -> Point:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+
+
+def _blocks(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    count = min(BLOCKS, len(points))
+    edges = [round(i * len(points) / count) for i in range(count + 1)]
+    blocks = [points[a:b] for a, b in pairwise(edges)]
+    return [(median(x for x, _ in block), median(y for _, y in block)) for block in blocks]
+
+
+def _slope(points: list[tuple[float, float]]) -> float:
+    return median((y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(points, 2) if x2 > x1)
+
+
+def _chance(points: list[tuple[float, float]]) -> float:
+    count = len(points)
+    score = sum((y2 > y1) - (y2 < y1) for (_, y1), (_, y2) in combinations(points, 2))
+    z = max(0.0, score - 1) / sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    return 0.5 * (1 - erf(z / sqrt(2)))

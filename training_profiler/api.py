@@ -1,0 +1,265 @@
+"""The public API while profiling is on: the process's one recorder and its session."""
+
+import multiprocessing
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from training_profiler.errors import ProfilerWarning
+from training_profiler.instrumentation.instrumentation import Instrumentation
+from training_profiler.recording.data_loader import ProfiledIterator, ProfiledLoader
+from training_profiler.recording.recorder import Recorder
+from training_profiler.runtime.process import Process, usable_settings
+from training_profiler.runtime.shutdown import at_fork, is_being_spawned, is_worker
+from training_profiler.settings import unknown_variables
+from training_profiler.snapshot.snapshot import Snapshot
+
+T = TypeVar("T")
+
+
+_process = Process(Recorder())
+_process.recorder.is_listened_to = False
+_process.recorder.on_first = _process.begin_at_first_section
+profile_section = _process.recorder.section
+at_fork(lambda: _process.fall_silent())
+_process.look_for_ranks()
+for _sentence in unknown_variables():
+    warnings.warn(_sentence, ProfilerWarning, stacklevel=2)
+
+
+def start_training_profiling(
+    log_every: int | None = None,
+    *,
+    format: str | None = None,
+    dir: str | None = None,
+    stream: str | None = None,
+    warmup: int | str | None = None,
+    flush_s: float | None = None,
+    max_names: int | None = None,
+    sample_hz: int | None = None,
+    timing: str | None = None,
+    monitor_s: float | None = None,
+    flops: bool | None = None,
+    sinks: str | Sequence[str] | None = None,
+    log_scalars_every_n_steps: int | None = None,
+    thresholds: Mapping[str, float] | None = None,
+    checklist: bool | None = None,
+    rank_wait_s: float | None = None,
+    capture: str | None = None,
+) -> None:
+    """Begin a run, of which all wall time is accounted for and reported; or change the settings of the one under way.
+
+    What is not given is taken from its variable, ``RECTIFIED_FLOW_PROFILE_LOG_EVERY`` and so on, else by default.
+
+    Args:
+        log_every: steps between periodic reports; 50 by default.
+        format: ``"table"`` (default) or ``"lines"``, one greppable line a section.
+        dir: folder in which the run makes a folder of its own; ``"runs"`` by default.
+        stream: ``"stdout"`` (default) or ``"stderr"``.
+        warmup: first steps to leave out of averages; ``"auto"`` (default) tells them by their length.
+        flush_s: longest time in s between two writes to the journal; 10 by default.
+        max_names: section names that get a row of their own; 500 by default.
+        sample_hz: samples a second of the line that runs; 50 by default, 0 for none.
+        timing: clock of sections on an accelerator: ``"auto"`` (default), ``"host"``, ``"events"`` or ``"sync"``.
+        monitor_s: time in s between two looks at the machine; 1 by default, 0 for none.
+        flops: whether the FLOPs of the model are counted, once, in an early step; True by default.
+        sinks: trackers that get the metrics, of wandb, tensorboard, jsonl, prometheus, mlflow and csv; none by default.
+        log_scalars_every_n_steps: steps between two rows of a loader's metrics; as often as trackers can by default.
+        thresholds: thresholds of rules by their code, where they shall differ, such as ``{"data-transfer": 0.2}``.
+        checklist: whether the final summary ends with the quick checklist; False by default.
+        rank_wait_s: longest time in s that a rank waits for others at its end; 2 by default, 0 for none.
+        capture: when deep capture records, such as ``"steps=100-103"``; on request only by default.
+
+    Raises:
+        SettingsError, MissingExtraError: a value cannot be used, or a tracker's package is not installed.
+    """
+    arguments = {name: value for name, value in locals().items() if value is not None}
+    settings = usable_settings(arguments)
+    if is_being_spawned() or (is_worker() and multiprocessing.current_process().daemon):
+        return  # a daemonic child serves a DataLoader or a pool; one that trains is an ordinary process
+    if _process.is_silent and multiprocessing.parent_process() is None:
+        return  # forked by hand: its run is its parent's
+    _process.is_silent = False
+    _process.settings = settings
+    session = _process.session
+    if session is not None and session.is_running:
+        session.reconfigure(settings)
+    else:
+        _process.begin(opens_files=True)
+    _process.was_stopped = False
+
+
+def stop_training_profiling() -> None:
+    """End the run: print the final summary and write it to the run folder. Does nothing without a run."""
+    session = _process.session
+    _process.was_stopped = True
+    _process.by_hand.uninstall()
+    if session is not None:
+        session.finish()
+
+
+def profile_step() -> None:
+    """End a training step. Call it once an optimizer update, at the end of the loop's body."""
+    session = _process.running()
+    if session is not None and _process.phase == "train":
+        if session.watch is not None:
+            session.watch.steps_come_by_hand()
+        session.step()
+
+
+class _Context:
+    """A context that tells the session of its begin and its end."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+
+class _Epoch(_Context):
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __enter__(self) -> None:
+        session = _process.running()
+        if session is not None:
+            session.begin_epoch(self._number)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        session = _process.running()
+        if session is not None:
+            session.end_epoch(is_complete=kind is None)
+
+
+class _Validation(_Context):
+    def __enter__(self) -> None:
+        self._phase_before = _process.phase
+        _process.phase = "validation"
+        self._section = profile_section("validation_epoch")
+        self._section.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _process.phase = self._phase_before
+        self._section.__exit__(kind, error, traceback)
+
+
+def profile_epoch(n: int) -> _Context:
+    """Return a context around one epoch; at its end the epoch's summary is printed.
+
+    Args:
+        n: number of the epoch, as it shall stand in the summary.
+    """
+    try:
+        return _Epoch(int(n))
+    except (TypeError, ValueError, OverflowError):
+        _note(f"profile_epoch({n!r}) has no number, so this epoch has no summary; example: profile_epoch(1)")
+        return _Context()
+
+
+def profile_phase(phase: str) -> _Context:
+    """Return a context around one phase of the loop.
+
+    ``"validation"`` is one ``validation_epoch``: what happens inside is part of no training step, and
+    ``profile_step`` there ends none. ``"train"`` is what holds without any.
+
+    Args:
+        phase: ``"train"`` or ``"validation"``.
+    """
+    if phase == "validation":
+        return _Validation()
+    if phase != "train":
+        _note(f"profile_phase({phase!r}) is neither 'train' nor 'validation' and was ignored")
+    return _Context()
+
+
+def _note(sentence: str) -> None:
+    session = _process.running()
+    if (
+        session is not None
+        and sentence not in session.profiler_health.notes
+        and len(session.profiler_health.notes) < 20
+    ):
+        session.profiler_health.notes.append(sentence)
+
+
+def profile_dataloader(loader: Iterable[T], name: str | None = None, proportion: float | None = None) -> Iterable[T]:
+    """Return a loader that gives the same batches and books each wait for one under ``data_loading``.
+
+    All other attributes are the loader's own.
+
+    Args:
+        loader: anything that can be iterated, such as a ``torch.utils.data.DataLoader``.
+        name: how reports call it; ``"0"``, ``"1"``, ... by default.
+        proportion: the share of the training's batches that are to come from it, such as 0.25; reports then say
+            whether they do.
+    """
+    session = _process.running()
+    if session is None:
+        return loader
+    counts = session.loaders.counts_of(loader, name)
+    if proportion is not None:
+        counts.asked = _share(proportion)
+    kind = ProfiledIterator if hasattr(loader, "__next__") else ProfiledLoader
+    recorder = _process.recorder
+    is_training = lambda: _process.phase == "train"  # noqa: E731
+    return kind(loader, profile_section, recorder.clock, counts, is_training, recorder.buffer)
+
+
+def _share(proportion: object) -> float | None:
+    """Return the share that was given; None where it cannot be one, which is noted."""
+    try:
+        share = float(proportion)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        share = -1.0
+    if 0 <= share <= 1:
+        return share
+    _note(
+        f"profile_dataloader(proportion={proportion!r}) is no share of the batches from 0 to 1 and was ignored; "
+        f"example: proportion=0.25"
+    )
+    return None
+
+
+def start_instrumentation(begin_ns: int) -> None:
+    """Watch the training of this process, whose code nobody edited; torch has just been imported.
+
+    Args:
+        begin_ns: when the process began, by the recorder's clock.
+    """
+    if _process.watch is None and not _process.was_stopped:
+        _process.by_hand.uninstall()
+        _process.watch = Instrumentation(_process.recorder, _process.begin_watched)
+        _process.watch_begin_ns = begin_ns
+        _process.watch.install(sys.modules["torch"])
+
+
+def why_nothing() -> str | None:
+    """Return why this process, which imported torch, has nothing to report; None where it has."""
+    session = _process.session
+    if session is not None and (session.watch is None or session.has_reported):
+        return None
+    if _process.watch is None:
+        return "torch was imported, but could not be watched"
+    return _process.watch.why_nothing()
+
+
+def is_profiling_enabled() -> bool:
+    """Return whether this process records; False after a stop, and in workers."""
+    if _process.session is not None:
+        return _process.session.is_running
+    return not (_process.is_silent or _process.was_stopped or is_worker())
+
+
+def snapshot() -> Snapshot:
+    """Return the figures of the run so far, in seconds; of nothing where there is no run."""
+    session = _process.session
+    return session.snapshot() if session is not None else Snapshot()

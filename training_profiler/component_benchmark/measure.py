@@ -1,0 +1,182 @@
+"""The whole benchmark: passes of the model, then each distinct component, and what share of its parent it takes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from training_profiler.component_benchmark.capture import Node, capture, is_compiled, shapes_text, without_compiler
+from training_profiler.component_benchmark.replay import Found, time_backward, time_call
+from training_profiler.component_benchmark.result import Component, ComponentBenchmark, Timing
+from training_profiler.component_benchmark.state import kept
+from training_profiler.component_benchmark.stopwatch import Stopwatch
+from training_profiler.component_benchmark.subject import Subject, tensors_in
+from training_profiler.errors import BenchmarkError
+
+FORWARD, FORWARD_LOSS, BACKWARD, OPTIMIZER = "forward", "forward + loss", "backward", "optimizer step"
+COMPILED = (
+    "torch.compile: the passes are of the compiled model; components, and their shares, as if nothing was compiled"
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much to measure."""
+
+    threads: int
+    depth: int | None = None  # of the tree of components; None for all
+    has_backward: bool = True
+
+
+def measure(subject: Subject, stopwatch: Stopwatch, options: Options) -> ComponentBenchmark:
+    """Return the times of a model and its components; leaves the model as it was.
+
+    Raises:
+        BenchmarkError: the model or the loss raises, or the loss is no scalar.
+    """
+    model = subject.model
+    with kept(model, subject.optimizer), torch.set_grad_enabled(options.has_backward):
+        captured = capture(subject)
+        passes, notes = _time_passes(subject, stopwatch, options.has_backward)
+        found = {}
+        if not is_compiled(model):
+            found[captured.root.call.key] = Found(passes[FORWARD], passes.get(BACKWARD))
+        with without_compiler(model):
+            _time_components(captured.root, 0, found, stopwatch, options)
+        if BACKWARD in passes:
+            notes += _time_update(subject, passes, stopwatch)  # the last, for it changes the weights
+    first = next(iter(model.parameters()), None)
+    return ComponentBenchmark(
+        source=subject.source,
+        kind=type(model).__name__,
+        parameters=_parameters(model),
+        device="cpu" if first is None else str(first.device),
+        dtype=str(torch.get_default_dtype() if first is None else first.dtype).removeprefix("torch."),
+        mode=_mode(model),
+        threads=options.threads,
+        torch=str(torch.__version__),
+        passes=passes,
+        loss=subject.loss_in_words,
+        root=component_of(captured.root, found),
+        optimizer=type(subject.optimizer).__name__ if subject.optimizer is not None else "AdamW",
+        never_called=captured.never_called,
+        notes=tuple([COMPILED] if is_compiled(model) else []) + tuple(notes),
+    )
+
+
+def component_of(node: Node, found: Mapping[str, Found], above: tuple[float, float] | None = None) -> Component:
+    """Return a node of the calls with its times and shares, and all below it that were timed, the costliest first.
+
+    Args:
+        node: the calls.
+        found: times by the key of a call.
+        above: forward time of all calls of what calls it, and of the model; None for the model itself.
+    """
+    own = found[node.call.key]
+    forward_s = None if own.forward is None else own.forward.median_s
+    total_s = None if forward_s is None else node.calls * forward_s
+    parent_s, model_s = above if above is not None else (None, total_s)
+    below = [inner for inner in node.children.values() if inner.call.key in found]
+    level = (total_s or 0.0, model_s or 0.0)
+    children = sorted(
+        (component_of(inner, found, level) for inner in below), key=lambda child: (-(child.total_s or 0.0), child.names)
+    )
+    return Component(
+        kind=type(node.call.module).__name__,
+        names=tuple(node.names),
+        inputs=shapes_text(node.call.arguments, node.call.keywords),
+        calls=node.calls,
+        parameters=_parameters(node.call.module),
+        forward=own.forward,
+        backward=own.backward,
+        note=own.note,
+        share_of_parent=total_s / parent_s if total_s is not None and parent_s else None,
+        share_of_model=total_s / model_s if total_s is not None and model_s else None,
+        rest_s=_rest_s(node, own.forward, children),
+        children=tuple(children),
+    )
+
+
+def _rest_s(node: Node, own: Timing | None, children: list[Component]) -> float | None:
+    totals = [child.total_s for child in children if child.total_s is not None]
+    timings = [own, *(child.forward for child in children)]
+    if own is None or not totals or len(totals) < len(node.children) or any(one and one.is_noisy for one in timings):
+        return None  # a difference of noisy times is noise
+    rest_s = own.median_s - sum(totals) / node.calls
+    # Alone and with warm caches parts take more or less than in the whole; no more is known than the whole's spread.
+    return rest_s if rest_s > (own.iqr_s or 0.0) else None
+
+
+def _time_passes(subject: Subject, stopwatch: Stopwatch, has_backward: bool) -> tuple[dict[str, Timing], list[str]]:
+    subject.forward()  # where it is compiled, now
+    passes = {FORWARD: stopwatch(FORWARD, subject.forward)}
+    if not has_backward:
+        if subject.loss is not None or subject.target is not None:
+            passes[FORWARD_LOSS] = stopwatch(FORWARD_LOSS, lambda: _loss(subject))
+        return passes, ["gradients are off (--no-backward), as in an evaluation"]
+    if _loss(subject) is None:
+        return passes, ["no output has a gradient: loss, backward and optimizer step are not measured"]
+    notes: list[str] = []
+    passes[FORWARD_LOSS] = stopwatch(FORWARD_LOSS, lambda: _loss(subject))
+    try:
+        backward, note = time_backward(
+            BACKWARD,
+            lambda: [loss] if (loss := _loss(subject)) is not None and loss.requires_grad else [],
+            [*subject.model.parameters(), *tensors_in((subject.arguments, subject.keywords))],
+            passes[FORWARD_LOSS],
+            stopwatch,
+        )
+    except Exception as error:
+        raise _raised(subject, "backward pass", error) from error
+    if backward is not None:
+        passes[BACKWARD] = backward
+    return passes, notes + ([note] if note else [])
+
+
+def _time_update(subject: Subject, passes: dict[str, Timing], stopwatch: Stopwatch) -> list[str]:
+    loss = _loss(subject)
+    assert loss is not None
+    for parameter in subject.model.parameters():
+        parameter.grad = None
+    loss.backward()
+    try:
+        optimizer = subject.make_optimizer()
+        optimizer.step()
+        passes[OPTIMIZER] = stopwatch(OPTIMIZER, optimizer.step)
+    except Exception as error:
+        words = " ".join(str(error).split())[:120]
+        return [f"optimizer step not measured: {type(error).__name__}: {words}"]
+    return []
+
+
+def _loss(subject: Subject) -> torch.Tensor | None:
+    output = subject.forward()
+    try:
+        return subject.loss_of(output)
+    except BenchmarkError:
+        raise
+    except Exception as error:
+        raise _raised(subject, "loss", error) from error
+
+
+def _raised(subject: Subject, what: str, error: Exception) -> BenchmarkError:
+    words = " ".join(str(error).split())[:200]
+    return BenchmarkError(f"the {what} of {subject.source} raised {type(error).__name__}: {words}", shows_cause=True)
+
+
+def _time_components(node: Node, depth: int, found: dict[str, Found], stopwatch: Stopwatch, options: Options) -> None:
+    if node.call.key not in found:
+        found[node.call.key] = time_call(node.call, node.names[0] or "model", stopwatch, options.has_backward)
+    if options.depth is None or depth < options.depth:
+        for inner in node.children.values():
+            _time_components(inner, depth + 1, found, stopwatch, options)
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _mode(model: nn.Module) -> str:
+    modes = {module.training for module in model.modules()}
+    return "mixed" if len(modes) > 1 else "train" if modes == {True} else "eval"

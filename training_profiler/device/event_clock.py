@@ -1,0 +1,148 @@
+"""The clock that also notes where the accelerator is: read once at each begin and end of a section."""
+
+import sys
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, Final
+
+from training_profiler.device.backends import Accelerator, Event
+from training_profiler.recording.section import Clock
+
+POOL_SIZE: Final = 4096  # events of one device; more than the share of time that stamping may take can use up
+POOL_EMPTY: Final = "the pool of events was empty"
+CAPTURED: Final = "a graph was captured"
+
+
+class DeviceEvent:
+    """A moment on the accelerator, or why it could not be noted."""
+
+    __slots__ = ("device", "event", "is_reached", "users", "why_not")
+
+    def __init__(self, device: int, event: Event | None, why_not: str = "") -> None:
+        self.device = device
+        self.event = event
+        self.why_not = why_not
+        self.is_reached = False  # by the device, as far as it was asked
+        self.users = 0  # who still needs its event
+
+    def has_been_reached(self) -> bool:
+        """Return whether the device has got there; asks it, and never waits."""
+        if not self.is_reached and self.event is not None:
+            self.is_reached = self.event.query()
+        return self.is_reached
+
+
+_POOL_EMPTY: Final = DeviceEvent(-1, None, POOL_EMPTY)
+_CAPTURED: Final = DeviceEvent(-1, None, CAPTURED)
+
+
+class DeviceClock:
+    """Stamps the events of the training thread: ``stamps`` has (host time in ns, stamp), in the order of reading."""
+
+    def __init__(self, accelerator: Accelerator, host_clock: Clock, pool_size: int = POOL_SIZE) -> None:
+        self.accelerator = accelerator
+        self.stamps: list[tuple[int, DeviceEvent]] = []
+        self.is_on = True  # False: nothing but the host's clock is read
+        self.off_ns: list[tuple[int, int]] = []  # from when to when it was not, or is not
+        self.error: Exception | None = None  # what the driver raised; it is not asked again
+        self._host_clock = host_clock
+        self._pool_size = pool_size
+        self._free: dict[int, list[DeviceEvent]] = {}  # device -> stamps to be used again
+        self.made: dict[int, list[DeviceEvent]] = {}  # and all there are
+
+    def stamping(self) -> Clock:
+        """Return a clock that records an event, then tells the host's time."""
+        return self._reading(self._take)
+
+    def waiting(self) -> Clock:
+        """Return a clock that waits for all work of the device, then tells the host's time."""
+        is_capturing, synchronize = self.accelerator.is_capturing, self.accelerator.synchronize
+
+        def wait() -> DeviceEvent | None:
+            if is_capturing():  # waiting would break the capture
+                return _CAPTURED
+            synchronize()
+            return None
+
+        return self._reading(wait)
+
+    def _reading(self, note: Callable[[], DeviceEvent | None]) -> Clock:
+        clock, stamps = self._host_clock, self.stamps
+
+        def read() -> int:
+            if not self.is_on:
+                return clock()
+            try:
+                stamp = note()
+            except Exception as error:
+                self.is_on, self.error = False, error
+                return clock()
+            now_ns = clock()
+            if stamp is not None:
+                stamps.append((now_ns, stamp))
+            return now_ns
+
+        for function in (read, note, self._make, self.accelerator.make_event):
+            _leave_untraced(getattr(function, "__code__", None))
+        return read
+
+    def _take(self) -> DeviceEvent:
+        if self.accelerator.is_capturing():
+            return _CAPTURED
+        device = self.accelerator.current_index()
+        free = self._free.get(device)
+        stamp = free.pop() if free else self._make(device)
+        if stamp.event is not None:
+            stamp.event.record()
+        return stamp
+
+    def _make(self, device: int) -> DeviceEvent:
+        """Return a new stamp; events belong to the device on which they are recorded first."""
+        made = self.made.setdefault(device, [])
+        if len(made) >= self._pool_size:
+            return _POOL_EMPTY
+        stamp = DeviceEvent(device, self.accelerator.make_event())
+        made.append(stamp)
+        return stamp
+
+    def turn(self, is_on: bool, now_ns: int) -> None:
+        """Stamp from now on, or no more."""
+        if self.is_on and not is_on:
+            self.off_ns.append((now_ns, sys.maxsize))
+        elif is_on and not self.is_on:
+            self.off_ns[-1:] = [(from_ns, now_ns) for from_ns, _ in self.off_ns[-1:]]
+        self.is_on = is_on
+
+    def close(self) -> None:
+        """Free all events that nobody holds."""
+        self.is_on = False
+        self.stamps.clear()
+        self._free.clear()
+        self.made.clear()
+
+    def give_back(self, stamp: DeviceEvent) -> None:
+        """Let the stamp's event be used again once nobody needs it any more."""
+        if stamp.event is None:
+            return
+        stamp.users -= 1
+        if stamp.users <= 0:
+            stamp.users, stamp.is_reached = 0, False
+            self._free.setdefault(stamp.device, []).append(stamp)
+
+
+def _leave_untraced(code: CodeType | None) -> None:
+    """Keep dynamo from compiling a function of ours, as it would between two graphs.
+
+    A section that was made elsewhere and is entered in a compiled function brings it here. What this takes of torch
+    is private, and may be gone.
+    """
+    frames: Any = sys.modules.get("torch")
+    for name in ("_C", "_dynamo", "eval_frame"):
+        frames = getattr(frames, name, None)
+    if code is None or frames is None:
+        return
+    if hasattr(frames, "skip_code"):  # torch before 2.7
+        frames.skip_code(code)
+    elif hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))

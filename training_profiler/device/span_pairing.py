@@ -1,0 +1,158 @@
+"""From stamps at both ends of a span to the device time between them, once the device has passed both."""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training_profiler.device.event_clock import DeviceClock, DeviceEvent
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+NS_PER_MS: Final = 1_000_000
+MOST_AHEAD: Final = 64  # pairs not reached yet, after which the others will not be either: streams go in order
+MOST_STRETCHES: Final = 100  # without stamps, remembered for the spans that are still open
+LEFT_OUT: Final = "left out to keep the cost low"
+UNSEEN: Final = "began or ended where nothing could be noted"
+OTHER_DEVICE: Final = "began on another device"
+OUT_OF_ORDER: Final = "ended on a stream that was ahead of the one it began on"
+UNFINISHED: Final = "the device had not come to their end when the run ended"
+SWITCHED_OFF: Final = "device time was switched off"
+
+Book = Callable[[int, int], None]  # (id of the section, ns on the device)
+
+
+class SpanPairing:
+    """The spans of the training thread since ``since_ns``, of which device time is known, to come, or not to be had.
+
+    Those of the section ``host_only`` are none of them.
+    """
+
+    def __init__(self, clock: DeviceClock, since_ns: int, is_sync: bool = False, host_only: int = 0) -> None:
+        self.spans = 0  # of which it is known
+        self.unmeasured: Counter[str] = Counter()  # reason -> spans
+        self.taken = 0  # events recorded so far
+        self._clock = clock
+        self._since_ns = since_ns
+        self._host_only = host_only
+        self.is_sync = is_sync  # the device was waited for at both ends, so the host's time is the device's
+        self._known: dict[int, DeviceEvent] = {}  # by the host's time of the event
+        self._pending: deque[tuple[int, DeviceEvent, DeviceEvent]] = deque()
+        self._done: list[tuple[int, int]] = []
+        self._until_ns = since_ns  # of the drain before
+
+    def add(self, ids: Ints, begin_ns: Ints, end_ns: Ints, open_ns: Ints, until_ns: int) -> None:
+        """Add spans that have ended, in any order.
+
+        Args:
+            ids: their sections.
+            begin_ns: the host's times of their begins.
+            end_ns: and of their ends.
+            open_ns: begins of the spans that are still open.
+            until_ns: what is later comes with a later call.
+        """
+        self._learn()
+        is_since = (begin_ns >= self._since_ns) & (ids != self._host_only)
+        if self._clock.error is not None:
+            self._leave_out(SWITCHED_OFF, int(is_since.sum()))
+        elif not self._known and not self.is_sync:
+            was_off = self._was_off(begin_ns, end_ns)
+            self._leave_out(LEFT_OUT, int((is_since & was_off).sum()))
+            self._leave_out(UNSEEN, int((is_since & ~was_off).sum()))
+        else:
+            known, was_off = self._known.get, self._was_off(begin_ns, end_ns)
+            spans = (array[is_since].tolist() for array in (ids, begin_ns, end_ns, was_off))
+            for id, begin, end, is_left_out in zip(*spans, strict=True):
+                self._add_one(id, begin, end, (known(begin), known(end)), LEFT_OUT if is_left_out else UNSEEN)
+        self._forget(set(open_ns.tolist()), until_ns)
+
+    def _learn(self) -> None:
+        stamps = self._clock.stamps
+        count = len(stamps)  # the training thread may go on stamping while another one is here
+        for ns, stamp in stamps[:count]:
+            self.taken += stamp.event is not None
+            stamp.users += 1
+            if self._known.setdefault(ns, stamp) is not stamp:  # two events at one time share the first
+                self._clock.give_back(stamp)
+        del stamps[:count]
+
+    def _was_off(self, begin_ns: Ints, end_ns: Ints) -> Bools:
+        """Return which spans began or ended while stamps were left out."""
+        found = np.zeros(len(begin_ns), np.bool_)
+        for off_ns, on_ns in self._clock.off_ns:
+            for at_ns in (begin_ns, end_ns):
+                found |= (off_ns <= at_ns) & (at_ns <= on_ns)
+        return found
+
+    def _add_one(
+        self, id: int, begin_ns: int, end_ns: int, stamps: tuple[DeviceEvent | None, DeviceEvent | None], why_none: str
+    ) -> None:
+        begin, end = stamps
+        if self.is_sync and begin is None and end is None:
+            self._done.append((id, end_ns - begin_ns))
+        elif (begin and begin.why_not) or (end and end.why_not):
+            self._leave_out((begin and begin.why_not) or (end and end.why_not) or "")
+        elif begin is None or end is None:
+            self._leave_out(why_none)
+        elif begin.device != end.device:
+            self._leave_out(OTHER_DEVICE)
+        else:
+            begin.users += 1
+            end.users += 1
+            self._pending.append((id, begin, end))
+
+    def _leave_out(self, reason: str, spans: int = 1) -> None:
+        if spans:
+            self.unmeasured[reason] += spans
+
+    def _forget(self, open_ns: set[int], until_ns: int) -> None:
+        """Let go the stamps that no span will ask for.
+
+        A stamp may be here before its event is, so it is kept until the drain after the next.
+        """
+        for ns in [ns for ns in self._known if ns <= self._until_ns and ns not in open_ns]:
+            self._clock.give_back(self._known.pop(ns))
+        oldest_ns = min([until_ns, *open_ns])
+        self._clock.off_ns[:] = [one for one in self._clock.off_ns if one[1] >= oldest_ns][-MOST_STRETCHES:]
+        self._until_ns = until_ns
+
+    @property
+    def are_all_resolved(self) -> bool:
+        """Whether the device has passed all that were added."""
+        return not self._pending
+
+    def resolve(self, book: Book) -> None:
+        """Book the spans that the device has passed; never waits."""
+        for id, ns in self._done:
+            book(id, ns)
+        self.spans += len(self._done)
+        self._done.clear()
+        ahead: list[tuple[int, DeviceEvent, DeviceEvent]] = []
+        while self._pending and len(ahead) < MOST_AHEAD:
+            id, begin, end = pair = self._pending.popleft()
+            if end.has_been_reached() and begin.has_been_reached():
+                self._measure(id, begin, end, book)
+            else:
+                ahead.append(pair)
+        self._pending.extendleft(reversed(ahead))
+
+    def _measure(self, id: int, begin: DeviceEvent, end: DeviceEvent, book: Book) -> None:
+        assert begin.event is not None
+        # ms, resolution about 0.5 us (CUDA Runtime API, cudaEventElapsedTime)
+        ns = round(begin.event.elapsed_time(end.event) * NS_PER_MS)
+        if ns < 0:
+            self._leave_out(OUT_OF_ORDER)
+        else:
+            book(id, ns)
+            self.spans += 1
+        self._clock.give_back(begin)
+        self._clock.give_back(end)
+
+    def give_up(self, reason: str) -> None:
+        """Count what is still to come as not measured."""
+        self._leave_out(reason, len(self._pending))
+        self._pending.clear()
+        self._known.clear()

@@ -1,0 +1,24 @@
+"""One finding of a rule."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Evidence = Mapping[str, float | int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule found, the measured figures behind it, and what to change.
+
+    ``potential_saving_s`` is how much shorter this run would have been without the cost; 0 where that is not known
+    or nothing needs to change. ``step_s`` is the mean step and ``step_if_gone_s`` the same without the cost; both
+    are None for a cost outside of steps.
+    """
+
+    code: str
+    message: str
+    evidence: Evidence
+    potential_saving_s: float
+    fix: str
+    step_s: float | None = None
+    step_if_gone_s: float | None = None

@@ -1,0 +1,136 @@
+"""FLOPs of single operations of torch, by torch's own formulas and for what has none."""
+
+import importlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+from training_profiler.instrumentation.flops.eligibility import plain_classes
+
+# Of operations from elsewhere nothing is known, and of these there is no formula.
+KNOWN_NAMESPACES: Final = ("aten", "prim", "prims", "c10d", "_c10d_functional", "profiler", "inductor")
+NO_FORMULA: Final = (
+    *("_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer", "_grouped_mm", "_scaled_grouped_mm"),
+    *("addbmm", "_addmm_activation"),
+    # In inference mode these come undivided.
+    *("linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d"),
+)
+ATTENTION: Final = "scaled_dot_product_"  # which kernels have formulas differs from one torch to the next
+ON_CPU: Final = "_scaled_dot_product_flash_attention_for_cpu"  # which has none in torch's table either
+
+
+class Operations:
+    """FLOPs by what they are of; adds up one operation at a time, and never raises."""
+
+    def __init__(self, torch: Any) -> None:
+        self.forward = 0
+        self.backward = 0
+        self.is_backward = False
+        self.is_over = False
+        self.why_not: str | None = None
+        self._torch = torch
+        self._plain = plain_classes(torch)
+        self._by_kind: Counter[tuple[str, Any]] = Counter()  # type of number, device -> FLOPs
+        self._attention: Counter[str] = Counter()  # kernel -> FLOPs
+        counter = importlib.import_module("torch.utils.flop_counter")
+        self._formulas: dict[Any, Callable[..., int]] = dict(counter.flop_registry)
+        self._add_attention_on_cpu(counter)
+        self.without_flops: set[Any] = set()  # operations seen, nine of ten: they shall cost next to nothing
+
+    def _add_attention_on_cpu(self, counter: Any) -> None:
+        aten = self._torch.ops.aten
+
+        def forward(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+            return int(counter.sdpa_flop_count(query.shape, key.shape, value.shape))
+
+        def backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+            return int(counter.sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
+
+        for name, formula in ((ON_CPU, forward), (ON_CPU + "_backward", backward)):
+            if hasattr(aten, name):
+                self._formulas.setdefault(getattr(aten, name), formula)
+
+    def add(self, operation: Any, subclasses: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Add an operation that was done."""
+        try:
+            if not self.is_over:
+                self._add(operation, subclasses, args, kwargs, out)
+        except Exception as error:
+            self.why_not = f"{operation}: {type(error).__name__}: {error}"
+
+    def _add(self, operation: Any, subclasses: Any, args: Any, kwargs: Any, out: Any) -> None:
+        packet = getattr(operation, "_overloadpacket", operation)
+        formula = self._formulas.get(packet)
+        others = [kind for kind in subclasses if kind not in self._plain]
+        if others:
+            self.why_not = f"tensors of class {others[0].__name__} take part"
+        elif formula is not None:
+            flops = int(formula(*args, **kwargs, out_val=out))
+            if self.is_backward:
+                self.backward += flops
+            else:
+                self.forward += flops
+            self._by_kind[self._kind(packet, args, out)] += flops
+            if ATTENTION in packet.__name__ and not self.is_backward:
+                self._attention[packet.__name__.strip("_").removeprefix(ATTENTION)] += flops
+        elif (
+            getattr(operation, "namespace", "") not in KNOWN_NAMESPACES
+            or packet.__name__ in NO_FORMULA
+            or ATTENTION in packet.__name__
+        ):
+            self.why_not = f"there is no formula for {packet}"
+        else:
+            self.without_flops.add(operation)
+
+    def _kind(self, packet: Any, args: Any, out: Any) -> tuple[str, Any]:
+        tensors = [one for one in (*args, out) if isinstance(one, self._torch.Tensor)]
+        tensor = tensors[0] if tensors else next(one for one in out if isinstance(one, self._torch.Tensor))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype == "float32" and tensor.device.type == "cuda":
+            dtype = _float32_on_cuda(self._torch.backends, "convolution" in packet.__name__)
+        return dtype, tensor.device
+
+    def where(self) -> tuple[str, str, str]:
+        """Return the type of number of most FLOPs, the accelerator where all are of one, the kernel of attention."""
+        dtypes: Counter[str] = Counter()
+        for (dtype, _), flops in self._by_kind.items():
+            dtypes[dtype] += flops
+        devices = {device for _, device in self._by_kind}
+        device = next(iter(devices))
+        is_named = len(devices) == 1 and device.type == "cuda"
+        name = str(self._torch.cuda.get_device_name(device)) if is_named else ""
+        attention = self._attention.most_common(1)[0][0] if self._attention else ""
+        return dtypes.most_common(1)[0][0], name, attention
+
+
+def _float32_on_cuda(backends: Any, is_convolution: bool) -> str:
+    """Return what float32 is computed in: itself or tf32, or both where that cannot be told."""
+    rules = backends.cudnn if is_convolution else backends.cuda.matmul
+    try:
+        # The one raises where the other was used; torch before 2.9 has no other.
+        precision = getattr(getattr(rules, "conv", rules), "fp32_precision", "none")
+        has_tf32 = bool(rules.allow_tf32) if precision == "none" else precision == "tf32"
+    except Exception:
+        return "float32 or tf32"
+    return "tf32" if has_tf32 else "float32"
+
+
+def counting_mode(counts: Operations) -> Any:
+    """Return a mode that runs each operation as it is, and adds it up."""
+    base = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
+    without_flops = counts.without_flops
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in without_flops:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        out = func(*args, **(kwargs or {}))
+        counts.add(func, types, args, kwargs or {}, out)
+        return out
+
+    members = {
+        "__torch_dispatch__": dispatch,
+        "supports_higher_order_operators": True,
+        # Else torch would import its compiler, which takes seconds.
+        "_should_skip_dynamo": classmethod(lambda _: False),
+    }
+    return type("FlopMode", (base,), members)()

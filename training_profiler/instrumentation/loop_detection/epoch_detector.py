@@ -1,0 +1,68 @@
+"""Epochs of a training that marks none itself: passes over its one data loader, each with what follows it."""
+
+from typing import NamedTuple
+
+from training_profiler.instrumentation.loop_detection.phase_detector import LoaderPass, Phase
+
+
+class EpochBoundary(NamedTuple):
+    """One epoch ends and the next begins, at the first fetch of its pass."""
+
+    at_ns: int
+    number: int  # of the one that begins, counted from 1
+    batches: int | None  # of the one that ended; None where none did
+    samples: int | None
+
+
+class EpochDetector:
+    """Asked at the end of each step; says once where an epoch turns.
+
+    Only where all training batches come from passes over one loader, one after the other: what is interleaved, or
+    read from a loader of another kind in between, has no epochs that anybody would agree on.
+    """
+
+    __slots__ = ("_latest", "current", "is_off", "number")
+
+    def __init__(self) -> None:
+        self.is_off = False  # for good: the program marks epochs itself, or has none
+        self.current: LoaderPass | None = None
+        self.number = 0
+        self._latest: LoaderPass | None = None  # as asked last
+
+    def is_same(self, latest: LoaderPass | None) -> bool:
+        """Return whether there is nothing new since the step before: in nearly all steps."""
+        return latest is self._latest or self.is_off
+
+    def turn(self, latest: LoaderPass | None, is_alone: bool = True) -> EpochBoundary | None:
+        """Return the turn to the pass ``latest``; None where that is none.
+
+        Args:
+            latest: the pass fetched from last.
+            is_alone: whether no other pass feeds the training beside it.
+        """
+        self._latest = latest
+        if latest is None or latest.kind is not Phase.TRAINING:
+            return None
+        before = self.current
+        if before is latest:
+            return None
+        if not is_alone or (before is not None and not self._follows(before, latest)):
+            self.is_off = True
+            return None
+        self.current = latest
+        self.number += 1
+        batches, samples = (None, None) if before is None else (before.fetches, before.samples)
+        return EpochBoundary(latest.begin_ns, self.number, batches, samples)
+
+    def _follows(self, before: LoaderPass, latest: LoaderPass) -> bool:
+        is_over = before.has_ended or (before.iterator() is None and before.fetches > 1)
+        return is_over and latest.loader == before.loader and bool(latest.loader)
+
+    def last(self) -> tuple[int | None, int | None, bool] | None:
+        """Return (batches, samples, whether its pass has ended) of the epoch under way; None where it is none.
+
+        One that has not ended, and is the first, may be all that a training without epochs has.
+        """
+        if self.is_off or self.current is None or (self.number == 1 and not self.current.has_ended):
+            return None
+        return self.current.fetches, self.current.samples, self.current.has_ended

@@ -1,0 +1,136 @@
+"""Functions of torch whose calls are one span of a section and nothing more: one row each."""
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
+from training_profiler.instrumentation.patching import Patches
+from training_profiler.instrumentation.training_thread import OTHER_PATCH
+
+if TYPE_CHECKING:
+    from training_profiler.instrumentation.instrumentation import Instrumentation
+
+
+class SimpleSpan(NamedTuple):
+    """Where functions are, and the section that their calls belong to."""
+
+    owner: str  # a module, or a class in one
+    functions: tuple[str, ...]
+    code: Callable[[SectionCodes], int]
+    also_in: str | None = None  # the package that has the same functions under its own name
+    is_optional: bool = False  # the module may be imported later, or never
+    ends_evaluation: bool = False  # a call is not part of the evaluation before it
+
+
+def _checkpoint(owner: str, *functions: str, **rest: Any) -> SimpleSpan:
+    return SimpleSpan(owner, functions, lambda codes: codes.checkpoint, ends_evaluation=True, **rest)
+
+
+# The name of the patch, as the report has it, and its functions.
+SIMPLE_SPANS: Final[dict[str, tuple[SimpleSpan, ...]]] = {
+    "gradient norms": (
+        SimpleSpan(
+            "torch.nn.utils.clip_grad",
+            ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_"),
+            lambda codes: codes.metrics,
+            also_in="torch.nn.utils",
+        ),
+    ),
+    "weight averaging": (
+        SimpleSpan(
+            "torch.optim.swa_utils.AveragedModel",
+            ("update_parameters",),
+            lambda codes: codes.averaging,
+        ),
+    ),
+    "checkpoints": (
+        _checkpoint("torch.serialization", "save", also_in="torch"),
+        _checkpoint("safetensors.torch", "save_file", "save_model", is_optional=True),
+        _checkpoint("torch.distributed.checkpoint", "save", "async_save", is_optional=True),
+    ),
+}
+
+
+def install(spans: tuple[SimpleSpan, ...], patches: Patches, watch: "Instrumentation", torch: Any) -> None:
+    """Record the calls of all functions in ``spans``; optional modules are patched once they are imported.
+
+    Raises:
+        AttributeError: this version of torch has none of the functions of a row.
+    """
+    for span in spans:
+        make = recorded_as(watch, span.code, span.ends_evaluation)
+        if span.is_optional:
+            replace = functools.partial(_replace_if_imported, span, patches, make)
+            watch.after_import(span.owner, replace, patches)
+        elif not _replace(span, patches, make, _at(torch, span.owner), _at(torch, span.also_in)):
+            raise AttributeError(f"{span.owner} has none of {', '.join(span.functions)}")
+
+
+def _replace(span: SimpleSpan, patches: Patches, make: Callable[[Any], Any], owner: Any, package: Any) -> bool:
+    """Replace the functions of ``span`` that exist; return whether there are any."""
+    is_found = False
+    for name in span.functions:
+        if hasattr(owner, name):
+            patches.replace(owner, name, make)
+            if package is not None:
+                patches.repeat(owner, package, name)
+        elif hasattr(package, name):  # the module has it under a private name
+            patches.replace(package, name, make)
+        else:
+            continue
+        is_found = True
+    return is_found
+
+
+def _replace_if_imported(span: SimpleSpan, patches: Patches, make: Callable[[Any], Any], module: str) -> None:
+    _replace(span, patches, make, sys.modules[module], None)
+
+
+def _at(torch: Any, path: str | None) -> Any:
+    """Return what is at ``path``, which begins with "torch"; None for no path."""
+    if path is None:
+        return None
+    return functools.reduce(getattr, path.split(".")[1:], torch)
+
+
+def recorded_as(
+    watch: "Instrumentation", code_of: Callable[[SectionCodes], int], ends_evaluation: bool = False
+) -> Callable[[Any], Any]:
+    """Return a wrapper for functions whose calls on the training thread are spans.
+
+    Args:
+        watch: knows the training thread.
+        code_of: returns the section's code.
+        ends_evaluation: whether a call is not part of the evaluation before it.
+    """
+    training_thread, is_compiling, get_ident = watch.training_thread, watch.is_compiling, threading.get_ident
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(*args, **kwargs)
+            detector = training_thread.training or watch.detector
+            if detector is None or training_thread.busy or get_ident() != training_thread.thread:
+                return original(*args, **kwargs)
+            code = code_of(detector.codes)
+            try:
+                if ends_evaluation and detector.phases.is_unresolved:
+                    detector.phases.checkpoint_begins()
+                detector.pending.note(code)
+            except Exception as error:
+                watch.give_up(error)
+                return original(*args, **kwargs)
+            busy_before, training_thread.busy = training_thread.busy, OTHER_PATCH
+            try:
+                return original(*args, **kwargs)
+            finally:
+                training_thread.busy = busy_before
+                detector.pending.note(-code)
+
+        return call
+
+    return make

@@ -1,0 +1,220 @@
+"""Where each rank tells what it has measured, and rank 0 reads it: c10d's store, or files in the run folder."""
+
+import itertools
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from training_profiler.ranks.identity import Rank
+from training_profiler.ranks.message import Heartbeat, Message
+from training_profiler.ranks.transport import RankTransport, ReceivedMessage
+from training_profiler.units import NS_PER_S
+
+__all__ = ["RankChannel", "ReceivedMessage"]
+
+PART: Final = "ranks"
+OWN_SEND_S: Final = 0.2  # for the own last telling to be sent, which takes it a millisecond
+HURRIED_S: Final = 0.5  # for others, where this rank ends by a signal or an exception
+SOON_S: Final = 0.02  # while the run's folder is asked for, and at the end, it is looked this often; less often
+SOON_OF_INTERVAL: Final = 50  # where there are many ranks: so many times in the time between two readings
+BEGINNING_S: Final = 2.0  # for which the folder is asked for that often; at least ten times
+REST: Final = 10  # times as long as it took to read is not read again
+_serials = itertools.count()
+Guard = Callable[[str, Callable[[], None]], None]
+
+
+class RankChannel:
+    """What ranks tell each other. No call but ``finish`` waits for anybody; a thread carries what is told.
+
+    Args:
+        rank: whose board it is.
+        wait_s: the longest time that ``finish`` may take.
+        has_agent_store: whether the store outlives the process group, because the launcher keeps it.
+        guard: runs what may fail, and switches it off for good where it does.
+        clock: ns, not of the wall.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        wait_s: float,
+        has_agent_store: bool,
+        guard: Guard,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.wait_s = wait_s
+        self.cpu_ns = 0  # of the thread
+        self.alive: Callable[[], Heartbeat] = Heartbeat  # how this rank is; the thread asks
+        self.watch: Callable[[Mapping[int, ReceivedMessage]], None] | None = (
+            None  # on rank 0, called by the thread now and then
+        )
+        self._rank = rank
+        self._guard = guard
+        self._clock = clock
+        self._transport = RankTransport(rank, has_agent_store, clock)
+        self._thread: threading.Thread | None = None
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # put() may be interrupted by itself
+        self._done = threading.Event()
+        self._name: str | None = None
+        self._outbox: deque[tuple[bytes, bool]] = deque(maxlen=1)  # told and not yet taken, and whether it is the last
+        self._unsent: tuple[bytes, bool] | None = None  # taken and not yet sent
+        self._latest = b""
+        self._took_s = 0.0  # the latest turn
+        self._beat = 0
+        self._next_beat_ns = 0
+        self._wants_read, self._next_soon_ns = False, 0
+        self._until_ns: int | None = None  # when the end is to be through; None before the end
+        self._is_over = False
+
+    @property
+    def folder(self) -> Path | None:
+        """The run's folder, once this rank has it."""
+        return self._transport.folder
+
+    @folder.setter
+    def folder(self, folder: Path | None) -> None:
+        if folder != self._transport.folder:
+            self._transport.folder = folder
+            self._wakes.put(None)
+
+    def begin(self) -> None:
+        """Start to carry, where there are other ranks and not yet a thread."""
+        if self._thread is None and not self._is_over and self._rank.is_one_of_many():
+            self._transport.serial = next(_serials)
+            self._thread = threading.Thread(target=self._run, name="training_profiler ranks", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # too many, or (from Python 3.12 on) the interpreter is about to end
+                self._thread, self._is_over, self._transport.lost = None, True, str(error)
+
+    @property
+    def every_s(self) -> float:
+        """Time between two signs of life of a rank, in s."""
+        return self._transport.every_s
+
+    @property
+    def run_name(self) -> str | None:
+        """The name of the run's folder as rank 0 told it; None as long as that is not known."""
+        return self._transport.run_name
+
+    def name_run(self, name: str) -> None:
+        """Tell the other ranks the name of the run's folder."""
+        if self._name != name:
+            self._name = name
+            self._wakes.put(None)
+
+    def tell(self, data: bytes, is_final: bool = False) -> None:
+        """Tell the others what this rank has measured so far, in place of what it told before."""
+        self._outbox.append((data, is_final))
+        self._wakes.put(None)
+
+    def read_soon(self) -> None:
+        """Let the thread of rank 0 read what others told: a report is due. As often as it reads by itself at most."""
+        now_ns = self._clock()
+        if self._rank.is_one_of_many() and not self._rank.who.rank and now_ns >= self._next_soon_ns:
+            self._next_soon_ns = now_ns + int(self._transport.every_s * NS_PER_S)
+            self._wants_read = True
+            self._wakes.put(None)
+
+    def told(self) -> Mapping[int, ReceivedMessage]:
+        """Return what other ranks told last, as far as it has arrived, by their number."""
+        return self._transport.told()
+
+    def finish(self, is_hurried: bool = False) -> None:
+        """Carry what was told last, and on rank 0 wait for the others' last, no longer than ``wait_s``."""
+        thread, self._thread, self._is_over = self._thread, None, True
+        if thread is None:
+            return
+        wait_s = 0.0 if self._rank.who.rank else min(self.wait_s, HURRIED_S) if is_hurried else self.wait_s
+        wait_s = max(wait_s, min(self.wait_s, OWN_SEND_S))
+        self._until_ns = self._clock() + int(wait_s * NS_PER_S)
+        self._wakes.put(None)
+        # A thread that waits for a server that hangs is left to itself: it ends with the process.
+        self._done.wait(wait_s + OWN_SEND_S)
+
+    def abandon(self) -> None:
+        """Forget it without a word: in a forked child it is the parent's."""
+        self._thread = None
+        self._is_over = True
+
+    def notes(self) -> list[str]:
+        """Return sentences on what did not arrive."""
+        transport, notes = self._transport, []
+        if transport.garbled:
+            notes.append(f"ranks: {transport.garbled} messages of other ranks could not be understood")
+        if transport.lost is not None and self._rank.who.rank:
+            notes.append(f"ranks: what this one measured last was not told to rank 0: {transport.lost}")
+        return notes
+
+    def _run(self) -> None:
+        if hasattr(signal, "pthread_sigmask"):  # Ctrl-C is for the training's thread and has to wake that one
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._guard(PART, self._carry)
+        finally:
+            self._transport.close()
+            self._done.set()
+
+    def _carry(self) -> None:
+        while not self.turn():
+            self.cpu_ns = time.thread_time_ns()
+            self._sleep()
+
+    def _sleep(self) -> None:
+        try:
+            self._wakes.get(timeout=self._pause_s())
+            while True:
+                self._wakes.get_nowait()
+        except Empty:
+            pass
+
+    def _pause_s(self) -> float:
+        transport = self._transport
+        soon_s = max(SOON_S, transport.every_s / SOON_OF_INTERVAL)
+        if self._until_ns is not None:
+            return max(SOON_S, REST * self._took_s)
+        is_named = (transport.run_name if self._rank.who.rank else self._name) is not None
+        if not is_named and self._clock() - transport.begin_ns < max(BEGINNING_S, 10 * soon_s) * NS_PER_S:
+            return soon_s
+        return transport.every_s
+
+    def turn(self) -> bool:
+        """Carry once; return whether all is done that the end has to wait for."""
+        transport, begin_ns = self._transport, self._clock()
+        is_ending = self._until_ns is not None  # asked first: what was told before the end is sent
+        transport.look()
+        transport.settle_name(self._name)
+        if self._rank.who.rank == 0:
+            wants_read, self._wants_read = self._wants_read, False
+            transport.read(is_now=is_ending or wants_read)
+            if self.watch is not None and not is_ending:
+                self.watch(transport.told())
+            is_through = not transport.awaited()
+        else:
+            is_through = self._send()
+        self._took_s = (self._clock() - begin_ns) / NS_PER_S
+        return is_ending and (is_through or self._clock() >= (self._until_ns or 0))
+
+    def _send(self) -> bool:
+        """Send what is new, or a sign of life; return whether nothing is left to be sent."""
+        with suppress(IndexError):
+            self._unsent = self._outbox.popleft()
+        if self._unsent is None:
+            if self._clock() >= self._next_beat_ns and self._until_ns is None:
+                self._send_message(self._latest, is_final=False)
+            return True
+        data, is_final = self._unsent
+        if self._send_message(data, is_final):
+            self._latest, self._unsent = data, None
+        return self._unsent is None and not self._outbox
+
+    def _send_message(self, data: bytes, is_final: bool) -> bool:
+        self._beat += 1
+        self._next_beat_ns = self._clock() + int(self._transport.every_s * NS_PER_S)
+        return self._transport.send(Message(self.alive(), data, is_final, self._beat))

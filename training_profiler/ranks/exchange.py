@@ -1,0 +1,229 @@
+"""The other ranks of this session: what this one tells them, and the figures of what they told."""
+
+import json
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.aggregation.totals import Totals
+from training_profiler.instrumentation.patches.ddp import GradientSync
+from training_profiler.instrumentation.patches.sync_points import SyncPoints
+from training_profiler.ranks.channel import RankChannel, ReceivedMessage
+from training_profiler.ranks.comparison import all_ranks_stats
+from training_profiler.ranks.identity import Rank
+from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
+from training_profiler.ranks.summary_builder import RankSummaryBuilder, meetings
+from training_profiler.recording.gradient_sync import GradientSyncTotals
+from training_profiler.recording.section import Clock
+from training_profiler.recording.section_names import SectionNames
+from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats, RankId
+from training_profiler.units import NS_PER_S
+
+TELL_EVERY_S: Final = 1.0  # at most; where there are over 100 ranks, a hundredth of a second for each
+LEAST_STEPS: Final = 8  # of a rank since the last report; else its figures are those of all its steps
+# To decode what one rank told takes 60 to 130 us (benchmarks/ranks_store.py).
+AHEAD_A_SECOND: Final = 20  # ranks decoded beside the training: 0.3 % of rank 0's time, in which it has the GIL
+AT_A_REPORT: Final = 128  # and by a periodic report: of more, what they told before will do
+LEAST_SILENT_S: Final = 10.0  # without a word, and beyond five times the time between two: the rank is silent
+_GARBLED: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+class RankExchange:
+    """Tells and reads; where this is the only rank, it does neither.
+
+    Args:
+        rank: which this one is.
+        board: where ranks tell.
+        names: of sections.
+        clock: the recorder's.
+        tell: takes what this rank has measured so far.
+        begin_ns: when the run began, by that clock.
+        wall_clock: ns.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        channel: RankChannel,
+        names: SectionNames,
+        clock: Clock,
+        tell: Callable[[RankSummary], None],
+        begin_ns: int | None = None,
+        wall_clock: Clock = time.time_ns,
+    ) -> None:
+        self.exchange: GradientSync | None = None  # what DDP says, where it was seen being made
+        self.meetings: SyncPoints | None = None
+        self._rank, self._channel = rank, channel
+        self._names, self._clock, self._wall_clock = names, clock, wall_clock
+        self._tell = tell
+        self._book = RankSummaryBuilder(names)
+        self._begin_ns = wall_clock() - (0 if begin_ns is None else clock() - begin_ns)
+        self._next_tell_ns = 0
+        self._ending: dict[str, Any] = {}
+        self._final: AllRanksStats | None = None  # of the run, once it is over
+        self._now: dict[int, RankSummary] = {}  # what was known of each rank when figures were made last,
+        self._before: dict[int, RankSummary] = {}  # and at the last report
+        self._read: dict[int, tuple[bytes, RankSummary | None]] = {}  # data of each rank, and what it says
+        self._turn = 0  # the rank to be decoded next
+        self._ahead_ns = clock()
+
+    @property
+    def _every_s(self) -> float:
+        return max(TELL_EVERY_S, self._rank.who.world_size / 100)
+
+    def reconfigure(self, warmup_steps: int | None) -> None:
+        """Go on with another number of warm-up steps."""
+        self._book.warmup_steps = warmup_steps
+
+    def book_exchange(self, accumulator: Accumulator) -> GradientSyncTotals:
+        """Book what DDP exchanged since the last flush as synchronization; return it."""
+        if self.exchange is None:
+            return GradientSyncTotals()
+        exchanged = self.exchange.take()
+        accumulator.add_exchange(exchanged)
+        return exchanged
+
+    def add(self, totals: Totals, step_ns: list[int], exchanged: GradientSyncTotals) -> None:
+        """Add a flush interval."""
+        self._book.add(totals, step_ns, exchanged)
+
+    def tell(self, run: Totals, *, inside: tuple[str, ...]) -> None:
+        """Tell the others what this rank has measured so far, where that is due."""
+        now_ns = self._clock()
+        if self._rank.is_one_of_many() and now_ns >= self._next_tell_ns:
+            self._next_tell_ns = now_ns + int(self._every_s * NS_PER_S)
+            self._tell(self._sums(run, inside))
+
+    def close(self, run: Totals, *, inside: tuple[str, ...], ended_by: str | None) -> None:
+        """Tell the others the last of this rank."""
+        if self._rank.is_one_of_many():
+            self._ending = {"is_final": True, "ended_by": ended_by}
+            self._tell(self._sums(run, inside))
+
+    def finish(self) -> None:
+        """See it carried, and on rank 0 wait a moment for the others' last."""
+        if self._rank.is_one_of_many():
+            self._channel.finish(is_hurried=self._ending.get("ended_by") is not None)
+
+    def _sums(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
+        seen = () if self.meetings is None else tuple(meetings(list(self.meetings.seen)))
+        return self._book.sums(
+            self._rank.who,
+            run,
+            self._names.names,
+            begin_ns=self._begin_ns,
+            told_ns=self._wall_clock(),
+            meetings=seen,
+            inside=inside,
+            **self._ending,
+        )
+
+    def stats(self, run: Totals, *, of_interval: bool = False) -> AllRanksStats | None:
+        """Return the figures of all ranks, as far as they have told of themselves; None where there is one.
+
+        Args:
+            run: what this rank has measured so far.
+            of_interval: the figures are of the steps since ``new_interval``, where a rank has made enough.
+        """
+        if not self._rank.is_one_of_many() or not self._rank.is_primary():
+            return None
+        if self._final is not None and not of_interval:
+            return self._final
+        told = self._channel.told()
+        if not told and not self._rank.has_group:  # started by a rank, it has its environment and nothing to do with it
+            return None
+        self._now = {0: self._sums(run)}
+        left = AT_A_REPORT if of_interval else len(told)
+        for rank in self._in_turn(told):
+            is_new = not self._is_read(rank, told[rank])
+            if not is_new or left > 0 or rank not in self._read:
+                left -= is_new
+                self._read_one(rank, told[rank])
+            sums = self._latest(rank, told[rank])
+            if sums is not None:
+                self._now[rank] = sums
+        before = {
+            rank: self._before[rank]
+            for rank, sums in self._now.items()
+            if of_interval and rank in self._before and sums.steps - self._before[rank].steps >= LEAST_STEPS
+        }
+        stats = all_ranks_stats(
+            [self._now[rank] for rank in sorted(self._now)],
+            self._rank.who.world_size,
+            before=before or None,
+            heard_s_ago={0: 0.0, **{rank: one.heard_s_ago for rank, one in told.items()}},
+            silent_after_s=max(LEAST_SILENT_S, 5 * self._every_s),
+        )
+        if self._ending and not of_interval:
+            self._final = stats
+        return stats
+
+    def new_interval(self) -> None:
+        """Begin an interval with what the figures were made of last."""
+        self._before = dict(self._now)
+
+    def read_ahead(self, told: Mapping[int, ReceivedMessage]) -> None:
+        """Decode some of what is new, for the board's thread to do, such that the training thread need not."""
+        now_ns = self._clock()
+        left = int(AHEAD_A_SECOND * min(self._every_s, (now_ns - self._ahead_ns) / NS_PER_S))
+        self._ahead_ns = now_ns
+        for rank in self._in_turn(told):
+            if left <= 0:
+                return
+            if not self._is_read(rank, told[rank]):
+                self._read_one(rank, told[rank])
+                self._turn = rank + 1
+                left -= 1
+                time.sleep(0)  # whoever waits for the GIL goes first
+
+    def _in_turn(self, told: Mapping[int, ReceivedMessage]) -> list[int]:
+        """Return the ranks, beginning behind the one that was decoded last."""
+        ranks, turn = sorted(told), self._turn
+        first = bisect_left(ranks, turn)
+        return ranks[first:] + ranks[:first]
+
+    def _is_read(self, rank: int, one: ReceivedMessage) -> bool:
+        return not one.data or (rank in self._read and self._read[rank][0] == one.data)
+
+    def _read_one(self, rank: int, one: ReceivedMessage) -> None:
+        if self._is_read(rank, one):
+            return
+        sums = None
+        try:
+            sums = rank_summary_from_data(json.loads(one.data))
+            if sums.who.rank != rank:
+                sums = None
+        except _GARBLED:
+            pass
+        self._read[rank] = one.data, sums
+
+    def _latest(self, rank: int, one: ReceivedMessage) -> RankSummary | None:
+        """Return what a rank told, and where it is by its last sign of life; None where it cannot be understood."""
+        if not one.data:  # it gives signs of life, and has not measured anything yet
+            who = RankId(rank, self._rank.who.world_size, one.alive.host, attempt=self._rank.who.attempt)
+            return RankSummary(who, steps=one.alive.steps, inside=one.alive.inside)
+        _, sums = self._read.get(rank, (b"", None))
+        if sums is None or sums.is_final or one.alive.steps < sums.steps:
+            return sums
+        return replace(sums, inside=one.alive.inside)
+
+    def notes(self) -> list[str]:
+        """Return sentences on what of the others could not be used."""
+        garbled = [rank for rank, (_, sums) in self._read.copy().items() if sums is None]  # others add to it
+        notes = self._channel.notes()
+        if garbled:
+            of = "another version, or garbled"
+            notes.append(f"ranks: what {len(garbled)} of them told (first: rank {min(garbled)}) is of {of}")
+        return notes
+
+    def gradient_sync_stats(self) -> GradientSyncStats | None:
+        """Return the figures of DDP's exchange of gradients on this rank; None without."""
+        return self._book.gradient_sync_stats()
+
+
+def update_to_bytes(told: Mapping[str, Any]) -> bytes:
+    """Return what one rank tells as bytes."""
+    return json.dumps(told, separators=(",", ":"), allow_nan=False).encode()

@@ -1,0 +1,82 @@
+"""The data contract: ``report.json`` and ``training-profiler report RUN --json``.
+
+``SCHEMA`` changes when a key is removed or changes its meaning; new keys may come at any time.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any, Final
+
+from training_profiler.diagnosis import Finding
+from training_profiler.reports.checklist import checklist
+from training_profiler.snapshot.snapshot import AllRanksStats, EpochStats, LineStats, SectionStats, Snapshot
+
+SCHEMA: Final = 1
+LINES_A_SECTION: Final = 10
+
+
+def as_data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
+    """Return the final report as plain data; seconds are floats, shares 0 to 1, unknown figures None."""
+    step = snapshot.step
+    return {
+        "schema": SCHEMA,
+        "steps": snapshot.steps,
+        "wall_s": snapshot.wall_s,
+        "sections": {
+            section.name: _section(section)
+            for section in sorted(snapshot.sections.values(), key=lambda section: -section.self_s)
+        },
+        "lines": {
+            name: [_line(line) for line in lines[:LINES_A_SECTION]] for name, lines in sorted(snapshot.lines.items())
+        },
+        "step_time": None if step is None else asdict(step),
+        "epochs": [_epoch(epoch) for epoch in snapshot.epochs],
+        "device": None if snapshot.device is None else asdict(snapshot.device),
+        "loaders": [asdict(loader) for loader in snapshot.loaders],
+        "throughput": None if snapshot.throughput is None else asdict(snapshot.throughput),
+        "machine": None if snapshot.machine is None else asdict(snapshot.machine),
+        "ranks": None if snapshot.ranks is None else _ranks(snapshot.ranks),
+        "exchange": None if snapshot.exchange is None else asdict(snapshot.exchange),
+        "attempts": [asdict(attempt) for attempt in snapshot.attempts],
+        "insights": [
+            {
+                "code": finding.code,
+                "finding": finding.message,
+                "evidence": dict(finding.evidence),
+                "worth_s": finding.potential_saving_s,
+                "worth_share": finding.potential_saving_s / snapshot.wall_s if snapshot.wall_s else None,
+                "step_s": finding.step_s,
+                "step_if_gone_s": finding.step_if_gone_s,
+                "remedy": finding.fix,
+            }
+            for finding in findings
+        ],
+        "checklist": [check._asdict() for check in checklist(snapshot)],
+        "health": {
+            "dropped": snapshot.health.dropped,
+            "disabled": list(snapshot.health.disabled),
+            "overhead_s": snapshot.health.overhead_s,
+            "notes": list(snapshot.health.notes),
+        },
+        "open_sections": list(snapshot.open_sections),
+        "ended_by": snapshot.ended_by,
+    }
+
+
+def _ranks(ranks: AllRanksStats) -> dict[str, Any]:
+    """Return the ranks' figures; of a section the rank that is slowest in it goes by its number, for there are many."""
+    sections = [{**asdict(spread), "slowest": spread.slowest.rank} for spread in ranks.sections]
+    return {**asdict(ranks), "sections": sections}
+
+
+def _section(section: SectionStats) -> dict[str, Any]:
+    return {key: value for key, value in asdict(section).items() if key != "name"}
+
+
+def _line(line: LineStats) -> dict[str, Any]:
+    return {key: value for key, value in asdict(line).items() if key != "lines"}
+
+
+def _epoch(epoch: EpochStats) -> dict[str, Any]:
+    rate = {} if not epoch.wall_s else {"batches_per_s": (epoch.batches or 0) / epoch.wall_s}
+    return {**asdict(epoch), **(rate if epoch.batches else {})}

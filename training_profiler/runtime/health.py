@@ -1,0 +1,158 @@
+"""What the profiler knows of itself: its cost, and which of its parts had to be switched off."""
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from training_profiler.aggregation.totals import Totals
+from training_profiler.recording.foreign_errors import let_through
+from training_profiler.recording.recorder import Recorder
+from training_profiler.recording.section import Clock
+from training_profiler.recording.section_names import OTHER_NAMES
+from training_profiler.snapshot.snapshot import Health
+from training_profiler.units import NS_PER_S
+
+log: Final = logging.getLogger("training_profiler")
+
+CALIBRATION_SPANS: Final = 2000  # about 1 ms
+# What a span that seams see costs, in empty sections: 8 in steps of 0.1 ms and 18 in steps of 5 ms, by which the
+# training has the seams' code out of the caches (benchmarks/switched.py).
+PATCH_COST: Final = 12
+REPORTS_FREE: Final = 20  # periodic reports of a run that may cost what they will
+REPORTS_SHARE: Final = 0.0015  # and what they may cost beyond, of the run's time
+
+
+def measure_section_cost_ns() -> float:
+    """Return the cost of an empty section on this machine in ns, without the arithmetic that comes later."""
+    recorder = Recorder()
+    section, clock = recorder.section, recorder.clock
+    with section("a"):
+        begin_ns = clock()
+        for _ in range(CALIBRATION_SPANS):
+            with section("a"):
+                pass
+        return (clock() - begin_ns) / CALIBRATION_SPANS
+
+
+class Budget:
+    """Thins out work that would cost more than a fixed share of the run."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.left_out = 0
+        self._done = 0
+        self._clock = clock
+        self._begin_ns = clock()
+        self._spent_ns = 0
+
+    def allows(self) -> bool:
+        """Return whether the work may be done once more; counts where it may not."""
+        if self._done < REPORTS_FREE or self._spent_ns <= REPORTS_SHARE * (self._clock() - self._begin_ns):
+            self._done += 1
+            return True
+        self.left_out += 1
+        return False
+
+    def spend(self, ns: int) -> None:
+        """Note what the work cost."""
+        if self._done > REPORTS_FREE:
+            self._spent_ns += ns
+
+
+class ProfilerHealth:
+    """Runs the parts of a session such that none can hurt the training, and keeps count of it."""
+
+    def __init__(self, recorder: Recorder, section_cost_ns: float) -> None:
+        self.spent_ns = 0
+        self.disabled: dict[str, str] = {}
+        self.notes: list[str] = []
+        self._recorder = recorder
+        self._section_cost_ns = section_cost_ns
+
+    def spend(self, ns: int) -> None:
+        """Note what the training thread paid for something that lies within its own time."""
+        self.spent_ns += ns
+
+    def guard(self, part: str, work: Callable[[], None]) -> None:
+        """Do ``work``; where it fails say so once and never try that part again.
+
+        Raises:
+            Exception: what a signal handler of the program's raised meanwhile.
+        """
+        if part in self.disabled:
+            return
+        try:
+            work()
+        except Exception as error:
+            let_through(error)
+            reason = f"{type(error).__name__}: {error}"
+            self.disabled[part] = reason
+            # What the operating system refuses needs no traceback; what we did wrong does.
+            is_ours = not isinstance(error, OSError)
+            try:
+                log.warning("%s switched off, the training goes on: %s", part, reason, exc_info=is_ours)
+            except Exception:  # a user's log handler may fail as well
+                return
+
+    def health(self, run: Totals, reports_left_out: int, costs: Sequence[str] = ()) -> Health:
+        """Return how the profiler fared so far in a run of these totals."""
+        return Health(
+            dropped=run.dropped,
+            disabled=tuple(f"{part} ({reason})" for part, reason in self.disabled.items()),
+            overhead_s=(self.spent_ns + run.training_spans * self._section_cost_ns) / NS_PER_S,
+            notes=(
+                *self.notes,
+                *self._names_notes(),
+                *_of_run(run, reports_left_out),
+                *_compiled(),
+                *costs,
+            ),
+        )
+
+    def _names_notes(self) -> list[str]:
+        names = self._recorder.names
+        notes = []
+        if names.invalid_count:
+            notes.append(
+                f"{_number(names.invalid_count, 'section')} had no usable name (first: {names.invalid_example}), "
+                f"they share the row (invalid name); a name is a string with at least one character"
+            )
+        if names.further_names:
+            notes.append(
+                f"more than {names.limit} section names: at least {len(names.further_names)} further ones share the "
+                f"row {OTHER_NAMES}; leave numbers out of names, or raise RECTIFIED_FLOW_PROFILE_MAX_NAMES"
+            )
+        return notes
+
+
+def _of_run(run: Totals, reports_left_out: int) -> list[str]:
+    notes = []
+    if run.training_spans and not run.wall_ns:
+        notes.append("the clock has not moved forward: counts are right, times are not known")
+    if run.unended:
+        notes.append(f"entered and never left by threads that have ended: {_number(run.unended, 'section')}")
+    if reports_left_out:
+        notes.append(
+            f"{reports_left_out} periodic reports left out: at this pace they would cost over {REPORTS_SHARE:.2%} "
+            f"of the run; raise log_every"
+        )
+    return notes
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _compiled() -> list[str]:
+    utils = sys.modules.get("torch._dynamo.utils")  # private: any of this may be gone
+    try:
+        graphs = utils.counters["stats"]["unique_graphs"] if utils is not None else 0
+    except (AttributeError, KeyError, TypeError):
+        return []
+    if not graphs:
+        return []
+    try:
+        took = f" in {sum(utils.compilation_time_metrics['_compile.compile_inner']):.2f}s"  # type: ignore[union-attr]
+    except (AttributeError, KeyError, TypeError):
+        took = ""
+    return [f"torch.compile made {_number(graphs, 'graph')}{took}: sections inside compiled code are not recorded"]

@@ -1,0 +1,168 @@
+"""The ways a process ends or divides: interpreter exit, SIGTERM, fork."""
+
+import atexit
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.util import Finalize
+from types import FrameType
+from typing import Any, Final
+
+from training_profiler.sampling.frames import current_frames
+
+STUCK_S: Final = 1.0  # for which the main thread has not moved and not taken SIGTERM
+LOOKS: Final = 20  # at it, in that time
+
+
+class Shutdown:
+    """Calls ``finish`` once at the end of the process that armed it, whichever way that comes.
+
+    SIGTERM is only taken where its default action stands and on the main thread; the process then
+    ends by SIGTERM as it would have without us. SIGKILL cannot be seen by anyone.
+    """
+
+    def __init__(self, finish: Callable[[str | None], bool]) -> None:
+        self._finish = finish
+        self._pid = os.getpid()
+        self._is_installed = False
+        self._has_signal = False
+        self._finalizer: Finalize | None = None
+        self._is_taken = False  # SIGTERM was
+        self._pipe: tuple[int, int] | None = None  # in which the number of each signal comes, before Python takes it
+
+    def install(self) -> None:
+        """Start watching for the end."""
+        if not self._is_installed:
+            atexit.register(self._at_exit)
+            if multiprocessing.parent_process() is not None:  # such a child may end without atexit
+                self._finalizer = Finalize(None, self._at_exit, exitpriority=0)
+            self._is_installed = True
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._at_sigterm)
+            self._has_signal = True
+
+    def end_where_stuck(self) -> None:
+        """From now on let SIGTERM end the process also where the main thread hangs in C and cannot take it.
+
+        It would end there at once without us. Ranks hang so when another has failed, and torchrun waits for them.
+        """
+        if self._pipe is not None or not self._has_signal or not hasattr(signal, "pthread_sigmask"):
+            return
+        if threading.current_thread() is not threading.main_thread():
+            return
+        import ctypes  # nothing may be imported at the end
+
+        libc = ctypes.CDLL(None)
+        libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+        before = signal.set_wakeup_fd(-1)
+        if before != -1:  # it is somebody else's, and there is one
+            signal.set_wakeup_fd(before)
+            return
+        self._pipe = os.pipe()
+        os.set_blocking(self._pipe[1], False)
+        signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        threading.Thread(
+            target=self._watch, args=(self._pipe[0], libc.signal), name="training_profiler SIGTERM", daemon=True
+        ).start()
+
+    def _watch(self, descriptor: int, set_handler: Callable[[int, Any], Any]) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the training's threads
+        while came := os.read(descriptor, 64):
+            if signal.SIGTERM in came and self._is_stuck():
+                with suppress(Exception):
+                    self._finish("SIGTERM")
+                set_handler(signal.SIGTERM, None)  # Python's own is for the main thread alone
+                os.kill(os.getpid(), signal.SIGTERM)
+        os.close(descriptor)
+
+    def _is_stuck(self) -> bool:
+        """Return whether the main thread neither takes SIGTERM nor moves.
+
+        Where it moves the signal was none of ours: a child that was just forked writes into the same pipe.
+        """
+        place = _place_of_main_thread()
+        for _ in range(LOOKS):
+            time.sleep(STUCK_S / LOOKS)
+            if self._is_taken or _place_of_main_thread() != place:
+                return False
+        return signal.getsignal(signal.SIGTERM) == self._at_sigterm  # the program may handle it itself since
+
+    def _close_pipe(self) -> None:
+        if self._pipe is None or threading.current_thread() is not threading.main_thread():
+            return
+        (reads, writes), self._pipe = self._pipe, None
+        now = signal.set_wakeup_fd(-1)
+        if now not in (-1, writes):
+            signal.set_wakeup_fd(now)
+        os.close(writes)  # which ends the thread
+        if os.getpid() != self._pid:  # and here it is not
+            os.close(reads)
+
+    def remove(self) -> None:
+        """Stop watching; what others have installed since stays."""
+        self._close_pipe()
+        atexit.unregister(self._at_exit)
+        if self._finalizer is not None:
+            self._finalizer.cancel()
+            self._finalizer = None
+        self._is_installed = False
+        if self._has_signal and threading.current_thread() is threading.main_thread():
+            # == and not `is`: each access makes a new bound method.
+            if signal.getsignal(signal.SIGTERM) == self._at_sigterm:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._has_signal = False
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._pid:
+            self._finish(_uncaught())
+
+    def _at_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        self._is_taken = True
+        if os.getpid() != self._pid or self._finish("SIGTERM"):
+            self.exit_by_sigterm()
+
+    def exit_by_sigterm(self) -> None:
+        """End the process by SIGTERM, as it would have ended without us."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _place_of_main_thread() -> tuple[int, int]:
+    frame = current_frames().get(threading.main_thread().ident or 0)
+    return (id(frame), -1 if frame is None else frame.f_lasti)
+
+
+def _uncaught() -> str | None:
+    """Return the name of the exception that ends the program, None where it ends of itself."""
+    # The interpreter leaves it here after printing the traceback, before atexit.
+    kind = getattr(sys, "last_type", None)
+    return None if kind is None else str(kind.__name__)
+
+
+def is_worker() -> bool:
+    """Return whether this process was started to serve another, by multiprocessing."""
+    if multiprocessing.parent_process() is not None or is_being_spawned():
+        return True
+    return is_loader_worker()
+
+
+def is_loader_worker() -> bool:
+    """Return whether this process fetches batches for a DataLoader of another."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
+def is_being_spawned() -> bool:
+    """Return whether this is a child of multiprocessing that is still importing its parent's main module."""
+    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))  # private: may be gone
+
+
+def at_fork(in_child: Callable[[], None]) -> None:
+    """Call ``in_child`` in every process forked from now on."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=in_child)

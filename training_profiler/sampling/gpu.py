@@ -1,0 +1,127 @@
+"""Memory of accelerators by torch's allocator, and what NVML knows of Nvidia's; never initialises either device."""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+SAMPLES_PER_SEARCH: Final = 10  # looks between two at accelerators that this process did not use before
+OF_NVML: Final = ("used_bytes", "utilization", "temperature_c", "power_w")
+
+
+class GpuReading(NamedTuple):
+    """What is known of one accelerator at one moment."""
+
+    device: int  # torch's index
+    name: str
+    total_bytes: int | None
+    values: dict[str, float]  # by the field of ``GpuStats``
+
+
+class Gpus:
+    """Reads the accelerators that this process uses; ``modules`` are those the program has imported."""
+
+    def __init__(self, modules: Callable[[str], Any] = sys.modules.get) -> None:
+        self._modules = modules
+        self._used: dict[int, tuple[str, int | None]] = {}  # index -> name, bytes
+        self._handles: dict[int, Any] = {}  # of NVML
+        self._unsupported: set[tuple[int, str]] = set()
+        self._has_nvml: bool | None = None  # not known yet
+        self._looks = 0
+
+    def read(self) -> list[GpuReading]:
+        """Return what is known now of the accelerators in use; none where the program has initialised none."""
+        torch = self._modules("torch")
+        if torch is None:
+            return []
+        for kind in ("cuda", "xpu"):
+            module = getattr(torch, kind, None)
+            if module is not None and hasattr(module, "is_initialized") and module.is_initialized():
+                return self._of_allocator(module, kind == "cuda")
+        mps = getattr(getattr(torch, "backends", None), "mps", None)
+        return _of_mps(torch) if mps is not None and mps.is_available() else []
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        if self._has_nvml:
+            self._modules("pynvml").nvmlShutdown()
+        self._has_nvml, self._handles = None, {}
+
+    def _of_allocator(self, module: Any, is_cuda: bool) -> list[GpuReading]:
+        if self._looks % SAMPLES_PER_SEARCH == 0 or not self._used:
+            for index in range(module.device_count()):
+                if index not in self._used and _current(module, index, "reserved_bytes"):
+                    properties = module.get_device_properties(index)
+                    self._used[index] = (properties.name, int(properties.total_memory))
+                    if is_cuda:
+                        self._find_handle(index, getattr(properties, "uuid", None))
+        self._looks += 1
+        seen = []
+        for index, (name, total_bytes) in self._used.items():
+            stats = module.memory_stats(index)
+            values = {
+                quantity: float(stats[f"{quantity}.all.current"])
+                for quantity in ("allocated_bytes", "reserved_bytes")
+                if f"{quantity}.all.current" in stats
+            }
+            values |= dict(self._of_nvml(index))
+            seen.append(GpuReading(index, name, total_bytes, values))
+        return seen
+
+    def _find_handle(self, index: int, uuid: object) -> None:
+        """Find the device by the id that torch and NVML share: its number is another one in each."""
+        nvml = self._modules("pynvml")  # torch imports it where it is installed
+        if nvml is None or self._has_nvml is False:
+            return
+        try:
+            if self._has_nvml is None:
+                nvml.nvmlInit()  # without a driver this takes 1 ms, and raises each time
+                self._has_nvml = True
+            if uuid is not None:
+                self._handles[index] = _by_uuid(nvml, str(uuid))
+            elif nvml.nvmlDeviceGetCount() == 1:
+                self._handles[index] = nvml.nvmlDeviceGetHandleByIndex(0)
+        except nvml.NVMLError:
+            self._has_nvml = bool(self._has_nvml)
+
+    def _of_nvml(self, index: int) -> Iterator[tuple[str, float]]:
+        handle = self._handles.get(index)
+        if handle is None:
+            return
+        nvml = self._modules("pynvml")
+        for quantity in OF_NVML:
+            if (index, quantity) not in self._unsupported:
+                try:
+                    yield quantity, _READ[quantity](nvml, handle)
+                except nvml.NVMLError:  # not for this device, such as a part of one
+                    self._unsupported.add((index, quantity))
+
+
+_READ: Final[dict[str, Callable[[Any, Any], float]]] = {
+    "used_bytes": lambda nvml, handle: float(nvml.nvmlDeviceGetMemoryInfo(handle).used),
+    "utilization": lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+    "temperature_c": lambda nvml, handle: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+    "power_w": lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+}
+
+
+def _by_uuid(nvml: Any, uuid: str) -> Any:
+    if uuid.startswith(("GPU-", "MIG-")):
+        return nvml.nvmlDeviceGetHandleByUUID(uuid)
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID("GPU-" + uuid)
+    except nvml.NVMLError:
+        return nvml.nvmlDeviceGetHandleByUUID("MIG-" + uuid)
+
+
+def _current(module: Any, index: int, quantity: str) -> int:
+    return int(module.memory_stats(index).get(f"{quantity}.all.current", 0))
+
+
+def _of_mps(torch: Any) -> list[GpuReading]:
+    mps = torch.mps
+    total_bytes = int(mps.recommended_max_memory()) if hasattr(mps, "recommended_max_memory") else None
+    values = {
+        "allocated_bytes": float(mps.current_allocated_memory()),
+        "reserved_bytes": float(mps.driver_allocated_memory()),
+    }
+    return [GpuReading(0, "mps", total_bytes, values)] if values["reserved_bytes"] else []

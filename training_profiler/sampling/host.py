@@ -1,0 +1,113 @@
+"""CPU and memory of this process, its children and the host, by psutil."""
+
+import os
+import time
+from collections.abc import Callable
+from math import ceil
+from typing import Any, Final, NamedTuple
+
+# A file of /proc takes 0.1 ms to read and a child has two; searching all processes for children takes over 1 ms
+# (benchmarks/machine_monitor.py). So children are searched for at looks 0, 1, 2, 4, 8, 16, 32, 52...
+SAMPLES_PER_SEARCH: Final = 20
+SEARCH_SHARE: Final = 1 / 5000  # of the time, where there are thousands
+CHILDREN_PER_SAMPLE: Final = 1  # of eight, all are read at every eighth look
+
+
+class HostReading(NamedTuple):
+    """What is known of processes and host at one moment; None is unknown."""
+
+    tree_cpu_s: float | None  # of this process and of its children since they were first seen; None at some looks
+    own_bytes: int  # resident, of this process
+    tree_bytes: int  # and with its children
+    host_cpu_s: tuple[float, float]  # busy and in all, over all CPUs since the host began
+    host_total_bytes: int
+    host_available_bytes: int
+
+
+class Host:
+    """Reads what psutil knows; not made for several threads.
+
+    Raises:
+        ImportError: psutil is not installed.
+    """
+
+    def __init__(
+        self,
+        psutil: Any = None,
+        clock_s: Callable[[], float] = time.perf_counter,
+        own_cpu_s: Callable[[], float] = time.process_time,  # as exact as psutil is not, and without a file
+    ) -> None:
+        if psutil is None:
+            import psutil as installed
+
+            psutil = installed
+        self._psutil = psutil
+        self._process = self._psutil.Process()
+        self._children: list[Any] = []
+        self._children_cpu_s: dict[int, float] = {}  # since each began
+        self._children_spent_s = 0.0
+        self._children_bytes = 0
+        self._looks = 0
+        self._clock_s, self._own_cpu_s = clock_s, own_cpu_s
+        self._search_from_s = 0.0
+        self._search_at = 0
+
+    def read(self) -> HostReading:
+        """Return what is known now; of many children as of some looks ago."""
+        if self._looks >= self._search_at and self._clock_s() >= self._search_from_s:
+            self._search()
+        is_complete = self._looks % max(1, ceil(len(self._children) / CHILDREN_PER_SAMPLE)) == 0
+        if is_complete:
+            self._read_children()
+        self._looks += 1
+        memory = self._psutil.virtual_memory()
+        own_bytes = self._process.memory_info().rss
+        return HostReading(
+            self._own_cpu_s() + self._children_spent_s if is_complete else None,
+            own_bytes,
+            own_bytes + self._children_bytes,
+            _busy_and_all(self._psutil.cpu_times()),
+            memory.total,
+            memory.available,
+        )
+
+    def cores(self) -> float | None:
+        """Return how many CPUs this process may run on."""
+        if hasattr(os, "sched_getaffinity"):
+            return float(len(os.sched_getaffinity(0)))
+        count = self._psutil.cpu_count()
+        return None if count is None else float(count)
+
+    def host_cores(self) -> int | None:
+        """Return how many CPUs the host has."""
+        count: int | None = self._psutil.cpu_count()
+        return count
+
+    def _search(self) -> None:
+        begin_s = self._clock_s()
+        self._search_at = self._looks + min(max(1, self._looks), SAMPLES_PER_SEARCH)
+        try:
+            self._children = self._process.children(recursive=True)
+        except self._psutil.Error:
+            self._children = []
+        end_s = self._clock_s()
+        self._search_from_s = end_s + (end_s - begin_s) / SEARCH_SHARE
+
+    def _read_children(self) -> None:
+        before_s, self._children_cpu_s, self._children_bytes = self._children_cpu_s, {}, 0
+        for child in self._children:
+            try:
+                with child.oneshot():
+                    cpu, resident_bytes = child.cpu_times(), child.memory_info().rss
+            except self._psutil.Error:  # it has ended
+                continue
+            cpu_s = self._children_cpu_s[child.pid] = cpu.user + cpu.system
+            # When a child is seen for the first time it may have run for many looks.
+            self._children_spent_s += max(0.0, cpu_s - before_s.get(child.pid, cpu_s))
+            self._children_bytes += resident_bytes
+
+
+def _busy_and_all(times: Any) -> tuple[float, float]:
+    """Return busy and all seconds; a guest's stand in the user's as well, and waiting for a disk is idle."""
+    all_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    return all_s - times.idle - getattr(times, "iowait", 0.0), all_s

@@ -1,0 +1,228 @@
+"""A run's folder: its name, and what meta.json says about the run."""
+
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from training_profiler.settings import Settings, launch_id
+
+MASK: Final = "***"
+# Names are compared in lower case with "-" between their words: apiKey and API_KEY are api-key.
+_NAME: Final = re.compile(
+    r"pass(word|wd|phrase)|secret|credential|(api|access|private|account|storage|signing|encryption)-?key"
+    r"|(^|-)(pwd|pw|auth|authorization|bearer|cookies?|sas|session-id)(-|$)|(access|api|auth|refresh)-?token"
+    r"|token\d*$|signature$|(^|-)key$"
+)
+# What trainings call tokens and keys that are none: --pad-token, --sort-key.
+_HARMLESS_NAME: Final = re.compile(
+    r"(^|-)(pad|eos|bos|unk|mask|sep|cls|class|special|stop|start|end|image|prompt|per|max|num)-token$"
+    r"|(^|-)(sort|order|group|image|label|text|caption|data|batch|metric|monitor)-key$"
+)
+_KNOWN: Final = re.compile(
+    r"(hf_\w{10,}|gh[pousr]_\w{10,}|github_pat_\w+|glpat-[\w-]+|sk-[\w-]{10,}|xox[a-z]-[\w-]+|AKIA[A-Z0-9]{12,}"
+    r"|ya29\.[\w-]+|AIza[\w-]{20,}|eyJ[\w-]+\.[\w-]+\.[\w-]*|-----BEGIN [A-Z ]+-----.*)",
+    re.DOTALL,
+)
+_IN_ADDRESS: Final = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+_BEARER: Final = re.compile(r"(?i)\b(bearer|basic)\s+\S+")
+# Long, without a slash or dot that would make it a path or a module, and of letters and digits mixed.
+_RANDOM: Final = re.compile(r"(?<![\w/.-])(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[\w-]{32,}(?![\w/.-])")
+# What run names and options are made of: words, numbers, resnet50, lr1e, 4x8.
+_SPOKEN: Final = re.compile(r"[A-Za-z]{0,20}\d{0,8}[a-z]?|\d{1,8}[A-Za-z]{1,20}|\d{1,4}[A-Za-z]\d{1,4}")
+_PAIR: Final = re.compile(r"(?<![\w.-])([\w.-]+)[\"']?\s*[=:]\s*[\"']?(?=[^&\s\"',;}])")
+_VALUE: Final = re.compile(r"[^&\s\"',;}]+")
+
+
+def masked(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with values that look like secrets replaced by ``***``."""
+    shown, hide_next = [], False
+    for word in words:
+        if hide_next and not word.startswith("--"):
+            shown.append(MASK)
+            hide_next = False
+            continue
+        name, equals, value = word.partition("=")
+        names_secret = _is_secret(name) and (bool(equals) or word.startswith("-"))
+        hide_next = names_secret and not equals
+        shown.append(f"{name}={MASK}" if names_secret and equals and value else _mask_within(word))
+    return shown
+
+
+def _is_secret(name: str) -> bool:
+    """Return whether ``name`` is what options, variables and fields with a secret in them are called."""
+    if "/" in name or " " in name:  # an address or code, whose parts are looked at one by one
+        return False
+    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "-", name).strip("-").lower()
+    return bool(_NAME.search(plain)) and not _HARMLESS_NAME.search(plain)
+
+
+def _mask_within(word: str) -> str:
+    word = _IN_ADDRESS.sub(MASK, word)
+    word = _BEARER.sub(lambda match: f"{match[1]} {MASK}", word)
+    return _RANDOM.sub(_mask_unspoken, _KNOWN.sub(MASK, _mask_pairs(word)))
+
+
+def _mask_pairs(word: str) -> str:
+    """Return ``word`` with the values of names within it masked where the name is a secret's."""
+    shown, at = "", 0
+    # A value that is no secret itself may hold one, so it is looked through: --url=https://host/?token=...
+    while pair := _PAIR.search(word, at):
+        shown += word[at : pair.end()]
+        at = pair.end()
+        value = _VALUE.match(word, at) if _is_secret(pair[1]) else None
+        if value:
+            shown, at = shown + MASK, value.end()
+    return shown + word[at:]
+
+
+def _mask_unspoken(match: re.Match[str]) -> str:
+    parts = re.split("[-_]", match[0])
+    return match[0] if all(_SPOKEN.fullmatch(part) for part in parts) else MASK
+
+
+META: Final = "meta.json"
+REPORT_TEXT: Final = "report.txt"
+REPORT_DATA: Final = "report.json"
+OWN_NAME: Final = "-rank{rank}"  # ends the name of a folder of a rank that heard of no other
+_OWN_NAME: Final = re.compile(r"\d{8}-\d{6}-rank\d+(-\d+)?")
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+_JOURNAL_NAME: Final = re.compile(r"rank(\d{1,7})(?:-attempt(\d{1,7}))?(?:-\d+)?\.jsonl")
+_PACKAGES: Final = ("training-profiler", "torch", "numpy")
+
+
+def journal_name(rank: int, attempt: int = 0, number: int = 1) -> str:
+    """Return the file name of a rank's journal: ``rank3.jsonl``, ``rank3-attempt1.jsonl``, ``rank3-2.jsonl``.
+
+    Args:
+        rank: whose it is.
+        attempt: how often the launcher had started the training anew before.
+        number: 1, or more where another process has written one of that name.
+    """
+    of_attempt = f"-attempt{attempt}" if attempt else ""
+    return f"rank{rank}{of_attempt}{f'-{number}' if number > 1 else ''}.jsonl"
+
+
+def read_journal_name(name: str) -> tuple[int, int] | None:
+    """Return rank and attempt of a journal's file name; None where it is not of that form."""
+    match = _JOURNAL_NAME.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2] or 0))
+
+
+def is_plain_name(name: object) -> bool:
+    """Return whether ``name``, which another process said, names a folder beside ours and nothing else."""
+    return isinstance(name, str) and bool(_PLAIN_NAME.fullmatch(name)) and name not in (".", "..")
+
+
+def is_own_name(name: str) -> bool:
+    """Return whether a folder is called like that of a rank that heard of no other."""
+    return bool(_OWN_NAME.fullmatch(name))
+
+
+def make_run_folder(parent: str | Path, ending: str = "") -> Path:
+    """Make and return a new folder named after the time, such as ``runs/20261121-142530``.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    stem = time.strftime("%Y%m%d-%H%M%S") + ending
+    for number in range(1, 10_000):
+        folder = Path(parent) / (stem if number == 1 else f"{stem}-{number}")
+        if make_folder(folder):
+            return folder.absolute()
+    raise FileExistsError(f"{parent} holds 9999 runs that began in this second")
+
+
+def make_folder(folder: Path) -> bool:
+    """Make ``folder``; return whether it was not there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return False
+    return True
+
+
+def describe_run(settings: Settings) -> dict[str, Any]:
+    """Return what meta.json holds: time, host, command line without secrets, versions, settings, git commit."""
+    return {**describe_process(settings), "git": _git()}
+
+
+def describe_process(settings: Settings) -> dict[str, Any]:
+    """Return the same without the commit, which takes other processes to find out."""
+    return {
+        "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "launch": launch_id(),
+        "command": shlex.join(masked([Path(sys.executable).name, *_arguments()])),
+        "folder": os.getcwd(),
+        "python": platform.python_version(),
+        "platform": "-".join([platform.system(), platform.release(), platform.machine()]),  # without a subprocess
+        "cpus": os.cpu_count(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "settings": asdict(settings),
+    }
+
+
+def _arguments() -> list[str]:
+    # orig_argv tells `-m package` from a file; what stands after the interpreter is all that is wanted.
+    return list(sys.orig_argv[1:] or sys.argv)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # run from a source tree, or not there at all
+        module = sys.modules.get(package.replace("-", "_"))
+        return getattr(module, "__version__", None)
+
+
+def _git() -> dict[str, Any] | None:
+    """Return commit and state of the work tree the script lies in; None outside of one, or without git."""
+    script = Path(sys.argv[0] if sys.argv and sys.argv[0] else ".").absolute()
+    where = script.parent if script.is_file() else Path.cwd()
+    # By its path: to look for a program itself subprocess touches the filters of warnings, after which Python shows
+    # warnings again that it has shown once already.
+    git = shutil.which("git")
+    if git is None:
+        return None
+
+    def ask(*words: str) -> str | None:
+        command = [git, "--no-optional-locks", "-C", str(where), *words]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=1, check=True, stdin=subprocess.DEVNULL
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
+
+    commit = ask("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = ask("status", "--porcelain", "--untracked-files=no")  # may take too long in a large tree
+    return {"commit": commit, "has_changes": None if changes is None else bool(changes)}
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write ``data`` to ``path`` in one piece: a reader finds the old file or the new one."""
+    draft = path.with_name(path.name + ".part")
+    draft.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    draft.replace(path)

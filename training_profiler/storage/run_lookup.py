@@ -1,0 +1,111 @@
+"""Run folders on this disk that are of this launch: those that nobody told this process of."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from training_profiler.snapshot.ranks import AttemptStats, RankId
+from training_profiler.storage.journal_discovery import Found, choose, find_journals
+from training_profiler.storage.journal_tail import last_of
+from training_profiler.storage.launch import LaunchId, is_same_launch, launch_from_data
+from training_profiler.storage.run_folder import META, is_own_name, journal_name
+from training_profiler.units import NS_PER_S
+
+
+def attempts_in(folder: Path, before: int) -> tuple[AttemptStats, ...]:
+    """Return the attempts of the run in ``folder`` that came before number ``before``, from rank 0's journals."""
+    return attempts_before(choose(find_journals(folder, "rank0"), folder).journals, before)
+
+
+def attempts_before(journals: Iterable[Found], number: int) -> tuple[AttemptStats, ...]:
+    """Return the attempts before ``number``, each from the journal of its lowest rank; those without one are not there.
+
+    ``journals`` are in the order of attempts and ranks.
+    """
+    stats: dict[int, AttemptStats] = {}
+    for journal in journals:
+        if journal.attempt < number and journal.attempt not in stats and journal.begin is not None:
+            attempt = _figures(journal)
+            if attempt is not None:
+                stats[journal.attempt] = attempt
+    return tuple(stats[number] for number in sorted(stats))
+
+
+def _figures(journal: Found) -> AttemptStats | None:
+    begin = journal.begin or {}
+
+    def until_then(interval: dict[str, Any]) -> tuple[int, float]:
+        return (
+            int(interval["first_step"]) + len(interval["step_ns"]),
+            (interval["end_ns"] - begin["begin_ns"]) / NS_PER_S,
+        )
+
+    try:
+        steps, wall_s = last_of(journal.path, "interval", until_then) or (0, 0.0)
+        end = last_of(journal.path, "end", _ended_by)
+    except OSError:
+        return None
+    return AttemptStats(journal.attempt, steps, wall_s, end[0] if end else None, is_ended=end is not None)
+
+
+def _ended_by(end: dict[str, Any]) -> tuple[str | None]:
+    return (None if end["ended_by"] is None else str(end["ended_by"]),)
+
+
+NEWEST: Final = 20  # run folders looked through
+APART_NS: Final = 600 * NS_PER_S  # between the begins of two ranks of one run
+
+
+class Attempt(NamedTuple):
+    """One attempt of a run, as meta.json has it."""
+
+    number: int
+    wall_ns: int
+
+
+def runs_of(launch: LaunchId, parent: Path) -> Iterator[tuple[Path, dict[str, Any], Attempt]]:
+    """Yield the folders of that launch in ``parent``, the newest first: what meta.json says, and its last attempt."""
+    try:
+        names = [name for name in os.listdir(parent) if name[:8].isdigit()]
+    except OSError:
+        return
+    for name in sorted(names, reverse=True)[:NEWEST]:
+        meta = read_meta(parent / name)
+        attempts = [found for found in map(_attempt, _list(meta.get("attempts"))) if found is not None]
+        if attempts and is_same_launch(launch_from_data(meta.get("launched")), launch):
+            yield parent / name, meta, max(attempts)
+
+
+def run_of_rank(who: RankId, wall_ns: int, launch: LaunchId, parent: Path) -> Path | None:
+    """Return the folder that rank 0 has made in ``parent`` for the run that ``who`` is a rank of; None if unknown.
+
+    ``wall_ns`` is when this rank began.
+    """
+    for folder, _, attempt in runs_of(launch, parent):
+        is_of_attempt = attempt.number == who.attempt and abs(attempt.wall_ns - wall_ns) <= APART_NS
+        has_journal = (folder / journal_name(who.rank, who.attempt)).exists()
+        if is_of_attempt and not has_journal and not is_own_name(folder.name):
+            return folder
+    return None
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Return what meta.json in ``folder`` says; nothing where it cannot be read."""
+    try:
+        meta = json.loads((folder / META).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return meta if isinstance(meta, dict) else {}
+
+
+def _attempt(row: Any) -> Attempt | None:
+    try:
+        return Attempt(int(row["number"]), int(row["begin_wall_ns"]))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

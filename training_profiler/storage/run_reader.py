@@ -1,0 +1,206 @@
+"""Reading a run folder back: the final figures from the journal alone."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from training_profiler.aggregation.run import RunSums
+from training_profiler.errors import RunFolderError
+from training_profiler.recording.data_loader import TRAIN, LoaderCounts
+from training_profiler.recording.section_names import SectionNames
+from training_profiler.snapshot.snapshot import DeviceTimingStats, Health, Snapshot
+from training_profiler.storage.journal_codec import totals_from_data
+from training_profiler.storage.journal_discovery import NO_JOURNAL, Found, choose, find_journals, find_own_folders
+from training_profiler.storage.journal_tail import as_record
+from training_profiler.storage.launch import is_running
+from training_profiler.storage.rank_reader import attempt_of, received_ranks
+from training_profiler.storage.run_folder import journal_name
+from training_profiler.storage.run_lookup import attempts_before, read_meta
+from training_profiler.units import NS_PER_S
+
+# By whether its process is still there, as far as that can be known.
+_UNENDED: Final = {
+    None: "the run did not come to its end (or still runs): what followed the last interval is missing",
+    False: "the run did not come to its end: what followed the last interval is missing",
+    True: "the run still runs: these figures reach to its last interval",
+}
+
+
+def read_run(folder: Path, attempt: int | None = None) -> Snapshot:
+    """Return the figures of the run in ``folder``, whether or not it came to its end.
+
+    Sections, steps and all else of one rank are rank 0's, or the lowest rank's of which there is a journal.
+
+    Args:
+        folder: the run's, or one into which the journals of its ranks were copied, each machine's in a folder or all
+            in one.
+        attempt: which one, of a training that was started anew; the last by default.
+
+    Raises:
+        RunFolderError: the folder is not a run's, no journal in it can be understood, or there was no such attempt.
+    """
+    found = find_journals(folder)
+    if not found or _is_folder_of_runs(folder, found):
+        raise RunFolderError(_why_not(folder))
+    journals, left_out = choose(found + find_own_folders(folder, found), folder)
+    number = attempt_of(journals, attempt, folder)
+    of_attempt = [one for one in journals if one.attempt == number]
+    for one in of_attempt:
+        try:
+            snapshot = _read_journal(folder, one)
+        except RunFolderError as error:
+            left_out.append(f"left out: {error}")
+            continue
+        return _with_ranks(snapshot, one, [each for each in journals if not each.trouble], of_attempt, left_out)
+    raise RunFolderError(left_out[-len(of_attempt)].removeprefix("left out: "))
+
+
+def _with_ranks(
+    snapshot: Snapshot, primary: Found, journals: Sequence[Found], of_attempt: Sequence[Found], left_out: list[str]
+) -> Snapshot:
+    """Return the figures of ``primary`` with those of all ranks, and of the attempts before."""
+    others = [one for one in of_attempt if not one.trouble or one.trouble == NO_JOURNAL]
+    if primary.rank:
+        why = "cannot be read" if any(one.rank == 0 for one in of_attempt) else "is missing"
+        left_out = [f"the figures above are rank {primary.rank}'s: rank 0's journal {why}", *left_out]
+    told = received_ranks(others, left_out)
+    ranks, notes = told.stats(), list(snapshot.health.notes)
+    if ranks is None:
+        notes += told.left_out
+    last = max((one.attempt for one in journals), default=primary.attempt)
+    if last > primary.attempt:
+        notes.append(f"this is attempt {primary.attempt}; the last one was attempt {last}")
+    return replace(
+        snapshot,
+        ranks=ranks,
+        exchange=told.exchange(primary.rank or 0),
+        attempts=attempts_before(journals, primary.attempt),
+        health=replace(snapshot.health, notes=tuple(notes)),
+    )
+
+
+def _is_folder_of_runs(folder: Path, found: Sequence[Found]) -> bool:
+    """Return whether the journals in folders below ``folder`` are of runs there, and not of one run's machines."""
+    parents = {one.path.parent for one in found}
+    if folder in parents:
+        return False
+    told = [one for one in found if one.begin is not None]
+    if len(parents) > 1 and len({one.run for one in told}) == 1 and told[0].run is not None:
+        return False
+    return not told or any(one.run in (None, one.path.parent.name) for one in told)
+
+
+def _why_not(folder: Path) -> str:
+    if not folder.exists():
+        return f"{folder} does not exist; example: training-profiler report runs/20261121-142530"
+    if not folder.is_dir():
+        return f"{folder} is a file; give the run folder around it, e.g. {folder.parent}"
+    runs = sorted({journal.parent.name for journal in folder.glob("*/rank*.jsonl")})
+    if runs:
+        held = "a run" if len(runs) == 1 else f"{len(runs)} runs"
+        return f"{folder} holds {held}; give that folder itself, e.g. {folder / runs[-1]}"
+    try:
+        (folder / journal_name(0)).open("rb").close()
+        reason = "it is none of the run's"
+    except OSError as error:
+        reason = str(error.strerror)
+    return f"{folder} is no run folder: {journal_name(0)} cannot be read ({reason})"
+
+
+def _read_journal(folder: Path, found: Found) -> Snapshot:
+    """Return the figures of one rank."""
+    if found.trouble or found.begin is None:
+        raise RunFolderError(f"{found.path} {found.trouble}")
+    try:
+        lines = found.path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RunFolderError(f"{found.path} cannot be read ({error.strerror})") from None
+    (begin, *later), torn = _records(lines)
+    try:
+        return _replay(folder, found.path.parent, begin, later, torn)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        raise RunFolderError(f"{found.path} holds a line that is no journal's: {error!r}") from error
+
+
+def _records(lines: list[bytes]) -> tuple[list[dict[str, Any]], int]:
+    """Return the lines that are whole, and how many are not."""
+    there = [line for line in lines if line.strip()]
+    records = [record for record in map(as_record, there) if record is not None]
+    return records, len(there) - len(records)
+
+
+def _replay(
+    folder: Path, own_folder: Path, begin: dict[str, Any], records: list[dict[str, Any]], torn: int
+) -> Snapshot:
+    names = SectionNames(limit=1_000_000)
+    sums = RunSums(names, begin["begin_ns"], begin["warmup"])
+    loaders: list[LoaderCounts] = []
+    open_sections: list[str] = []
+    health: dict[str, Any] = {}
+    device: DeviceTimingStats | None = None
+    end: dict[str, Any] | None = None
+    held_back = 0
+    for record in records:
+        kind = record["kind"]
+        if kind == "interval":
+            sums.add(*totals_from_data(record, names))
+            loaders = [_loader(*columns) for columns in record["loaders"]]
+            health = record
+            device = DeviceTimingStats(**record["device"]) if "device" in record else None  # on an accelerator alone
+            open_sections = record["open_sections"]
+        elif kind == "epoch_begin":
+            sums.begin_epoch(record["number"])
+        elif kind == "epoch_end":
+            sums.end_epoch(record["batches"], record["samples"], record["is_complete"])
+        elif kind == "held":
+            held_back = record["dropped"]
+        elif kind == "end":
+            health = end = record
+    notes = list(health.get("notes", ()))
+    if torn:
+        notes.append(f"{torn} torn line{'s' * (torn > 1)} in the journal left out")
+    if held_back:
+        dropped = "1 interval was" if held_back == 1 else f"{held_back} intervals were"
+        notes.append(f"{dropped} dropped before this rank knew of the run's folder")
+    if end is None:
+        sums.end_epoch(None, None, is_complete=False)
+        notes.append(_UNENDED[is_running(begin.get("host"), begin.get("pid"), begin.get("wall_ns", 0) / NS_PER_S)])
+    return sums.snapshot(
+        Health(
+            dropped=sums.run.dropped,
+            disabled=tuple(health.get("disabled", ())),
+            overhead_s=health.get("overhead_s", 0.0),
+            notes=tuple(notes),
+        ),
+        loaders=loaders,
+        device=device,
+        open_sections=open_sections,
+        run_folder=str(folder),
+        ended_by=end["ended_by"] if end else None,
+        thresholds=_thresholds(own_folder),
+    )
+
+
+def _thresholds(folder: Path) -> dict[str, float]:
+    """Return the rules' thresholds that the run had set; none where that was not written down."""
+    try:
+        return {str(code): float(value) for code, value in read_meta(folder)["settings"]["thresholds"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _loader(
+    name: str,
+    batches: int,
+    samples: int | None,
+    wait_ns: int,
+    serial: int = 0,  # this and what follows is not in journals of earlier versions
+    asked: float | None = None,
+    phases: Sequence[tuple[str, int, int | None, int]] = (),
+) -> LoaderCounts:
+    counts = LoaderCounts(name, serial)
+    counts.asked = asked
+    for phase, count, sample_count, ns in phases or [(TRAIN, batches, samples, wait_ns)]:
+        counts.by_phase[phase].add(count, sample_count, ns)
+    return counts

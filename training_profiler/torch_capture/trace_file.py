@@ -1,0 +1,274 @@
+"""From what torch wrote to the file that stays: sections and steps put in, packed, in one piece."""
+
+import json
+import os
+import re
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+MARK: Final = "training_profiler.clock"
+MARKS: Final = 4  # at each end of a window; the one that took least tells most
+_EVENT: Final = re.compile(
+    rb'"cat":\s*"user_annotation",\s*"name":\s*"' + MARK.encode().replace(b".", rb"\.") + rb' (\d+)",\s*'
+    rb'"pid":\s*([^,\s]+),\s*"tid":\s*([^,\s]+),\s*"ts":\s*"?(\d+(?:\.\d+)?)"?,\s*"dur":\s*"?(\d+(?:\.\d+)?)"?'
+)
+
+
+class Marked(NamedTuple):
+    """A mark as a trace has it; times in ns."""
+
+    pid: bytes
+    tid: bytes
+    begin_ns: int
+    end_ns: int
+
+
+class Pair(NamedTuple):
+    """A moment by both clocks."""
+
+    own_ns: int
+    trace_ns: int
+
+
+def find_marks(text: bytes) -> dict[int, Marked]:
+    """Return the marks in a piece of a trace, by the time in their names, which is the recorder's."""
+    found = {}
+    at = text.find(MARK.encode())
+    while at >= 0:
+        event = _EVENT.search(text, max(0, at - 200), at + 500)
+        if event is not None and event.start() < at < event.end():
+            begin_ns = _ns(event[4])
+            found[int(event[1])] = Marked(event[2], event[3], begin_ns, begin_ns + _ns(event[5]))
+        at = text.find(MARK.encode(), at + 1)
+    return found
+
+
+def _ns(us: bytes) -> int:
+    whole, _, fraction = us.partition(b".")
+    return int(whole) * 1000 + int(fraction[:3].ljust(3, b"0") or 0)
+
+
+def meet(marks: Iterable[tuple[int, int]], found: dict[int, Marked]) -> Pair | None:
+    """Return one moment by both clocks, as well as marks tell it; None where the trace has none of them.
+
+    Args:
+        marks: the recorder's times right before and right after each mark, which lies in between by either clock.
+        found: the marks in the trace, by the first of these times.
+    """
+    lower = upper = None
+    at_ns = 0
+    for before_ns, after_ns in marks:
+        mark = found.get(before_ns)
+        if mark is None:
+            continue
+        least, most = mark.end_ns - after_ns, mark.begin_ns - before_ns
+        lower = least if lower is None else max(lower, least)
+        upper = most if upper is None else min(upper, most)
+        at_ns = after_ns
+    return None if lower is None or upper is None else Pair(at_ns, at_ns + (lower + upper) // 2)
+
+
+class ClockMap:
+    """Tells the trace's time of a moment: straight on through the two moments known, which lie around the window."""
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self._first, self._last = pairs[0], pairs[-1]
+
+    def trace_ns(self, own_ns: int) -> int:
+        """Return the trace's time, in ns."""
+        (begin, at), (end, until) = self._first, self._last
+        drift_ns = (until - end) - (at - begin)
+        return own_ns + (at - begin) + (drift_ns * (own_ns - begin) // (end - begin) if end > begin else 0)
+
+
+MOST_SPANS: Final = 200_000  # of a window; what follows is left out of the trace
+
+
+class Span(NamedTuple):
+    """One execution of something, by the recorder's clock."""
+
+    name: str
+    begin_ns: int
+    end_ns: int
+
+
+class Disturbed(Protocol):
+    """What is told which steps, counted from 1, a window slows."""
+
+    def begin(self, step: int) -> None:
+        """Note that steps are slowed from ``step`` on."""
+
+    def end(self, last: int) -> None:
+        """Note that ``last`` is the last one."""
+
+
+class SpanSource(Protocol):
+    """What tells of the training thread's spans."""
+
+    on_every_span: Callable[[Any, Any, Any, int], None] | None
+
+    @property
+    def disturbed(self) -> "Disturbed":
+        """What is told which steps a window slows."""
+
+
+class SpanBook:
+    """Takes the spans that lie in a window as they are summed up, until all up to its end are there."""
+
+    def __init__(self, names: Mapping[int, str], begin_ns: int) -> None:
+        self.begin_ns = begin_ns
+        self.end_ns: int | None = None  # of the window, once that is over
+        self.is_complete = threading.Event()
+        self.left_out = 0
+        self._names = names
+        self._rows: list[tuple[int, int, int]] = []
+        self._until_ns = begin_ns
+
+    def add(self, ids: Any, begins_ns: Any, ends_ns: Any, until_ns: int) -> None:
+        """Take spans that have ended, as numpy has them; what is later than ``until_ns`` comes with a later call."""
+        is_inside = ends_ns > self.begin_ns
+        rows = list(zip(*(array[is_inside].tolist() for array in (ids, begins_ns, ends_ns)), strict=True))
+        room = MOST_SPANS - len(self._rows)
+        self._rows += rows[:room]
+        self.left_out += len(rows[room:])
+        self._until_ns = until_ns
+        self._look()
+
+    def ends(self, at_ns: int) -> None:
+        """Note that the window is over."""
+        self.end_ns = at_ns
+        self._look()
+
+    def _look(self) -> None:
+        if self.end_ns is not None and self._until_ns >= self.end_ns:
+            self.is_complete.set()
+
+    def spans(self) -> list[Span]:
+        """Return those that lie in the window, cut where they reach over its ends."""
+        end_ns = self._until_ns if self.end_ns is None else self.end_ns
+        return [
+            Span(self._names.get(id, "?"), max(begin, self.begin_ns), min(end, end_ns))
+            for id, begin, end in list(self._rows)
+            if begin < end_ns
+        ]
+
+
+CHUNK: Final = 1 << 20  # zlib lets other threads run while it packs one
+OVERLAP: Final = 2048  # longer than the event of a mark
+HEAD: Final = 1 << 22  # in which the list of events begins
+END: Final = 8192  # in which what follows the events begins
+_LIST: Final = b'"traceEvents"'
+_LAST: Final = b'"traceName"'
+# A profiler of the program's own marks steps, by numbers of its own, also while its schedule has it wait.
+_STEP: Final = b'"ProfilerStep#'
+_THEIR_STEP: Final = b"\"program's ProfilerStep#"
+
+
+class CaptureError(Exception):
+    """A window's trace could not be written; says why."""
+
+
+def write_trace(
+    raw: Path,
+    path: Path,
+    spans: Sequence[Span],
+    marks: Sequence[Sequence[tuple[int, int]]],
+    most_bytes: float,
+    is_called_off: Callable[[], bool],
+) -> int:
+    """Write ``raw`` with ``spans`` to ``path``, packed; return its bytes. Nothing is left where it fails.
+
+    Args:
+        raw: the trace as torch wrote it.
+        path: appears when all is written.
+        spans: of the training thread.
+        marks: those of each end of the window, see ``clocks.meet``.
+        most_bytes: a larger file is none.
+        is_called_off: asked now and then.
+
+    Raises:
+        CaptureError: the trace is not whole, too large, or it was called off.
+        OSError: a file cannot be read or written.
+    """
+    found = {key: mark for piece in _pieces(raw, OVERLAP) for key, mark in find_marks(piece).items()}
+    pairs = [pair for pair in (meet(group, found) for group in marks) if pair is not None]
+    if not pairs:
+        raise CaptureError("torch's trace does not have our marks: the window was not recorded")
+    added = _events(spans, ClockMap(pairs), next(iter(found.values())))
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            packed = zlib.compressobj(6, wbits=31)
+            for piece in _with(added, raw):
+                file.write(packed.compress(piece))
+                if file.tell() > most_bytes:
+                    raise CaptureError(f"the file would be over {most_bytes / 1e6:g} MB (megabytes=)")
+                if is_called_off():
+                    raise CaptureError("the run ended before it was written")
+            file.write(packed.flush())
+        size = part.stat().st_size
+        os.replace(part, path)
+        return size
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def check_whole(raw: Path) -> None:
+    """Raise where torch, which tells nobody of a full disk, has not written ``raw`` to its end.
+
+    Raises:
+        CaptureError, OSError: it is not there, or cut off.
+    """
+    try:
+        with raw.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - END))
+            end = file.read()
+    except FileNotFoundError:
+        raise CaptureError("torch could not write the trace (is the disk full, or the folder not writable?)") from None
+    if _LAST not in end or not end.rstrip().endswith(b"}"):
+        raise CaptureError("torch could not write the trace to its end (is the disk full?)")
+
+
+def _pieces(raw: Path, overlap: int) -> Iterator[bytes]:
+    with raw.open("rb") as file:
+        before = b""
+        while piece := file.read(CHUNK):
+            yield before + piece
+            before = piece[-overlap:]
+
+
+def _with(added: bytes, raw: Path) -> Iterator[bytes]:
+    with raw.open("rb") as file:
+        head = file.read(HEAD)
+        at = head.find(b"[", head.find(_LIST)) + 1 if _LIST in head else 0
+        if not at:
+            raise CaptureError("torch's trace has no list of events")
+        yield head[:at] + added
+        held = b""
+        piece = head[at:]
+        while piece:
+            text = (held + piece).replace(_STEP, _THEIR_STEP)
+            held = text[1 - len(_STEP) :]
+            yield text[: 1 - len(_STEP)]
+            piece = file.read(CHUNK)
+        yield held
+
+
+def _events(spans: Sequence[Span], clocks: ClockMap, mark: Marked) -> bytes:
+    place = f'"pid":{mark.pid.decode()},"tid":{mark.tid.decode()}'
+    names = {span.name: json.dumps(span.name) for span in spans}
+    lines = []
+    for span in spans:
+        begin_ns, end_ns = clocks.trace_ns(span.begin_ns), clocks.trace_ns(span.end_ns)
+        lines.append(
+            f'{{"ph":"X","cat":"user_annotation","name":{names[span.name]},{place},"ts":{_us(begin_ns)},'
+            f'"dur":{_us(end_ns - begin_ns)},"args":{{}}}},\n'
+        )
+    return ("\n" + "".join(lines)).encode()  # torch's own events follow: there are at least our marks
+
+
+def _us(ns: int) -> str:
+    return f"{ns // 1000}.{ns % 1000:03d}"

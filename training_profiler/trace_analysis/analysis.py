@@ -1,0 +1,237 @@
+"""All that is found in one trace, from its columns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from training_profiler.trace_analysis import host_activity
+from training_profiler.trace_analysis.communication import Collective, collective_runs, collectives
+from training_profiler.trace_analysis.device_activity import (
+    Device,
+    OneDevice,
+    StepParts,
+    device_of,
+    devices_of,
+    is_communication,
+    step_parts,
+    utilization,
+)
+from training_profiler.trace_analysis.gaps import Gap, long_gaps
+from training_profiler.trace_analysis.intervals import covered, gaps, overlap
+from training_profiler.trace_analysis.kernels import Kernels, kernels_of
+from training_profiler.trace_analysis.launches import Launches, is_section, launches_of
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.load.reader import read_events
+from training_profiler.trace_analysis.load.table import columns_of
+from training_profiler.trace_analysis.memory.allocator import DeviceMemory, memory_of
+from training_profiler.trace_analysis.nesting import nesting_of
+from training_profiler.trace_analysis.operators import Operator, operators
+from training_profiler.trace_analysis.phases import Phases, phases_of
+from training_profiler.trace_analysis.timeline import main_thread, step_at, timeline_of
+
+
+@dataclass(frozen=True, slots=True)
+class AttributedGap:
+    """A gap with the names around it; "" unknown."""
+
+    gap: Gap
+    next_name: str  # the work that ended it
+    operator: str  # that launched that
+    section: str  # that the launch was made in
+    step: str  # in which it begins
+    follows_read: bool  # whether the host was reading a figure from the device when the gap began
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What the host waited for in steps; ns."""
+
+    data_ns: tuple[int, ...]  # for batches, a step
+    data_names: tuple[str, ...]  # what these waits are called
+    allocation_ns: int  # in calls that get memory from the driver or give it back
+    allocations: int
+    read_ns: int  # in operators that bring a figure from the device
+    reads: tuple[host_activity.ModuleCalls, ...]  # these operators, by name
+    sections_ns: dict[str, int]  # in annotations of each name, one within another of its name counted once
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """One trace; times in ns, shares 0 to 1. None is unknown: a trace without work of a device has no idle time."""
+
+    path: Path
+    events: int  # in the file, of any sort
+    gpu_events: int
+    device_names: tuple[str, ...]
+    device_bytes: dict[int, int]  # of memory, by index, where the trace tells
+    streams: int
+    rank: int | None
+    world_size: int | None
+    device: Device  # all of the file together
+    devices: tuple[OneDevice, ...]
+    begin_ns: int  # of the first work of a device to the end of the last; of the host's where there is none
+    end_ns: int
+    exposed_communication_ns: int
+    steps: tuple[StepParts, ...]
+    gap_lengths_ns: tuple[int, ...]  # all gaps, the longest first
+    gaps: tuple[AttributedGap, ...]  # those of 30 us or more of each device, in order of time
+    operators: tuple[Operator, ...]
+    operators_by_shape: tuple[Operator, ...]  # none where shapes were not recorded
+    kernels: Kernels
+    collectives: tuple[Collective, ...]
+    collective_runs_ns: Mapping[str, Ints]  # each run of each kind, in order of time
+    copies: tuple[host_activity.ModuleCalls, ...]
+    synchronizations: tuple[host_activity.ModuleCalls, ...]
+    allocations: tuple[host_activity.ModuleCalls, ...]
+    data_loading: host_activity.ModuleCalls
+    waiting: Waiting
+    memory: tuple[DeviceMemory, ...]
+    phases: Phases
+    compute_capability: int | None  # 80 for 8.0; None unknown, and for devices that are not NVIDIA's
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether a device did anything."""
+        return self.gpu_events > 0
+
+    @property
+    def span_ns(self) -> int:
+        """From the first work of a device to the end of the last."""
+        return self.end_ns - self.begin_ns
+
+    @property
+    def in_steps_ns(self) -> int:
+        """The length of all steps."""
+        return sum(step.wall_ns for step in self.steps)
+
+    @property
+    def utilization_in_steps(self) -> float | None:
+        """The part of the steps in which a device worked."""
+        return utilization(self.steps) if self.has_gpu else None
+
+    @property
+    def step_variation(self) -> float | None:
+        """The coefficient of variation of the steps' lengths; None below 3 steps."""
+        if len(self.steps) < 3:
+            return None
+        lengths = np.array([step.wall_ns for step in self.steps], np.float64)
+        return float(lengths.std(ddof=1) / lengths.mean()) if lengths.mean() else None
+
+
+def analyse(path: Path) -> Analysis:
+    """Return what is found in the trace in ``path``.
+
+    Raises:
+        TraceError: it cannot be read, or is no trace; the message is one line.
+    """
+    raw = read_events(path)
+    count = len(raw.events)
+    columns = columns_of(raw, str(path))
+    del raw  # which is larger than the columns
+    return analyse_columns(columns, path, count)
+
+
+def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
+    """Return what is found in a trace whose file has so many events of any sort."""
+    nesting = nesting_of(columns, columns.is_of("cpu_op", "user_annotation", "cuda_runtime"))
+    launches = launches_of(columns, nesting)
+    communicates = is_communication(columns)
+    device = device_of(columns, communicates)
+    devices = devices_of(columns, communicates, device)
+    steps = tuple(step_parts(columns, device))
+    step_of = _step_of(steps, columns.begin_ns)
+    between = gaps(device.busy)
+    gpu_rows = np.flatnonzero(columns.is_gpu())
+    rows = gpu_rows if len(gpu_rows) else np.arange(len(columns.begin_ns))
+    on_main = columns.thread == main_thread(columns)
+    reads = host_activity.device_reads(columns, nesting, launches)
+    by_name, by_shape = operators(columns, nesting, launches)
+    return Analysis(
+        path=path,
+        events=events,
+        gpu_events=len(gpu_rows),
+        device_names=columns.device_names,
+        device_bytes=columns.device_bytes,
+        streams=len(np.unique(np.stack([columns.device[gpu_rows], columns.stream[gpu_rows]]), axis=1).T),
+        rank=columns.rank,
+        world_size=columns.world_size,
+        device=device,
+        devices=devices,
+        begin_ns=int(columns.begin_ns[rows].min()),
+        end_ns=int(columns.end_ns[rows].max()),
+        exposed_communication_ns=device.communication.total_ns - overlap(device.communication, device.compute),
+        steps=steps,
+        gap_lengths_ns=tuple(sorted((between.end_ns - between.begin_ns).tolist(), reverse=True)),
+        gaps=_gaps(columns, devices, launches, communicates, reads, steps),
+        operators=by_name,
+        operators_by_shape=by_shape,
+        kernels=kernels_of(columns, launches),
+        collectives=tuple(collectives(columns, device, communicates)),
+        collective_runs_ns=collective_runs(columns, communicates),
+        copies=tuple(host_activity.copies(columns)),
+        synchronizations=tuple(host_activity.synchronizations(columns)),
+        allocations=tuple(host_activity.calls_named(columns, np.flatnonzero(host_activity.is_allocation(columns)))),
+        data_loading=host_activity.data_loading(columns),
+        waiting=_waiting(
+            columns, steps, step_of, reads, is_section(columns) & nesting.is_outermost & (step_of != NONE)
+        ),
+        memory=tuple(memory_of(columns, steps, timeline_of(columns, is_section(columns) & on_main))),
+        phases=phases_of(columns, nesting, launches, communicates, step_of),
+        compute_capability=columns.compute_capability,
+    )
+
+
+def _step_of(steps: tuple[StepParts, ...], at_ns: Ints) -> Ints:
+    return step_at([step.begin_ns for step in steps], [step.end_ns for step in steps], at_ns)
+
+
+def _waiting(columns: Columns, steps: tuple[StepParts, ...], step_of: Ints, reads: Ints, sections: Bools) -> Waiting:
+    begins, ends = (np.array([getattr(step, key) for step in steps], np.int64) for key in ("begin_ns", "end_ns"))
+    waits, names = host_activity.data_waits(columns)
+    duration = columns.end_ns - columns.begin_ns
+    in_steps = np.flatnonzero(host_activity.is_allocation(columns) & (step_of != NONE))
+    reads = reads[step_of[reads] != NONE]
+    return Waiting(
+        tuple(covered(waits, begins, ends).tolist()),
+        names,
+        int(duration[in_steps].sum()),
+        len(in_steps),
+        int(duration[reads].sum()),
+        tuple(sorted(host_activity.calls_named(columns, reads), key=lambda one: -one.total_ns)),
+        {one.name: one.total_ns for one in host_activity.calls_named(columns, np.flatnonzero(sections))},
+    )
+
+
+def _gaps(
+    columns: Columns,
+    devices: tuple[OneDevice, ...],
+    launches: Launches,
+    communicates: Bools,
+    reads: Ints,
+    steps: tuple[StepParts, ...],
+) -> tuple[AttributedGap, ...]:
+    found = [gap for one in devices for gap in long_gaps(columns, one.device.busy, launches, communicates, one.index)]
+    found.sort(key=lambda gap: (gap.begin_ns, gap.device))
+    begins = np.array([gap.begin_ns for gap in found], np.int64)
+    order = np.argsort(columns.end_ns[reads])
+    read_ends, read_begins = columns.end_ns[reads][order], columns.begin_ns[reads][order]
+    read = np.searchsorted(read_ends, begins, side="right")  # the first that ends after the gap begins
+    follows = np.append(read_begins, np.iinfo(np.int64).max)[read] <= begins
+
+    def name(row: int) -> str:
+        return "" if row == NONE else columns.names[columns.name[row]]
+
+    labels = ("", *(step.name for step in steps))
+    return tuple(
+        AttributedGap(
+            gap,
+            name(gap.next_row),
+            name(int(launches.operator[gap.next_row])),
+            name(int(launches.section[gap.next_row])),
+            labels[step + 1],
+            bool(is_after),
+        )
+        for gap, step, is_after in zip(found, _step_of(steps, begins).tolist(), follows.tolist(), strict=True)
+    )

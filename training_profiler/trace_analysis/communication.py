@@ -1,0 +1,112 @@
+"""Collectives on the device: how many, how long, how much of it behind compute; over ranks waiting and transfer."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from training_profiler.trace_analysis.device_activity import Device
+from training_profiler.trace_analysis.intervals import covered
+from training_profiler.trace_analysis.load.columns import Bools, Columns, Ints
+
+_KINDS: Final = (
+    ("all_reduce", r"all_?reduce|cross_device_reduce|one_?shot|two_?shot"),
+    ("reduce_scatter", r"reduce_?scatter"),
+    ("all_gather", r"all_?gather"),
+    ("all_to_all", r"all_?to_?all|a2a"),
+    ("send_recv", r"send_?recv|dispatch|combine"),
+    ("broadcast", r"broadcast"),
+    ("reduce", r"_reduce_|kernel_reduce"),
+)
+_PATTERNS: Final = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _KINDS]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """All runs of one kind of collective on this rank."""
+
+    kind: str
+    count: int
+    total_ns: int
+    hidden_ns: int  # while the device computed as well
+    bytes: int | None  # in, where the trace tells
+
+
+@dataclass(frozen=True, slots=True)
+class RankCollective:
+    """One kind of collective over ranks; means a run, ns."""
+
+    kind: str
+    count: int
+    transfer_ns: float  # the shortest over ranks: the last to come waits for nobody
+    waiting_ns: float  # the mean beyond that
+    latest_rank: int  # which waited least in all: the one the others wait for
+
+
+@cache
+def collective_kind(name: str, told: str | None = None) -> str:
+    """Return which collective a kernel is, by what the trace told of it, else by its name."""
+    for text in (told or "", name):
+        for kind, pattern in _PATTERNS:
+            if text and pattern.search(text):
+                return kind
+    return "other"
+
+
+def collectives(columns: Columns, device: Device, communicates: Bools) -> list[Collective]:
+    """Return the collectives of this trace, those that take longest first."""
+    rows = np.flatnonzero(communicates)
+    hidden = covered(device.compute, columns.begin_ns[rows], columns.end_ns[rows]).tolist()
+    sums: dict[str, list[int]] = {}
+    has_bytes: dict[str, bool] = {}
+    for row, hidden_ns in zip(rows.tolist(), hidden, strict=True):
+        kind = _kind(columns, row)
+        entry = sums.setdefault(kind, [0, 0, 0, 0])
+        size = int(columns.sent_bytes[row])
+        entry[0] += 1
+        entry[1] += int(columns.end_ns[row] - columns.begin_ns[row])
+        entry[2] += hidden_ns
+        entry[3] += max(0, size)
+        has_bytes[kind] = has_bytes.get(kind, True) and size >= 0
+    found = [
+        Collective(kind, count, total_ns, hidden_ns, size if has_bytes[kind] else None)
+        for kind, (count, total_ns, hidden_ns, size) in sums.items()
+    ]
+    return sorted(found, key=lambda one: -one.total_ns)
+
+
+def collective_runs(columns: Columns, communicates: Bools) -> dict[str, Ints]:
+    """Return how long each run of each kind of collective took, in order of time; ns."""
+    found: dict[str, list[int]] = {}
+    duration = columns.end_ns - columns.begin_ns
+    for row in np.flatnonzero(communicates).tolist():
+        found.setdefault(_kind(columns, row), []).append(int(duration[row]))
+    return {kind: np.array(durations, np.int64) for kind, durations in found.items()}
+
+
+def over_ranks(runs: Mapping[int, Mapping[str, Ints]]) -> list[RankCollective]:
+    """Return for each kind of collective what is waiting and what is transfer; ``runs`` are those of each rank.
+
+    The k-th run of a kind on one rank is taken to be the k-th on every other; kinds with other counts are left out.
+    """
+    if len(runs) < 2:
+        return []
+    ranks = sorted(runs)
+    found = []
+    for kind in sorted(set.intersection(*(set(one) for one in runs.values()))):
+        if len({len(runs[rank][kind]) for rank in ranks}) != 1:
+            continue
+        table = np.stack([runs[rank][kind] for rank in ranks])
+        shortest = table.min(axis=0)
+        waiting = table - shortest
+        latest = ranks[int(waiting.sum(axis=1).argmin())]
+        found.append(RankCollective(kind, table.shape[1], float(shortest.mean()), float(waiting.mean()), latest))
+    return found
+
+
+def _kind(columns: Columns, row: int) -> str:
+    told = columns.collectives[columns.collective[row]] if columns.collective[row] >= 0 else None
+    return collective_kind(columns.names[columns.name[row]], told)

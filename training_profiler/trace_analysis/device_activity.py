@@ -1,0 +1,122 @@
+"""Where a device's time goes, by step and over the whole trace; integers of nanoseconds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from training_profiler.trace_analysis import kernel_names
+from training_profiler.trace_analysis.intervals import Intervals, covered, together, union
+from training_profiler.trace_analysis.load.columns import Bools, Columns, Ints
+
+STEP_NAME: Final = "ProfilerStep#"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Unions of what one device did; or all devices of the file together."""
+
+    compute: Intervals  # kernels that do not communicate
+    communication: Intervals
+    copies: Intervals  # copies and fills
+    busy: Intervals
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """One step on the device: four parts that add up to its window."""
+
+    name: str
+    begin_ns: int
+    end_ns: int
+    compute_ns: int
+    exposed_communication_ns: int  # not covered by compute
+    exposed_copies_ns: int  # covered by neither
+    idle_ns: int
+
+    @property
+    def wall_ns(self) -> int:
+        """The length of the step."""
+        return self.end_ns - self.begin_ns
+
+
+@dataclass(frozen=True, slots=True)
+class OneDevice:
+    """What one device of the file did."""
+
+    index: int
+    name: str
+    device: Device
+    steps: tuple[StepParts, ...]
+
+    @property
+    def utilization_in_steps(self) -> float | None:
+        """The part of the steps in which it worked; None without steps."""
+        return utilization(self.steps)
+
+
+def utilization(steps: Sequence[StepParts]) -> float | None:
+    """Return the part of the steps in which the device worked; None without steps."""
+    wall_ns = sum(step.wall_ns for step in steps)
+    return 1 - sum(step.idle_ns for step in steps) / wall_ns if wall_ns else None
+
+
+def is_communication(columns: Columns) -> Bools:
+    """Return which events are kernels that communicate."""
+    return columns.named(lambda name: kernel_names.kind_of(name) == kernel_names.COMMUNICATION, columns.is_of("kernel"))
+
+
+def device_of(columns: Columns, communicates: Bools, is_current: Bools | None = None) -> Device:
+    """Return what the devices did, or what one of them did where ``is_current`` tells its events."""
+    is_current = columns.is_gpu() if is_current is None else is_current & columns.is_gpu()
+    is_kernel = columns.is_of("kernel") & is_current
+    compute = _union(columns, is_kernel & ~communicates)
+    communication = _union(columns, communicates & is_current)
+    copies = _union(columns, is_current & ~is_kernel)
+    return Device(compute, communication, copies, together(together(compute, communication), copies))
+
+
+def devices_of(columns: Columns, communicates: Bools, everything: Device) -> tuple[OneDevice, ...]:
+    """Return each device of the file that did anything, by its index; ``everything`` is all of them together."""
+    is_gpu = columns.is_gpu()
+    used = np.unique(columns.device[is_gpu]).tolist()
+    found = []
+    for index in used:
+        device = everything if len(used) == 1 else device_of(columns, communicates, columns.device == index)
+        name = columns.device_names[index] if 0 <= index < len(columns.device_names) else ""
+        found.append(OneDevice(index, name, device, tuple(step_parts(columns, device))))
+    return tuple(found)
+
+
+def _union(columns: Columns, which: Bools) -> Intervals:
+    return union(columns.begin_ns[which], columns.end_ns[which])
+
+
+def step_windows(columns: Columns) -> tuple[list[str], Ints, Ints]:
+    """Return names, begins and ends of the steps on the host that the profiler marked."""
+    which = columns.named(lambda name: name.startswith(STEP_NAME), columns.is_of("user_annotation"))
+    rows = np.flatnonzero(which)
+    return [columns.names[i] for i in columns.name[rows].tolist()], columns.begin_ns[rows], columns.end_ns[rows]
+
+
+def step_parts(columns: Columns, device: Device) -> list[StepParts]:
+    """Return the parts of each step; they add up to it exactly."""
+    labels, begin_ns, end_ns = step_windows(columns)
+    compute_ns = covered(device.compute, begin_ns, end_ns)
+    with_communication = together(device.compute, device.communication)
+    computing_or_communicating_ns = covered(with_communication, begin_ns, end_ns)
+    busy_ns = covered(device.busy, begin_ns, end_ns)
+    return [
+        StepParts(label, *numbers)
+        for label, *numbers in zip(
+            labels,
+            begin_ns.tolist(),
+            end_ns.tolist(),
+            compute_ns.tolist(),
+            (computing_or_communicating_ns - compute_ns).tolist(),
+            (busy_ns - computing_or_communicating_ns).tolist(),
+            (end_ns - begin_ns - busy_ns).tolist(),
+            strict=True,
+        )
+    ]

@@ -1,0 +1,123 @@
+"""Why a device stood still: every gap of 30 us or more, with what the host did meanwhile."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from training_profiler.trace_analysis.intervals import NOTHING, Intervals, covered, gaps, together, union
+from training_profiler.trace_analysis.launches import Launches
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.timeline import main_thread
+
+LEAST_GAP_NS: Final = 30_000
+DATA_LOADER: Final = "data loader"
+BLOCKING_COPY: Final = "blocking copy"
+SYNCHRONIZE: Final = "synchronize"
+ALLOCATION: Final = "allocation"
+PYTHON: Final = "python between launches"
+COMMUNICATION: Final = "waiting for communication"
+OTHER_STREAM: Final = "waiting for another stream"
+LAUNCH_BOUND: Final = "launch-bound"
+UNKNOWN: Final = "unknown"
+_CALLS: Final = {
+    DATA_LOADER: re.compile(r"^enumerate\(DataLoader\)|^data_loading$|dataloader\.py\(\d+\): (__next__|_next_data)"),
+    ALLOCATION: re.compile(r"^(cuda|hip)(Malloc|Free|HostAlloc|HostMalloc|HostFree|HostRegister|MemCreate|MemMap)"),
+    BLOCKING_COPY: re.compile(r"^(cuda|hip)Mem(cpy|set)|^cuMemcpy"),
+    SYNCHRONIZE: re.compile(r"^(cuda|hip)\w*Synchronize$|^cu(Stream|Ctx|Event)Synchronize"),
+}
+# What of a moment goes to whom, where several would claim it.
+_IN_ORDER: Final = (DATA_LOADER, ALLOCATION, BLOCKING_COPY, SYNCHRONIZE, LAUNCH_BOUND, PYTHON, UNKNOWN)
+CAUSES: Final = (*_IN_ORDER[:-1], COMMUNICATION, OTHER_STREAM, UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """One time in which a device did nothing, between two pieces of work; rows are of the trace's columns."""
+
+    device: int
+    begin_ns: int
+    end_ns: int
+    cause: str  # to which most of the gap goes
+    part: float  # how much of the gap that is, 0 to 1
+    next_row: int  # the work that ended it
+
+    @property
+    def length_ns(self) -> int:
+        """How long it is."""
+        return self.end_ns - self.begin_ns
+
+
+def long_gaps(columns: Columns, busy: Intervals, launches: Launches, communicates: Bools, device: int) -> list[Gap]:
+    """Return all gaps of one device of 30 us or more, in order of time, each with its cause."""
+    between = gaps(busy)
+    is_long = between.end_ns - between.begin_ns >= LEAST_GAP_NS
+    begin_ns, end_ns = between.begin_ns[is_long], between.end_ns[is_long]
+    if not len(begin_ns):
+        return []
+    rows = np.flatnonzero(columns.is_gpu() & (columns.device == device))
+    following = rows[np.searchsorted(columns.begin_ns[rows], end_ns)]
+    by_end = rows[np.argsort(columns.end_ns[rows], kind="stable")]
+    preceding = by_end[np.searchsorted(columns.end_ns[by_end], begin_ns, side="right") - 1]
+    calls = launches.call[following]
+    # From the end of the launch on the host has done its part: what is left was waited for on the device.
+    launched_ns = np.where(calls >= 0, np.clip(columns.end_ns[calls], begin_ns, end_ns), end_ns)
+    parts = _host_parts(columns, np.where(calls >= 0, columns.thread[calls], NONE), begin_ns, launched_ns)
+    parts = np.vstack([parts, end_ns - launched_ns])
+    which = parts.argmax(axis=0)
+    shares = parts[which, np.arange(len(which))] / (end_ns - begin_ns)
+    near = communicates[following] | communicates[preceding]
+    on_device = len(_IN_ORDER)
+    found = []
+    for i, cause in enumerate(which.tolist()):
+        waited_for = COMMUNICATION if near[i] else OTHER_STREAM
+        name = waited_for if cause == on_device else _IN_ORDER[cause]
+        found.append(Gap(device, int(begin_ns[i]), int(end_ns[i]), name, float(shares[i]), int(following[i])))
+    return found
+
+
+def _host_parts(columns: Columns, threads: Ints, begin_ns: Ints, end_ns: Ints) -> Ints:
+    """Return how much of each gap goes to each cause in ``_IN_ORDER``; shape (causes, gaps), ns.
+
+    ``threads`` has for each gap the thread that launched what ended it, -1 where that is not known. Besides it, the
+    thread that runs the loop is looked at.
+    """
+    main = main_thread(columns)
+    is_host = columns.is_of("cpu_op", "cuda_runtime", "user_annotation", "python_function")
+    named = {cause: columns.named(calls.search, is_host) for cause, calls in _CALLS.items()}
+    named[LAUNCH_BOUND] = columns.is_of("cpu_op", "cuda_runtime")
+    parts = np.zeros((len(_IN_ORDER), len(begin_ns)), np.int64)
+    for thread in np.unique(threads).tolist():
+        looked_at = [one for one in dict.fromkeys((thread, main)) if one != NONE]
+        which = threads == thread
+        if looked_at:
+            parts[:, which] = _parts_of(columns, looked_at, is_host, named, begin_ns[which], end_ns[which])
+        else:
+            parts[_IN_ORDER.index(UNKNOWN), which] = (end_ns - begin_ns)[which]
+    return parts
+
+
+def _parts_of(
+    columns: Columns, threads: list[int], is_host: Bools, named: dict[str, Bools], begin_ns: Ints, end_ns: Ints
+) -> Ints:
+    on_threads = np.isin(columns.thread, threads)
+    launching = columns.thread == threads[0]
+    parts = np.zeros((len(_IN_ORDER), len(begin_ns)), np.int64)
+    taken = NOTHING
+    for i, cause in enumerate(_IN_ORDER):
+        if cause == PYTHON:
+            # Between the first and the last that is recorded of these threads; beyond, nobody knows.
+            rows = np.flatnonzero(on_threads & is_host)
+            first, last = columns.begin_ns[rows].min(), columns.end_ns[rows].max()
+            more = together(taken, Intervals(np.array([first]), np.array([last])))
+        elif cause == UNKNOWN:
+            parts[i] = (end_ns - begin_ns) - covered(taken, begin_ns, end_ns)
+            continue
+        else:
+            # The thread that waits for the backward pass of another launches nothing.
+            which = named[cause] & (launching if cause == SYNCHRONIZE else on_threads)
+            more = together(taken, union(columns.begin_ns[which], columns.end_ns[which]))
+        parts[i] = covered(more, begin_ns, end_ns) - covered(taken, begin_ns, end_ns)
+        taken = more
+    return parts

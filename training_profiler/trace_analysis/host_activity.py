@@ -1,0 +1,97 @@
+"""What the host did that is told by names: waits for batches, for the device, copies, allocations."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from training_profiler.trace_analysis.intervals import Intervals, union
+from training_profiler.trace_analysis.launches import Launches
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.nesting import Nesting, nearest
+
+DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
+# The same wait, as our own sections name it.
+WAITS_FOR_BATCH: Final = re.compile(r"^enumerate\(DataLoader\)|^data_loading$")
+SYNCHRONIZE: Final = re.compile(r"^(cuda|hip)\w*Synchronize$|^cu(Stream|Ctx|Event)Synchronize")
+ALLOCATE: Final = re.compile(r"^(cuda|hip)(Malloc|Free)(Async|Managed|Pitch)?$")
+_WAITS: Final = re.compile(r"^(cuda|hip)(Memcpy|StreamSynchronize|EventSynchronize)")
+READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCalls:
+    """Some calls of one name; ns."""
+
+    name: str
+    count: int
+    total_ns: int
+    bytes: int | None = None
+
+
+def calls_named(columns: Columns, rows: Ints, has_bytes: bool = False) -> list[ModuleCalls]:
+    """Return a line for each name of ``rows``, in order of their first occurrence."""
+    name, size = columns.name[rows], len(columns.names)
+    count = np.bincount(name, minlength=size)
+    total = np.zeros(size, np.int64)
+    copied = np.zeros(size, np.int64)
+    np.add.at(total, name, (columns.end_ns - columns.begin_ns)[rows])
+    np.add.at(copied, name, np.maximum(0, columns.bytes[rows]))
+    return [
+        ModuleCalls(columns.names[i], int(count[i]), int(total[i]), int(copied[i]) if has_bytes else None)
+        for i in dict.fromkeys(name.tolist())
+    ]
+
+
+def copies(columns: Columns) -> list[ModuleCalls]:
+    """Return the copies that a device made, by their direction."""
+    return calls_named(columns, np.flatnonzero(columns.is_of("gpu_memcpy")), has_bytes=True)
+
+
+def synchronizations(columns: Columns) -> list[ModuleCalls]:
+    """Return the calls in which the host waited for a device."""
+    return calls_named(columns, np.flatnonzero(columns.named(SYNCHRONIZE.search, columns.is_of("cuda_runtime"))))
+
+
+def is_allocation(columns: Columns) -> Bools:
+    """Return which events are calls that get memory from the driver, or give it back."""
+    return columns.named(ALLOCATE.search, columns.is_of("cuda_runtime"))
+
+
+def data_loading(columns: Columns) -> ModuleCalls:
+    """Return the waits for batches that torch marks itself."""
+    which = columns.named(DATA_LOADER.search, columns.is_of("user_annotation"))
+    duration = columns.end_ns - columns.begin_ns
+    return ModuleCalls("enumerate(DataLoader)", int(which.sum()), int(duration[which].sum()))
+
+
+def data_waits(columns: Columns) -> tuple[Intervals, tuple[str, ...]]:
+    """Return when the host waited for batches, and what these waits are called."""
+    which = columns.named(WAITS_FOR_BATCH.search, columns.is_of("user_annotation"))
+    names = tuple(columns.names[i] for i in dict.fromkeys(columns.name[which].tolist()))
+    return union(columns.begin_ns[which], columns.end_ns[which]), names
+
+
+def device_reads(columns: Columns, nesting: Nesting, launches: Launches) -> Ints:
+    """Return the rows of the outermost operators that bring a figure from the device to the host and wait for it.
+
+    ``.item()``, ``.cpu()``, ``.tolist()``, printing, ``nonzero``: all that has a copy from the device made, or is named
+    so and calls the runtime (``.item()`` of a tensor on the host does not).
+    """
+    is_operator = columns.is_of("cpu_op")
+    outermost = _outermost_operator(nesting, is_operator)
+    to_host = columns.named(lambda name: "DtoH" in name or "DeviceToHost" in name, columns.is_of("gpu_memcpy"))
+    by = launches.operator[to_host]
+    calls = columns.named(lambda name: bool(_WAITS.search(name)), columns.is_of("cuda_runtime"))
+    named = nearest(nesting, columns.named(lambda name: name in READS, is_operator))[calls]
+    return np.unique(outermost[np.concatenate([by[by != NONE], named[named != NONE]])])
+
+
+def _outermost_operator(nesting: Nesting, is_operator: Bools) -> Ints:
+    """Return for each event the operator it is or lies within that lies in no other; -1 for none."""
+    found = np.full(len(is_operator), NONE, np.int64)
+    for level, rows in enumerate(nesting.levels):
+        above = found[nesting.parent[rows]] if level else np.full(len(rows), NONE, np.int64)
+        found[rows] = np.where(above != NONE, above, np.where(is_operator[rows], rows, NONE))
+    return found

@@ -1,0 +1,126 @@
+"""What the device ran: kernels by name and by kind."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from training_profiler.trace_analysis import kernel_names
+from training_profiler.trace_analysis.launches import Launches
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+
+SHORT_NS: Final = 10_000
+MIDDLING_NS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """All runs of one kernel; ns."""
+
+    name: str
+    kind: str
+    calls: int
+    total_ns: int
+    shorter_than_launch: int  # runs that took less than the call that launched them
+    occupancy: float | None  # estimated, mean by time, 0 to 1
+    blocks_per_sm: float | None
+    is_tensor_core: bool
+    is_flash: bool
+
+    @property
+    def mean_ns(self) -> float:
+        """Mean of a run."""
+        return self.total_ns / self.calls
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """All kernels of the trace; times in ns, shares of the sum of kernel times, 0 to 1. None is unknown."""
+
+    rows: tuple[Kernel, ...]  # the longest in all first
+    count: int
+    total_ns: int
+    short_count: int  # below 10 us
+    short_share: float | None
+    below_100us_share: float | None
+    tensor_core_share: float | None  # by name
+    flash_ns: int
+    attention_ns: int  # all kernels of attention by name
+    unclassified_share: float | None
+    launch_bound_count: int  # runs that took less than their launch, of those whose launch is known
+    launch_known_count: int
+    by_kind_ns: dict[str, int]
+    without_launch: int  # pieces of device work of which no call is recorded
+
+
+def kernels_of(columns: Columns, launches: Launches) -> Kernels:
+    """Return the kernels of a trace."""
+    is_kernel = columns.is_of("kernel")
+    rows = np.flatnonzero(is_kernel)
+    duration = (columns.end_ns - columns.begin_ns)[rows]
+    total_ns = int(duration.sum())
+    calls = launches.call[rows]
+    # The launch of a graph is one call for all its kernels: no kernel's own launch is known.
+    known = calls != NONE
+    launched = np.bincount(calls[known], minlength=1)
+    known[known] = launched[calls[known]] == 1
+    is_shorter = np.zeros(len(rows), np.bool_)
+    is_shorter[known] = duration[known] < (columns.end_ns - columns.begin_ns)[calls[known]]
+    found = _by_name(columns, rows, duration, is_shorter)
+    by_kind: dict[str, int] = {}
+    for kernel in found:
+        by_kind[kernel.kind] = by_kind.get(kernel.kind, 0) + kernel.total_ns
+
+    def share(ns: int) -> float | None:
+        return ns / total_ns if total_ns else None
+
+    return Kernels(
+        rows=tuple(found),
+        count=len(rows),
+        total_ns=total_ns,
+        short_count=int((duration < SHORT_NS).sum()),
+        short_share=share(int(duration[duration < SHORT_NS].sum())),
+        below_100us_share=share(int(duration[duration < MIDDLING_NS].sum())),
+        tensor_core_share=share(sum(kernel.total_ns for kernel in found if kernel.is_tensor_core)),
+        flash_ns=sum(kernel.total_ns for kernel in found if kernel.is_flash),
+        attention_ns=by_kind.get(kernel_names.ATTENTION, 0),
+        unclassified_share=share(by_kind.get(kernel_names.UNCLASSIFIED, 0)),
+        launch_bound_count=int(is_shorter.sum()),
+        launch_known_count=int(known.sum()),
+        by_kind_ns=dict(sorted(by_kind.items(), key=lambda item: -item[1])),
+        without_launch=int((launches.call[columns.is_gpu()] == NONE).sum()),
+    )
+
+
+def _by_name(columns: Columns, rows: Ints, duration: Ints, is_shorter: Bools) -> list[Kernel]:
+    name = columns.name[rows]
+    size = len(columns.names)
+    calls, totals = np.bincount(name, minlength=size), np.bincount(name, duration, size)
+    shorter = np.bincount(name, is_shorter, size)
+    occupancy = _weighted(columns.occupancy[rows], duration, name, size)
+    blocks = _weighted(columns.blocks_per_sm[rows], duration, name, size)
+    found = []
+    for i in dict.fromkeys(name.tolist()):  # in order of their first run, which decides between equals
+        label = columns.names[i]
+        found.append(
+            Kernel(
+                name=label,
+                kind=kernel_names.kind_of(label),
+                calls=int(calls[i]),
+                total_ns=int(totals[i]),
+                shorter_than_launch=int(shorter[i]),
+                occupancy=None if occupancy[i] is None else occupancy[i] / 100,
+                blocks_per_sm=blocks[i],
+                is_tensor_core=bool(kernel_names.TENSOR_CORE.search(label)),
+                is_flash=bool(kernel_names.FLASH.search(label)),
+            )
+        )
+    return sorted(found, key=lambda one: -one.total_ns)
+
+
+def _weighted(values: "np.ndarray", weights: Ints, group: Ints, size: int) -> list[float | None]:
+    """Return the mean by weight of what is known in each group; None where nothing is."""
+    known = ~np.isnan(values)
+    sums = np.bincount(group[known], values[known] * weights[known], size)
+    together = np.bincount(group[known], weights[known], size)
+    return [float(a / b) if b else None for a, b in zip(sums, together, strict=True)]

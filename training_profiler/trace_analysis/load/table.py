@@ -1,0 +1,245 @@
+"""Decoded events to columns. Only those fields are read of an event that its category can have."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from operator import attrgetter
+from typing import Any, Final
+
+import numpy as np
+
+from training_profiler.errors import TraceError
+from training_profiler.trace_analysis.load.begin_end import pairs_of
+from training_profiler.trace_analysis.load.columns import (
+    CATEGORIES,
+    CATEGORY_IDS,
+    GPU_CATEGORIES,
+    NONE,
+    Bools,
+    Columns,
+    Floats,
+    Ints,
+    Memory,
+)
+from training_profiler.trace_analysis.load.reader import Args, Event, RawTrace
+from training_profiler.trace_analysis.load.times import TimeProblemError, times_ns
+
+_NO_ARGS: Final = Args()
+_BEYOND_64_BITS: Final = 2**63
+# Old versions give these the category of operators.
+_ANNOTATIONS: Final = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)", "## ")
+_BYTES_OF: Final = {
+    "double": 8,
+    "long": 8,
+    "int64": 8,
+    "float64": 8,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8": 1,
+    "half": 2,
+    "short": 2,
+    "float": 4,
+    "int8": 1,
+    "int": 4,
+    "byte": 1,
+    "char": 1,
+    "bool": 1,
+}
+
+
+def columns_of(raw: RawTrace, where: str) -> Columns:
+    """Return the columns of a trace; ``where`` is its file, for messages.
+
+    Raises:
+        TraceError: a time is missing, no number or negative, or no event has a duration.
+    """
+    events, begin_ns, end_ns = _with_duration(raw, where)
+    order = np.argsort(begin_ns, kind="stable")
+    names, name = numbered(list(map(attrgetter("name"), events)))
+    threads, thread = numbered(list(map(attrgetter("pid", "tid"), events)))
+    category = _categories(events, names, name)
+    is_gpu = np.isin(category, [CATEGORY_IDS[one] for one in GPU_CATEGORIES])
+    is_kernel = category == CATEGORY_IDS["kernel"]
+    is_call = category == CATEGORY_IDS["cuda_runtime"]
+    is_operator = category == CATEGORY_IDS["cpu_op"]
+
+    reader = _Reader([event.args or _NO_ARGS for event in events], order)
+    collective, collectives = reader.texts(is_kernel, attrgetter("collective"))
+    shapes, shape_texts = reader.texts(is_operator, lambda one: bytes(one.dims))
+    return Columns(
+        names=tuple(names),
+        threads=tuple(threads),
+        name=name[order],
+        category=category[order],
+        thread=thread[order],
+        begin_ns=begin_ns[order],
+        end_ns=end_ns[order],
+        device=reader.integers(is_gpu, attrgetter("device")),
+        stream=reader.integers(is_gpu, attrgetter("stream")),
+        correlation=reader.integers(is_gpu | is_call, attrgetter("correlation")),
+        external=reader.integers(
+            is_gpu | is_call | is_operator,
+            lambda one: one.external_id if one.external_id is not None else one.external_id_old,
+        ),
+        bytes=reader.integers(
+            is_gpu & ~is_kernel, lambda one: one.bytes if one.bytes is not None else one.memory_bytes
+        ),
+        sent_bytes=reader.integers(is_kernel, _sent_bytes),
+        collective=collective,
+        collectives=collectives,
+        shapes=shapes,
+        shape_texts=shape_texts,
+        # Kineto writes 0 where it cannot estimate; a kernel that ran had some.
+        occupancy=reader.floats(is_kernel, lambda one: one.occupancy or None),
+        blocks_per_sm=reader.floats(is_kernel, attrgetter("blocks_per_sm")),
+        memory=_memory(_memory_events(raw), where),
+        device_names=tuple(str(device.get("name", "")) for device in raw.devices),
+        device_bytes=_memory_of_devices(raw.devices),
+        world_size=_integer_or_none(raw.distributed.get("world_size")),
+        rank=_integer_or_none(raw.distributed.get("rank")),
+        compute_capability=_capability(raw.devices),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads fields of the events' arguments, in the order of the columns."""
+
+    args: Sequence[Args]
+    order: Ints
+
+    def _values(self, which: Bools, read: Callable[[Args], Any]) -> list[Any]:
+        return list(map(read, compress(self.args, which.tolist())))
+
+    def integers(self, which: Bools, read: Callable[[Args], Any]) -> Ints:
+        """Return whole numbers of the events of ``which``; -1 where there is none."""
+        return self._filled(which, _integers(self._values(which, read)))
+
+    def floats(self, which: Bools, read: Callable[[Args], Any]) -> Floats:
+        """Return numbers of the events of ``which``; NaN where there is none."""
+        column = np.full(len(self.args), np.nan)
+        column[which] = _floats(self._values(which, read))
+        return column[self.order]
+
+    def texts(self, which: Bools, read: Callable[[Args], Any]) -> tuple[Ints, tuple[str, ...]]:
+        """Return which text each event of ``which`` has, and the different texts."""
+        found, index = numbered(self._values(which, read))
+        return self._filled(which, index), tuple(_text(one) for one in found)
+
+    def _filled(self, which: Bools, values: Ints) -> Ints:
+        column = np.full(len(self.args), NONE, np.int64)
+        column[which] = values
+        return column[self.order]
+
+
+def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
+    events = [event for event in raw.events if event.ph == "X"]
+    begin_ns = _times(events, lambda event: event.ts, where)
+    duration_ns = _times(events, lambda event: event.dur, where)
+    if len(events) and duration_ns.min() < 0:
+        raise TraceError(f"{where} has a negative duration: {_told(events[int(np.argmin(duration_ns))])}")
+    if "B" in raw.kinds:
+        try:
+            paired, begins, ends = pairs_of(raw.events)
+        except TimeProblemError:
+            raise TraceError(f'{where} has an event of ph "B" or "E" without a usable time') from None
+        events += paired
+        begin_ns, duration_ns = np.append(begin_ns, begins), np.append(duration_ns, ends - begins)
+    if not events:
+        raise TraceError(f"{where} has no events with a duration: nothing was recorded, or it is no trace of torch")
+    return events, begin_ns, begin_ns + duration_ns
+
+
+def _times(events: Sequence[Event], read: Callable[[Event], Any], where: str) -> Ints:
+    try:
+        return times_ns([read(event) for event in events])
+    except TimeProblemError as problem:
+        raise TraceError(f"{where} has an event without a usable time: {_told(events[problem.index])}") from None
+
+
+def _told(event: Event) -> str:
+    times = (time if time is None or isinstance(time, (int, float, str)) else bytes(time).decode() or None
+             for time in (event.ts, event.dur))  # fmt: skip
+    ts, dur = times
+    return f"{event.name[:60]!r} with ts {str(ts)[:40]}, dur {str(dur)[:40]}"
+
+
+def numbered(values: Sequence[Any]) -> tuple[list[Any], Ints]:
+    """Return the different values in order of their first occurrence, and for each value which it is."""
+    different = list(dict.fromkeys(values))
+    number = {value: i for i, value in enumerate(different)}
+    return different, np.fromiter(map(number.__getitem__, values), np.int64, len(values))
+
+
+def _categories(events: Sequence[Event], names: Sequence[str], name: Ints) -> Ints:
+    categories, category = numbered(list(map(attrgetter("cat"), events)))
+    ids = np.array([CATEGORY_IDS[CATEGORIES.get(one.lower(), "other")] for one in categories], np.int64)[category]
+    is_annotation = np.array([one.startswith(_ANNOTATIONS) for one in names], np.bool_)[name]
+    return np.where(is_annotation & (ids == CATEGORY_IDS["cpu_op"]), CATEGORY_IDS["user_annotation"], ids)
+
+
+def _text(value: str | bytes | None) -> str:
+    """Return a text, or JSON as it stands in the file without its spaces."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace").replace(" ", "").replace("\n", "")
+    return value or ""
+
+
+def _sent_bytes(one: Args) -> int | None:
+    if not isinstance(one.elements_in, int) or one.dtype is None:
+        return None
+    dtype = one.dtype.lower()
+    size = next((size for name, size in _BYTES_OF.items() if name in dtype), None)
+    return None if size is None else one.elements_in * size
+
+
+def _memory_of_devices(devices: Sequence[dict[str, Any]]) -> dict[int, int]:
+    told = ((i, _integer_or_none(device.get("totalGlobalMem"))) for i, device in enumerate(devices))
+    return {i: size for i, size in told if size is not None and size > 0}
+
+
+def _capability(devices: Sequence[dict[str, Any]]) -> int | None:
+    if not devices or "AMD" in str(devices[0].get("name", "AMD")):
+        return None
+    major, minor = (_integer_or_none(devices[0].get(key)) for key in ("computeMajor", "computeMinor"))
+    return None if major is None or minor is None else 10 * major + minor
+
+
+def _integers(values: list[Any]) -> Ints:
+    if set(map(type, values)) <= {int, type(None)}:
+        try:
+            return np.array([NONE if value is None else value for value in values], np.int64)
+        except OverflowError:
+            pass
+    return np.array([NONE if (one := _integer_or_none(value)) is None else one for value in values], np.int64)
+
+
+def _integer_or_none(value: Any) -> int | None:
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if -_BEYOND_64_BITS <= number < _BEYOND_64_BITS else None
+
+
+def _floats(values: Iterable[Any]) -> Floats:
+    return np.array([value if isinstance(value, (int, float)) else np.nan for value in values], np.float64)
+
+
+def _memory_events(raw: RawTrace) -> list[Event]:
+    if "i" not in raw.kinds:
+        return []
+    return [event for event in raw.events if event.ph == "i" and event.name == "[memory]"]
+
+
+def _memory(events: Sequence[Event], where: str) -> Memory:
+    at_ns = _times(events, lambda event: event.ts, where)
+    order = np.argsort(at_ns, kind="stable")
+    args = [events[i].args or _NO_ARGS for i in order.tolist()]
+    return Memory(
+        at_ns[order],
+        *(
+            _integers([getattr(one, name) for one in args])
+            for name in ("memory_bytes", "device_type", "device_id", "allocated", "reserved")
+        ),
+    )

@@ -1,0 +1,115 @@
+"""What the host called: time of its own, in all, on the device, and how often."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from training_profiler.trace_analysis.launches import Launches
+from training_profiler.trace_analysis.load.columns import NONE, Columns, Ints
+from training_profiler.trace_analysis.load.table import numbered
+from training_profiler.trace_analysis.nesting import Nesting, with_children
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """All calls of one operator, or of one with the same input shapes; ns."""
+
+    name: str
+    calls: int
+    host_self_ns: int  # without what it called
+    host_total_ns: int
+    device_self_ns: int  # of work that it launched itself
+    device_total_ns: int  # and of work that what it called has launched
+    section: str  # in which most of its calls were made; "" where in none
+    shapes: str = ""  # of its inputs, as recorded
+
+
+SORT_KEYS: Final = ("host_self", "host_total", "device_self", "device_total", "calls", "name")
+
+
+def operators(
+    columns: Columns, nesting: Nesting, launches: Launches
+) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+    """Return a line an operator, and a line an operator and shapes of its inputs; most host time of its own first.
+
+    The second is empty where the trace tells no shapes. Calls of the runtime (``cudaLaunchKernel``) are lines too; what
+    they launched is booked on the operator around them.
+    """
+    rows = np.flatnonzero(columns.is_of("cpu_op", "cuda_runtime"))
+    if not len(rows):
+        return (), ()
+    by_operator = _device_time(columns, launches.operator)
+    by_call = _device_time(columns, np.where(launches.operator == NONE, launches.call, NONE))
+    device_total = by_call + with_children(nesting, by_operator)
+    is_outermost = nesting.is_outermost[rows]
+    stats = (
+        nesting.self_ns[rows],
+        np.where(is_outermost, (columns.end_ns - columns.begin_ns)[rows], 0),
+        (by_call + by_operator)[rows],
+        np.where(is_outermost, device_total[rows], 0),
+    )
+    sections = launches.section[rows]
+    names, shapes = columns.name[rows], columns.shapes[rows]
+    labels = [(name, "") for name in columns.names]
+    found = _lines(columns, labels, names, stats, sections)
+    if not any(columns.shape_texts):
+        return found, ()
+    # One number for each pair of name and shapes.
+    width = len(columns.shape_texts) + 1
+    pairs, group = numbered((names * width + shapes + 1).tolist())
+    texts = ("", *columns.shape_texts)
+    labels = [(columns.names[pair // width], texts[pair % width]) for pair in pairs]
+    return found, _lines(columns, labels, group, stats, sections)
+
+
+def sorted_by(found: Sequence[Operator], key: str) -> list[Operator]:
+    """Return the operators by one of ``SORT_KEYS``, the largest first; names from a to z."""
+    if key == "name":
+        return sorted(found, key=lambda one: one.name)
+    attribute = "calls" if key == "calls" else f"{key}_ns"
+    return sorted(found, key=lambda one: (-getattr(one, attribute), one.name))
+
+
+def _lines(
+    columns: Columns, labels: Sequence[tuple[str, str]], group: Ints, stats: Sequence[Ints], sections: Ints
+) -> tuple[Operator, ...]:
+    """Return a line for each group that has calls; ``labels`` are the groups' names and shapes."""
+    size = len(labels)
+    calls = np.bincount(group, minlength=size).tolist()
+    sums = []
+    for values in stats:
+        summed = np.zeros(size, np.int64)
+        np.add.at(summed, group, values)
+        sums.append(summed.tolist())
+    host_self, host_total, device_self, device_total = sums
+    named = _most_frequent(group, sections, columns, size)
+    found = [
+        Operator(name, calls[i], host_self[i], host_total[i], device_self[i], device_total[i], named[i], shapes)
+        for i, (name, shapes) in enumerate(labels)
+        if calls[i]
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.host_self_ns, one.name, one.shapes)))
+
+
+def _device_time(columns: Columns, launched_by: Ints) -> Ints:
+    """Return for each host event how long the device worked on what it launched itself."""
+    time = np.zeros(len(columns.begin_ns), np.int64)
+    known = launched_by != NONE
+    np.add.at(time, launched_by[known], (columns.end_ns - columns.begin_ns)[known])
+    return time
+
+
+def _most_frequent(group: Ints, sections: Ints, columns: Columns, size: int) -> list[str]:
+    """Return for each group the name of the section that most of its members are in; "" where most are in none."""
+    names = np.where(sections == NONE, NONE, columns.name[sections])
+    width = len(columns.names) + 1
+    pairs, counts = np.unique(group * width + names + 1, return_counts=True)
+    found = [""] * size
+    most = [0] * size
+    for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+        which, name = divmod(pair, width)
+        if count > most[which]:
+            found[which], most[which] = columns.names[name - 1] if name else "", count
+    return found

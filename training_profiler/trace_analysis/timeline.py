@@ -1,0 +1,72 @@
+"""Which annotation is under way at a time, on the thread that runs the loop; which step a time is in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """From each ``begin_ns`` to the next, ``row`` is the innermost event under way; -1 for none."""
+
+    begin_ns: Ints
+    row: Ints
+
+    def at(self, at_ns: Ints) -> Ints:
+        """Return the row that is under way at each time; -1 for none."""
+        if not len(self.begin_ns):
+            return np.full(len(at_ns), NONE, np.int64)
+        place = np.searchsorted(self.begin_ns, at_ns, side="right") - 1
+        return np.where(place >= 0, self.row[np.maximum(place, 0)], NONE)
+
+
+def main_thread(columns: Columns) -> int:
+    """Return the thread that runs the loop; -1 where there is none.
+
+    That is the one of the marked steps, else that with most operators.
+    """
+    for which in (
+        columns.named(lambda name: name.startswith("ProfilerStep#"), columns.is_of("user_annotation")),
+        columns.is_of("cpu_op", "user_annotation"),
+    ):
+        if which.any():
+            return int(np.bincount(columns.thread[which]).argmax())
+    return NONE
+
+
+def timeline_of(columns: Columns, which: Bools) -> Timeline:
+    """Return the timeline of the events of ``which``; where several are under way, the one that began last holds."""
+    rows = np.flatnonzero(which)
+    rows = rows[np.lexsort((-columns.end_ns[rows], columns.begin_ns[rows]))]
+    begins, ends = columns.begin_ns[rows].tolist(), columns.end_ns[rows].tolist()
+    at: list[int] = []
+    row: list[int] = []
+    under_way: list[int] = []
+
+    def close_until(begin: float) -> None:
+        while under_way and ends[under_way[-1]] <= begin:
+            end = ends[under_way.pop()]
+            while under_way and ends[under_way[-1]] <= end:
+                under_way.pop()
+            at.append(end)
+            row.append(int(rows[under_way[-1]]) if under_way else NONE)
+
+    for i, begin in enumerate(begins):
+        close_until(begin)
+        under_way.append(i)
+        at.append(begin)
+        row.append(int(rows[i]))
+    close_until(float("inf"))
+    return Timeline(np.array(at, np.int64), np.array(row, np.int64))
+
+
+def step_at(begins_ns: Sequence[int] | Ints, ends_ns: Sequence[int] | Ints, at_ns: Ints) -> Ints:
+    """Return the index of the step that each time is in; -1 for none. Steps are in order of their begin."""
+    begins, ends = np.asarray(begins_ns, np.int64), np.asarray(ends_ns, np.int64)
+    if not len(begins):
+        return np.full(len(at_ns), NONE, np.int64)
+    place = np.searchsorted(begins, at_ns, side="right") - 1
+    return np.where((place >= 0) & (at_ns < ends[np.maximum(place, 0)]), place, NONE)

@@ -143,3 +143,13 @@ def test_every_command_on_any_page_exists():
     named = {name for path in PAGES for name in re.findall(r"training-profiler ([a-z]+)\b", path.read_text("utf-8"))}
     assert named - set(COMMANDS) == set()
     assert set(COMMANDS) - named == set()
+
+
+def test_every_benchmark_and_make_target_on_any_page_exists():
+    text = "\n".join(path.read_text("utf-8") for path in PAGES)
+    benchmarks = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    assert set(re.findall(r"-m benchmarks\.(\w+)", text)) - benchmarks == set()
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
+    named = set(re.findall(r"(?:`|^ {4}|```bash\n)make ([\w-]+)", text, re.M))
+    assert named - targets == set()
+    assert {"profile", "test"} <= named

@@ -14,6 +14,7 @@ from training_profiler import settings
 from training_profiler.cli import COMMANDS
 from training_profiler.cli import trace as trace_command
 from training_profiler.diagnosis import THRESHOLDS
+from training_profiler.reports.report_json import as_data
 from training_profiler.sinks import metrics
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +24,7 @@ PAGES = [ROOT / "README.md", ROOT / "PROFILING.md", *sorted(DOCS.rglob("*.md"))]
 SWITCH, *VARIABLES = settings.variables()
 SETTINGS = [name.removeprefix(f"{SWITCH}_").lower() for name in VARIABLES]
 LEAST_METRICS = 30
+NAMES = ("{name}", "data_generation", "data_transfer", "other")  # of sections
 
 
 def page(name: str) -> str:
@@ -120,14 +122,30 @@ def filled(hint: Any, name: str, phase: str) -> Any:
         values = {field.name: filled(hints[field.name], name, phase) for field in dataclasses.fields(hint)}
         return hint(**(values | ({"phase": phase} if "phase" in values else {})))
     if origin in (dict, Mapping):
-        keys = (name, "data_generation", "data_transfer", "other")
-        return {key: filled(arguments[1], key, phase) for key in keys} if arguments[0] is str else {}
+        return {key: filled(arguments[1], key, phase) for key in NAMES} if arguments[0] is str else {}
     if origin is tuple and arguments[-1] is not Ellipsis:
         return tuple(filled(one, name, phase) for one in arguments)
     if origin in (tuple, list, Iterable) or (inspect.isclass(origin) and issubclass(origin, Iterable)):
         return (filled(arguments[0], name, phase),)
     plain = {str: name, bool: True, int: 2, float: 0.5}
     return plain.get(hint)
+
+
+def test_every_key_of_the_report_is_documented():
+    snapshot = filled(typing.get_type_hints(as_data)["snapshot"], "{name}", "train")
+    text = page("report-json.md") + page("figures.md")
+    undocumented = {
+        key for key in keys(as_data(snapshot, ())) if not re.search(rf"(?<!\w){re.escape(key)}(?!\w)", text)
+    }
+    assert undocumented == set()
+
+
+def keys(data: Any) -> set[str]:
+    """Return all keys in ``data``, without names of sections."""
+    if isinstance(data, Mapping):
+        own = {key for key in data if key not in NAMES}
+        return own.union(*(keys(value) for value in data.values()))
+    return set().union(*(keys(one) for one in data)) if isinstance(data, list | tuple) else set()
 
 
 def test_the_page_of_commands_is_what_the_parsers_say():

@@ -67,7 +67,7 @@ class Watching:
 
         from training_profiler import api
 
-        api.watch(perf_counter_ns())
+        api.start_instrumentation(perf_counter_ns())
         self._torch, self._process = torch, api._process
         self._is_on = True
 

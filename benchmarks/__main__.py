@@ -15,7 +15,7 @@ from benchmarks import (
     switched,
     trace_analysis,
     training_ratio,
-    watched_training,
+    unmodified_training,
 )
 from benchmarks.figures import Figure, print_figures
 
@@ -34,7 +34,7 @@ ALL = (
     device,
     capture,
     training_ratio,
-    watched_training,
+    unmodified_training,
 )
 
 

@@ -2,7 +2,7 @@
 
 Three figures: a module call inside of another, which is all that most module calls are; the step of the smallest
 training, with each seam alone and with all of them; and the fetch of a batch, from one loader or from two in turn. A
-session's part (draining, sums, journal, reports, sampling) is not in it; ``watched_training`` has all.
+session's part (draining, sums, journal, reports, sampling) is not in it; ``unmodified_training`` has all.
 """
 
 import argparse

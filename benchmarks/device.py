@@ -48,9 +48,7 @@ def run(pairs: int = PAIRS) -> list[Figure]:
         cells = [f"{found['off ms']:.2f}", len(found["wall"]), *median_cells(found["wall"])]
         rows.append([name, *cells, f"{found['stamp us']:.1f}", found["spans"], found["left out"]])
         stats.append(Figure(f"{name} {what}", median(found["wall"]), TARGET, "", 4))
-    print(
-        f"Patches, sampler, aggregation, journal and device events, on over off, alternating in one process, on {found['device']}"
-    )
+    print(f"Everything on over off, alternating in one process, on {found['device']}")
     headers = ["steps", "ms", "pairs", "wall", "+-", "us a stamp", "spans measured", "left out for their cost"]
     print_table(headers, rows)
     print_figures(stats)

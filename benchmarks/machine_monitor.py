@@ -1,7 +1,7 @@
 """What the machine monitor costs: ``python -m benchmarks.machine_monitor [--seconds S]``.
 
-The CPU time of its thread over wall time, at one sample per second, while the process multiplies matrices, which leaves the
-caches cold as a training does. Once alone and once with eight idle children, as with a DataLoader's workers.
+The CPU time of its thread over wall time, at one sample per second, while the process multiplies matrices; like a
+training, that leaves the caches cold. Once alone and once with eight idle children, like a DataLoader's workers.
 """
 
 import argparse

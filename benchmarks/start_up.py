@@ -1,7 +1,7 @@
 """CPU time that ``training-profiler run`` adds to a program: ``python -m benchmarks.start_up [--pairs N]``.
 
-Of a program that does nothing, and of one that imports torch and trains for three steps; from the start of the process
-to the end of the last one, reports and all. The CPU clock of the process at some points shows where it goes:
+Measured on a program that does nothing and on one that imports torch and trains for three steps, from the start of the
+process to the end of the last one, including reports. The CPU clock of the process at some points shows where it goes:
 the profiler becomes the program, so there is one process and one clock.
 """
 

@@ -1,7 +1,7 @@
 """What watching costs a training, switched on and off in one process: ``python -m benchmarks.switched [--only WORD]``.
 
 Two processes of the same training differ by up to 4 % for where their memory happens to lie, which is more than is
-looked for (``unmodified_training`` has processes side by side). Here one process trains, and every fifth of a second the
+measured here (``unmodified_training`` has processes side by side). One process trains, and every fifth of a second the
 seams, the line sampler and the machine monitor are put in or taken out; drains, sums, the journal and the trackers
 (JSON lines, and TensorBoard where it is installed) go on in what is on. A pair is two blocks that follow each other.
 Blocks of long steps last a second, so that the monitor looks as often as it does in a training.

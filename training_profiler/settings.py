@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -134,36 +134,11 @@ def _sinks(given: object) -> tuple[str, ...]:
 
 
 def _thresholds(given: object) -> dict[str, float]:
-    from training_profiler.diagnosis import THRESHOLDS  # here, for hardly anybody sets any, and imports take time
+    # Here, because few runs override a threshold, and importing the rules takes time.
+    from training_profiler.diagnosis import THRESHOLDS
+    from training_profiler.findings.thresholds import read_thresholds
 
     return read_thresholds(given, THRESHOLDS, "example: data-loading-bound=0.2,unexplained=0.15")
-
-
-def read_thresholds(given: object, known: Collection[str], example: str) -> dict[str, float]:
-    """Return the threshold of each rule that ``given`` names, a mapping or a text such as ``unexplained=0.15``.
-
-    Raises:
-        SettingsError: a rule is none of ``known``, or a threshold is no number of at least 0.
-    """
-    if isinstance(given, Mapping):
-        pairs = [(str(code), value) for code, value in given.items()]
-    else:
-        parts = [part.partition("=") for part in str(given).split(",") if part.strip()]
-        pairs = [(code, value) for code, _, value in parts]
-    thresholds = {}
-    for code, value in pairs:
-        code = code.strip()
-        if code not in known:
-            close = difflib.get_close_matches(code, known, n=1, cutoff=0.0)
-            raise SettingsError(f"names {code!r}, which is no rule; did you mean {close[0]}? {example}")
-        try:
-            number = float(str(value))
-        except ValueError:
-            number = -1.0
-        if not 0 <= number < float("inf"):
-            raise SettingsError(f"has {str(value)!r} for {code}, which is no number of at least 0; {example}")
-        thresholds[code] = number
-    return thresholds
 
 
 def _word(given: object, words: tuple[str, ...]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.errors import ProfilerError, TraceError
-from training_profiler.settings import read_thresholds
+from training_profiler.findings.thresholds import read_thresholds
 from training_profiler.torch_capture.request import FOLDER as CAPTURES
 from training_profiler.trace_analysis.analysis import Analysis, analyse
 from training_profiler.trace_analysis.communication import RankCollective, over_ranks

@@ -6,6 +6,7 @@ from typing import Final
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.ranks.channel import ReceivedMessage
+from training_profiler.ranks.liveness import MIN_INTERVAL_S, unresponsive_after_s
 from training_profiler.ranks.message import Heartbeat
 from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS
 from training_profiler.recording.recorder import Recorder, inside_now
@@ -14,7 +15,6 @@ from training_profiler.units import NS_PER_S
 
 QUIET_S: Final = 60.0  # without a step, and
 QUIET_STEPS: Final = 20  # times what a step took before: then it is said
-SILENT_S: Final = 10.0  # without a sign of life, and beyond five times the time between two
 MOST_NAMED: Final = 4  # ranks
 
 
@@ -38,7 +38,7 @@ class HangDetector:
         say: Callable[[str], None],
     ) -> None:
         self.steps: Callable[[], int] = lambda: 0
-        self.interval_s = 1.0  # between two signs of life of a rank
+        self.interval_s = MIN_INTERVAL_S  # between two signs of life of a rank
         self._recorder, self._accumulator = recorder, accumulator
         self._training_thread = training_thread
         self._host = host
@@ -73,7 +73,7 @@ class HangDetector:
             return
         if quiet_ns * self._steps >= QUIET_STEPS * self._steps_ns:
             self._has_said = True
-            self._say(hang_text(quiet_ns / NS_PER_S, own, told, max(SILENT_S, 5 * self.interval_s)))
+            self._say(hang_text(quiet_ns / NS_PER_S, own, told, unresponsive_after_s(self.interval_s)))
 
 
 def hang_text(quiet_s: float, own: Heartbeat, told: Mapping[int, ReceivedMessage], silent_s: float) -> str:

@@ -90,7 +90,7 @@ def test_log_every_that_is_no_positive_integer_is_an_error(tmp_path: Path, given
     assert outcome.status == 1
     assert outcome.stderr.splitlines()[-1] == (
         f"training_profiler.errors.SettingsError: start_training_profiling(log_every={given}) "
-        "is not a positive integer (steps between reports); example: 50"
+        "is not a positive integer (steps between periodic reports); example: 50"
     )
     assert outcome.stdout == ""
 
@@ -101,7 +101,7 @@ def test_log_every_variable_that_is_no_positive_integer_is_an_error_at_import(tm
     assert outcome.status == 1
     assert outcome.stderr.splitlines()[-1] == (
         f"training_profiler.errors.SettingsError: {SWITCH}_LOG_EVERY='{given}' "
-        "is not a positive integer (steps between reports); example: 50"
+        "is not a positive integer (steps between periodic reports); example: 50"
     )
 
 
@@ -123,7 +123,7 @@ def test_unknown_variable_warns_and_suggests_the_nearest(tmp_path: Path) -> None
     outcome = run(tmp_path, "import training_profiler", variables={f"{SWITCH}_LOG_EVRY": "5"})
     assert outcome.status == 0
     assert (
-        f"ProfilerWarning: {SWITCH}_LOG_EVRY is no setting of the profiler and has no effect; "
+        f"ProfilerWarning: {SWITCH}_LOG_EVRY is not a setting of the profiler and has no effect; "
         f"did you mean {SWITCH}_LOG_EVERY?"
     ) in outcome.stderr
 

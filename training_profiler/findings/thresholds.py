@@ -22,12 +22,12 @@ def read_thresholds(given: object, known: Collection[str], example: str) -> dict
         code = code.strip()
         if code not in known:
             close = difflib.get_close_matches(code, known, n=1, cutoff=0.0)
-            raise SettingsError(f"names {code!r}, which is no rule; did you mean {close[0]}? {example}")
+            raise SettingsError(f"names {code!r}, which is not a rule; did you mean {close[0]}? {example}")
         try:
             number = float(str(value))
         except ValueError:
             number = -1.0
         if not 0 <= number < float("inf"):
-            raise SettingsError(f"has {str(value)!r} for {code}, which is no number of at least 0; {example}")
+            raise SettingsError(f"has {str(value)!r} for {code}, which is not a number >= 0; {example}")
         thresholds[code] = number
     return thresholds

@@ -14,6 +14,7 @@ from training_profiler.instrumentation.patches.sync_points import SyncPoints
 from training_profiler.ranks.channel import RankChannel, ReceivedMessage
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.identity import Rank
+from training_profiler.ranks.liveness import message_interval_s, unresponsive_after_s
 from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
 from training_profiler.ranks.summary_builder import RankSummaryBuilder, meetings
 from training_profiler.recording.gradient_sync import GradientSyncTotals
@@ -22,12 +23,10 @@ from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats, RankId
 from training_profiler.units import NS_PER_S
 
-TELL_EVERY_S: Final = 1.0  # at most; where there are over 100 ranks, a hundredth of a second for each
 LEAST_STEPS: Final = 8  # of a rank since the last report; else its figures are those of all its steps
 # To decode what one rank told takes 60 to 130 us (benchmarks/ranks_store.py).
 AHEAD_A_SECOND: Final = 20  # ranks decoded beside the training: 0.3 % of rank 0's time, in which it has the GIL
 AT_A_REPORT: Final = 128  # and by a periodic report: of more, what they told before will do
-LEAST_SILENT_S: Final = 10.0  # without a word, and beyond five times the time between two: the rank is silent
 _GARBLED: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
@@ -72,7 +71,7 @@ class RankExchange:
 
     @property
     def _every_s(self) -> float:
-        return max(TELL_EVERY_S, self._rank.who.world_size / 100)
+        return message_interval_s(self._rank.who.world_size)
 
     def reconfigure(self, warmup_steps: int | None) -> None:
         """Go on with another number of warm-up steps."""
@@ -155,7 +154,7 @@ class RankExchange:
             self._rank.who.world_size,
             before=before or None,
             heard_s_ago={0: 0.0, **{rank: one.heard_s_ago for rank, one in told.items()}},
-            silent_after_s=max(LEAST_SILENT_S, 5 * self._every_s),
+            silent_after_s=unresponsive_after_s(self._every_s),
         )
         if self._ending and not of_interval:
             self._final = stats

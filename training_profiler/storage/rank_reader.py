@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from training_profiler.errors import RunFolderError
 from training_profiler.ranks.comparison import all_ranks_stats
+from training_profiler.ranks.liveness import outdated_after_s
 from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
 from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats
 from training_profiler.storage.journal_discovery import NO_JOURNAL, Found, choose, find_journals, find_own_folders
@@ -15,9 +16,6 @@ from training_profiler.storage.launch import is_running
 from training_profiler.storage.run_lookup import read_meta
 from training_profiler.units import NS_PER_S
 
-SILENT_AFTER_S: Final = 60.0
-FLUSHES: Final = 3  # and not before so many are missing
-RANKS_A_SECOND: Final = 100  # where there are many, each tells so seldom that no more do
 MOST_SENTENCES: Final = 8
 MOST_RANKS: Final = 1_000_000  # a number beyond is no world's size, and would take memory
 
@@ -122,7 +120,7 @@ def received_ranks(journals: Sequence[Found], left_out: Sequence[str] = ()) -> R
         world_size,
         tuple(_bounded(sentences)),
         {sums.who.rank: (last_ns - sums.told_ns) / NS_PER_S for sums in told},
-        max(SILENT_AFTER_S, FLUSHES * _flush_s(journals), FLUSHES * world_size / RANKS_A_SECOND),
+        outdated_after_s(_flush_s(journals), world_size),
     )
 
 

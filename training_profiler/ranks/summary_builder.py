@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from training_profiler.aggregation.gradient_sync import BACKWARD, SYNCHRONIZATION
 from training_profiler.aggregation.histogram import Ints
 from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.aggregation.step_totals import FIRST_STEPS
@@ -22,6 +21,7 @@ from training_profiler.ranks.summary import (
     SyncPoint,
 )
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, block_stride, is_compared
+from training_profiler.recording.known_sections import BACKWARD_PASS, SYNCHRONIZATION
 from training_profiler.recording.section_names import SectionNames, printable
 from training_profiler.sampling.line_sampler import Location
 from training_profiler.snapshot.ranks import GradientSyncStats, RankId
@@ -225,7 +225,7 @@ class RankSummaryBuilder:
         for id, parent in parents.items():  # what is nested in a section by the device's clock as well
             if device_ns[parent]:
                 device_own_ns[parent] -= device_ns[id]
-        backward = self._id_of(BACKWARD)
+        backward = self._id_of(BACKWARD_PASS)
         if backward and device_own_ns[backward]:
             device_own_ns[backward] -= beside_ns
         device_own_ns = np.maximum(device_own_ns, device_ns > 0)
@@ -253,7 +253,7 @@ class RankSummaryBuilder:
         early_ns, own_ns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         early_ns[: run.early_ns.shape[1]] = run.early_ns[:warmup].sum(axis=0)[:rows]
         own_ns[: self._early_ns.shape[1]] = self._early_ns[:warmup].sum(axis=0)[:rows]
-        backward, sync = self._id_of(BACKWARD), self._id_of(SYNCHRONIZATION)
+        backward, sync = self._id_of(BACKWARD_PASS), self._id_of(SYNCHRONIZATION)
         if self._exchanges.is_on_host and 0 < backward < rows and 0 < sync < rows:
             moved_ns = min(int(self._early_exchange_ns[:warmup].sum()), int(own_ns[backward]))
             own_ns[backward] -= moved_ns
@@ -310,7 +310,7 @@ def _knows_sync(sections: Mapping[str, RankSection], seen: GradientSyncTotals) -
     sync = sections.get(SYNCHRONIZATION)
     if sync is None or not sync.step_ns:
         return False
-    return bool(sync.device_step_ns) or not sections.get(BACKWARD, RankSection()).device_step_ns
+    return bool(sync.device_step_ns) or not sections.get(BACKWARD_PASS, RankSection()).device_step_ns
 
 
 def sync_points(seen: Iterable[tuple[str, int, int]]) -> list[SyncPoint]:

@@ -21,6 +21,7 @@ STAGES = (
     "switch",
     "snapshot",
     "recording",
+    "safety",
     "instrumentation",
     "sampling",
     "device",

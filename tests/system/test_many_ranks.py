@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.ports import free_port
 from tests.system.scripts import ROOT, TIMEOUT_S, environment
 
 PROGRAMS = ROOT / "tests" / "rank_programs"
@@ -44,12 +44,6 @@ class Training:
 
     def told_by(self, pattern: str) -> list[str]:
         return sorted(re.findall(pattern, self.stdout))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def launch(ranks: int, *launcher: str) -> list[str]:

@@ -66,7 +66,7 @@ QUICK = {
 
 
 def marked(names: list[str]) -> list[Any]:
-    """Return the names as parameters: all tests of a program run in one worker, and most carry the mark ``programs``."""
+    """Return the names as parameters; all tests of a program run in one worker, most with the mark ``programs``."""
     return [
         pytest.param(
             name, marks=[pytest.mark.xdist_group(name), *([] if name in QUICK else [pytest.mark.programs])], id=name

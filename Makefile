@@ -9,7 +9,7 @@ PIP := -m pip install --quiet --disable-pip-version-check --constraint constrain
 JOBS ?= auto
 SHARED := -n $(JOBS) --dist loadgroup
 
-.PHONY: profile test test-programs test-gpu test-integrations lint bench dist dev venv clean
+.PHONY: profile test test-programs test-gpu test-integrations lint bench docs dist dev venv clean
 
 profile: venv
 	$(VENV)/bin/python profile_training.py
@@ -38,6 +38,17 @@ lint: venv
 
 bench: $(INTEGRATIONS)/.made
 	$(INTEGRATIONS)/bin/python -m benchmarks
+
+# The site in build/docs. Any warning, such as a link to a heading that does not exist, is an error. Needs no network
+# once the packages are installed.
+docs: $(VENV)/.made-docs
+	$(VENV)/bin/python docs/reference.py --check
+	$(VENV)/bin/python -m sphinx -n -W --keep-going -q -b html -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
+
+$(VENV)/.made-docs: $(VENV)/.made
+	$(VENV)/bin/python $(PIP) --editable '.[docs]'
+	@touch $@
 
 # The files of a release in dist/, checked as the package index checks them. The wheel is built from the sdist, so it
 # also shows that the sdist is complete.

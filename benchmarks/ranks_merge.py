@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 from benchmarks.children import ROOT, environment
-from benchmarks.stats import Figure, print_figures, print_table
+from benchmarks.figures import Figure, print_figures, print_table
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.ranks.summary import (
     BLOCK_STEPS,

@@ -15,7 +15,7 @@ from statistics import median
 
 from torch.distributed import TCPStore
 
-from benchmarks.stats import Figure, print_figures, print_table
+from benchmarks.figures import Figure, print_figures, print_table
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.exchange import AHEAD_A_SECOND, AT_A_REPORT, update_to_bytes
 from training_profiler.ranks.identity import Rank

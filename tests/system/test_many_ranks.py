@@ -131,10 +131,10 @@ def test_a_single_rank_has_nothing_to_compare(tmp_path: Path) -> None:
     ("parallel", "slow", "cause"),
     [
         ("ddp", "data", "data_loading"),
-        pytest.param("ddp", "forward", "forward_pass"),
+        ("ddp", "forward", "forward_pass"),
         ("ddp", "sleep", "other"),
-        pytest.param("fsdp2", "data", "data_loading"),
-        pytest.param("fsdp2", "forward", "forward_pass"),
+        ("fsdp2", "data", "data_loading"),
+        ("fsdp2", "forward", "forward_pass"),
         ("fsdp2", "sleep", "other"),
     ],
 )

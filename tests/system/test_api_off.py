@@ -91,7 +91,8 @@ def test_invalid_log_every_is_an_error(capsys: pytest.CaptureFixture[str], given
     with pytest.raises(SettingsError) as error:
         api.start_training_profiling(log_every=given)  # type: ignore[arg-type]
     assert str(error.value) == (
-        f"start_training_profiling(log_every={given!r}) is not a positive integer (steps between periodic reports); example: 50"
+        f"start_training_profiling(log_every={given!r}) is not a positive integer "
+        "(steps between periodic reports); example: 50"
     )
     assert api._process.session is None
     assert capsys.readouterr().out == ""

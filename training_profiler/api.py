@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from training_profiler.errors import ProfilerWarning
 from training_profiler.recording.data_loader import ProfiledIterator, ProfiledLoader
+from training_profiler.recording.known_sections import VALIDATION_EPOCH
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.process import Process, usable_settings
 from training_profiler.runtime.shutdown import at_fork, is_being_spawned, is_worker
@@ -127,7 +128,7 @@ class _Epoch(_Context):
 class _Validation(_Context):
     def __enter__(self) -> None:
         self._phase_before = _process.enter_phase("validation")
-        self._section = profile_section("validation_epoch")
+        self._section = profile_section(VALIDATION_EPOCH)
         self._section.__enter__()
 
     def __exit__(
@@ -214,7 +215,7 @@ def _share(proportion: object) -> float | None:
     return None
 
 
-def watch(begin_ns: int) -> None:
+def start_instrumentation(begin_ns: int) -> None:
     """Watch the training of this process, whose code nobody edited; torch has just been imported.
 
     Args:

@@ -8,7 +8,7 @@ from training_profiler.errors import MissingExtraError
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sinks import extras, writer
 from training_profiler.sinks.extras import require_packages
-from training_profiler.sinks.sink import MOST_HELD, Held, MetricRow, Sink
+from training_profiler.sinks.sink import MAX_HELD_ROWS, HeldRows, MetricRow, Sink
 from training_profiler.sinks.trackers import Trackers
 from training_profiler.sinks.writer import MOST_ROWS
 
@@ -163,11 +163,11 @@ def test_a_forked_child_sends_nothing():
 
 
 def test_rows_that_wait_for_a_tracker_are_thinned_out_evenly():
-    held = Held()
-    held.add([MetricRow(step, 0.0, {}) for step in range(MOST_HELD + 1)])
-    steps = [row.step for row in held.take()]
-    assert steps == list(range(1, MOST_HELD + 1, 2))
-    assert held.thinned == MOST_HELD + 1 - len(steps)
+    held = HeldRows()
+    held.add([MetricRow(step, 0.0, {}) for step in range(MAX_HELD_ROWS + 1)])
+    steps = [row.step for row in held.drain()]
+    assert steps == list(range(1, MAX_HELD_ROWS + 1, 2))
+    assert held.thinned == MAX_HELD_ROWS + 1 - len(steps)
     assert len(held) == 0
 
 

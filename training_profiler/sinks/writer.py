@@ -42,7 +42,7 @@ class TrackerThread:
 
     def look(self) -> None:
         """Let the sink look at the program from the calling thread."""
-        if self.sink.look():
+        if self.sink.poll():
             self._rows.put(NOTHING)
 
     def can_afford(self) -> bool:

@@ -280,3 +280,8 @@ def _nearest(name: str, known: list[str]) -> str:
 def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return what all processes of this launch have in common; None where the bootstrap is not at work."""
     return environ.get(ROOT, "").partition(":")[2] or None
+
+
+def is_dumb_terminal(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the terminal shows plain characters only (TERM=dumb)."""
+    return environ.get("TERM") == "dumb"

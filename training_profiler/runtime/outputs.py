@@ -12,7 +12,8 @@ from training_profiler.ranks.exchange import update_to_bytes
 from training_profiler.ranks.identity import Rank
 from training_profiler.ranks.summary import RankSummary
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.reports.console import render_epoch, render_final, render_periodic
+from training_profiler.reports.console import Origin, render_epoch, render_final, render_periodic
+from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
 from training_profiler.runtime.health import ProfilerHealth
 from training_profiler.settings import Settings
@@ -23,6 +24,7 @@ from training_profiler.snapshot.ranks import RankId
 from training_profiler.snapshot.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.storage.journal import Journal
 from training_profiler.storage.run_files import RunFiles
+from training_profiler.storage.run_lookup import read_program, typed_path
 
 LEAD: Final = 2  # steps: in the first it is told, in the second rank 0 reads it
 A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which tells how they fared
@@ -112,7 +114,7 @@ class Outputs:
 
     def periodic(self, snapshot: Snapshot) -> None:
         """Report on an interval; on the primary rank."""
-        self._print(render_periodic(snapshot, self._settings.format))
+        self._print(render_periodic(snapshot, self._layout()))
         self.interval_row(snapshot)
 
     def interval_row(self, snapshot: Snapshot, only: str | None = None) -> None:
@@ -134,7 +136,7 @@ class Outputs:
 
     def epoch(self, stats: EpochStats, step: int) -> None:
         """Report on an epoch that ended after ``step`` optimizer steps."""
-        self._print(render_epoch(stats, epoch_warnings(stats, self._settings.thresholds)))
+        self._print(render_epoch(stats, epoch_warnings(stats, self._settings.thresholds), self._layout()))
         self._health_of_profiler.guard("trackers", lambda: self._trackers.send(step, lambda: epoch_metrics(stats)))
 
     def final(self, stats: Callable[[], Snapshot], findings: Sequence[Finding], health: Callable[[], Health]) -> None:
@@ -142,10 +144,11 @@ class Outputs:
         self._trackers.end()
         self._trackers.wait(A_MOMENT_S, is_last=False)
         snapshot = stats()
-        self._print(render_final(snapshot, findings, self._settings.format, self._settings.checklist))
+        has_checklist, origin = self._settings.checklist, self._origin()
+        self._print(render_final(snapshot, findings, self._layout(), has_checklist, origin))
         self._trackers.wait(PATIENCE_S, is_last=True)
         snapshot = stats()
-        text = render_final(snapshot, findings, self._settings.format, self._settings.checklist)
+        text = render_final(snapshot, findings, Layout(format=self._settings.format), has_checklist, origin)
         write = self._files.write_report
         self._health_of_profiler.guard("run folder", lambda: write(text, as_data(snapshot, findings)))
         self.close(health, snapshot.ended_by)
@@ -202,6 +205,14 @@ class Outputs:
     def _folder(self) -> Path | None:
         self.journal(lambda journal: None)
         return self._files.folder
+
+    def _layout(self) -> Layout:
+        """Return the layout for the terminal as it is now."""
+        return self._console.layout(self._settings.format)
+
+    def _origin(self) -> Origin:
+        folder = self._files.folder
+        return Origin() if folder is None else Origin(read_program(folder), typed_path(folder))
 
     def _print(self, text: str) -> None:
         if self.rank.is_primary():

@@ -138,8 +138,8 @@ def test_steps_of_a_window_are_not_told_as_the_trainings_own(tmp_path):
         [sys.executable, "-m", "training_profiler", "report", str(outcome.folder)],
         capture_output=True, text=True, env=environment(None), cwd=tmp_path,
     )  # fmt: skip
-    assert f"without {step['disturbed_count']} in or after a capture window" in outcome.stdout
-    assert f"without {step['disturbed_count']} in or after a capture window" in told.stdout
+    assert f"{step['disturbed_count']} steps in or after a capture window excluded" in outcome.stdout
+    assert f"{step['disturbed_count']} steps in or after a capture window excluded" in told.stdout
 
 
 def test_steps_that_never_came_are_said(tmp_path):

@@ -203,7 +203,7 @@ def test_options_that_keep_the_profiler_out_are_told(tmp_path: Path, options: li
     (tmp_path / "train.py").write_text("import sys; print(sys.argv)")
     expected = (
         f"training-profiler: nothing will be measured: python {named} {does}, "
-        "by which the profiler gets into a program; leave it out\n"
+        "through which the profiler enters the program; remove the option\n"
     )
     for words in ([*options, "train.py", "a"], [sys.executable, *options, "train.py", "a"]):
         assert execute(tmp_path, through_run(*words)) == Ended(0, "['train.py', 'a']\n", expected)
@@ -223,7 +223,7 @@ def test_options_in_a_commands_first_line_are_told_too(tmp_path: Path) -> None:
     [
         ("#!/bin/sh", 0o644, 126, "Permission denied"),
         ("no first line of any kind", 0o755, 126, "Exec format error"),
-        ("#!/no/such/shell", 0o755, 127, "the interpreter its first line names does not exist"),
+        ("#!/no/such/shell", 0o755, 127, "the interpreter in its first line does not exist"),
     ],
 )
 def test_a_command_that_cannot_be_executed_is_one_line(

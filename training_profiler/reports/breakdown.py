@@ -6,7 +6,7 @@ from typing import Final
 from training_profiler.reports.device import HEADER, device_cell, device_words
 from training_profiler.reports.distribution import INDENT, distribution, in_tree_order, lines_under
 from training_profiler.reports.labels import table_label
-from training_profiler.reports.layout import Layout, column_width, shortened, table
+from training_profiler.reports.layout import WIDTH, Layout, column_width, shortened, table
 from training_profiler.snapshot.snapshot import PROFILER, SectionStats, Snapshot
 from training_profiler.units import ms_column, rounded
 
@@ -44,7 +44,7 @@ def _table(snapshot: Snapshot, rows: list[tuple[int, SectionStats]], layout: Lay
     for times in ((*TIMES, *MORE_TIMES), TIMES):
         columns = _columns(snapshot, [section for _, section in rows], times)
         room = layout.width - sum(column_width(header, cells) for header, *cells in columns)
-        if room >= min(MIN_NAME_WIDTH, max(map(len, names))) or times == TIMES:
+        if layout.width > WIDTH and room >= min(MIN_NAME_WIDTH, max(map(len, names))):
             break
     names = ["section", *(shortened(name, room) for name in names)]
     headers, *cells = zip(names, *columns, strict=True)

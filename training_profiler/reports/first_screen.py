@@ -34,8 +34,9 @@ def first_screen(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout
     rule = "=" * layout.width
     lines = [*_run_line(snapshot, layout, program), rule, *_verdict_lines(snapshot, findings, layout)]
     speed = list(_speed(snapshot))
+    space = "   " if sum(map(len, speed)) + 3 * len(speed) <= layout.width else "  "
     if speed:
-        lines += ["", *layout.wrap("   ".join(speed), first=" ", rest=" ")]
+        lines += ["", *layout.wrap(space.join(speed), first=" ", rest=" ")]
     bars = _bar_lines(snapshot, changes, layout)
     if bars:
         lines += ["", *bars]
@@ -83,7 +84,7 @@ def _speed(snapshot: Snapshot) -> Iterator[str]:
     """Yield how fast the training is; figures that are unknown are left out."""
     step, rates, machine = snapshot.step, snapshot.throughput, snapshot.machine
     if step is not None and step.settled_count:
-        yield f"step {ms_text(step.avg_s)} (median {ms_number(step.median_s)}, max {ms_number(step.max_s)})"
+        yield f"step {ms_text(step.avg_s)} (median {ms_number(step.median_s)})"
     if rates is not None:
         yield f"{three_digits(rates.steps_per_s)} steps/s"
         if rates.samples_per_s is not None:

@@ -8,7 +8,7 @@ from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 from training_profiler.units import MS_PER_S, duration_text
 
 TRAIN: Final = "train"
-MIN_NAME_WIDTH: Final = 10
+MIN_NAME_WIDTH: Final = 8
 _HEADERS: Final = (
     "loader",
     "batches",

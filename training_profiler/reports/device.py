@@ -2,12 +2,12 @@
 
 from typing import Final
 
+from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.snapshot.snapshot import SectionStats, Snapshot
 from training_profiler.units import MS_PER_S, ms_text
 
 HEADER: Final = "device avg"
 HOST: Final = "host"  # in the row of a section whose time was measured on the host alone
-DATA_LOADING: Final = "data_loading"
 
 
 def device_cell(section: SectionStats) -> str:

@@ -5,6 +5,21 @@ from typing import Final
 
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.rules import too_little_data
+from training_profiler.recording.known_sections import (
+    BACKWARD_PASS,
+    CHECKPOINTING,
+    DATA_GENERATION,
+    DATA_LOADING,
+    DATA_TRANSFER,
+    EMA_UPDATE,
+    FORWARD_PASS,
+    LOGGING,
+    METRICS_COMPUTATION,
+    OPTIMIZER_STEP,
+    SAMPLING,
+    SYNCHRONIZATION,
+    VALIDATION_EPOCH,
+)
 from training_profiler.reports.layout import Layout
 from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot
 from training_profiler.units import duration_text, ms_number
@@ -17,21 +32,21 @@ NOTHING_TO_FIX: Final = (*REMARKS, "healthy", "warm-up")
 RISKS: Final = ("rank-silent", "host-memory", "gpu-memory-high", "memory-growth")
 
 _SECTIONS: Final = {
-    "data-loading-bound": "data_loading",
-    "loader-slow": "data_loading",
-    "first-batch-slow": "data_loading",
-    "data-generation-bound": "data_generation",
-    "data-transfer": "data_transfer",
-    "forward-dominates": "forward_pass",
-    "backward-slow": "backward_pass",
-    "optimizer-heavy": "optimizer_step",
-    "metrics-heavy": "metrics_computation",
-    "logging-heavy": "logging",
-    "ema-heavy": "ema_update",
-    "synchronization-heavy": "synchronization",
-    "validation-heavy": "validation_epoch",
-    "sampling-heavy": "sampling",
-    "checkpointing-heavy": "checkpointing",
+    "data-loading-bound": DATA_LOADING,
+    "loader-slow": DATA_LOADING,
+    "first-batch-slow": DATA_LOADING,
+    "data-generation-bound": DATA_GENERATION,
+    "data-transfer": DATA_TRANSFER,
+    "forward-dominates": FORWARD_PASS,
+    "backward-slow": BACKWARD_PASS,
+    "optimizer-heavy": OPTIMIZER_STEP,
+    "metrics-heavy": METRICS_COMPUTATION,
+    "logging-heavy": LOGGING,
+    "ema-heavy": EMA_UPDATE,
+    "synchronization-heavy": SYNCHRONIZATION,
+    "validation-heavy": VALIDATION_EPOCH,
+    "sampling-heavy": SAMPLING,
+    "checkpointing-heavy": CHECKPOINTING,
     "unexplained": OTHER,
 }
 

@@ -2,6 +2,21 @@
 
 from typing import Final
 
+from training_profiler.recording.known_sections import (
+    BACKWARD_PASS,
+    DATA_GENERATION,
+    DATA_LOADING,
+    DATA_TRANSFER,
+    EMA_UPDATE,
+    FIRST_FETCH,
+    FORWARD_PASS,
+    FORWARD_WITHOUT_GRAD,
+    METRICS_COMPUTATION,
+    OPTIMIZER_STEP,
+    VALIDATION_EPOCH,
+    VISUALIZATION_GENERATION,
+    WORKER_START,
+)
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER
 
 # In tables: rows that are not sections of the program.
@@ -9,24 +24,24 @@ _IN_TABLES: Final = {
     OTHER: "unattributed (in step)",
     OUTSIDE_STEPS: "startup & between steps",
     PROFILER: "profiler overhead",
-    "first_fetch": "first batch of an epoch",
-    "forward_without_grad": "no-grad forward",
+    FIRST_FETCH: "first batch of an epoch",
+    FORWARD_WITHOUT_GRAD: "no-grad forward",
 }
 # In bars, which are read and not searched.
 _IN_BARS: Final = {
     **_IN_TABLES,
     OTHER: "unattributed",
-    "data_loading": "data loading",
-    "data_generation": "data generation",
-    "data_transfer": "data transfer",
-    "forward_pass": "forward",
-    "backward_pass": "backward",
-    "optimizer_step": "optimizer",
-    "metrics_computation": "metrics, grad norms",
-    "ema_update": "EMA update",
-    "validation_epoch": "validation",
-    "visualization_generation": "visualization",
-    "worker_start": "worker start",
+    DATA_LOADING: "data loading",
+    DATA_GENERATION: "data generation",
+    DATA_TRANSFER: "data transfer",
+    FORWARD_PASS: "forward",
+    BACKWARD_PASS: "backward",
+    OPTIMIZER_STEP: "optimizer",
+    METRICS_COMPUTATION: "metrics, grad norms",
+    EMA_UPDATE: "EMA update",
+    VALIDATION_EPOCH: "validation",
+    VISUALIZATION_GENERATION: "visualization",
+    WORKER_START: "worker start",
 }
 
 

@@ -97,7 +97,7 @@ def _greppable(rows: list[tuple[str, ...]]) -> list[str]:
 
 def _findings(snapshot: Snapshot) -> list[str]:
     """Return a sentence on the slow loader, and one on whether the mix is the requested one."""
-    slow, mix = loader_slow(snapshot), loader_mix(snapshot)
+    slow, mix = (rule(snapshot, snapshot.thresholds) for rule in (loader_slow, loader_mix))
     lines = [_capitalized(finding.message) for finding in (slow, mix) if finding is not None]
     asked = [loader for loader in snapshot.loaders if loader.phase == TRAIN and loader.asked_proportion is not None]
     if asked and mix is None:

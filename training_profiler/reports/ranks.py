@@ -216,7 +216,7 @@ def _host(host: HostStats) -> str:
 def _not_reporting(ranks: AllRanksStats) -> list[str]:
     numbers = set(ranks.silent)
     silent = [rank for rank in ranks.ranks if rank.who.rank in numbers]
-    silent.sort(key=lambda rank: (rank.steps, rank.who.rank))  # the others wait for the one that stopped first
+    silent.sort(key=lambda rank: (rank.steps, rank.who.rank))  # the others wait for the rank that stopped first
     lines = [f"Unresponsive: {_last_report(rank)}" for rank in silent[:MOST_NAMED]]
     if len(silent) > MOST_NAMED:
         lines.append(f"Also unresponsive: {of_ranks([rank.who.rank for rank in silent[MOST_NAMED:]])}")

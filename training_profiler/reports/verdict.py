@@ -6,13 +6,14 @@ from typing import Final, NamedTuple
 
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.rules import too_little_data
+from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
 from training_profiler.reports.findings import NOTHING_TO_FIX, important
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import duration_text
 
 COMPUTES_FROM: Final = 0.80  # of step time in the three parts below: then the model itself is the cost
 MOST_OF_IT: Final = 0.5
-COMPUTING: Final = ("forward_pass", "backward_pass", "optimizer_step")
+COMPUTING: Final = (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP)
 SHORTEST_CLAIM: Final = 24  # characters; a colon before them introduces the claim, as in "GPU 0: ..."
 BAD, GOOD, UNKNOWN = "red", "green", "yellow"
 

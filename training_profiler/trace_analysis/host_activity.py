@@ -6,6 +6,8 @@ from typing import Final
 
 import numpy as np
 
+from training_profiler.device.backends import RUNTIME_CALL
+from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.trace_analysis.intervals import Intervals, union
 from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
@@ -13,10 +15,10 @@ from training_profiler.trace_analysis.nesting import Nesting, nearest
 
 DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
 # The same wait, as our own sections name it.
-WAITS_FOR_BATCH: Final = re.compile(r"^enumerate\(DataLoader\)|^data_loading$")
-SYNCHRONIZE: Final = re.compile(r"^(cuda|hip)\w*Synchronize$|^cu(Stream|Ctx|Event)Synchronize")
-ALLOCATE: Final = re.compile(r"^(cuda|hip)(Malloc|Free)(Async|Managed|Pitch)?$")
-_WAITS: Final = re.compile(r"^(cuda|hip)(Memcpy|StreamSynchronize|EventSynchronize)")
+WAITS_FOR_BATCH: Final = re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$")
+SYNCHRONIZE: Final = re.compile(rf"^{RUNTIME_CALL}\w*Synchronize$|^cu(Stream|Ctx|Event)Synchronize")
+ALLOCATE: Final = re.compile(rf"^{RUNTIME_CALL}(Malloc|Free)(Async|Managed|Pitch)?$")
+_WAITS: Final = re.compile(rf"^{RUNTIME_CALL}(Memcpy|StreamSynchronize|EventSynchronize)")
 READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 
 

@@ -2,12 +2,13 @@
 
 from typing import Final
 
+from training_profiler.recording.known_sections import EMA_UPDATE, LOGGING, METRICS_COMPUTATION
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.checklist import data_share
 from training_profiler.trace_analysis.gaps import DATA_LOADER, LAUNCH_BOUND, PYTHON
 from training_profiler.trace_analysis.rules.rule import NS_PER_MS, Recommendation, gap_ns, rule, share_of_steps
 
-SIDE_WORK: Final = ("metrics_computation", "logging", "ema_update")
+SIDE_WORK: Final = (METRICS_COMPUTATION, LOGGING, EMA_UPDATE)
 
 
 @rule("data-loading-bound", 0.15)

@@ -21,6 +21,7 @@ STAGES = (
     "switch",
     "snapshot",
     "recording",
+    "safety",
     "instrumentation",
     "sampling",
     "device",
@@ -54,13 +55,13 @@ STANDALONE = {
 PACKAGES_OF_OTHERS = {
     "bootstrap": {"training_profiler_bootstrap"},  # its other file: this folder is on sys.path, not a package
     "sampling": {"psutil"},
-    "torch_capture": {"psutil"},  # torch is looked up where the program has imported it
+    "torch_capture": {"msgspec", "psutil"},  # torch is looked up where the program has imported it
     "device": {"numpy"},  # the same
     "aggregation": {"numpy"},
     "reports": {"tabulate"},
     "sinks": {"prometheus_client", "tensorboard"},  # once they are chosen; wandb and mlflow only the program imports
-    "ranks": {"numpy"},
-    "storage": {"numpy", "psutil"},
+    "ranks": {"msgspec", "numpy"},
+    "storage": {"msgspec", "numpy", "psutil"},
     "trace_analysis": {"msgspec", "numpy", "tabulate"},
     "component_benchmark": {"torch", "tabulate"},
 }

@@ -230,7 +230,7 @@ def _share(proportion: object) -> float | None:
     return None
 
 
-def watch(begin_ns: int) -> None:
+def start_instrumentation(begin_ns: int) -> None:
     """Watch the training of this process, whose code nobody edited; torch has just been imported.
 
     Args:

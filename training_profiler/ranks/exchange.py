@@ -4,8 +4,9 @@ import json
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final
+
+import msgspec
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.totals import Totals
@@ -16,7 +17,7 @@ from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.identity import Rank
 from training_profiler.ranks.liveness import message_interval_s, unresponsive_after_s
 from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
-from training_profiler.ranks.summary_builder import RankSummaryBuilder, meetings
+from training_profiler.ranks.summary_builder import RankSummaryBuilder, sync_points
 from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.section import Clock
 from training_profiler.recording.section_names import SectionNames
@@ -108,14 +109,14 @@ class RankExchange:
             self._channel.finish(is_hurried=self._ending.get("ended_by") is not None)
 
     def _sums(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
-        seen = () if self.meetings is None else tuple(meetings(list(self.meetings.seen)))
+        seen = () if self.meetings is None else tuple(sync_points(list(self.meetings.seen)))
         return self._book.sums(
             self._rank.who,
             run,
             self._names.names,
             begin_ns=self._begin_ns,
-            told_ns=self._wall_clock(),
-            meetings=seen,
+            sent_ns=self._wall_clock(),
+            sync_points=seen,
             inside=inside,
             **self._ending,
         )
@@ -207,7 +208,7 @@ class RankExchange:
         _, sums = self._read.get(rank, (b"", None))
         if sums is None or sums.is_final or one.alive.steps < sums.steps:
             return sums
-        return replace(sums, inside=one.alive.inside)
+        return msgspec.structs.replace(sums, inside=one.alive.inside)
 
     def notes(self) -> list[str]:
         """Return sentences on what of the others could not be used."""

@@ -12,7 +12,14 @@ from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.summary import SAMPLES_NEEDED, warmup_steps
 from training_profiler.aggregation.totals import Totals
-from training_profiler.ranks.summary import MOST_PACES, UNKNOWN_NS, RankSection, RankSummary, StepTimeBucket, SyncPoint
+from training_profiler.ranks.summary import (
+    MOST_BUCKETS,
+    UNKNOWN_NS,
+    RankSection,
+    RankSummary,
+    StepTimeBucket,
+    SyncPoint,
+)
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, block_stride, is_compared
 from training_profiler.recording.known_sections import BACKWARD_PASS, SYNCHRONIZATION
 from training_profiler.recording.section_names import SectionNames, printable
@@ -147,7 +154,7 @@ class RankSummaryBuilder:
             self._paces[-1] = _together(self._paces[-1], pace)
         else:
             self._paces.append(pace)
-        if len(self._paces) > MOST_PACES:
+        if len(self._paces) > MOST_BUCKETS:
             pairs = zip(self._paces[::2], self._paces[1::2], strict=False)
             left_over = self._paces[len(self._paces) // 2 * 2 :]
             self._paces = [_together(one, next_one) for one, next_one in pairs] + left_over
@@ -200,7 +207,7 @@ class RankSummaryBuilder:
             sampled=seen.sampled,
             exchange_ns=seen.total_ns,
             exchange_hidden_ns=seen.hidden_ns,
-            paces=list(self._paces),
+            step_times=list(self._paces),
             blocks=self._blocks.told(),
             places=self._places(run, names, sections),
             **rest,
@@ -306,6 +313,6 @@ def _knows_sync(sections: Mapping[str, RankSection], seen: GradientSyncTotals) -
     return bool(sync.device_step_ns) or not sections.get(BACKWARD_PASS, RankSection()).device_step_ns
 
 
-def meetings(seen: Iterable[tuple[str, int, int]]) -> list[SyncPoint]:
+def sync_points(seen: Iterable[tuple[str, int, int]]) -> list[SyncPoint]:
     """Return meetings as they are told."""
     return [SyncPoint(*meeting) for meeting in seen]

@@ -114,12 +114,12 @@ def received_ranks(journals: Sequence[Found], left_out: Sequence[str] = ()) -> R
         sentences.append(f"the last line is torn, the one before it was read: {_enumerated(torn)}")
     told = tuple(by_rank[rank] for rank in sorted(by_rank))
     world_size = max([sums.who.world_size for sums in told] + [_world_size(one) for one in journals], default=1)
-    last_ns = max((sums.told_ns for sums in told), default=0)
+    last_ns = max((sums.sent_ns for sums in told), default=0)
     return ReceivedRanks(
         told,
         world_size,
         tuple(_bounded(sentences)),
-        {sums.who.rank: (last_ns - sums.told_ns) / NS_PER_S for sums in told},
+        {sums.who.rank: (last_ns - sums.sent_ns) / NS_PER_S for sums in told},
         outdated_after_s(_flush_s(journals), world_size),
     )
 
@@ -142,7 +142,7 @@ def _unended(journals: Sequence[Found]) -> list[str]:
 def _sums(record: dict[str, Any]) -> RankSummary:
     sums = rank_summary_from_data({key: value for key, value in record.items() if key != "kind"})
     who = sums.who
-    numbers = (who.rank, who.world_size, who.attempt, sums.told_ns, sums.begin_ns, sums.steps)
+    numbers = (who.rank, who.world_size, who.attempt, sums.sent_ns, sums.begin_ns, sums.steps)
     if not all(type(number) is int for number in numbers) or not 0 <= who.rank < who.world_size <= MOST_RANKS:
         raise ValueError(f"{who} is no rank")
     return sums

@@ -52,7 +52,7 @@ def test_with_lines_each_loader_is_one_to_grep():
 
 def test_a_loader_that_takes_over_twice_as_long_as_the_others_is_called_slow():
     assert lines(*two())[-1] == (
-        "Loader aux is slow: 0.0123s a batch against 0.0011s of main; it is 85% of the waiting for batches"
+        "Loader aux is slow: 12.3 ms per batch, against 1.10 ms for main; it causes 85% of the wait for batches"
     )
 
 
@@ -89,7 +89,7 @@ def test_a_mix_as_asked_is_said_to_be():
 
 def test_a_mix_that_differs_names_both_shares():
     assert mix((800, 200), (2 / 3, 1 / 3)) == (
-        "The mix of loaders differs from the one asked for: main 80.0% instead of 66.7%, aux 20.0% instead of 33.3%"
+        "The mix of loaders differs from the configured one: main 80.0% instead of 66.7%, aux 20.0% instead of 33.3%"
     )
 
 

@@ -33,7 +33,7 @@ def synchronize():
     call()
     time.sleep(max(0.0, Device.idle_from - time.perf_counter()))
 
-found = backends.Accelerator("cuda", "NVIDIA Fake", Event, lambda: 0, lambda: False, synchronize)
+found = backends.Accelerator(backends.CUDA, "cuda", "NVIDIA Fake", Event, lambda: 0, lambda: False, synchronize)
 backends.find_accelerator = lambda: found
 
 def queue(seconds):

@@ -22,7 +22,7 @@ def test_the_folder_comes_first_on_pythonpath_and_only_once(shell, folder, befor
         env={**environment, "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     assert done.stdout == after.format(folder) + "\n"
@@ -34,7 +34,7 @@ def test_an_eval_without_quotes_does_as_well():
         ["sh", "-c", "unset PYTHONPATH; eval $1; echo $PYTHONPATH", "-", shell_lines("/a")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     assert done.stdout == "/a\n"

@@ -189,7 +189,7 @@ def test_a_browser_shows_the_page_without_an_error(served: str, tmp_path: Path) 
         ],
         check=True,
         capture_output=True,
-        timeout=200,
+        timeout=280,
     )
     with image.open(picture) as opened:
         pixels = opened.convert("RGB")

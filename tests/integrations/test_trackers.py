@@ -52,7 +52,7 @@ def train(cwd: Path, sinks: str, before: str = "", log: str = "pass", after: str
         },
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     assert f"=== Final Profiling Summary ({STEPS} steps) ===" in done.stdout
@@ -207,7 +207,7 @@ def test_a_program_that_never_uses_a_tracker_never_imports_it_and_is_told_so(tmp
         env={**kept, "PYTHONPATH": str(ROOT), PREFIX + "_SINKS": "wandb,mlflow"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "\nset()\n" in done.stdout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import Outcome, environment, report_command, run, write_script
+from tests.system.scripts import TIMEOUT_S, Outcome, environment, report_command, run, write_script
 
 LOOP = """
 for step in range(3):
@@ -173,7 +173,7 @@ def test_stdout_closed_by_the_shell_leaves_the_status_alone(tmp_path: Path) -> N
             cwd=tmp_path,
             env=environment(profile),
             stderr=-1,
-            timeout=60,
+            timeout=TIMEOUT_S,
         ).returncode
         for profile in ("1", None)
     ]
@@ -192,7 +192,7 @@ def test_reader_that_went_away_leaves_the_status_alone(tmp_path: Path, text: str
         assert process.stdin is not None
         process.stdout.close()
         process.stdin.close()
-        statuses.append(process.wait(60))
+        statuses.append(process.wait(TIMEOUT_S))
         assert process.stderr is not None
         process.stderr.close()
     assert statuses[0] == statuses[1]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.launching import BOOTSTRAP, NOTHING, Ended, execute, stand_ins
+from tests.system.scripts import TIMEOUT_S
 from training_profiler.settings import Settings
 from training_profiler.switch import OFF_WORDS, ON_WORDS, SWITCH
 from training_profiler.switch import ROOT as ROOT_VARIABLE
@@ -19,7 +20,7 @@ from training_profiler.switch import ROOT as ROOT_VARIABLE
 LIVE = """
 import sys, time
 def start_instrumentation(begin_ns):
-    assert 0 < time.perf_counter_ns() - begin_ns < 60e9
+    assert 0 < time.perf_counter_ns() - begin_ns < 240e9
     print("watching", "torch" in sys.modules, flush=True)
 def why_nothing():
     return None
@@ -196,7 +197,7 @@ def test_while_off_it_leaves_no_trace(tmp_path: Path, profile: str | None) -> No
 def bare_python(cwd: Path) -> str:
     """Return a Python with nothing installed."""
     command = [sys.executable, "-m", "venv", "--without-pip", str(cwd / "bare")]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
     return str(cwd / "bare" / "bin" / "python")
 
 

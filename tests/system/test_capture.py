@@ -43,11 +43,25 @@ def train(count, each=None):
 def names(prof):
     return sorted({event.key for event in prof.key_averages()})
 """
+# Time passes only in ``advance``, so the length of a step does not depend on the machine.
+FAKE_CLOCK = """
+import time
+now_ns = time.perf_counter_ns()
+def fake_clock():
+    global now_ns
+    now_ns += 1000
+    return now_ns
+def advance(seconds):
+    global now_ns
+    now_ns += int(seconds * 1e9)
+time.perf_counter_ns = fake_clock
+"""
 PLAN = "RECTIFIED_FLOW_PROFILE_CAPTURE"
 
 
-def trained(cwd: Path, text: str, plan: str = "steps=5-8", **options: Any) -> Outcome:
-    return run(cwd, TRAINING + text, variables={PLAN: plan}, **options)
+def trained(cwd: Path, text: str, plan: str = "steps=5-8", before: str = "") -> Outcome:
+    """Run ``before``, the training and ``text`` as one script with a plan of captures."""
+    return run(cwd, before + TRAINING + text, variables={PLAN: plan})
 
 
 def captures(outcome: Outcome) -> list[str]:
@@ -249,7 +263,12 @@ def test_losses_are_the_same_bit_for_bit(tmp_path, plan):
 
 
 def test_windows_open_every_so_many_steps_until_the_budget_is_used_up(tmp_path):
-    text = "start_training_profiling(log_every=1000); train(100, lambda: time.sleep(0.01))"
+    text = (
+        "import glob\n"
+        "def each():\n"  # the first trace is written before the second window
+        "    while len(losses) == 35 and not glob.glob('runs/*/captures/step20-*.gz'): time.sleep(0.01)\n"
+        "start_training_profiling(log_every=1000); train(100, each)"
+    )
     outcome = trained(tmp_path, text, "every=20,length=2,windows=2")
     assert captures(outcome) == ["step20-21-rank0.pt.trace.json.gz", "step40-41-rank0.pt.trace.json.gz"]
     assert "no further capture windows: 2 were opened (windows=)" in said(outcome)
@@ -257,8 +276,8 @@ def test_windows_open_every_so_many_steps_until_the_budget_is_used_up(tmp_path):
 
 @pytest.mark.programs
 def test_a_step_far_longer_than_others_opens_a_window_right_after_it(tmp_path):
-    text = "start_training_profiling(); train(40, lambda: time.sleep(0.3 if len(losses) == 25 else 0.01))"
-    outcome = trained(tmp_path, text, "outlier,length=2,windows=1")
+    text = "start_training_profiling(); train(40, lambda: advance(0.3 if len(losses) == 25 else 0.01))"
+    outcome = trained(tmp_path, text, "outlier,length=2,windows=1", FAKE_CLOCK)
     assert captures(outcome) == ["step27-28-rank0.pt.trace.json.gz"]
 
 

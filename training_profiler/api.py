@@ -10,6 +10,7 @@ from typing import TypeVar
 from training_profiler.errors import ProfilerWarning
 from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.recording.data_loader import ProfiledIterator, ProfiledLoader
+from training_profiler.recording.known_sections import VALIDATION_EPOCH
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.process import Process, usable_settings
 from training_profiler.runtime.shutdown import at_fork, is_being_spawned, is_worker
@@ -142,7 +143,7 @@ class _Validation(_Context):
     def __enter__(self) -> None:
         self._phase_before = _process.phase
         _process.phase = "validation"
-        self._section = profile_section("validation_epoch")
+        self._section = profile_section(VALIDATION_EPOCH)
         self._section.__enter__()
 
     def __exit__(

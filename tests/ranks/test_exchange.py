@@ -81,7 +81,7 @@ def test_what_is_told_bears_the_wall_clocks_time_of_the_begin_and_of_now(ranks, 
     assert clock() == 1_000
     clock.advance_ns(500)
     ranks.peers.tell(RUN, inside=())
-    assert (ranks.told[0].begin_ns, ranks.told[0].told_ns) == (1_000_400, 1_001_500)
+    assert (ranks.told[0].begin_ns, ranks.told[0].sent_ns) == (1_000_400, 1_001_500)
 
 
 @pytest.mark.parametrize(("ended_by", "is_hurried"), [(None, False), ("SIGTERM", True), ("ValueError", True)])
@@ -223,7 +223,7 @@ def test_when_the_run_is_over_its_figures_are_made_once(ranks):
 
 def test_told_data_is_json_of_the_sums():
     sums = RankSummary(RankId(1, 3), steps=5)
-    assert json.loads(update_to_bytes(sums.to_data()))["who"]["rank"] == dataclasses.asdict(sums)["who"]["rank"]
+    assert json.loads(update_to_bytes(sums.to_data()))["who"]["rank"] == dataclasses.asdict(sums.who)["rank"]
 
 
 def test_without_a_group_there_are_no_ranks_before_another_is_heard_of(ranks):

@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.recording import FakeRun, snapshot_of
 from training_profiler.ranks.summary import RankSummary
-from training_profiler.runtime.health import ProfilerHealth
 from training_profiler.runtime.outputs import Outputs
+from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.settings import Launch, Settings
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.snapshot.snapshot import OTHER, EpochStats, Health, LoaderStats, Snapshot
@@ -17,7 +17,7 @@ from training_profiler.snapshot.snapshot import OTHER, EpochStats, Health, Loade
 def outlets_in(folder, **settings):
     run = FakeRun()
     chosen = Settings(dir=str(folder), sinks=("jsonl",), **settings)
-    return Outputs(chosen, run.names, run.clock(), ProfilerHealth(run.recorder, 0.0), lambda tracker: None)
+    return Outputs(chosen, run.names, run.clock(), FaultGuard(), lambda tracker: None)
 
 
 def rows_in(folder):

@@ -1,6 +1,7 @@
 """The sampler thread: what it sees of another thread, and that it leaves nothing behind."""
 
 import logging
+import signal
 import sys
 import threading
 from dataclasses import dataclass
@@ -8,8 +9,8 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.recording import FakeClock
-from training_profiler.recording.recorder import Recorder
-from training_profiler.runtime.health import ProfilerHealth
+from training_profiler.safety import background_thread
+from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling import line_sampler
 from training_profiler.sampling.line_sampler import LineSampler, Location, function_name
 from training_profiler.sampling.user_code import Places
@@ -36,13 +37,13 @@ def look():
 
 
 @pytest.fixture
-def profiler_health(recorder: Recorder) -> ProfilerHealth:
-    return ProfilerHealth(recorder, 0.0)
+def guard() -> FaultGuard:
+    return FaultGuard()
 
 
 @pytest.fixture
-def sampler(clock: FakeClock, profiler_health: ProfilerHealth):
-    sampler = LineSampler(clock, profiler_health.guard, lambda: PLACES)
+def sampler(clock: FakeClock, guard: FaultGuard):
+    sampler = LineSampler(clock, guard.run, lambda: PLACES)
     yield sampler
     sampler.stop()
 
@@ -210,17 +211,17 @@ def test_a_thread_that_has_ended_has_no_lines(sampler):
     assert sampler.samples == before
 
 
-def test_a_sampler_that_fails_is_switched_off_and_said(profiler_health, caplog):
+def test_a_sampler_that_fails_is_switched_off_and_said(guard, caplog):
     def broken() -> int:
         raise RuntimeError("no clock")
 
-    sampler = LineSampler(broken, profiler_health.guard, lambda: PLACES)
+    sampler = LineSampler(broken, guard.run, lambda: PLACES)
     sampler._hz = 1000
     with caplog.at_level(logging.ERROR):
-        profiler_health.guard(line_sampler.PART, sampler._start)
-        sampler._thread.join()
+        guard.run(line_sampler.PART, sampler._start)
+        sampler._thread.join(10)
     sampler.stop()
-    assert profiler_health.disabled == {"line sampler": "RuntimeError: no clock"}
+    assert guard.disabled == {"line sampler": "RuntimeError: no clock"}
 
 
 def test_the_time_to_hand_over_the_gil_is_as_before_when_it_ends(sampler):
@@ -244,13 +245,13 @@ def test_a_program_that_sets_the_time_to_hand_over_itself_keeps_it(sampler):
 
 def test_the_cost_is_told_with_the_number_of_samples(sampler):
     started(sampler).stop()
-    sampler.samples, sampler.cpu_ns = 1234, 41_000_000
+    sampler.samples, sampler._ended_cpu_ns = 1234, 41_000_000
     assert sampler.cost(58_000_000_000) == "line sampler: 1234 samples, 0.041s of CPU (0.07% of the run)"
     assert sampler.cost(0) == "line sampler: 1234 samples, 0.041s of CPU"
 
 
 def test_signals_are_left_to_the_other_threads(sampler, monkeypatch):
     blocked = []
-    monkeypatch.setattr(line_sampler.signal, "pthread_sigmask", lambda how, mask: blocked.append((how, set(mask))))
+    monkeypatch.setattr(background_thread.signal, "pthread_sigmask", lambda how, mask: blocked.append((how, set(mask))))
     wait_for_samples(started(sampler), 1)
-    assert blocked == [(line_sampler.signal.SIG_BLOCK, line_sampler.signal.valid_signals())]
+    assert blocked == [(signal.SIG_BLOCK, signal.valid_signals())]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.recording import FakeClock
 from training_profiler.recording.recorder import Recorder
-from training_profiler.runtime.health import ProfilerHealth
+from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.cgroup import Container
 from training_profiler.sampling.gpu import GpuReading
 from training_profiler.sampling.host import HostReading
@@ -63,9 +63,7 @@ def eyes(clock: FakeClock, host: FakeHost) -> MachineReader:
 @pytest.fixture
 def monitor(clock: FakeClock, recorder: Recorder, tmp_path: Path):
     gpus = FakeGpus()
-    monitor = MachineSampler(
-        clock, ProfilerHealth(recorder, 0.0).guard, lambda: FakeHost(clock), lambda: gpus, tmp_path
-    )
+    monitor = MachineSampler(clock, FaultGuard().run, lambda: FakeHost(clock), lambda: gpus, tmp_path)
     yield monitor
     monitor.stop()
 
@@ -182,11 +180,11 @@ def test_what_fails_switches_the_monitor_off_alone(clock, recorder, tmp_path, ca
         def read(self) -> HostReading:
             raise ZeroDivisionError("no such thing")
 
-    profiler_health = ProfilerHealth(recorder, 0.0)
-    monitor = MachineSampler(clock, profiler_health.guard, lambda: Failing(clock), FakeGpus, tmp_path)
+    guard = FaultGuard()
+    monitor = MachineSampler(clock, guard.run, lambda: Failing(clock), FakeGpus, tmp_path)
     monitor.run_every(3600)
     monitor.stop()
-    assert profiler_health.disabled == {"machine monitor": "ZeroDivisionError: no such thing"}
+    assert guard.disabled == {"machine monitor": "ZeroDivisionError: no such thing"}
     assert "machine monitor switched off, the training goes on" in caplog.text
 
 
@@ -194,7 +192,7 @@ def test_a_package_that_is_not_installed_is_named(clock, recorder, tmp_path):
     def missing() -> FakeHost:
         raise ModuleNotFoundError("No module named 'psutil'", name="psutil")
 
-    monitor = MachineSampler(clock, ProfilerHealth(recorder, 0.0).guard, missing, FakeGpus, tmp_path)
+    monitor = MachineSampler(clock, FaultGuard().run, missing, FakeGpus, tmp_path)
     monitor.run_every(1)
     assert monitor.cost(10) == "machine monitor: package psutil is not installed; pip install psutil"
     assert threads() == []

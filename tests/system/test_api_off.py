@@ -91,7 +91,8 @@ def test_invalid_log_every_is_an_error(capsys: pytest.CaptureFixture[str], given
     with pytest.raises(SettingsError) as error:
         api.start_training_profiling(log_every=given)  # type: ignore[arg-type]
     assert str(error.value) == (
-        f"start_training_profiling(log_every={given!r}) is not a positive integer (steps between reports); example: 50"
+        f"start_training_profiling(log_every={given!r}) is not a positive integer "
+        "(steps between periodic reports); example: 50"
     )
     assert api._process.session is None
     assert capsys.readouterr().out == ""
@@ -111,7 +112,7 @@ def test_invalid_variable_is_an_error_at_import(tmp_path: Path) -> None:
     assert outcome.status == 1
     assert outcome.stderr.splitlines()[-1] == (
         f"training_profiler.errors.SettingsError: {SWITCH}_LOG_EVERY='0' "
-        "is not a positive integer (steps between reports); example: 50"
+        "is not a positive integer (steps between periodic reports); example: 50"
     )
 
 
@@ -130,7 +131,7 @@ def test_unknown_variable_warns_and_suggests_the_nearest(tmp_path: Path) -> None
     outcome = run(tmp_path, "import training_profiler", variables={f"{SWITCH}_LOG_EVRY": "5"})
     assert outcome.status == 0
     assert (
-        f"ProfilerWarning: {SWITCH}_LOG_EVRY is no setting of the profiler and has no effect; "
+        f"ProfilerWarning: {SWITCH}_LOG_EVRY is not a setting of the profiler and has no effect; "
         f"did you mean {SWITCH}_LOG_EVERY?"
     ) in outcome.stderr
 

@@ -1,7 +1,6 @@
 """Turns the recorder's batches into totals; keeps what reaches from one batch into the next."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -28,14 +27,12 @@ from training_profiler.aggregation.step_timeline import OUTSIDE, Cuts, Timeline
 from training_profiler.aggregation.step_totals import FIRST_STEPS, CaptureAffectedSteps
 from training_profiler.aggregation.totals import Totals, rows_for
 from training_profiler.recording.gradient_sync import GradientSyncTotals
+from training_profiler.recording.known_sections import DATA_LOADING, LOOP_SECTIONS
 from training_profiler.recording.recorder import Batch
 from training_profiler.recording.section import SECTION_MASK
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.line_sampler import Sample
 from training_profiler.snapshot.snapshot import PROFILER
-
-DATA_LOADING: Final = "data_loading"
-IN_A_LOOP: Final = (DATA_LOADING, "data_generation", "data_transfer", "forward_pass", "backward_pass")
 
 
 class Accumulator:
@@ -131,7 +128,7 @@ class Accumulator:
         """
         if self._timeline.has_begun or self.inferred.is_needed:  # a mark will tell
             return None
-        times_ns = training.times_ns[np.isin(training.codes, self._ids_of(IN_A_LOOP))]
+        times_ns = training.times_ns[np.isin(training.codes, self._ids_of(LOOP_SECTIONS))]
         if not len(times_ns) and has_marks:
             times_ns = training.times_ns
         return int(times_ns[0]) if len(times_ns) else None

@@ -10,6 +10,7 @@ from training_profiler.device import backends
 from training_profiler.device.event_clock import DeviceClock, DeviceEvent
 from training_profiler.device.span_pairing import SWITCHED_OFF, UNFINISHED, Ints, SpanPairing
 from training_profiler.recording.recorder import Recorder
+from training_profiler.safety.fault_guard import Guard
 from training_profiler.snapshot.snapshot import PROFILER, DeviceTimingStats
 from training_profiler.units import NS_PER_S
 
@@ -41,7 +42,7 @@ class DeviceTime:
         self,
         recorder: Recorder,
         accumulator: SpanTotals,
-        guard: Callable[[str, Callable[[], None]], None],
+        guard: Guard,
         spend: Callable[[int], None],
     ) -> None:
         self._recorder = recorder

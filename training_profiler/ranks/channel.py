@@ -1,8 +1,6 @@
 """Where each rank tells what it has measured, and rank 0 reads it: c10d's store, or files in the run folder."""
 
 import itertools
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,6 +12,8 @@ from typing import Final
 from training_profiler.ranks.identity import Rank
 from training_profiler.ranks.message import Heartbeat, Message
 from training_profiler.ranks.transport import RankTransport, ReceivedMessage
+from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.fault_guard import Guard
 from training_profiler.units import NS_PER_S
 
 __all__ = ["RankChannel", "ReceivedMessage"]
@@ -26,7 +26,6 @@ SOON_OF_INTERVAL: Final = 50  # where there are many ranks: so many times in the
 BEGINNING_S: Final = 2.0  # for which the folder is asked for that often; at least ten times
 REST: Final = 10  # times as long as it took to read is not read again
 _serials = itertools.count()
-Guard = Callable[[str, Callable[[], None]], None]
 
 
 class RankChannel:
@@ -49,7 +48,6 @@ class RankChannel:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.wait_s = wait_s
-        self.cpu_ns = 0  # of the thread
         self.alive: Callable[[], Heartbeat] = Heartbeat  # how this rank is; the thread asks
         self.watch: Callable[[Mapping[int, ReceivedMessage]], None] | None = (
             None  # on rank 0, called by the thread now and then
@@ -58,9 +56,8 @@ class RankChannel:
         self._guard = guard
         self._clock = clock
         self._transport = RankTransport(rank, has_agent_store, clock)
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._wakes: SimpleQueue[None] = SimpleQueue()  # put() may be interrupted by itself
-        self._done = threading.Event()
         self._name: str | None = None
         self._outbox: deque[tuple[bytes, bool]] = deque(maxlen=1)  # told and not yet taken, and whether it is the last
         self._unsent: tuple[bytes, bool] | None = None  # taken and not yet sent
@@ -87,7 +84,7 @@ class RankChannel:
         """Start to carry, where there are other ranks and not yet a thread."""
         if self._thread is None and not self._is_over and self._rank.is_one_of_many():
             self._transport.serial = next(_serials)
-            self._thread = threading.Thread(target=self._run, name="training_profiler ranks", daemon=True)
+            self._thread = BackgroundThread("ranks", self._run, self._guard, PART)
             try:
                 self._thread.start()
             except RuntimeError as error:  # too many, or (from Python 3.12 on) the interpreter is about to end
@@ -136,7 +133,7 @@ class RankChannel:
         self._until_ns = self._clock() + int(wait_s * NS_PER_S)
         self._wakes.put(None)
         # A thread that waits for a server that hangs is left to itself: it ends with the process.
-        self._done.wait(wait_s + OWN_SEND_S)
+        thread.join(wait_s + OWN_SEND_S)
 
     def abandon(self) -> None:
         """Forget it without a word: in a forked child it is the parent's."""
@@ -152,19 +149,12 @@ class RankChannel:
             notes.append(f"ranks: what this one measured last was not told to rank 0: {transport.lost}")
         return notes
 
-    def _run(self) -> None:
-        if hasattr(signal, "pthread_sigmask"):  # Ctrl-C is for the training's thread and has to wake that one
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    def _run(self, thread: BackgroundThread) -> None:
         try:
-            self._guard(PART, self._carry)
+            while not self.turn():
+                self._sleep()
         finally:
             self._transport.close()
-            self._done.set()
-
-    def _carry(self) -> None:
-        while not self.turn():
-            self.cpu_ns = time.thread_time_ns()
-            self._sleep()
 
     def _sleep(self) -> None:
         try:

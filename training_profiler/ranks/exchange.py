@@ -4,8 +4,9 @@ import json
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final
+
+import msgspec
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.totals import Totals
@@ -14,20 +15,19 @@ from training_profiler.instrumentation.patches.sync_points import SyncPoints
 from training_profiler.ranks.channel import RankChannel, ReceivedMessage
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.identity import Rank
+from training_profiler.ranks.liveness import message_interval_s, unresponsive_after_s
 from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
-from training_profiler.ranks.summary_builder import RankSummaryBuilder, meetings
+from training_profiler.ranks.summary_builder import RankSummaryBuilder, sync_points
 from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.section import Clock
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats, RankId
 from training_profiler.units import NS_PER_S
 
-TELL_EVERY_S: Final = 1.0  # at most; where there are over 100 ranks, a hundredth of a second for each
 LEAST_STEPS: Final = 8  # of a rank since the last report; else its figures are those of all its steps
 # To decode what one rank told takes 60 to 130 us (benchmarks/ranks_store.py).
 AHEAD_A_SECOND: Final = 20  # ranks decoded beside the training: 0.3 % of rank 0's time, in which it has the GIL
 AT_A_REPORT: Final = 128  # and by a periodic report: of more, what they told before will do
-LEAST_SILENT_S: Final = 10.0  # without a word, and beyond five times the time between two: the rank is silent
 _GARBLED: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
@@ -72,7 +72,7 @@ class RankExchange:
 
     @property
     def _every_s(self) -> float:
-        return max(TELL_EVERY_S, self._rank.who.world_size / 100)
+        return message_interval_s(self._rank.who.world_size)
 
     def reconfigure(self, warmup_steps: int | None) -> None:
         """Go on with another number of warm-up steps."""
@@ -109,14 +109,14 @@ class RankExchange:
             self._channel.finish(is_hurried=self._ending.get("ended_by") is not None)
 
     def _sums(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
-        seen = () if self.meetings is None else tuple(meetings(list(self.meetings.seen)))
+        seen = () if self.meetings is None else tuple(sync_points(list(self.meetings.seen)))
         return self._book.sums(
             self._rank.who,
             run,
             self._names.names,
             begin_ns=self._begin_ns,
-            told_ns=self._wall_clock(),
-            meetings=seen,
+            sent_ns=self._wall_clock(),
+            sync_points=seen,
             inside=inside,
             **self._ending,
         )
@@ -155,7 +155,7 @@ class RankExchange:
             self._rank.who.world_size,
             before=before or None,
             heard_s_ago={0: 0.0, **{rank: one.heard_s_ago for rank, one in told.items()}},
-            silent_after_s=max(LEAST_SILENT_S, 5 * self._every_s),
+            silent_after_s=unresponsive_after_s(self._every_s),
         )
         if self._ending and not of_interval:
             self._final = stats
@@ -208,7 +208,7 @@ class RankExchange:
         _, sums = self._read.get(rank, (b"", None))
         if sums is None or sums.is_final or one.alive.steps < sums.steps:
             return sums
-        return replace(sums, inside=one.alive.inside)
+        return msgspec.structs.replace(sums, inside=one.alive.inside)
 
     def notes(self) -> list[str]:
         """Return sentences on what of the others could not be used."""

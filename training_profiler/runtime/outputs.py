@@ -14,7 +14,7 @@ from training_profiler.ranks.summary import RankSummary
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.reports.console import render_epoch, render_final, render_periodic
 from training_profiler.reports.report_json import as_data
-from training_profiler.runtime.health import ProfilerHealth
+from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.settings import Settings
 from training_profiler.sinks.console import Console
 from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
@@ -39,7 +39,7 @@ class Outputs:
         settings: Settings,
         names: SectionNames,
         begin_ns: int,
-        profiler_health: ProfilerHealth,
+        guard: FaultGuard,
         last_row: Callable[[str], None],
     ) -> None:
         launch = settings.launch
@@ -54,12 +54,12 @@ class Outputs:
             ),
             is_certain=launch.is_torchrun or multiprocessing.parent_process() is None,
         )
-        self.channel = RankChannel(self.rank, settings.rank_wait_s, launch.has_agent_store, profiler_health.guard)
+        self.channel = RankChannel(self.rank, settings.rank_wait_s, launch.has_agent_store, guard.run)
         self._settings = settings
-        self._health_of_profiler = profiler_health
+        self._guard = guard
         self._console = Console(settings.stream)
         self._files = RunFiles(settings, names, begin_ns)
-        self._trackers = Trackers(profiler_health.guard, last_row)
+        self._trackers = Trackers(guard.run, last_row)
         self._trackers.prepare(settings.sinks)
 
     @property
@@ -91,13 +91,13 @@ class Outputs:
         self.rank.note()
         if self.rank.is_one_of_many():  # the others want to know the folder's name
             self.journal(lambda journal: None)
-            self._health_of_profiler.guard("ranks", self.channel.begin)
+            self._guard.run("ranks", self.channel.begin)
         self._start_trackers()
 
     def journal(self, work: Callable[[Journal], None]) -> None:
         """Do ``work`` with the journal of this rank."""
         is_primary = self.rank.is_primary()
-        self._health_of_profiler.guard("run folder", lambda: work(self._open_files()))
+        self._guard.run("run folder", lambda: work(self._open_files()))
         if is_primary:
             self._trackers.look()
 
@@ -106,9 +106,9 @@ class Outputs:
         told = sums.to_data()
         self.journal(lambda journal: journal.write_rank(told))
         if not sums.is_final:  # at the end of the interpreter no thread may be started any more
-            self._health_of_profiler.guard("ranks", self.channel.begin)
+            self._guard.run("ranks", self.channel.begin)
         if not self.rank.is_primary():
-            self._health_of_profiler.guard("ranks", lambda: self.channel.tell(update_to_bytes(told), sums.is_final))
+            self._guard.run("ranks", lambda: self.channel.tell(update_to_bytes(told), sums.is_final))
 
     def periodic(self, snapshot: Snapshot) -> None:
         """Report on an interval; on the primary rank."""
@@ -121,21 +121,17 @@ class Outputs:
             snapshot.step is not None or not snapshot.steps
         ):  # what lies between the last step and the end is no interval
             send = self._trackers.send
-            self._health_of_profiler.guard(
-                "trackers", lambda: send(snapshot.steps, lambda: interval_metrics(snapshot), only)
-            )
+            self._guard.run("trackers", lambda: send(snapshot.steps, lambda: interval_metrics(snapshot), only))
 
     def loader_row(self, step: int, loaders: Sequence[LoaderStats]) -> None:
         """Send the metrics of data loaders, as they are after ``step`` optimizer steps, to trackers that can follow."""
         send = self._trackers.send
-        self._health_of_profiler.guard(
-            "trackers", lambda: send(step, lambda: loader_metrics(loaders), is_frequent=True)
-        )
+        self._guard.run("trackers", lambda: send(step, lambda: loader_metrics(loaders), is_frequent=True))
 
     def epoch(self, stats: EpochStats, step: int) -> None:
         """Report on an epoch that ended after ``step`` optimizer steps."""
         self._print(render_epoch(stats, epoch_warnings(stats, self._settings.thresholds)))
-        self._health_of_profiler.guard("trackers", lambda: self._trackers.send(step, lambda: epoch_metrics(stats)))
+        self._guard.run("trackers", lambda: self._trackers.send(step, lambda: epoch_metrics(stats)))
 
     def final(self, stats: Callable[[], Snapshot], findings: Sequence[Finding], health: Callable[[], Health]) -> None:
         """Report on the run, which is over; ``stats`` are asked for again after printing, which may have failed."""
@@ -147,12 +143,12 @@ class Outputs:
         snapshot = stats()
         text = render_final(snapshot, findings, self._settings.format, self._settings.checklist)
         write = self._files.write_report
-        self._health_of_profiler.guard("run folder", lambda: write(text, as_data(snapshot, findings)))
+        self._guard.run("run folder", lambda: write(text, as_data(snapshot, findings)))
         self.close(health, snapshot.ended_by)
 
     def close(self, health: Callable[[], Health], ended_by: str | None) -> None:
         """Append how the run ended, and close the journal; where no report is made, that is all."""
-        self._health_of_profiler.guard("run folder", lambda: self._files.close(health(), ended_by))
+        self._guard.run("run folder", lambda: self._files.close(health(), ended_by))
         self._share_folder()
 
     def notes(self) -> list[str]:
@@ -178,9 +174,7 @@ class Outputs:
 
     def _start_trackers(self) -> None:
         if self.rank.is_primary():
-            self._health_of_profiler.guard(
-                "trackers", lambda: self._trackers.choose(self._settings.sinks, self._folder)
-            )
+            self._guard.run("trackers", lambda: self._trackers.choose(self._settings.sinks, self._folder))
             self._trackers.look()
 
     def _open_files(self) -> Journal:
@@ -205,4 +199,4 @@ class Outputs:
 
     def _print(self, text: str) -> None:
         if self.rank.is_primary():
-            self._health_of_profiler.guard("console", lambda: self._console.print(text))
+            self._guard.run("console", lambda: self._console.print(text))

@@ -18,6 +18,7 @@ from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import Clock
 from training_profiler.runtime.health import REPORTS_SHARE, ProfilerHealth
 from training_profiler.runtime.outputs import Outputs
+from training_profiler.safety.fault_guard import FaultGuard, Guard
 from training_profiler.sampling.line_sampler import LineSampler
 from training_profiler.sampling.machine_sampler import MachineSampler
 from training_profiler.settings import Settings
@@ -29,7 +30,7 @@ from training_profiler.torch_capture.trace_writer import OutputLocation
 class Samplers:
     """The line sampler of one session, its clock of the accelerator, and its machine monitor."""
 
-    def __init__(self, clock: Clock, guard: Callable[[str, Callable[[], None]], None], device: DeviceTime) -> None:
+    def __init__(self, clock: Clock, guard: Guard, device: DeviceTime) -> None:
         self.lines = LineSampler(clock, guard)
         self.device = device
         self.machine = MachineSampler(clock, guard)
@@ -84,6 +85,7 @@ class Pipeline:
         settings: Settings,
         begin_ns: int,
         watch: Instrumentation | None,
+        guard: FaultGuard,
         profiler_health: ProfilerHealth,
         outputs: Outputs,
         left_out: Callable[[], tuple[int, int]],  # periodic reports, and turns of epochs
@@ -93,11 +95,11 @@ class Pipeline:
             watch.loaders = self.loaders
         self.accumulator = Accumulator(recorder.names, begin_ns, settings.warmup)
         self.accumulator.inferred.is_needed = watch is not None
-        device = DeviceTime(recorder, self.accumulator, profiler_health.guard, profiler_health.spend)
-        self.samplers = Samplers(recorder.clock, profiler_health.guard, device)
+        device = DeviceTime(recorder, self.accumulator, guard.run, profiler_health.spend)
+        self.samplers = Samplers(recorder.clock, guard.run, device)
         self.captures = Captures(
             recorder.clock,
-            profiler_health.guard,
+            guard.run,
             self._do_as_own,
             self._place,
             self._say,
@@ -113,6 +115,7 @@ class Pipeline:
         outputs.channel.alive, outputs.channel.watch = self.hang_detector.alive, self._look_at_others
         self._recorder = recorder
         self._watch = watch
+        self._guard = guard
         self._health_of_profiler = profiler_health
         self._outputs = outputs
         self._left_out = left_out
@@ -248,22 +251,18 @@ class Pipeline:
 
     def close(self, ended_by: str | None) -> None:
         """Report on the run, which is over."""
-        self._health_of_profiler.guard(
-            "statistics", self.flush
-        )  # should it fail, what was summed up before is still told
-        self._health_of_profiler.guard("capture", self.captures.finish)
+        self._guard.run("statistics", self.flush)  # should it fail, what was summed up before is still told
+        self._guard.run("capture", self.captures.finish)
         if self.sums.is_in_epoch:
             self._end_last_epoch()
-        self._health_of_profiler.guard("trackers", lambda: self._tell_of_loaders(is_last=True))
+        self._guard.run("trackers", lambda: self._tell_of_loaders(is_last=True))
         inside = self.accumulator.open_sections(self.training_thread)
-        self._health_of_profiler.guard(
-            "ranks", lambda: self.peers.close(self.sums.run, inside=inside, ended_by=ended_by)
-        )
+        self._guard.run("ranks", lambda: self.peers.close(self.sums.run, inside=inside, ended_by=ended_by))
         if not self._outputs.is_primary():
             self._outputs.close(self.health, ended_by)  # which may find the run's folder, if nobody told of it
-            self._health_of_profiler.guard("ranks", self.peers.finish)
+            self._guard.run("ranks", self.peers.finish)
             return
-        self._health_of_profiler.guard("ranks", self.peers.finish)
+        self._guard.run("ranks", self.peers.finish)
         self.send_interval()
         self._outputs.final(lambda: self.stats(ended_by), diagnose(self.stats(ended_by)), self.health)
 

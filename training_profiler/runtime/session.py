@@ -16,6 +16,7 @@ from training_profiler.runtime.health import PATCH_COST, Budget, ProfilerHealth
 from training_profiler.runtime.outputs import Outputs
 from training_profiler.runtime.pipeline import Pipeline
 from training_profiler.runtime.shutdown import Shutdown
+from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.settings import Settings
 from training_profiler.snapshot.snapshot import PROFILER, Snapshot
 from training_profiler.units import NS_PER_S
@@ -46,8 +47,9 @@ class Session:
         self.watch = watch  # what infers sections and steps, where nobody edited the training
         self.is_running = False
         self.has_reported = False
+        self.guard = FaultGuard()
         self.profiler_health = ProfilerHealth(
-            recorder, section_cost_ns if watch is None else PATCH_COST * section_cost_ns
+            recorder, section_cost_ns if watch is None else PATCH_COST * section_cost_ns, self.guard
         )
         self._recorder = recorder
         self._busy = threading.Lock()
@@ -55,12 +57,13 @@ class Session:
         self._waiting = 0  # threads that wait for _busy
         self._begin_ns = recorder.clock() if begin_ns is None else begin_ns
         self._budget, self._epoch_budget = Budget(recorder.clock), Budget(recorder.clock)
-        self._outputs = Outputs(settings, recorder.names, self._begin_ns, self.profiler_health, self._send_last_row)
+        self._outputs = Outputs(settings, recorder.names, self._begin_ns, self.guard, self._send_last_row)
         self._pipeline = Pipeline(
             recorder,
             settings,
             self._begin_ns,
             watch,
+            self.guard,
             self.profiler_health,
             self._outputs,
             lambda: (self._budget.left_out, self._epoch_budget.left_out),
@@ -113,7 +116,7 @@ class Session:
             self._outputs.begin_training()
             self._lead = self._outputs.lead()
             if self._outputs.rank.is_one_of_many():
-                self.profiler_health.guard("end by SIGTERM", self._shutdown.end_where_stuck)
+                self.guard.run("end by SIGTERM", self._shutdown.end_where_stuck)
         now_ns = self._recorder.mark(STEP_END, at_ns)
         self._steps_marked += 1
         is_look = now_ns >= self._next_look_ns
@@ -196,7 +199,7 @@ class Session:
                 self.is_running = False
                 self.captures.stop(ended_by)
                 self.samplers.stop()
-                self.profiler_health.guard("final summary", lambda: self._finish(ended_by))
+                self.guard.run("final summary", lambda: self._finish(ended_by))
         finally:
             self._recorder.on_full = self._recorder.discard
             self._shutdown.remove()
@@ -256,7 +259,7 @@ class Session:
             self._busy_thread = thread
             with self._recorder.section(PROFILER):
                 if self.is_running:
-                    without_tracing(lambda: self.profiler_health.guard("statistics", work))
+                    without_tracing(lambda: self.guard.run("statistics", work))
         finally:
             self._busy_thread = None
             self._busy.release()
@@ -285,7 +288,7 @@ class Session:
 
     def _finish(self, ended_by: str | None) -> None:
         if self._ranks is not None:
-            self.profiler_health.guard("seams", self._ranks.finish)
+            self.guard.run("seams", self._ranks.finish)
             self.profiler_health.notes += self._ranks.notes()
         has_trained = self.watch is None or self.watch.has_trained or self._steps_marked
         if not has_trained and self._outputs.run_folder is None:

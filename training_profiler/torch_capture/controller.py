@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from training_profiler.recording.section import Clock
+from training_profiler.safety.fault_guard import Guard
 from training_profiler.torch_capture.conflicts import blocker, end_past_destructors, is_in_backward, is_main_thread
 from training_profiler.torch_capture.main_thread_signal import MainThreadInterrupt
 from training_profiler.torch_capture.plan import CapturePlan
@@ -23,7 +24,7 @@ from training_profiler.torch_capture.schedule import (
     Schedule,
 )
 from training_profiler.torch_capture.trace_file import SpanBook, SpanSource
-from training_profiler.torch_capture.trace_writer import OutputLocation, TraceWriter
+from training_profiler.torch_capture.trace_writer import PART, OutputLocation, TraceWriter
 from training_profiler.torch_capture.window import Window
 from training_profiler.units import NS_PER_S
 
@@ -66,7 +67,7 @@ class Recording:
             book = window.spans = SpanBook(self._names, window.begin_ns)
             self._source.on_every_span = book.add
             writer.begin_s = (window.begin_ns - begin_ns) / NS_PER_S
-            writer.start()
+            writer.thread.start()
             atexit.register(self._at_exit)
             return None
         except BaseException:
@@ -149,7 +150,6 @@ class Recording:
             window.abandon()
 
 
-PART: Final = "capture"
 LOOK_NS: Final = NS_PER_S  # between two looks for a request
 GIVE_WAY_S: Final = 30.0  # at most, for the main thread to end a window before a profiler starts on another
 JOIN_S: Final = 20.0  # at most, for the last file at the end of a run
@@ -169,7 +169,7 @@ class Captures:
     def __init__(
         self,
         clock: Clock,
-        guard: Callable[[str, Callable[[], None]], None],
+        guard: Guard,
         own: Callable[[Callable[[], None]], None],
         place: Callable[[bool], OutputLocation],
         say: Callable[[str], None],
@@ -254,7 +254,7 @@ class Captures:
             self._pace.step_ended(now_ns)
         else:  # what it does beside must not make an outlier of a step
             self._pace.interrupt()
-            if not writer.is_alive():
+            if not writer.thread.is_alive():
                 self._own(self._tell)
         length = self._schedule.due(step + 1, now_ns)
         if length and self._recording.writer is None:
@@ -287,7 +287,7 @@ class Captures:
 
     def _open(self, step: int, length: int, begin_ns: int) -> str | None:
         window = Window(sys.modules["torch"], self._clock, step, step + length - 1)
-        writer = TraceWriter(window, self._plan, self._recording.wake.ring)
+        writer = TraceWriter(window, self._plan, self._recording.wake.ring, self._guard_part)
         writer.median_ns = self._pace.median_ns
         self._has_recorded = True  # somebody has: also where others do
         why_not = self._recording.open(window, writer, self._give_way, begin_ns)
@@ -371,10 +371,10 @@ class Captures:
         if writer is not None:
             if self._place(True).run_folder is None:  # of a rank that heard of none
                 writer.call_off()
-            writer.join(self._patience_s)
-            if writer.is_alive():
+            writer.thread.join(self._patience_s)
+            if writer.thread.is_alive():
                 writer.call_off()
-                writer.join(1.0)
+                writer.thread.join(1.0)
             self._recording.told(self._steps)
             if writer.is_told:
                 if writer.path is None and writer.error is None:

@@ -1,4 +1,4 @@
-"""A few lines in a Lightning or Accelerate training give a full report and leave its losses alone."""
+"""A few lines in a Lightning or Accelerate training give a full report and leave its losses unchanged."""
 
 import json
 import os

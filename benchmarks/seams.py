@@ -2,7 +2,7 @@
 
 Three figures: a module call inside of another, which is all that most module calls are; the step of the smallest
 training, with each seam alone and with all of them; and the fetch of a batch, from one loader or from two in turn. A
-session's part (draining, sums, journal, reports, sampling) is not in it; ``watched_training`` has all.
+session's part (draining, sums, journal, reports, sampling) is not in it; ``unmodified_training`` has all.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from benchmarks.children import result_of
-from benchmarks.stats import Figure, print_figures, print_table, spread
+from benchmarks.figures import Figure, print_figures, print_table, spread
 
 INNER_TARGET_US: Final = 0.2
 INNER_CALLS: Final = 1000
@@ -84,9 +84,8 @@ class Seams:
         self.names = tuple(PATCHES)
         self._all, self._table = dict(PATCHES), PATCHES
         self._recorder = Recorder()  # nobody listens: what is recorded is thrown away
-        self._watch = Instrumentation(self._recorder, lambda: lambda at_ns: None)
-        if hasattr(self._watch, "loaders"):
-            self._watch.loaders = LoaderBook()
+        loaders = LoaderBook()
+        self._watch = Instrumentation(self._recorder, lambda: lambda at_ns: None, lambda: loaders)
 
     def put_in(self, names: tuple[str, ...]) -> None:
         """Put the seams of these names in place, and no other."""

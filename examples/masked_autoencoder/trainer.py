@@ -17,13 +17,7 @@ from examples.masked_autoencoder.patches import PATCH, draw_order, patchify, unp
 from examples.rectified_flow.data import IMAGE_SIZE
 from examples.rectified_flow.ema import MovingAverage
 from examples.rectified_flow.images import save_grid
-from training_profiler import (
-    profile_dataloader,
-    profile_epoch,
-    profile_phase,
-    profile_section,
-    profile_step,
-)
+from training_profiler import profile_dataloader, profile_epoch, profile_phase, profile_section, profile_step
 
 SHOWN = 10  # images in the picture
 
@@ -129,7 +123,7 @@ class Trainer:
 
     @torch.no_grad()
     def _draw(self, name: str) -> None:
-        """Draw held-out digits: what the encoder sees, what comes of it, and what it was."""
+        """Draw held-out digits: visible patches, reconstruction and original."""
         with profile_section("visualization_generation"):
             images = torch.stack([self.validation_set[i][0] for i in range(SHOWN)]).to(self.device)
             generator = torch.Generator().manual_seed(self.plan.seed)
@@ -147,7 +141,7 @@ class Trainer:
             path = self.plan.out / "checkpoint.pt"
             draft = path.with_suffix(".part")
             torch.save(self._state(), draft)
-            os.replace(draft, path)  # a crash half-way leaves the checkpoint before it
+            os.replace(draft, path)  # a crash half-way leaves the previous checkpoint
             lines = "".join(json.dumps(row) + "\n" for row in self.metrics)
             (self.plan.out / "metrics.jsonl").write_text(lines, encoding="utf-8")
 

@@ -270,7 +270,7 @@ def test_a_threshold_may_be_another(path, capsys):
         (("--memory-snapshot", "x", "--view", "memory"), "--memory-snapshot alone has one view"),
         (("t", "--compare", "x", "--threshold", "gpu-idle=1"), "--compare prints one table"),
         (("t", "--threshold", "gpu-idel=1"), "'gpu-idel', which is not a rule; did you mean gpu-idle?"),
-        (("t", "--threshold", "gpu-idle=much"), "'much' for gpu-idle, which is not a number of at least 0"),
+        (("t", "--threshold", "gpu-idle=much"), "'much' for gpu-idle, which is not a number >= 0"),
         (("--memory-snapshot", "nowhere"), "nowhere cannot be read"),
     ],
 )

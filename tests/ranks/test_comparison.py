@@ -12,6 +12,7 @@ from tests.support.ranks import MS, paces, rank_id, told
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.section_spread import medians_of_others
 from training_profiler.ranks.summary import RankSection, RankSummary, StepTimeBucket, SyncPoint
+from training_profiler.reports.layout import Layout
 from training_profiler.reports.ranks import rank_lines
 from training_profiler.reports.report_json import as_data
 from training_profiler.snapshot.ranks import RankId
@@ -176,7 +177,7 @@ def test_an_attempt_before_is_nothing_to_be_taken_off():
 
 
 def test_a_rank_that_became_slower_is_told_with_the_step():
-    one = told(1, steps=600, sync_ms=2.0, paces=paces(*[30.0] * 6, *[45.0] * 6))
+    one = told(1, steps=600, sync_ms=2.0, step_times=paces(*[30.0] * 6, *[45.0] * 6))
     slow = all_ranks_stats([told(0, steps=600), one], 2).ranks[1]
     assert (slow.slower_since_step, slow.against_itself) == (300, 1.5)
 
@@ -222,9 +223,9 @@ any_sums = st.builds(
     sync_ns=counts,
     knows_sync=st.booleans(),
     sections=sections,
-    paces=st.lists(st.builds(StepTimeBucket, counts, counts, counts), max_size=12),
+    step_times=st.lists(st.builds(StepTimeBucket, counts, counts, counts), max_size=12),
     blocks=blocks,
-    meetings=st.lists(st.builds(SyncPoint, st.sampled_from("xy"), counts, counts), max_size=2),
+    sync_points=st.lists(st.builds(SyncPoint, st.sampled_from("xy"), counts, counts), max_size=2),
 )
 
 
@@ -236,7 +237,7 @@ def test_whatever_ranks_tell_there_are_figures_and_no_warning(ranks, before):
     assert (stats is None) == (not ranks)
     if stats is not None:
         json.dumps(as_data(Snapshot(ranks=stats), []), allow_nan=False)
-        rank_lines(Snapshot(ranks=stats), "table")
+        rank_lines(Snapshot(ranks=stats), Layout())
 
 
 def test_a_rank_that_waits_in_its_backward_pass_is_not_told_as_the_slowest_there():

@@ -7,6 +7,7 @@ from training_profiler.diagnosis.shares import StepShare
 from training_profiler.diagnosis.stragglers import host_slow, straggler
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.findings.registry import Saving
+from training_profiler.recording.known_sections import SYNCHRONIZATION
 from training_profiler.snapshot.ranks import RankStats
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import duration_text
@@ -91,7 +92,7 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | Non
     if ranks is None or ranks.sync_share is None or step is None or not has_enough_steps(snapshot):
         return StepShare(
             "synchronization-heavy",
-            "synchronization",
+            SYNCHRONIZATION,
             threshold,
             "waiting for other ranks",
             f"Look for the slowest rank first; then {fix}",

@@ -7,13 +7,14 @@ from typing import Final
 from training_profiler.diagnosis import device, lines, loaders, memory, ranks, shares, steps, stragglers  # noqa: F401
 from training_profiler.diagnosis.registry import RULES, STEPS_NEEDED, has_enough_steps, threshold_of, with_step_time
 from training_profiler.findings.finding import Finding
+from training_profiler.recording.known_sections import DATA_GENERATION, DATA_LOADING, INPUT_SECTIONS, NESTED_SECTIONS
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochStats, Snapshot
 from training_profiler.units import ms_text, time_text
 
 THRESHOLDS: Final = RULES.thresholds()
 FIRST: Final = ("rank-silent",)  # before all others: a lost rank saves no known time, but fails the run
 HARMLESS: Final = ("warm-up",)  # a run with no other finding is healthy
-NO_COMPONENTS: Final = (PROFILER, "first_fetch", "worker_start")  # the last two are parts of data_loading
+NO_COMPONENTS: Final = (PROFILER, *NESTED_SECTIONS)
 
 
 def diagnose(snapshot: Snapshot) -> list[Finding]:
@@ -60,14 +61,14 @@ def _slowest_component(snapshot: Snapshot, findings: list[Finding]) -> Finding |
 
 def _data_loading_efficient(snapshot: Snapshot, findings: list[Finding]) -> Finding | None:
     """Report data loading below its threshold; None if it is above, was not measured, or delays another rank."""
-    if any(finding.evidence.get("cause") in stragglers.ON_INPUT for finding in findings):
+    if any(finding.evidence.get("cause") in INPUT_SECTIONS for finding in findings):
         return None
-    share = snapshot.share_of_step("data_loading")
+    share = snapshot.share_of_step(DATA_LOADING)
     threshold = threshold_of("data-loading-bound", snapshot)
     if share is None or not has_enough_steps(snapshot) or share >= threshold:
         return None
     # The report shows shares of the run; the threshold is a share of step time.
-    of_run = snapshot.sections["data_loading"].step_total_s / snapshot.wall_s if snapshot.wall_s else share
+    of_run = snapshot.sections[DATA_LOADING].step_total_s / snapshot.wall_s if snapshot.wall_s else share
     return Finding(
         code="data-loading-efficient",
         message=f"Data loading is efficient ({of_run:.1%} of total time)",
@@ -112,7 +113,7 @@ def epoch_warnings(epoch: EpochStats, thresholds: Mapping[str, float] = THRESHOL
         thresholds.get(code, THRESHOLDS[code]) for code in ("data-generation-bound", "host-memory")
     )
     busy_s = epoch.wall_s if not epoch.avg_batch_s or not epoch.batches else epoch.avg_batch_s * epoch.batches
-    share = min(1.0, epoch.self_s.get("data_generation", 0.0) / busy_s) if busy_s else 0.0
+    share = min(1.0, epoch.self_s.get(DATA_GENERATION, 0.0) / busy_s) if busy_s else 0.0
     if share > of_generation:
         severity = shares.severity_of(share, of_generation)
         warnings.append(f"Data generation takes {share:.1%} of batch time (severity {severity:.2f})")

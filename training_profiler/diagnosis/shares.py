@@ -7,6 +7,21 @@ from typing import Final
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Rule, Saving
+from training_profiler.recording.known_sections import (
+    BACKWARD_PASS,
+    CHECKPOINTING,
+    DATA_GENERATION,
+    DATA_LOADING,
+    DATA_TRANSFER,
+    EMA_UPDATE,
+    FORWARD_PASS,
+    LOGGING,
+    METRICS_COMPUTATION,
+    OPTIMIZER_STEP,
+    SAMPLING,
+    SYNCHRONIZATION,
+    VALIDATION_EPOCH,
+)
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import ms_text, time_text
 
@@ -15,10 +30,10 @@ MOST_OF_IT: Final = 0.5  # share of the time spent waiting for batches
 
 def _waits_in_passes(snapshot: Snapshot) -> float:
     """Return the synchronization time if it lies in the forward or backward pass (FSDP: in both); else 0."""
-    waits = snapshot.sections.get("synchronization")
-    if waits is None or waits.parent not in ("forward_pass", "backward_pass"):
+    waits = snapshot.sections.get(SYNCHRONIZATION)
+    if waits is None or waits.parent not in (FORWARD_PASS, BACKWARD_PASS):
         return 0.0
-    return snapshot.total_of_step_s("synchronization") or 0.0
+    return snapshot.total_of_step_s(SYNCHRONIZATION) or 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +122,7 @@ class RunShare:
 STEP_SHARES: Final = (
     StepShare(
         code="data-loading-bound",
-        section="data_loading",
+        section=DATA_LOADING,
         threshold=0.15,
         activity="waiting for the next batch",
         fix="Raise DataLoader(num_workers=...), then set pin_memory=True, persistent_workers=True and a larger "
@@ -116,7 +131,7 @@ STEP_SHARES: Final = (
     ),
     StepShare(
         code="data-generation-bound",
-        section="data_generation",
+        section=DATA_GENERATION,
         threshold=0.30,
         activity="generating data",
         fix="Generate data in DataLoader workers or ahead of time, or use a faster generator",
@@ -124,7 +139,7 @@ STEP_SHARES: Final = (
     ),
     StepShare(
         code="data-transfer",
-        section="data_transfer",
+        section=DATA_TRANSFER,
         threshold=0.10,
         activity="moving batches to the device",
         fix="Set pin_memory=True in the DataLoader and use .to(device, non_blocking=True); "
@@ -132,7 +147,7 @@ STEP_SHARES: Final = (
     ),
     StepShare(
         code="forward-dominates",
-        section="forward_pass",
+        section=FORWARD_PASS,
         threshold=0.60,
         activity="in the forward pass",
         fix="Use mixed precision (torch.autocast), torch.compile, or a smaller model",
@@ -141,7 +156,7 @@ STEP_SHARES: Final = (
     ),
     StepShare(
         code="optimizer-heavy",
-        section="optimizer_step",
+        section=OPTIMIZER_STEP,
         threshold=0.15,
         activity="in the optimizer",
         fix="Pass fused=True or foreach=True to the optimizer, or accumulate gradients over several batches",
@@ -149,21 +164,21 @@ STEP_SHARES: Final = (
     ),
     StepShare(
         code="metrics-heavy",
-        section="metrics_computation",
+        section=METRICS_COMPUTATION,
         threshold=0.05,
         activity="computing metrics and norms",
         fix="Compute them every n-th step; for norms, use torch._foreach_norm or the return value of clip_grad_norm_",
     ),
     StepShare(
         code="logging-heavy",
-        section="logging",
+        section=LOGGING,
         threshold=0.05,
         activity="logging",
         fix="Log every n-th step, and call .item() only there",
     ),
     StepShare(
         code="ema-heavy",
-        section="ema_update",
+        section=EMA_UPDATE,
         threshold=0.05,
         activity="updating the moving average of the weights",
         fix="Update all parameters at once with torch._foreach_lerp_, or update every n-th step",
@@ -172,21 +187,21 @@ STEP_SHARES: Final = (
 RUN_SHARES: Final = (
     RunShare(
         code="validation-heavy",
-        section="validation_epoch",
+        section=VALIDATION_EPOCH,
         threshold=0.10,
         activity="validating",
         fix="Validate less often, on fewer batches, or with a larger batch size",
     ),
     RunShare(
         code="sampling-heavy",
-        section="sampling",
+        section=SAMPLING,
         threshold=0.10,
         activity="generating samples",
         fix="Generate samples less often, generate fewer, or use fewer sampling steps",
     ),
     RunShare(
         code="checkpointing-heavy",
-        section="checkpointing",
+        section=CHECKPOINTING,
         threshold=0.10,
         activity="saving checkpoints",
         fix="Save less often, or asynchronously (torch.distributed.checkpoint.async_save)",
@@ -201,13 +216,13 @@ for run_row in RUN_SHARES:
 @RULES.rule("backward-slow", threshold=3.0)  # 2x is expected: twice the arithmetic
 def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a backward pass that takes over three times the forward pass; None if either was not measured."""
-    forward_s = snapshot.total_of_step_s("forward_pass")
-    backward_s = snapshot.total_of_step_s("backward_pass")
+    forward_s = snapshot.total_of_step_s(FORWARD_PASS)
+    backward_s = snapshot.total_of_step_s(BACKWARD_PASS)
     if not forward_s or backward_s is None or not has_enough_steps(snapshot):
         return None
-    if snapshot.is_by_device("forward_pass") != snapshot.is_by_device("backward_pass"):
+    if snapshot.is_by_device(FORWARD_PASS) != snapshot.is_by_device(BACKWARD_PASS):
         return None  # host time of one and device time of the other cannot be compared
-    backward_s -= _synchronization_within(snapshot, "backward_pass")
+    backward_s -= _synchronization_within(snapshot, BACKWARD_PASS)
     ratio = backward_s / forward_s
     potential_saving_s = backward_s - 2 * forward_s
     if ratio <= threshold or potential_saving_s < MIN_SAVING_S:
@@ -224,10 +239,10 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
 
 def _synchronization_within(snapshot: Snapshot, name: str) -> float:
     """Return the synchronization time within a section: waiting for other ranks is not the section's own work."""
-    waits = snapshot.sections.get("synchronization")
+    waits = snapshot.sections.get(SYNCHRONIZATION)
     if waits is None or waits.parent != name or snapshot.is_by_device(name):
         return 0.0
-    return snapshot.total_of_step_s("synchronization") or 0.0
+    return snapshot.total_of_step_s(SYNCHRONIZATION) or 0.0
 
 
 def with_specifics(findings: list[Finding]) -> list[Finding]:

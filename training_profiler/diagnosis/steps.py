@@ -5,6 +5,16 @@ from typing import Final
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
+from training_profiler.recording.known_sections import (
+    BACKWARD_PASS,
+    DATA_GENERATION,
+    DATA_LOADING,
+    DATA_TRANSFER,
+    FIRST_FETCH,
+    FORWARD_PASS,
+    SYNCHRONIZATION,
+    WORKER_START,
+)
 from training_profiler.snapshot.snapshot import OTHER, SectionStats, Snapshot
 from training_profiler.units import duration_text, ms_text, time_text
 
@@ -16,15 +26,15 @@ MOSTLY: Final = 0.5  # of a section's time
 COUPLED: Final = 0.30  # of the variance of step time; from here on the section is named as the cause
 
 _FIXES = {
-    "data_loading": "Avoid data stalls: more workers, a larger prefetch_factor, samples of more even cost",
-    "data_generation": "The cost of data varies: generate it ahead of time, in workers",
-    "data_transfer": "Use pinned memory and .to(device, non_blocking=True)",
-    "forward_pass": "Check for shapes that change from batch to batch and for other work on the machine",
-    "backward_pass": "Check for shapes that change from batch to batch, allocator fragmentation and other work on the "
+    DATA_LOADING: "Avoid data stalls: more workers, a larger prefetch_factor, samples of more even cost",
+    DATA_GENERATION: "The cost of data varies: generate it ahead of time, in workers",
+    DATA_TRANSFER: "Use pinned memory and .to(device, non_blocking=True)",
+    FORWARD_PASS: "Check for shapes that change from batch to batch and for other work on the machine",
+    BACKWARD_PASS: "Check for shapes that change from batch to batch, allocator fragmentation and other work on the "
     "machine",
-    "first_fetch": "Set persistent_workers=True: it keeps the workers that fetch the first batch of each epoch",
-    "worker_start": "Set persistent_workers=True: it keeps the workers from one epoch to the next",
-    "synchronization": "Check for a rank that is sometimes late",
+    FIRST_FETCH: "Set persistent_workers=True: it keeps the workers that fetch the first batch of each epoch",
+    WORKER_START: "Set persistent_workers=True: it keeps the workers from one epoch to the next",
+    SYNCHRONIZATION: "Check for a rank that is sometimes late",
     OTHER: "Check the code outside all sections: logging, garbage collection, other work on the machine",
 }
 
@@ -72,10 +82,10 @@ def _waits_in(snapshot: Snapshot, cause: str) -> str:
 
     The variance of a step knows only the section: DDP reports its synchronization after the step.
     """
-    section, waits = snapshot.sections.get(cause), snapshot.sections.get("synchronization")
+    section, waits = snapshot.sections.get(cause), snapshot.sections.get(SYNCHRONIZATION)
     if section is None or waits is None or waits.parent != cause or not section.step_total_s:
         return cause
-    return "synchronization" if waits.step_self_s >= MOSTLY * section.step_total_s else cause
+    return SYNCHRONIZATION if waits.step_self_s >= MOSTLY * section.step_total_s else cause
 
 
 @RULES.rule("warm-up", threshold=3.0, saving=Saving.RUN)  # x the median step
@@ -131,7 +141,7 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
 @RULES.rule("first-batch-slow", threshold=5.0, saving=Saving.RUN)  # x the median fetch
 def first_batch_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag first fetches, with worker start, of over 5 median fetches and 1 % of step time, or of the epoch."""
-    first, fetches = snapshot.sections.get("first_fetch"), snapshot.sections.get("data_loading")
+    first, fetches = snapshot.sections.get(FIRST_FETCH), snapshot.sections.get(DATA_LOADING)
     if first is not None and first.count and fetches is not None and fetches.p50_s is not None:
         return _first_fetch_slow(snapshot, threshold, first, fetches.p50_s)
     slow = [
@@ -162,7 +172,7 @@ def first_batch_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionStats, median_s: float) -> Finding | None:
     """Return the same finding from the sections ``first_fetch`` and ``worker_start``."""
-    start = snapshot.sections.get("worker_start")
+    start = snapshot.sections.get(WORKER_START)
     start_s = 0.0 if start is None else start.total_s
     spent_s, passes = first.total_s + start_s, first.count
     extra_s = spent_s - passes * median_s

@@ -4,6 +4,7 @@ from typing import Final, NamedTuple
 
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, STEPS_NEEDED, has_enough_steps
 from training_profiler.findings.finding import Finding
+from training_profiler.recording.known_sections import DATA_TRANSFER, DEVICE_SECTIONS, INPUT_SECTIONS
 from training_profiler.snapshot.ranks import RankStats
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
 from training_profiler.units import ms_text
@@ -11,8 +12,6 @@ from training_profiler.units import ms_text
 GAIN: Final = 0.5  # of the threshold: a rank or host that makes steps less than that much longer is ignored
 NEARLY: Final = 0.5  # of the slowest rank's excess over the median; ranks with more excess are nearly as slow
 WAITED_FOR: Final = 0.5  # of the same excess; the others must wait at least that much longer
-ON_DEVICE: Final = ("forward_pass", "backward_pass", "optimizer_step", "gradient_clipping", "ema_update")
-ON_INPUT: Final = ("data_loading", "data_generation", "first_fetch", "worker_start")
 
 
 class Slow(NamedTuple):
@@ -152,14 +151,14 @@ def _working(snapshot: Snapshot) -> list[RankStats] | None:
 
 def _fix(slowest: RankStats) -> str:
     cause = slowest.cause
-    if cause in ON_INPUT:
+    if cause in INPUT_SECTIONS:
         return (
             "Check its input: DataLoader workers, the disk or network it reads from, other work on its CPU cores, or a "
             "shard whose samples cost more"
         )
-    if cause == "data_transfer":
+    if cause == DATA_TRANSFER:
         return "Check its transfers to the device: pinned memory, the PCIe slot, other transfers at the same time"
-    if cause in ON_DEVICE:
+    if cause in DEVICE_SECTIONS:
         line = f"what only this rank does at {slowest.place}; " if slowest.place else ""
         return (
             f"Check {line}its device: clocks, temperature and other jobs on it; and whether its batches are longer "

@@ -28,6 +28,6 @@ def read_thresholds(given: object, known: Collection[str], example: str) -> dict
         except ValueError:
             number = -1.0
         if not 0 <= number < float("inf"):
-            raise SettingsError(f"has {str(value)!r} for {code}, which is not a number of at least 0; {example}")
+            raise SettingsError(f"has {str(value)!r} for {code}, which is not a number >= 0; {example}")
         thresholds[code] = number
     return thresholds

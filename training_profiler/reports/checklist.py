@@ -1,20 +1,42 @@
-"""The quick checklist: what a well-tuned training looks like, each line beside what was measured."""
+"""The quick checklist: targets of a well-tuned training, each beside the measured figure."""
 
 from typing import Final
 
 from training_profiler.diagnosis.memory import fullest
 from training_profiler.findings.check import FAIL, PASS, UNKNOWN, Check, check, check_lines
+from training_profiler.recording.known_sections import (
+    BACKWARD_PASS,
+    DATA_GENERATION,
+    DATA_LOADING,
+    DATA_TRANSFER,
+    FORWARD_PASS,
+    OPTIMIZER_STEP,
+)
+from training_profiler.reports.layout import Layout
 from training_profiler.snapshot.snapshot import Snapshot
 
 
 def checklist(snapshot: Snapshot) -> list[Check]:
-    """Return the checks in the order in which they are worth looking at."""
+    """Return the checks, the most important first."""
     return [make(snapshot) for make in _CHECKS]
 
 
-def checklist_lines(snapshot: Snapshot) -> list[str]:
-    """Return the checklist as text, a line a check."""
-    return ["Quick Checklist:", *check_lines(checklist(snapshot))]
+def checklist_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
+    """Return the checklist as text: in columns where they fit, else one sentence per check."""
+    checks = checklist(snapshot)
+    lines = check_lines(checks)
+    if not layout.is_lines and max(map(len, lines)) > layout.width:
+        lines = [line for result in checks for line in _two_part_lines(result, layout)]
+    return ["Quick Checklist:", *lines]
+
+
+def _two_part_lines(result: Check, layout: Layout) -> list[str]:
+    """Return a check and its target, which goes to a second line where the first is too long."""
+    measured = f": {result.measured}" if result.measured else ""
+    line, target = f"{result.verdict:<{len(UNKNOWN)}}  {result.what}{measured}", f"(target {result.target})"
+    if len(line) + 1 + len(target) <= layout.width:
+        return [f"{line} {target}"]
+    return [line, " " * (len(UNKNOWN) + 2) + target]
 
 
 def _gpu_utilization(snapshot: Snapshot) -> Check:
@@ -32,32 +54,32 @@ def _variation(snapshot: Snapshot) -> Check:
 
 
 def _gpu_memory(snapshot: Snapshot) -> Check:
-    found = fullest(snapshot)
-    return check("GPU memory", "85-95%", None if found is None else found[1], lambda share: 0.85 <= share <= 0.95)
+    device = fullest(snapshot)
+    return check("GPU memory", "85-95%", None if device is None else device[1], lambda share: 0.85 <= share <= 0.95)
 
 
 def _data(snapshot: Snapshot) -> Check:
-    shares = [snapshot.share_of_step(name) for name in ("data_loading", "data_generation")]
+    shares = [snapshot.share_of_step(name) for name in (DATA_LOADING, DATA_GENERATION)]
     known = [share for share in shares if share is not None]
     return check("data time", "< 10%", sum(known) if known else None, lambda share: share < 0.10)
 
 
 def _forward(snapshot: Snapshot) -> Check:
-    share = snapshot.share_of_step("forward_pass")
+    share = snapshot.share_of_step(FORWARD_PASS)
     return check("forward", "35-40%", share, lambda share: 0.35 <= share <= 0.40)
 
 
 def _backward(snapshot: Snapshot) -> Check:
-    share = snapshot.share_of_step("backward_pass")
+    share = snapshot.share_of_step(BACKWARD_PASS)
     return check("backward", "40-45%", share, lambda share: 0.40 <= share <= 0.45)
 
 
 def _optimizer(snapshot: Snapshot) -> Check:
-    return check("optimizer", "< 15%", snapshot.share_of_step("optimizer_step"), lambda share: share < 0.15)
+    return check("optimizer", "< 15%", snapshot.share_of_step(OPTIMIZER_STEP), lambda share: share < 0.15)
 
 
 def _both_passes(snapshot: Snapshot) -> Check:
-    forward, backward = (snapshot.share_of_step(name) for name in ("forward_pass", "backward_pass"))
+    forward, backward = (snapshot.share_of_step(name) for name in (FORWARD_PASS, BACKWARD_PASS))
     together = None if forward is None or backward is None else forward + backward
     return check("forward + backward dominate", "> 50%", together, lambda share: share > 0.50)
 
@@ -71,13 +93,13 @@ def _flash_attention(snapshot: Snapshot) -> Check:
 
 
 def _transfer_gaps(snapshot: Snapshot) -> Check:
-    what, known = "CPU-GPU transfer gaps", snapshot.is_by_device("data_transfer")
-    share = snapshot.share_of_step("data_transfer") if known else None
+    what, known = "CPU-GPU transfer gaps", snapshot.is_by_device(DATA_TRANSFER)
+    share = snapshot.share_of_step(DATA_TRANSFER) if known else None
     return check(what, "< 1% of the device's time", share, lambda share: share < 0.01)
 
 
 def _overlap(snapshot: Snapshot) -> Check:
-    # Half: the last bucket's exchange has nothing left to hide behind, and a small model has only two or three buckets.
+    # Half: the last bucket cannot overlap with anything, and a small model has only two or three buckets.
     overlap = None if snapshot.exchange is None else snapshot.exchange.overlap
     return check("all-reduce overlapped with computation", "> 50% of it", overlap, lambda share: share > 0.50)
 

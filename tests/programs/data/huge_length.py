@@ -1,0 +1,34 @@
+"""A data set of 312,500,000 examples, of which five batches are read."""
+
+import torch
+from _tiny import counts, net, show, truth
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+
+class Huge(Dataset):
+    def __len__(self):
+        return 312_500_000
+
+    def __getitem__(self, index):
+        return torch.randn(8), index % 3
+
+
+count = counts()
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(Huge(), batch_size=1)
+print(len(loader), "batches")
+for step, (inputs, targets) in enumerate(loader):
+    count["data_loading"] += 1
+    loss = F.cross_entropy(model(inputs), targets)
+    count["forward_pass"] += 1
+    optimizer.zero_grad()
+    loss.backward()
+    count["backward_pass"] += 1
+    optimizer.step()
+    count["steps"] += 1
+    show(loss)
+    if step == 4:
+        break
+truth(count)

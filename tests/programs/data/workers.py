@@ -1,0 +1,28 @@
+"""Two workers, restarted each epoch."""
+
+import torch
+from _tiny import counts, examples, net, show, truth
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+count = counts("validation_epoch/data_loading")
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(examples(44), batch_size=8, shuffle=True, num_workers=2)
+val_loader = DataLoader(examples(20), batch_size=8, num_workers=2)
+for _epoch in range(2):
+    for inputs, targets in loader:
+        count["data_loading"] += 1
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), targets)
+        count["forward_pass"] += 1
+        loss.backward()
+        count["backward_pass"] += 1
+        optimizer.step()
+        count["steps"] += 1
+        show(loss)
+    with torch.no_grad():
+        for inputs, targets in val_loader:
+            count["validation_epoch/data_loading"] += 1
+            show(F.cross_entropy(model(inputs), targets))
+truth(count)

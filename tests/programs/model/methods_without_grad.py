@@ -1,0 +1,34 @@
+"""A policy that is never called plays an episode without gradient: each call of its method is a forward pass."""
+
+import torch
+from _tiny import counts, show, truth
+from torch import nn
+
+count = counts("validation_epoch/forward_pass")
+
+
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def act(self, state):
+        return self.head(self.body(state).tanh())
+
+
+policy = Policy()
+optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+for _episode in range(5):
+    loss = policy.act(torch.randn(16, 4)).square().mean()
+    count["forward_pass"] += 1
+    optimizer.zero_grad()
+    loss.backward()
+    count["backward_pass"] += 1
+    optimizer.step()
+    count["steps"] += 1
+    show(loss)
+    with torch.no_grad():
+        for _ in range(10):
+            policy.act(torch.randn(1, 4))
+            count["validation_epoch/forward_pass"] += 1
+truth(count)

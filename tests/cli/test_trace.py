@@ -49,7 +49,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_trace_is_told_in_three_views(path, capsys):
+def test_trace_is_reported_in_three_views(path, capsys):
     out = printed(capsys, path)
     assert [line for line in out.splitlines() if line.startswith("===")] == [
         "=== Overview ===", "=== Trace ===", "=== Recommendations ==="
@@ -74,7 +74,7 @@ def test_each_view_says_so_where_it_has_nothing(view, tmp_path, capsys):
     assert "None" not in out
 
 
-def test_of_a_device_that_was_not_recorded_nothing_is_told(tmp_path, capsys):
+def test_unrecorded_device_is_left_out(tmp_path, capsys):
     path = Trace().op("aten::mm", 0, 5).write(tmp_path)
     assert "device" not in printed(capsys, path, "--view", "operators")
     found = json.loads(printed(capsys, path, "--json"))
@@ -91,7 +91,7 @@ def test_the_steps_of_the_overview_add_up(path, capsys):
     assert total == ["all", "3", "0.600", "ms", "0.300", "ms", "0.060", "ms", "0.000", "ms", "0.240", "ms"]
 
 
-def test_of_a_trace_without_a_device_operators_are_told_in_place_of_its_gaps(tmp_path, capsys):
+def test_trace_without_device_shows_operators_not_gaps(tmp_path, capsys):
     out = printed(capsys, Trace().op("aten::mm", 0, 1).write(tmp_path))
     assert [line for line in out.splitlines() if line.startswith("===")] == [
         "=== Overview ===", "=== Operators ===", "=== Recommendations ==="
@@ -140,7 +140,7 @@ def test_of_a_run_folder_its_captures_are_analysed(tmp_path, capsys):
     assert "step5-8-rank0.pt.trace.json.gz" in printed(capsys, tmp_path).splitlines()[1]
 
 
-def test_a_run_folder_without_captures_is_told_how_to_make_some(tmp_path, capsys):
+def test_run_folder_without_captures_explains_how_to_capture(tmp_path, capsys):
     for name in ("meta.json", "rank0.jsonl"):
         (tmp_path / name).write_text("{}")
     assert "captured no steps; RECTIFIED_FLOW_PROFILE_CAPTURE=steps=100-103" in refused(capsys, tmp_path)
@@ -239,7 +239,7 @@ def snapshot_file(folder):
     return path
 
 
-def test_a_memory_snapshot_is_told_alone_and_with_a_trace(path, tmp_path, capsys):
+def test_memory_snapshot_is_reported_alone_and_with_a_trace(path, tmp_path, capsys):
     snapshot = snapshot_file(tmp_path)
     alone = printed(capsys, "--memory-snapshot", snapshot)
     assert "dump.pickle, device 0: 2.0 MiB reserved in 1 segment" in alone

@@ -32,7 +32,7 @@ def lines() -> list[str]:
     return render_components(BENCHMARK).splitlines()
 
 
-def test_the_title_says_what_was_timed_and_how():
+def test_title_names_the_model_and_its_surroundings():
     title = "GPT of m:f: 12,345 parameters, float32 on cpu, train mode, 2 threads, torch 2.13.0"
     assert " ".join(lines()[1:3]) == title
 
@@ -53,7 +53,7 @@ def test_what_is_in_no_module_has_a_row_from_5_percent_on():
     assert row == ["(in", "no", "module)", "2", "0.083", "15.0%", "14.1%"]
 
 
-def test_the_heaviest_way_down_is_told_in_words():
+def test_heaviest_path_is_named():
     (i,) = [i for i, line in enumerate(lines()) if line.startswith("Heaviest")]
     assert lines()[i : i + 2] == [
         "Heaviest: blocks.* (Block) 2 calls of 0.553 ms, 94% of its GPT; attention",
@@ -104,5 +104,5 @@ def test_data_has_seconds_and_null_for_what_is_unknown():
         ([""], ""),
     ],
 )
-def test_names_are_told_in_short(names, text):
+def test_names_are_shortened(names, text):
     assert names_text(names) == text

@@ -31,18 +31,18 @@ def test_least_busy_device_is_named_with_a_verdict(utilization, verdict):
 
 
 @pytest.mark.parametrize("run", [run_at(0.8), run_at(None), run_at(0.2, samples=4), run_at(0.2, steps=9)])
-def test_a_device_that_is_busy_or_hardly_looked_at_is_not_told(run):
+def test_busy_or_rarely_sampled_device_is_no_finding(run):
     assert found(run) is None
 
 
-def test_without_a_monitor_nothing_is_told():
+def test_without_system_monitor_there_is_no_finding():
     assert found(snapshot_of({"forward_pass": 0.5})) is None
 
 
-def test_an_idle_device_names_the_costliest_cause_that_was_found():
+def test_idle_device_names_its_costliest_cause():
     run = run_at(0.4, data_loading=0.4, optimizer_step=0.2, data_transfer=0.3)
     assert found(run).fix.startswith("First fix what keeps it waiting (data-loading-bound): Raise DataLoader(")
 
 
-def test_an_idle_device_without_a_known_cause_needs_more_work_at_a_time():
+def test_idle_device_without_cause_needs_larger_kernels():
     assert found(run_at(0.4)).fix == "Use a larger batch, torch.compile or CUDA graphs to give it more work at a time"

@@ -16,14 +16,14 @@ def codes(snapshot):
     return [finding.code for finding in diagnose(snapshot)]
 
 
-def test_a_healthy_run_is_told_so_with_its_figures():
+def test_healthy_run_is_reported_with_its_step_time():
     finding = diagnose(snapshot_of(HEALTHY))[0]
     assert finding.code == "healthy"
     assert finding.message == "No bottleneck found (100 steps, mean 100 ms, varying by 0%)"
     assert finding.evidence == {"steps": 100, "avg_s": 0.1, "coefficient_of_variation": 0.0}
 
 
-def test_a_run_of_which_a_rule_fires_is_not_healthy():
+def test_run_with_a_finding_is_not_healthy():
     assert "healthy" not in codes(snapshot_of({**HEALTHY, "data_loading": 0.3, "forward_pass": 0.1}))
 
 
@@ -36,28 +36,28 @@ def test_warm_up_alone_leaves_a_run_healthy():
     assert found[:2] == ["warm-up", "healthy"]
 
 
-def test_the_most_valuable_insight_comes_first():
+def test_largest_saving_comes_first():
     found = diagnose(snapshot_of({"data_loading": 0.2, "optimizer_step": 0.3, "synchronization": 0.5}))
     worth = [(finding.code, round(finding.potential_saving_s, 6)) for finding in found if finding.potential_saving_s]
     assert worth == [("synchronization-heavy", 5.0), ("data-loading-bound", 2.0), ("optimizer-heavy", 1.5)]
 
 
-def test_remarks_follow_what_is_worth_something():
+def test_remarks_follow_findings_with_a_saving():
     found = codes(snapshot_of({"data_loading": 0.1, "synchronization": 0.2, "backward_pass": 0.7}))
     assert found == ["synchronization-heavy", "slowest-component", "data-loading-efficient"]
 
 
-def test_variation_that_costs_nothing_leaves_a_run_healthy_and_is_told_so():
+def test_variation_without_cost_leaves_a_run_healthy():
     finding = diagnose(snapshot_of(HEALTHY, std_s=0.027))[0]
     assert finding.message == ("No bottleneck found (100 steps, mean 100 ms, varying by 27%, at negligible cost)")
 
 
-def test_no_component_is_called_slowest_below_time_in_no_section():
+def test_no_slowest_section_if_most_time_is_unattributed():
     found = codes(snapshot_of({"forward_pass": 0.1, "backward_pass": 0.2}))
     assert found == ["unexplained"]
 
 
-def test_waiting_names_the_loader_that_is_waited_for():
+def test_waiting_for_batches_names_the_slow_loader():
     loaders = (
         LoaderStats("main", 100, None, 0.1, data_avg_s=0.001),
         LoaderStats("aux", 100, None, 4.0, data_avg_s=0.04),
@@ -67,39 +67,39 @@ def test_waiting_names_the_loader_that_is_waited_for():
     assert found["data-loading-bound"].fix.startswith("Mostly this loader (aux): Raise num_workers")
 
 
-def test_the_slowest_component_is_that_of_most_time():
+def test_slowest_section_has_the_most_time():
     found = {finding.code: finding for finding in diagnose(snapshot_of(HEALTHY))}
     assert found["slowest-component"].message == "Slowest section: backward_pass (50.0 ms on average)"
 
 
-def test_time_in_no_section_is_no_component():
+def test_unattributed_time_is_not_a_section():
     assert "slowest-component" not in codes(snapshot_of({}))
 
 
-def test_the_profilers_own_work_is_no_component():
+def test_profiler_overhead_is_not_a_section():
     snapshot = snapshot_of(HEALTHY)
     profiler = section_stats("(profiler)", 0.9, count=5, avg_s=100.0)
     found = diagnose(replace(snapshot, sections={**snapshot.sections, "(profiler)": profiler}))
     assert "(profiler)" not in " ".join(finding.message for finding in found)
 
 
-def test_efficient_data_loading_is_told_with_its_share():
+def test_efficient_data_loading_is_reported_with_its_share():
     found = {finding.code: finding for finding in diagnose(snapshot_of({**HEALTHY, "data_loading": 0.102}))}
     assert found["data-loading-efficient"].message == "Data loading is efficient (10.2% of total time)"
 
 
 @pytest.mark.parametrize("shares", [{"data_loading": 0.16}, {"forward_pass": 0.5}])
-def test_data_loading_that_is_heavy_or_unseen_is_not_called_efficient(shares):
+def test_heavy_or_unmeasured_data_loading_is_not_efficient(shares):
     assert "data-loading-efficient" not in codes(snapshot_of(shares))
 
 
-def test_without_steps_the_reader_is_told_to_mark_them():
+def test_without_steps_the_message_asks_for_profile_step():
     assert too_little_data(Snapshot()) == (
         "No steps were marked: call profile_step() after each step; the rules need 10"
     )
 
 
-def test_with_few_steps_the_reader_is_told_how_many_it_takes():
+def test_with_few_steps_the_message_says_how_many_are_needed():
     assert too_little_data(snapshot_of(HEALTHY, steps=9)) == "Only 9 steps; the rules need 10"
 
 

@@ -24,7 +24,7 @@ def run_with(*lines: LineStats, section: str = "other", steps: int = 64) -> Snap
     return replace(run, lines={section: lines})
 
 
-def test_a_wait_for_the_device_is_told_with_its_lines():
+def test_wait_for_the_device_names_its_lines():
     finding = found(run_with(line(42, 0.25, 0.1875), line(50, 0.0625, 0.0625, "cpu")))
     assert finding.message == (
         "Python waits for the device for 25.0% of step time (31.2 ms per step): "
@@ -48,11 +48,11 @@ def test_waits_within_a_section_of_the_step_count():
         run_with(replace(line(42, 0.25, 0.25), samples=9)),
     ],
 )
-def test_no_wait_or_too_little_of_it_is_not_told(run):
+def test_short_wait_is_no_finding(run):
     assert found(run) is None
 
 
-def test_waits_outside_of_steps_are_not_told():
+def test_waits_outside_steps_do_not_count():
     run = run_with(line(42, 0.25, 0.25), section="validation_epoch")
     validation = replace(run.sections["other"], name="validation_epoch", step_total_s=0.0)
     assert found(replace(run, sections={**run.sections, "validation_epoch": validation})) is None

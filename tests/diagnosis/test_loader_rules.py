@@ -18,7 +18,7 @@ def found(code: str, *loaders: LoaderStats, steps: int = 100) -> Finding | None:
     return next((finding for finding in diagnose(run) if finding.code == code), None)
 
 
-def test_a_slow_loader_is_told_with_what_it_costs():
+def test_slow_loader_is_named_with_its_cost():
     finding = found("loader-slow", loader("main", 0.001), loader("aux", 0.016))
     assert finding.message == (
         "Loader aux is slow: 16.0 ms per batch, against 1.00 ms for main; it causes 94% of the wait for batches"
@@ -46,11 +46,11 @@ def test_a_slow_loader_is_compared_with_the_mean_batch_of_the_others():
         [loader("main", 0.000001), loader("aux", 0.00016)],  # a trifle
     ],
 )
-def test_loaders_of_which_none_is_slow_are_not_told(loaders):
+def test_equally_fast_loaders_are_no_finding(loaders):
     assert found("loader-slow", *loaders) is None
 
 
-def test_a_mix_that_is_not_the_one_asked_for_is_told():
+def test_mix_that_differs_from_the_configured_one_is_found():
     finding = found(
         "loader-mix",
         loader("main", batches=800, proportion=0.8, asked_proportion=2 / 3),
@@ -70,7 +70,7 @@ def test_a_mix_that_is_not_the_one_asked_for_is_told():
         (None, 0.5),
     ],
 )
-def test_a_mix_as_asked_or_off_by_chance_is_not_told(pair):
+def test_mix_as_configured_or_off_by_chance_is_no_finding(pair):
     proportion, asked = pair
     one = loader("main", batches=200, proportion=proportion, asked_proportion=asked)
     assert found("loader-mix", one) is None

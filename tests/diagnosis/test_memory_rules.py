@@ -33,28 +33,28 @@ def gpu(share: float, samples: int = 10) -> MachineStats:
     return MachineStats(samples=samples, gpus=(GpuStats(index=1, total_bytes=16 * GIB, used_bytes=used),))
 
 
-def test_a_full_host_is_told_with_its_pressure():
+def test_full_host_is_found_with_its_pressure():
     finding = found(run_on(host(0.925)), "host-memory")
     assert finding.message == "Peak RAM is 92.5% of the host's memory (pressure 0.50)"
     assert finding.evidence["threshold"] == 0.85
 
 
-def test_a_full_container_is_told_with_its_limit():
+def test_full_container_is_found_with_its_limit():
     finding = found(run_on(host(0.925, ram_limit_bytes=24 * GIB)), "host-memory")
     assert finding.message.startswith("Peak RAM is 92.5% of the container's limit of 24.0 GiB")
 
 
 @pytest.mark.parametrize("machine", [None, MachineStats(samples=10), host(0.85), host(0.84)])
-def test_a_host_below_its_threshold_or_not_looked_at_is_not_told(machine):
+def test_host_below_threshold_or_unsampled_is_no_finding(machine):
     assert found(run_on(machine), "host-memory") is None
 
 
-def test_a_full_device_is_told():
+def test_full_device_is_found():
     finding = found(run_on(gpu(0.91)), "gpu-memory-high")
     assert finding.message == "Peak memory of GPU 1 is 91.0% of 16.0 GiB"
 
 
-def test_a_device_about_to_run_out_is_told_so():
+def test_device_near_out_of_memory_is_found():
     finding = found(run_on(gpu(0.985)), "gpu-memory-high")
     assert finding.message.endswith("above 98% a larger batch runs out of memory")
 
@@ -64,13 +64,13 @@ def test_a_device_at_its_threshold_or_unknown_is_not_full(machine):
     assert found(run_on(machine), "gpu-memory-high") is None
 
 
-def test_a_device_that_was_never_half_full_is_told():
+def test_device_never_half_full_is_found():
     finding = found(run_on(gpu(0.25)), "gpu-memory-low")
     assert finding.message == "Peak memory of GPU 1 is only 25.0% of 16.0 GiB"
 
 
 @pytest.mark.parametrize("machine", [None, MachineStats(samples=10), gpu(0.50), gpu(0.25, samples=4)])
-def test_a_device_half_full_or_hardly_looked_at_is_not_empty(machine):
+def test_half_full_or_rarely_sampled_device_is_no_finding(machine):
     assert found(run_on(machine), "gpu-memory-low") is None
 
 
@@ -87,7 +87,7 @@ def growing(bytes_: float = 100 * MIB, p_value: float = 1e-6, points: int = 10, 
     )
 
 
-def test_memory_that_grows_steadily_is_told_with_when_it_will_be_full():
+def test_growing_memory_is_found_with_the_time_until_full():
     finding = found(run_on(growing()), "memory-growth")
     assert finding.message == (
         "Memory of this process keeps growing: by 100.0 MiB in 100 s; at this rate the remaining 10.0 GiB last 171 min"
@@ -108,11 +108,11 @@ def test_memory_that_grows_steadily_is_told_with_when_it_will_be_full():
         growing(bytes_=-100 * MIB),
     ],
 )
-def test_memory_that_does_not_grow_for_sure_is_not_told(machine):
+def test_uncertain_memory_growth_is_no_finding(machine):
     assert found(run_on(machine), "memory-growth") is None
 
 
-def test_a_device_that_grows_is_told_before_the_host():
+def test_growth_on_a_device_comes_before_the_host():
     grown = Growth(bytes=2 * GIB, p_value=1e-9, points=50, seconds=3600.0)
     device = GpuStats(
         index=0,

@@ -28,7 +28,7 @@ def find(snapshot: Snapshot, code: str):
     return next(finding for finding in diagnose(snapshot) if finding.code == code)
 
 
-def test_the_straggler_is_named_with_cause_place_and_worth():
+def test_straggler_is_named_with_cause_line_and_saving():
     slow = working(30, 30, 30, 40, cause="data_loading", cause_s=0.009, place="train.py:31 fetch", slower_since_step=40)
     finding = find(run_of(ranks_of(slow)), "straggler")
     assert finding.message == (
@@ -58,11 +58,11 @@ def test_of_two_ranks_the_other_one_is_the_median():
     assert find(run_of(ranks_of(working(30, 40))), "straggler").evidence["median_of_others_s"] == 0.03
 
 
-def test_a_straggler_is_worth_what_it_has_beyond_the_next():
+def test_straggler_saves_its_excess_over_the_next_rank():
     assert find(run_of(ranks_of(working(30, 30, 32, 40))), "straggler").potential_saving_s == pytest.approx(0.8)
 
 
-def test_several_slow_ranks_are_worth_it_together():
+def test_several_slow_ranks_share_one_saving():
     rows = [rank_row(rank, ms / 1000, who=rank_id(rank, per_host=8)) for rank, ms in enumerate((30, 30, 30, 39, 40))]
     finding = find(run_of(ranks_of(rows)), "straggler")
     assert finding.potential_saving_s == pytest.approx(1.0)
@@ -81,7 +81,7 @@ def test_several_slow_ranks_are_worth_it_together():
         ("augment", "", "in augment"),
     ],
 )
-def test_the_remedy_goes_by_the_cause(cause, place, word):
+def test_fix_depends_on_the_cause(cause, place, word):
     slow = working(30, 30, 40, cause=cause, cause_s=0.01, place=place)
     assert word in find(run_of(ranks_of(slow)), "straggler").fix
 
@@ -104,19 +104,19 @@ def test_nine_steps_are_too_few_for_a_straggler():
     assert "straggler" not in codes(run_of(ranks_of(working(30, 60)), steps=9))
 
 
-def test_a_trifle_of_a_straggler_is_not_told():
+def test_tiny_straggler_is_no_finding():
     assert "straggler" not in codes(run_of(ranks_of(working(0.3, 0.45))))
 
 
 @pytest.mark.parametrize(("waiting_ms", "fires"), [(5.01, True), (4.99, False)])
-def test_a_straggler_is_told_where_single_steps_show_that_the_others_wait_for_it(waiting_ms, fires):
+def test_straggler_needs_single_steps_in_which_others_wait(waiting_ms, fires):
     rows = [replace(one, waiting_s=waiting_ms / 1000) for one in working(30, 30, 30, 40)]
     rows[-1] = replace(rows[-1], waiting_s=0.0)
     assert ("straggler" in codes(run_of(ranks_of(rows)))) == fires
 
 
 @pytest.mark.parametrize(("work_ms", "fires"), [(4.51, True), (4.49, False)])
-def test_a_straggler_that_makes_steps_longer_by_less_than_a_twentieth_is_left_alone(work_ms, fires):
+def test_straggler_that_costs_under_five_percent_is_ignored(work_ms, fires):
     run = run_of(ranks_of(working(2, 2, 2, work_ms)))  # of steps of 50 ms
     assert ("straggler" in codes(run)) == fires
 
@@ -128,7 +128,7 @@ def test_data_loading_that_delays_another_rank_is_not_called_efficient():
     assert "data-loading-efficient" not in codes(run_of(ranks_of(slow), **loads))
 
 
-def test_a_slow_host_is_told_in_the_place_of_its_ranks():
+def test_slow_host_replaces_findings_of_its_ranks():
     found = run_of(ranks_of(working(30, 30, 40, 41)))
     finding = find(found, "host-slow")
     assert finding.message == (
@@ -160,7 +160,7 @@ def synchronizing(rows, sync: float, waiting: float, **more) -> AllRanksStats:
     return ranks_of(rows, sync_share=sync, waiting_share=waiting, transfer_share=sync - waiting, **more)
 
 
-def test_synchronization_tells_waiting_from_exchange():
+def test_synchronization_separates_waiting_from_transfer():
     ranks = synchronizing(working(30, 30), 0.13, 0.05, compared_steps=64)
     finding = find(run_of(ranks), "synchronization-heavy")
     assert finding.message == (
@@ -176,7 +176,7 @@ def test_synchronization_is_heavy_from_a_tenth_on(share, fires):
     assert ("synchronization-heavy" in codes(run_of(ranks))) == fires
 
 
-def test_what_the_straggler_claims_synchronization_does_not():
+def test_synchronization_excludes_what_the_straggler_claims():
     slow = working(30, 30, 30, 40, cause="forward_pass", cause_s=0.01)
     found = run_of(synchronizing(slow, 0.35, 0.30))
     straggler, heavy = find(found, "straggler"), find(found, "synchronization-heavy")
@@ -187,7 +187,7 @@ def test_what_the_straggler_claims_synchronization_does_not():
     assert codes(found).index("straggler") < codes(found).index("synchronization-heavy")
 
 
-def test_a_straggler_that_explains_little_of_the_waiting_is_not_told_with_it():
+def test_straggler_that_explains_little_waiting_is_not_named():
     slow = working(30, 30, 30, 34, cause="forward_pass", cause_s=0.004)
     found = run_of(synchronizing(slow, 0.5, 0.4))
     assert "straggler" in codes(found)
@@ -195,12 +195,12 @@ def test_a_straggler_that_explains_little_of_the_waiting_is_not_told_with_it():
     assert "rank 3" not in find(found, "synchronization-heavy").fix
 
 
-def test_without_figures_of_ranks_synchronization_goes_by_this_rank():
+def test_without_rank_stats_synchronization_is_of_this_rank():
     found = find(run_of(None, synchronization=0.2, backward_pass=0.8), "synchronization-heavy")
     assert found.message.startswith("20.0% of step time is spent waiting for other ranks")
 
 
-def test_ranks_that_are_late_in_turn_are_told():
+def test_ranks_that_are_late_in_turn_are_found():
     found = run_of(synchronizing(working(30, 30), 0.14, 0.11))
     finding = find(found, "uneven-work")
     assert finding.message.startswith("Ranks wait for each other for 11.0% of step time, but none is slower")
@@ -208,7 +208,7 @@ def test_ranks_that_are_late_in_turn_are_told():
     assert find(found, "synchronization-heavy").potential_saving_s == pytest.approx(0.15)
 
 
-def test_uneven_work_just_below_a_tenth_is_not_told():
+def test_uneven_work_just_below_a_tenth_is_no_finding():
     assert "uneven-work" not in codes(run_of(synchronizing(working(30, 30), 0.14, 0.099)))
 
 
@@ -216,14 +216,14 @@ def test_where_there_is_a_straggler_work_is_not_called_uneven():
     assert "uneven-work" not in codes(run_of(synchronizing(working(30, 40), 0.3, 0.2)))
 
 
-def test_what_one_rank_does_between_steps_is_told_as_what_the_others_wait_for():
+def test_work_of_one_rank_between_steps_is_named_as_cause():
     save = SectionSpread("checkpointing", 1, 0.5, 0.5, 0.5, rank_id(0), 0.0, False, never_on=(1,), slowest_total_s=0.5)
     finding = find(run_of(synchronizing(working(30, 30), 0.14, 0.11, sections=(save,))), "uneven-work")
     assert finding.message.endswith(": only rank 0 (node0) spends time in checkpointing (0.50 s)")
     assert finding.fix == "Run checkpointing less often, asynchronously, or share it among ranks"
 
 
-def test_a_silent_rank_is_told_first_and_where_it_was():
+def test_silent_rank_comes_first_with_its_last_section():
     rows = [rank_row(0), replace(rank_row(1), steps=120, heard_s_ago=35.0, inside=("step", "backward_pass"))]
     slow = [*rows, rank_row(2, 0.045), rank_row(3)]
     found = run_of(ranks_of(slow, silent=(1,), missing=(5, 6), world_size=7))
@@ -250,10 +250,10 @@ def test_many_silent_ranks_are_counted():
     assert "95 more" in found.message
 
 
-def test_where_all_are_heard_nobody_is_told_silent():
+def test_no_rank_is_silent_if_all_report():
     assert "rank-silent" not in codes(run_of(ranks_of(working(30, 30))))
 
 
-def test_a_rank_is_told_silent_before_there_are_steps():
+def test_silent_rank_is_found_before_the_first_step():
     ranks = ranks_of([RankStats(rank_id(0), 0)], missing=(1,), world_size=2)
     assert codes(Snapshot(ranks=ranks)) == ["rank-silent"]

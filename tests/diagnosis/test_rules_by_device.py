@@ -35,7 +35,7 @@ def test_a_host_that_waits_for_a_busy_device_is_no_finding():
     assert [finding.code for finding in diagnose(run)] == ["healthy", "slowest-component"]
 
 
-def test_waits_are_worth_what_the_device_is_idle():
+def test_waits_save_at_most_the_idle_time_of_the_device():
     lines = {"other": (LineStats("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
     idle = {"forward_pass": 0.25, "backward_pass": 0.375, "optimizer_step": 0.0625}
     finding = found(replace(on_device(QUEUED, idle), lines=lines), "waits-for-device")
@@ -79,7 +79,7 @@ def test_a_fetch_that_the_device_does_not_wait_for_costs_nothing():
     assert found(run, "data-loading-bound") is None
 
 
-def test_a_fetch_that_the_device_waits_for_is_told():
+def test_fetch_that_the_device_waits_for_is_found():
     device = {"data_loading": 0.25, "forward_pass": 0.25, "backward_pass": 0.4375, "optimizer_step": 0.0625}
     finding = found(on_device({"data_loading": 0.5, **QUEUED}, device), "data-loading-bound")
     assert finding.message == (
@@ -88,7 +88,7 @@ def test_a_fetch_that_the_device_waits_for_is_told():
     assert finding.potential_saving_s == pytest.approx(2.0)
 
 
-def test_the_slowest_component_is_the_devices():
+def test_slowest_section_is_by_device_time():
     finding = found(on_device({**QUEUED, "logging": 0.04}, BUSY), "slowest-component")
     assert finding.message == "Slowest section: backward_pass (78.1 ms on average on the device)"
 

@@ -35,7 +35,7 @@ def find(snapshot: Snapshot, code: str):
 
 
 @pytest.mark.parametrize(("section", "threshold", "code"), OF_STEP)
-def test_a_share_of_the_step_above_its_threshold_is_told(section, threshold, code):
+def test_share_of_step_above_threshold_is_found(section, threshold, code):
     assert code in codes(snapshot_of({section: threshold + 0.001}))
 
 
@@ -44,12 +44,12 @@ def test_a_share_of_the_step_just_below_its_threshold_is_not(section, threshold,
     assert code not in codes(snapshot_of({section: threshold - 0.001}))
 
 
-def test_data_loading_at_its_threshold_is_told():
+def test_data_loading_at_its_threshold_is_found():
     snapshot = snapshot_of({"data_loading": 0.15}, steps=64, step_s=0.125)
     assert "data-loading-bound" in codes(snapshot)
 
 
-def test_forward_at_its_threshold_is_not_told():
+def test_forward_at_its_threshold_is_no_finding():
     snapshot = snapshot_of({"forward_pass": 0.6}, steps=64, step_s=0.125)
     assert snapshot.share_of_step("forward_pass") == 0.6
     assert "forward-dominates" not in codes(snapshot)
@@ -65,12 +65,12 @@ def test_ten_steps_are_enough_for_a_share(section, threshold, code):
     assert code in codes(snapshot_of({section: 0.9}, steps=10))
 
 
-def test_a_share_of_a_trifle_is_not_told():
+def test_share_of_a_tiny_time_is_no_finding():
     # 90 % of 10 ms in all are less than the 20 ms worth a word.
     assert "data-loading-bound" not in codes(snapshot_of({"data_loading": 0.9}, step_s=0.0001))
 
 
-def test_a_share_tells_its_figures():
+def test_share_finding_has_its_numbers():
     finding = find(snapshot_of({"data_loading": 0.25}, steps=64, step_s=0.125), "data-loading-bound")
     assert finding.message == "25.0% of step time is spent waiting for the next batch (data_loading: 31.2 ms per step)"
     assert finding.evidence == {"share_of_step": 0.25, "threshold": 0.15, "seconds_per_step": 0.03125, "steps": 64}
@@ -79,7 +79,7 @@ def test_a_share_tells_its_figures():
 
 
 @pytest.mark.parametrize("section", ["forward_pass", "optimizer_step"])
-def test_what_can_only_be_made_smaller_is_worth_half(section):
+def test_forward_and_optimizer_save_half(section):
     snapshot = snapshot_of({section: 0.75}, steps=64, step_s=0.125)
     assert diagnose(snapshot)[0].potential_saving_s == 3.0
 
@@ -91,7 +91,7 @@ def of_run(section: str, total_s: float, wall_s: float = 100.0, steps: int = 100
 
 
 @pytest.mark.parametrize(("section", "code"), OF_RUN)
-def test_a_share_of_the_run_above_a_tenth_is_told_and_worth_half(section, code):
+def test_share_of_run_above_a_tenth_saves_half(section, code):
     finding = find(of_run(section, 10.1), code)
     assert finding.potential_saving_s == 5.05
     assert finding.evidence["seconds"] == 10.1
@@ -114,20 +114,20 @@ def test_a_section_that_is_still_open_has_no_share_of_the_run(section, code):
     assert code not in codes(replace(snapshot, sections={section: unended}))
 
 
-def test_a_backward_pass_above_three_forward_passes_is_told():
+def test_backward_above_three_forward_passes_is_found():
     finding = find(snapshot_of({"forward_pass": 0.125, "backward_pass": 0.5}, steps=64, step_s=0.125), "backward-slow")
     assert finding.message == "The backward pass takes 4.0x as long as the forward pass (usual: 2x)"
     assert finding.potential_saving_s == 2.0  # down to twice the forward pass
 
 
-def test_exchange_within_the_backward_pass_is_no_work_of_it():
+def test_synchronization_within_backward_is_not_its_work():
     run = snapshot_of({"forward_pass": 0.125, "backward_pass": 0.5, "synchronization": 0.25}, steps=64, step_s=0.125)
     nested = replace(run.sections["synchronization"], parent="backward_pass")
     assert "backward-slow" in codes(run)
     assert "backward-slow" not in codes(replace(run, sections={**run.sections, "synchronization": nested}))
 
 
-def test_a_backward_pass_of_three_forward_passes_is_not_told():
+def test_backward_of_three_forward_passes_is_no_finding():
     assert "backward-slow" not in codes(
         snapshot_of({"forward_pass": 0.25, "backward_pass": 0.75}, steps=64, step_s=0.125)
     )
@@ -142,13 +142,13 @@ def test_nine_steps_are_too_few_to_compare_the_passes():
     assert "backward-slow" not in codes(snapshot_of({"forward_pass": 0.1, "backward_pass": 0.8}, steps=9))
 
 
-def test_step_time_in_no_section_above_a_tenth_is_told():
+def test_unattributed_time_above_a_tenth_is_found():
     finding = find(snapshot_of({"backward_pass": 0.75}, steps=64, step_s=0.125), "unexplained")
     assert finding.message == "25.0% of step time is unattributed (31.2 ms per step)"
     assert finding.potential_saving_s == 2.0
 
 
-def test_step_time_in_no_section_names_the_lines_that_hold_it():
+def test_unattributed_time_names_its_lines():
     lines = (
         LineStats("train.py", 212, "estimate_loss", share=0.1675, samples=67),
         LineStats("train.py", 88, "get_batch", share=0.0625, samples=25),
@@ -162,7 +162,7 @@ def test_step_time_in_no_section_names_the_lines_that_hold_it():
     assert finding.fix.startswith("Make these lines cheaper")
 
 
-def test_step_time_in_no_section_just_below_a_tenth_is_not_told():
+def test_unattributed_time_just_below_a_tenth_is_no_finding():
     assert "unexplained" not in codes(snapshot_of({"backward_pass": 0.901}))
 
 
@@ -170,7 +170,7 @@ def test_nine_steps_are_too_few_for_time_in_no_section():
     assert "unexplained" not in codes(snapshot_of({"backward_pass": 0.5}, steps=9))
 
 
-def test_a_run_without_sections_is_not_told_that_they_are_missing_time():
+def test_run_without_sections_has_no_unattributed_time():
     assert "unexplained" not in codes(snapshot_of({}))
 
 
@@ -203,7 +203,7 @@ def test_warm_up_steps_do_not_count_for_a_share_of_the_step():
 
 
 @pytest.mark.parametrize(("waits", "is_told"), [(0.19, True), (0.21, False)])
-def test_a_forward_pass_that_waits_for_other_ranks_does_not_dominate_by_that(waits, is_told):
+def test_waiting_for_ranks_does_not_make_forward_dominate(waits, is_told):
     run = snapshot_of({"forward_pass": 0.8, "synchronization": waits})
     nested = replace(run.sections["synchronization"], parent="forward_pass")
     run = replace(run, sections={**run.sections, "synchronization": nested})

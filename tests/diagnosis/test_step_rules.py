@@ -14,13 +14,13 @@ def run_of(**step) -> Snapshot:
     return snapshot_of({"backward_pass": 1.0}, **step)
 
 
-def test_steps_that_vary_above_a_tenth_are_told():
+def test_variation_above_a_tenth_is_found():
     finding = step_time_varies(run_of(std_s=0.011, median_s=0.095, max_s=0.5, max_step=7))
     assert finding.message == ("Step time varies by 11% (std/mean; longest 500 ms at step 7, median 95.0 ms)")
     assert finding.potential_saving_s == pytest.approx(0.5)  # 100 steps, 5 ms above the median on average
 
 
-def test_steps_that_vary_by_a_tenth_are_not_told():
+def test_variation_of_a_tenth_is_no_finding():
     assert step_time_varies(run_of(std_s=0.01, median_s=0.05)) is None
 
 
@@ -41,11 +41,11 @@ def test_steps_of_which_capture_windows_slowed_most_do_not_vary_of_themselves():
     assert step_time_varies(run_of(std_s=0.1, median_s=0.05, disturbed_count=50)) is not None
 
 
-def test_variation_that_costs_nothing_is_not_told():
+def test_variation_without_cost_is_no_finding():
     assert step_time_varies(run_of(std_s=0.1, median_s=0.1)) is None
 
 
-def test_the_section_that_varies_is_named_with_its_remedy():
+def test_section_that_varies_is_named_with_its_fix():
     explained = {"forward_pass": 0.2, "data_loading": 0.7}
     finding = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained=explained))
     assert finding.message.endswith("; 70% of the variation comes from data_loading")
@@ -64,7 +64,7 @@ def test_a_section_of_the_users_own_is_named_as_well():
     assert finding.fix == "Check what makes augment uneven"
 
 
-def test_steps_that_become_slower_by_more_than_a_twentieth_are_told():
+def test_slowdown_above_five_percent_is_found():
     finding = slowing_down(run_of(rise=0.5, rise_p_value=0.0001))
     assert finding.message == "Step time grew by 50% from start to end of the run"
     assert finding.potential_saving_s == pytest.approx(2.0)  # 10 s instead of the 8 s at the pace of the start
@@ -81,11 +81,11 @@ def test_steps_that_become_slower_by_more_than_a_twentieth_are_told():
     ],
     ids=["at its threshold", "falling", "by chance", "unknown", "too few steps"],
 )
-def test_steps_that_do_not_surely_become_slower_are_not_told(step):
+def test_uncertain_slowdown_is_no_finding(step):
     assert slowing_down(run_of(**step)) is None
 
 
-def test_first_steps_above_three_medians_are_told():
+def test_first_steps_above_three_medians_are_warm_up():
     finding = warm_up(run_of(warmup_count=2, warmup_s=3.2, settled_count=98))
     assert finding.message == (
         "The first 2 steps were warm-up: 1.60 s each, against 100 ms later; step averages exclude them"
@@ -103,7 +103,7 @@ def test_first_steps_above_three_medians_are_told():
     ],
     ids=["none", "three medians", "a trifle", "nothing but warm-up"],
 )
-def test_first_steps_that_are_no_warm_up_are_not_told(step):
+def test_first_steps_without_warm_up_are_no_finding(step):
     assert warm_up(run_of(**step)) is None
 
 
@@ -124,7 +124,7 @@ def run_with(*epochs: EpochStats) -> Snapshot:
     return Snapshot(epochs=epochs, step=step_stats())
 
 
-def test_slow_first_fetches_are_told():
+def test_slow_first_fetches_are_found():
     finding = first_batch_slow(run_with(epoch(1, 2.01), epoch(2, 1.01)))
     assert finding.message == "The first batch of each epoch takes 1.51 s on average, 15.0% of the time of 2 epochs"
     assert finding.potential_saving_s == 1.5  # the first epoch must start its workers in any case
@@ -141,16 +141,16 @@ def test_slow_first_fetches_are_told():
     ],
     ids=["five medians", "a hundredth of the epoch", "no fetch", "no median", "not complete"],
 )
-def test_a_second_epoch_that_begins_well_is_not_told(second):
+def test_fast_start_of_the_second_epoch_is_no_finding(second):
     assert first_batch_slow(run_with(epoch(1, 2.0), second)) is None
 
 
-def test_one_slow_first_fetch_is_not_told():
+def test_single_slow_first_fetch_is_no_finding():
     assert first_batch_slow(run_with(epoch(1, 2.0))) is None
 
 
 @pytest.mark.parametrize("rule", [step_time_varies, slowing_down, warm_up, first_batch_slow])
-def test_a_run_without_steps_is_not_told_how_they_vary(rule):
+def test_run_without_steps_has_no_step_findings(rule):
     assert rule(Snapshot()) is None
 
 
@@ -158,7 +158,7 @@ def test_step_time_that_is_zero_does_not_vary():
     assert step_time_varies(replace(run_of(), step=step_stats(avg_s=0.0))) is None
 
 
-def test_all_of_them_are_asked():
+def test_all_step_rules_are_registered():
     snapshot = run_of(std_s=0.05, median_s=0.05, rise=0.5, rise_p_value=0.0, warmup_count=1, warmup_s=1.0, max_step=1)
     snapshot = replace(snapshot, epochs=(epoch(1, 2.0), epoch(2, 1.0)))
     found = {finding.code for finding in diagnose(snapshot)}
@@ -181,7 +181,7 @@ def first_batch(run):
     return next((finding for finding in diagnose(run) if finding.code == "first-batch-slow"), None)
 
 
-def test_first_fetches_that_seams_saw_count_with_the_start_of_workers():
+def test_first_fetch_section_includes_worker_start():
     finding = first_batch(passes(first_s=0.05, start_s=0.06))
     assert finding.message == (
         "The first batch of each epoch takes 110 ms on average (60.0 ms of it to start workers), "
@@ -199,7 +199,7 @@ def test_first_fetches_that_seams_saw_count_with_the_start_of_workers():
         passes(0.0008, 0.0, median_s=0.0001),  # a trifle
     ],
 )
-def test_first_fetches_that_are_quick_enough_are_not_told(run):
+def test_quick_first_fetches_are_no_finding(run):
     assert first_batch(run) is None
 
 
@@ -209,7 +209,7 @@ def waiting_run(waits_s: float) -> Snapshot:
     return replace(run, sections={**run.sections, "synchronization": replace(waits, step_self_s=waits_s)})
 
 
-def test_variation_of_a_backward_pass_that_mostly_waits_is_of_another_rank():
+def test_variation_of_a_waiting_backward_is_synchronization():
     finding = step_time_varies(waiting_run(waits_s=5.0))  # of 10 s
     assert finding.message.endswith("100% of the variation comes from synchronization")
     assert finding.fix == "Check for a rank that is sometimes late"

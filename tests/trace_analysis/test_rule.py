@@ -202,7 +202,7 @@ def test_every_rule_is_tested_and_named_once():
     assert sorted(rule.code for rule in RULES) == sorted(CASES)
 
 
-def test_the_most_valuable_comes_first_and_what_has_no_known_worth_last(tmp_path):
+def test_largest_saving_comes_first_unknown_ones_last(tmp_path):
     found = recommendations(data_loading(400).copy("HtoD (Pageable -> Device)", 1000, 500).analysed(tmp_path))
     worth = [saving_ms(one) for one in found]
     known = [one for one in worth if one is not None]
@@ -224,7 +224,7 @@ def test_a_healthy_trace_has_no_recommendation(tmp_path):
     assert codes(busy(stepped(3), 0, 3 * STEP), tmp_path) == []
 
 
-def test_what_is_worth_is_told_of_each_device_and_not_of_all_together(tmp_path):
+def test_saving_is_the_mean_over_devices(tmp_path):
     trace = stepped().op("aten::mm", 100, 300)
     for device in (0, 1):
         trace.kernel("k", 0, 100, device=device).kernel("k", 400, 600, device=device, launched=(398, 1))

@@ -26,19 +26,27 @@ STDOUT = "-"
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("source", metavar="MODULE:FACTORY", help="package.module:name, or path/to/file.py:name")
-    parser.add_argument("--depth", type=_depth, help="levels of modules below the model; all by default")
-    parser.add_argument("--threads", type=_threads, help="threads of torch on the CPU; as many as it takes by default")
+    parser.add_argument("--depth", type=_depth, help="levels of modules below the model (default: all)")
+    parser.add_argument("--threads", type=_threads, help="CPU threads of torch (default: torch's own choice)")
     parser.add_argument(
-        "--min-run-time", type=_seconds, default=0.2, metavar="SECONDS", help="to time each row for, at least (0.2)"
+        "--min-run-time",
+        type=_seconds,
+        default=0.2,
+        metavar="SECONDS",
+        help="minimum measuring time per row in seconds (default: 0.2)",
     )
     parser.add_argument(
         "--backward",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="also time backward passes and the optimizer step; without, gradients are off",
+        help="also time backward passes and the optimizer step; --no-backward turns gradients off",
     )
     parser.add_argument(
-        "--json", nargs="?", const=STDOUT, metavar="FILE", help="write the figures to a file, or instead of the table"
+        "--json",
+        nargs="?",
+        const=STDOUT,
+        metavar="FILE",
+        help="write the timings as JSON to a file, or print them instead of the table",
     )
 
 

@@ -1,4 +1,4 @@
-"""Analyse traces of torch.profiler: where the device's time goes, why it stands still, what to change."""
+"""Analyse traces of torch.profiler: how the device spends its time, why it is idle, what to change."""
 
 import argparse
 import gc
@@ -40,24 +40,28 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="?",
         metavar="FILE_OR_FOLDER",
-        help="a trace, a folder with one a rank, or a run folder with captures",
+        help="a trace, a folder with one trace per rank, or a run folder with captures",
     )
-    parser.add_argument("--json", action="store_true", help="print all figures as JSON, one object a file and line")
-    parser.add_argument("--compare", type=Path, metavar="OTHER", help="the trace (or folder) of it after a change")
-    parser.add_argument("--sort", choices=SORT_KEYS, help=f"order of the operators; {SORT_KEYS[0]} by default")
-    parser.add_argument("--view", choices=VIEWS, action="append", help="only this view; may be given several times")
+    parser.add_argument("--json", action="store_true", help="print all numbers as JSON, one line per file")
+    parser.add_argument(
+        "--compare", type=Path, metavar="OTHER", help="compare with this trace (or folder), recorded after a change"
+    )
+    parser.add_argument("--sort", choices=SORT_KEYS, help=f"order of the operators (default: {SORT_KEYS[0]})")
+    parser.add_argument(
+        "--view", choices=VIEWS, action="append", help="show only this view; may be given several times"
+    )
     parser.add_argument(
         "--memory-snapshot",
         type=Path,
         metavar="PICKLE",
-        help="also tell what fills the memory, from a file of torch.cuda.memory._dump_snapshot; alone, or with a trace",
+        help="show what fills the memory, from a file of torch.cuda.memory._dump_snapshot; alone or with a trace",
     )
     parser.add_argument(
         "--threshold",
         action="append",
         default=[],
         metavar="RULE=NUMBER",
-        help="another threshold for a rule of the recommendations, such as launch-bound=0.2; several may be given",
+        help="override the threshold of a rule, such as launch-bound=0.2; may be given several times",
     )
 
 

@@ -1,6 +1,7 @@
 """The order of the folders is the order of the data: imports run one way, and files stay small enough to read."""
 
 import ast
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -101,6 +102,12 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
 
 def test_every_module_belongs_to_a_stage() -> None:
     assert {stage_of(name) for name in MODULES} - {"", "__main__"} == set(STAGES)
+
+
+def test_contributing_lists_the_stages_in_their_order() -> None:
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    chapter = text[text.index("## The stages") : text.index("### One table per fact")]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", chapter, re.M)) == STAGES
 
 
 def test_a_stage_imports_only_stages_above_it() -> None:

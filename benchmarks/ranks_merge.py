@@ -144,7 +144,7 @@ def recorded(variant: int, folder: Path) -> bytes:
         recorder.mark(STEP_END)
         if (step + 1) % STEPS_AN_INTERVAL == 0:
             drain()
-            totals, step_ns = accumulator.take_totals()
+            totals, step_ns = accumulator.pop_totals()
             journal.write_interval(totals, step_ns, Health(), [])
     journal.close(Health(), None)
     lines = path.read_bytes()[len(begin) :].splitlines(keepends=True)

@@ -23,7 +23,7 @@ def exchanged(seconds, exchanges=1, hidden_s=0.0, **others):
 
 def book(run, of):
     run.drain()
-    run.accumulator.add_exchange(of)
+    run.accumulator.add_gradient_sync(of)
 
 
 def sums_of(run, name):

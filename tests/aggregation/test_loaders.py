@@ -37,7 +37,7 @@ class LoaderRun(FakeRun):
 
     def __init__(self, every=None):
         super().__init__()
-        self.accumulator.loaders.wants_rows(every is not None, every)
+        self.accumulator.loaders.configure_intervals(every is not None, every)
 
     def note(self, name, sign=1, code=0):
         self.recorder.buffer().events.extend((self.clock(), sign * (self.names.id_of(name) | code)))
@@ -144,12 +144,12 @@ def test_sums_are_those_of_a_slow_reading_however_the_events_are_drained(listed)
             run.step()
         elif what == "drain":
             run.drain()
-            rows += run.accumulator.loaders.take_rows()
+            rows += run.accumulator.loaders.pop_intervals()
         slow.read(what, which, run.clock())
     assert run.found() == by_key(slow.sums)
-    rows += run.accumulator.loaders.take_rows()
+    rows += run.accumulator.loaders.pop_intervals()
     assert [(row.step, found_in(row.sums)) for row in rows] == [(step, by_key(sums)) for step, sums in slow.rows]
-    left = [found_in(row.sums) for row in run.accumulator.loaders.take_rows(is_last=True)]
+    left = [found_in(row.sums) for row in run.accumulator.loaders.pop_intervals(is_last=True)]
     assert left == [by_key(slow.since)] * bool(by_key(slow.since))
 
 
@@ -249,7 +249,7 @@ def test_a_row_holds_the_means_of_the_batches_since_the_row_before_and_the_mix_s
         run.batch(loader, data=data)
         run.step(optimizer_step=1)
     run.drain()
-    rows = run.accumulator.loaders.take_rows()
+    rows = run.accumulator.loaders.pop_intervals()
     counts = counts_of(1, 2)
     counts[0].asked = 0.25
     told = [
@@ -270,20 +270,20 @@ def test_rows_of_validation_come_with_the_next_step_or_at_the_end():
     with run.section("validation_epoch"):
         run.batch(2)
     run.drain()
-    assert [row.step for row in run.accumulator.loaders.take_rows()] == [1]
-    (row,) = run.accumulator.loaders.take_rows(is_last=True)
+    assert [row.step for row in run.accumulator.loaders.pop_intervals()] == [1]
+    (row,) = run.accumulator.loaders.pop_intervals(is_last=True)
     assert [(one.name, one.phase) for one in interval_stats(row, counts_of(1, 2))][-1] == ("loader2", "val")
     assert row.step == 1
 
 
 def test_without_a_setting_there_are_at_most_ten_rows_a_second():
     run = LoaderRun()
-    run.accumulator.loaders.wants_rows(True, None)
+    run.accumulator.loaders.configure_intervals(True, None)
     for _ in range(100):
         run.batch(1, data=0.01, forward=0.01, backward=0.01)
         run.step()
     run.drain()
-    rows = run.accumulator.loaders.take_rows() + run.accumulator.loaders.take_rows(is_last=True)
+    rows = run.accumulator.loaders.pop_intervals() + run.accumulator.loaders.pop_intervals(is_last=True)
     assert 28 <= len(rows) <= 32  # 3 s
     assert sum(interval_stats(row, counts_of(1))[0].batches for row in rows) == 100
 

@@ -21,7 +21,7 @@ def look(at_s, weights=None, **values):
 
 def sums_of(*looks):
     sums = MachineSums()
-    sums.look(looks)
+    sums.add_samples(looks)
     return sums
 
 

@@ -18,7 +18,7 @@ class WatchedRun(FakeRun):
 
     def __init__(self):
         super().__init__()
-        self.accumulator.inferred.is_needed = True
+        self.accumulator.inferred_filter.is_needed = True
 
     def note(self, name, sign=1, code=0):
         """Note an inferred enter, or with ``sign`` -1 an exit."""
@@ -209,10 +209,10 @@ def test_what_a_thread_left_open_is_forgotten_with_its_last_section(run):
     with run.section("forward_pass"):
         run.drain()
         run.infer("forward_pass")
-        assert run.accumulator.inferred._open
+        assert run.accumulator.inferred_filter._open
     run.drain()
-    assert not run.accumulator.inferred._open
-    assert not run.accumulator.inferred._dropped
+    assert not run.accumulator.inferred_filter._open
+    assert not run.accumulator.inferred_filter._dropped
 
 
 # Time that is no execution
@@ -377,7 +377,7 @@ def test_events_are_read_as_one_by_one(operations):
     for name in NAMES:
         names.id_of(name)
     accumulator = Accumulator(names, BEGIN_NS)
-    accumulator.inferred.is_needed = True
+    accumulator.inferred_filter.is_needed = True
     for until_ns, flat, marks in batches:
         thread = ThreadEvents(THREAD, "", True, [number for event in flat for number in event])
         accumulator.add(Batch(until_ns, [thread], marks), THREAD)

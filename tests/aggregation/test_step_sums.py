@@ -149,10 +149,10 @@ def test_a_single_step_explains_nothing():
 def test_steps_that_a_capture_window_slowed_are_in_count_and_total_alone():
     sums = StepSums()
     sums.add([10] * 40)
-    sums.add([10, 50, 50, 10], disturbed=[1, 2])
+    sums.add([10, 50, 50, 10], slowed=[1, 2])
     sums.add([10] * 40)
-    sums.add([12, 70, 10, 10], disturbed=[1])
-    all_steps, own = sums.spread(1), sums.undisturbed(1)
+    sums.add([12, 70, 10, 10], slowed=[1])
+    all_steps, own = sums.spread(1), sums.normal_spread(1)
     assert (sums.count, sums.total_ns) == (88, 1022)
     assert (all_steps.count, all_steps.total_ns) == (87, pytest.approx(1012))
     assert (own.count, own.mean_ns) == (84, pytest.approx(842 / 84))
@@ -163,10 +163,10 @@ def test_steps_that_a_capture_window_slowed_are_in_count_and_total_alone():
 
 def test_where_most_steps_were_slowed_figures_are_of_all():
     sums = StepSums()
-    sums.add([500, 20, 30, 20, 20], disturbed=[1, 2, 3, 4])
-    assert sums.undisturbed(1) == sums.spread(1)
+    sums.add([500, 20, 30, 20, 20], slowed=[1, 2, 3, 4])
+    assert sums.normal_spread(1) == sums.spread(1)
     assert sums.longest(1) == (30, 3)
-    assert sums.disturbed_count == 4
+    assert sums.slowed_count == 4
     assert sums.median_ns() == pytest.approx(20, rel=0.01)
 
 
@@ -175,6 +175,6 @@ def test_the_section_that_moves_with_the_step_is_looked_for_outside_of_capture_w
     rows = np.array([[0, 100 + i % 3, 50] for i in range(30)], np.int64) * 1000
     slow = np.array([[0, 100, 5000]], np.int64) * 1000
     without.add_steps(10, rows)
-    with_window.add_steps(10, np.concatenate([rows[:9], slow, rows[9:]]), disturbed=[9])
+    with_window.add_steps(10, np.concatenate([rows[:9], slow, rows[9:]]), slowed=[9])
     assert with_window.count == 30
     assert with_window.explained().tolist() == pytest.approx(without.explained().tolist())

@@ -61,7 +61,7 @@ def test_a_process_group_says_the_rank_whatever_the_launcher_says(put_in_place, 
 def test_a_process_group_that_is_gone_at_the_end_has_said_the_rank(put_in_place):
     rank = Rank(RankId(0))
     put_in_place(Distributed(2))
-    rank.note()
+    rank.detect_process_group()
     put_in_place(Distributed())
     assert not rank.is_primary()
 
@@ -85,7 +85,7 @@ class Going(Distributed):
 def test_one_that_is_just_imported_or_whose_group_just_goes_says_nothing(put_in_place, distributed):
     put_in_place(distributed)
     rank = Rank(RankId(0, 2))
-    rank.note()
+    rank.detect_process_group()
     assert (rank.who, rank.has_group) == (RankId(0, 2), False)
 
 

@@ -36,7 +36,7 @@ class Book:
 
     def flush(self, exchanged: GradientSyncTotals = NOTHING, of_steps: list[tuple[int, int]] | None = None) -> None:
         self.run.drain()
-        totals, step_ns = self.run.accumulator.take_totals()
+        totals, step_ns = self.run.accumulator.pop_totals()
         self.run.sums.add(totals, step_ns)
         self.book.add(totals, step_ns, exchanged._replace(of_steps=tuple(of_steps or exchanged.of_steps)))
 

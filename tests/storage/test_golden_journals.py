@@ -49,16 +49,16 @@ def write_journal(folder: Path, rank: int) -> None:
     )
     main, aux = LoaderCounts("main", serial=7), LoaderCounts("aux", serial=8)
     run.loaders, main.asked = [main, aux], 0.75
-    run.accumulator.disturbed.begin(20)
-    run.accumulator.disturbed.end(22)
+    run.accumulator.slowed_by_capture.begin(20)
+    run.accumulator.slowed_by_capture.end(22)
 
     def flush(exchanged: GradientSyncTotals = NOTHING) -> None:
         run.drain()
-        run.accumulator.add_exchange(exchanged)
-        totals, step_ns = run.accumulator.take_totals()
+        run.accumulator.add_gradient_sync(exchanged)
+        totals, step_ns = run.accumulator.pop_totals()
         values = {"ram_own_bytes": 1000.0 + len(step_ns), "cpu_process": 1.3, "gpu0.allocated_bytes": 70.5}
         facts = {"cores": 2.0, "ram_host_total_bytes": 1000, "gpu0.name": "Tesla T4"}
-        totals.machine.look([MachineSample(run.clock(), values, {"cpu_process": 0.7}, facts)])
+        totals.machine.add_samples([MachineSample(run.clock(), values, {"cpu_process": 0.7}, facts)])
         totals.batches, totals.samples = 4, 128
         totals.flops, totals.slow_steps = StepFlops(10**12, "float16", "Tesla T4", "flash"), 3
         run.sums.add(totals, step_ns)

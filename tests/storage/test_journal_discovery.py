@@ -3,13 +3,13 @@
 import os
 
 from tests.support.many_ranks import LAUNCH, RUN, write_rank
-from training_profiler.storage.journal_discovery import choose, find_journals, find_own_folders
+from training_profiler.storage.journal_discovery import find_journals, find_own_folder_journals, select_journals
 from training_profiler.storage.launch import LaunchId
 
 
 def shown(folder):
     """Return the journals that are read, and the sentences on the others."""
-    chosen = choose(find_journals(folder), folder)
+    chosen = select_journals(find_journals(folder), folder)
     return [one.shown for one in chosen.journals], chosen.left_out
 
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_read_says_why_and_takes_nobody_s_place(tmp_path):
     os.mkfifo(tmp_path / "rank4.jsonl")
     (tmp_path / "rank5.jsonl").symlink_to(tmp_path / "gone")
     (tmp_path / "rank6.jsonl").write_text('{"kind":"begin","schema":99}\n')
-    troubles = {one.shown: one.trouble for one in choose(find_journals(tmp_path), tmp_path).journals}
+    troubles = {one.shown: one.problem for one in select_journals(find_journals(tmp_path), tmp_path).journals}
     schema = "has schema 99, this version reads 1; read it with the version that wrote it (meta.json names it)"
     none = "does not begin like a journal; is it a file of the profiler's?"
     assert troubles == {
@@ -131,7 +131,7 @@ def test_a_first_line_with_garbage_in_it_goes_by_the_file_s_name(tmp_path):
 
 def shown_with_siblings(folder):
     found = find_journals(folder)
-    return [one.shown for one in choose(found + find_own_folders(folder, found), folder).journals]
+    return [one.shown for one in select_journals(found + find_own_folder_journals(folder, found), folder).journals]
 
 
 def test_ranks_of_the_launch_that_ended_before_they_were_told_lie_beside_the_folder(tmp_path):

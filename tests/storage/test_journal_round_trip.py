@@ -77,8 +77,8 @@ def test_warm_up_that_was_told_reads_back(tmp_path):
 
 def test_steps_that_a_capture_window_slowed_read_back_as_such(tmp_path):
     run = journal_in(tmp_path)
-    run.accumulator.disturbed.begin(30)
-    run.accumulator.disturbed.end(34)
+    run.accumulator.slowed_by_capture.begin(30)
+    run.accumulator.slowed_by_capture.end(34)
     train(run)
     assert_reads_back(run, tmp_path)
     assert read_run(tmp_path).step.disturbed_count == 5
@@ -187,7 +187,7 @@ def look_at_machine(run: FakeRun, memory_bytes: float) -> None:
     run.drain()
     values = {"ram_own_bytes": memory_bytes, "cpu_process": 1.3, "gpu0.allocated_bytes": memory_bytes / 7}
     facts = {"cores": 2.0, "ram_host_total_bytes": 1000, "gpu0.name": "Tesla T4"}
-    run.accumulator.totals.machine.look([MachineSample(run.clock(), values, {"cpu_process": 0.7}, facts)])
+    run.accumulator.totals.machine.add_samples([MachineSample(run.clock(), values, {"cpu_process": 0.7}, facts)])
 
 
 def test_the_machine_and_throughput_read_back(tmp_path):

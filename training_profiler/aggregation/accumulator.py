@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from training_profiler.aggregation.arrays import Bools, Ints
 from training_profiler.aggregation.gradient_sync import GradientSyncAttribution
-from training_profiler.aggregation.histogram import Ints
-from training_profiler.aggregation.lines import LineBooking
-from training_profiler.aggregation.loaders import LoaderBooking
+from training_profiler.aggregation.lines import LineAttribution
+from training_profiler.aggregation.loaders import LoaderAttribution
 from training_profiler.aggregation.outside_steps import OutsideSteps
-from training_profiler.aggregation.section_rules import Inferred
+from training_profiler.aggregation.section_rules import InferredSectionFilter
 from training_profiler.aggregation.span_matching import (
-    Bools,
     Events,
     LeafSpans,
     MatchedSpans,
@@ -36,7 +35,7 @@ from training_profiler.snapshot.snapshot import PROFILER
 
 
 class Accumulator:
-    """Sums up one run. ``totals`` is what was summed since ``take_totals`` was called last.
+    """Sums up one run. ``totals`` is what was summed since ``pop_totals`` was called last.
 
     ``on_spans``, where set, is told of the training thread's spans that count for averages: sections, begins, ends;
     then the begins of those still open, and the time up to which that is all. ``on_every_span`` is told of all its
@@ -46,19 +45,19 @@ class Accumulator:
     def __init__(self, names: SectionNames, begin_ns: int, warmup_steps: int | None = None) -> None:
         self.totals = Totals(begin_ns)
         self.step_ns: list[int] = []  # durations of the steps in ``totals``
-        self.inferred = Inferred(names)
+        self.inferred_filter = InferredSectionFilter(names)
         self.on_spans: Callable[[Ints, Ints, Ints, Ints, int], None] | None = None
         self.on_every_span: Callable[[Ints, Ints, Ints, int], None] | None = None
-        self.disturbed = CaptureAffectedSteps()
-        self.loaders = LoaderBooking(names)
-        self._lines = LineBooking(names)
+        self.slowed_by_capture = CaptureAffectedSteps()
+        self.loaders = LoaderAttribution(names)
+        self._lines = LineAttribution(names)
         self._names = names
         self.warmup_steps = warmup_steps
         self._timeline = Timeline()
         self.at_ns = begin_ns  # up to where time is booked
         self._open: dict[int, Events] = {}  # thread serial -> sections it has open
-        self._apart = OutsideSteps(names)
-        self._exchange = GradientSyncAttribution(names)
+        self._outside_steps = OutsideSteps(names)
+        self._gradient_sync = GradientSyncAttribution(names)
         self._complete = 0  # how many steps the batch under way completes
         self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step that is under way
         self._unfinished_total = np.zeros(1, np.int64)  # and the spans that ended in it
@@ -74,7 +73,7 @@ class Accumulator:
         names = [self._names.names[code & SECTION_MASK] for code in still_open.codes.tolist()]
         return tuple(name for name in names if name != PROFILER)
 
-    def take_totals(self) -> tuple[Totals, list[int]]:
+    def pop_totals(self) -> tuple[Totals, list[int]]:
         """Return the totals and their steps' durations in ns, and start new ones where they end."""
         done = self.totals, self.step_ns
         self.totals = Totals(self.at_ns, self.steps)
@@ -83,13 +82,13 @@ class Accumulator:
 
     def add(self, batch: Batch, training_thread: int, samples: Sequence[Sample] = ()) -> None:
         """Add a batch; time on the thread with serial ``training_thread`` is the run's time, and samples are of it."""
-        self._lines.expect(samples)
+        self._lines.add_samples(samples)
         rows = rows_for(len(self._names.names))
         self.totals.sections.grow(rows)
         events = {}
         for thread in batch.threads:
-            recorded = self.loaders.take_out(read_events(thread.events), thread.serial == training_thread)
-            events[thread.serial] = self.inferred.admit(thread.serial, recorded)
+            recorded = self.loaders.extract_changes(read_events(thread.events), thread.serial == training_thread)
+            events[thread.serial] = self.inferred_filter.admit(thread.serial, recorded)
         training = events.get(training_thread, no_events())
         # What the training thread records while another drains can be later than the drain's own time.
         last_mark_ns = [ns for _, ns in batch.marks[-1:]]
@@ -108,9 +107,9 @@ class Accumulator:
                 self.totals.unended += len(self._open.pop(thread.serial, no_events()).codes)
         self.at_ns = self.totals.end_ns = until_ns
 
-    def add_exchange(self, exchanged: GradientSyncTotals) -> None:
+    def add_gradient_sync(self, exchanged: GradientSyncTotals) -> None:
         """Book the exposed part of DDP's exchanges as ``synchronization`` within the backward passes."""
-        self._exchange.book(self.totals, exchanged, has_steps=self.steps > 0)
+        self._gradient_sync.attribute(self.totals, exchanged, has_steps=self.steps > 0)
 
     def add_device_time(self, id: int, ns: int) -> None:
         """Add what the accelerator took for a span that ``on_spans`` was told of."""
@@ -126,7 +125,7 @@ class Accumulator:
 
         Only where steps come without any of those does the first section of all have to do.
         """
-        if self._timeline.has_begun or self.inferred.is_needed:  # a mark will tell
+        if self._timeline.has_begun or self.inferred_filter.is_needed:  # a mark will tell
             return None
         times_ns = training.times_ns[np.isin(training.codes, self._ids_of(LOOP_SECTIONS))]
         if not len(times_ns) and has_marks:
@@ -140,38 +139,40 @@ class Accumulator:
         still_open = self._open.pop(serial, no_events())
         if not is_training and not len(events.codes) and not len(still_open.codes):
             return
-        apart = self._apart.current()
-        result = match_spans(events, still_open, inner_cuts_ns, apart)
+        outside = self._outside_steps.current()
+        result = match_spans(events, still_open, inner_cuts_ns, outside)
         self.totals.dropped += result.dropped
         if len(result.still_open.codes):
             self._open[serial] = result.still_open
         stretches = stretches_between(result, inner_cuts_ns, self.at_ns, int(cuts.ends_ns[-1]))
         pieces = np.minimum(np.searchsorted(cuts.ends_ns, stretches.begin_ns, side="right"), len(cuts.steps) - 1)
-        leaves_in_gap = stretches.count_leaf_spans(result.leaf_spans)
-        leaf_roots = np.repeat(stretches.roots, leaves_in_gap)
-        leaf_spans = rename_leaf_spans(result.leaf_spans, leaf_roots, self._apart.name_within)
+        leaves_per_stretch = stretches.count_leaf_spans(result.leaf_spans)
+        leaf_outer_ids = np.repeat(stretches.outer_ids, leaves_per_stretch)
+        leaf_spans = rename_leaf_spans(result.leaf_spans, leaf_outer_ids, self._outside_steps.name_within)
         self.totals.sections.grow(rows_for(len(self._names.names)))  # renaming may have made new names
-        leaf_is_apart = leaf_roots > 0
-        if apart.exists:
-            leaf_is_apart |= apart.table[result.leaf_spans.ids]
+        leaf_is_outside = leaf_outer_ids > 0
+        if outside.exists:
+            leaf_is_outside |= outside.table[result.leaf_spans.ids]
         result = result._replace(leaf_spans=leaf_spans)
         step_rows = None
         if first_step is None:
-            self._add_elsewhere(leaf_spans, stretches, leaves_in_gap)
+            self._add_elsewhere(leaf_spans, stretches, leaves_per_stretch)
         else:
             step_rows = self._rows_of_pieces(cuts, first_step)
-            self._add_self_times(leaf_spans, leaf_is_apart, stretches, leaves_in_gap, step_rows[pieces], first_step)
-            self._lines.book(
+            self._add_self_times(
+                leaf_spans, leaf_is_outside, stretches, leaves_per_stretch, step_rows[pieces], first_step
+            )
+            self._lines.attribute(
                 self.totals.lines, leaf_spans, stretches, step_rows[pieces], self._complete, int(cuts.ends_ns[-1])
             )
-        self._add_spans(result, leaf_is_apart, stretches, leaves_in_gap, cuts, pieces, step_rows)
+        self._add_spans(result, leaf_is_outside, stretches, leaves_per_stretch, cuts, pieces, step_rows)
 
     def _add_self_times(
         self,
         leaf_spans: LeafSpans,
-        leaf_is_apart: Bools,
+        leaf_is_outside: Bools,
         stretches: Stretches,
-        leaves_in_gap: Ints,
+        leaves_per_stretch: Ints,
         step_row: Ints,
         first_step: int,
     ) -> None:
@@ -179,12 +180,12 @@ class Accumulator:
         rows = self.totals.sections.rows
         complete = self._complete
         # One row a complete step, one for the unfinished, one for all that is part of no step.
-        row = np.where((stretches.roots > 0) | (step_row < 0), complete + 1, step_row)
-        own_ns = stretches.durations_ns - stretches.sum_leaf_spans(leaf_spans.durations_ns, leaves_in_gap)
+        row = np.where((stretches.outer_ids > 0) | (step_row < 0), complete + 1, step_row)
+        own_ns = stretches.durations_ns - stretches.sum_leaf_spans(leaf_spans.durations_ns, leaves_per_stretch)
         size = (complete + 2) * rows
         sums = np.bincount(row * rows + stretches.owners, own_ns, size)
         if len(leaf_spans.ids):
-            leaf_row = np.where(leaf_is_apart, complete + 1, np.repeat(row, leaves_in_gap))
+            leaf_row = np.where(leaf_is_outside, complete + 1, np.repeat(row, leaves_per_stretch))
             sums += np.bincount(leaf_row * rows + leaf_spans.ids, leaf_spans.durations_ns, size)
         self_ns = sums.astype(np.int64).reshape(-1, rows)
         self.totals.sections.self_ns += self_ns.sum(axis=0)
@@ -193,8 +194,8 @@ class Accumulator:
         if complete:
             durations_ns = self_ns[:complete].sum(axis=1).tolist()
             self.step_ns += durations_ns
-            disturbed = self.disturbed.among(first_step, complete)
-            self.totals.add_steps(durations_ns, self_ns[:complete], first_step, disturbed)
+            slowed = self.slowed_by_capture.among(first_step, complete)
+            self.totals.add_steps(durations_ns, self_ns[:complete], first_step, slowed)
 
     def _rows_of_pieces(self, cuts: Cuts, first_step: int) -> Ints:
         """Return for each piece its step's row, counted from the first step of the batch; -1 for none."""
@@ -207,9 +208,9 @@ class Accumulator:
                 self._unfinished_total[:] = 0
         return rows
 
-    def _add_elsewhere(self, leaf_spans: LeafSpans, stretches: Stretches, leaves_in_gap: Ints) -> None:
+    def _add_elsewhere(self, leaf_spans: LeafSpans, stretches: Stretches, leaves_per_stretch: Ints) -> None:
         rows = self.totals.sections.rows
-        own_ns = stretches.durations_ns - stretches.sum_leaf_spans(leaf_spans.durations_ns, leaves_in_gap)
+        own_ns = stretches.durations_ns - stretches.sum_leaf_spans(leaf_spans.durations_ns, leaves_per_stretch)
         sums = np.bincount(stretches.owners, own_ns, rows) + np.bincount(leaf_spans.ids, leaf_spans.durations_ns, rows)
         sums[0] = 0
         self.totals.sections.elsewhere_ns += sums.astype(np.int64)
@@ -217,9 +218,9 @@ class Accumulator:
     def _add_spans(
         self,
         result: MatchedSpans,
-        leaf_is_apart: Bools,
+        leaf_is_outside: Bools,
         stretches: Stretches,
-        leaves_in_gap: Ints,
+        leaves_per_stretch: Ints,
         cuts: Cuts,
         pieces: Ints,
         step_rows: Ints | None,
@@ -227,9 +228,9 @@ class Accumulator:
         """Add the spans that ended; ``step_rows`` are those of the pieces, None on other threads."""
         leaf_spans, spans = result.leaf_spans, result.spans
         ids, begin_ns, durations_ns = leaf_spans.ids, leaf_spans.begin_ns, leaf_spans.durations_ns
-        parents = np.repeat(stretches.owners, leaves_in_gap)
-        is_apart, is_counted = leaf_is_apart, leaf_spans.is_counted
-        begun_in = np.repeat(pieces, leaves_in_gap)
+        parents = np.repeat(stretches.owners, leaves_per_stretch)
+        is_outside, is_counted = leaf_is_outside, leaf_spans.is_counted
+        begun_in = np.repeat(pieces, leaves_per_stretch)
         if len(spans.ids):
             piece = np.minimum(np.searchsorted(cuts.ends_ns, spans.begin_ns, side="right"), len(cuts.steps) - 1)
             begun_in = np.concatenate([begun_in, piece])
@@ -237,14 +238,14 @@ class Accumulator:
             begin_ns = np.concatenate([begin_ns, spans.begin_ns])
             durations_ns = np.concatenate([durations_ns, spans.end_ns - spans.begin_ns])
             parents = np.concatenate([parents, spans.parents])
-            is_apart = np.concatenate([is_apart, spans.roots > 0])
+            is_outside = np.concatenate([is_outside, spans.outer_ids > 0])
             is_counted = np.concatenate([is_counted, spans.is_counted])
         if step_rows is not None:
             self.totals.training_spans += len(ids)
             is_outermost = parents != ids
-            self._add_step_totals(ids, durations_ns, np.where(~is_apart & is_outermost, step_rows[begun_in], -1))
-            self.loaders.book(self.totals.loaders, ids, begin_ns, durations_ns, is_outermost, is_counted)
-            self.loaders.forget(result.still_open)
+            self._add_step_totals(ids, durations_ns, np.where(~is_outside & is_outermost, step_rows[begun_in], -1))
+            self.loaders.attribute(self.totals.loaders, ids, begin_ns, durations_ns, is_outermost, is_counted)
+            self.loaders.discard_old_changes(result.still_open)
         step_numbers = cuts.steps[begun_in] + 1
         is_measured = None
         if self.warmup_steps:

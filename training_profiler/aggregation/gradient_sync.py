@@ -25,7 +25,7 @@ class GradientSyncAttribution:
         self._moved_ns = 0  # of steps that are not told
         self._early: deque[tuple[int, int]] = deque()  # (one of the first steps, ns): told, often later than the sums
 
-    def book(self, totals: Totals, exchanged: GradientSyncTotals, has_steps: bool) -> None:
+    def attribute(self, totals: Totals, exchanged: GradientSyncTotals, has_steps: bool) -> None:
         """Book it in ``totals``, where gradients were computed on the host."""
         if not exchanged.is_on_host:
             return

@@ -3,9 +3,8 @@
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from training_profiler.aggregation.arrays import Ints
 
 # Two per cent between the edges of a bin, so the geometric middle is within 1 % of every duration in it
 # (the construction of DDSketch: Masson, Rim, Lee, VLDB 2019, section 2).

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.aggregation.histogram import Ints
+from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.span_matching import LeafSpans, Stretches
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.line_sampler import MOST_WAITING, Location, Sample
@@ -18,7 +18,7 @@ LineCounts = Counter[tuple[int, Location | None]]
 IN_STEPS: Final = -1
 
 
-class LineBooking:
+class LineAttribution:
     """Samples wait here for the events of their moment, and those of no section for the end of their step."""
 
     def __init__(self, names: SectionNames) -> None:
@@ -26,11 +26,11 @@ class LineBooking:
         self._names = names
         self._waiting: list[Sample] = []
 
-    def expect(self, samples: Sequence[Sample]) -> None:
+    def add_samples(self, samples: Sequence[Sample]) -> None:
         """Keep samples, in time order, until their time has come; a clock that stands still must not pile them up."""
         self._waiting += samples[: MOST_WAITING - len(self._waiting)]
 
-    def book(
+    def attribute(
         self,
         counts: LineCounts,
         leaf_spans: LeafSpans,

@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.histogram import Ints
-from training_profiler.aggregation.span_matching import Bools, Events
+from training_profiler.aggregation.arrays import Bools, Ints
+from training_profiler.aggregation.span_matching import Events
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
 from training_profiler.recording.known_sections import LOADER_SECTIONS, OUTSIDE_STEPS_SECTIONS, VALIDATION_EPOCH
 from training_profiler.recording.recorder import STEP_END
@@ -23,7 +23,7 @@ DATA, FORWARD, BACKWARD, OPTIMIZER, BETWEEN = range(5)
 KINDS: Final = 5
 KIND_OF: Final = dict(zip(LOADER_SECTIONS, (DATA, FORWARD, BACKWARD, OPTIMIZER), strict=True))
 IN_VALIDATION: Final = f"{VALIDATION_EPOCH}/"
-NEITHER, IS_APART = -1, -2  # of the table from section to kind
+NEITHER, IS_OUTSIDE = -1, -2  # of the table from section to kind
 NO_LOADER: Final = 0  # the serial of none
 MOST_CHANGES: Final = 4096  # of loader, that a section still open may have seen
 NS_A_ROW: Final = NS_PER_S // 10  # trackers get a row about this often where nobody said how often
@@ -96,7 +96,7 @@ class LoaderIntervals:
     def _row_at(self, step: int) -> LoaderInterval:
         return self.done.setdefault(step, LoaderInterval(step, LoaderSums(), {}))
 
-    def take(self, is_last: bool = False) -> list[LoaderInterval]:
+    def pop(self, is_last: bool = False) -> list[LoaderInterval]:
         """Return the rows that have ended since they were taken last, at the end of a run with what is left over."""
         if is_last:
             self.end(np.array([self._steps], np.int64))
@@ -107,7 +107,7 @@ class LoaderIntervals:
         return [row for row in rows if any(table.any() for table in row.sums.tables.values())]
 
 
-class LoaderBooking:
+class LoaderAttribution:
     """Books spans of the training thread on the loader that the batch under way came from."""
 
     def __init__(self, names: SectionNames) -> None:
@@ -118,12 +118,12 @@ class LoaderBooking:
         self._is_needed = False  # whether a loader was ever named
         self._since_ns = np.array([np.iinfo(np.int64).min])  # when batches began to come from another loader
         self._serials = np.array([NO_LOADER])  # and from which
-        self._apart_ns = np.zeros(0, np.int64)  # when work that is no part of a step began, in this batch of events
+        self._outside_ns = np.zeros(0, np.int64)  # when work that is no part of a step began, in this batch of events
         self._arrival_ns: int | None = None  # of the training's last batch
-        self._is_apart_since = False
+        self._was_outside_since = False
         self._ends: tuple[Ints, Ints] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
-    def wants_rows(self, is_wanted: bool, every: int | None) -> None:
+    def configure_intervals(self, is_wanted: bool, every: int | None) -> None:
         """Cut the sums at the ends of steps from now on, or no more."""
         if not is_wanted:
             self.rows = None
@@ -132,11 +132,11 @@ class LoaderBooking:
         else:
             self.rows.every = every
 
-    def take_rows(self, is_last: bool = False) -> Sequence[LoaderInterval]:
+    def pop_intervals(self, is_last: bool = False) -> Sequence[LoaderInterval]:
         """Return the rows that have ended; none where nobody wants them."""
-        return () if self.rows is None else self.rows.take(is_last)
+        return () if self.rows is None else self.rows.pop(is_last)
 
-    def take_out(self, events: Events, is_training: bool) -> Events:
+    def extract_changes(self, events: Events, is_training: bool) -> Events:
         """Return the events without those that say which loader is meant; the training thread's are remembered."""
         if not len(events.codes) or events.codes.max() < LOADER:
             return events
@@ -153,12 +153,12 @@ class LoaderBooking:
             return
         begun = training.codes > 0
         ids = training.codes[begun] & SECTION_MASK
-        self._apart_ns = training.times_ns[begun][self._kinds_of(ids) == IS_APART]
+        self._outside_ns = training.times_ns[begun][self._kinds_of(ids) == IS_OUTSIDE]
         if self.rows is not None:
             ends_ns = np.array([ns for kind, ns in marks if kind == STEP_END], np.int64)
             self._ends = self.rows.ends_among(ends_ns, first_step)
 
-    def book(
+    def attribute(
         self, sums: LoaderSums, ids: Ints, begin_ns: Ints, durations_ns: Ints, is_outermost: Bools, is_counted: Bools
     ) -> None:
         """Add the spans that ended to ``sums``, and to the rows.
@@ -202,15 +202,15 @@ class LoaderBooking:
         rows = rows[np.argsort(ends_ns[rows], kind="stable")]
         arrivals_ns = ends_ns[rows]
         if not len(rows):
-            self._is_apart_since |= len(self._apart_ns) > 0
+            self._was_outside_since |= len(self._outside_ns) > 0
             return rows, arrivals_ns
         is_first = self._arrival_ns is None
         before_ns = np.concatenate([[arrivals_ns[0] if is_first else self._arrival_ns], arrivals_ns[:-1]])
-        apart = np.searchsorted(self._apart_ns, arrivals_ns) - np.searchsorted(self._apart_ns, before_ns)
-        apart[0] += is_first or self._is_apart_since
+        outside = np.searchsorted(self._outside_ns, arrivals_ns) - np.searchsorted(self._outside_ns, before_ns)
+        outside[0] += is_first or self._was_outside_since
         self._arrival_ns = int(arrivals_ns[-1])
-        self._is_apart_since = bool(len(self._apart_ns) and self._apart_ns[-1] >= self._arrival_ns)
-        return rows[apart == 0], (arrivals_ns - before_ns)[apart == 0]
+        self._was_outside_since = bool(len(self._outside_ns) and self._outside_ns[-1] >= self._arrival_ns)
+        return rows[outside == 0], (arrivals_ns - before_ns)[outside == 0]
 
     def _add(self, sums: LoaderSums, serials: Ints, kinds: Ints, ends_ns: Ints, spent_ns: Ints, counts: Ints) -> None:
         row_ends_ns, steps = self._ends
@@ -230,7 +230,7 @@ class LoaderBooking:
             if self.rows is not None:
                 self.rows.add(serial, table, steps)
 
-    def forget(self, still_open: Events) -> None:
+    def discard_old_changes(self, still_open: Events) -> None:
         """Forget the changes of loader that no span still to end has seen."""
         if len(self._serials) <= 1:
             return
@@ -255,7 +255,7 @@ class LoaderBooking:
 
 def _kind_of(name: str) -> int:
     if name in OUTSIDE_STEPS_SECTIONS or name == PROFILER:
-        return IS_APART
+        return IS_OUTSIDE
     if name.startswith(IN_VALIDATION):
         kind = KIND_OF.get(name.removeprefix(IN_VALIDATION))
         return NEITHER if kind is None else KINDS + kind

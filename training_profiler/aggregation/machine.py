@@ -27,25 +27,25 @@ class MachineSums:
     """Sums of looks by quantity."""
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.samples = 0
         self.levels: dict[str, tuple[float, float, float, float]] = {}  # weight, weighted sum, largest, last
         self.series: dict[str, Series] = {}
         self.facts: dict[str, float | str] = {}  # that stay as they are
 
-    def look(self, looks: Iterable[MachineSample]) -> None:
+    def add_samples(self, samples: Iterable[MachineSample]) -> None:
         """Add looks that followed those added before."""
-        for look in looks:
-            self.looks += 1
-            self.facts.update(look.facts)
-            for quantity, value in look.values.items():
-                weight = look.weights.get(quantity, 1.0)
+        for sample in samples:
+            self.samples += 1
+            self.facts.update(sample.facts)
+            for quantity, value in sample.values.items():
+                weight = sample.weights.get(quantity, 1.0)
                 self._add_level(quantity, (weight, weight * value, value, value))
                 if quantity == RAM or quantity.endswith(ALLOCATED):
-                    self.series.setdefault(quantity, Series()).add(look.at_ns / NS_PER_S, value)
+                    self.series.setdefault(quantity, Series()).add(sample.at_ns / NS_PER_S, value)
 
     def add(self, later: "MachineSums") -> None:
         """Add the sums of the stretch that follows this one."""
-        self.looks += later.looks
+        self.samples += later.samples
         self.facts.update(later.facts)
         for quantity, level in later.levels.items():
             self._add_level(quantity, level)
@@ -58,12 +58,12 @@ class MachineSums:
 
     def stats(self, has_growth: bool = True) -> MachineStats | None:
         """Return what was seen; None where nobody looked. Growth takes a millisecond to find."""
-        if not self.looks:
+        if not self.samples:
             return None
         limit, total = self.facts.get("ram_limit_bytes"), self.facts.get("ram_host_total_bytes")
         cores, host_cores = self.facts.get("cores"), self.facts.get("host_cores")
         return MachineStats(
-            samples=self.looks,
+            samples=self.samples,
             cores=None if cores is None else float(cores),
             host_cores=None if host_cores is None else int(host_cores),
             ram_limit_bytes=None if limit is None else int(limit),
@@ -98,11 +98,11 @@ class MachineSums:
 
 
 def machine_to_data(sums: MachineSums) -> dict[str, Any]:
-    """Return the sums as data that JSON holds exactly; nothing of no look."""
-    if not sums.looks:
+    """Return the sums as data that JSON holds exactly; nothing of no sample."""
+    if not sums.samples:
         return {}
     return {
-        "looks": sums.looks,
+        "looks": sums.samples,
         "levels": {quantity: list(level) for quantity, level in sums.levels.items()},
         "series": {quantity: [list(point) for point in series.points] for quantity, series in sums.series.items()},
         "facts": sums.facts,
@@ -117,7 +117,7 @@ def machine_from_data(data: dict[str, Any]) -> MachineSums:
     """
     sums = MachineSums()
     if data:
-        sums.looks = int(data["looks"])
+        sums.samples = int(data["looks"])
         sums.facts = dict(data["facts"])
         for quantity, (weight, weighted, largest, last) in data["levels"].items():
             sums.levels[quantity] = (weight, weighted, largest, last)

@@ -12,7 +12,7 @@ from training_profiler.snapshot.snapshot import PROFILER
 
 WITHIN: Final = "/"  # validation_epoch/forward_pass: the forward passes of validation
 # Work between training steps, wherever in the loop it is called; it makes no step longer.
-APART: Final = (*OUTSIDE_STEPS_SECTIONS, PROFILER)
+OUTSIDE_SECTIONS: Final = (*OUTSIDE_STEPS_SECTIONS, PROFILER)
 
 
 class OutsideSteps:
@@ -30,7 +30,7 @@ class OutsideSteps:
             self._table = np.zeros(rows_for(2 * len(names)), np.bool_)
             self._known = 0
         if self._known != len(names):
-            self._table[[id for id, name in list(self._names.names.items()) if name in APART]] = True
+            self._table[[id for id, name in list(self._names.names.items()) if name in OUTSIDE_SECTIONS]] = True
             self._known = len(names)
         return OutsideSections(self._table, bool(self._table.any()), self.name_within)
 

@@ -4,14 +4,14 @@ from collections import Counter
 
 import numpy as np
 
-from training_profiler.aggregation.histogram import Ints
-from training_profiler.aggregation.span_matching import Bools, Events
+from training_profiler.aggregation.arrays import Bools, Ints
+from training_profiler.aggregation.span_matching import Events
 from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS, STEP_PARTS
 from training_profiler.recording.section import DISCARDED, INFERRED, SECTION_MASK
 from training_profiler.recording.section_names import SectionNames
 
 
-class Inferred:
+class InferredSectionFilter:
     """Drops inferred events where a section by hand already says what is going on, and unmarks the others.
 
     Inside a section by hand that has the name of a part of a step nothing is inferred; inside one that is no part of a
@@ -21,7 +21,7 @@ class Inferred:
     def __init__(self, names: SectionNames) -> None:
         self.is_needed = False  # whether anything is inferred in this run
         self._names = names
-        self._open: dict[int, tuple[int, int]] = {}  # thread serial -> sections by hand that are open: (step, apart)
+        self._open: dict[int, tuple[int, int]] = {}  # thread serial -> sections by hand that are open: (step, outside)
         self._dropped: dict[int, Counter[int]] = {}  # thread serial -> enters dropped whose exits are still to come
 
     def admit(self, serial: int, events: Events) -> Events:
@@ -32,13 +32,13 @@ class Inferred:
         is_inferred = (codes & INFERRED) != 0
         ids = codes & SECTION_MASK
         sign = np.sign(events.codes)
-        steps_before, apart_before = self._open.pop(serial, (0, 0))
+        steps_before, outside_before = self._open.pop(serial, (0, 0))
         in_step = np.cumsum(sign * self._by_hand(ids, is_inferred, STEP_PARTS)) + steps_before
-        in_apart = np.cumsum(sign * self._by_hand(ids, is_inferred, OUTSIDE_STEPS_SECTIONS)) + apart_before
-        still_open = (max(0, int(in_step[-1])), max(0, int(in_apart[-1])))
+        in_outside = np.cumsum(sign * self._by_hand(ids, is_inferred, OUTSIDE_STEPS_SECTIONS)) + outside_before
+        still_open = (max(0, int(in_step[-1])), max(0, int(in_outside[-1])))
         if still_open != (0, 0):
             self._open[serial] = still_open
-        covered = (in_step > 0) | ((in_apart > 0) & np.isin(ids, self._ids(OUTSIDE_STEPS_SECTIONS)))
+        covered = (in_step > 0) | ((in_outside > 0) & np.isin(ids, self._ids(OUTSIDE_STEPS_SECTIONS)))
         kept = ~(is_inferred & covered)
         if serial in self._dropped or not kept.all():
             self._keep_in_pairs(serial, events.codes, is_inferred, kept)

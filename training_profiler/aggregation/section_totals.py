@@ -5,10 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from training_profiler.aggregation.histogram import BIN_COUNT, Ints, bins_of
-from training_profiler.aggregation.span_matching import Bools
+from training_profiler.aggregation.arrays import Bools, Floats, Ints
+from training_profiler.aggregation.histogram import BIN_COUNT, bins_of
 
-Floats = NDArray[np.float64]
 NEVER = np.iinfo(np.int64).max
 ADDED = (
     "count",

@@ -7,10 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from training_profiler.aggregation.histogram import Ints
+from training_profiler.aggregation.arrays import Bools, Ints
 from training_profiler.recording.section import DISCARDED, SECTION_MASK, TIME_ONLY
 
-Bools = NDArray[np.bool_]
 Rename = Callable[[int, int], int]  # (root, id) -> id
 MAX_OPEN = 1000  # sections open at once on a thread; beyond it the oldest is given up and counted
 
@@ -29,7 +28,7 @@ class Spans(NamedTuple):
     begin_ns: Ints
     end_ns: Ints
     parents: Ints  # section id of the enclosing span, 0 for none
-    roots: Ints  # id of the outermost section around the span, itself included, that is apart; 0 for none
+    outer_ids: Ints  # id of the outermost section around the span, itself included, that is apart; 0 for none
     is_counted: Bools  # False: time of its section, but no execution of it
 
 
@@ -57,7 +56,7 @@ class MatchedSpans(NamedTuple):
     spans: Spans  # all others that ended
     times_ns: Ints  # of the events around the leaves, ascending
     owners: Ints  # owners[i]: section that owns the time from event i on, 0 for none; leaves take theirs from it
-    owner_outer_ids: Ints  # of that section, as Spans.roots
+    owner_outer_ids: Ints  # of that section, as Spans.outer_ids
     still_open: Events
     dropped: int  # exits without an enter, and enters given up
 
@@ -74,7 +73,7 @@ def no_events() -> Events:
     return Events(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def match_spans(events: Events, still_open: Events, cuts_ns: Ints, apart: OutsideSections) -> MatchedSpans:
+def match_spans(events: Events, still_open: Events, cuts_ns: Ints, outside: OutsideSections) -> MatchedSpans:
     """Match enters with exits and say who owns the time after each event.
 
     Time belongs to the section entered last of those still open, so each moment has one owner and
@@ -93,10 +92,10 @@ def match_spans(events: Events, still_open: Events, cuts_ns: Ints, apart: Outsid
     if len(still_open.codes):
         times_ns = np.concatenate([still_open.times_ns, times_ns])
         codes = np.concatenate([still_open.codes, codes])
-    nested = _match_nested(leaf_spans, times_ns, codes, apart)
+    nested = _match_nested(leaf_spans, times_ns, codes, outside)
     if nested is not None and len(nested.still_open.codes) <= MAX_OPEN:
         return nested
-    return _match_any_order(leaf_spans, times_ns, codes, apart)
+    return _match_any_order(leaf_spans, times_ns, codes, outside)
 
 
 def _drain_leaf_spans(times_ns: Ints, codes: Ints, cuts_ns: Ints) -> tuple[LeafSpans, Ints, Ints]:
@@ -118,7 +117,7 @@ def _drain_leaf_spans(times_ns: Ints, codes: Ints, cuts_ns: Ints) -> tuple[LeafS
     return leaf_spans, times_ns[remains], codes[remains]
 
 
-def _match_nested(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, apart: OutsideSections) -> MatchedSpans | None:
+def _match_nested(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, outside: OutsideSections) -> MatchedSpans | None:
     """Return the sweep of properly nested events; None where an exit is not the innermost section's."""
     is_enter = codes > 0
     depth = np.cumsum(np.where(is_enter, 1, -1))
@@ -128,36 +127,36 @@ def _match_nested(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, apart: Out
     # Within a level enters and exits alternate, for depth changes by one: neighbours are a span.
     order = np.argsort(level, kind="stable")
     exit_rows = np.flatnonzero(~is_enter[order])
-    shutdown, enters = order[exit_rows], order[exit_rows - 1]
-    if not np.array_equal(codes[enters], -codes[shutdown]):
+    exits, enters = order[exit_rows], order[exit_rows - 1]
+    if not np.array_equal(codes[enters], -codes[exits]):
         return None
 
     plain = np.where(is_enter, codes & SECTION_MASK, codes)
-    parent, roots = _enclosing(plain, is_enter, level, order, apart)
-    named = _renamed(plain, roots, apart.rename)
+    parent, outer_ids = _enclosing(plain, is_enter, level, order, outside)
+    named = _renamed(plain, outer_ids, outside.rename)
     has_parent = parent >= 0
     parent_ids = np.where(has_parent, named[parent], 0)
-    parent_roots = np.where(has_parent, roots[parent], 0)
+    parent_outer_ids = np.where(has_parent, outer_ids[parent], 0)
     owners = np.where(is_enter, named, 0)
-    owner_outer_ids = roots.copy()
-    owners[shutdown], owner_outer_ids[shutdown] = parent_ids[enters], parent_roots[enters]
+    owner_outer_ids = outer_ids.copy()
+    owners[exits], owner_outer_ids[exits] = parent_ids[enters], parent_outer_ids[enters]
 
     open_rows = is_enter.copy()
     open_rows[enters] = False
     is_counted = (codes[enters] & TIME_ONLY) == 0
-    spans = Spans(named[enters], times_ns[enters], times_ns[shutdown], parent_ids[enters], roots[enters], is_counted)
+    spans = Spans(named[enters], times_ns[enters], times_ns[exits], parent_ids[enters], outer_ids[enters], is_counted)
     still_open = Events(times_ns[open_rows], codes[open_rows])
     return MatchedSpans(leaf_spans, spans, times_ns, owners, owner_outer_ids, still_open, 0)
 
 
 def _enclosing(
-    codes: Ints, is_enter: Bools, level: NDArray[np.int16], order: NDArray[np.intp], apart: OutsideSections
+    codes: Ints, is_enter: Bools, level: NDArray[np.int16], order: NDArray[np.intp], outside: OutsideSections
 ) -> tuple[NDArray[np.intp], Ints]:
-    """Return, for each enter, the row of the enter around it (-1: none) and its root (see Spans.roots)."""
+    """Return, for each enter, the row of the enter around it (-1: none) and its root (see Spans.outer_ids)."""
     parent = np.full(len(codes), -1, np.intp)
-    roots = np.zeros(len(codes), np.int64)
-    if apart.exists:
-        roots = np.where(apart.table[np.maximum(codes, 0)], codes, 0)
+    outer_ids = np.zeros(len(codes), np.int64)
+    if outside.exists:
+        outer_ids = np.where(outside.table[np.maximum(codes, 0)], codes, 0)
     ends = np.cumsum(np.bincount(level)) if len(level) else np.empty(0, np.int64)
     outer: NDArray[np.intp] = np.empty(0, np.intp)
     for level_begin, level_end in itertools.pairwise(ends):
@@ -165,26 +164,26 @@ def _enclosing(
         rows = rows[is_enter[rows]]
         if len(outer):
             parent[rows] = outer[np.searchsorted(outer, rows) - 1]
-            around = roots[parent[rows]]
-            roots[rows] = np.where(around > 0, around, roots[rows])
+            around = outer_ids[parent[rows]]
+            outer_ids[rows] = np.where(around > 0, around, outer_ids[rows])
         outer = rows
-    return parent, roots
+    return parent, outer_ids
 
 
-def _renamed(codes: Ints, roots: Ints, rename: Rename) -> Ints:
+def _renamed(codes: Ints, outer_ids: Ints, rename: Rename) -> Ints:
     """Return the codes with enters inside of a root under the names they have there."""
-    rows = np.flatnonzero((roots > 0) & (codes > 0) & (roots != codes))
+    rows = np.flatnonzero((outer_ids > 0) & (codes > 0) & (outer_ids != codes))
     if not len(rows):
         return codes
     named = codes.copy()
-    pairs, inverse = np.unique(roots[rows] << 24 | codes[rows], return_inverse=True)
+    pairs, inverse = np.unique(outer_ids[rows] << 24 | codes[rows], return_inverse=True)
     named[rows] = np.array([rename(pair >> 24, pair & 0xFFFFFF) for pair in pairs.tolist()], np.int64)[inverse]
     return named
 
 
-def rename_leaf_spans(leaf_spans: LeafSpans, roots: Ints, rename: Rename) -> LeafSpans:
-    """Return the leaves under the names they have within ``roots``, one entry a leaf, 0 for none."""
-    return leaf_spans._replace(ids=_renamed(leaf_spans.ids, roots, rename))
+def rename_leaf_spans(leaf_spans: LeafSpans, outer_ids: Ints, rename: Rename) -> LeafSpans:
+    """Return the leaves under the names they have within ``outer_ids``, one entry a leaf, 0 for none."""
+    return leaf_spans._replace(ids=_renamed(leaf_spans.ids, outer_ids, rename))
 
 
 def _without_discarded(events: Events, still_open: Events) -> tuple[Events, Events]:
@@ -218,7 +217,7 @@ class _Open(NamedTuple):
     root: int
 
 
-def _match_any_order(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, apart: OutsideSections) -> MatchedSpans:
+def _match_any_order(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, outside: OutsideSections) -> MatchedSpans:
     """Return the sweep of events in any order, such as those of async tasks, one event at a time.
 
     An exit ends the span of its name that was entered last. An exit of a name that is not open is
@@ -233,8 +232,8 @@ def _match_any_order(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, apart: 
         if code > 0:
             parent, root = (stack[-1].id, stack[-1].root) if stack else (0, 0)
             plain = code & SECTION_MASK
-            id = apart.rename(root, plain) if root and root != plain else plain
-            root = root or (plain if apart.table[plain] else 0)
+            id = outside.rename(root, plain) if root and root != plain else plain
+            root = root or (plain if outside.table[plain] else 0)
             stack.append(_Open(code, id, time_ns, parent, root))
             if len(stack) > MAX_OPEN:
                 del stack[0]
@@ -264,7 +263,7 @@ class Stretches(NamedTuple):
     begin_ns: Ints
     durations_ns: Ints
     owners: Ints  # section id, 0 for none
-    roots: Ints  # of the owner, see Spans.roots
+    outer_ids: Ints  # of the owner, see Spans.outer_ids
 
     def count_leaf_spans(self, leaf_spans: LeafSpans) -> Ints:
         """Return how many leaves lie in each gap."""
@@ -274,25 +273,25 @@ class Stretches(NamedTuple):
         first[0] = 0
         return np.diff(first, append=len(leaf_spans.ids))
 
-    def sum_leaf_spans(self, durations_ns: Ints, leaves_in_gap: Ints) -> Ints:
+    def sum_leaf_spans(self, durations_ns: Ints, leaves_per_stretch: Ints) -> Ints:
         """Return the time that leaves take of each gap, in ns."""
         until = np.concatenate([[0], np.cumsum(durations_ns)])
-        end = np.cumsum(leaves_in_gap)
-        return np.asarray(until[end] - until[end - leaves_in_gap], np.int64)
+        end = np.cumsum(leaves_per_stretch)
+        return np.asarray(until[end] - until[end - leaves_per_stretch], np.int64)
 
 
 def stretches_between(result: MatchedSpans, cuts_ns: Ints, from_ns: int, until_ns: int) -> Stretches:
     """Return the gaps from ``from_ns`` to ``until_ns``: each event and each cut begins one."""
     owners = np.concatenate([[0], result.owners])
-    roots = np.concatenate([[0], result.owner_outer_ids])
+    outer_ids = np.concatenate([[0], result.owner_outer_ids])
     begin_ns = np.concatenate([[from_ns], np.maximum(result.times_ns, from_ns)])
     if len(cuts_ns):
         at = np.searchsorted(result.times_ns, cuts_ns, side="right")
         owners = np.insert(owners, at + 1, owners[at])
-        roots = np.insert(roots, at + 1, roots[at])
+        outer_ids = np.insert(outer_ids, at + 1, outer_ids[at])
         begin_ns = np.insert(begin_ns, at + 1, np.maximum(cuts_ns, from_ns))
     durations_ns = np.maximum(np.diff(begin_ns, append=until_ns), 0)
-    return Stretches(begin_ns, durations_ns, owners, roots)
+    return Stretches(begin_ns, durations_ns, owners, outer_ids)
 
 
 def first_span_ns(result: MatchedSpans, ids: Ints) -> int | None:

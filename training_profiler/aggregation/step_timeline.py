@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.histogram import Ints
+from training_profiler.aggregation.arrays import Ints
 from training_profiler.recording.recorder import EPOCH_BEGIN, EPOCH_END, LOOP_BEGIN, STEP_END
 
 OUTSIDE = -1

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from training_profiler.aggregation.histogram import BIN_COUNT, Ints, bins_of, quantile_ns
-from training_profiler.aggregation.section_totals import Floats
+from training_profiler.aggregation.arrays import Floats, Ints
+from training_profiler.aggregation.histogram import BIN_COUNT, bins_of, quantile_ns
 
 
 class CaptureAffectedSteps:
@@ -91,27 +91,27 @@ class StepSums:
         self.total_ns = 0
         self.first_ns: list[int] = []
         self.bins = np.zeros(BIN_COUNT, np.int64)  # of undisturbed steps
-        self._disturbed_bins = np.zeros(BIN_COUNT, np.int64)
-        self._disturbed_first: set[int] = set()  # of the first steps, counted from 0
-        self._later, self._later_undisturbed = Moments(), Moments()
+        self._slowed_bins = np.zeros(BIN_COUNT, np.int64)
+        self._slowed_first: set[int] = set()  # of the first steps, counted from 0
+        self._later, self._later_normal = Moments(), Moments()
         self._points: list[tuple[int, int]] = []  # (count, total ns) of undisturbed steps side by side
         self._steps_a_point = 1
 
-    def add(self, durations_ns: Sequence[int], disturbed: Sequence[int] = ()) -> None:
+    def add(self, durations_ns: Sequence[int], slowed: Sequence[int] = ()) -> None:
         """Add the steps that followed those added before; ``disturbed`` are places of them, counted from 0."""
         if not durations_ns:
             return
         array = np.asarray(durations_ns, np.int64)
         is_own = np.ones(len(array), np.bool_)
-        is_own[list(disturbed)] = False
+        is_own[list(slowed)] = False
         np.add.at(self.bins, bins_of(array[is_own]), 1)
-        np.add.at(self._disturbed_bins, bins_of(array[~is_own]), 1)
+        np.add.at(self._slowed_bins, bins_of(array[~is_own]), 1)
         room = max(0, FIRST_STEPS - len(self.first_ns))
-        self._disturbed_first.update(self.count + at for at in disturbed if at < room)
+        self._slowed_first.update(self.count + at for at in slowed if at < room)
         self.first_ns.extend(durations_ns[:room])
         later, numbers, is_own_later = array[room:], self.count + room + 1 + np.arange(len(array[room:])), is_own[room:]
         self._later.add(later, numbers)
-        self._later_undisturbed.add(later[is_own_later], numbers[is_own_later])
+        self._later_normal.add(later[is_own_later], numbers[is_own_later])
         self.count += len(array)
         self.total_ns += int(array.sum())
         self._add_points(array[is_own])
@@ -135,16 +135,16 @@ class StepSums:
 
     def median_ns(self) -> float | None:
         """Return the median undisturbed step, within 1 %; None without steps."""
-        return quantile_ns(self.bins if self._has_own_pace else self.bins + self._disturbed_bins, 0.5)
+        return quantile_ns(self.bins if self._is_mostly_normal else self.bins + self._slowed_bins, 0.5)
 
     @property
-    def disturbed_count(self) -> int:
+    def slowed_count(self) -> int:
         """How many steps a capture window disturbed."""
-        return int(self._disturbed_bins.sum())
+        return int(self._slowed_bins.sum())
 
     @property
-    def _has_own_pace(self) -> bool:
-        return 2 * self.disturbed_count <= self.count
+    def _is_mostly_normal(self) -> bool:
+        return 2 * self.slowed_count <= self.count
 
     def warmup_steps(self, told: int | None = None) -> int:
         """Return how many first steps are warm-up: those told, else the leading ones above 3 medians."""
@@ -167,25 +167,23 @@ class StepSums:
         """
         return _spread(self.first_ns[without_first:], self._later)
 
-    def undisturbed(self, without_first: int = 0) -> Spread | None:
+    def normal_spread(self, without_first: int = 0) -> Spread | None:
         """Return the same of the undisturbed steps; of all where none of those is left."""
-        if not self._has_own_pace:
+        if not self._is_mostly_normal:
             return self.spread(without_first)
-        found = _spread([ns for ns, _ in self._first_undisturbed(without_first)], self._later_undisturbed)
+        found = _spread([ns for ns, _ in self._first_normal(without_first)], self._later_normal)
         return self.spread(without_first) if found is None else found
 
     def longest(self, without_first: int = 0) -> tuple[int, int]:
         """Return (ns, step counted from 1) of the longest step of those that ``undisturbed`` is about."""
         first = [(ns, i + 1) for i, ns in enumerate(self.first_ns) if i >= without_first]
-        found = [*self._first_undisturbed(without_first), self._later_undisturbed.longest]
-        if not self._has_own_pace or found == [Moments().longest]:
+        found = [*self._first_normal(without_first), self._later_normal.longest]
+        if not self._is_mostly_normal or found == [Moments().longest]:
             found = [*first, self._later.longest]
         return max(found, key=lambda step: step[0])
 
-    def _first_undisturbed(self, without_first: int) -> list[tuple[int, int]]:
-        return [
-            (ns, i + 1) for i, ns in enumerate(self.first_ns) if i >= without_first and i not in self._disturbed_first
-        ]
+    def _first_normal(self, without_first: int) -> list[tuple[int, int]]:
+        return [(ns, i + 1) for i, ns in enumerate(self.first_ns) if i >= without_first and i not in self._slowed_first]
 
     def series(self, without_first: int = 0) -> list[tuple[float, float]]:
         """Return (step number, mean ns) of runs of consecutive steps, at most 1024 of them."""
@@ -227,7 +225,7 @@ class Coupling:
         if missing > 0:
             self.sections = np.pad(self.sections, ((0, 0), (0, missing)))
 
-    def add_steps(self, first_step: int, self_ns: NDArray[np.int64], disturbed: Sequence[int] = ()) -> None:
+    def add_steps(self, first_step: int, self_ns: NDArray[np.int64], slowed: Sequence[int] = ()) -> None:
         """Add complete steps.
 
         Args:
@@ -236,7 +234,7 @@ class Coupling:
             disturbed: places of those that are to be left out, counted from 0.
         """
         is_added = np.arange(len(self_ns)) >= SETTLED_AFTER - first_step
-        is_added[list(disturbed)] = False
+        is_added[list(slowed)] = False
         seconds = self_ns[is_added] * 1e-9
         step_s = seconds.sum(axis=1)
         self.count += len(step_s)

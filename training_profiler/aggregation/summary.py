@@ -9,7 +9,7 @@ import numpy as np
 
 from training_profiler.aggregation.histogram import quantile_ns
 from training_profiler.aggregation.lines import IN_STEPS
-from training_profiler.aggregation.outside_steps import APART, WITHIN
+from training_profiler.aggregation.outside_steps import OUTSIDE_SECTIONS, WITHIN
 from training_profiler.aggregation.step_totals import WARMUP_NEEDS
 from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.trend import trend
@@ -91,7 +91,7 @@ def _plain_where_alone(totals: Totals, names: Mapping[int, str]) -> dict[int, st
     within = {}
     for id, name in names.items():
         root, slash, plain = name.partition(WITHIN)
-        if slash and root in APART and (plain not in STEP_PARTS or root == PROFILER):
+        if slash and root in OUTSIDE_SECTIONS and (plain not in STEP_PARTS or root == PROFILER):
             within[id] = plain
     uses = Counter(plain for id, plain in within.items() if id in seen)
     uses.update(name for id, name in names.items() if id in seen and id not in within)
@@ -211,9 +211,9 @@ def step_stats(
     """Return the figures of the steps; None without any. Of an interval there is no trend, nor what explains it."""
     steps = totals.steps
     warmup = warmup_steps(totals, configured_warmup)
-    spread, undisturbed = steps.spread(warmup), steps.undisturbed(warmup)
+    spread, normal = steps.spread(warmup), steps.normal_spread(warmup)
     median_ns = steps.median_ns()
-    if spread is None or undisturbed is None or median_ns is None:
+    if spread is None or normal is None or median_ns is None:
         return None
     found = None if is_interval else trend(steps.series(warmup))  # takes 1.5 ms
     explained = () if is_interval else totals.coupling.explained()
@@ -226,9 +226,9 @@ def step_stats(
         warmup_s=sum(steps.first_ns[:warmup]) / NS_PER_S,
         settled_count=spread.count,
         settled_s=spread.total_ns / NS_PER_S,
-        disturbed_count=steps.disturbed_count,
-        avg_s=undisturbed.mean_ns / NS_PER_S,
-        std_s=undisturbed.std_ns / NS_PER_S,
+        disturbed_count=steps.slowed_count,
+        avg_s=normal.mean_ns / NS_PER_S,
+        std_s=normal.std_ns / NS_PER_S,
         max_s=max_ns / NS_PER_S,
         max_step=max_step,
         before_s=None if totals.loop_begin_ns is None else max(0, totals.loop_begin_ns - totals.begin_ns) / NS_PER_S,

@@ -85,7 +85,7 @@ def throughput(totals: Totals, configured_warmup: int | None) -> Throughput | No
     Batches, samples and FLOPs are per step as on average over the stretch, times steps a second after warm-up.
     """
     steps = totals.steps
-    spread = steps.undisturbed(0 if totals.first_step else warmup_steps(totals, configured_warmup))
+    spread = steps.normal_spread(0 if totals.first_step else warmup_steps(totals, configured_warmup))
     if spread is None or not spread.total_ns:
         return None
     steps_per_s = spread.count * NS_PER_S / spread.total_ns

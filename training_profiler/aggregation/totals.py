@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from training_profiler.aggregation.histogram import Ints
+from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.lines import LineCounts
 from training_profiler.aggregation.loaders import LoaderSums
 from training_profiler.aggregation.machine import MachineSums
@@ -35,7 +35,7 @@ class Totals:
         # Exclusive times of single complete steps, which ranks compare; of this stretch alone, sums do not add them up.
         self.compared: dict[int, Ints] = {}
         # Places of this stretch's steps, counted from 0, that a capture window made slower; of this stretch alone.
-        self.disturbed: list[int] = []
+        self.slowed_by_capture: list[int] = []
         self.training_spans = 0  # ended on the training thread, which pays for them
         self.lines: LineCounts = LineCounts()
         self.machine = MachineSums()
@@ -54,16 +54,16 @@ class Totals:
         return self.end_ns - self.begin_ns
 
     def add_steps(
-        self, durations_ns: Sequence[int], self_ns: Ints, first_step: int, disturbed: Sequence[int] = ()
+        self, durations_ns: Sequence[int], self_ns: Ints, first_step: int, slowed: Sequence[int] = ()
     ) -> None:
         """Add complete steps, whose exclusive times are the rows of ``self_ns``; ``disturbed`` of them were slowed."""
-        self.disturbed += [self.steps.count + at for at in disturbed]
-        self.steps.add(durations_ns, disturbed)
+        self.slowed_by_capture += [self.steps.count + at for at in slowed]
+        self.steps.add(durations_ns, slowed)
         early = max(0, min(len(self_ns), FIRST_STEPS - first_step))
         steps = np.arange(first_step, first_step + early)
         self.add_early(steps, np.zeros(early, np.int64), self_ns[:early, 0])  # column 0 has no spans
         self.coupling.grow(self_ns.shape[1])
-        self.coupling.add_steps(first_step, self_ns, disturbed)
+        self.coupling.add_steps(first_step, self_ns, slowed)
         self.sections.step_self_ns[: self_ns.shape[1]] += self_ns.sum(axis=0)
         end = first_step + len(self_ns)
         for block in range(first_step - first_step % BLOCK_STEPS, end, BLOCK_STEPS):
@@ -82,7 +82,7 @@ class Totals:
         """Add the stretch that follows this one; ``durations_ns`` are its steps."""
         self.end_ns = later.end_ns
         self.sections.add(later.sections)
-        self.steps.add(durations_ns, later.disturbed)
+        self.steps.add(durations_ns, later.slowed_by_capture)
         self.coupling.add(later.coupling)
         steps, ids = np.nonzero(later.early_ns)
         self.add_early(steps, ids, later.early_ns[steps, ids])

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec import structs
 
-from training_profiler.aggregation.section_totals import Floats
+from training_profiler.aggregation.arrays import Floats
 from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.trend import median
 from training_profiler.ranks.host_clocks import HostKey, clock_stats, host_of

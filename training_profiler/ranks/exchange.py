@@ -84,7 +84,7 @@ class RankExchange:
         if self.exchange is None:
             return GradientSyncTotals()
         exchanged = self.exchange.take()
-        accumulator.add_exchange(exchanged)
+        accumulator.add_gradient_sync(exchanged)
         return exchanged
 
     def add(self, totals: Totals, step_ns: list[int], exchanged: GradientSyncTotals) -> None:

@@ -14,7 +14,7 @@ class Rank:
         self.is_certain = is_certain  # False: no launcher told, and a process group may
         self.has_group = False  # a process group was seen
 
-    def note(self) -> None:
+    def detect_process_group(self) -> None:
         """Look for a process group while there is one: at the end of a program it may be gone."""
         distributed = sys.modules.get("torch.distributed")
         try:
@@ -29,7 +29,7 @@ class Rank:
 
     def is_primary(self) -> bool:
         """Return whether this is rank 0, which reports."""
-        self.note()
+        self.detect_process_group()
         return self.who.rank == 0
 
     def is_one_of_many(self) -> bool:

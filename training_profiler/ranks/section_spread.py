@@ -6,8 +6,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.histogram import Ints
-from training_profiler.aggregation.section_totals import Floats
+from training_profiler.aggregation.arrays import Floats, Ints
 from training_profiler.ranks.summary import RankSection, RankSummary
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, SYNCHRONIZATION
 from training_profiler.snapshot.ranks import RankId, SectionSpread

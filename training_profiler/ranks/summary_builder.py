@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from training_profiler.aggregation.histogram import Ints
+from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.summary import SAMPLES_NEEDED, warmup_steps

@@ -81,14 +81,14 @@ class Outputs:
 
     def open(self) -> None:
         """Make the run folder and start the trackers; later, in a process that does not know its rank yet."""
-        self.rank.note()
+        self.rank.detect_process_group()
         if self.rank.is_certain:
             self.journal(lambda journal: None)
             self._start_trackers()
 
     def begin_training(self) -> None:
         """Note which rank this is and start the trackers: a training step is about to end."""
-        self.rank.note()
+        self.rank.detect_process_group()
         if self.rank.is_one_of_many():  # the others want to know the folder's name
             self.journal(lambda journal: None)
             self._health_of_profiler.guard("ranks", self.channel.begin)

@@ -52,7 +52,7 @@ class Samplers:
     def add_to(self, accumulator: Accumulator) -> None:
         """Hand over what was seen beside the events of the batch that was just added."""
         self.device.book()
-        accumulator.totals.machine.look(self.machine.take())
+        accumulator.totals.machine.add_samples(self.machine.take())
 
     def stop(self) -> None:
         """End all threads."""
@@ -92,7 +92,7 @@ class Pipeline:
         if watch is not None:
             watch.loaders = self.loaders
         self.accumulator = Accumulator(recorder.names, begin_ns, settings.warmup)
-        self.accumulator.inferred.is_needed = watch is not None
+        self.accumulator.inferred_filter.is_needed = watch is not None
         device = DeviceTime(recorder, self.accumulator, profiler_health.guard, profiler_health.spend)
         self.samplers = Samplers(recorder.clock, profiler_health.guard, device)
         self.captures = Captures(
@@ -121,7 +121,7 @@ class Pipeline:
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings."""
         self._settings = settings
-        self.accumulator.loaders.wants_rows(bool(settings.sinks), settings.log_scalars_every_n_steps)
+        self.accumulator.loaders.configure_intervals(bool(settings.sinks), settings.log_scalars_every_n_steps)
         self.accumulator.warmup_steps = self.sums.warmup_steps = settings.warmup
         self.peers.reconfigure(settings.warmup)
         self.captures.reconfigure(settings.capture)
@@ -133,14 +133,14 @@ class Pipeline:
         self._tell_of_loaders()
 
     def _tell_of_loaders(self, is_last: bool = False) -> None:
-        for row in self.accumulator.loaders.take_rows(is_last):
+        for row in self.accumulator.loaders.pop_intervals(is_last):
             self._outputs.loader_row(row.step, interval_stats(row, self.loaders.all))
 
     def flush(self) -> None:
         """Drain, and write the journal's next line."""
         self.drain()
         exchanged = self.peers.book_exchange(self.accumulator)
-        totals, step_ns = self.accumulator.take_totals()
+        totals, step_ns = self.accumulator.pop_totals()
         totals.batches, totals.samples = self.loaders.take()
         if self._watch is not None:
             totals.flops, totals.slow_steps = self._watch.flops.counted, self._watch.flops.slow_steps

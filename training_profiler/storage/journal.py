@@ -18,7 +18,7 @@ MOST_LINES: Final = 2_000
 MOST_BYTES: Final = 8_000_000
 
 
-class HeldLines:
+class BufferedLines:
     """Keeps lines in their order, as many as may be held: the oldest go first.
 
     Of what a rank tells of itself only the last is kept, for its sums only grow.
@@ -44,7 +44,7 @@ class HeldLines:
             self.dropped += gone == "interval"
 
     @property
-    def has_measured(self) -> bool:
+    def has_intervals(self) -> bool:
         """Whether there is more to tell than that a run began and ended."""
         return any(kind == "interval" for kind, _ in self._lines)
 
@@ -62,7 +62,7 @@ JOURNAL_SCHEMA: Final = 1
 class Journal:
     """Writes what a run has measured so far; whatever was written survives SIGKILL.
 
-    Without a ``path`` it keeps its lines in memory until it is given one, as many as ``HeldLines`` does.
+    Without a ``path`` it keeps its lines in memory until it is given one, as many as ``BufferedLines`` does.
 
     Args:
         told: what else its first line says: of which run, rank and process it is.
@@ -83,23 +83,23 @@ class Journal:
         self._names = names
         self._begin = {"schema": JOURNAL_SCHEMA, "rank": rank, "begin_ns": begin_ns, "warmup": warmup}
         self._descriptor: int | None = None
-        self._held: HeldLines | None = HeldLines()
+        self._buffer: BufferedLines | None = BufferedLines()
         if path is not None:
-            self.settle(path, told or {})
+            self.open_file(path, told or {})
 
     @property
-    def is_held(self) -> bool:
+    def is_buffered(self) -> bool:
         """Whether it has no file yet."""
-        return self._held is not None
+        return self._buffer is not None
 
     @property
-    def is_worth_a_folder(self) -> bool:
+    def has_unsaved_intervals(self) -> bool:
         """Whether it has no file yet, and intervals to write."""
-        return self._held is not None and self._held.has_measured
+        return self._buffer is not None and self._buffer.has_intervals
 
-    def settle(self, path: Path, told: Mapping[str, Any]) -> None:
+    def open_file(self, path: Path, told: Mapping[str, Any]) -> None:
         """Give it its file: what was kept is written now, all else when it comes."""
-        held, self._held = self._held, None
+        held, self._buffer = self._buffer, None
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._write(kind="begin", **{**self._begin, **told})
         if held is not None:
@@ -141,17 +141,17 @@ class Journal:
     def close(self, health: Health, ended_by: str | None) -> None:
         """Append how the run ended, and close the file."""
         self._write(kind="end", ended_by=ended_by, **_health(health))
-        self._held = None
+        self._buffer = None
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def _write(self, **line: Any) -> None:
-        if self._descriptor is None and self._held is None:
+        if self._descriptor is None and self._buffer is None:
             return
         data = (json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n").encode()
-        if self._held is not None:
-            self._held.add(line["kind"], data)
+        if self._buffer is not None:
+            self._buffer.add(line["kind"], data)
         else:
             self._append(data)
 

@@ -17,7 +17,7 @@ NO_JOURNAL: Final = "does not begin like a journal; is it a file of the profiler
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class JournalFile:
     """One file that is called like a journal."""
 
     path: Path
@@ -26,7 +26,7 @@ class Found:
     rank: int | None = None
     attempt: int = 0
     begin: dict[str, Any] | None = None  # its first line, where that is whole
-    trouble: str = ""  # why it cannot be read, as what follows its name in a sentence
+    problem: str = ""  # why it cannot be read, as what follows its name in a sentence
 
     @property
     def run(self) -> str | None:
@@ -51,31 +51,31 @@ class Found:
         return _number((self.begin or {}).get("wall_ns")) or 0
 
 
-class Chosen(NamedTuple):
+class RunJournals(NamedTuple):
     """The journals of one run, one a rank and attempt, and sentences on those that were left out."""
 
-    journals: list[Found]
+    journals: list[JournalFile]
     left_out: list[str]
 
 
-def find_journals(folder: Path, stem: str = "rank") -> list[Found]:
+def find_journals(folder: Path, stem: str = "rank") -> list[JournalFile]:
     """Return the files in ``folder``, and in folders one level below it, that are called ``stem`` and so on."""
     below = [entry for entry in _entries(folder) if _is_folder(entry)]
     names = [path for parent in (folder, *sorted(below)) for path in sorted(_entries(parent))]
-    return [_look_at(path, str(path.relative_to(folder))) for path in names if is_journal(path, stem)]
+    return [_inspect(path, str(path.relative_to(folder))) for path in names if is_journal(path, stem)]
 
 
-def find_own_folders(folder: Path, found: Sequence[Found]) -> list[Found]:
+def find_own_folder_journals(folder: Path, found: Sequence[JournalFile]) -> list[JournalFile]:
     """Return the journals beside ``folder`` of ranks of its launch that ended before anybody told them its name."""
     first = min((one for one in found if one.run == folder.name), key=_order, default=None)
     if first is None or is_own_name(folder.name):
         return []
-    there = {(one.rank, one.attempt) for one in found if not one.trouble}
-    nearest: dict[tuple[int | None, int], Found] = {}
+    there = {(one.rank, one.attempt) for one in found if not one.problem}
+    nearest: dict[tuple[int | None, int], JournalFile] = {}
     for sibling in sorted(path for path in _entries(folder.parent) if is_own_name(path.name)):
         for path in sorted(_entries(sibling)):
-            one = _look_at(path, f"../{sibling.name}/{path.name}") if is_journal(path) else None
-            if one is None or one.trouble or (one.rank, one.attempt) in there:
+            one = _inspect(path, f"../{sibling.name}/{path.name}") if is_journal(path) else None
+            if one is None or one.problem or (one.rank, one.attempt) in there:
                 continue
             other = nearest.get((one.rank, one.attempt))
             apart_ns = abs(one.wall_ns - first.wall_ns)  # a process may profile several runs, one after another
@@ -99,19 +99,19 @@ def read_begin(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def choose(found: Iterable[Found], folder: Path) -> Chosen:
+def select_journals(found: Iterable[JournalFile], folder: Path) -> RunJournals:
     """Return the journals that are of the run of ``folder``: copies once, and none of other runs."""
     left_out: list[str] = []
     belonging = _of_one_run(list(found), folder, left_out)
-    by_place: dict[tuple[int | None, int, str], list[Found]] = defaultdict(list)
+    by_place: dict[tuple[int | None, int, str], list[JournalFile]] = defaultdict(list)
     for one in belonging:
         # What cannot be read takes nobody's place.
-        by_place[one.rank, one.attempt, one.shown if one.trouble else ""].append(one)
+        by_place[one.rank, one.attempt, one.shown if one.problem else ""].append(one)
     journals = [_best(same, left_out) for same in by_place.values()]
-    return Chosen(sorted(journals, key=_order), left_out)
+    return RunJournals(sorted(journals, key=_order), left_out)
 
 
-def _order(one: Found) -> tuple[int, float]:
+def _order(one: JournalFile) -> tuple[int, float]:
     return one.attempt, float("inf") if one.rank is None else one.rank
 
 
@@ -126,32 +126,32 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.name.endswith(".jsonl")
 
 
-def _look_at(path: Path, shown: str) -> Found:
+def _inspect(path: Path, shown: str) -> JournalFile:
     rank, attempt = read_journal_name(path.name) or (None, 0)
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for a writer
-            return Found(path, shown, 0, rank, attempt, trouble="is no file")
+            return JournalFile(path, shown, 0, rank, attempt, problem="is no file")
         begin = read_head(path)
     except OSError as error:
-        return Found(path, shown, 0, rank, attempt, trouble=f"cannot be read ({error.strerror})")
+        return JournalFile(path, shown, 0, rank, attempt, problem=f"cannot be read ({error.strerror})")
     if begin is None:
-        return Found(path, shown, status.st_size, rank, attempt, trouble=NO_JOURNAL)
+        return JournalFile(path, shown, status.st_size, rank, attempt, problem=NO_JOURNAL)
     if begin.get("schema") != JOURNAL_SCHEMA:
-        trouble = (
+        problem = (
             f"has schema {begin.get('schema')!r}, this version reads {JOURNAL_SCHEMA}; "
             f"read it with the version that wrote it (meta.json names it)"
         )
-        return Found(path, shown, status.st_size, rank, attempt, trouble=trouble)
+        return JournalFile(path, shown, status.st_size, rank, attempt, problem=problem)
     who = begin.get("who")
-    told_attempt = _number(who.get("attempt")) if isinstance(who, dict) else None
-    told_rank = _number(begin.get("rank"))
-    return Found(
+    stated_attempt = _number(who.get("attempt")) if isinstance(who, dict) else None
+    stated_rank = _number(begin.get("rank"))
+    return JournalFile(
         path,
         shown,
         status.st_size,
-        rank if told_rank is None else told_rank,
-        attempt if told_attempt is None else told_attempt,
+        rank if stated_rank is None else stated_rank,
+        attempt if stated_attempt is None else stated_attempt,
         begin,
     )
 
@@ -160,7 +160,7 @@ def _number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _of_one_run(found: Sequence[Found], folder: Path, left_out: list[str]) -> list[Found]:
+def _of_one_run(found: Sequence[JournalFile], folder: Path, left_out: list[str]) -> list[JournalFile]:
     names = Counter(one.run for one in found if one.run is not None)
     if not names:
         return list(found)
@@ -193,7 +193,7 @@ def _enumerated(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _best(same: Sequence[Found], left_out: list[str]) -> Found:
+def _best(same: Sequence[JournalFile], left_out: list[str]) -> JournalFile:
     """Return the journal to read, of several of one rank in one attempt: the last process's, and its longest copy."""
     best = max(same, key=lambda one: (one.wall_ns, one.size))
     for one in same:

@@ -9,7 +9,13 @@ from training_profiler.errors import RunFolderError
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
 from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats
-from training_profiler.storage.journal_discovery import NO_JOURNAL, Found, choose, find_journals, find_own_folders
+from training_profiler.storage.journal_discovery import (
+    NO_JOURNAL,
+    JournalFile,
+    find_journals,
+    find_own_folder_journals,
+    select_journals,
+)
 from training_profiler.storage.journal_tail import End, read_end
 from training_profiler.storage.launch import is_running
 from training_profiler.storage.run_lookup import read_meta
@@ -61,18 +67,18 @@ def read_ranks(folder: Path, attempt: int | None = None) -> ReceivedRanks:
         RunFolderError: there was no such attempt.
     """
     found = find_journals(folder)
-    chosen = choose(found + find_own_folders(folder, found), folder)
+    chosen = select_journals(found + find_own_folder_journals(folder, found), folder)
     number = attempt_of(chosen.journals, attempt, folder)
     return received_ranks([one for one in chosen.journals if one.attempt == number], chosen.left_out)
 
 
-def attempt_of(journals: Sequence[Found], asked: int | None, folder: Path) -> int:
+def attempt_of(journals: Sequence[JournalFile], asked: int | None, folder: Path) -> int:
     """Return the attempt that was asked for, by default the last of those in ``journals``, of which there are some.
 
     Raises:
         RunFolderError: there was no such attempt.
     """
-    readable = [one for one in journals if not one.trouble] or journals
+    readable = [one for one in journals if not one.problem] or journals
     there = sorted({one.attempt for one in readable})
     if asked is None:
         return there[-1]
@@ -85,14 +91,14 @@ def attempt_of(journals: Sequence[Found], asked: int | None, folder: Path) -> in
     return asked
 
 
-def received_ranks(journals: Sequence[Found], left_out: Sequence[str] = ()) -> ReceivedRanks:
+def received_ranks(journals: Sequence[JournalFile], left_out: Sequence[str] = ()) -> ReceivedRanks:
     """Return what the journals of one attempt say of their ranks; ``left_out`` are sentences known before."""
     by_rank: dict[int, RankSummary] = {}
     sentences, untold, torn = list(left_out), [], []
     ended, unended = 0, []
     for one in journals:
         try:
-            is_read = one.trouble in ("", NO_JOURNAL)
+            is_read = one.problem in ("", NO_JOURNAL)
             end = read_end(one.path, "rank", _sums) if is_read else End[RankSummary](None, False, False)
         except OSError as error:
             sentences.append(f"left out: {one.shown} cannot be read ({error.strerror})")
@@ -101,8 +107,8 @@ def received_ranks(journals: Sequence[Found], left_out: Sequence[str] = ()) -> R
         if sums is not None and sums.who.rank not in by_rank:
             by_rank[sums.who.rank] = sums
             torn += [one.shown] * end.is_torn
-        elif one.trouble:
-            sentences.append(f"left out: {one.shown} {one.trouble}")
+        elif one.problem:
+            sentences.append(f"left out: {one.shown} {one.problem}")
             continue
         elif sums is None and one.rank != 0:  # a run of one rank tells nobody
             untold.append(one.shown)
@@ -126,7 +132,7 @@ def received_ranks(journals: Sequence[Found], left_out: Sequence[str] = ()) -> R
     )
 
 
-def _unended(journals: Sequence[Found]) -> list[str]:
+def _unended(journals: Sequence[JournalFile]) -> list[str]:
     """Return sentences on ranks whose journal has no end, while others' have one."""
     by_state: dict[bool | None, list[str]] = {False: [], True: [], None: []}
     for one in journals:
@@ -150,13 +156,13 @@ def _sums(record: dict[str, Any]) -> RankSummary:
     return sums
 
 
-def _world_size(one: Found) -> int:
+def _world_size(one: JournalFile) -> int:
     who = (one.begin or {}).get("who")
     size = who.get("world_size") if isinstance(who, dict) else None
     return size if type(size) is int and 1 <= size <= MOST_RANKS else 1
 
 
-def _flush_s(journals: Sequence[Found]) -> float:
+def _flush_s(journals: Sequence[JournalFile]) -> float:
     for one in journals[:1]:
         settings = read_meta(one.path.parent).get("settings")
         flush_s = settings.get("flush_s") if isinstance(settings, dict) else None

@@ -32,8 +32,8 @@ from training_profiler.storage.run_lookup import attempts_in, run_of_rank, runs_
 from training_profiler.units import NS_PER_S
 
 # For a run folder on this disk, where nobody has told its name: after so long, then each time after twice as long.
-FIRST_LOOK_NS: Final = 2 * NS_PER_S
-LAST_LOOK_NS: Final = 64 * NS_PER_S
+FIRST_SEARCH_NS: Final = 2 * NS_PER_S
+LAST_SEARCH_NS: Final = 64 * NS_PER_S
 MOST_JOURNALS: Final = 100  # of one rank in one attempt
 
 
@@ -70,7 +70,7 @@ class RunFiles:
         self._who = RankId(settings.rank, attempt=settings.launch.attempt)
         self._parent: Path | None = None
         self._journal: Journal | None = None
-        self._next_look_ns, self._look_every_ns = 0, FIRST_LOOK_NS
+        self._next_search_ns, self._search_every_ns = 0, FIRST_SEARCH_NS
 
     def open(self, who: RankId) -> Journal:
         """Return the journal of rank ``who``, making folder and files where they are not there yet."""
@@ -79,12 +79,12 @@ class RunFiles:
             self._parent = Path(self.settings.dir).absolute()  # the program may go to another folder
             self._journal = Journal(None, who.rank, self._names, self._begin_ns, self.settings.warmup)
             if who.rank == 0:
-                self._settle(self._journal, self._go_on(self._parent) or self._begin(self._parent))
-        if self._journal.is_held:
+                self._open_journal(self._journal, self._continue_run(self._parent) or self._begin(self._parent))
+        if self._journal.is_buffered:
             self._who = who
-            folder = self._told_folder() or self._folder_seen()
+            folder = self._announced_folder() or self._folder_on_disk()
             if folder is not None:
-                self._join(self._journal, folder)
+                self._join_folder(self._journal, folder)
         return self._journal
 
     def write_report(self, text: str, data: dict[str, Any]) -> None:
@@ -98,12 +98,12 @@ class RunFiles:
         """Append how the run ended, and close the journal; a rank that has heard of no folder makes its own."""
         if self._journal is None and self._who.rank:
             return
-        self._next_look_ns = 0
+        self._next_search_ns = 0
         journal = self.open(self._who)
-        if journal.is_worth_a_folder and self._parent is not None:
+        if journal.has_unsaved_intervals and self._parent is not None:
             folder = make_run_folder(self._parent, OWN_NAME.format(rank=self._who.rank))
             write_json(folder / META, {**describe_process(self.settings), **self._identity()})
-            self._settle(journal, folder)
+            self._open_journal(journal, folder)
         journal.close(health, ended_by)
 
     def _begin(self, parent: Path) -> Path:
@@ -112,7 +112,7 @@ class RunFiles:
         write_json(folder / META, {**describe_run(self.settings), **self._identity(), "attempts": attempts})
         return folder
 
-    def _go_on(self, parent: Path) -> Path | None:
+    def _continue_run(self, parent: Path) -> Path | None:
         """Return the folder of the attempts before this one; None where there were none, or it is not here."""
         if not self._who.attempt:
             return None
@@ -128,7 +128,7 @@ class RunFiles:
             return folder
         return None
 
-    def _told_folder(self) -> Path | None:
+    def _announced_folder(self) -> Path | None:
         if self._parent is None or self.run_name is None or not is_plain_name(self.run_name):
             return None
         folder = self._parent / self.run_name
@@ -139,24 +139,24 @@ class RunFiles:
         begin = read_begin(path)
         return begin is not None and (begin.get("pid"), begin.get("host")) == (os.getpid(), socket.gethostname())
 
-    def _folder_seen(self) -> Path | None:
+    def _folder_on_disk(self) -> Path | None:
         now_ns = self._clock()
-        if self._parent is None or now_ns < self._next_look_ns:
+        if self._parent is None or now_ns < self._next_search_ns:
             return None
-        self._next_look_ns = now_ns + self._look_every_ns
-        self._look_every_ns = min(LAST_LOOK_NS, 2 * self._look_every_ns)
+        self._next_search_ns = now_ns + self._search_every_ns
+        self._search_every_ns = min(LAST_SEARCH_NS, 2 * self._search_every_ns)
         return run_of_rank(self._who, self._wall_ns, self._launch, self._parent)
 
-    def _join(self, journal: Journal, folder: Path) -> None:
+    def _join_folder(self, journal: Journal, folder: Path) -> None:
         if make_folder(folder):  # rank 0 is on another machine
             about = {**describe_process(self.settings), **self._identity(), "run": folder.name}
             write_json(folder / f"meta-rank{self._who.rank}.json", about)
-        self._settle(journal, folder)
+        self._open_journal(journal, folder)
 
-    def _settle(self, journal: Journal, folder: Path) -> None:
+    def _open_journal(self, journal: Journal, folder: Path) -> None:
         path = self._new_journal(folder)
         told = {"run": folder.name, "pid": os.getpid(), "host": socket.gethostname(), "wall_ns": self._wall_ns}
-        journal.settle(path, {**told, "rank": self._who.rank, **self._identity()})
+        journal.open_file(path, {**told, "rank": self._who.rank, **self._identity()})
         self.folder = folder
 
     def _new_journal(self, folder: Path) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from training_profiler.snapshot.ranks import AttemptStats, RankId
-from training_profiler.storage.journal_discovery import Found, choose, find_journals
+from training_profiler.storage.journal_discovery import JournalFile, find_journals, select_journals
 from training_profiler.storage.journal_tail import last_of
 from training_profiler.storage.launch import LaunchId, is_same_launch, launch_from_data
 from training_profiler.storage.run_folder import META, is_own_name, journal_name
@@ -16,10 +16,10 @@ from training_profiler.units import NS_PER_S
 
 def attempts_in(folder: Path, before: int) -> tuple[AttemptStats, ...]:
     """Return the attempts of the run in ``folder`` that came before number ``before``, from rank 0's journals."""
-    return attempts_before(choose(find_journals(folder, "rank0"), folder).journals, before)
+    return attempts_before(select_journals(find_journals(folder, "rank0"), folder).journals, before)
 
 
-def attempts_before(journals: Iterable[Found], number: int) -> tuple[AttemptStats, ...]:
+def attempts_before(journals: Iterable[JournalFile], number: int) -> tuple[AttemptStats, ...]:
     """Return the attempts before ``number``, each from the journal of its lowest rank; those without one are not there.
 
     ``journals`` are in the order of attempts and ranks.
@@ -33,7 +33,7 @@ def attempts_before(journals: Iterable[Found], number: int) -> tuple[AttemptStat
     return tuple(stats[number] for number in sorted(stats))
 
 
-def _figures(journal: Found) -> AttemptStats | None:
+def _figures(journal: JournalFile) -> AttemptStats | None:
     begin = journal.begin or {}
 
     def until_then(interval: dict[str, Any]) -> tuple[int, float]:

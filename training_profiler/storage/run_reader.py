@@ -11,7 +11,13 @@ from training_profiler.recording.data_loader import TRAIN, LoaderCounts
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.snapshot import DeviceTimingStats, Health, Snapshot
 from training_profiler.storage.journal_codec import totals_from_data
-from training_profiler.storage.journal_discovery import NO_JOURNAL, Found, choose, find_journals, find_own_folders
+from training_profiler.storage.journal_discovery import (
+    NO_JOURNAL,
+    JournalFile,
+    find_journals,
+    find_own_folder_journals,
+    select_journals,
+)
 from training_profiler.storage.journal_tail import as_record
 from training_profiler.storage.launch import is_running
 from training_profiler.storage.rank_reader import attempt_of, received_ranks
@@ -43,7 +49,7 @@ def read_run(folder: Path, attempt: int | None = None) -> Snapshot:
     found = find_journals(folder)
     if not found or _is_folder_of_runs(folder, found):
         raise RunFolderError(_why_not(folder))
-    journals, left_out = choose(found + find_own_folders(folder, found), folder)
+    journals, left_out = select_journals(found + find_own_folder_journals(folder, found), folder)
     number = attempt_of(journals, attempt, folder)
     of_attempt = [one for one in journals if one.attempt == number]
     for one in of_attempt:
@@ -52,15 +58,19 @@ def read_run(folder: Path, attempt: int | None = None) -> Snapshot:
         except RunFolderError as error:
             left_out.append(f"left out: {error}")
             continue
-        return _with_ranks(snapshot, one, [each for each in journals if not each.trouble], of_attempt, left_out)
+        return _with_ranks(snapshot, one, [each for each in journals if not each.problem], of_attempt, left_out)
     raise RunFolderError(left_out[-len(of_attempt)].removeprefix("left out: "))
 
 
 def _with_ranks(
-    snapshot: Snapshot, primary: Found, journals: Sequence[Found], of_attempt: Sequence[Found], left_out: list[str]
+    snapshot: Snapshot,
+    primary: JournalFile,
+    journals: Sequence[JournalFile],
+    of_attempt: Sequence[JournalFile],
+    left_out: list[str],
 ) -> Snapshot:
     """Return the figures of ``primary`` with those of all ranks, and of the attempts before."""
-    others = [one for one in of_attempt if not one.trouble or one.trouble == NO_JOURNAL]
+    others = [one for one in of_attempt if not one.problem or one.problem == NO_JOURNAL]
     if primary.rank:
         why = "cannot be read" if any(one.rank == 0 for one in of_attempt) else "is missing"
         left_out = [f"the figures above are rank {primary.rank}'s: rank 0's journal {why}", *left_out]
@@ -80,7 +90,7 @@ def _with_ranks(
     )
 
 
-def _is_folder_of_runs(folder: Path, found: Sequence[Found]) -> bool:
+def _is_folder_of_runs(folder: Path, found: Sequence[JournalFile]) -> bool:
     """Return whether the journals in folders below ``folder`` are of runs there, and not of one run's machines."""
     parents = {one.path.parent for one in found}
     if folder in parents:
@@ -108,10 +118,10 @@ def _why_not(folder: Path) -> str:
     return f"{folder} is no run folder: {journal_name(0)} cannot be read ({reason})"
 
 
-def _read_journal(folder: Path, found: Found) -> Snapshot:
+def _read_journal(folder: Path, found: JournalFile) -> Snapshot:
     """Return the figures of one rank."""
-    if found.trouble or found.begin is None:
-        raise RunFolderError(f"{found.path} {found.trouble}")
+    if found.problem or found.begin is None:
+        raise RunFolderError(f"{found.path} {found.problem}")
     try:
         lines = found.path.read_bytes().split(b"\n")
     except OSError as error:
@@ -140,7 +150,7 @@ def _replay(
     health: dict[str, Any] = {}
     device: DeviceTimingStats | None = None
     end: dict[str, Any] | None = None
-    held_back = 0
+    unsaved = 0
     for record in records:
         kind = record["kind"]
         if kind == "interval":
@@ -154,14 +164,14 @@ def _replay(
         elif kind == "epoch_end":
             sums.end_epoch(record["batches"], record["samples"], record["is_complete"])
         elif kind == "held":
-            held_back = record["dropped"]
+            unsaved = record["dropped"]
         elif kind == "end":
             health = end = record
     notes = list(health.get("notes", ()))
     if torn:
         notes.append(f"{torn} torn line{'s' * (torn > 1)} in the journal left out")
-    if held_back:
-        dropped = "1 interval was" if held_back == 1 else f"{held_back} intervals were"
+    if unsaved:
+        dropped = "1 interval was" if unsaved == 1 else f"{unsaved} intervals were"
         notes.append(f"{dropped} dropped before this rank knew of the run's folder")
     if end is None:
         sums.end_epoch(None, None, is_complete=False)

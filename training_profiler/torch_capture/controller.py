@@ -62,7 +62,7 @@ class Recording:
                 self._forget()
                 self.writer = None
                 return why_not
-            self._source.disturbed.begin(window.first)
+            self._source.slowed_by_capture.begin(window.first)
             book = window.spans = SpanBook(self._names, window.begin_ns)
             self._source.on_every_span = book.add
             writer.begin_s = (window.begin_ns - begin_ns) / NS_PER_S
@@ -73,7 +73,7 @@ class Recording:
             writer.drop()
             self.discard()
             self.writer = None
-            self._source.disturbed.end(window.first)
+            self._source.slowed_by_capture.end(window.first)
             raise
         finally:
             self.is_moving = False
@@ -136,7 +136,7 @@ class Recording:
         writer, self.writer = self.writer, None
         if writer is not None:
             self._source.on_every_span = None
-            self._source.disturbed.end(last_step + 1)  # memory is cleared after it, and with it the caches
+            self._source.slowed_by_capture.end(last_step + 1)  # memory is cleared after it, and with it the caches
         return writer
 
     def abandon(self) -> None:

@@ -111,7 +111,7 @@ class SpanSource(Protocol):
     on_every_span: Callable[[Any, Any, Any, int], None] | None
 
     @property
-    def disturbed(self) -> "Disturbed":
+    def slowed_by_capture(self) -> "Disturbed":
         """What is told which steps a window slows."""
 
 

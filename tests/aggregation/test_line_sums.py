@@ -122,7 +122,7 @@ def test_samples_of_no_section_count_as_in_steps_once_the_step_is_complete():
     assert booked(run) == {("", BATCH): 1, (IN_STEPS, BATCH): 1}
 
 
-def test_samples_of_a_step_that_an_epoch_gives_up_are_of_no_step():
+def test_samples_of_a_step_that_an_epoch_not_steps_are_of_no_step():
     run = FakeRun()
     run.begin_epoch(1)
     run.step(forward_pass=1)

@@ -27,7 +27,7 @@ def test_a_step_without_sections_is_a_step():
 def test_what_follows_the_last_step_of_an_epoch_is_given_up():
     timeline = Timeline()
     cuts = timeline.cut([(EPOCH_BEGIN, 10), (STEP_END, 50), (EPOCH_END, 60)], None, 100)
-    assert cuts.gives_up == [2]
+    assert cuts.not_steps == [2]
     assert cuts.steps.tolist() == [OUTSIDE, 0, 1, OUTSIDE]
     assert timeline.steps == 1
 

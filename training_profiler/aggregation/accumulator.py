@@ -1,4 +1,4 @@
-"""Turns the recorder's batches into totals; keeps what reaches from one batch into the next."""
+"""Turns the recorder's batches into totals, and carries open spans and unfinished steps from batch to batch."""
 
 from collections.abc import Callable, Sequence
 
@@ -35,11 +35,11 @@ from training_profiler.snapshot.snapshot import PROFILER
 
 
 class Accumulator:
-    """Sums up one run. ``totals`` is what was summed since ``pop_totals`` was called last.
+    """Sums up one run. ``totals`` covers the time since the last ``pop_totals``.
 
-    ``on_spans``, where set, is told of the training thread's spans that count for averages: sections, begins, ends;
-    then the begins of those still open, and the time up to which that is all. ``on_every_span`` is told of all its
-    spans, without the begins.
+    ``on_spans``, if set, is called with the training thread's spans that count for averages: sections, begins, ends,
+    the begins of spans still open, and the time up to which this is complete. ``on_every_span`` is called with all
+    spans of the training thread: sections, begins, ends, and that time.
     """
 
     def __init__(self, names: SectionNames, begin_ns: int, warmup_steps: int | None = None) -> None:
@@ -54,34 +54,34 @@ class Accumulator:
         self._names = names
         self.warmup_steps = warmup_steps
         self._timeline = Timeline()
-        self.at_ns = begin_ns  # up to where time is booked
-        self._open: dict[int, Events] = {}  # thread serial -> sections it has open
+        self.at_ns = begin_ns  # the end of the time summed up so far
+        self._open: dict[int, Events] = {}  # thread serial -> its open sections
         self._outside_steps = OutsideSteps(names)
         self._gradient_sync = GradientSyncAttribution(names)
-        self._complete = 0  # how many steps the batch under way completes
-        self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step that is under way
-        self._unfinished_total = np.zeros(1, np.int64)  # and the spans that ended in it
+        self._complete = 0  # number of steps that end in the current batch
+        self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step in progress
+        self._unfinished_total = np.zeros(1, np.int64)  # the same with nested sections
 
     @property
     def steps(self) -> int:
-        """How many steps are complete."""
+        """Number of complete steps."""
         return self._timeline.steps
 
     def open_sections(self, training_thread: int) -> tuple[str, ...]:
-        """Return the names of the sections the training thread is in, the outermost first."""
+        """Return the names of the training thread's open sections, outermost first."""
         still_open = self._open.get(training_thread, no_events())
         names = [self._names.names[code & SECTION_MASK] for code in still_open.codes.tolist()]
         return tuple(name for name in names if name != PROFILER)
 
     def pop_totals(self) -> tuple[Totals, list[int]]:
-        """Return the totals and their steps' durations in ns, and start new ones where they end."""
+        """Return the totals and the durations of their steps in ns, and start new totals at the same time."""
         done = self.totals, self.step_ns
         self.totals = Totals(self.at_ns, self.steps)
         self.step_ns = []
         return done
 
     def add(self, batch: Batch, training_thread: int, samples: Sequence[Sample] = ()) -> None:
-        """Add a batch; time on the thread with serial ``training_thread`` is the run's time, and samples are of it."""
+        """Add a batch. The run's time is that of the thread ``training_thread``; ``samples`` are of that thread."""
         self._lines.add_samples(samples)
         rows = rows_for(len(self._names.names))
         self.totals.sections.grow(rows)
@@ -90,7 +90,7 @@ class Accumulator:
             recorded = self.loaders.extract_changes(read_events(thread.events), thread.serial == training_thread)
             events[thread.serial] = self.inferred_filter.admit(thread.serial, recorded)
         training = events.get(training_thread, no_events())
-        # What the training thread records while another drains can be later than the drain's own time.
+        # The training thread goes on recording during a drain on another thread, so its events may be later.
         last_mark_ns = [ns for _, ns in batch.marks[-1:]]
         until_ns = max([batch.until_ns, self.at_ns, *training.times_ns[-1:].tolist(), *last_mark_ns])
         first_step = self.steps
@@ -107,12 +107,12 @@ class Accumulator:
                 self.totals.unended += len(self._open.pop(thread.serial, no_events()).codes)
         self.at_ns = self.totals.end_ns = until_ns
 
-    def add_gradient_sync(self, exchanged: GradientSyncTotals) -> None:
-        """Book the exposed part of DDP's exchanges as ``synchronization`` within the backward passes."""
-        self._gradient_sync.attribute(self.totals, exchanged, has_steps=self.steps > 0)
+    def add_gradient_sync(self, synced: GradientSyncTotals) -> None:
+        """Attribute the exposed part of DDP's gradient sync to ``synchronization`` within the backward passes."""
+        self._gradient_sync.attribute(self.totals, synced, has_steps=self.steps > 0)
 
     def add_device_time(self, id: int, ns: int) -> None:
-        """Add what the accelerator took for a span that ``on_spans`` was told of."""
+        """Add the accelerator's time for a span that ``on_spans`` was called with."""
         self.totals.sections.grow(rows_for(len(self._names.names)))
         self.totals.sections.device_ns[id] += ns
         self.totals.sections.device_count[id] += 1
@@ -121,11 +121,11 @@ class Accumulator:
         return np.array([id for id, name in list(self._names.names.items()) if name in names], np.int64)
 
     def _loop_begin_ns(self, training: Events, has_marks: bool) -> int | None:
-        """Return when the training loop may have begun: at a section that only a loop has.
+        """Return when the training loop may have begun: at the first section that only occurs in a loop.
 
-        Only where steps come without any of those does the first section of all have to do.
+        If steps end and no such section was seen, the first section of any name counts.
         """
-        if self._timeline.has_begun or self.inferred_filter.is_needed:  # a mark will tell
+        if self._timeline.has_begun or self.inferred_filter.is_needed:  # a mark shows it
             return None
         times_ns = training.times_ns[np.isin(training.codes, self._ids_of(LOOP_SECTIONS))]
         if not len(times_ns) and has_marks:
@@ -133,7 +133,7 @@ class Accumulator:
         return int(times_ns[0]) if len(times_ns) else None
 
     def _add_thread(self, serial: int, events: Events, cuts: Cuts, first_step: int | None) -> None:
-        """Add one thread's events; ``first_step`` is None on threads other than the training thread."""
+        """Add one thread's events; ``first_step`` is None for all but the training thread."""
         is_training = first_step is not None
         inner_cuts_ns = cuts.ends_ns[:-1]
         still_open = self._open.pop(serial, no_events())
@@ -149,7 +149,7 @@ class Accumulator:
         leaves_per_stretch = stretches.count_leaf_spans(result.leaf_spans)
         leaf_outer_ids = np.repeat(stretches.outer_ids, leaves_per_stretch)
         leaf_spans = rename_leaf_spans(result.leaf_spans, leaf_outer_ids, self._outside_steps.name_within)
-        self.totals.sections.grow(rows_for(len(self._names.names)))  # renaming may have made new names
+        self.totals.sections.grow(rows_for(len(self._names.names)))  # renaming may have added names
         leaf_is_outside = leaf_outer_ids > 0
         if outside.exists:
             leaf_is_outside |= outside.table[result.leaf_spans.ids]
@@ -176,10 +176,10 @@ class Accumulator:
         step_row: Ints,
         first_step: int,
     ) -> None:
-        """Book the training thread's time; ``step_row[i]`` is the row of the step gap i is in, -1 for none."""
+        """Add the training thread's time; ``step_row[i]`` is the row of the step that stretch i is in, -1 for none."""
         rows = self.totals.sections.rows
         complete = self._complete
-        # One row a complete step, one for the unfinished, one for all that is part of no step.
+        # One row for each complete step, one for the unfinished step, one for time outside steps.
         row = np.where((stretches.outer_ids > 0) | (step_row < 0), complete + 1, step_row)
         own_ns = stretches.durations_ns - stretches.sum_leaf_spans(leaf_spans.durations_ns, leaves_per_stretch)
         size = (complete + 2) * rows
@@ -198,9 +198,9 @@ class Accumulator:
             self.totals.add_steps(durations_ns, self_ns[:complete], first_step, slowed)
 
     def _rows_of_pieces(self, cuts: Cuts, first_step: int) -> Ints:
-        """Return for each piece its step's row, counted from the first step of the batch; -1 for none."""
+        """Return for each piece its step's row, counted from the first step of the batch; -1 for no step."""
         rows = np.where(cuts.steps == OUTSIDE, -1, cuts.steps - first_step)
-        for piece in cuts.gives_up:
+        for piece in cuts.not_steps:
             rows[: piece + 1][rows[: piece + 1] == rows[piece]] = -1
             if cuts.steps[piece] == first_step:
                 self._lines.of_unfinished_step.clear()
@@ -225,7 +225,7 @@ class Accumulator:
         pieces: Ints,
         step_rows: Ints | None,
     ) -> None:
-        """Add the spans that ended; ``step_rows`` are those of the pieces, None on other threads."""
+        """Add the spans that ended; ``step_rows`` are the rows of the pieces, None for other threads."""
         leaf_spans, spans = result.leaf_spans, result.spans
         ids, begin_ns, durations_ns = leaf_spans.ids, leaf_spans.begin_ns, leaf_spans.durations_ns
         parents = np.repeat(stretches.owners, leaves_per_stretch)
@@ -252,8 +252,8 @@ class Accumulator:
             is_measured = (step_numbers == 0) | (step_numbers > self.warmup_steps)
         if step_rows is not None and self.on_spans is not None:
             counts = is_counted if is_measured is None else is_counted & is_measured
-            spans_told = (ids[counts], begin_ns[counts], (begin_ns + durations_ns)[counts])
-            self.on_spans(*spans_told, result.still_open.times_ns, int(cuts.ends_ns[-1]))
+            ended = (ids[counts], begin_ns[counts], (begin_ns + durations_ns)[counts])
+            self.on_spans(*ended, result.still_open.times_ns, int(cuts.ends_ns[-1]))
         if step_rows is not None and self.on_every_span is not None:
             self.on_every_span(ids, begin_ns, begin_ns + durations_ns, int(cuts.ends_ns[-1]))
         if not len(ids):
@@ -264,7 +264,7 @@ class Accumulator:
             self.totals.first_fetch_ns = first_span_ns(result, self._ids_of((DATA_LOADING,)))
 
     def _add_step_totals(self, ids: Ints, durations_ns: Ints, step_row: Ints) -> None:
-        """Book spans of the training thread that began in row ``step_row`` of the steps, -1 for in none."""
+        """Add spans of the training thread; ``step_row`` is the row of the step each began in, -1 for no step."""
         first_step = self.steps - self._complete
         rows = self.totals.sections.rows
         is_unfinished = step_row == self._complete
@@ -275,7 +275,7 @@ class Accumulator:
         if first_step < FIRST_STEPS:
             is_complete = (step_row >= 0) & ~is_unfinished
             self.totals.add_early(first_step + step_row[is_complete], ids[is_complete], durations_ns[is_complete])
-            if self._complete:  # the step that was unfinished before is the first of these
+            if self._complete:  # the first of these was unfinished before
                 carried = np.flatnonzero(self._unfinished_total)
                 step = np.full(len(carried), first_step)
                 self.totals.add_early(step, carried, self._unfinished_total[carried])

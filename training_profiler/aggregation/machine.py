@@ -1,4 +1,4 @@
-"""What the machine monitor saw over a stretch of a run, summed up such that stretches add up."""
+"""Sums of the system monitor's samples; the sums of consecutive stretches add up."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -8,7 +8,7 @@ from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, MachineStats
 from training_profiler.units import NS_PER_S
 
-RAM: Final = "ram_own_bytes"  # of this process without its children: theirs comes and goes with them
+RAM: Final = "ram_own_bytes"  # of this process without its children, whose memory comes and goes with them
 ALLOCATED: Final = ".allocated_bytes"
 LEVELS: Final = (
     "cpu_process",
@@ -24,16 +24,16 @@ GPU_LEVELS: Final = ("allocated_bytes", "reserved_bytes", "used_bytes", "utiliza
 
 
 class MachineSums:
-    """Sums of looks by quantity."""
+    """Sums of samples by quantity."""
 
     def __init__(self) -> None:
         self.samples = 0
         self.levels: dict[str, tuple[float, float, float, float]] = {}  # weight, weighted sum, largest, last
         self.series: dict[str, Series] = {}
-        self.facts: dict[str, float | str] = {}  # that stay as they are
+        self.facts: dict[str, float | str] = {}  # constant values
 
     def add_samples(self, samples: Iterable[MachineSample]) -> None:
-        """Add looks that followed those added before."""
+        """Add samples that follow those added before."""
         for sample in samples:
             self.samples += 1
             self.facts.update(sample.facts)
@@ -57,7 +57,7 @@ class MachineSums:
         self.levels[quantity] = (weight + level[0], weighted + level[1], max(largest, level[2]), level[3])
 
     def stats(self, has_growth: bool = True) -> MachineStats | None:
-        """Return what was seen; None where nobody looked. Growth takes a millisecond to find."""
+        """Return the stats; None without samples. Computing growth takes a millisecond."""
         if not self.samples:
             return None
         limit, total = self.facts.get("ram_limit_bytes"), self.facts.get("ram_host_total_bytes")
@@ -98,7 +98,7 @@ class MachineSums:
 
 
 def machine_to_data(sums: MachineSums) -> dict[str, Any]:
-    """Return the sums as data that JSON holds exactly; nothing of no sample."""
+    """Return the sums as data that JSON represents exactly; empty without samples."""
     if not sums.samples:
         return {}
     return {
@@ -110,7 +110,7 @@ def machine_to_data(sums: MachineSums) -> dict[str, Any]:
 
 
 def machine_from_data(data: dict[str, Any]) -> MachineSums:
-    """Return the sums that ``machine_to_data`` was given.
+    """Return the sums that ``machine_to_data`` was called with.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: the data is not of that form.

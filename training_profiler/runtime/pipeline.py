@@ -222,7 +222,7 @@ class Pipeline:
     def roll_over_epoch(self, turn: EpochBoundary | None) -> None:
         """End the epoch that seams saw and begin the next, where what is recorded is held back; None: there is none."""
         if turn is None:
-            self.sums.drop_epoch()
+            self.sums.discard_epoch()
             return
         self.flush()
         self._end_seen_epoch(turn.batches, turn.samples, is_complete=True)
@@ -231,7 +231,7 @@ class Pipeline:
 
     def _end_seen_epoch(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
         if batches is not None and self.sums.epoch_steps > batches:  # they were used more than once: this was no pass
-            self.sums.drop_epoch()
+            self.sums.discard_epoch()
         else:
             self._end_epoch(batches, samples, is_complete)
 
@@ -242,7 +242,7 @@ class Pipeline:
             return
         last = epochs.last()
         if last is None:
-            self.sums.drop_epoch()
+            self.sums.discard_epoch()
         else:
             self._end_seen_epoch(*last)
 

@@ -237,10 +237,10 @@ def test_changes_of_loader_that_nobody_needs_any_more_are_forgotten():
         run.clock.advance_ns(1)
         run.comes_from(1 + i % 2)
     run.drain()
-    assert len(run.accumulator.loaders._serials) == MOST_CHANGES
+    assert len(run.accumulator.loaders._loader_ids) == MOST_CHANGES
     run.note("forward_pass", -1)
     run.drain()
-    assert run.accumulator.loaders._serials.tolist() == [2]
+    assert run.accumulator.loaders._loader_ids.tolist() == [2]
 
 
 def test_a_row_holds_the_means_of_the_batches_since_the_row_before_and_the_mix_so_far():

@@ -89,11 +89,11 @@ def test_ten_steps_are_enough_to_tell_warm_up():
 
 
 def test_warm_up_that_is_told_holds():
-    assert sums_of([10] * 20).warmup_steps(told=3) == 3
+    assert sums_of([10] * 20).warmup_steps(configured=3) == 3
 
 
 def test_a_run_shorter_than_its_warm_up_is_all_warm_up():
-    assert sums_of([10] * 2).warmup_steps(told=3) == 2
+    assert sums_of([10] * 2).warmup_steps(configured=3) == 2
 
 
 def test_no_steps_have_no_figures():

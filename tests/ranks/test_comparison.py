@@ -106,7 +106,7 @@ def test_times_are_the_accelerators_where_all_ranks_know_them():
 
 def test_missing_and_silent_ranks_are_told():
     ranks = [told(0), told(1, inside=["backward_pass"]), told(3, is_final=True, ended_by="SIGTERM")]
-    stats = all_ranks_stats(ranks, 4, heard_s_ago={0: 0.0, 1: 35.0, 3: 35.0}, silent_after_s=30.0)
+    stats = all_ranks_stats(ranks, 4, age_s={0: 0.0, 1: 35.0, 3: 35.0}, silent_after_s=30.0)
     assert (stats.missing, stats.silent) == ((2,), (1,))
     assert (stats.ranks[1].heard_s_ago, stats.ranks[1].inside) == (35.0, ("backward_pass",))
     assert stats.ranks[2].ended_by == "SIGTERM"

@@ -24,7 +24,7 @@ def test_each_meeting_narrows_what_is_known():
         on("b", 1, ("all:0", 1100, 1200), ("all:1", 1310, 1350)),
     ]
     (_, offset) = clock_offsets(ranks).values()
-    assert (offset.low_ns, offset.high_ns, offset.meetings) == (-1050, -970, 2)
+    assert (offset.low_ns, offset.high_ns, offset.sync_points) == (-1050, -970, 2)
     assert clock_stats(ranks) == ClockStats(hosts=2, aligned_hosts=2, error_s=40e-9, meetings=2)
 
 

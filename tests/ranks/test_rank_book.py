@@ -41,7 +41,7 @@ class Book:
         self.book.add(totals, step_ns, exchanged._replace(of_steps=tuple(of_steps or exchanged.of_steps)))
 
     def told(self, **rest) -> RankSummary:
-        return self.book.sums(WHO, self.run.sums.run, self.run.names.names, **rest)
+        return self.book.summary(WHO, self.run.sums.run, self.run.names.names, **rest)
 
 
 def test_sections_are_summed_up_after_warm_up_with_and_without_nested_ones():
@@ -136,11 +136,11 @@ def test_the_blocks_that_are_told_are_those_of_a_slow_reading(steps, flush_every
     stride = 1
     while begun / stride > 8:
         stride *= 2
-    told = book.told()
+    blocks = book.complete_blocks()
     kept = {16 * block for block in range(whole) if block % stride == 0}
-    assert told.keys() >= kept
-    assert len(told) <= 8
-    assert all(ns == list(range(first, first + 16)) for first, ns in told.items())
+    assert blocks.keys() >= kept
+    assert len(blocks) <= 8
+    assert all(ns == list(range(first, first + 16)) for first, ns in blocks.items())
 
 
 def reads(step: int) -> bool:

@@ -65,7 +65,7 @@ def write_journal(folder: Path, rank: int) -> None:
         builder.add(totals, step_ns, exchanged)
         health = Health(disabled=("console (OSError)",), overhead_s=0.25, notes=("a note",))
         run.journal.write_interval(totals, step_ns, health, run.loaders, ("forward_pass",), GPU)
-        summary = builder.sums(
+        summary = builder.summary(
             who(rank, world_size=2),
             run.sums.run,
             run.names.names,

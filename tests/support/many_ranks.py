@@ -73,13 +73,13 @@ def figures_by_hand(
     world_size: int,
     *,
     before: Mapping[int, RankSummary] | None = None,
-    heard_s_ago: Mapping[int, float] | None = None,
+    age_s: Mapping[int, float] | None = None,
     silent_after_s: float | None = None,
 ) -> AllRanksStats | None:
     """Stand in for the figures of all ranks: who was heard of, with how many steps."""
     if world_size == 1 or not told:
         return None
     ranks = {sums.who.rank: RankStats(sums.who, sums.steps) for sums in told}
-    late = [rank for rank, s in (heard_s_ago or {}).items() if silent_after_s is not None and s > silent_after_s]
+    late = [rank for rank, s in (age_s or {}).items() if silent_after_s is not None and s > silent_after_s]
     missing = tuple(rank for rank in range(world_size) if rank not in ranks)
     return AllRanksStats(world_size, tuple(ranks.values()), missing, tuple(late))

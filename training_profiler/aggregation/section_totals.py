@@ -26,9 +26,10 @@ class SectionSums:
     """Running sums. Row i of each array belongs to the section with id i; row 0 is time in no section.
 
     ``count`` and ``total_ns`` cover all spans. ``measured``, ``mean_ns``, ``m2``, ``min_ns``, ``max_ns`` and ``bins``
-    leave out the spans of warm-up steps if the user has set their number. ``self_ns`` is exclusive time on the training
-    thread, ``elsewhere_ns`` on other threads. ``step_self_ns`` and ``step_total_ns`` are the parts within training steps.
-    ``device_ns`` is the accelerator's time for ``device_count`` spans; it may become known after the spans have ended.
+    leave out the spans of warm-up steps if the user has set their number. ``self_ns`` is exclusive time on the
+    training thread, ``elsewhere_ns`` on other threads. ``step_self_ns`` and ``step_total_ns`` are the parts within
+    training steps. ``device_ns`` is the accelerator's time for ``device_count`` spans; it may become known after the
+    spans have ended.
     """
 
     def __init__(self, rows: int = 16) -> None:

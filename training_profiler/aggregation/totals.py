@@ -29,10 +29,10 @@ class Totals:
         self.coupling = Coupling()
         self.loop_begin_ns: int | None = None  # begin of the run's first step, which may precede this stretch
         self.first_fetch_ns: int | None = None  # the first wait for a batch, if it ended in this stretch
-        # Time of each section (column) in each of the run's first steps, nested sections included. Warm-up is only known
-        # when it is over, and then leaves the step's shares.
+        # Time of each section (column) in each of the run's first steps, nested sections included. Warm-up is only
+        # known afterwards, and then subtracted.
         self.early_ns = np.zeros((FIRST_STEPS, 1), np.int64)
-        # Exclusive times of single complete steps, which ranks compare. Of this stretch only; ``add`` does not add them up.
+        # Exclusive times of single steps, which ranks compare. Of this stretch only: ``add`` does not sum them.
         self.compared: dict[int, Ints] = {}
         # Indices of this stretch's steps, counted from 0, that a capture window slowed. Of this stretch only.
         self.slowed_by_capture: list[int] = []

@@ -111,7 +111,7 @@ class RankExchange:
 
     def _sums(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
         seen = () if self.meetings is None else tuple(sync_points(list(self.meetings.seen)))
-        return self._book.sums(
+        return self._book.summary(
             self._rank.who,
             run,
             self._names.names,
@@ -155,7 +155,7 @@ class RankExchange:
             [self._now[rank] for rank in sorted(self._now)],
             self._rank.who.world_size,
             before=before or None,
-            heard_s_ago={0: 0.0, **{rank: one.heard_s_ago for rank, one in told.items()}},
+            age_s={0: 0.0, **{rank: one.heard_s_ago for rank, one in told.items()}},
             silent_after_s=max(LEAST_SILENT_S, 5 * self._every_s),
         )
         if self._ending and not of_interval:

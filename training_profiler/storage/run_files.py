@@ -1,4 +1,4 @@
-"""All files of the run under way on this rank, opened when first written to."""
+"""The files of a running run on this rank, opened when first written to."""
 
 import os
 import socket
@@ -31,21 +31,21 @@ from training_profiler.storage.run_folder import (
 from training_profiler.storage.run_lookup import attempts_in, run_of_rank, runs_of
 from training_profiler.units import NS_PER_S
 
-# For a run folder on this disk, where nobody has told its name: after so long, then each time after twice as long.
+# Search for the run folder on this disk while rank 0 has not sent its name: the interval doubles each time.
 FIRST_SEARCH_NS: Final = 2 * NS_PER_S
 LAST_SEARCH_NS: Final = 64 * NS_PER_S
-MOST_JOURNALS: Final = 100  # of one rank in one attempt
+MOST_JOURNALS: Final = 100  # of one rank and attempt
 
 
 class RunFiles:
     """Folder, meta.json, journal and final report of one run.
 
-    Rank 0 makes the folder, or goes on in the one of the attempt before. Other ranks go into the folder of
-    ``run_name`` as soon as that is known, which is what rank 0 has told; till then their journal keeps its lines.
+    Rank 0 makes the folder, or continues in the folder of the previous attempt. Other ranks use the folder
+    ``run_name``, which rank 0 sends; until they know it their journal keeps its lines in memory.
 
     Args:
-        begin_ns: when the run began, by the recorder's clock.
-        clock: a clock in ns, for what is done now and then.
+        begin_ns: begin of the run on the recorder's clock.
+        clock: a clock in ns, for occasional work.
 
     Raises:
         OSError: a file cannot be made or written.
@@ -61,7 +61,7 @@ class RunFiles:
         self.settings = settings
         self.folder: Path | None = None
         self.run_name: str | None = None
-        self.attempts: tuple[AttemptStats, ...] = ()  # those before this one; rank 0 knows them
+        self.attempts: tuple[AttemptStats, ...] = ()  # earlier attempts; only rank 0 knows them
         self._names = names
         self._begin_ns = begin_ns
         self._wall_ns = time.time_ns() - (time.perf_counter_ns() - begin_ns)
@@ -73,10 +73,10 @@ class RunFiles:
         self._next_search_ns, self._search_every_ns = 0, FIRST_SEARCH_NS
 
     def open(self, who: RankId) -> Journal:
-        """Return the journal of rank ``who``, making folder and files where they are not there yet."""
+        """Return the journal of rank ``who``; makes folder and files at the first call."""
         if self._journal is None:
             self._who = who
-            self._parent = Path(self.settings.dir).absolute()  # the program may go to another folder
+            self._parent = Path(self.settings.dir).absolute()  # the program may change its working directory
             self._journal = Journal(None, who.rank, self._names, self._begin_ns, self.settings.warmup)
             if who.rank == 0:
                 self._open_journal(self._journal, self._continue_run(self._parent) or self._begin(self._parent))
@@ -88,14 +88,14 @@ class RunFiles:
         return self._journal
 
     def write_report(self, text: str, data: dict[str, Any]) -> None:
-        """Write the final report as text and as data; rank 0 does."""
+        """Write the final report as text and as data, on rank 0."""
         self.open(self._who)
         if self.folder is not None and self._who.rank == 0:
             (self.folder / REPORT_TEXT).write_text(text.lstrip("\n"), encoding="utf-8", errors="backslashreplace")
             write_json(self.folder / REPORT_DATA, data)
 
     def close(self, health: Health, ended_by: str | None) -> None:
-        """Append how the run ended, and close the journal; a rank that has heard of no folder makes its own."""
+        """Append how the run ended, and close the journal; a rank that knows no folder makes its own."""
         if self._journal is None and self._who.rank:
             return
         self._next_search_ns = 0
@@ -113,11 +113,11 @@ class RunFiles:
         return folder
 
     def _continue_run(self, parent: Path) -> Path | None:
-        """Return the folder of the attempts before this one; None where there were none, or it is not here."""
+        """Return the folder of the earlier attempts; None if there were none, or it is not on this disk."""
         if not self._who.attempt:
             return None
         for folder, meta, last in runs_of(self._launch, parent):
-            if last.number >= self._who.attempt:  # the launcher has come to this number before
+            if last.number >= self._who.attempt:  # another launch with the same attempts
                 return None
             for name in (REPORT_TEXT, REPORT_DATA):
                 path = folder / name
@@ -132,7 +132,7 @@ class RunFiles:
         if self._parent is None or self.run_name is None or not is_plain_name(self.run_name):
             return None
         folder = self._parent / self.run_name
-        # A process that profiles twice hears at first what it was told the first time.
+        # In a process that profiles twice, the name may still be that of the first run.
         return None if self._wrote(folder / journal_name(self._who.rank, self._who.attempt)) else folder
 
     def _wrote(self, path: Path) -> bool:
@@ -155,12 +155,12 @@ class RunFiles:
 
     def _open_journal(self, journal: Journal, folder: Path) -> None:
         path = self._new_journal(folder)
-        told = {"run": folder.name, "pid": os.getpid(), "host": socket.gethostname(), "wall_ns": self._wall_ns}
-        journal.open_file(path, {**told, "rank": self._who.rank, **self._identity()})
+        identity = {"run": folder.name, "pid": os.getpid(), "host": socket.gethostname(), "wall_ns": self._wall_ns}
+        journal.open_file(path, {**identity, "rank": self._who.rank, **self._identity()})
         self.folder = folder
 
     def _new_journal(self, folder: Path) -> Path:
-        """Return a new file: what another process has written is its own."""
+        """Return a new file, never one that another process has written."""
         for number in range(1, MOST_JOURNALS):
             path = folder / journal_name(self._who.rank, self._who.attempt, number)
             try:

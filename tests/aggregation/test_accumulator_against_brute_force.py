@@ -159,13 +159,13 @@ def assert_spread(accumulator: Accumulator, durations: dict[str, list[int]]) -> 
 
 
 @given(nested)
-def test_nested_events_are_read_as_one_by_one(operations):
+def test_nested_events_match_brute_force(operations):
     batches = batches_of(operations)
     assert_same(accumulated(batches), brute_force(batches))
 
 
 @given(interleaved)
-def test_events_in_any_order_are_read_as_one_by_one(operations):
+def test_events_in_any_order_match_brute_force(operations):
     batches = batches_of(operations)
     assert_same(accumulated(batches), brute_force(batches))
 
@@ -177,7 +177,7 @@ def test_self_times_add_up_to_the_wall_time_exactly(operations):
 
 
 @given(st.one_of(nested, interleaved), st.integers(0, 5))
-def test_a_clock_that_stands_still_loses_no_time(operations, divisor):
+def test_a_stopped_clock_loses_no_time(operations, divisor):
     coarse = [(serial, (what, which, ns // 10**divisor)) for serial, (what, which, ns) in operations]
     accumulator = accumulated(batches_of(coarse))
     assert accumulator.totals.sections.self_ns.sum() == accumulator.totals.wall_ns
@@ -219,7 +219,7 @@ def in_thread_order(operations):
 
 
 @given(training_loops())
-def test_a_training_loop_is_summed_up_the_same_in_one_batch_or_many(operations):
+def test_sums_of_a_loop_do_not_depend_on_batches(operations):
     batches = batches_of(operations)
     many, one = figures_of(accumulated(batches)), figures_of(accumulated([in_one_batch(batches)]))
     del many["first_fetch_ns"], one["first_fetch_ns"]  # the first that ended, where one fetch is inside of another
@@ -227,7 +227,7 @@ def test_a_training_loop_is_summed_up_the_same_in_one_batch_or_many(operations):
 
 
 @given(training_loops())
-def test_the_steps_of_shortest_and_longest_span_are_theirs(operations):
+def test_shortest_and_longest_spans_have_the_right_steps(operations):
     batches = batches_of(operations)
     accumulator, found = accumulated(batches), brute_force(batches)
     sums = accumulator.totals.sections
@@ -238,7 +238,7 @@ def test_the_steps_of_shortest_and_longest_span_are_theirs(operations):
 
 
 @given(training_loops())
-def test_time_within_steps_is_that_of_spans_in_complete_steps(operations):
+def test_time_within_steps_covers_spans_in_complete_steps(operations):
     batches = batches_of(in_thread_order(operations))
     accumulator = accumulated(batches)
     assert nonzero(accumulator, "step_total_ns") == in_complete_steps_ns(batches)
@@ -276,7 +276,7 @@ plain_interleaved = st.lists(
 
 
 @given(plain_interleaved)
-def test_events_in_any_order_are_summed_up_the_same_in_one_batch_or_many(operations):
+def test_sums_of_unordered_events_do_not_depend_on_batches(operations):
     batches = batches_of(operations)
     many, one = figures_of(accumulated(batches)), figures_of(accumulated([in_one_batch(batches)]))
     for stats in (many, one):
@@ -285,7 +285,7 @@ def test_events_in_any_order_are_summed_up_the_same_in_one_batch_or_many(operati
     assert many == one
 
 
-def test_a_mark_made_while_another_thread_drains_lies_within_the_batch():
+def test_a_mark_made_during_a_drain_lies_within_the_batch():
     accumulator = accumulated([])
     # The drain read the clock at 1100; the training thread went on meanwhile.
     accumulator.add(Batch(1_100, [ThreadEvents(1, "", True, [1_010, 2, 1_050, -2])], [(STEP_END, 1_120)]), TRAINING)
@@ -294,7 +294,7 @@ def test_a_mark_made_while_another_thread_drains_lies_within_the_batch():
     assert accumulator.totals.sections.self_ns.sum() == 200
 
 
-def test_a_thread_that_ended_inside_a_section_is_counted():
+def test_a_section_open_at_the_end_of_its_thread_is_counted():
     accumulator = accumulated([])
     accumulator.add(Batch(1_100, [ThreadEvents(2, "", False, [1_010, 2, 1_020, 3])], []), TRAINING)
     assert accumulator.totals.unended == 2

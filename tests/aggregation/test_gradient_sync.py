@@ -34,7 +34,7 @@ def sums_of(run, name):
     return (int(sections.count[id]), *(int(column[id]) / S for column in columns))
 
 
-def test_what_is_exposed_moves_from_the_backward_passes_own_time(run):
+def test_exposed_sync_moves_out_of_backward_self_time(run):
     for _ in range(2):
         run.step(forward_pass=1, backward_pass=3)
     book(run, exchanged(2, exchanges=2, hidden_s=1))
@@ -49,14 +49,14 @@ def test_what_is_exposed_moves_from_the_backward_passes_own_time(run):
     assert sum(section.share for section in stats.values()) == pytest.approx(1)
 
 
-def test_of_totals_no_more_is_moved_than_their_backward_passes_have(run):
+def test_no_more_time_is_moved_than_the_backward_passes_have(run):
     run.step(backward_pass=1)
     book(run, exchanged(3))
     assert sums_of(run, "backward_pass") == (1, 1, 0, 1, 0)
     assert sums_of(run, "synchronization") == (1, 1, 1, 1, 1)
 
 
-def test_a_wait_that_is_told_after_its_totals_is_moved_in_the_sums_of_the_run(run):
+def test_late_sync_is_moved_in_the_sums_of_the_run(run):
     run.step(backward_pass=68)  # a rank that hung; DDP tells of it at the next forward pass
     run.flush()
     run.step(backward_pass=2)
@@ -86,7 +86,7 @@ def test_an_interval_without_the_backward_pass_is_left_alone(run):
     assert run.snapshot(of_interval=True).sections["backward_pass"].self_s == 3
 
 
-def test_nothing_is_taken_from_a_step_that_has_not_ended(run):
+def test_an_unfinished_step_keeps_its_time(run):
     run.step(backward_pass=1)
     run.spend("backward_pass", 5)
     book(run, exchanged(3))
@@ -104,7 +104,7 @@ def test_nothing_is_taken_from_a_step_that_has_not_ended(run):
     assert (backward.total_s, backward.self_s, backward.step_self_s) == (9, 6, 6)
 
 
-def test_where_steps_are_not_known_it_is_moved_all_the_same(run):
+def test_sync_is_moved_without_known_steps(run):
     run.spend("backward_pass", 5)
     book(run, exchanged(3))
     assert sums_of(run, "backward_pass") == (1, 5, 2, 0, 0)
@@ -118,7 +118,7 @@ def test_on_an_accelerator_nothing_is_moved(run):
     assert "synchronization" not in run.snapshot().sections
 
 
-def test_without_a_section_for_backward_passes_nothing_is_moved(run):
+def test_without_a_backward_section_nothing_is_moved(run):
     run.step(train_step=5)
     book(run, exchanged(3))
     run.step(train_step=5, backward_pass=5)
@@ -127,13 +127,13 @@ def test_without_a_section_for_backward_passes_nothing_is_moved(run):
     assert "synchronization" not in run.snapshot().sections
 
 
-def test_what_is_all_hidden_makes_no_synchronization(run):
+def test_fully_hidden_sync_adds_no_synchronization(run):
     run.step(backward_pass=5)
     book(run, exchanged(0, hidden_s=2))
     assert "synchronization" not in run.snapshot().sections
 
 
-def test_exchanges_of_warm_up_steps_are_left_out_with_them(run):
+def test_sync_of_warmup_steps_is_left_out_with_them(run):
     run.step(backward_pass=50)
     for _ in range(19):
         run.step(backward_pass=3)
@@ -144,7 +144,7 @@ def test_exchanges_of_warm_up_steps_are_left_out_with_them(run):
     assert synchronization.settled_total_s == 19
 
 
-def test_a_step_that_is_told_later_than_the_sum_it_is_part_of_is_not_booked_twice(run):
+def test_late_sync_of_a_step_is_not_counted_twice(run):
     run.step(backward_pass=50)
     book(run, exchanged(40))
     run.flush()
@@ -155,7 +155,7 @@ def test_a_step_that_is_told_later_than_the_sum_it_is_part_of_is_not_booked_twic
     assert (synchronization.count, synchronization.total_s, synchronization.settled_total_s) == (1, 40, 0)
 
 
-def test_a_journal_tells_the_same(tmp_path):
+def test_moved_sync_reads_back_from_the_journal(tmp_path):
     run = FakeRun(journal=tmp_path / "rank0.jsonl")
     for of_steps in ((), ((0, 2 * S), (1, 1 * S))):
         for _ in range(10):
@@ -165,7 +165,7 @@ def test_a_journal_tells_the_same(tmp_path):
     assert read_run(tmp_path).sections == run.snapshot().sections
 
 
-def test_beside_collectives_by_hand_only_the_average_of_both_is_known(run):
+def test_with_manual_collectives_only_the_common_average_is_known(run):
     for _ in range(2):
         run.step(synchronization=4, backward_pass=3)
     book(run, exchanged(2, exchanges=2))
@@ -178,7 +178,7 @@ amounts = st.integers(0, 6)
 
 
 @given(st.lists(st.tuples(amounts, amounts, st.booleans()), min_size=1, max_size=8))
-def test_all_times_add_up_whatever_is_exchanged(intervals):
+def test_all_times_add_up_for_any_sync(intervals):
     run = FakeRun()
     for backward_s, exposed_s, ends_step in intervals:
         run.spend("forward_pass", 1)

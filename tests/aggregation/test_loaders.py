@@ -126,7 +126,7 @@ def by_key(sums):
 
 
 @given(operations)
-def test_sums_are_those_of_a_slow_reading_however_the_events_are_drained(listed):
+def test_loader_sums_match_brute_force_for_any_drains(listed):
     run, slow, opened = LoaderRun(every=1), SlowReading(), []
     rows = []
     for (what, which), ns in listed:
@@ -161,7 +161,7 @@ def counts_of(*serials, batches=1):
     return counts
 
 
-def test_every_timing_belongs_to_the_loader_that_the_batch_came_from():
+def test_times_belong_to_the_loader_of_the_batch():
     run = LoaderRun()
     run.batch(1, data=1, forward=2, backward=3)
     run.batch(2, data=10, forward=20, backward=30)
@@ -174,7 +174,7 @@ def test_every_timing_belongs_to_the_loader_that_the_batch_came_from():
     assert (first.proportion, first.wait_s, first.samples) == (0.5, 1, 4)
 
 
-def test_two_forward_passes_of_a_batch_are_one_figure_a_batch():
+def test_two_forward_passes_add_up_per_batch():
     run = LoaderRun()
     run.batch(1, forward=2)
     run.spend("forward_pass", 4)
@@ -205,7 +205,7 @@ def test_time_between_batches_does_not_reach_across_a_validation():
     )
 
 
-def test_a_section_by_hand_around_the_fetch_is_of_the_loader_that_is_fetched_from():
+def test_a_manual_section_around_the_fetch_belongs_to_its_loader():
     run = LoaderRun()
     run.batch(1)
     with run.section("data_loading"):
@@ -215,13 +215,13 @@ def test_a_section_by_hand_around_the_fetch_is_of_the_loader_that_is_fetched_fro
     assert run.found()[2, "train", "data"] == (2_000_000_000, 1)
 
 
-def test_a_run_without_a_change_of_loader_sums_up_nothing():
+def test_without_a_named_loader_nothing_is_summed():
     run = LoaderRun()
     run.step(data_loading=1, forward_pass=2)
     assert run.found() == {}
 
 
-def test_what_another_thread_fetches_is_nobodys():
+def test_fetches_on_other_threads_belong_to_no_loader():
     run = LoaderRun()
     run.recorder.thread_serial()
     run.accumulator.add(run.recorder.drain(), training_thread=0)
@@ -230,7 +230,7 @@ def test_what_another_thread_fetches_is_nobodys():
     assert run.found() == {}
 
 
-def test_changes_of_loader_that_nobody_needs_any_more_are_forgotten():
+def test_old_changes_of_loader_are_discarded():
     run = LoaderRun()
     run.note("forward_pass")
     for i in range(2 * MOST_CHANGES):
@@ -243,7 +243,7 @@ def test_changes_of_loader_that_nobody_needs_any_more_are_forgotten():
     assert run.accumulator.loaders._loader_ids.tolist() == [2]
 
 
-def test_a_row_holds_the_means_of_the_batches_since_the_row_before_and_the_mix_so_far():
+def test_an_interval_has_its_means_and_the_mix_so_far():
     run = LoaderRun(every=2)
     for loader, data in ((1, 1), (1, 3), (2, 5), (2, 7)):
         run.batch(loader, data=data)
@@ -263,7 +263,7 @@ def test_a_row_holds_the_means_of_the_batches_since_the_row_before_and_the_mix_s
     assert interval_stats(rows[0], counts)[0].asked_proportion == 0.25
 
 
-def test_rows_of_validation_come_with_the_next_step_or_at_the_end():
+def test_validation_intervals_end_with_the_next_step_or_the_run():
     run = LoaderRun(every=1)
     run.batch(1)
     run.step(optimizer_step=1)
@@ -276,7 +276,7 @@ def test_rows_of_validation_come_with_the_next_step_or_at_the_end():
     assert row.step == 1
 
 
-def test_without_a_setting_there_are_at_most_ten_rows_a_second():
+def test_by_default_there_are_at_most_ten_intervals_a_second():
     run = LoaderRun()
     run.accumulator.loaders.configure_intervals(True, None)
     for _ in range(100):
@@ -288,12 +288,12 @@ def test_without_a_setting_there_are_at_most_ten_rows_a_second():
     assert sum(interval_stats(row, counts_of(1))[0].batches for row in rows) == 100
 
 
-def test_the_code_of_a_loader_is_no_section():
+def test_the_code_of_a_loader_is_not_a_section():
     assert LOADER > 1 << 25
 
 
 @pytest.mark.parametrize("phase", [TRAIN, VAL])
-def test_a_loader_on_another_thread_has_its_batches_and_their_wait_and_no_means(phase):
+def test_a_loader_on_another_thread_has_batches_and_wait_only(phase):
     counts = LoaderCounts("main")
     counts.add(4, 2 * 10**9, phase == TRAIN)
     (stats,) = loader_stats([counts], LoaderRun().sums.run.loaders)

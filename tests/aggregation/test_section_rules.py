@@ -48,7 +48,7 @@ def run() -> WatchedRun:
     return WatchedRun()
 
 
-def test_inferred_sections_count_as_those_by_hand(run):
+def test_inferred_sections_count_like_manual_ones(run):
     run.infer("forward_pass", 2)
     run.spend("augment", 1)
     assert run.stats() == (
@@ -58,7 +58,7 @@ def test_inferred_sections_count_as_those_by_hand(run):
     )
 
 
-def test_an_inferred_section_within_one_of_the_same_name_by_hand_is_not_counted_twice(run):
+def test_an_inferred_section_inside_the_same_manual_one_is_dropped(run):
     with run.section("forward_pass"):
         run.clock.advance(1)
         run.infer("forward_pass", 2)
@@ -66,7 +66,7 @@ def test_an_inferred_section_within_one_of_the_same_name_by_hand_is_not_counted_
 
 
 @pytest.mark.parametrize("by_hand", STEP_PARTS)
-def test_within_a_part_of_a_step_by_hand_nothing_is_inferred(run, by_hand):
+def test_inferred_events_inside_manual_step_parts_are_dropped(run, by_hand):
     with run.section(by_hand):
         for name in ("data_loading", "forward_pass", "backward_pass", "forward_without_grad", "checkpointing"):
             run.infer(name)
@@ -74,14 +74,14 @@ def test_within_a_part_of_a_step_by_hand_nothing_is_inferred(run, by_hand):
     assert run.stats()[0] == {by_hand: 1}
 
 
-def test_after_the_section_by_hand_things_are_inferred_again(run):
+def test_inference_resumes_after_a_manual_section(run):
     with run.section("forward_pass"):
         run.infer("forward_pass")
     run.infer("forward_pass")
     assert run.stats()[0] == {"forward_pass": 2}
 
 
-def test_sections_by_hand_one_in_the_other_cover_until_the_outer_ends(run):
+def test_nested_manual_sections_hide_until_the_outer_ends(run):
     with run.section("forward_pass"):
         with run.section("data_transfer"):
             pass
@@ -92,13 +92,13 @@ def test_sections_by_hand_one_in_the_other_cover_until_the_outer_ends(run):
 
 @pytest.mark.parametrize("by_hand", OUTSIDE_STEPS_SECTIONS)
 @pytest.mark.parametrize("inferred", ["validation_epoch", "checkpointing"])
-def test_within_what_is_apart_by_hand_nothing_else_that_is_apart_is_inferred(run, by_hand, inferred):
+def test_manual_validation_hides_inferred_sections_outside_steps(run, by_hand, inferred):
     with run.section(by_hand):
         run.infer(inferred, 2)
     assert run.stats() == ({by_hand: 1}, {by_hand: 2.0}, {by_hand: 2.0})
 
 
-def test_within_validation_by_hand_its_parts_are_inferred(run):
+def test_parts_of_manual_validation_are_inferred(run):
     with run.section("validation_epoch"):
         run.note("validation_epoch")
         run.infer("data_loading")
@@ -114,7 +114,7 @@ def test_within_validation_by_hand_its_parts_are_inferred(run):
     assert self_s == {"validation_epoch/data_loading": 1.0, "validation_epoch/forward_pass": 2.0}
 
 
-def test_within_sections_of_other_names_by_hand_everything_is_inferred(run):
+def test_manual_sections_of_other_names_hide_nothing(run):
     with run.section("train_step"):
         run.infer("forward_pass", 2)
         run.infer("checkpointing", 3)
@@ -123,7 +123,7 @@ def test_within_sections_of_other_names_by_hand_everything_is_inferred(run):
     assert self_s == {"forward_pass": 2.0, "checkpointing": 3.0}
 
 
-def test_sections_by_hand_within_inferred_ones_stay(run):
+def test_manual_sections_inside_inferred_ones_stay(run):
     run.note("validation_epoch")
     run.spend("forward_pass", 2)
     run.note("validation_epoch", -1)
@@ -132,7 +132,7 @@ def test_sections_by_hand_within_inferred_ones_stay(run):
     assert self_s == {"validation_epoch/forward_pass": 2.0}
 
 
-def test_a_section_by_hand_covers_across_drains(run):
+def test_a_manual_section_hides_across_drains(run):
     with run.section("forward_pass"):
         run.drain()
         run.infer("forward_pass")
@@ -144,7 +144,7 @@ def test_a_section_by_hand_covers_across_drains(run):
     assert run.stats()[0] == {"forward_pass": 2}
 
 
-def test_an_inferred_exit_within_a_section_by_hand_ends_what_began_before_it(run):
+def test_an_inferred_exit_inside_a_manual_section_ends_its_span(run):
     run.note("validation_epoch")
     run.clock.advance(1)
     forward = run.section("forward_pass")
@@ -161,7 +161,7 @@ def test_an_inferred_exit_within_a_section_by_hand_ends_what_began_before_it(run
 
 
 @pytest.mark.parametrize("drains", [True, False])
-def test_an_inferred_exit_after_a_section_by_hand_goes_with_its_enter(run, drains):
+def test_an_inferred_exit_after_a_manual_section_goes_with_its_enter(run, drains):
     forward = run.section("forward_pass")
     forward.__enter__()
     run.note("validation_epoch")
@@ -176,7 +176,7 @@ def test_an_inferred_exit_after_a_section_by_hand_goes_with_its_enter(run, drain
     assert total_s == {"forward_pass": 2.0, "validation_epoch": 4.0}
 
 
-def test_a_cancelled_exit_goes_with_its_enter(run):
+def test_a_discarded_exit_goes_with_its_enter(run):
     with run.section("data_loading"):
         run.note("data_loading")
         run.clock.advance(1)
@@ -187,7 +187,7 @@ def test_a_cancelled_exit_goes_with_its_enter(run):
     assert run.stats() == ({"data_loading": 1}, {"data_loading": 1.0}, {"": 2.0, "data_loading": 1.0})
 
 
-def test_a_section_by_hand_that_is_cancelled_covers_nothing_after_it(run):
+def test_a_discarded_manual_section_hides_nothing_after_it(run):
     waiting = run.section("data_loading")
     waiting.__enter__()
     run.infer("data_loading")
@@ -196,7 +196,7 @@ def test_a_section_by_hand_that_is_cancelled_covers_nothing_after_it(run):
     assert run.stats()[0] == {"forward_pass": 1}
 
 
-def test_sections_by_hand_on_one_thread_cover_nothing_on_another(run):
+def test_manual_sections_hide_nothing_on_other_threads(run):
     names, accumulator = run.names, run.accumulator
     forward = names.id_of("forward_pass")
     by_hand, inferred = [2_000, forward, 3_000, -forward], [2_100, forward | INFERRED, 2_200, -(forward | INFERRED)]
@@ -205,7 +205,7 @@ def test_sections_by_hand_on_one_thread_cover_nothing_on_another(run):
     assert accumulator.totals.sections.count[forward] == 2
 
 
-def test_what_a_thread_left_open_is_forgotten_with_its_last_section(run):
+def test_open_sections_of_a_thread_end_with_its_last_section(run):
     with run.section("forward_pass"):
         run.drain()
         run.infer("forward_pass")
@@ -218,25 +218,25 @@ def test_what_a_thread_left_open_is_forgotten_with_its_last_section(run):
 # Time that is no execution
 
 
-def test_an_uncounted_span_adds_time_and_no_count(run):
+def test_a_time_only_span_adds_time_but_no_count(run):
     run.infer("optimizer_step", 2)
     run.infer("optimizer_step", 1, TIME_ONLY)
     assert run.stats() == ({"optimizer_step": 1}, {"optimizer_step": 3.0}, {"optimizer_step": 3.0})
 
 
-def test_uncounted_spans_alone_have_a_section_of_time(run):
+def test_time_only_spans_alone_make_a_section(run):
     run.infer("optimizer_step", 1, TIME_ONLY)
     assert run.stats() == ({}, {"optimizer_step": 1.0}, {"optimizer_step": 1.0})
 
 
-def test_an_uncounted_span_is_left_out_of_extremes_and_the_average_is_total_over_count(run):
+def test_time_only_spans_are_left_out_of_extremes(run):
     run.infer("optimizer_step", 2)
     run.infer("optimizer_step", 9, TIME_ONLY)
     stats = run.snapshot().sections["optimizer_step"]
     assert (stats.count, stats.avg_s, stats.min_s, stats.max_s) == (1, 11.0, 2.0, 2.0)
 
 
-def test_a_counted_and_an_uncounted_span_of_one_section_may_be_one_in_the_other(run):
+def test_counted_and_time_only_spans_may_nest(run):
     run.note("optimizer_step", code=TIME_ONLY)
     run.clock.advance(1)
     run.infer("optimizer_step", 2)
@@ -247,7 +247,7 @@ def test_a_counted_and_an_uncounted_span_of_one_section_may_be_one_in_the_other(
     assert self_s == {"optimizer_step": 3.0, "forward_pass": 4.0}
 
 
-def test_an_uncounted_span_within_validation_is_time_of_validation(run):
+def test_a_time_only_span_in_validation_belongs_to_validation(run):
     run.note("validation_epoch")
     run.infer("forward_pass", 2, TIME_ONLY)
     run.note("validation_epoch", -1)
@@ -256,7 +256,7 @@ def test_an_uncounted_span_within_validation_is_time_of_validation(run):
     assert total_s == {"validation_epoch": 2.0, "validation_epoch/forward_pass": 2.0}
 
 
-def test_an_uncounted_span_may_be_drained_in_the_middle(run):
+def test_a_time_only_span_may_be_drained_in_the_middle(run):
     run.note("optimizer_step", code=TIME_ONLY)
     run.clock.advance(1)
     run.drain()
@@ -265,7 +265,7 @@ def test_an_uncounted_span_may_be_drained_in_the_middle(run):
     assert run.stats() == ({}, {"optimizer_step": 2.0}, {"optimizer_step": 2.0})
 
 
-def test_shares_add_up_to_one_with_uncounted_time_and_sections_by_hand(run):
+def test_shares_add_up_with_time_only_and_manual_sections(run):
     for _ in range(4):
         run.infer("data_loading", 1)
         with run.section("forward_pass"):
@@ -371,7 +371,7 @@ def column_of(accumulator, column):
 
 
 @given(events)
-def test_events_are_read_as_one_by_one(operations):
+def test_filtered_events_match_brute_force(operations):
     batches = batches_of(operations)
     names = SectionNames()
     for name in NAMES:

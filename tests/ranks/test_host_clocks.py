@@ -18,7 +18,7 @@ def test_one_machine_has_one_clock():
     assert clock_stats([on("a", 0, ("all:0", 1, 2)), on("a", 1, ("all:0", 1, 2))]) is None
 
 
-def test_each_meeting_narrows_what_is_known():
+def test_each_sync_point_narrows_the_offset():
     ranks = [
         on("a", 0, ("all:0", 100, 200), ("all:1", 300, 340)),
         on("b", 1, ("all:0", 1100, 1200), ("all:1", 1310, 1350)),
@@ -28,13 +28,13 @@ def test_each_meeting_narrows_what_is_known():
     assert clock_stats(ranks) == ClockStats(hosts=2, aligned_hosts=2, error_s=40e-9, meetings=2)
 
 
-def test_all_ranks_of_a_machine_tell_of_its_clock():
+def test_all_ranks_of_a_machine_narrow_its_offset():
     ranks = [on("a", 0, ("all:0", 100, 200)), on("b", 1, ("all:0", 1100, 1200)), on("b", 2, ("all:0", 1150, 1160))]
     (_, offset) = clock_offsets(ranks).values()
     assert (offset.low_ns, offset.high_ns) == (100 - 1160, 200 - 1150)
 
 
-def test_a_clock_that_was_set_anew_is_not_aligned():
+def test_a_clock_that_was_set_is_not_aligned():
     ranks = [
         on("a", 0, ("all:0", 100, 200), ("all:1", 300, 400)),
         on("b", 1, ("all:0", 100, 200), ("all:1", 9300, 9400)),
@@ -42,7 +42,7 @@ def test_a_clock_that_was_set_anew_is_not_aligned():
     assert clock_stats(ranks) == ClockStats(hosts=2, aligned_hosts=0)
 
 
-def test_without_a_common_meeting_a_clock_is_not_aligned():
+def test_without_a_common_sync_point_a_clock_is_not_aligned():
     ranks = [on("a", 0, ("all:0", 100, 200)), on("b", 1, ("all:0", 100, 200)), on("c", 2, ("all:9", 1, 2))]
     assert clock_stats(ranks) == ClockStats(hosts=3, aligned_hosts=2, error_s=100e-9, meetings=1)
 

@@ -10,7 +10,7 @@ def test_the_first_hundred_and_twenty_eight_steps_are_all_compared():
     assert all(is_compared(step) for step in range(128))
 
 
-def test_of_the_next_as_many_every_second_block_is():
+def test_every_second_block_of_the_next_128_is_compared():
     assert [step for step in range(128, 256) if is_compared(step)] == [
         *range(128, 144), *range(160, 176), *range(192, 208), *range(224, 240),
     ]  # fmt: skip
@@ -25,7 +25,7 @@ def test_the_stride_is_the_smallest_power_of_two_that_leaves_eight_blocks(blocks
 
 
 @given(step=st.integers(0, 10**8))
-def test_a_step_is_compared_by_the_number_of_its_block(step):
+def test_the_block_number_decides_whether_a_step_is_compared(step):
     stride = 1
     while (step + 1) / (BLOCK_STEPS * stride) > MOST_BLOCKS:
         stride *= 2

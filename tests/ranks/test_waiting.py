@@ -16,7 +16,7 @@ def blocks_of(steps: int, sync_ms) -> dict[int, list[int]]:
     return {first: [round(sync_ms(step) * MS) for step in range(first, first + 16)] for first in firsts}
 
 
-def test_the_last_to_come_waits_for_nobody():
+def test_the_last_rank_to_arrive_does_not_wait():
     ranks = [
         told(0, sync_ms=4, blocks=blocks_of(100, lambda _: 4)),
         told(1, sync_ms=1, blocks=blocks_of(100, lambda _: 1)),
@@ -31,49 +31,49 @@ def test_the_last_to_come_waits_for_nobody():
     assert stats.compared_steps == 96
 
 
-def test_ranks_that_are_late_in_turn_wait_though_none_is_slower():
+def test_ranks_that_are_late_in_turn_all_wait():
     ranks = [told(r, sync_ms=3, blocks=blocks_of(64, lambda step, r=r: 5 if step % 2 == r else 1)) for r in (0, 1)]
     assert waiting_parts(ranks).part == {0: pytest.approx(4 / 6), 1: pytest.approx(4 / 6)}
 
 
-def test_steps_of_which_one_rank_does_not_know_are_not_compared():
+def test_steps_unknown_to_one_rank_are_not_compared():
     unknown = {0: [-1] * 4 + [2 * MS] * 12}
     found = waiting_parts([told(0, blocks=unknown, steps=16), told(1, blocks={0: [MS] * 16}, steps=16)])
     assert (found.part, found.steps) == ({0: 0.5, 1: 0.0}, 12)
 
 
-def test_warm_up_is_not_compared():
+def test_warmup_is_not_compared():
     slow_start = {0: [900 * MS] * 3 + [2 * MS] * 13}
     found = waiting_parts([told(0, blocks=slow_start, steps=16), told(1, blocks={0: [MS] * 16}, steps=16)], 3)
     assert (found.part, found.steps) == ({0: 0.5, 1: 0.0}, 13)
 
 
-def test_the_steps_after_a_rank_fell_silent_are_compared_among_the_others():
+def test_after_a_rank_ended_the_others_are_compared():
     ranks = [told(r, steps=1000, blocks=blocks_of(1000, lambda _, r=r: r + 1)) for r in (0, 1)]
     dead = told(2, steps=40, blocks=blocks_of(40, lambda _: 1))
     assert waiting_parts([*ranks, dead]).steps == waiting_parts(ranks).steps > 16
 
 
-def test_a_block_that_a_rank_made_and_does_not_tell_of_is_not_compared():
+def test_a_block_missing_from_a_rank_is_not_compared():
     ranks = [told(0, blocks={0: [MS] * 16, 16: [MS] * 16}), told(1, blocks={16: [MS] * 16}, steps=100)]
     assert waiting_parts(ranks).steps == 16
 
 
-def test_too_few_steps_or_a_single_rank_tell_nothing():
+def test_too_few_steps_or_a_single_rank_have_no_waiting():
     assert waiting_parts([told(0, blocks=blocks_of(100, lambda _: 1))]) is None
     assert waiting_parts([told(0), told(1)]) is None
     unknown = {0: [-1] * 9 + [MS] * 7}
     assert waiting_parts([told(0, blocks=unknown), told(1, blocks={0: [MS] * 16})]) is None
 
 
-def test_ranks_whose_exchange_is_not_known_are_left_out():
+def test_ranks_with_unknown_sync_are_left_out():
     blocks = blocks_of(32, lambda _: 1)
     found = waiting_parts([told(0, blocks=blocks), told(1, blocks=blocks), told(2, blocks=blocks, knows_sync=False)])
     assert found.part == {0: 0.0, 1: 0.0}
 
 
 @given(st.lists(st.lists(st.integers(0, 50), min_size=32, max_size=32), min_size=2, max_size=5))
-def test_waiting_and_transfer_are_synchronization_exactly(sync_ms):
+def test_waiting_and_transfer_add_up_to_synchronization(sync_ms):
     ranks = [
         told(
             rank,

@@ -1,7 +1,7 @@
 from training_profiler.storage.journal import BufferedLines
 
 
-def test_lines_come_back_in_their_order_and_what_the_rank_told_last_once():
+def test_lines_keep_their_order_and_the_last_rank_summary():
     held = BufferedLines()
     for kind, line in (("interval", b"1\n"), ("rank", b"a\n"), ("epoch_begin", b"2\n"), ("rank", b"b\n")):
         held.add(kind, line)
@@ -9,27 +9,27 @@ def test_lines_come_back_in_their_order_and_what_the_rank_told_last_once():
     assert (held.drain(), held.dropped) == (b"", 0)
 
 
-def test_of_too_many_lines_the_oldest_go_and_intervals_are_counted():
+def test_beyond_the_line_limit_the_oldest_are_dropped_and_counted():
     held = BufferedLines(most_lines=2)
     for kind, line in (("epoch_begin", b"0\n"), ("interval", b"1\n"), ("interval", b"2\n"), ("interval", b"3\n")):
         held.add(kind, line)
     assert (held.drain(), held.dropped) == (b"2\n3\n", 1)
 
 
-def test_of_too_many_bytes_the_oldest_go():
+def test_beyond_the_byte_limit_the_oldest_are_dropped():
     held = BufferedLines(most_bytes=5)
     for line in (b"111\n", b"2\n", b"33\n"):
         held.add("interval", line)
     assert (held.drain(), held.dropped) == (b"2\n33\n", 1)
 
 
-def test_a_line_that_is_too_long_by_itself_goes_as_well():
+def test_a_line_above_the_limit_is_dropped():
     held = BufferedLines(most_bytes=5)
     held.add("interval", b"123456\n")
     assert (held.drain(), held.dropped) == (b"", 1)
 
 
-def test_only_intervals_are_measured():
+def test_only_intervals_count_as_measured():
     held = BufferedLines()
     held.add("epoch_begin", b"0\n")
     held.add("rank", b"0\n")

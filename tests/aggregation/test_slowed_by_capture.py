@@ -1,7 +1,7 @@
 from training_profiler.aggregation.step_totals import CaptureAffectedSteps
 
 
-def test_steps_are_disturbed_from_the_first_to_the_last_that_is_told():
+def test_steps_are_slowed_from_begin_to_end():
     disturbed = CaptureAffectedSteps()
     disturbed.begin(5)
     disturbed.end(8)
@@ -10,7 +10,7 @@ def test_steps_are_disturbed_from_the_first_to_the_last_that_is_told():
     assert disturbed.among(before=8, count=10) == []
 
 
-def test_steps_are_disturbed_until_an_end_is_told():
+def test_steps_are_slowed_until_an_end_is_set():
     disturbed = CaptureAffectedSteps()
     disturbed.begin(3)
     assert disturbed.among(before=0, count=4) == [2, 3]

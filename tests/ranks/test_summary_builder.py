@@ -44,7 +44,7 @@ class Book:
         return self.book.summary(WHO, self.run.sums.run, self.run.names.names, **rest)
 
 
-def test_sections_are_summed_up_after_warm_up_with_and_without_nested_ones():
+def test_sections_are_summed_with_and_without_nested_ones():
     book = Book()
     for step in range(20):
         with book.run.section("forward_pass"):
@@ -62,7 +62,7 @@ def test_sections_are_summed_up_after_warm_up_with_and_without_nested_ones():
     assert told.knows_sync
 
 
-def test_work_between_steps_is_told_by_its_spans():
+def test_work_between_steps_has_spans_and_total():
     book = Book()
     for _ in range(12):
         book.run.step(forward_pass=0.01)
@@ -71,7 +71,7 @@ def test_work_between_steps_is_told_by_its_spans():
     assert book.told().sections["checkpointing"] == RankSection(12, 12 * 500 * MS)
 
 
-def test_without_any_exchange_its_time_is_not_known():
+def test_without_communication_sync_time_is_unknown():
     book = Book()
     for _ in range(12):
         book.run.step(forward_pass=0.01)
@@ -79,7 +79,7 @@ def test_without_any_exchange_its_time_is_not_known():
     assert not book.told().knows_sync
 
 
-def test_an_exchange_whose_time_ddp_does_not_tell_is_not_known_whatever_else_is_seen():
+def test_untimed_ddp_sync_makes_sync_time_unknown():
     book = Book()
     for _ in range(12):
         book.run.step(forward_pass=0.01, synchronization=0.001)
@@ -88,7 +88,7 @@ def test_an_exchange_whose_time_ddp_does_not_tell_is_not_known_whatever_else_is_
     assert book.book.gradient_sync_stats() is None
 
 
-def test_the_steps_of_blocks_are_told_one_by_one():
+def test_blocks_hold_single_steps():
     book = Book()
     for step in range(33):
         book.run.step(forward_pass=0.01, synchronization=0.001 * (step + 1))
@@ -96,7 +96,7 @@ def test_the_steps_of_blocks_are_told_one_by_one():
     assert book.told().blocks == {0: [MS * (i + 1) for i in range(16)], 16: [MS * (i + 17) for i in range(16)]}
 
 
-def test_a_block_goes_on_over_flushes():
+def test_a_block_continues_over_flushes():
     book = Book()
     for step in range(16):
         book.run.step(forward_pass=0.01, synchronization=0.001)
@@ -107,7 +107,7 @@ def test_a_block_goes_on_over_flushes():
     assert book.told().blocks == {0: [MS] * 16}
 
 
-def test_exchange_that_ddp_tells_of_a_step_is_added_when_it_comes():
+def test_late_ddp_sync_is_added_to_its_step():
     book = Book()
     for _ in range(16):
         book.run.step(backward_pass=0.01, synchronization=0.001)
@@ -117,7 +117,7 @@ def test_exchange_that_ddp_tells_of_a_step_is_added_when_it_comes():
     assert book.told().blocks == {0: [3 * MS] * 16}
 
 
-def test_a_step_of_which_ddp_tells_nothing_is_unknown_and_not_zero():
+def test_a_step_without_ddp_sync_is_unknown_and_not_zero():
     book = Book()
     for _ in range(16):
         book.run.step(backward_pass=0.01)
@@ -126,7 +126,7 @@ def test_a_step_of_which_ddp_tells_nothing_is_unknown_and_not_zero():
 
 
 @given(steps=st.integers(0, 3000), flush_every=st.integers(1, 700))
-def test_the_blocks_that_are_told_are_those_of_a_slow_reading(steps, flush_every):
+def test_complete_blocks_match_brute_force(steps, flush_every):
     book = ComparedBlocks()
     for first in range(0, steps, flush_every):
         end = min(steps, first + flush_every)
@@ -150,7 +150,7 @@ def reads(step: int) -> bool:
     return step // 16 % stride == 0
 
 
-def test_paces_are_of_steps_and_their_synchronization():
+def test_buckets_hold_steps_and_their_synchronization():
     book = Book()
     for ms in (10, 20):
         for _ in range(5):
@@ -159,7 +159,7 @@ def test_paces_are_of_steps_and_their_synchronization():
     assert book.told().step_times == [StepTimeBucket(5, 55 * MS, 5 * MS), StepTimeBucket(5, 105 * MS, 5 * MS)]
 
 
-def test_synchronization_of_a_flush_without_a_step_counts_for_the_next():
+def test_sync_of_a_flush_without_steps_counts_for_the_next():
     book = Book()
     book.run.step(forward_pass=0.01)
     book.flush()
@@ -169,7 +169,7 @@ def test_synchronization_of_a_flush_without_a_step_counts_for_the_next():
     assert book.told().step_times == [StepTimeBucket(1, 10 * MS, 0), StepTimeBucket(1, 10 * MS, 2 * MS)]
 
 
-def test_paces_are_bounded_and_lose_nothing():
+def test_buckets_are_bounded_and_lose_nothing():
     book = Book()
     for _ in range(1000):
         book.run.step(forward_pass=0.01)
@@ -181,7 +181,7 @@ def test_paces_are_bounded_and_lose_nothing():
     assert max(pace.steps for pace in paces) <= 64
 
 
-def test_the_hottest_line_of_a_section_is_told_once_it_has_been_seen_often_enough():
+def test_a_hottest_line_needs_enough_samples():
     book = Book()
     book.run.step(forward_pass=0.01)
     with book.run.section("data_loading"):
@@ -197,7 +197,7 @@ def test_the_hottest_line_of_a_section_is_told_once_it_has_been_seen_often_enoug
     assert book.told().places == {"data_loading": "train.py:31 fetch"}
 
 
-def test_a_section_with_little_time_has_no_place():
+def test_a_section_with_little_time_has_no_hottest_line():
     book = Book()
     book.run.step(forward_pass=10.0)
     with book.run.section("data_loading"):
@@ -209,7 +209,7 @@ def test_a_section_with_little_time_has_no_place():
     assert book.told().places == {}
 
 
-def test_the_exchange_of_gradients_is_told_as_means():
+def test_gradient_sync_stats_are_means():
     book = Book()
     book.flush(GradientSyncTotals(10, 5, 40 * MS, 10 * MS))
     book.flush(GradientSyncTotals(10, 5, 40 * MS, 30 * MS))
@@ -218,7 +218,7 @@ def test_the_exchange_of_gradients_is_told_as_means():
     assert (told.exchanges, told.sampled, told.exchange_ns, told.exchange_hidden_ns) == (20, 10, 80 * MS, 40 * MS)
 
 
-def test_exchange_that_no_host_waits_for_counts_as_synchronization_beside_the_sections():
+def test_device_side_gradient_sync_counts_as_synchronization():
     book = Book()
     for _ in range(20):
         book.run.step(backward_pass=0.01)
@@ -244,7 +244,7 @@ def on_device(device_ms: dict[str, int], steps: int = 20) -> Book:
     return book
 
 
-def test_on_an_accelerator_its_own_time_is_told_beside_the_hosts():
+def test_device_time_is_sent_beside_host_time():
     book = on_device({"forward_pass": 10, "attention": 4, "backward_pass": 20, "synchronization": 3})
     book.flush()
     told = book.told()
@@ -255,13 +255,13 @@ def test_on_an_accelerator_its_own_time_is_told_beside_the_hosts():
     assert told.knows_sync
 
 
-def test_on_an_accelerator_exchange_that_only_the_host_was_timed_of_is_not_known():
+def test_sync_timed_on_the_host_only_is_unknown_on_a_device():
     book = on_device({"forward_pass": 10, "backward_pass": 20})
     book.flush()
     assert not book.told().knows_sync
 
 
-def test_on_an_accelerator_exposed_exchange_is_no_part_of_the_backward_passes_own_time():
+def test_exposed_sync_leaves_the_backward_device_time():
     book = on_device({"backward_pass": 20})
     book.flush(GradientSyncTotals(20, 2, 20 * 6 * MS, 20 * MS, is_on_host=False))
     told = book.told()
@@ -269,7 +269,7 @@ def test_on_an_accelerator_exposed_exchange_is_no_part_of_the_backward_passes_ow
     assert told.sync_ns == 20 * 6 * MS  # with 1 ms of synchronization that the host has seen
 
 
-def test_what_is_told_survives_json():
+def test_a_summary_survives_json():
     book = Book()
     for _ in range(40):
         book.run.step(forward_pass=0.01, synchronization=0.001)
@@ -280,13 +280,13 @@ def test_what_is_told_survives_json():
     assert rank_summary_from_data(json.loads(json.dumps(told.to_data(), allow_nan=False))) == told
 
 
-def test_a_line_of_the_journal_has_more_keys_and_is_read():
+def test_further_keys_are_ignored():
     told = RankSummary(who=WHO, steps=5)
     read = rank_summary_from_data({"kind": "rank", **json.loads(json.dumps(told.to_data()))})
     assert (read.who, read.steps) == (WHO, 5)
 
 
-def test_names_of_other_processes_are_made_fit_to_print():
+def test_names_of_other_processes_are_made_printable():
     data = RankSummary(who=RankId(1, 2, "a\x1b[31mb"), sections={"x\n": RankSection()}).to_data()
     told = rank_summary_from_data(json.loads(json.dumps(data)))
     assert told.who.host == "a\\x1b[31mb"
@@ -335,6 +335,6 @@ def test_columns_of_a_later_version_are_ignored():
     assert rank_summary_from_data(data).sections["forward_pass"] == RankSection(*range(8))
 
 
-def test_the_number_of_tellings_grows():
+def test_the_number_of_summaries_grows():
     book = Book()
     assert (book.told().number, book.told().number) == (1, 2)

@@ -59,7 +59,7 @@ SECTIONS: Final = {
 
 
 class Cost(NamedTuple):
-    """What one report took."""
+    """The cost of one report."""
 
     cpu_s: float
     wall_s: float

@@ -1,4 +1,4 @@
-"""The exposed part of DDP's exchanges becomes synchronization within the backward passes, and all still adds up."""
+"""Exposed gradient sync becomes synchronization within the backward passes, and all times still add up."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ def book(run, of):
 
 
 def sums_of(run, name):
-    """Return (count, total, self, total in steps, self in steps) in s of a section in the totals under way."""
+    """Return (count, total, self, total in steps, self in steps) in s of a section in the current totals."""
     sections = run.accumulator.totals.sections
     id = run.names.id_of(name)
     columns = (sections.total_ns, sections.self_ns, sections.step_total_ns, sections.step_self_ns)
@@ -57,14 +57,14 @@ def test_no_more_time_is_moved_than_the_backward_passes_have(run):
 
 
 def test_late_sync_is_moved_in_the_sums_of_the_run(run):
-    run.step(backward_pass=68)  # a rank that hung; DDP tells of it at the next forward pass
+    run.step(backward_pass=68)  # a rank that hung; DDP reports it at the next forward pass
     run.flush()
     run.step(backward_pass=2)
     book(run, exchanged(67.5))
     run.flush()
     run.step(backward_pass=2)
     book(run, exchanged(1))
-    assert sums_of(run, "backward_pass") == (1, 2, 1, 2, 1)  # the last interval has what it waited for itself
+    assert sums_of(run, "backward_pass") == (1, 2, 1, 2, 1)  # the last interval has its own waiting only
     run.flush()
     sections = run.snapshot().sections
     assert sections["backward_pass"].self_s == 72 - 68.5

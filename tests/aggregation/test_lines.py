@@ -1,4 +1,4 @@
-"""Samples of lines are booked on the section that owned their moment, and become figures where they are enough."""
+"""Samples of lines are attributed to the section open at their time, and become stats if there are enough."""
 
 import pytest
 
@@ -14,7 +14,7 @@ MODEL = Location("model.py", 12, "Block.forward")
 
 
 def booked(run: FakeRun) -> dict:
-    """Return the samples since the last flush by section name; IN_STEPS stays as it is."""
+    """Return the samples since the last flush by section name; IN_STEPS is kept."""
     lines = run.totals().lines
     return {(run.names.names.get(id, id), location): count for (id, location), count in lines.items()}
 
@@ -81,7 +81,7 @@ def test_a_sample_waits_until_its_events_are_drained():
     with run.section("forward_pass"):
         run.clock.advance(1)
         run.drain()
-        run.look(MODEL)  # at the very time of the drain, so after it
+        run.look(MODEL)  # exactly at the drain, so after it
         run.clock.advance(1)
         assert run.accumulator.totals.lines == {}
     assert booked(run) == {("forward_pass", MODEL): 1}
@@ -141,7 +141,7 @@ def test_samples_of_a_step_cut_by_an_epoch_are_outside_steps():
 
 
 def train(run: FakeRun, steps: int = 40) -> None:
-    """Pass steps of 4 s: forward 1 s, no section 3 s, of which two samples see BATCH and one LOSS."""
+    """Pass steps of 4 s: forward 1 s, no section 3 s, with two samples of BATCH and one of LOSS."""
     for _ in range(steps):
         with run.section("forward_pass"):
             run.look(MODEL)

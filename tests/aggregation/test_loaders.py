@@ -1,4 +1,4 @@
-"""Sums a loader, beside a slow reading of the same events that shares no code with them."""
+"""Sums of each loader, compared with brute force without shared code."""
 
 from collections import Counter
 
@@ -33,7 +33,7 @@ operations = st.lists(
 
 
 class LoaderRun(FakeRun):
-    """A run of which events are noted one by one, as seams note them."""
+    """A run whose events are recorded one by one, as patches do."""
 
     def __init__(self, every=None):
         super().__init__()
@@ -46,7 +46,7 @@ class LoaderRun(FakeRun):
         self.recorder.buffer().comes_from(serial, self.clock())
 
     def found(self):
-        """Return {(loader, phase, kind): (ns, count)} of all that is not nothing."""
+        """Return {(loader, phase, kind): (ns, count)} without zeros."""
         return found_in(self.totals().loaders)
 
     def batch(self, serial, data=1.0, forward=2.0, backward=3.0):
@@ -67,16 +67,16 @@ def found_in(sums):
 
 
 class SlowReading:
-    """Reads operations one after the other."""
+    """Evaluates one operation at a time."""
 
     def __init__(self):
         self.sums = Counter()
-        self.rows = []  # (step, sums since the row before)
+        self.rows = []  # (step, sums since the previous interval)
         self.since = Counter()
         self.stack = []
         self.loader = 0
         self.arrival_ns = None
-        self.was_apart = False
+        self.was_outside = False
         self.steps = 0
 
     def read(self, what, which, ns):
@@ -85,7 +85,7 @@ class SlowReading:
             name = f"{root}/{which}" if root and root != which else which
             around = self.stack[-1][2] if self.stack else ""
             self.stack.append((ns, self.loader, name, name != around, what == "enter"))
-            self.was_apart |= which == "validation_epoch"
+            self.was_outside |= which == "validation_epoch"
         elif what == "leave" and self.stack:
             self._leave(ns, *self.stack.pop())
         elif what == "loader":
@@ -109,9 +109,9 @@ class SlowReading:
             return
         self._add((loader, phase, kind), ns - begin_ns, is_counted)
         if (phase, kind) == ("train", "data"):
-            if self.arrival_ns is not None and not self.was_apart:
+            if self.arrival_ns is not None and not self.was_outside:
                 self._add((loader, "train", "between"), ns - self.arrival_ns, True)
-            self.arrival_ns, self.was_apart = ns, False
+            self.arrival_ns, self.was_outside = ns, False
 
     def _add(self, key, ns, count):
         for sums in (self.sums, self.since):

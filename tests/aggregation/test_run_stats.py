@@ -1,4 +1,4 @@
-"""What a run's figures say, driven by sections and steps on a fake clock."""
+"""Stats of runs, driven by sections and steps on a fake clock."""
 
 import threading
 
@@ -28,7 +28,7 @@ def test_shares_add_up_to_one(run):
         run.step(forward_pass=1, backward_pass=2)
         run.clock.advance(0.5)
     shares = {name: section.share for name, section in run.snapshot().sections.items()}
-    # 4 s before the loop and 0.5 s of a step that never ended lie outside; 1 s within the three steps in no section.
+    # Outside: 4 s before the loop and 0.5 s of a step that never ended. In no section: 1 s within the three steps.
     assert shares == {
         "forward_pass": 3 / 14.5,
         "backward_pass": 6 / 14.5,

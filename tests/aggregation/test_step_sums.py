@@ -61,7 +61,7 @@ def test_the_series_covers_every_step_once(count, chunk):
     total = 0.0
     before = 0.0
     for middle, mean in sums.series():
-        steps = 2 * (middle - before) - 1  # the point's steps follow those before it
+        steps = 2 * (middle - before) - 1  # a point's steps follow the previous point's
         total += steps * mean
         before += steps
     assert before == count

@@ -1,17 +1,17 @@
-"""Clocks of machines, from meetings that nobody leaves before all have come."""
+"""Offsets between machines' clocks, from sync points that no rank leaves before all have entered."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.ranks import told
+from tests.support.ranks import summary_of
 from training_profiler.ranks.host_clocks import clock_offsets, clock_stats
 from training_profiler.ranks.summary import SyncPoint
 from training_profiler.snapshot.ranks import ClockStats, RankId
 
 
 def on(host: str, rank: int, *meetings: tuple[str, int, int]):
-    return told(rank, who=RankId(rank, 4, host), sync_points=[SyncPoint(*one) for one in meetings])
+    return summary_of(rank, who=RankId(rank, 4, host), sync_points=[SyncPoint(*one) for one in meetings])
 
 
 def test_one_machine_has_one_clock():

@@ -9,7 +9,7 @@ from training_profiler.snapshot.ranks import RankId
 
 
 class Distributed(types.ModuleType):
-    """Stands for ``torch.distributed``, with a process group or without."""
+    """Stands in for ``torch.distributed``, with or without a process group."""
 
     def __init__(self, rank=None, is_available=True):
         super().__init__("torch.distributed")
@@ -33,7 +33,7 @@ class Distributed(types.ModuleType):
 
 @pytest.fixture
 def put_in_place(monkeypatch):
-    """Let torch.distributed be another; None for not imported."""
+    """Replace torch.distributed; None for not imported."""
 
     def put(distributed):
         if distributed is None:
@@ -45,10 +45,10 @@ def put_in_place(monkeypatch):
 
 
 @pytest.mark.parametrize("distributed", [None, Distributed(), Distributed(is_available=False)])
-@pytest.mark.parametrize(("of_launcher", "is_primary"), [(0, True), (1, False)])
-def test_without_a_process_group_the_launcher_sets_the_rank(put_in_place, distributed, of_launcher, is_primary):
+@pytest.mark.parametrize(("launcher_rank", "is_primary"), [(0, True), (1, False)])
+def test_without_a_process_group_the_launcher_sets_the_rank(put_in_place, distributed, launcher_rank, is_primary):
     put_in_place(distributed)
-    assert Rank(RankId(of_launcher)).is_primary() is is_primary
+    assert Rank(RankId(launcher_rank)).is_primary() is is_primary
 
 
 @pytest.mark.parametrize(("of_group", "is_primary"), [(0, True), (3, False)])
@@ -75,7 +75,7 @@ def test_a_late_process_group_is_detected(put_in_place):
 
 
 class Going(Distributed):
-    """Its group goes on another thread between two questions."""
+    """Its group is destroyed on another thread between two calls."""
 
     def get_rank(self):
         raise ValueError("Default process group has not been initialized")

@@ -1,4 +1,4 @@
-"""Which steps ranks compare: a rule of the step alone."""
+"""Which steps ranks compare: this depends on the step's number only."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,11 +32,11 @@ def test_the_block_number_decides_whether_a_step_is_compared(step):
     assert is_compared(step) == (step // BLOCK_STEPS % stride == 0)
 
 
-@given(one=st.integers(1, 50_000), other=st.integers(1, 50_000))
-def test_ranks_at_different_steps_keep_blocks_in_common(one, other):
-    kept = [{block for block in range(n) if block % block_stride(n) == 0} for n in (one, other)]
+@given(steps=st.integers(1, 50_000), other=st.integers(1, 50_000))
+def test_ranks_at_different_steps_keep_blocks_in_common(steps, other):
+    kept = [{block for block in range(n) if block % block_stride(n) == 0} for n in (steps, other)]
     assert min(map(len, kept)) >= 1
     assert 0 in kept[0] & kept[1]
     assert max(map(len, kept)) <= MOST_BLOCKS
-    if one <= other < 2 * one:  # as close together as ranks in lock-step are by far
-        assert len(kept[0] & kept[1]) >= min(3, one)
+    if steps <= other < 2 * steps:  # ranks in lock-step are much closer
+        assert len(kept[0] & kept[1]) >= min(3, steps)

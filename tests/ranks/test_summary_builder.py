@@ -1,4 +1,4 @@
-"""What a rank tells: sums after warm-up, the steps that are compared, paces, places, DDP's exchange."""
+"""The summary of a rank: sums after warm-up, compared steps, step times, places, gradient sync."""
 
 import json
 
@@ -26,117 +26,119 @@ NOTHING = GradientSyncTotals()
 WHO = RankId(3, 4, "node1")
 
 
-class Book:
-    """A run on a fake clock, and what its rank tells of it."""
+class RankRun:
+    """A run on a fake clock, and the summary of its rank."""
 
     def __init__(self, warmup: int | None = None) -> None:
         self.run = FakeRun(warmup)
-        self.book = RankSummaryBuilder(self.run.names)
-        self.book.warmup_steps = warmup
+        self.builder = RankSummaryBuilder(self.run.names)
+        self.builder.warmup_steps = warmup
 
-    def flush(self, exchanged: GradientSyncTotals = NOTHING, of_steps: list[tuple[int, int]] | None = None) -> None:
+    def flush(self, synced: GradientSyncTotals = NOTHING, of_steps: list[tuple[int, int]] | None = None) -> None:
         self.run.drain()
         totals, step_ns = self.run.accumulator.pop_totals()
         self.run.sums.add(totals, step_ns)
-        self.book.add(totals, step_ns, exchanged._replace(of_steps=tuple(of_steps or exchanged.of_steps)))
+        self.builder.add(totals, step_ns, synced._replace(of_steps=tuple(of_steps or synced.of_steps)))
 
-    def told(self, **rest) -> RankSummary:
-        return self.book.summary(WHO, self.run.sums.run, self.run.names.names, **rest)
+    def summary(self, **rest) -> RankSummary:
+        return self.builder.summary(WHO, self.run.sums.run, self.run.names.names, **rest)
 
 
 def test_sections_are_summed_with_and_without_nested_ones():
-    book = Book()
+    rank = RankRun()
     for step in range(20):
-        with book.run.section("forward_pass"):
-            book.run.clock.advance(1.0 if step == 0 else 0.002)
-            book.run.spend("attention", 0.003)
-        book.run.clock.advance(0.001)
-        book.run.step(synchronization=0.004)
-    book.flush()
-    told = book.told()
-    assert (told.steps, told.settled_steps, told.settled_ns) == (20, 19, 19 * 10 * MS)
-    assert told.sections["forward_pass"] == RankSection(20, 1000 * MS + 19 * 2 * MS + 60 * MS, 19 * 5 * MS, 19 * 2 * MS)
-    assert told.sections["attention"] == RankSection(20, 60 * MS, 19 * 3 * MS, 19 * 3 * MS)
-    assert told.sections["other"] == RankSection(0, 0, 19 * MS, 19 * MS)
-    assert told.sync_ns == 19 * 4 * MS
-    assert told.knows_sync
+        with rank.run.section("forward_pass"):
+            rank.run.clock.advance(1.0 if step == 0 else 0.002)
+            rank.run.spend("attention", 0.003)
+        rank.run.clock.advance(0.001)
+        rank.run.step(synchronization=0.004)
+    rank.flush()
+    summary = rank.summary()
+    assert (summary.steps, summary.settled_steps, summary.settled_ns) == (20, 19, 19 * 10 * MS)
+    assert summary.sections["forward_pass"] == RankSection(
+        20, 1000 * MS + 19 * 2 * MS + 60 * MS, 19 * 5 * MS, 19 * 2 * MS
+    )
+    assert summary.sections["attention"] == RankSection(20, 60 * MS, 19 * 3 * MS, 19 * 3 * MS)
+    assert summary.sections["other"] == RankSection(0, 0, 19 * MS, 19 * MS)
+    assert summary.sync_ns == 19 * 4 * MS
+    assert summary.knows_sync
 
 
 def test_work_between_steps_has_spans_and_total():
-    book = Book()
+    rank = RankRun()
     for _ in range(12):
-        book.run.step(forward_pass=0.01)
-        book.run.spend("checkpointing", 0.5)
-    book.flush()
-    assert book.told().sections["checkpointing"] == RankSection(12, 12 * 500 * MS)
+        rank.run.step(forward_pass=0.01)
+        rank.run.spend("checkpointing", 0.5)
+    rank.flush()
+    assert rank.summary().sections["checkpointing"] == RankSection(12, 12 * 500 * MS)
 
 
 def test_without_communication_sync_time_is_unknown():
-    book = Book()
+    rank = RankRun()
     for _ in range(12):
-        book.run.step(forward_pass=0.01)
-    book.flush()
-    assert not book.told().knows_sync
+        rank.run.step(forward_pass=0.01)
+    rank.flush()
+    assert not rank.summary().knows_sync
 
 
 def test_untimed_ddp_sync_makes_sync_time_unknown():
-    book = Book()
+    rank = RankRun()
     for _ in range(12):
-        book.run.step(forward_pass=0.01, synchronization=0.001)
-    book.flush(GradientSyncTotals(exchanges=12))
-    assert not book.told().knows_sync
-    assert book.book.gradient_sync_stats() is None
+        rank.run.step(forward_pass=0.01, synchronization=0.001)
+    rank.flush(GradientSyncTotals(exchanges=12))
+    assert not rank.summary().knows_sync
+    assert rank.builder.gradient_sync_stats() is None
 
 
 def test_blocks_hold_single_steps():
-    book = Book()
+    rank = RankRun()
     for step in range(33):
-        book.run.step(forward_pass=0.01, synchronization=0.001 * (step + 1))
-    book.flush()
-    assert book.told().blocks == {0: [MS * (i + 1) for i in range(16)], 16: [MS * (i + 17) for i in range(16)]}
+        rank.run.step(forward_pass=0.01, synchronization=0.001 * (step + 1))
+    rank.flush()
+    assert rank.summary().blocks == {0: [MS * (i + 1) for i in range(16)], 16: [MS * (i + 17) for i in range(16)]}
 
 
 def test_a_block_continues_over_flushes():
-    book = Book()
+    rank = RankRun()
     for step in range(16):
-        book.run.step(forward_pass=0.01, synchronization=0.001)
+        rank.run.step(forward_pass=0.01, synchronization=0.001)
         if step % 5 == 1:
-            book.flush()
-    assert book.told().blocks == {}
-    book.flush()
-    assert book.told().blocks == {0: [MS] * 16}
+            rank.flush()
+    assert rank.summary().blocks == {}
+    rank.flush()
+    assert rank.summary().blocks == {0: [MS] * 16}
 
 
 def test_late_ddp_sync_is_added_to_its_step():
-    book = Book()
+    rank = RankRun()
     for _ in range(16):
-        book.run.step(backward_pass=0.01, synchronization=0.001)
-    book.flush(GradientSyncTotals(15, 15, 30 * MS, 0), [(step, 2 * MS) for step in range(15)])
-    assert book.told().blocks == {}, "what the last step exchanged is known after the next"
-    book.flush(GradientSyncTotals(1, 1, 2 * MS, 0), [(15, 2 * MS)])
-    assert book.told().blocks == {0: [3 * MS] * 16}
+        rank.run.step(backward_pass=0.01, synchronization=0.001)
+    rank.flush(GradientSyncTotals(15, 15, 30 * MS, 0), [(step, 2 * MS) for step in range(15)])
+    assert rank.summary().blocks == {}, "gradient sync of the last step is known after the next"
+    rank.flush(GradientSyncTotals(1, 1, 2 * MS, 0), [(15, 2 * MS)])
+    assert rank.summary().blocks == {0: [3 * MS] * 16}
 
 
 def test_a_step_without_ddp_sync_is_unknown_and_not_zero():
-    book = Book()
+    rank = RankRun()
     for _ in range(16):
-        book.run.step(backward_pass=0.01)
-    book.flush(GradientSyncTotals(15, 15, 30 * MS, 0), [(step, 2 * MS) for step in range(16) if step != 7])
-    assert book.told().blocks == {0: [2 * MS] * 7 + [UNKNOWN_NS] + [2 * MS] * 8}
+        rank.run.step(backward_pass=0.01)
+    rank.flush(GradientSyncTotals(15, 15, 30 * MS, 0), [(step, 2 * MS) for step in range(16) if step != 7])
+    assert rank.summary().blocks == {0: [2 * MS] * 7 + [UNKNOWN_NS] + [2 * MS] * 8}
 
 
 @given(steps=st.integers(0, 3000), flush_every=st.integers(1, 700))
 def test_complete_blocks_match_brute_force(steps, flush_every):
-    book = ComparedBlocks()
+    rank = ComparedBlocks()
     for first in range(0, steps, flush_every):
         end = min(steps, first + flush_every)
-        book.add({step: [0, step] for step in range(first, end) if reads(step)}, 1, [])
+        rank.add({step: [0, step] for step in range(first, end) if reads(step)}, 1, [])
     whole = steps // 16
     begun = (steps + 15) // 16
     stride = 1
     while begun / stride > 8:
         stride *= 2
-    blocks = book.complete_blocks()
+    blocks = rank.complete_blocks()
     kept = {16 * block for block in range(whole) if block % stride == 0}
     assert blocks.keys() >= kept
     assert len(blocks) <= 8
@@ -151,146 +153,151 @@ def reads(step: int) -> bool:
 
 
 def test_buckets_hold_steps_and_their_synchronization():
-    book = Book()
+    rank = RankRun()
     for ms in (10, 20):
         for _ in range(5):
-            book.run.step(forward_pass=ms / 1000, synchronization=0.001)
-        book.flush()
-    assert book.told().step_times == [StepTimeBucket(5, 55 * MS, 5 * MS), StepTimeBucket(5, 105 * MS, 5 * MS)]
+            rank.run.step(forward_pass=ms / 1000, synchronization=0.001)
+        rank.flush()
+    assert rank.summary().step_times == [StepTimeBucket(5, 55 * MS, 5 * MS), StepTimeBucket(5, 105 * MS, 5 * MS)]
 
 
 def test_sync_of_a_flush_without_steps_counts_for_the_next():
-    book = Book()
-    book.run.step(forward_pass=0.01)
-    book.flush()
-    book.flush(GradientSyncTotals(1, 1, 3 * MS, MS, is_on_host=False))
-    book.run.step(forward_pass=0.01)
-    book.flush()
-    assert book.told().step_times == [StepTimeBucket(1, 10 * MS, 0), StepTimeBucket(1, 10 * MS, 2 * MS)]
+    rank = RankRun()
+    rank.run.step(forward_pass=0.01)
+    rank.flush()
+    rank.flush(GradientSyncTotals(1, 1, 3 * MS, MS, is_on_host=False))
+    rank.run.step(forward_pass=0.01)
+    rank.flush()
+    assert rank.summary().step_times == [StepTimeBucket(1, 10 * MS, 0), StepTimeBucket(1, 10 * MS, 2 * MS)]
 
 
 def test_buckets_are_bounded_and_lose_nothing():
-    book = Book()
+    rank = RankRun()
     for _ in range(1000):
-        book.run.step(forward_pass=0.01)
-        book.flush()
-    paces = book.told().step_times
-    assert len(paces) <= MOST_BUCKETS
-    assert sum(pace.steps for pace in paces) == 1000
-    assert sum(pace.step_ns for pace in paces) == 1000 * 10 * MS
-    assert max(pace.steps for pace in paces) <= 64
+        rank.run.step(forward_pass=0.01)
+        rank.flush()
+    buckets = rank.summary().step_times
+    assert len(buckets) <= MOST_BUCKETS
+    assert sum(bucket.steps for bucket in buckets) == 1000
+    assert sum(bucket.step_ns for bucket in buckets) == 1000 * 10 * MS
+    assert max(bucket.steps for bucket in buckets) <= 64
 
 
 def test_a_hottest_line_needs_enough_samples():
-    book = Book()
-    book.run.step(forward_pass=0.01)
-    with book.run.section("data_loading"):
+    rank = RankRun()
+    rank.run.step(forward_pass=0.01)
+    with rank.run.section("data_loading"):
         for _ in range(29):
-            book.run.look(Location("train.py", 31, "fetch"))
-            book.run.clock.advance(0.001)
-        book.flush()
-        assert "data_loading" not in book.told().places
-        book.run.look(Location("train.py", 32, "fetch"))
-        book.run.clock.advance(0.001)
-    book.run.step()
-    book.flush()
-    assert book.told().places == {"data_loading": "train.py:31 fetch"}
+            rank.run.look(Location("train.py", 31, "fetch"))
+            rank.run.clock.advance(0.001)
+        rank.flush()
+        assert "data_loading" not in rank.summary().places
+        rank.run.look(Location("train.py", 32, "fetch"))
+        rank.run.clock.advance(0.001)
+    rank.run.step()
+    rank.flush()
+    assert rank.summary().places == {"data_loading": "train.py:31 fetch"}
 
 
 def test_a_section_with_little_time_has_no_hottest_line():
-    book = Book()
-    book.run.step(forward_pass=10.0)
-    with book.run.section("data_loading"):
+    rank = RankRun()
+    rank.run.step(forward_pass=10.0)
+    with rank.run.section("data_loading"):
         for _ in range(40):
-            book.run.look(Location("train.py", 31, "fetch"))
-            book.run.clock.advance(0.001)
-    book.run.step()
-    book.flush()
-    assert book.told().places == {}
+            rank.run.look(Location("train.py", 31, "fetch"))
+            rank.run.clock.advance(0.001)
+    rank.run.step()
+    rank.flush()
+    assert rank.summary().places == {}
 
 
 def test_gradient_sync_stats_are_means():
-    book = Book()
-    book.flush(GradientSyncTotals(10, 5, 40 * MS, 10 * MS))
-    book.flush(GradientSyncTotals(10, 5, 40 * MS, 30 * MS))
-    assert book.book.gradient_sync_stats() == GradientSyncStats(20, 10, 0.004, overlap=0.5, exposed_s=0.002)
-    told = book.told()
-    assert (told.exchanges, told.sampled, told.exchange_ns, told.exchange_hidden_ns) == (20, 10, 80 * MS, 40 * MS)
+    rank = RankRun()
+    rank.flush(GradientSyncTotals(10, 5, 40 * MS, 10 * MS))
+    rank.flush(GradientSyncTotals(10, 5, 40 * MS, 30 * MS))
+    assert rank.builder.gradient_sync_stats() == GradientSyncStats(20, 10, 0.004, overlap=0.5, exposed_s=0.002)
+    summary = rank.summary()
+    assert (summary.exchanges, summary.sampled, summary.exchange_ns, summary.exchange_hidden_ns) == (
+        20,
+        10,
+        80 * MS,
+        40 * MS,
+    )
 
 
 def test_device_side_gradient_sync_counts_as_synchronization():
-    book = Book()
+    rank = RankRun()
     for _ in range(20):
-        book.run.step(backward_pass=0.01)
-    book.flush(GradientSyncTotals(20, 2, 20 * 3 * MS, 20 * MS, is_on_host=False))
-    told = book.told()
-    assert told.knows_sync
-    assert told.sync_ns == 20 * 2 * MS
+        rank.run.step(backward_pass=0.01)
+    rank.flush(GradientSyncTotals(20, 2, 20 * 3 * MS, 20 * MS, is_on_host=False))
+    summary = rank.summary()
+    assert summary.knows_sync
+    assert summary.sync_ns == 20 * 2 * MS
 
 
-def on_device(device_ms: dict[str, int], steps: int = 20) -> Book:
-    """Return a run whose host queues work for 1 ms a section; ``attention`` is nested in the forward pass."""
-    book = Book()
+def on_device(device_ms: dict[str, int], steps: int = 20) -> RankRun:
+    """Return a run whose host queues work for 1 ms per section; ``attention`` is nested in the forward pass."""
+    rank = RankRun()
     for _ in range(steps):
-        with book.run.section("forward_pass"):
-            book.run.clock.advance(0.001)
-            book.run.spend("attention", 0.001)
-        book.run.step(backward_pass=0.001, synchronization=0.001)
-        book.run.clock.advance(0.05)
-    book.run.drain()
+        with rank.run.section("forward_pass"):
+            rank.run.clock.advance(0.001)
+            rank.run.spend("attention", 0.001)
+        rank.run.step(backward_pass=0.001, synchronization=0.001)
+        rank.run.clock.advance(0.05)
+    rank.run.drain()
     for name, ms in device_ms.items():
         for _ in range(steps):
-            book.run.accumulator.add_device_time(book.run.names.id_of(name), ms * MS)
-    return book
+            rank.run.accumulator.add_device_time(rank.run.names.id_of(name), ms * MS)
+    return rank
 
 
 def test_device_time_is_sent_beside_host_time():
-    book = on_device({"forward_pass": 10, "attention": 4, "backward_pass": 20, "synchronization": 3})
-    book.flush()
-    told = book.told()
-    forward = told.sections["forward_pass"]
+    rank = on_device({"forward_pass": 10, "attention": 4, "backward_pass": 20, "synchronization": 3})
+    rank.flush()
+    summary = rank.summary()
+    forward = summary.sections["forward_pass"]
     assert (forward.step_ns, forward.own_step_ns) == (20 * 2 * MS, 20 * MS)
     assert (forward.device_step_ns, forward.device_own_ns) == (20 * 10 * MS, 20 * 6 * MS)
-    assert told.sync_ns == 20 * 3 * MS
-    assert told.knows_sync
+    assert summary.sync_ns == 20 * 3 * MS
+    assert summary.knows_sync
 
 
 def test_sync_timed_on_the_host_only_is_unknown_on_a_device():
-    book = on_device({"forward_pass": 10, "backward_pass": 20})
-    book.flush()
-    assert not book.told().knows_sync
+    rank = on_device({"forward_pass": 10, "backward_pass": 20})
+    rank.flush()
+    assert not rank.summary().knows_sync
 
 
 def test_exposed_sync_leaves_the_backward_device_time():
-    book = on_device({"backward_pass": 20})
-    book.flush(GradientSyncTotals(20, 2, 20 * 6 * MS, 20 * MS, is_on_host=False))
-    told = book.told()
-    assert told.sections["backward_pass"].device_own_ns == 20 * 15 * MS
-    assert told.sync_ns == 20 * 6 * MS  # with 1 ms of synchronization that the host has seen
+    rank = on_device({"backward_pass": 20})
+    rank.flush(GradientSyncTotals(20, 2, 20 * 6 * MS, 20 * MS, is_on_host=False))
+    summary = rank.summary()
+    assert summary.sections["backward_pass"].device_own_ns == 20 * 15 * MS
+    assert summary.sync_ns == 20 * 6 * MS  # with 1 ms of synchronization on the host
 
 
 def test_a_summary_survives_json():
-    book = Book()
+    rank = RankRun()
     for _ in range(40):
-        book.run.step(forward_pass=0.01, synchronization=0.001)
-    book.flush(GradientSyncTotals(1, 1, MS, 0))
-    told = book.told(
+        rank.run.step(forward_pass=0.01, synchronization=0.001)
+    rank.flush(GradientSyncTotals(1, 1, MS, 0))
+    summary = rank.summary(
         sent_ns=5, sync_points=[SyncPoint("all:0", 1, 2)], inside=["forward_pass"], is_final=True, ended_by="SIGTERM"
     )
-    assert rank_summary_from_data(json.loads(json.dumps(told.to_data(), allow_nan=False))) == told
+    assert rank_summary_from_data(json.loads(json.dumps(summary.to_data(), allow_nan=False))) == summary
 
 
 def test_further_keys_are_ignored():
-    told = RankSummary(who=WHO, steps=5)
-    read = rank_summary_from_data({"kind": "rank", **json.loads(json.dumps(told.to_data()))})
+    summary = RankSummary(who=WHO, steps=5)
+    read = rank_summary_from_data({"kind": "rank", **json.loads(json.dumps(summary.to_data()))})
     assert (read.who, read.steps) == (WHO, 5)
 
 
 def test_names_of_other_processes_are_made_printable():
     data = RankSummary(who=RankId(1, 2, "a\x1b[31mb"), sections={"x\n": RankSection()}).to_data()
-    told = rank_summary_from_data(json.loads(json.dumps(data)))
-    assert told.who.host == "a\\x1b[31mb"
-    assert list(told.sections) == ["x\\n"]
+    summary = rank_summary_from_data(json.loads(json.dumps(data)))
+    assert summary.who.host == "a\\x1b[31mb"
+    assert list(summary.sections) == ["x\\n"]
 
 
 @pytest.mark.parametrize(
@@ -336,5 +343,5 @@ def test_columns_of_a_later_version_are_ignored():
 
 
 def test_the_number_of_summaries_grows():
-    book = Book()
-    assert (book.told().number, book.told().number) == (1, 2)
+    rank = RankRun()
+    assert (rank.summary().number, rank.summary().number) == (1, 2)

@@ -1,4 +1,4 @@
-"""Which places of the user's code a report names for a section."""
+"""The places of the user's code shown for a section."""
 
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 

@@ -1,4 +1,4 @@
-"""Journals and rank messages as kept in ``journals/`` are read to the same values, and written as the same JSON.
+"""The journals and rank messages in ``journals/`` are read to the same values, and written as the same JSON.
 
 ``python -m tests.storage.test_golden_journals`` writes the files again. Do that only for an intended change of the
 format, and never remove the files of an earlier one.
@@ -108,7 +108,7 @@ def write_journal(folder: Path, rank: int) -> None:
 
 
 def messages() -> dict[str, bytes]:
-    """Return what ranks send each other: a heartbeat alone, and one with a full summary below it."""
+    """Return messages between ranks: a heartbeat alone, and one followed by a full summary."""
     summary = RankSummary(
         who=RankId(3, 4, "node1", 1, 1, 2),
         number=5,
@@ -140,12 +140,12 @@ def messages() -> dict[str, bytes]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value converted to JSON and back."""
     return json.loads(json.dumps(value, default=dataclasses.asdict))
 
 
 def read_values(folder: Path) -> Any:
-    """Return all that is read of the files in ``folder``."""
+    """Return all values read from the files in ``folder``."""
     report = dataclasses.asdict(dataclasses.replace(read_run(folder), run_folder=None))
     received = {}
     for path in sorted(folder.glob("*.bin")):

@@ -1,4 +1,4 @@
-"""Which of the files in a run folder are the journals of that run."""
+"""Finding the journals of a run in its folder."""
 
 import os
 
@@ -8,7 +8,7 @@ from training_profiler.storage.launch import LaunchId
 
 
 def shown(folder):
-    """Return the journals that are read, and the sentences on the others."""
+    """Return the journals that are read, and the messages on the others."""
     chosen = select_journals(find_journals(folder), folder)
     return [one.shown for one in chosen.journals], chosen.left_out
 

@@ -1,4 +1,4 @@
-"""What a journal holds is what the running session knew."""
+"""A journal reads back as the stats of the running session."""
 
 import contextlib
 import json
@@ -89,7 +89,7 @@ def test_device_time_reads_back(tmp_path, monkeypatch):
     train(run)
     run.work("forward_pass", device_s=2.0)
     run.flush()
-    run.clock.advance(5)  # booked in an interval in which the section has no span
+    run.clock.advance(5)  # added in an interval without a span of the section
     live = run.snapshot()
     assert_reads_back(run, tmp_path)
     assert read_run(tmp_path).device == live.device == run.time.stats()
@@ -182,8 +182,8 @@ def test_a_journal_without_lines_can_be_read(tmp_path):
     assert_reads_back(run, tmp_path)
 
 
-def look_at_machine(run: FakeRun, memory_bytes: float) -> None:
-    """Look at the machine once."""
+def sample_machine(run: FakeRun, memory_bytes: float) -> None:
+    """Add one sample of the machine."""
     run.drain()
     values = {"ram_own_bytes": memory_bytes, "cpu_process": 1.3, "gpu0.allocated_bytes": memory_bytes / 7}
     facts = {"cores": 2.0, "ram_host_total_bytes": 1000, "gpu0.name": "Tesla T4"}
@@ -195,7 +195,7 @@ def test_the_machine_and_throughput_read_back(tmp_path):
     run.begin_epoch(1)
     for i in range(100):
         run.step(forward_pass=0.1 + i / 7919)
-        look_at_machine(run, 1000.0 + i / 3)
+        sample_machine(run, 1000.0 + i / 3)
         totals = run.accumulator.totals
         totals.batches, totals.samples = 4, 128
         if i == 2:
@@ -364,7 +364,7 @@ def test_a_garbled_line_raises_only_our_error(tmp_path, part, garbage):
     number = next(i for i, line in enumerate(lines) if '"forward_pass":' in line)
     lines[number] = json.dumps(replaced(json.loads(lines[number]), garbage, part))
     path.write_text("\n".join(lines) + "\n")
-    with contextlib.suppress(RunFolderError):  # some garbage has a meaning
+    with contextlib.suppress(RunFolderError):  # some garbage is valid
         read_run(tmp_path)
 
 

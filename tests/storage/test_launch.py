@@ -24,7 +24,7 @@ HERE = LaunchId("a", parent_pid=7, parent_start_s=100.0)
         (LaunchId("a", torchrun="x"), LaunchId("b", torchrun="x"), True),
         (LaunchId("a", torchrun="x"), LaunchId("a", torchrun="y"), False),
         (HERE, HERE._replace(parent_start_s=101.5), True),
-        (HERE, HERE._replace(parent_start_s=103.0), False),  # another process has that number now
+        (HERE, HERE._replace(parent_start_s=103.0), False),  # another process has that id now
         (HERE, HERE._replace(parent_pid=8), False),
         (HERE, HERE._replace(host="b"), None),
         (HERE._replace(job="1.0"), HERE._replace(host="b", job="1.0"), True),
@@ -67,7 +67,7 @@ def test_a_process_still_runs_if_its_id_existed_then():
     host = socket.gethostname()
     assert is_running(host, os.getpid(), time.time()) is True
     assert is_running(host, os.getpid(), 1000.0) is False  # this one is younger
-    assert is_running(host, 2**22 + 1, time.time()) is False  # no Linux gives such a number
+    assert is_running(host, 2**22 + 1, time.time()) is False  # Linux has no such id
     assert is_running("elsewhere", os.getpid(), time.time()) is None
     assert is_running(host, "7", time.time()) is None
     assert is_running(None, None, 0.0) is None

@@ -1,4 +1,4 @@
-"""A report of many ranks from their files, be some of them elsewhere, torn, or of another attempt."""
+"""Reports of many ranks whose files may be elsewhere, torn, or of another attempt."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.support.many_ranks import RUN, S, figures_by_hand, told_by, write_rank
+from tests.support.many_ranks import RUN, S, simple_stats, summary_by, write_rank
 from training_profiler.errors import RunFolderError
 from training_profiler.snapshot.ranks import AttemptStats, GradientSyncStats
 from training_profiler.storage import rank_reader
@@ -20,10 +20,10 @@ UNKNOWN = "the run did not come to its end (or still runs): what followed the la
 
 @pytest.fixture(autouse=True)
 def by_hand(monkeypatch):
-    monkeypatch.setattr(rank_reader, "all_ranks_stats", figures_by_hand)
+    monkeypatch.setattr(rank_reader, "all_ranks_stats", simple_stats)
 
 
-def heard(snapshot):
+def ranks_in(snapshot):
     return [(row.who.rank, row.steps) for row in snapshot.ranks.ranks]
 
 
@@ -32,14 +32,14 @@ def test_sections_are_of_rank_0_and_ranks_are_complete(tmp_path):
         write_rank(tmp_path, rank, steps=10 + 5 * rank)
     read = read_run(tmp_path)
     assert (read.steps, read.sections["forward_pass"].count, read.run_folder) == (10, 10, str(tmp_path))
-    assert heard(read) == [(0, 10), (1, 15), (2, 20), (3, 25)]
+    assert ranks_in(read) == [(0, 10), (1, 15), (2, 20), (3, 25)]
     assert (read.ranks.missing, read.ranks.left_out, read.health.notes) == ((), (), ())
 
 
 def test_one_folder_per_machine_is_one_run(tmp_path):
     for rank in range(4):
         write_rank(tmp_path / f"node{rank // 2}", rank)
-    assert heard(read_run(tmp_path)) == [(rank, 10) for rank in range(4)]
+    assert ranks_in(read_run(tmp_path)) == [(rank, 10) for rank in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_without_rank_0_the_lowest_rank_is_reported(tmp_path, content):
     if content is not None:
         (tmp_path / "rank0.jsonl").write_bytes(content)
     read = read_run(tmp_path)
-    assert (read.steps, heard(read), read.ranks.missing) == (20, [(2, 20), (3, 30)], (0, 1))
+    assert (read.steps, ranks_in(read), read.ranks.missing) == (20, [(2, 20), (3, 30)], (0, 1))
     said = "is missing" if content is None else "cannot be read"
     assert read.ranks.left_out[0] == f"the figures above are rank 2's: rank 0's journal {said}"
 
@@ -61,14 +61,14 @@ def test_a_broken_journal_is_skipped_and_named_once(tmp_path):
     path.write_text(path.read_text().replace('"step_ns":[', '"step_ns":["x",'))
     write_rank(tmp_path, 1, steps=15)
     read = read_run(tmp_path)
-    assert (read.steps, heard(read)) == (15, [(0, 10), (1, 15)])  # what it told of itself is whole
+    assert (read.steps, ranks_in(read)) == (15, [(0, 10), (1, 15)])  # its last summary is complete
     above, sentence = read.ranks.left_out
     assert above == "the figures above are rank 1's: rank 0's journal cannot be read"
     assert sentence.startswith(f"left out: {path} holds a line that is no journal's: ")
 
 
 def test_left_out_files_are_notes_without_rank_stats(tmp_path):
-    write_rank(tmp_path, 0, tells=False, who={"world_size": 1})
+    write_rank(tmp_path, 0, sends=False, who={"world_size": 1})
     (tmp_path / "rank1.jsonl").write_bytes(b"")
     read = read_run(tmp_path)
     assert read.ranks is None
@@ -82,7 +82,7 @@ def test_earlier_attempts_are_listed_with_their_ends(tmp_path):
     write_rank(tmp_path, 1, attempt=1, steps=15, is_ended=False)
     write_rank(tmp_path, 0, attempt=2, steps=5)
     read = read_run(tmp_path)
-    assert (read.steps, heard(read), read.ranks.missing) == (5, [(0, 5)], (1, 2, 3))
+    assert (read.steps, ranks_in(read), read.ranks.missing) == (5, [(0, 5)], (1, 2, 3))
     assert read.attempts == (
         AttemptStats(0, 20, 20.0, "SIGTERM", is_ended=True),
         AttemptStats(1, 15, 15.0, None, is_ended=False),
@@ -132,7 +132,7 @@ def test_gradient_sync_is_of_the_reported_rank(tmp_path):
     assert read_run(tmp_path).exchange is None
     exchanged = {"exchanges": 10, "sampled": 4, "exchange_ns": 20 * S, "exchange_hidden_ns": 15 * S}
     with path.open("a") as file:
-        file.write(json.dumps({"kind": "rank", **told_by(1, 10, 10, **exchanged).to_data()}) + "\n")
+        file.write(json.dumps({"kind": "rank", **summary_by(1, 10, 10, **exchanged).to_data()}) + "\n")
     assert read_run(tmp_path).exchange is None
     (tmp_path / "rank0.jsonl").unlink()
     assert read_run(tmp_path).exchange == GradientSyncStats(10, 4, 2.0, 0.75, 0.5)
@@ -157,7 +157,7 @@ def test_a_folder_of_runs_is_not_a_folder_of_machines(tmp_path):
 def test_folders_of_two_machines_are_one_run(tmp_path):
     write_rank(tmp_path / RUN, 0)
     write_rank(tmp_path / "node1", 2)
-    assert heard(read_run(tmp_path)) == [(0, 10), (2, 10)]
+    assert ranks_in(read_run(tmp_path)) == [(0, 10), (2, 10)]
 
 
 def test_a_folder_of_garbage_is_rejected(tmp_path):
@@ -171,4 +171,4 @@ def test_a_thousand_ranks_do_not_list_a_thousand_files(tmp_path):
     write_rank(tmp_path, 0)
     for rank in range(1, 1000):
         (tmp_path / f"rank{rank}.jsonl").write_bytes(b"")
-    assert len(read_run(tmp_path).ranks.left_out) == 9  # eight, and how many more
+    assert len(read_run(tmp_path).ranks.left_out) == 9  # eight, and the number of the others

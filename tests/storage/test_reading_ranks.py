@@ -1,4 +1,4 @@
-"""What ranks told, from the ends of their journals."""
+"""Summaries of ranks, from the ends of their journals."""
 
 import json
 import os
@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from tests.support.many_ranks import BEGAN_S, RUN, S, figures_by_hand, told_by, who, write_rank
+from tests.support.many_ranks import BEGAN_S, RUN, S, simple_stats, summary_by, who, write_rank
 from training_profiler.errors import RunFolderError
 from training_profiler.storage import rank_reader
 from training_profiler.storage.launch import LaunchId
 from training_profiler.storage.rank_reader import read_ranks
 
 
-def told_steps(received):
+def steps_by_rank(received):
     return {summary.who.rank: summary.steps for summary in received.summaries}
 
 
@@ -24,13 +24,13 @@ def test_the_last_summary_of_each_rank_is_read(tmp_path):
     received = read_ranks(tmp_path)
     assert [summary.who for summary in received.summaries] == [who(rank) for rank in range(4)]
     assert [summary.sent_ns - BEGAN_S * S for summary in received.summaries] == [10 * S, 15 * S, 20 * S, 25 * S]
-    assert received.summaries[1].sections == told_by(1, 15, 15).sections
+    assert received.summaries[1].sections == summary_by(1, 15, 15).sections
     assert (received.world_size, received.left_out) == (4, ())
 
 
 def test_ages_are_relative_to_the_latest_summary(tmp_path):
-    write_rank(tmp_path, 0, told_s=100.0)
-    write_rank(tmp_path, 1, told_s=30.5)
+    write_rank(tmp_path, 0, sent_s=100.0)
+    write_rank(tmp_path, 1, sent_s=30.5)
     received = read_ranks(tmp_path)
     assert received.age_s == {0: 0.0, 1: 69.5}
     assert received.silent_after_s == 60.0
@@ -49,7 +49,7 @@ def test_with_thousands_of_ranks_summaries_are_rarer(tmp_path):
 
 
 def test_ranks_without_a_journal_are_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(rank_reader, "all_ranks_stats", figures_by_hand)
+    monkeypatch.setattr(rank_reader, "all_ranks_stats", simple_stats)
     write_rank(tmp_path, 0)
     write_rank(tmp_path, 2)
     assert read_ranks(tmp_path).stats().missing == (1, 3)
@@ -60,7 +60,7 @@ def test_a_torn_end_is_replaced_by_the_summary_before(tmp_path):
     path = write_rank(tmp_path, 1, steps=10, is_ended=False)
     path.write_bytes(path.read_bytes()[:-5])
     received = read_ranks(tmp_path)
-    assert told_steps(received) == {0: 10, 1: 5}
+    assert steps_by_rank(received) == {0: 10, 1: 5}
     assert received.left_out == ("the last line is torn, the one before it was read: rank1.jsonl",)
 
 
@@ -69,14 +69,14 @@ def test_a_journal_with_a_torn_begin_still_has_its_summary(tmp_path):
     path = write_rank(tmp_path, 1)
     path.write_bytes(path.read_bytes()[100:])
     received = read_ranks(tmp_path)
-    assert (told_steps(received), received.left_out) == ({0: 10, 1: 10}, ())
+    assert (steps_by_rank(received), received.left_out) == ({0: 10, 1: 10}, ())
 
 
 def test_a_rank_that_ended_without_a_summary_is_named(tmp_path):
     write_rank(tmp_path, 0)
-    write_rank(tmp_path, 1, tells=False, is_ended=False)
+    write_rank(tmp_path, 1, sends=False, is_ended=False)
     received = read_ranks(tmp_path)
-    assert told_steps(received) == {0: 10}
+    assert steps_by_rank(received) == {0: 10}
     assert received.left_out == (
         "killed before the end, or still running: rank 1",
         "no data of ranks that ended before they sent any: rank1.jsonl",
@@ -106,7 +106,7 @@ def test_unreadable_files_are_listed_up_to_a_limit(tmp_path):
     for rank in range(2, 30):
         (tmp_path / f"rank{rank}.jsonl").write_bytes(b"")
     received = read_ranks(tmp_path)
-    assert told_steps(received) == {0: 10}
+    assert steps_by_rank(received) == {0: 10}
     assert received.left_out[0] == "left out: rank1.jsonl is no file"
     assert received.left_out[8:] == ("21 more files left out",)
 
@@ -130,12 +130,12 @@ def test_unreadable_files_are_listed_up_to_a_limit(tmp_path):
 def test_a_garbled_summary_is_replaced_by_the_one_before(tmp_path, garbage):
     write_rank(tmp_path, 0)
     path = write_rank(tmp_path, 1, steps=5, is_ended=False)
-    data = told_by(1, 8, 8).to_data()
+    data = summary_by(1, 8, 8).to_data()
     for key, value in garbage.items():
         data[key] = {**data[key], **value} if isinstance(value, dict) and isinstance(data[key], dict) else value
     with path.open("a") as file:
         file.write(json.dumps({"kind": "rank", **data}, separators=(",", ":")) + "\n")
-    assert told_steps(read_ranks(tmp_path))[1] == 5
+    assert steps_by_rank(read_ranks(tmp_path))[1] == 5
 
 
 def test_each_attempt_has_its_ranks(tmp_path):
@@ -143,8 +143,8 @@ def test_each_attempt_has_its_ranks(tmp_path):
         write_rank(tmp_path, rank, steps=20)
     for rank in range(2):
         write_rank(tmp_path, rank, attempt=1, steps=5)
-    assert told_steps(read_ranks(tmp_path)) == {0: 5, 1: 5}
-    assert told_steps(read_ranks(tmp_path, attempt=0)) == {0: 20, 1: 20, 2: 20, 3: 20}
+    assert steps_by_rank(read_ranks(tmp_path)) == {0: 5, 1: 5}
+    assert steps_by_rank(read_ranks(tmp_path, attempt=0)) == {0: 20, 1: 20, 2: 20, 3: 20}
     with pytest.raises(RunFolderError, match=r"has no attempt 2; it has attempts 0, 1; example: .* --attempt 1$"):
         read_ranks(tmp_path, attempt=2)
 
@@ -159,7 +159,7 @@ def test_journals_of_another_run_are_not_among_the_ranks(tmp_path):
     write_rank(tmp_path / RUN, 0)
     write_rank(tmp_path / RUN, 1, run="20261120-101010", launch=LaunchId("node9"))
     received = read_ranks(tmp_path / RUN)
-    assert told_steps(received) == {0: 10}
+    assert steps_by_rank(received) == {0: 10}
     assert received.left_out == ("left out, of another run (20261120-101010): rank1.jsonl",)
 
 
@@ -171,6 +171,6 @@ def test_a_journal_without_permission_is_named(tmp_path):
 
 
 def test_a_single_rank_has_no_summaries_and_no_messages(tmp_path):
-    write_rank(tmp_path, 0, tells=False, who={"world_size": 1, "attempt": 0})
+    write_rank(tmp_path, 0, sends=False, who={"world_size": 1, "attempt": 0})
     received = read_ranks(tmp_path)
     assert (received.summaries, received.world_size, received.left_out, received.stats()) == ((), 1, (), None)

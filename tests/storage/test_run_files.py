@@ -26,7 +26,7 @@ def one_second(monkeypatch):
 
 
 class Process:
-    """One rank's files, with a run that writes to their journal."""
+    """The files of one rank, with a run that writes to its journal."""
 
     def __init__(self, parent, rank, attempt=0):
         self.who = RankId(rank, 4, "node0", 0, rank, attempt)
@@ -112,7 +112,7 @@ def test_a_rank_finds_the_folder_of_its_launch_on_disk(tmp_path):
     other = Process(tmp_path, 3).flush()
     Process(tmp_path, 0).flush()
     other.flush()
-    assert other.files.folder is None  # it does not look at each flush
+    assert other.files.folder is None  # it does not search at each flush
     other.clock.advance(2)
     other.flush()
     assert other.files.folder == tmp_path / RUN
@@ -220,7 +220,7 @@ def test_a_later_attempt_continues_in_the_folder(tmp_path):
     before = Process(tmp_path, 0).flush(20)
     before.files.write_report("before", DATA)
     before.close("SIGTERM")
-    Process(tmp_path, 0, attempt=1).flush().close("ValueError")  # it came to no report
+    Process(tmp_path, 0, attempt=1).flush().close("ValueError")  # without a report
     last = Process(tmp_path, 0, attempt=2).flush()
     last.files.write_report("last", DATA)
     assert last.files.attempts == (

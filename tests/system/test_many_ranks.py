@@ -42,7 +42,7 @@ class Training:
         assert code in [finding["code"] for finding in findings], findings
         return next(finding for finding in findings if finding["code"] == code)
 
-    def told_by(self, pattern: str) -> list[str]:
+    def summary_by(self, pattern: str) -> list[str]:
         return sorted(re.findall(pattern, self.stdout))
 
 
@@ -114,8 +114,8 @@ def test_profiling_adds_no_collective_and_changes_no_loss(tmp_path: Path, parall
     plain = train(tmp_path / "plain", "--parallel", parallel, is_watched=False)
     ours = train(tmp_path / "ours", "--parallel", parallel)
     assert (plain.status, ours.status) == (0, 0), ours.stderr
-    assert ours.told_by(TOLD) == plain.told_by(TOLD)
-    assert len(plain.told_by(TOLD)) == 2
+    assert ours.summary_by(TOLD) == plain.summary_by(TOLD)
+    assert len(plain.summary_by(TOLD)) == 2
     assert ours.stderr == plain.stderr
     assert ours.stdout.count(SUMMARY) == 1
     ranks = ours.report["ranks"]

@@ -128,7 +128,7 @@ def _stamped() -> dict[str, Any]:
     time = session.samplers.device
     api.snapshot()
     stats = time.stats()
-    assert stats is not None, session.profiler_health.disabled
+    assert stats is not None, session.guard.disabled
     left_out = sum(stats.unmeasured.values())
     return {"device": stats.name, "stamp us": time._stamp_ns / 1e3, "spans": stats.spans, "left out": left_out}
 

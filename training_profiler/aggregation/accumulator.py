@@ -42,10 +42,12 @@ class Accumulator:
     spans of the training thread: sections, begins, ends, and that time.
     """
 
-    def __init__(self, names: SectionNames, begin_ns: int, warmup_steps: int | None = None) -> None:
+    def __init__(
+        self, names: SectionNames, begin_ns: int, warmup_steps: int | None = None, has_inferred: bool = False
+    ) -> None:
         self.totals = Totals(begin_ns)
         self.step_ns: list[int] = []  # durations of the steps in ``totals``
-        self.inferred_filter = InferredSectionFilter(names)
+        self.inferred_filter = InferredSectionFilter(names, has_inferred)
         self.on_spans: Callable[[Ints, Ints, Ints, Ints, int], None] | None = None
         self.on_every_span: Callable[[Ints, Ints, Ints, int], None] | None = None
         self.slowed_by_capture = CaptureAffectedSteps()
@@ -61,6 +63,18 @@ class Accumulator:
         self._complete = 0  # number of steps that end in the current batch
         self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step in progress
         self._unfinished_total = np.zeros(1, np.int64)  # the same with nested sections
+
+    def reconfigure(self, warmup_steps: int | None) -> None:
+        """Go on with another number of warm-up steps."""
+        self.warmup_steps = warmup_steps
+
+    def send_spans(self, to: Callable[[Ints, Ints, Ints, Ints, int], None] | None) -> None:
+        """Call ``to`` with the spans that count for averages from now on; None: with none."""
+        self.on_spans = to
+
+    def send_every_span(self, to: Callable[[Ints, Ints, Ints, int], None] | None) -> None:
+        """Call ``to`` with all spans of the training thread from now on; None: with none."""
+        self.on_every_span = to
 
     @property
     def steps(self) -> int:

@@ -18,8 +18,8 @@ class InferredSectionFilter:
     section outside steps, such as validation, hides only inferred sections that are outside steps as well.
     """
 
-    def __init__(self, names: SectionNames) -> None:
-        self.is_needed = False  # whether this run has inferred sections
+    def __init__(self, names: SectionNames, is_needed: bool = False) -> None:
+        self.is_needed = is_needed  # whether this run has inferred sections
         self._names = names
         self._open: dict[int, tuple[int, int]] = {}  # thread serial -> open manual ones: (step parts, outside steps)
         self._dropped: dict[int, Counter[int]] = {}  # thread serial -> dropped enters without an exit so far

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from training_profiler.diagnosis.rule import threshold
+from training_profiler.diagnosis.registry import threshold_of
 from training_profiler.diagnosis.shares import severity_of
 from training_profiler.recording.known_sections import DATA_GENERATION, DATA_LOADING, DATA_TRANSFER
 from training_profiler.snapshot.snapshot import (
@@ -39,7 +39,7 @@ def interval_metrics(snapshot: Snapshot) -> dict[str, float]:
     found |= {f"interval_{name}_percentage": 100 * share for name, share in _shares(snapshot).items()}
     found |= _batch_metrics(snapshot)
     if snapshot.machine is not None:
-        limits = threshold(snapshot, "host-memory"), threshold(snapshot, "gpu-memory-high")
+        limits = threshold_of("host-memory", snapshot), threshold_of("gpu-memory-high", snapshot)
         found |= _machine_metrics(snapshot.machine, *limits)
     if snapshot.throughput is not None:
         found |= _throughput_metrics(snapshot.throughput)
@@ -117,7 +117,7 @@ def _batch_metrics(snapshot: Snapshot) -> dict[str, float | None]:
     generation = snapshot.share_of_step(DATA_GENERATION)
     return found | _pressure(
         generation,
-        threshold(snapshot, "data-generation-bound"),
+        threshold_of("data-generation-bound", snapshot),
         "bottleneck_data_generation",
         "data_gen_bottleneck_severity",
     )

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from training_profiler.safety.fault_guard import Guard
 from training_profiler.sinks.metrics import Metrics
 from training_profiler.sinks.registry import TRACKERS
 from training_profiler.sinks.sink import MetricRow, Sink, SinkContext
-from training_profiler.sinks.writer import Guard, TrackerThread
+from training_profiler.sinks.writer import TrackerThread
 
 PATIENCE_S: Final = 3.0  # for all trackers together, at the end
 SETTLE_S: Final = 2.0  # for what is queued, where the program's own run ends
@@ -94,7 +95,7 @@ class Trackers:
             if not writer.wait(until_s) and is_last:
                 writer.give_up()
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Forget the threads: in a forked child there are none."""
         for writer in (*self._writers.values(), *self._ended):
             writer.sink.after_fork_in_child()

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from training_profiler.errors import RunFolderError
 from training_profiler.ranks.comparison import all_ranks_stats
+from training_profiler.ranks.liveness import outdated_after_s
 from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
 from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats
 from training_profiler.storage.journal_discovery import (
@@ -21,9 +22,6 @@ from training_profiler.storage.launch import is_running
 from training_profiler.storage.run_lookup import read_meta
 from training_profiler.units import NS_PER_S
 
-SILENT_AFTER_S: Final = 60.0
-FLUSHES: Final = 3  # a rank is silent only after this many missing summaries
-RANKS_A_SECOND: Final = 100  # summaries per second of all ranks together, at most
 MOST_MESSAGES: Final = 8
 MOST_RANKS: Final = 1_000_000  # a larger number is not a world size, and would take memory
 
@@ -129,7 +127,7 @@ def received_ranks(journals: Sequence[JournalFile], left_out: Sequence[str] = ()
         world_size,
         tuple(_bounded(messages)),
         {summary.who.rank: (last_ns - summary.sent_ns) / NS_PER_S for summary in summaries},
-        max(SILENT_AFTER_S, FLUSHES * _flush_s(journals), FLUSHES * world_size / RANKS_A_SECOND),
+        outdated_after_s(_flush_s(journals), world_size),
     )
 
 

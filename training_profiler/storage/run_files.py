@@ -72,8 +72,18 @@ class RunFiles:
         self._journal: Journal | None = None
         self._next_search_ns, self._search_every_ns = 0, FIRST_SEARCH_NS
 
-    def open(self, who: RankId) -> Journal:
-        """Return the journal of rank ``who``; makes folder and files at the first call."""
+    def reconfigure(self, settings: Settings) -> None:
+        """Continue with other settings."""
+        self.settings = settings
+
+    def open(self, who: RankId, run_name: str | None = None) -> Journal:
+        """Return the journal of rank ``who``; makes folder and files at the first call.
+
+        Args:
+            who: the rank of this process as far as known.
+            run_name: name of the run's folder as rank 0 sent it; None if unknown.
+        """
+        self.run_name = run_name or self.run_name
         if self._journal is None:
             self._who = who
             self._parent = Path(self.settings.dir).absolute()  # the program may change its working directory

@@ -21,7 +21,7 @@ def exchanged(seconds, exchanges=1, hidden_s=0.0, **others):
     return GradientSyncTotals(exchanges, exchanges, round((seconds + hidden_s) * S), round(hidden_s * S), **others)
 
 
-def book(run, of):
+def add_sync(run, of):
     run.drain()
     run.accumulator.add_gradient_sync(of)
 
@@ -37,7 +37,7 @@ def sums_of(run, name):
 def test_exposed_sync_moves_out_of_backward_self_time(run):
     for _ in range(2):
         run.step(forward_pass=1, backward_pass=3)
-    book(run, exchanged(2, exchanges=2, hidden_s=1))
+    add_sync(run, exchanged(2, exchanges=2, hidden_s=1))
     assert sums_of(run, "backward_pass") == (2, 6, 4, 6, 4)
     assert sums_of(run, "synchronization") == (2, 2, 2, 2, 2)
     stats = run.snapshot().sections
@@ -51,7 +51,7 @@ def test_exposed_sync_moves_out_of_backward_self_time(run):
 
 def test_no_more_time_is_moved_than_the_backward_passes_have(run):
     run.step(backward_pass=1)
-    book(run, exchanged(3))
+    add_sync(run, exchanged(3))
     assert sums_of(run, "backward_pass") == (1, 1, 0, 1, 0)
     assert sums_of(run, "synchronization") == (1, 1, 1, 1, 1)
 
@@ -60,10 +60,10 @@ def test_late_sync_is_moved_in_the_sums_of_the_run(run):
     run.step(backward_pass=68)  # a rank that hung; DDP reports it at the next forward pass
     run.flush()
     run.step(backward_pass=2)
-    book(run, exchanged(67.5))
+    add_sync(run, exchanged(67.5))
     run.flush()
     run.step(backward_pass=2)
-    book(run, exchanged(1))
+    add_sync(run, exchanged(1))
     assert sums_of(run, "backward_pass") == (1, 2, 1, 2, 1)  # the last interval has its own waiting only
     run.flush()
     sections = run.snapshot().sections
@@ -77,7 +77,7 @@ def test_an_interval_without_the_backward_pass_is_left_alone(run):
     run.flush()
     run.sums.new_interval()
     run.step(backward_pass=2)
-    book(run, exchanged(67))
+    add_sync(run, exchanged(67))
     run.flush()
     run.sums.new_interval()
     run.step(backward_pass=3)
@@ -89,16 +89,16 @@ def test_an_interval_without_the_backward_pass_is_left_alone(run):
 def test_an_unfinished_step_keeps_its_time(run):
     run.step(backward_pass=1)
     run.spend("backward_pass", 5)
-    book(run, exchanged(3))
+    add_sync(run, exchanged(3))
     assert sums_of(run, "backward_pass") == (2, 6, 5, 1, 0)
     run.flush()
     run.recorder.mark(STEP_END)
-    book(run, GradientSyncTotals())
+    add_sync(run, GradientSyncTotals())
     assert sums_of(run, "backward_pass") == (0, 0, 0, 5, 5)
     run.flush()
     assert run.snapshot().sections["backward_pass"].self_s == 3
     run.step(backward_pass=3)
-    book(run, GradientSyncTotals())
+    add_sync(run, GradientSyncTotals())
     run.flush()
     backward = run.snapshot().sections["backward_pass"]
     assert (backward.total_s, backward.self_s, backward.step_self_s) == (9, 6, 6)
@@ -106,30 +106,30 @@ def test_an_unfinished_step_keeps_its_time(run):
 
 def test_sync_is_moved_without_known_steps(run):
     run.spend("backward_pass", 5)
-    book(run, exchanged(3))
+    add_sync(run, exchanged(3))
     assert sums_of(run, "backward_pass") == (1, 5, 2, 0, 0)
     assert sums_of(run, "synchronization") == (1, 3, 3, 0, 0)
 
 
 def test_on_an_accelerator_nothing_is_moved(run):
     run.step(backward_pass=5)
-    book(run, exchanged(3, is_on_host=False))
+    add_sync(run, exchanged(3, is_on_host=False))
     assert sums_of(run, "backward_pass") == (1, 5, 5, 5, 5)
     assert "synchronization" not in run.snapshot().sections
 
 
 def test_without_a_backward_section_nothing_is_moved(run):
     run.step(train_step=5)
-    book(run, exchanged(3))
+    add_sync(run, exchanged(3))
     run.step(train_step=5, backward_pass=5)
-    book(run, GradientSyncTotals())
+    add_sync(run, GradientSyncTotals())
     assert sums_of(run, "backward_pass") == (1, 5, 5, 5, 5)
     assert "synchronization" not in run.snapshot().sections
 
 
 def test_fully_hidden_sync_adds_no_synchronization(run):
     run.step(backward_pass=5)
-    book(run, exchanged(0, hidden_s=2))
+    add_sync(run, exchanged(0, hidden_s=2))
     assert "synchronization" not in run.snapshot().sections
 
 
@@ -138,7 +138,7 @@ def test_sync_of_warmup_steps_is_left_out_with_them(run):
     for _ in range(19):
         run.step(backward_pass=3)
     of_steps = ((0, 40 * S), *((step, 1 * S) for step in range(1, 20)))
-    book(run, exchanged(59, exchanges=20, of_steps=of_steps))
+    add_sync(run, exchanged(59, exchanges=20, of_steps=of_steps))
     synchronization = run.snapshot().sections["synchronization"]
     assert synchronization.total_s == synchronization.step_total_s == 59
     assert synchronization.settled_total_s == 19
@@ -146,11 +146,11 @@ def test_sync_of_warmup_steps_is_left_out_with_them(run):
 
 def test_late_sync_of_a_step_is_not_counted_twice(run):
     run.step(backward_pass=50)
-    book(run, exchanged(40))
+    add_sync(run, exchanged(40))
     run.flush()
     for _ in range(19):
         run.step(backward_pass=3)
-    book(run, exchanged(0, exchanges=0, of_steps=((0, 40 * S),)))
+    add_sync(run, exchanged(0, exchanges=0, of_steps=((0, 40 * S),)))
     synchronization = run.snapshot().sections["synchronization"]
     assert (synchronization.count, synchronization.total_s, synchronization.settled_total_s) == (1, 40, 0)
 
@@ -160,7 +160,7 @@ def test_moved_sync_reads_back_from_the_journal(tmp_path):
     for of_steps in ((), ((0, 2 * S), (1, 1 * S))):
         for _ in range(10):
             run.step(forward_pass=1, backward_pass=3)
-        book(run, exchanged(9, exchanges=10, hidden_s=3, of_steps=of_steps))
+        add_sync(run, exchanged(9, exchanges=10, hidden_s=3, of_steps=of_steps))
         run.flush()
     assert read_run(tmp_path).sections == run.snapshot().sections
 
@@ -168,7 +168,7 @@ def test_moved_sync_reads_back_from_the_journal(tmp_path):
 def test_with_manual_collectives_only_the_common_average_is_known(run):
     for _ in range(2):
         run.step(synchronization=4, backward_pass=3)
-    book(run, exchanged(2, exchanges=2))
+    add_sync(run, exchanged(2, exchanges=2))
     synchronization = run.snapshot().sections["synchronization"]
     assert (synchronization.count, synchronization.total_s, synchronization.avg_s) == (4, 10, 2.5)
     assert (synchronization.min_s, synchronization.p50_s) == (None, None)
@@ -185,7 +185,7 @@ def test_all_times_add_up_for_any_sync(intervals):
         run.spend("backward_pass", backward_s)
         if ends_step:
             run.recorder.mark(STEP_END)
-        book(run, exchanged(exposed_s))
+        add_sync(run, exchanged(exposed_s))
         totals = run.accumulator.totals
         assert totals.sections.self_ns.sum() == totals.wall_ns
         assert totals.sections.step_self_ns.sum() == totals.steps.total_ns

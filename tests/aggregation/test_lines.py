@@ -13,7 +13,7 @@ LOSS = Location("train.py", 212, "estimate_loss")
 MODEL = Location("model.py", 12, "Block.forward")
 
 
-def booked(run: FakeRun) -> dict:
+def attributed(run: FakeRun) -> dict:
     """Return the samples since the last flush by section name; IN_STEPS is kept."""
     lines = run.totals().lines
     return {(run.names.names.get(id, id), location): count for (id, location), count in lines.items()}
@@ -26,7 +26,7 @@ def test_a_sample_belongs_to_the_open_section():
         run.look(MODEL)
         run.clock.advance(1)
     run.clock.advance(1)
-    assert booked(run) == {("forward_pass", MODEL): 1}
+    assert attributed(run) == {("forward_pass", MODEL): 1}
 
 
 def test_a_sample_belongs_to_the_innermost_section():
@@ -42,7 +42,7 @@ def test_a_sample_belongs_to_the_innermost_section():
         run.look(BATCH)
         run.clock.advance(1)
     run.clock.advance(1)
-    assert booked(run) == {("forward_pass", MODEL): 1, ("attention", MODEL): 2, ("forward_pass", BATCH): 1}
+    assert attributed(run) == {("forward_pass", MODEL): 1, ("attention", MODEL): 2, ("forward_pass", BATCH): 1}
 
 
 def test_a_section_open_over_many_drains_keeps_its_samples():
@@ -53,7 +53,7 @@ def test_a_section_open_over_many_drains_keeps_its_samples():
             run.look(MODEL)
             run.clock.advance(1)
             run.drain()
-        assert booked(run) == {("forward_pass", MODEL): 5}
+        assert attributed(run) == {("forward_pass", MODEL): 5}
 
 
 def test_samples_in_validation_are_separate_from_training():
@@ -63,7 +63,7 @@ def test_samples_in_validation_are_separate_from_training():
         run.look(MODEL)
         run.clock.advance(1)
     run.clock.advance(1)
-    assert booked(run) == {("validation_epoch/forward_pass", MODEL): 1}
+    assert attributed(run) == {("validation_epoch/forward_pass", MODEL): 1}
 
 
 def test_the_profilers_own_time_has_no_lines():
@@ -73,7 +73,7 @@ def test_the_profilers_own_time_has_no_lines():
         run.look(LOSS)
         run.clock.advance(1)
     run.clock.advance(1)
-    assert booked(run) == {}
+    assert attributed(run) == {}
 
 
 def test_a_sample_waits_until_its_events_are_drained():
@@ -84,7 +84,7 @@ def test_a_sample_waits_until_its_events_are_drained():
         run.look(MODEL)  # exactly at the drain, so after it
         run.clock.advance(1)
         assert run.accumulator.totals.lines == {}
-    assert booked(run) == {("forward_pass", MODEL): 1}
+    assert attributed(run) == {("forward_pass", MODEL): 1}
 
 
 def test_a_late_sample_counts_at_the_begin_of_the_next_drain():
@@ -98,7 +98,7 @@ def test_a_late_sample_counts_at_the_begin_of_the_next_drain():
     run.samples.append(late)
     run.clock.advance(1)
     section.__exit__(None, None, None)
-    assert booked(run) == {("forward_pass", MODEL): 1}
+    assert attributed(run) == {("forward_pass", MODEL): 1}
 
 
 def test_waiting_samples_are_bounded(monkeypatch):
@@ -108,7 +108,7 @@ def test_waiting_samples_are_bounded(monkeypatch):
         run.look(LOSS, 2)
         run.drain()
     run.clock.advance(1)
-    assert booked(run) == {("", LOSS): 5}
+    assert attributed(run) == {("", LOSS): 5}
 
 
 def test_samples_of_no_section_count_as_in_steps_once_the_step_is_complete():
@@ -117,9 +117,9 @@ def test_samples_of_no_section_count_as_in_steps_once_the_step_is_complete():
     run.clock.advance(1)
     run.look(BATCH)
     run.clock.advance(1)
-    assert booked(run) == {("", BATCH): 1}
+    assert attributed(run) == {("", BATCH): 1}
     run.recorder.mark(STEP_END)
-    assert booked(run) == {("", BATCH): 1, (IN_STEPS, BATCH): 1}
+    assert attributed(run) == {("", BATCH): 1, (IN_STEPS, BATCH): 1}
 
 
 def test_samples_of_a_step_cut_by_an_epoch_are_outside_steps():

@@ -252,11 +252,11 @@ def test_an_interval_has_its_means_and_the_mix_so_far():
     rows = run.accumulator.loaders.pop_intervals()
     counts = counts_of(1, 2)
     counts[0].asked = 0.25
-    told = [
+    shares = [
         (row.step, [(one.name, one.batches, one.data_avg_s, one.proportion) for one in interval_stats(row, counts)])
         for row in rows
     ]
-    assert told == [
+    assert shares == [
         (2, [("loader1", 2, 2.0, 1.0)]),
         (4, [("loader1", 0, None, 0.5), ("loader2", 2, 6.0, 0.5)]),
     ]

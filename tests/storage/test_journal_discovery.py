@@ -112,11 +112,11 @@ def test_an_unreadable_file_has_a_reason_and_displaces_none(tmp_path):
     schema = "has schema 99, this version reads 1; read it with the version that wrote it (meta.json names it)"
     none = "does not begin like a journal; is it a file of the profiler's?"
     assert troubles == {
-        "rank1.jsonl": "is no file",
+        "rank1.jsonl": "is not a file",
         "rank2.jsonl": none,
         "rank3.jsonl": none,
         "whole/rank3.jsonl": "",
-        "rank4.jsonl": "is no file",
+        "rank4.jsonl": "is not a file",
         "rank5.jsonl": "cannot be read (No such file or directory)",
         "rank6.jsonl": schema,
     }

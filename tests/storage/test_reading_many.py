@@ -19,7 +19,7 @@ UNKNOWN = "the run did not come to its end (or still runs): what followed the la
 
 
 @pytest.fixture(autouse=True)
-def by_hand(monkeypatch):
+def simple_ranks(monkeypatch):
     monkeypatch.setattr(rank_reader, "all_ranks_stats", simple_stats)
 
 
@@ -64,7 +64,7 @@ def test_a_broken_journal_is_skipped_and_named_once(tmp_path):
     assert (read.steps, ranks_in(read)) == (15, [(0, 10), (1, 15)])  # its last summary is complete
     above, sentence = read.ranks.left_out
     assert above == "the figures above are rank 1's: rank 0's journal cannot be read"
-    assert sentence.startswith(f"left out: {path} holds a line that is no journal's: ")
+    assert sentence.startswith(f"left out: {path} holds a line that is not a journal's: ")
 
 
 def test_left_out_files_are_notes_without_rank_stats(tmp_path):

@@ -107,7 +107,7 @@ def test_unreadable_files_are_listed_up_to_a_limit(tmp_path):
         (tmp_path / f"rank{rank}.jsonl").write_bytes(b"")
     received = read_ranks(tmp_path)
     assert steps_by_rank(received) == {0: 10}
-    assert received.left_out[0] == "left out: rank1.jsonl is no file"
+    assert received.left_out[0] == "left out: rank1.jsonl is not a file"
     assert received.left_out[8:] == ("21 more files left out",)
 
 

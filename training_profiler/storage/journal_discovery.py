@@ -131,7 +131,7 @@ def _inspect(path: Path, shown: str) -> JournalFile:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for a writer
-            return JournalFile(path, shown, 0, rank, attempt, problem="is no file")
+            return JournalFile(path, shown, 0, rank, attempt, problem="is not a file")
         begin = read_head(path)
     except OSError as error:
         return JournalFile(path, shown, 0, rank, attempt, problem=f"cannot be read ({error.strerror})")

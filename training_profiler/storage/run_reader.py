@@ -140,7 +140,7 @@ def _read_journal(folder: Path, found: JournalFile) -> Snapshot:
     try:
         return _replay(folder, found.path.parent, begin, later, torn)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        raise RunFolderError(f"{found.path} holds a line that is no journal's: {error!r}") from error
+        raise RunFolderError(f"{found.path} holds a line that is not a journal's: {error!r}") from error
 
 
 def _records(lines: list[bytes]) -> tuple[list[dict[str, Any]], int]:

@@ -78,7 +78,7 @@ class Clock:
 
 def run() -> list[Figure]:
     """Measure, print and return the cost of reports; takes a minute, and 3 GB of disk for that time."""
-    print(f"Journals of {STEPS:,} steps, {len(SECTIONS)} sections, {INTERVALS} intervals and as many tellings a rank")
+    print(f"Journals of {STEPS:,} steps, {len(SECTIONS)} sections, {INTERVALS} intervals and as many summaries a rank")
     rows: list[list[str]] = []
     costs: dict[int, Cost] = {}
     rank_ms: dict[int, float] = {}

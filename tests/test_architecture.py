@@ -51,7 +51,7 @@ TABLES = {
 # These two are commands of their own: no training imports them, and they use only the stages named here.
 STANDALONE = {
     "trace_analysis": {"errors", "units", "findings"},
-    "component_benchmark": {"errors", "units", "reports"},
+    "component_benchmark": {"errors", "units", "findings"},
 }
 PACKAGES_OF_OTHERS = {
     "bootstrap": {"training_profiler_bootstrap"},  # its other file: this folder is on sys.path, not a package
@@ -59,6 +59,7 @@ PACKAGES_OF_OTHERS = {
     "torch_capture": {"msgspec", "psutil"},  # torch is looked up where the program has imported it
     "device": {"numpy"},  # the same
     "aggregation": {"numpy"},
+    "findings": {"tabulate"},  # for the tables of the standalone tools
     "reports": {"tabulate", "termcolor"},
     "sinks": {"prometheus_client", "tensorboard"},  # once they are chosen; wandb and mlflow only the program imports
     "ranks": {"msgspec", "numpy"},

@@ -58,12 +58,12 @@ def _sampled(handover_s: float, work: Callable[[], None]) -> tuple[list[Sample],
     """Return the samples of ``work``, taken with this time to hand over the GIL."""
     line_sampler.HANDOVER_S = handover_s  # type: ignore[misc]
     sampler = LineSampler(perf_counter_ns, lambda _, part: part())
-    sampler.run_at(HZ, perf_counter_ns())
+    sampler.start(HZ, perf_counter_ns())
     try:
         sampler.take()
         work()
     finally:
-        sampler.stop()
+        sampler.close()
         line_sampler.HANDOVER_S = HANDOVER_S  # type: ignore[misc]
     return sampler.take(), sampler
 

@@ -41,13 +41,13 @@ def _measured(children: int, run_s: float) -> tuple[int, int, int]:
     workers = [subprocess.Popen(idle, stdin=subprocess.PIPE) for _ in range(children)]
     monitor = MachineSampler(perf_counter_ns, lambda _, part: part())
     begin_ns = perf_counter_ns()
-    monitor.run_every(EVERY_S)
+    monitor.start(EVERY_S)
     matrix = torch.ones(512, 512)
     try:
         while perf_counter_ns() - begin_ns < run_s * NS_PER_S:
             matrix @ matrix
     finally:
-        monitor.stop()
+        monitor.close()
         for worker in workers:
             worker.communicate()
     return monitor.looks, monitor.cpu_ns, perf_counter_ns() - begin_ns

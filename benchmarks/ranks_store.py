@@ -132,7 +132,7 @@ def _sums(rank: int) -> RankSummary:
 
 
 def _tell_us() -> float:
-    """Return what a telling takes of the training thread, as ``Outputs.tell`` does it."""
+    """Return what a telling takes of the training thread, as ``Pipeline`` does it."""
     channel = RankChannel(Rank(RankId(1, 2)), 0.0, False, lambda _, work: work())
     sums, took_ns = _sums(1), []
     with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +141,7 @@ def _tell_us() -> float:
             begin_ns = time.perf_counter_ns()
             told = sums.to_data()
             journal.write_rank(told)
-            channel.tell(update_to_bytes(told))
+            channel.send(update_to_bytes(told))
             took_ns.append(time.perf_counter_ns() - begin_ns)
             time.sleep(0.001)  # or the processor's caches would hold all of it
     return median(took_ns) / NS_PER_US

@@ -84,9 +84,8 @@ class Seams:
         self.names = tuple(PATCHES)
         self._all, self._table = dict(PATCHES), PATCHES
         self._recorder = Recorder()  # nobody listens: what is recorded is thrown away
-        self._watch = Instrumentation(self._recorder, lambda: lambda at_ns: None)
-        if hasattr(self._watch, "loaders"):
-            self._watch.loaders = LoaderBook()
+        loaders = LoaderBook()
+        self._watch = Instrumentation(self._recorder, lambda: lambda at_ns: None, lambda: loaders)
 
     def put_in(self, names: tuple[str, ...]) -> None:
         """Put the seams of these names in place, and no other."""

@@ -81,12 +81,12 @@ class Watching:
         assert session is not None
         if is_on:
             watch.install(self._torch)
-            session.samplers.lines.run_at(session.settings.sample_hz, perf_counter_ns())
-            session.samplers.machine.run_every(session.settings.monitor_s)
+            session.samplers.lines.start(session.settings.sample_hz, perf_counter_ns())
+            session.samplers.machine.start(session.settings.monitor_s)
         else:
             watch.guarded(watch.finish)
-            session.samplers.lines.stop()
-            session.samplers.machine.stop()
+            session.samplers.lines.close()
+            session.samplers.machine.close()
 
 
 def measure(ms: float, batch: int, *size: str) -> dict[str, Any]:

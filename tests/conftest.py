@@ -87,5 +87,5 @@ def _running_session() -> list[str]:
     session = live._process.session if live is not None else None
     if session is None or not session.is_running:
         return []
-    session.finish()
+    session.close()
     return ["running session"]

@@ -124,7 +124,7 @@ def test_torchrun_trains_two_ranks_and_only_rank_0_reports(tmp_path):
         (0, 10, True),
         (1, 10, True),
     ]
-    assert "Ranks: 2 of 2 heard" in printed.rpartition("=== Final")[2]
+    assert "Ranks: 2 of 2 reported" in printed.rpartition("=== Final")[2]
     assert sorted(path.name for path in next((tmp_path / "runs").iterdir()).glob("rank*")) == [
         "rank0.jsonl",
         "rank1.jsonl",

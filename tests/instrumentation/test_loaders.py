@@ -100,8 +100,8 @@ def train(loader, model, optimizer, evaluated=()):
 
 @pytest.fixture
 def book(seen):
-    seen.watch.loaders = LoaderBook()
-    return seen.watch.loaders
+    seen.loaders = LoaderBook()
+    return seen.loaders
 
 
 @pytest.fixture

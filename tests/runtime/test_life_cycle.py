@@ -88,10 +88,10 @@ def test_order_in_a_forked_child(tmp_path):
     """
     calls, _ = calls_of(tmp_path, program)
     forked = [
+        "child: forget capture",
         "child: forget line sampler",
         "child: forget device time",
         "child: forget machine sampler",
-        "child: forget capture",
         "child: forget trackers",
         "child: forget rank channel",
         "child: remove shutdown",
@@ -110,7 +110,7 @@ def test_order_where_a_section_begins_the_run_before_it_is_started_by_name(tmp_p
     """
     calls, _ = calls_of(tmp_path, program)
     first = [*START[:-1], "choose trackers"]  # no files before something is to be written
-    again = ["start line sampler", "start device time", "start machine sampler", "install shutdown", "open journal"]
+    again = ["install shutdown", "start line sampler", "start device time", "start machine sampler", "open journal"]
     assert calls == [*first, *again, "choose trackers", *STOP_MEASURING, *FINAL_SUMMARY]
 
 

@@ -45,11 +45,11 @@ def guard() -> FaultGuard:
 def sampler(clock: FakeClock, guard: FaultGuard):
     sampler = LineSampler(clock, guard.run, lambda: PLACES)
     yield sampler
-    sampler.stop()
+    sampler.close()
 
 
 def started(sampler: LineSampler, hz: int = 1000) -> LineSampler:
-    sampler.run_at(hz, sampler._clock())
+    sampler.start(hz, sampler._clock())
     return sampler
 
 
@@ -70,19 +70,19 @@ def frame_of_program():
 
 
 def test_a_sample_is_the_innermost_line_of_the_users_code(sampler):
-    started(sampler).stop()
+    started(sampler).close()
     assert sampler.locate(frame_of_program()) == Location("train.py", 9, "step")
 
 
 def test_where_nothing_is_the_users_there_is_no_line(sampler):
-    started(sampler).stop()
+    started(sampler).close()
     frame = run_as(f"{SITE}/library.py", LIBRARY, {"frame": lambda: sys._getframe(1)})["look"]()
     sampler._user_code = line_sampler.UserCode(Places("/elsewhere/train.py", "/", ("/",), ()))
     assert sampler.locate(frame) is None
 
 
 def test_what_a_dataclass_generates_is_of_the_line_that_calls_it(sampler):
-    started(sampler).stop()
+    started(sampler).close()
     seen = []
 
     @dataclass
@@ -123,7 +123,7 @@ def test_the_rest_of_a_function_after_a_graph_break_goes_by_its_name():
 def test_it_samples_the_thread_that_made_it(sampler, clock):
     started(sampler).take()
     wait_for_samples(sampler, sampler.samples + 3)
-    sampler.stop()
+    sampler.close()
     samples = sampler.take()
     assert {ns for ns, _ in samples} == {clock()}
     assert "wait_for_samples" in {location.function for _, location in samples}
@@ -143,7 +143,7 @@ def test_it_samples_the_thread_it_is_told_to(sampler, clock):
     thread = threading.Thread(target=train_elsewhere)
     thread.start()
     is_over.wait()
-    sampler.stop()
+    sampler.close()
     thread.join()
     functions = {location.function for _, location in sampler.take() if location}
     assert "wait_for_samples" in functions
@@ -152,7 +152,7 @@ def test_it_samples_the_thread_it_is_told_to(sampler, clock):
 
 def test_without_samples_to_take_there_is_no_thread(sampler):
     before = threading.enumerate()
-    sampler.run_at(0, 0)
+    sampler.start(0, 0)
     assert threading.enumerate() == before
     assert sampler.cost(1_000) is None
 
@@ -160,26 +160,26 @@ def test_without_samples_to_take_there_is_no_thread(sampler):
 def test_another_rate_needs_no_other_thread(sampler):
     started(sampler, 1000)
     thread = sampler._thread
-    sampler.run_at(500, 0)
+    sampler.start(500, 0)
     assert sampler._thread is thread
-    sampler.run_at(0, 0)
+    sampler.start(0, 0)
     assert not thread.is_alive()
 
 
 def test_it_can_be_switched_on_again_and_counts_on(sampler):
     wait_for_samples(started(sampler), 2)
-    sampler.run_at(0, 0)
+    sampler.start(0, 0)
     before = sampler.samples, sampler.cpu_ns
     wait_for_samples(started(sampler), before[0] + 2)
-    sampler.stop()
+    sampler.close()
     assert sampler.cpu_ns > before[1] > 0
 
 
 def test_time_that_went_by_unseen_is_nobodys_line(sampler, clock):
     begin_ns = clock()
     clock.advance(2)
-    sampler.run_at(50, begin_ns)
-    sampler.stop()
+    sampler.start(50, begin_ns)
+    sampler.close()
     unseen = sampler.take()[:100]
     assert unseen == [(begin_ns + i * 20_000_000, None) for i in range(100)]
 
@@ -189,19 +189,19 @@ def test_samples_that_nobody_takes_are_bounded(sampler, monkeypatch):
     wait_for_samples(started(sampler), 5)
     for _ in range(20):
         sampler._sample()
-    sampler.stop()
+    sampler.close()
     assert len(sampler.take()) == 5
 
 
 def test_lines_are_bounded(sampler, monkeypatch):
-    started(sampler).stop()
+    started(sampler).close()
     monkeypatch.setattr(line_sampler, "MOST_LOCATIONS", 0)
     sampler._locations.clear()
     assert sampler.locate(sys._getframe()) is None
 
 
 def test_a_thread_that_has_ended_has_no_lines(sampler):
-    started(sampler).stop()
+    started(sampler).close()
     sampler.take()
     before = sampler.samples
     thread = threading.Thread(target=sampler.sample_this_thread)
@@ -220,7 +220,7 @@ def test_a_sampler_that_fails_is_switched_off_and_said(guard, caplog):
     with caplog.at_level(logging.ERROR):
         guard.run(line_sampler.PART, sampler._start)
         sampler._thread.join(10)
-    sampler.stop()
+    sampler.close()
     assert guard.disabled == {"line sampler": "RuntimeError: no clock"}
 
 
@@ -228,7 +228,7 @@ def test_the_time_to_hand_over_the_gil_is_as_before_when_it_ends(sampler):
     before = sys.getswitchinterval()
     started(sampler)
     assert sys.getswitchinterval() == pytest.approx(line_sampler.HANDOVER_S)
-    sampler.stop()
+    sampler.close()
     assert sys.getswitchinterval() == before
 
 
@@ -237,14 +237,14 @@ def test_a_program_that_sets_the_time_to_hand_over_itself_keeps_it(sampler):
     try:
         started(sampler)
         sys.setswitchinterval(0.002)
-        sampler.stop()
+        sampler.close()
         assert sys.getswitchinterval() == pytest.approx(0.002)
     finally:
         sys.setswitchinterval(before)
 
 
 def test_the_cost_is_told_with_the_number_of_samples(sampler):
-    started(sampler).stop()
+    started(sampler).close()
     sampler.samples, sampler._ended_cpu_ns = 1234, 41_000_000
     assert sampler.cost(58_000_000_000) == "line sampler: 1234 samples, 0.041s of CPU (0.07% of the run)"
     assert sampler.cost(0) == "line sampler: 1234 samples, 0.041s of CPU"

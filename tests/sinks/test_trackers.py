@@ -153,7 +153,7 @@ def test_a_forked_child_sends_nothing():
     one = Memory("one")
     chosen = Chosen(one)
     writers = list(chosen.trackers._writers.values())
-    chosen.trackers.abandon()
+    chosen.trackers.after_fork_in_child()
     chosen.send(1)
     chosen.end()
     assert one.steps == []

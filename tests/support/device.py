@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support.recording import FakeClock, FakeRun
 from training_profiler.device import device_time
-from training_profiler.device.backends import Accelerator
+from training_profiler.device.backends import CUDA, Accelerator
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.snapshot.snapshot import DeviceTimingStats, Health, Snapshot
 
@@ -55,6 +55,7 @@ class FakeDevice:
 
     def accelerator(self) -> Accelerator:
         return Accelerator(
+            backend=CUDA,
             kind="cuda",
             name="NVIDIA Fake",
             make_event=self.make_event,
@@ -118,7 +119,7 @@ class DeviceRun(FakeRun):
         self.paid_ns = 0
         self.found: Callable[[], Accelerator | None] = self.device.accelerator
         self.time = DeviceTime(self.recorder, self.accumulator, self.guard, self.pay)
-        self.time.run(timing)
+        self.time.start(timing)
 
     def guard(self, part: str, work: Callable[[], None]) -> None:
         if part not in self.disabled:
@@ -157,7 +158,7 @@ class DeviceRun(FakeRun):
 
     def finish(self) -> Snapshot:
         """End as a session does."""
-        self.time.stop()
+        self.time.close()
         return self.snapshot()
 
     def stats(self) -> DeviceTimingStats:

@@ -13,6 +13,7 @@ import torch.utils.data
 
 from tests.support.recording import FakeClock, FakeRun
 from training_profiler.instrumentation.instrumentation import Instrumentation
+from training_profiler.recording.data_loader import LoaderBook
 from training_profiler.recording.recorder import STEP_END
 
 OPTIMIZER = importlib.import_module("torch.optim.optimizer")
@@ -83,7 +84,8 @@ class Watched:
         self.clock = self.run.clock = self.run.recorder.clock = TickingClock(self.run.clock())
         self.steps = 0
         self.begun = 0
-        self.watch = Instrumentation(self.run.recorder, self._begin)
+        self.loaders: LoaderBook | None = None
+        self.watch = Instrumentation(self.run.recorder, self._begin, lambda: self.loaders)
 
     def _begin(self) -> Any:
         self.begun += 1

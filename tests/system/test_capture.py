@@ -425,17 +425,18 @@ def test_window_opens_on_request(tmp_path):
     asked = command(tmp_path, "capture", str(folder), "--steps", "2")
     outcome = finish(process, tmp_path, read)
     assert (asked.status, asked.stderr) == (0, "")
-    assert asked.stdout.startswith("Asked for: rank 0 records 2 steps")
+    assert asked.stdout.startswith("Requested: rank 0 records 2 steps")
     assert outcome.status == 0, outcome.stderr
     (name,) = captures(outcome)
     assert len(annotations(trace(outcome, name), "ProfilerStep#")) == 2
     again = command(tmp_path, "capture", str(folder))
     assert again.status == 2
-    assert "does not run any more" in again.stderr
+    assert "is no longer running" in again.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "why"), [(["nowhere"], "is no folder"), (["."], "no journal"), ([".", "--steps", "0"], "number of steps")]
+    ("words", "why"),
+    [(["nowhere"], "is not a folder"), (["."], "no journal"), ([".", "--steps", "0"], "number of steps")],
 )
 def test_invalid_request_ends_with_status_2_and_the_reason(tmp_path, words, why):
     asked = command(tmp_path, "capture", *words)

@@ -136,8 +136,8 @@ def test_captured_steps_are_excluded_from_step_time(tmp_path):
     assert step["max_s"] < 0.5
     assert step["avg_s"] < step["settled_s"] / step["settled_count"]
     from_files = report_command(tmp_path, str(outcome.folder))
-    assert f"without {step['disturbed_count']} in or after a capture window" in outcome.stdout
-    assert f"without {step['disturbed_count']} in or after a capture window" in from_files.stdout
+    assert f"{step['disturbed_count']} steps in or after a capture window excluded" in outcome.stdout
+    assert f"{step['disturbed_count']} steps in or after a capture window excluded" in from_files.stdout
 
 
 def test_planned_steps_after_the_end_are_reported(tmp_path):

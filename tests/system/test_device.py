@@ -33,7 +33,7 @@ def synchronize():
     call()
     time.sleep(max(0.0, Device.idle_from - time.perf_counter()))
 
-accelerator = backends.Accelerator("cuda", "NVIDIA Fake", Event, lambda: 0, lambda: False, synchronize)
+accelerator = backends.Accelerator(backends.CUDA, "cuda", "NVIDIA Fake", Event, lambda: 0, lambda: False, synchronize)
 backends.find_accelerator = lambda: accelerator
 
 def queue(seconds):

@@ -43,10 +43,12 @@ class Accumulator:
     spans, without the begins.
     """
 
-    def __init__(self, names: SectionNames, begin_ns: int, warmup_steps: int | None = None) -> None:
+    def __init__(
+        self, names: SectionNames, begin_ns: int, warmup_steps: int | None = None, has_inferred: bool = False
+    ) -> None:
         self.totals = Totals(begin_ns)
         self.step_ns: list[int] = []  # durations of the steps in ``totals``
-        self.inferred = Inferred(names)
+        self.inferred = Inferred(names, has_inferred)
         self.on_spans: Callable[[Ints, Ints, Ints, Ints, int], None] | None = None
         self.on_every_span: Callable[[Ints, Ints, Ints, int], None] | None = None
         self.disturbed = CaptureAffectedSteps()
@@ -62,6 +64,18 @@ class Accumulator:
         self._complete = 0  # how many steps the batch under way completes
         self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step that is under way
         self._unfinished_total = np.zeros(1, np.int64)  # and the spans that ended in it
+
+    def reconfigure(self, warmup_steps: int | None) -> None:
+        """Go on with another number of warm-up steps."""
+        self.warmup_steps = warmup_steps
+
+    def send_spans(self, to: Callable[[Ints, Ints, Ints, Ints, int], None] | None) -> None:
+        """Call ``to`` with the spans that count for averages from now on; None: with none."""
+        self.on_spans = to
+
+    def send_every_span(self, to: Callable[[Ints, Ints, Ints, int], None] | None) -> None:
+        """Call ``to`` with all spans of the training thread from now on; None: with none."""
+        self.on_every_span = to
 
     @property
     def steps(self) -> int:

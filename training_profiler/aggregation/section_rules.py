@@ -18,8 +18,8 @@ class Inferred:
     step, such as validation, no other that is none.
     """
 
-    def __init__(self, names: SectionNames) -> None:
-        self.is_needed = False  # whether anything is inferred in this run
+    def __init__(self, names: SectionNames, is_needed: bool = False) -> None:
+        self.is_needed = is_needed  # whether anything is inferred in this run
         self._names = names
         self._open: dict[int, tuple[int, int]] = {}  # thread serial -> sections by hand that are open: (step, apart)
         self._dropped: dict[int, Counter[int]] = {}  # thread serial -> enters dropped whose exits are still to come

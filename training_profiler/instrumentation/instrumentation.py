@@ -54,7 +54,12 @@ PATCHES: Final[dict[str, Callable[..., None]]] = {
 class Instrumentation:
     """The seams of this process and what they infer."""
 
-    def __init__(self, recorder: Recorder, begin: Callable[[], Callable[[int], None] | None]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        begin: Callable[[], Callable[[int], None] | None],
+        loaders: Callable[[], LoaderBook | None] = lambda: None,
+    ) -> None:
         self._recorder = recorder
         self.training_thread = TrainingThread()
         self._begin_ranks_anew()
@@ -63,7 +68,7 @@ class Instrumentation:
         self.is_compiling: Callable[[], bool] = lambda: False
         self.is_tracing: Callable[[], bool] = lambda: False  # a compiler's own calls, past dynamo
         self.detector: LoopDetector | None = None  # changed by _tell alone
-        self.loaders: LoaderBook | None = None  # of the session that listens
+        self._loaders = loaders  # of the session under way
         self.updates_elsewhere = 0  # on threads beside the training's, in a run
         self.missing: dict[str, str] = {}  # seams that could not be put in place, and why
         self._begin = begin
@@ -171,10 +176,13 @@ class Instrumentation:
 
     def _loader_of(self, iterator: Any) -> LoaderCounts | None:
         """Return the counts of the loader behind ``iterator``; None where a fetch by hand counts its batches."""
-        if self.loaders is None or self._recorder.buffer().is_fetching:
+        if self._recorder.buffer().is_fetching:
             return None
         if self._known_loaders is None:
-            self._known_loaders = KnownLoaders(self.loaders)
+            loaders = self._loaders()
+            if loaders is None:
+                return None
+            self._known_loaders = KnownLoaders(loaders)
         return self._known_loaders.counts_of(iterator)
 
     def give_up(self, error: Exception) -> None:
@@ -277,7 +285,7 @@ class Instrumentation:
         """Start anew in a forked process; its parent's training is not its own."""
         self._tell(None)
         self.flops = Flops(self)
-        self.loaders = self._known_loaders = None
+        self._known_loaders = None
         self.epochs = EpochDetector()
         self._begin_ranks_anew()
         self._recorder.watermark_ns = None

@@ -102,6 +102,10 @@ class RankSummaryBuilder:
         self._of_line: Counter[tuple[int, Location]] = Counter()
         self._hottest: dict[int, Location] = {}
 
+    def reconfigure(self, warmup_steps: int | None) -> None:
+        """Go on with another number of warm-up steps; None leaves it to the steps' durations."""
+        self.warmup_steps = warmup_steps
+
     def add(self, totals: Totals, step_ns: Sequence[int], exchanged: GradientSyncTotals) -> None:
         """Add a flush interval, and what DDP exchanged in it."""
         sync_id = self._id_of(SYNCHRONIZATION)

@@ -68,6 +68,18 @@ class RankTransport:
         """Time between two readings, and between two signs of life of a rank, in s."""
         return message_interval_s(self.rank.who.world_size)
 
+    def use_folder(self, folder: Path) -> None:
+        """Use files in this run folder where there is no store."""
+        self.folder = folder
+
+    def begin(self, serial: int) -> None:
+        """Set how many sessions of this process used other ranks' messages before this one."""
+        self.serial = serial
+
+    def fail(self, reason: str) -> None:
+        """Keep why the latest message cannot be sent."""
+        self.lost = reason
+
     def look(self) -> None:
         """Connect where that is possible by now, and let go of a connection that would no longer serve."""
         self.rank.note()

@@ -1,7 +1,7 @@
 """The cost of the profiler, and what the report says under "Profiler health"."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from training_profiler.aggregation.totals import Totals
@@ -9,7 +9,7 @@ from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import Clock
 from training_profiler.recording.section_names import OTHER_NAMES
 from training_profiler.safety.fault_guard import FaultGuard
-from training_profiler.snapshot.snapshot import Health
+from training_profiler.snapshot.snapshot import PROFILER, Health
 from training_profiler.units import NS_PER_S
 
 CALIBRATION_SPANS: Final = 2000  # about 1 ms
@@ -67,8 +67,21 @@ class ProfilerHealth:
         self._section_cost_ns = section_cost_ns
 
     def spend(self, ns: int) -> None:
-        """Note what the training thread paid for something that lies within its own time."""
+        """Add what the training thread paid for something that lies within its own time."""
         self.spent_ns += ns
+
+    def add_note(self, sentence: str) -> None:
+        """Keep a sentence for the report."""
+        self.notes.append(sentence)
+
+    def run_as_overhead(self, work: Callable[[], None]) -> None:
+        """Do ``work`` on the training thread and attribute its time to the profiler."""
+        begin_ns = self._recorder.clock()
+        try:
+            with self._recorder.section(PROFILER):
+                work()
+        finally:
+            self.spend(self._recorder.clock() - begin_ns)
 
     def health(self, run: Totals, reports_left_out: int, costs: Sequence[str] = ()) -> Health:
         """Return how the profiler fared so far in a run of these totals."""

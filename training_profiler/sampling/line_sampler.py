@@ -109,7 +109,7 @@ class LineSampler:
         """CPU time that sampling took so far, in ns."""
         return self._ended_cpu_ns + (0 if self._thread is None else self._thread.cpu_ns)
 
-    def run_at(self, hz: int, since_ns: int) -> None:
+    def start(self, hz: int, since_ns: int) -> None:
         """Sample ``hz`` times a second from now on; 0 for not at all. Never raises.
 
         What went by from ``since_ns`` until now without being looked at is booked as nobody's line, or the lines seen
@@ -117,7 +117,7 @@ class LineSampler:
         """
         self._hz = hz
         if not hz:
-            self.stop()
+            self.close()
         elif self._thread is None:
             unseen = range(since_ns, self._clock(), NS_PER_S // hz)
             self._waiting += [(ns, None) for ns in unseen[: MOST_WAITING // 2]]
@@ -134,7 +134,7 @@ class LineSampler:
         samples, self._waiting = self._waiting, []
         return [(ns, None if place is None else self._location(*place)) for ns, place in samples]
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End the thread; waits for it, but not for long."""
         thread, self._thread = self._thread, None
         if thread is None:
@@ -144,8 +144,8 @@ class LineSampler:
         self._ended_cpu_ns += thread.cpu_ns
         self._hand_over_as_before()
 
-    def abandon(self) -> None:
-        """Forget the thread: in a forked child there is none."""
+    def after_fork_in_child(self) -> None:
+        """Drop the thread: a forked child has none."""
         self._thread = None
         self._hand_over_as_before()
 

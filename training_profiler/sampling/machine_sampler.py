@@ -56,11 +56,11 @@ class MachineSampler:
         """CPU time that sampling took so far, in ns."""
         return self._ended_cpu_ns + (0 if self._thread is None else self._thread.cpu_ns)
 
-    def run_every(self, seconds: float) -> None:
+    def start(self, seconds: float) -> None:
         """Look every so many seconds from now on; 0 for not at all. Never raises."""
         if seconds == self._every_s and self._thread is not None:
             return
-        self.stop()
+        self.close()
         self._every_s = seconds
         if seconds:
             self._guard(PART, self._start)
@@ -70,7 +70,7 @@ class MachineSampler:
         looks, self._waiting = self._waiting, []
         return looks
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End the thread after a last look; waits for it, but not for long."""
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -78,8 +78,8 @@ class MachineSampler:
             thread.join(PATIENCE_S)
             self._ended_cpu_ns += thread.cpu_ns
 
-    def abandon(self) -> None:
-        """Forget the thread: in a forked child there is none."""
+    def after_fork_in_child(self) -> None:
+        """Drop the thread: a forked child has none."""
         self._thread = None
         self._waiting = []
 

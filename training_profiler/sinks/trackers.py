@@ -95,7 +95,7 @@ class Trackers:
             if not writer.wait(until_s) and is_last:
                 writer.give_up()
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Forget the threads: in a forked child there are none."""
         for writer in (*self._writers.values(), *self._ended):
             writer.sink.after_fork_in_child()

@@ -5,7 +5,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from training_profiler.recording.section import Clock
 from training_profiler.safety.fault_guard import Guard
@@ -64,8 +64,9 @@ class Recording:
                 self.writer = None
                 return why_not
             self._source.disturbed.begin(window.first)
-            book = window.spans = SpanBook(self._names, window.begin_ns)
-            self._source.on_every_span = book.add
+            book = SpanBook(self._names, window.begin_ns)
+            window.keep_spans(book)
+            self._source.send_every_span(book.add)
             writer.begin_s = (window.begin_ns - begin_ns) / NS_PER_S
             writer.thread.start()
             atexit.register(self._at_exit)
@@ -114,7 +115,7 @@ class Recording:
         """Record no more, and forget what was recorded."""
         if self.window is not None:
             self.window.discard()
-        self._source.on_every_span = None
+        self._source.send_every_span(None)
         self._forget()
 
     def _forget(self) -> None:
@@ -136,18 +137,26 @@ class Recording:
         """Return the writer, which has ended or is left alone, and be done with it; steps are slowed but one more."""
         writer, self.writer = self.writer, None
         if writer is not None:
-            self._source.on_every_span = None
+            self._source.send_every_span(None)
             self._source.disturbed.end(last_step + 1)  # memory is cleared after it, and with it the caches
         return writer
 
-    def abandon(self) -> None:
-        """Forget it in a forked child."""
+    def after_fork_in_child(self) -> None:
+        """Forget the window: it is the parent's."""
         window, self.window, self.writer = self.window, None, None
-        self._source.on_every_span = None
+        self._source.send_every_span(None)
         if window is not None:
             self.wake.disarm()
             atexit.unregister(self._at_exit)
-            window.abandon()
+            window.after_fork_in_child()
+
+
+class CaptureSettings(Protocol):
+    """Settings of the run, of which only the plan is read."""
+
+    @property
+    def capture(self) -> CapturePlan:
+        """When windows are to open."""
 
 
 LOOK_NS: Final = NS_PER_S  # between two looks for a request
@@ -157,13 +166,15 @@ HURRY_S: Final = 5.0  # where SIGTERM ends it: who sends that kills before long
 
 
 class Captures:
-    """The windows of one session; all is called by the thread that trains, but ``finish``.
+    """The windows of one session; all is called by the thread that trains, but ``wait_for_file``.
 
     Args:
         own: does work on the training thread, whose time is booked as the profiler's own.
         place: asked now and then; given True, the run folder is to be made where there is none.
         say: prints a line and keeps it for the report.
         source: where sections come from, and what is told which steps windows slow.
+        plan: when windows are to open.
+        ask_flush: has what is recorded summed up soon.
     """
 
     def __init__(
@@ -175,15 +186,17 @@ class Captures:
         say: Callable[[str], None],
         source: SpanSource,
         names: Mapping[int, str],
+        plan: CapturePlan,
+        ask_flush: Callable[[], None],
     ) -> None:
-        self.is_on = False  # whether ends of steps are to be told
-        self.ask_flush: Callable[[], None] = _nothing  # has what is recorded summed up soon
+        self._ask_flush = ask_flush
         self._clock, self._guard_part, self._own = clock, guard, own
         self._place, self._say = place, say
         self._messages = CaptureMessages(say)
         self._recording = Recording(clock, source, names, self._woken, self._at_exit)
         self._pace = RecentStepTimes()
-        self._schedule = Schedule(CapturePlan(), self._pace)
+        self._schedule = Schedule(plan, self._pace)
+        self.is_on = not self._schedule.is_idle  # whether ends of steps are to be told
         self._box = RequestBox(time.time_ns())
         self._is_left = False  # the run ended while nothing could be done about a window
         self._has_recorded = False
@@ -192,9 +205,12 @@ class Captures:
         self._patience_s = JOIN_S
         self._next_look_ns = 0
 
-    def reconfigure(self, plan: CapturePlan) -> None:
+    def start(self) -> None:
+        """Do nothing yet: windows open where steps end."""
+
+    def reconfigure(self, settings: CaptureSettings) -> None:
         """Go on with another plan."""
-        self._schedule.plan = plan
+        self._schedule.reconfigure(settings.capture)
         self._turn()
 
     def _turn(self) -> None:
@@ -297,7 +313,7 @@ class Captures:
     def _end(self) -> None:
         self._pace.interrupt()
         self._recording.end(self._place)
-        self.ask_flush()
+        self._ask_flush()
 
     def _tell(self) -> None:
         """Say what became of a window whose writer has ended."""
@@ -340,7 +356,7 @@ class Captures:
         self._schedule.later(self._clock(), window.last - window.first + 1)
         self._messages.gave_way()
 
-    def stop(self, ended_by: str | None) -> None:
+    def close(self, ended_by: str | None) -> None:
         """End the window that is open, for the run ends: it is kept where that is no accident."""
         self.is_on = False
         if ended_by == "SIGTERM":
@@ -359,7 +375,7 @@ class Captures:
         if window.must_end == LEFT or (not window.ends_ns and window.must_end is None):
             self._say(f"a capture window of step {window.first} on was dropped: {LEFT}")
 
-    def finish(self) -> None:
+    def wait_for_file(self) -> None:
         """Wait for the last file, a moment, and say what became of it; and of windows that never opened."""
         if not self._is_left:
             self._wait_for_file()
@@ -385,13 +401,13 @@ class Captures:
         if not self.is_on:  # else the run has not ended yet, and will end it
             self._recording.give_up()
 
-    def abandon(self) -> None:
-        """Forget it all in a forked child."""
+    def notes(self) -> list[str]:
+        """Return nothing: what became of windows is reported when it happens."""
+        return []
+
+    def after_fork_in_child(self) -> None:
+        """Forget it all: in a forked child it is the parent's."""
         self.is_on = False
-        self._recording.abandon()
+        self._recording.after_fork_in_child()
         if self._has_recorded:
             end_past_destructors()
-
-
-def _nothing() -> None:
-    pass

@@ -11,7 +11,6 @@ from training_profiler.recording.section import Clock
 from training_profiler.torch_capture.conflicts import active_profiler, before_others_start, stop_in_child
 from training_profiler.torch_capture.trace_file import MARK, MARKS, Span, SpanBook
 
-ACTIVITIES: Final = {"cuda": "CUDA", "xpu": "XPU", "mtia": "MTIA"}
 STEP: Final = "ProfilerStep#"
 
 
@@ -39,6 +38,10 @@ class Window:
         """Whether its last step has ended."""
         return self.first + len(self.ends_ns) > self.last
 
+    def keep_spans(self, spans: SpanBook) -> None:
+        """Have the sections that ``spans`` collects written beside torch's own events."""
+        self.spans = spans
+
     def start(self, give_way: Callable[[], None]) -> str | None:
         """Begin to record; ``give_way`` is called before a profiler starts, this one too.
 
@@ -63,7 +66,7 @@ class Window:
         activities = [kinds.CPU]
         found = find_accelerator()  # asking torch what it supports would initialise one that nobody uses yet
         if found is not None:
-            kind = getattr(kinds, ACTIVITIES.get(found.kind, "PrivateUse1"), None)
+            kind = getattr(kinds, found.backend.profiler_activity or "", None)
             if kind is not None and kind in self._torch.profiler.supported_activities():
                 activities.append(kind)
         return activities
@@ -91,8 +94,8 @@ class Window:
             self.profile = None
         self._patches.undo()
 
-    def abandon(self) -> None:
-        """Forget it in a forked child."""
+    def after_fork_in_child(self) -> None:
+        """Forget it: in a forked child it is the parent's."""
         self._patches.undo()
         if self.profile is not None:
             stop_in_child(self._torch, self.profile)

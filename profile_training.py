@@ -1,9 +1,9 @@
-"""Profile a training script, or without one the rectified flow, and say where to read on.
+"""Profile a training script, or the rectified flow example, and print the next command.
 
-    python profile_training.py train.py --lr 1e-3        # any training script, unedited
+    python profile_training.py train.py --lr 1e-3        # any training script, unmodified
     python profile_training.py -m package.module
     python profile_training.py                           # the example, about a minute on two CPU cores
-    RECTIFIED_FLOW_PROFILE=0 python profile_training.py  # the same training, plain
+    RECTIFIED_FLOW_PROFILE=0 python profile_training.py  # the example without the profiler
 
 With a script this is ``training-profiler run``. Without one all arguments go to the example;
 ``python profile_training.py --help`` lists them.
@@ -19,13 +19,13 @@ SWITCH = "RECTIFIED_FLOW_PROFILE"
 
 
 def names_a_program(words: list[str]) -> bool:
-    """Return whether ``words`` begin with a script or a module, and not with an option of the example's."""
+    """Return whether ``words`` begin with a script or a module; else they are options of the example."""
     return bool(words) and (words[0] == "-m" or not words[0].startswith("-"))
 
 
 def run_program(words: list[str]) -> int:
-    """Become the profiled program; return an exit status only where that is impossible."""
-    given = os.environ.pop(SWITCH, None)  # this process measures nothing, and so need not load what measures
+    """Replace this process by the profiled program; return an exit status only if that fails."""
+    given = os.environ.pop(SWITCH, None)  # this process is not profiled, so it need not load the profiler
     from training_profiler.cli import main
 
     if given is not None:
@@ -34,8 +34,8 @@ def run_program(words: list[str]) -> int:
 
 
 def train_example() -> None:
-    """Train the rectified flow, profiled unless the variable says otherwise, and print where to read on."""
-    os.environ.setdefault(SWITCH, "1")  # before the import: the profiler decides then whether it is there at all
+    """Train the rectified flow, profiled unless the variable disables it, and print the next command."""
+    os.environ.setdefault(SWITCH, "1")  # before the import, which reads it
     from examples.rectified_flow.__main__ import main
     from training_profiler import snapshot
 
@@ -48,7 +48,7 @@ def train_example() -> None:
 
 
 def next_command(run_folder: str) -> str:
-    """Return the command that shows the report of ``run_folder`` again, as it can be typed here."""
+    """Return the command that shows the report of ``run_folder`` again, to be typed in the current folder."""
     folder = Path(run_folder)
     if folder.is_relative_to(Path.cwd()):
         folder = folder.relative_to(Path.cwd())

@@ -58,7 +58,7 @@ PACKAGES_OF_OTHERS = {
     "torch_capture": {"msgspec", "psutil"},  # torch is looked up where the program has imported it
     "device": {"numpy"},  # the same
     "aggregation": {"numpy"},
-    "reports": {"tabulate"},
+    "reports": {"tabulate", "termcolor"},
     "sinks": {"prometheus_client", "tensorboard"},  # once they are chosen; wandb and mlflow only the program imports
     "ranks": {"msgspec", "numpy"},
     "storage": {"msgspec", "numpy", "psutil"},

@@ -297,3 +297,8 @@ def _nearest(name: str, known: Collection[str]) -> str:
 def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the id shared by all processes of this launch; None if the bootstrap did not start them."""
     return environ.get(ROOT, "").partition(":")[2] or None
+
+
+def is_dumb_terminal(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the terminal shows plain characters only (TERM=dumb)."""
+    return environ.get("TERM") == "dumb"

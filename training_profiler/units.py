@@ -1,4 +1,6 @@
-"""Every conversion factor of the project, and how a duration is written."""
+"""Every conversion factor of the project, and how durations and amounts of memory are written."""
+
+from collections.abc import Sequence
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -15,6 +17,61 @@ BYTES_PER_GB = 10**9
 def seconds_text(seconds: float) -> str:
     """Return a duration with its unit: seconds, and below a millisecond microseconds."""
     return f"{seconds * NS_PER_S / NS_PER_US:.1f}us" if 0 < seconds < 0.001 else f"{seconds:.4f}s"
+
+
+def ms_number(seconds: float) -> str:
+    """Return a duration in ms, without the unit, in three digits or more: 0.065, 7.62, 18.5, 1631."""
+    return three_digits(seconds * MS_PER_S)
+
+
+def ms_text(seconds: float) -> str:
+    """Return a duration in ms: 7.62 ms."""
+    return f"{ms_number(seconds)} ms"
+
+
+def ms_column(seconds: Sequence[float | None], digits: int = 4) -> list[str]:
+    """Return durations in ms for one column: all with the same decimals, "" for unknown ones.
+
+    The longest has ``digits`` significant digits, and all have at least one decimal.
+    """
+    largest_ms = max((value for value in seconds if value is not None), default=0.0) * MS_PER_S
+    before_point = 0 if largest_ms < 1 else 1 if largest_ms < 10 else 2 if largest_ms < 100 else 3
+    decimals = min(3, max(1, digits - before_point))
+    return ["" if value is None else rounded(value * MS_PER_S, decimals) for value in seconds]
+
+
+def rounded(value: float, decimals: int) -> str:
+    """Return a number with so many decimals; one that is not zero never becomes zero: <0.001."""
+    text = f"{value:.{decimals}f}"
+    return f"<{10**-decimals:.{decimals}f}" if value > 0 and not float(text) else text
+
+
+def duration_text(seconds: float) -> str:
+    """Return how long something lasted, to be read at a glance: 24.3 s, 4 min 11 s, 2 h 05 min."""
+    if seconds < 9.995:
+        return f"{seconds:.2f} s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest_s = divmod(round(seconds), S_PER_MINUTE)
+    if minutes < 60:
+        return f"{minutes} min {rest_s:02} s"
+    hours, minutes = divmod(round(seconds / S_PER_MINUTE), 60)
+    return f"{hours} h {minutes:02} min"
+
+
+def time_text(seconds: float) -> str:
+    """Return a duration in ms below a second, and as ``duration_text`` writes it from there on."""
+    return ms_text(seconds) if seconds < 1 else duration_text(seconds)
+
+
+def three_digits(value: float) -> str:
+    """Return a number with three significant digits, or all digits before the point: 0.0521, 1.67, 85.4, 3944."""
+    size = abs(value)
+    if size >= 99.95:
+        return f"{value:.0f}"
+    if size >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 0.9995 else f"{value:.3g}"
 
 
 def bytes_text(count: float) -> str:

@@ -12,6 +12,7 @@ from tests.support.ranks import MS, paces, rank_id, told
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.section_spread import medians_of_others
 from training_profiler.ranks.summary import RankSection, RankSummary, StepTimeBucket, SyncPoint
+from training_profiler.reports.layout import Layout
 from training_profiler.reports.ranks import rank_lines
 from training_profiler.reports.report_json import as_data
 from training_profiler.snapshot.ranks import RankId
@@ -236,7 +237,7 @@ def test_whatever_ranks_tell_there_are_figures_and_no_warning(ranks, before):
     assert (stats is None) == (not ranks)
     if stats is not None:
         json.dumps(as_data(Snapshot(ranks=stats), []), allow_nan=False)
-        rank_lines(Snapshot(ranks=stats), "table")
+        rank_lines(Snapshot(ranks=stats), Layout())
 
 
 def test_a_rank_that_waits_in_its_backward_pass_is_not_told_as_the_slowest_there():

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.reports.checklist import checklist, checklist_lines
+from training_profiler.reports.layout import Layout
 from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, Snapshot, Throughput
 
 GIB = 2**30
@@ -25,7 +26,7 @@ def on_gpu(utilization: float, memory: float) -> Snapshot:
     return replace(snapshot_of({"forward_pass": 0.5}), machine=MachineStats(samples=10, gpus=(gpu,)))
 
 
-def test_nothing_is_measured_of_nothing():
+def test_empty_run_measures_nothing():
     assert {verdict for verdict, _ in verdicts(Snapshot()).values()} == {"not measured"}
 
 
@@ -45,12 +46,12 @@ def test_nothing_is_measured_of_nothing():
         ({"forward_pass": 0.25}, "forward + backward dominate", ("not measured", "")),
     ],
 )
-def test_a_share_of_the_step_has_its_verdict(shares, what, expected):
+def test_verdict_on_a_share_of_the_step(shares, what, expected):
     assert verdicts(snapshot_of(shares, steps=64, step_s=0.125))[what] == expected
 
 
 @pytest.mark.parametrize(("std_s", "expected"), [(0.005, ("PASS", "5.0%")), (0.02, ("FAIL", "20.0%"))])
-def test_the_variation_of_step_time_has_its_verdict(std_s, expected):
+def test_verdict_on_the_variation_of_step_time(std_s, expected):
     what = "step time variation (coefficient of variation)"
     assert verdicts(snapshot_of({}, std_s=std_s))[what] == expected
 
@@ -63,7 +64,7 @@ def test_the_variation_of_step_time_has_its_verdict(std_s, expected):
         (0.75, 0.5, [("FAIL", "75.0%"), ("FAIL", "50.0%")]),
     ],
 )
-def test_the_device_has_its_verdicts(utilization, memory, expected):
+def test_verdicts_on_the_gpu(utilization, memory, expected):
     found = verdicts(on_gpu(utilization, memory))
     assert [found["GPU utilization"], found["GPU memory"]] == expected
 
@@ -77,23 +78,34 @@ def test_the_device_has_its_verdicts(utilization, memory, expected):
         ("", ("not measured", "")),
     ],
 )
-def test_the_kernel_of_attention_has_its_verdict(kernel, expected):
+def test_verdict_on_the_attention_kernel(kernel, expected):
     run = replace(snapshot_of({}), throughput=Throughput(steps_per_s=10.0, attention=kernel))
     assert verdicts(run)["flash attention"] == expected
 
 
 @pytest.mark.parametrize(("device_s", "expected"), [(0.0005, ("PASS", "0.5%")), (0.002, ("FAIL", "2.0%"))])
-def test_gaps_of_transfers_are_the_devices_time_in_them(device_s, expected):
+def test_transfer_gaps_are_device_time(device_s, expected):
     run = snapshot_of({"data_transfer": 0.1})
     transfer = replace(run.sections["data_transfer"], device_count=100, device_total_s=100 * device_s)
     run = replace(run, sections={**run.sections, "data_transfer": transfer})
     assert verdicts(run)["CPU-GPU transfer gaps"] == expected
 
 
-def test_the_text_has_a_line_a_check_with_figure_and_target():
-    lines = checklist_lines(snapshot_of({"forward_pass": 0.375, "optimizer_step": 0.25}))
+def test_text_has_figure_and_target_of_each_check():
+    lines = checklist_lines(snapshot_of({"forward_pass": 0.375, "optimizer_step": 0.25}), Layout(width=120))
     assert lines[0] == "Quick Checklist:"
     assert len(lines) == 12
     assert "PASS          forward                                         37.5%  (target 35-40%)" in lines
     assert "FAIL          optimizer                                       25.0%  (target < 15%)" in lines
     assert "not measured  flash attention                                        (target in use)" in lines
+
+
+def test_narrow_text_has_a_sentence_per_check():
+    run = snapshot_of({"forward_pass": 0.375}, std_s=0.05)
+    lines = checklist_lines(run, Layout())
+    assert max(map(len, lines)) <= 80
+    assert "PASS          forward: 37.5% (target 35-40%)" in lines
+    assert "not measured  flash attention (target in use)" in lines
+    narrow = checklist_lines(run, Layout(width=70))
+    at = narrow.index("FAIL          step time variation (coefficient of variation): 50.0%")
+    assert narrow[at + 1] == "              (target < 10%)"

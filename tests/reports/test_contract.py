@@ -41,7 +41,7 @@ def data_of_a_run():
     return as_data(snapshot, diagnose(snapshot))
 
 
-def test_the_required_keys_are_there():
+def test_required_keys_are_present():
     data = data_of_a_run()
     assert data.keys() >= {"schema", "steps", "wall_s", "sections", "epochs", "insights", "health"}
     assert data["schema"] == 1
@@ -50,7 +50,7 @@ def test_the_required_keys_are_there():
     assert data["health"].keys() >= {"dropped", "disabled", "overhead_s"}
 
 
-def test_other_is_among_the_sections():
+def test_other_is_a_section():
     assert data_of_a_run()["sections"]["other"]["self_s"] == 4.75
 
 
@@ -58,16 +58,16 @@ def test_shares_add_up_to_one():
     assert sum(section["share"] for section in data_of_a_run()["sections"].values()) == 1.0
 
 
-def test_a_nested_section_names_its_parent():
+def test_nested_section_names_its_parent():
     assert data_of_a_run()["sections"]["attention"]["parent"] == "forward_pass"
 
 
-def test_an_epoch_has_its_rate():
+def test_epoch_has_its_rate():
     (epoch,) = data_of_a_run()["epochs"]
     assert (epoch["batches"], epoch["samples"], epoch["wall_s"], epoch["batches_per_s"]) == (20, 640, 15.0, 20 / 15)
 
 
-def test_the_data_survives_json():
+def test_data_survives_json():
     data = data_of_a_run()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
 
@@ -77,12 +77,12 @@ def test_unknown_figures_are_none():
     assert data["sections"]["forward_pass"]["p50_s"] is None
 
 
-def test_a_run_of_nothing_has_every_key():
+def test_empty_run_has_every_key():
     data = as_data(Snapshot(), [])
     assert (data["steps"], data["wall_s"], data["sections"], data["epochs"]) == (0, 0.0, {}, [])
 
 
-def test_the_machine_and_throughput_are_told_in_full():
+def test_machine_and_throughput_are_complete():
     gpu = GpuStats(0, "T4", used_bytes=Level(1.0, 2.0, 3.0))
     snapshot = Snapshot(
         machine=MachineStats(samples=2, cores=1.5, gpus=(gpu,), ram_growth=Growth(5.0, 0.01, 9, 8.0)),
@@ -95,6 +95,6 @@ def test_the_machine_and_throughput_are_told_in_full():
     assert (data["throughput"]["samples_per_s"], data["throughput"]["mfu"]) == (64.0, None)
 
 
-def test_health_is_told_in_full():
+def test_health_is_complete():
     data = as_data(Snapshot(health=Health(dropped=2, disabled=("console",), overhead_s=0.5, notes=("a note",))), [])
     assert data["health"] == {"dropped": 2, "disabled": ["console"], "overhead_s": 0.5, "notes": ["a note"]}

@@ -1,12 +1,14 @@
-"""What reports say of device time, and that they say nothing of it where there is none."""
+"""Device time in reports, and its absence where nothing was measured."""
 
 from dataclasses import replace
 
 from tests.support.recording import section_stats, snapshot_of
-from training_profiler.reports.console import LINES, render_final, render_periodic
+from training_profiler.reports.console import render_final, render_periodic
+from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
 from training_profiler.snapshot.snapshot import DeviceTimingStats
 
+LINES, WIDE = Layout(format="lines"), Layout(width=140)
 UNMEASURED = {"the pool of events was empty": 12, "a graph was captured": 3}
 DEVICE = DeviceTimingStats("cuda", "NVIDIA H200", "events", 300, UNMEASURED)
 
@@ -29,17 +31,17 @@ def lines_of(text, word):
     return [line for line in text.splitlines() if word in line]
 
 
-def test_the_table_has_a_column_for_it():
+def test_table_has_a_column_of_device_time():
     section = section_stats("logging", 0.01)
     one = snapshot()
     text = render_periodic(replace(one, sections={**one.sections, "logging": section}))
     rows = [line.split() for line in text.splitlines()]
     assert rows[4][-2:] == ["device", "avg"]
     ends = {row[0]: row[-1] for row in rows[6:9]}
-    assert ends == {"logging": "host", "forward_pass": "0.0600s", "data_loading": "0.0050s"}
+    assert ends == {"logging": "host", "forward_pass": "60.000", "data_loading": "5.000"}
 
 
-def test_a_line_ends_with_it_and_begins_as_ever():
+def test_greppable_line_ends_with_device_time():
     one = snapshot()
     logging = section_stats("logging", 0.01, min_s=0.1, max_s=0.1)
     text = render_periodic(replace(one, sections={**one.sections, "logging": logging}), LINES)
@@ -50,48 +52,48 @@ def test_a_line_ends_with_it_and_begins_as_ever():
     ]
 
 
-def test_the_summary_says_where_it_was_measured_and_of_how_many_spans_not():
-    assert lines_of(render_final(snapshot(), []), "Device time") == [
+def test_summary_names_the_device_and_unmeasured_spans():
+    assert lines_of(render_final(snapshot(), [], WIDE), "Device time") == [
         "Device time: cuda (NVIDIA H200), events; 300 spans measured, "
         "15 not (the pool of events was empty 12, a graph was captured 3)"
     ]
 
 
-def test_the_summary_says_how_long_the_device_waited_for_input():
+def test_summary_has_the_devices_wait_for_input():
     assert lines_of(render_final(snapshot(), []), "waited") == [
-        "Device waited for input: 5.0% of step time, 0.0050s a batch"
+        "Device waited for input: 5.0% of step time, 5.00 ms per batch"
     ]
 
 
-def test_fetches_outside_of_steps_are_no_part_of_the_share_of_step_time():
+def test_fetches_outside_steps_do_not_count_as_step_time():
     text = render_final(
         snapshot(data_loading={"count": 200, "total_s": 2.0, "device_count": 50, "device_total_s": 0.25}), []
     )
-    assert lines_of(text, "waited") == ["Device waited for input: 5.0% of step time, 0.0050s a batch"]
+    assert lines_of(text, "waited") == ["Device waited for input: 5.0% of step time, 5.00 ms per batch"]
 
 
-def test_of_too_few_fetches_no_share_of_step_time_is_told():
+def test_few_fetches_give_no_share_of_step_time():
     text = render_final(snapshot(data_loading={"device_count": 5, "device_total_s": 0.025}), [])
-    assert lines_of(text, "waited") == ["Device waited for input: 0.0050s a batch"]
+    assert lines_of(text, "waited") == ["Device waited for input: 5.00 ms per batch"]
 
 
-def test_without_steps_it_waited_by_the_batch():
+def test_wait_per_batch_without_steps():
     text = render_final(replace(snapshot(), step=None), [])
-    assert lines_of(text, "waited") == ["Device waited for input: 0.0050s a batch"]
+    assert lines_of(text, "waited") == ["Device waited for input: 5.00 ms per batch"]
 
 
-def test_with_sync_a_fetch_is_no_waiting_of_the_device_alone():
+def test_no_wait_for_input_with_sync_timing():
     text = render_final(snapshot(replace(DEVICE, timing="sync", unmeasured={})), [])
     assert lines_of(text, "Device") == ["Device time: cuda (NVIDIA H200), sync; 300 spans measured"]
 
 
-def test_without_a_device_there_is_no_word_of_it():
+def test_no_device_no_line():
     one = snapshot(device=None)
-    for layout in ("table", LINES):
+    for layout in (WIDE, LINES):
         assert "evice" not in render_final(one, [], layout)
 
 
-def test_the_data_has_it():
+def test_json_has_device_time():
     data = as_data(snapshot(), [])
     assert data["device"] == {
         "kind": "cuda",

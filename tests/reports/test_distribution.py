@@ -8,32 +8,32 @@ from training_profiler.snapshot.snapshot import Snapshot
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=40).filter(any))
-def test_percentages_add_up_to_one_hundred(parts):
+def test_percentages_add_up_to_100(parts):
     shown = percentages([part / sum(parts) for part in parts])
     assert sum(round(share * 10) for share in shown) == 1000
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=40).filter(any))
-def test_a_percentage_is_less_than_a_tenth_off(parts):
+def test_percentages_are_less_than_a_tenth_off(parts):
     shares = [part / sum(parts) for part in parts]
     for shown, share in zip(percentages(shares), shares, strict=True):
         assert abs(shown - 100 * share) < 0.1 + 1e-9
 
 
-def test_what_rounding_leaves_over_goes_to_those_it_treated_worst():
+def test_rounding_favors_the_largest_remainders():
     assert percentages([0.3337, 0.3336, 0.3327]) == [33.4, 33.3, 33.3]
 
 
-def test_shares_of_less_than_all_are_not_filled_up():
+def test_shares_below_one_are_only_rounded():
     assert percentages([0.25, 0.25]) == [25.0, 25.0]
 
 
 @pytest.mark.parametrize("shares", [[], [0.0]])
-def test_nothing_is_no_percentage(shares):
+def test_percentages_of_nothing(shares):
     assert percentages(shares) == shares
 
 
-def test_sections_follow_the_one_they_are_nested_in_and_the_largest_comes_first():
+def test_largest_section_first_nested_ones_below_it():
     sections = {
         section.name: section
         for section in (
@@ -53,12 +53,12 @@ def test_sections_follow_the_one_they_are_nested_in_and_the_largest_comes_first(
     ]
 
 
-def test_a_section_whose_parent_has_no_row_stands_for_itself():
+def test_section_without_its_parents_row_is_not_indented():
     sections = {"a": section_stats("a", parent="gone")}
     assert [depth for depth, _ in in_tree_order(sections)] == [0]
 
 
-def test_time_of_no_section_closes_the_distribution():
+def test_unattributed_time_completes_the_distribution():
     rows = distribution(snapshot_of({"forward_pass": 0.25, "backward_pass": 0.5}))
     assert [(section.name, share) for _, section, share in rows] == [
         ("backward_pass", 50.0),
@@ -67,5 +67,5 @@ def test_time_of_no_section_closes_the_distribution():
     ]
 
 
-def test_a_clock_that_stands_still_has_no_distribution():
+def test_no_elapsed_time_no_distribution():
     assert distribution(Snapshot()) == []

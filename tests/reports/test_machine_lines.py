@@ -1,3 +1,5 @@
+import pytest
+
 from training_profiler.reports.machine import machine_lines
 from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, Snapshot, Throughput
 
@@ -12,12 +14,12 @@ def level(value):
     return Level(value / 2, value, value / 4)
 
 
-def test_nothing_known_is_no_line():
+def test_unknown_figures_give_no_line():
     assert lines_of() == []
     assert lines_of(machine=MachineStats(samples=3)) == []
 
 
-def test_throughput_with_all_that_can_be_known():
+def test_throughput_with_all_figures():
     rates = Throughput(
         21.34, 85.4, 681.2, flops_per_step=5e12, dtype="bfloat16", tflops=97.3, peak_tflops=312.0,
         peak_source="NVIDIA A100 data sheet", mfu=0.3119,
@@ -28,17 +30,18 @@ def test_throughput_with_all_that_can_be_known():
     ]
 
 
-def test_as_many_batches_as_steps_are_not_worth_a_word():
+def test_batches_equal_to_steps_are_left_out():
     assert lines_of(Throughput(0.0521, 0.0521, 1.67)) == ["Throughput: 0.0521 steps/s, 1.67 samples/s"]
 
 
-def test_little_computing_is_in_smaller_units():
-    assert lines_of(Throughput(2.0, tflops=0.0062, dtype="float32")) == [
-        "Throughput: 2.00 steps/s, 6.20 GFLOP/s in float32"
-    ]
+@pytest.mark.parametrize(
+    ("tflops", "text"), [(0.0062, "6.20 GFLOP/s"), (4.61e-7, "0.461 MFLOP/s"), (4.61e-8, "46.1 kFLOP/s")]
+)
+def test_few_flops_are_in_smaller_units(tflops, text):
+    assert lines_of(Throughput(2.0, tflops=tflops, dtype="float32")) == [f"Throughput: 2.00 steps/s, {text} in float32"]
 
 
-def test_a_machine_with_a_container():
+def test_machine_with_a_container():
     machine = MachineStats(
         samples=9, cores=2.0, host_cores=8, cpu_process=level(3.6), cpu_container=level(3.8), cpu_host=level(1.0),
         ram_process_bytes=level(1.25 * GIB), ram_container_bytes=level(6 * GIB), ram_limit_bytes=24 * GIB,
@@ -46,27 +49,27 @@ def test_a_machine_with_a_container():
     )  # fmt: skip
     assert lines_of(machine=machine) == [
         "Machine: CPU 1.80 of 2 cores busy by this process, 1.90 by its container, host 50%; "
-        "RAM 1.25 GiB at most in this process, container 25% of 24.0 GiB, host 25% of 256.0 GiB"
+        "peak RAM 1.25 GiB in this process, container 25% of 24.0 GiB, host 25% of 256.0 GiB"
     ]
 
 
-def test_what_is_not_known_of_the_machine_is_left_out():
+def test_unknown_figures_of_the_machine_are_left_out():
     assert lines_of(machine=MachineStats(samples=1, ram_process_bytes=level(GIB))) == [
-        "Machine: RAM 1.00 GiB at most in this process"
+        "Machine: peak RAM 1.00 GiB in this process"
     ]
 
 
-def test_a_gpu_with_all_that_can_be_known():
+def test_gpu_with_all_figures():
     gpu = GpuStats(
         0, "NVIDIA H200", 140 * GIB, level(12 * GIB), level(14 * GIB), level(15.5 * GIB), level(0.9), level(64.0),
         level(600.0),
     )  # fmt: skip
     assert lines_of(machine=MachineStats(samples=1, gpus=(gpu,))) == [
-        "GPU 0 (NVIDIA H200): memory 12.0 GiB allocated, 14.0 GiB reserved, 15.5 GiB used by all processes at most "
-        "of 140.0 GiB; a kernel ran in 45% of the time; 64 degrees C at most; 300 W on average"
+        "GPU 0 (NVIDIA H200): peak memory of 140.0 GiB: 12.0 GiB allocated, 14.0 GiB reserved, 15.5 GiB used by all "
+        "processes; busy 45% of the time; peak 64 degrees C; mean 300 W"
     ]
 
 
-def test_a_gpu_without_nvml():
+def test_gpu_without_nvml():
     gpu = GpuStats(1, "mps", None, level(0.5 * GIB))
-    assert lines_of(machine=MachineStats(samples=1, gpus=(gpu,))) == ["GPU 1 (mps): memory 0.50 GiB allocated at most"]
+    assert lines_of(machine=MachineStats(samples=1, gpus=(gpu,))) == ["GPU 1 (mps): peak memory: 0.50 GiB allocated"]

@@ -388,5 +388,5 @@ def test_a_folder_of_runs_is_told_with_the_latest(tmp_path):
 
 
 def test_a_folder_that_is_no_run_is_told(tmp_path):
-    with pytest.raises(RunFolderError, match=r"is no run folder: rank0.jsonl cannot be read"):
+    with pytest.raises(RunFolderError, match=r"is not a run folder: rank0.jsonl cannot be read"):
         read_run(tmp_path)

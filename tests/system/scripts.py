@@ -65,7 +65,8 @@ def environment(profile: str | None = "1", **variables: str) -> dict[str, str]:
     """Return the environment of this process with only the given profiler variables."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(SWITCH)}
     switch = {} if profile is None else {SWITCH: profile}
-    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **switch, **variables}
+    # So wide that no sentence of a report is wrapped.
+    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "1000", **switch, **variables}
 
 
 def write_script(cwd: Path, text: str) -> Path:

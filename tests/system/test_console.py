@@ -30,7 +30,7 @@ def title_of(report: str) -> str:
 
 
 def test_report_is_one_system_call(tmp_path: Path) -> None:
-    # This kind of socket keeps the borders between writes.
+    # This kind of socket keeps writes apart.
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         command = [sys.executable, str(write_script(tmp_path, LOOP))]
@@ -40,7 +40,7 @@ def test_report_is_one_system_call(tmp_path: Path) -> None:
     assert [title_of(packet) for packet in packets] == TITLES
 
 
-def test_report_is_one_write_to_a_stream_that_somebody_put_in_the_place_of_stdout(tmp_path: Path) -> None:
+def test_report_is_one_write_to_a_replaced_stdout(tmp_path: Path) -> None:
     script = """
 import sys
 class Tee:
@@ -54,7 +54,7 @@ real, sys.stdout = sys.stdout, Tee()
     assert outcome.stdout == f"{TITLES}\n"
 
 
-def test_report_stands_in_its_place_among_what_the_script_prints(tmp_path: Path) -> None:
+def test_report_keeps_its_place_in_the_scripts_output(tmp_path: Path) -> None:
     script = LOOP.replace("    for _", "    print('before', end='')\n    for _") + "print('after')\n"
     outcome = run(tmp_path, script)
     assert outcome.stdout.startswith("before\n=== Profiling Report (Step 2) ===")
@@ -75,10 +75,10 @@ def test_progress_bar_survives_a_report(tmp_path: Path) -> None:
     command = [sys.executable, str(write_script(tmp_path, script))]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(command, cwd=tmp_path, env=environment("1"), timeout=60, check=True, **streams)
-    text = done.stdout.decode()  # as it is: text mode would make new lines of the returns
+    text = done.stdout.decode()  # unchanged: text mode would turn carriage returns into new lines
     for title in TITLES[:2]:
         before, after = text.split(title)
-        # The bar is wiped, and the report begins on a line of its own.
+        # The bar is cleared, and the report begins on a new line.
         assert re.search(r"\r *\r\n$", before)
         assert re.search(r"\r +\d+%\|", after)
     assert text.index("100%") < text.index(TITLES[3])

@@ -1,4 +1,4 @@
-"""``training-profiler run``: a program finds and leaves everything as it does without us."""
+"""``training-profiler run``: a program runs exactly as it does without the profiler."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 from tests.system.launching import NOTHING, RUN, Ended, execute, stand_ins, through_run
 from tests.system.scripts import ROOT, environment
 
-# What a program can find out about itself. The last lines are what a class pickled in __main__ needs.
+# Prints what a program can learn about itself, and a class pickled in __main__.
 LOOK = """
 import json, os, pickle, sys
 names = sorted(dir())
@@ -67,13 +67,13 @@ def both(cwd: Path, plain: list[str], *words: str, **options: object) -> tuple[E
     ],
     ids=" ".join,
 )
-def test_a_program_of_python_finds_everything_as_without_us(programs: Path, words: list[str]) -> None:
+def test_python_program_sees_its_usual_environment(programs: Path, words: list[str]) -> None:
     plain, ours = both(programs, [sys.executable, *words], *words, input="some\ninput")
     assert plain.status == 0
     assert ours == plain._replace(stderr=plain.stderr + NOTHING)
 
 
-def test_a_command_finds_everything_as_without_us(programs: Path) -> None:
+def test_command_sees_its_usual_environment(programs: Path) -> None:
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
     for words in (["./look", "a"], ["look", "-m"], ["python", "-u", "look.py"], [sys.executable, "look.py"]):
         plain, ours = both(programs, words, *words, variables={"PATH": path})
@@ -87,9 +87,7 @@ def test_words_after_two_dashes_are_the_program(programs: Path) -> None:
 
 
 @pytest.mark.parametrize("variables", [{}, {"LANG": "C"}, {"LC_CTYPE": "C.UTF-8"}, {"PYTHONUTF8": "1"}], ids=str)
-def test_the_locale_is_the_one_the_program_would_find(
-    programs: Path, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locale_is_unchanged(programs: Path, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LANG", "LC_ALL", "LC_CTYPE", "PYTHONUTF8"):
         monkeypatch.delenv(name, raising=False)
     plain, ours = both(programs, [sys.executable, "look.py"], "look.py", variables=variables)
@@ -110,7 +108,7 @@ def test_the_locale_is_the_one_the_program_would_find(
         "import os; os.abort()",
     ],
 )
-def test_a_program_ends_as_without_us(tmp_path: Path, script: str) -> None:
+def test_program_ends_as_usual(tmp_path: Path, script: str) -> None:
     (tmp_path / "train.py").write_text(script)
     plain, ours = both(tmp_path, [sys.executable, "train.py"], "train.py")
     assert plain.status != 0
@@ -121,7 +119,7 @@ def test_a_program_ends_as_without_us(tmp_path: Path, script: str) -> None:
 @pytest.mark.parametrize(
     "words", [["missing.py"], ["folder"], ["-m", "no.such.module"], ["missing"], ["-Q"]], ids=" ".join
 )
-def test_what_python_cannot_run_it_says_itself(tmp_path: Path, words: list[str]) -> None:
+def test_python_reports_what_it_cannot_run(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "folder").mkdir()
     plain, ours = both(tmp_path, [sys.executable, *words], *words)
     assert plain.status in (1, 2)
@@ -130,7 +128,7 @@ def test_what_python_cannot_run_it_says_itself(tmp_path: Path, words: list[str])
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGPIPE"])
-def test_a_signal_does_to_the_program_what_it_does_without_us(tmp_path: Path, name: str) -> None:
+def test_signals_have_their_usual_effect(tmp_path: Path, name: str) -> None:
     (tmp_path / "train.py").write_text(f"import os, signal\nos.kill(os.getpid(), signal.{name})\nprint('alive')\n")
     plain, ours = both(tmp_path, [sys.executable, "train.py"], "train.py")
     assert (ours.status, ours.stdout) == (plain.status, plain.stdout)
@@ -138,13 +136,13 @@ def test_a_signal_does_to_the_program_what_it_does_without_us(tmp_path: Path, na
     assert ours.stderr == plain.stderr + ("" if name == "SIGTERM" else NOTHING)
 
 
-def test_no_process_of_ours_stays(tmp_path: Path) -> None:
+def test_no_extra_process_remains(tmp_path: Path) -> None:
     command = through_run("-c", "import os; print(os.getpid())")
     process = subprocess.Popen(command, cwd=tmp_path, env=environment(None), stdout=subprocess.PIPE, text=True)
     assert process.communicate(timeout=60)[0] == f"{process.pid}\n"
 
 
-def test_signals_that_python_ignores_are_not_ignored_in_what_is_no_python(tmp_path: Path) -> None:
+def test_ignored_signals_are_restored_for_other_programs(tmp_path: Path) -> None:
     if not Path("/proc/self/status").exists():
         pytest.skip("needs /proc")
     words = ["grep", "Sig", "/proc/self/status"]
@@ -152,7 +150,7 @@ def test_signals_that_python_ignores_are_not_ignored_in_what_is_no_python(tmp_pa
     assert ours == plain
 
 
-def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
+def test_terminal_stays_a_terminal(tmp_path: Path) -> None:
     outer, inner = pty.openpty()
     script = "import sys; print(sys.stdin.isatty(), sys.stdout.isatty())"
     try:
@@ -182,12 +180,12 @@ if __name__ == "__main__":
 """
 
 
-def test_children_and_pickles_work_and_children_say_nothing(tmp_path: Path) -> None:
+def test_children_and_pickles_work_silently(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CHILDREN)
     ours = execute(tmp_path, through_run("train.py"))
     assert ours == Ended(0, "spawn [0, 2, 4]\nfork [0, 2, 4]\n4\n", NOTHING)
     assert b"__main__" in (tmp_path / "point.pickle").read_bytes()
-    with pytest.raises(AttributeError):  # it was pickled as a class of __main__, which this process's is not
+    with pytest.raises(AttributeError):  # it was pickled as a class of another __main__
         pickle.loads((tmp_path / "point.pickle").read_bytes())
 
 
@@ -199,17 +197,17 @@ def test_children_and_pickles_work_and_children_say_nothing(tmp_path: Path) -> N
         (["-W", "ignore", "-S"], "-S", "skips sitecustomize"),
     ],
 )
-def test_options_that_keep_the_profiler_out_are_told(tmp_path: Path, options: list[str], named: str, does: str) -> None:
+def test_isolating_options_are_reported(tmp_path: Path, options: list[str], named: str, does: str) -> None:
     (tmp_path / "train.py").write_text("import sys; print(sys.argv)")
     expected = (
         f"training-profiler: nothing will be measured: python {named} {does}, "
-        "by which the profiler gets into a program; leave it out\n"
+        "through which the profiler enters the program; remove the option\n"
     )
     for words in ([*options, "train.py", "a"], [sys.executable, *options, "train.py", "a"]):
         assert execute(tmp_path, through_run(*words)) == Ended(0, "['train.py', 'a']\n", expected)
 
 
-def test_options_in_a_commands_first_line_are_told_too(tmp_path: Path) -> None:
+def test_isolating_options_in_a_shebang_are_reported(tmp_path: Path) -> None:
     command = tmp_path / "tool"
     command.write_text(f"#!{sys.executable} -Es\nprint('done')\n")
     command.chmod(0o755)
@@ -223,14 +221,12 @@ def test_options_in_a_commands_first_line_are_told_too(tmp_path: Path) -> None:
     [
         ("#!/bin/sh", 0o644, 126, "Permission denied"),
         ("no first line of any kind", 0o755, 126, "Exec format error"),
-        ("#!/no/such/shell", 0o755, 127, "the interpreter its first line names does not exist"),
+        ("#!/no/such/shell", 0o755, 127, "the interpreter in its first line does not exist"),
     ],
 )
-def test_a_command_that_cannot_be_executed_is_one_line(
-    tmp_path: Path, first_line: str, mode: int, status: int, why: str
-) -> None:
+def test_unexecutable_command_is_one_line(tmp_path: Path, first_line: str, mode: int, status: int, why: str) -> None:
     if os.geteuid() == 0 and mode == 0o644:
-        assert not os.access(__file__, os.X_OK)  # root, too, may only execute what somebody may
+        assert not os.access(__file__, os.X_OK)  # even root can only execute files with an execute bit
     (tmp_path / "train.sh").write_text(first_line + "\n")
     (tmp_path / "train.sh").chmod(mode)
     ours = execute(tmp_path, through_run("./train.sh"))
@@ -243,16 +239,16 @@ def test_run_without_a_program_is_one_line(tmp_path: Path) -> None:
     assert execute(tmp_path, through_run("--")) == Ended(2, "", expected)
 
 
-def test_help_tells_all_commands_and_each_its_own(tmp_path: Path) -> None:
-    told = execute(tmp_path, [sys.executable, "-c", RUN, "--help"])
-    assert told.status == 0
+def test_help_lists_all_commands(tmp_path: Path) -> None:
+    outcome = execute(tmp_path, [sys.executable, "-c", RUN, "--help"])
+    assert outcome.status == 0
     for command in ("run", "report", "env"):
-        assert f"\n    {command} " in told.stdout
+        assert f"\n    {command} " in outcome.stdout
     assert "training-profiler run torchrun" in execute(tmp_path, through_run("--help")).stdout
 
 
 @pytest.mark.parametrize("variable", ["RECTIFIED_FLOW_PROFILE", "RECTIFIED_FLOW_PROFILE_LOG_EVERY"])
-def test_a_wrong_setting_is_told_before_the_program_starts(tmp_path: Path, variable: str) -> None:
+def test_wrong_setting_is_reported_before_the_program_starts(tmp_path: Path, variable: str) -> None:
     command = [sys.executable, "-m", "training_profiler", "run", "-c", "print('started')"]
     ours = execute(tmp_path, command, pythonpath=str(ROOT), variables={variable: "maybe"})
     assert (ours.status, ours.stdout) == (2, "")
@@ -260,7 +256,7 @@ def test_a_wrong_setting_is_told_before_the_program_starts(tmp_path: Path, varia
     assert len(ours.stderr.splitlines()) == 1
 
 
-def test_the_launcher_loads_neither_numpy_nor_argparse_also_where_profiling_is_on(tmp_path: Path) -> None:
+def test_launcher_loads_neither_numpy_nor_argparse(tmp_path: Path) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "training_profiler", "run", "true"]
     ours = execute(tmp_path, command, profile="1", pythonpath=str(ROOT))
     assert ours.status == 0
@@ -269,7 +265,7 @@ def test_the_launcher_loads_neither_numpy_nor_argparse_also_where_profiling_is_o
     assert not loaded & {"numpy", "argparse", "dataclasses", "training_profiler.api", "training_profiler.cli.report"}
 
 
-def test_a_run_inside_a_run_finds_the_bootstrap_once_on_pythonpath(tmp_path: Path) -> None:
+def test_nested_run_has_the_bootstrap_once_on_pythonpath(tmp_path: Path) -> None:
     inner = through_run("-c", "import os; print(os.environ['PYTHONPATH'].count('bootstrap'))")
     assert execute(tmp_path, through_run(*inner)).stdout == "1\n"
 
@@ -294,7 +290,7 @@ def why_nothing():
 """
 
 
-def test_each_rank_of_torchrun_is_watched_and_one_process_speaks_for_all(tmp_path: Path) -> None:
+def test_every_rank_of_torchrun_is_profiled_and_one_reports(tmp_path: Path) -> None:
     torchrun = Path(sys.executable).with_name("torchrun")
     if not torchrun.exists():
         pytest.skip("torchrun is not installed here")
@@ -323,7 +319,7 @@ for step in range(5):
 """
 
 
-def test_a_training_that_nobody_edited_is_profiled_and_computes_the_same(tmp_path: Path) -> None:
+def test_unmodified_training_is_profiled_and_computes_the_same(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     plain, ours = both(tmp_path, [sys.executable, "train.py"], "train.py")
     assert (ours.status, ours.stderr) == (0, "")
@@ -331,8 +327,8 @@ def test_a_training_that_nobody_edited_is_profiled_and_computes_the_same(tmp_pat
     assert "=== Final Profiling Summary (5 steps) ===" in ours.stdout
 
 
-def test_a_file_that_is_a_global_of_the_script_is_written_at_its_end(tmp_path: Path) -> None:
-    # By the interpreter, which collects the script's globals: nothing of ours may hold on to one of its classes.
+def test_open_file_of_the_script_is_flushed_at_its_end(tmp_path: Path) -> None:
+    # The interpreter flushes it when it collects the script's globals, so the profiler must not hold a class of it.
     classes = """
 class Model(torch.nn.Linear):
     def forward(self, rows):
@@ -355,7 +351,7 @@ rows = open("rows.txt", "w")
     assert (tmp_path / "rows.txt").read_text() == "a row\n" * 5
 
 
-def test_a_training_in_a_child_speaks_for_a_parent_that_only_waits(tmp_path: Path) -> None:
+def test_training_in_a_child_reports_for_a_waiting_parent(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     (tmp_path / "start.py").write_text("import subprocess, sys; subprocess.run([sys.executable, 'train.py'])")
     ours = execute(tmp_path, through_run("start.py"))

@@ -11,48 +11,42 @@ TYPE_CHECKING = False  # typing takes longer to import than `run` needs in all
 if TYPE_CHECKING:
     from typing import Any
 
-COMMANDS = (
-    "run",
-    "report",
-    "capture",
-    "trace",
-    "benchmark",
-    "env",
-)  # each a module here, imported when it is asked for
+# Each is a module here, imported when it is called.
+COMMANDS = ("run", "report", "capture", "trace", "benchmark", "env")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command that ``words`` name and return its exit status: 0, or 2 for input it cannot use."""
+    """Run the command in ``words`` and return its exit status: 0, or 2 for unusable input."""
     words = list(sys.argv[1:] if words is None else words)
     try:
         if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
-            # The words are another program's. argparse would take options among them for ours.
+            # The words belong to another program. argparse would read its options as ours.
             return int(_module("run").launch(words[1:]))
         return _parse_and_run(words)
     except ProfilerError as error:
         print(f"training-profiler: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `... | head` has read enough
-        # What is still in the buffer must not fail once more when the interpreter writes it at its end.
+    except BrokenPipeError:  # the reader, such as `head`, has stopped
+        # The rest of the buffer must not fail again when the interpreter flushes it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def _parse_and_run(words: list[str]) -> int:
-    import argparse  # not at the top: `run` does without
+    import argparse  # not at the top: `run` does not need it
 
     parser = argparse.ArgumentParser(
-        prog="training-profiler", description="Where a PyTorch training's time goes, and what to change."
+        prog="training-profiler", description="Shows where the time of a PyTorch training goes, and what to change."
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in words[:1] if words[:1] and words[0] in COMMANDS else COMMANDS:
         command = _module(name)
-        told = str(command.__doc__ or "").strip()
+        text = str(command.__doc__ or "").strip()
         command.prepare_parser(
             commands.add_parser(
                 name,
-                help=told.splitlines()[0],
-                description=told,
+                help=text.splitlines()[0],
+                description=text,
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
         )

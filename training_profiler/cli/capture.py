@@ -1,6 +1,6 @@
-"""Have a training that runs record a few steps with torch.profiler, for `training-profiler trace`.
+"""Record a few steps of a running training with torch.profiler, for `training-profiler trace`.
 
-The training looks for this once a second, at the end of a step, and writes a file such as
+The training checks for requests once a second, at the end of a step, and writes a file such as
 RUN/captures/step100-103-rank0.pt.trace.json.gz.
 """
 
@@ -20,30 +20,33 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("run", type=Path, metavar="RUN", help="its run folder, such as runs/20261121-142530")
     parser.add_argument(
-        "--steps", type=_steps, metavar="N", help="steps to record; by default 4, or its length= setting"
+        "--steps",
+        type=_steps,
+        metavar="N",
+        help="steps to record (default: 4, or the length= setting of the run)",
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--rank", type=_rank, default=0, metavar="R", help="the rank that records; 0 by default")
-    which.add_argument("--all", action="store_true", help="all ranks record, each a file of its own")
+    which.add_argument("--rank", type=_rank, default=0, metavar="R", help="rank that records (default: 0)")
+    which.add_argument("--all", action="store_true", help="record on all ranks, one file per rank")
 
 
 def _steps(word: str) -> int:
     if not word.isdecimal() or not 1 <= int(word) <= MOST_STEPS:
-        raise argparse.ArgumentTypeError(f"{word!r} is no number of steps from 1 to {MOST_STEPS}; example: 4")
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number of steps from 1 to {MOST_STEPS}; example: 4")
     return int(word)
 
 
 def _rank(word: str) -> int:
     if not word.isdecimal():
-        raise argparse.ArgumentTypeError(f"{word!r} is no number of a rank, which are counted from 0; example: 1")
+        raise argparse.ArgumentTypeError(f"{word!r} is not a rank (0, 1, ...); example: 1")
     return int(word)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Drop the request, say what will happen, and return 0.
+    """Write the request, print what will follow, and return 0.
 
     Raises:
-        RunFolderError: there is no such run, it has ended, or nothing can be written into its folder.
+        RunFolderError: the run does not exist or has ended, or its folder cannot be written.
     """
     folder: Path = arguments.run
     ranks = None if arguments.all else (arguments.rank,)
@@ -51,47 +54,47 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         write_request(folder, arguments.steps, ranks)
     except OSError as error:
-        raise RunFolderError(f"{folder} cannot be written ({error.strerror}), so nothing can be asked for") from None
+        raise RunFolderError(f"{folder} cannot be written ({error.strerror}), so no capture was requested") from None
     who = "every rank" if ranks is None else f"rank {ranks[0]}"
     steps = f"{arguments.steps} steps" if arguments.steps else "a few steps"
-    unsure = "" if is_known else "\nWhether it still runs cannot be seen from here (another machine)."
-    where = folder / FOLDER
-    told = (
-        "The training says when the trace is written; then"  # rank 0 prints
+    unsure = "" if is_known else "\nCannot check whether the training still runs (it is on another machine)."
+    traces = folder / FOLDER
+    then = (
+        "The training prints when the trace is written; then"  # rank 0 prints
         if ranks == (0,)
-        else f"The {'traces are' if ranks is None else 'trace is'} then in {where}; when all is written"
+        else f"The {'traces go' if ranks is None else 'trace goes'} to {traces}; when written"
     )
     sys.stdout.write(
-        f"Asked for: {who} records {steps}, from the end of a step within about a second on, unless a profiler of the "
-        f"program's own is at work or its windows are used up.{unsure}\n"
-        f"{told}: training-profiler trace {where}\n"
+        f"Requested: {who} records {steps}, starting within about a second, unless another torch profiler is active "
+        f"or the run's capture windows are used up.{unsure}\n"
+        f"{then}: training-profiler trace {traces}\n"
     )
     sys.stdout.flush()
     return 0
 
 
 def _check_runs(folder: Path, ranks: tuple[int, ...] | None) -> bool:
-    """Return whether it can be seen that one of the ranks still runs.
+    """Return whether one of the ranks is known to run; False if that is unknown.
 
     Raises:
-        RunFolderError: none does, or this is no run folder.
+        RunFolderError: none of them runs, or ``folder`` is not a run folder.
     """
     if not folder.is_dir():
-        raise RunFolderError(f"{folder} is no folder; example: training-profiler capture runs/20261121-142530")
-    found = [one for one in find_journals(folder) if not one.trouble]
-    if not found:
-        raise RunFolderError(f"{folder} holds no journal (rank0.jsonl), so it is no run folder")
+        raise RunFolderError(f"{folder} is not a folder; example: training-profiler capture runs/20261121-142530")
+    journals = [journal for journal in find_journals(folder) if not journal.trouble]
+    if not journals:
+        raise RunFolderError(f"{folder} is not a run folder: it has no journal (rank0.jsonl)")
     own = folder.resolve()
-    if all(one.path.resolve().parent != own for one in found):  # a training looks for it in its own folder alone
-        run = max(one.path.parent for one in found)
-        raise RunFolderError(f"{folder} is not the folder of a run, but one around it; give that itself, e.g. {run}")
-    of_ranks = [one for one in found if ranks is None or one.rank in ranks]
+    if all(journal.path.resolve().parent != own for journal in journals):  # a training reads its own folder only
+        run = max(journal.path.parent for journal in journals)
+        raise RunFolderError(f"{folder} is not a run folder, but contains one; example: {run}")
+    of_ranks = [journal for journal in journals if ranks is None or journal.rank in ranks]
     if not of_ranks:
-        known = ", ".join(str(rank) for rank in sorted({one.rank for one in found if one.rank is not None}))
+        known = ", ".join(str(rank) for rank in sorted({each.rank for each in journals if each.rank is not None}))
         raise RunFolderError(f"{folder} has no rank {(ranks or (0,))[0]}; it has {known}")
-    states = [_is_running(one) for one in of_ranks]
+    states = [_is_running(journal) for journal in of_ranks]
     if not any(state is not False for state in states):
-        raise RunFolderError(f"the training of {folder} does not run any more, so there is nothing to record")
+        raise RunFolderError(f"the training of {folder} is no longer running, so there is nothing to record")
     return any(states)
 
 

@@ -1,9 +1,9 @@
-"""Print the shell line after which RECTIFIED_FLOW_PROFILE=1 profiles any program of that shell.
+"""Print a shell line that makes RECTIFIED_FLOW_PROFILE=1 profile any program started in that shell.
 
     eval "$(training-profiler env)"
     RECTIFIED_FLOW_PROFILE=1 python train.py
 
-It switches nothing on: without the variable every program runs as before.
+The line alone profiles nothing: without the variable every program runs as before.
 """
 
 import argparse
@@ -25,9 +25,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def shell_lines(bootstrap: str) -> str:
-    """Return what puts ``bootstrap`` first on PYTHONPATH, once, in any shell that follows POSIX."""
+    """Return shell lines that put ``bootstrap`` first on PYTHONPATH, once, in any POSIX shell."""
     folder = shlex.quote(bootstrap)
-    # The comment comes last: an eval without quotes makes one line of it all.
+    # The comment comes last: an unquoted eval joins all lines.
     return (
         f'case ":${{PYTHONPATH-}}:" in *:{folder}:*) ;; '
         f'*) export PYTHONPATH={folder}"${{PYTHONPATH:+:$PYTHONPATH}}" ;; esac\n'

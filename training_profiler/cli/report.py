@@ -1,6 +1,7 @@
-"""Print the final summary of a run from the files in its folder, even of one that was killed.
+"""Print the final summary of a run, also for runs that were killed.
 
-Journals of ranks that ran on several machines may be copied together before, into RUN or into folders in it.
+RUN is a run folder, or a folder of runs, of which the newest is reported. Journals of ranks that ran on several
+machines may be copied together first, into RUN or into folders in it.
 """
 
 import argparse
@@ -9,29 +10,31 @@ import sys
 from pathlib import Path
 
 from training_profiler.diagnosis import diagnose
-from training_profiler.reports.console import render_final
+from training_profiler.reports.console import Origin, render_final
 from training_profiler.reports.report_json import as_data
 from training_profiler.settings import FORMATS
-from training_profiler.storage.run_reader import read_run
+from training_profiler.sinks.console import stream_layout
+from training_profiler.storage.run_lookup import read_program, typed_path
+from training_profiler.storage.run_reader import newest_run, read_run
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, such as runs/20261121-142530")
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, such as runs/20261121-142530, or runs")
     parser.add_argument(
         "--attempt",
         type=_attempt,
         metavar="N",
-        help="of a training that its launcher started anew: which attempt, counted from 0; the last by default",
+        help="for restarted runs (torchrun --max-restarts): attempt number, counted from 0 (default: the last)",
     )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of text")
-    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="layout of the text")
-    parser.add_argument("--checklist", action="store_true", help="end the text with the quick checklist")
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON instead of text")
+    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="layout of the text (default: table)")
+    parser.add_argument("--checklist", action="store_true", help="add the quick checklist to the text")
 
 
 def _attempt(word: str) -> int:
     if not word.isdecimal():
-        raise argparse.ArgumentTypeError(f"{word!r} is no number of an attempt, which are counted from 0; example: 1")
+        raise argparse.ArgumentTypeError(f"{word!r} is not an attempt number (0, 1, ...); example: 1")
     return int(word)
 
 
@@ -41,12 +44,18 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         RunFolderError: the folder cannot be read as a run, or it has no such attempt.
     """
-    snapshot = read_run(arguments.run, arguments.attempt)
+    folder = newest_run(arguments.run)
+    if folder is not None:
+        print(f"training-profiler: reporting the newest run in {arguments.run}: {folder}", file=sys.stderr)
+    folder = folder or arguments.run
+    snapshot = read_run(folder, arguments.attempt)
     findings = diagnose(snapshot)
     if arguments.json:
         text = json.dumps(as_data(snapshot, findings), indent=1, allow_nan=False) + "\n"
     else:
-        text = render_final(snapshot, findings, arguments.format, arguments.checklist).lstrip("\n")
+        layout = stream_layout(sys.stdout, arguments.format)
+        origin = Origin(read_program(folder), typed_path(folder))
+        text = render_final(snapshot, findings, layout, arguments.checklist, origin).lstrip("\n")
     sys.stdout.write(text)
     sys.stdout.flush()
     return 0

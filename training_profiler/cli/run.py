@@ -1,10 +1,10 @@
-"""Profile a training that nobody edited: a script, a module, or a command that starts one.
+"""Profile an unmodified training script, module, or command that starts one.
 
     training-profiler run train.py --lr 1e-3
     training-profiler run -m package.module
     training-profiler run torchrun --nproc_per_node=2 train.py
 
-The program takes this process's place, and all words after its name are its own.
+The program replaces this process. All words after its name are its own arguments.
 """
 
 import errno
@@ -15,32 +15,35 @@ from collections.abc import Iterator
 
 from training_profiler.switch import PREFIX, ROOT, launch_environment
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this, and argparse as long
+TYPE_CHECKING = False  # typing and argparse each take longer to import than this whole module
 if TYPE_CHECKING:
     import argparse
 
 BOOTSTRAP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bootstrap")
-BAD_USE, CANNOT_EXECUTE, NOT_FOUND = 2, 126, 127  # as shells say it
+BAD_USE, CANNOT_EXECUTE, NOT_FOUND = 2, 126, 127  # as in shells
 
 
 def prepare_parser(parser: "argparse.ArgumentParser") -> None:
     """Add the command's arguments."""
     parser.usage = "training-profiler run PROGRAM [ARGUMENT ...]"
     parser.add_argument(
-        "words", nargs="...", metavar="PROGRAM", help="as after `python`, or a command such as torchrun"
+        "words",
+        nargs="...",
+        metavar="PROGRAM",
+        help="as after `python`: a script, -m and a module; or a command such as torchrun",
     )
 
 
 def run(arguments: "argparse.Namespace") -> int:
-    """Become the program; return an exit status only where that is impossible."""
+    """Replace this process by the program; return an exit status only if that fails."""
     return launch(arguments.words)
 
 
 def launch(words: list[str]) -> int:
-    """Become the program that ``words`` name; return an exit status only where that is impossible.
+    """Replace this process by the program in ``words``; return an exit status only if that fails.
 
     Raises:
-        SettingsError: a variable of ours has a value that cannot be used.
+        SettingsError: one of the profiler's variables has an unusable value.
     """
     if words[:1] == ["--"]:
         words = words[1:]
@@ -54,17 +57,17 @@ def launch(words: list[str]) -> int:
     is_python = _is_python(program)
     environment = launch_environment(BOOTSTRAP, is_python)
     if any(name.startswith(PREFIX) and name != ROOT for name in environment):
-        from training_profiler.settings import read_settings  # takes longer to import than all the rest
+        from training_profiler.settings import read_settings  # takes longer to import than everything else here
 
         read_settings(environ=environment)
-    _warn_if_deaf(arguments[1:] if is_python else _shebang_options(program))
+    _warn_if_unprofiled(arguments[1:] if is_python else _shebang_options(program))
     return _become(program, arguments, environment)
 
 
 def _become(program: str, arguments: list[str], environment: dict[str, str]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
-    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and what is ignored stays so
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and the new program would inherit that
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
@@ -72,24 +75,24 @@ def _become(program: str, arguments: list[str], environment: dict[str, str]) -> 
     except OSError as error:
         if error.errno != errno.ENOENT:
             return _refuse(f"{program} cannot be executed: {error.strerror}", CANNOT_EXECUTE)
-        why = "the interpreter its first line names does not exist" if os.path.exists(program) else error.strerror
+        why = "the interpreter in its first line does not exist" if os.path.exists(program) else error.strerror
         return _refuse(f"{program} cannot be executed: {why}", NOT_FOUND)
 
 
-def _refuse(sentence: str, status: int) -> int:
-    print(f"training-profiler: {sentence}", file=sys.stderr)
+def _refuse(message: str, status: int) -> int:
+    print(f"training-profiler: {message}", file=sys.stderr)
     return status
 
 
 def _command(word: str) -> str | None:
-    """Return the path of the command ``word`` is; None where it is for Python: a script, or an option."""
+    """Return the path of a command; None if ``word`` is for Python: a script, or an option."""
     if word.startswith("-") or (word.endswith(".py") and os.path.isfile(word)):
         return None
     if os.sep in word:
         paths = [word] if _is_executable(word) else []
     else:
         paths = [path for path in (os.path.join(folder, word) for folder in os.get_exec_path()) if _is_executable(path)]
-    if not paths and _is_of_another_language(word):
+    if not paths and _is_other_language(word):
         return word
     return paths[0] if paths else None
 
@@ -98,14 +101,14 @@ def _is_executable(path: str) -> bool:
     return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
-def _is_of_another_language(path: str) -> bool:
-    # Python would only find a syntax error in it, also where it is not executable by mistake.
+def _is_other_language(path: str) -> bool:
+    # Python would only report a syntax error, also for a script that lacks the permission to execute.
     first = _first_line(path)
     return first.startswith("#!") and "python" not in first
 
 
 def _shebang_options(path: str) -> list[str]:
-    # Some systems install commands as `#!/usr/bin/python3 -Es`.
+    # Some systems install commands with `#!/usr/bin/python3 -Es`.
     words = _first_line(path).removeprefix("#!").split()
     return words[1:] if words and _is_python(words[0]) else []
 
@@ -126,20 +129,20 @@ def _is_python(path: str) -> bool:
     )
 
 
-def _warn_if_deaf(options: list[str]) -> None:
-    option = _deaf_option(iter(options))
+def _warn_if_unprofiled(options: list[str]) -> None:
+    option = _isolating_option(iter(options))
     if option is None:
         return
     does = "skips sitecustomize" if option == "S" else "ignores PYTHONPATH"
     print(
         f"training-profiler: nothing will be measured: python -{option} {does}, "
-        "by which the profiler gets into a program; leave it out",
+        "through which the profiler enters the program; remove the option",
         file=sys.stderr,
     )
 
 
-def _deaf_option(options: Iterator[str]) -> str | None:
-    """Return the first of the interpreter's own options that keeps the bootstrap out: I, E or S."""
+def _isolating_option(options: Iterator[str]) -> str | None:
+    """Return the interpreter option that disables the bootstrap: I, E or S; None without one."""
     for word in options:
         if word == "--check-hash-based-pycs":
             next(options, None)
@@ -149,9 +152,9 @@ def _deaf_option(options: Iterator[str]) -> str | None:
         for at, letter in enumerate(word[1:], start=1):
             if letter in "IES":
                 return letter
-            if letter in "cm":  # the rest is the program's
+            if letter in "cm":  # the rest belongs to the program
                 return None
-            if letter in "WX":  # has a value: the rest of this word, or the next
+            if letter in "WX":  # its value is the rest of this word, or the next
                 if at == len(word) - 1:
                     next(options, None)
                 break

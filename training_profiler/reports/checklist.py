@@ -1,4 +1,4 @@
-"""The quick checklist: what a well-tuned training looks like, each line beside what was measured."""
+"""The quick checklist: targets of a well-tuned training, each beside the measured figure."""
 
 from typing import Final
 
@@ -12,17 +12,31 @@ from training_profiler.recording.known_sections import (
     FORWARD_PASS,
     OPTIMIZER_STEP,
 )
+from training_profiler.reports.layout import Layout
 from training_profiler.snapshot.snapshot import Snapshot
 
 
 def checklist(snapshot: Snapshot) -> list[Check]:
-    """Return the checks in the order in which they are worth looking at."""
+    """Return the checks, the most important first."""
     return [make(snapshot) for make in _CHECKS]
 
 
-def checklist_lines(snapshot: Snapshot) -> list[str]:
-    """Return the checklist as text, a line a check."""
-    return ["Quick Checklist:", *check_lines(checklist(snapshot))]
+def checklist_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
+    """Return the checklist as text: in columns where they fit, else one sentence per check."""
+    checks = checklist(snapshot)
+    lines = check_lines(checks)
+    if not layout.is_lines and max(map(len, lines)) > layout.width:
+        lines = [line for result in checks for line in _two_part_lines(result, layout)]
+    return ["Quick Checklist:", *lines]
+
+
+def _two_part_lines(result: Check, layout: Layout) -> list[str]:
+    """Return a check and its target, which goes to a second line where the first is too long."""
+    measured = f": {result.measured}" if result.measured else ""
+    line, target = f"{result.verdict:<{len(UNKNOWN)}}  {result.what}{measured}", f"(target {result.target})"
+    if len(line) + 1 + len(target) <= layout.width:
+        return [f"{line} {target}"]
+    return [line, " " * (len(UNKNOWN) + 2) + target]
 
 
 def _gpu_utilization(snapshot: Snapshot) -> Check:
@@ -40,8 +54,8 @@ def _variation(snapshot: Snapshot) -> Check:
 
 
 def _gpu_memory(snapshot: Snapshot) -> Check:
-    found = fullest(snapshot)
-    return check("GPU memory", "85-95%", None if found is None else found[1], lambda share: 0.85 <= share <= 0.95)
+    device = fullest(snapshot)
+    return check("GPU memory", "85-95%", None if device is None else device[1], lambda share: 0.85 <= share <= 0.95)
 
 
 def _data(snapshot: Snapshot) -> Check:
@@ -85,7 +99,7 @@ def _transfer_gaps(snapshot: Snapshot) -> Check:
 
 
 def _overlap(snapshot: Snapshot) -> Check:
-    # Half: the last bucket's exchange has nothing left to hide behind, and a small model has only two or three buckets.
+    # Half: the last bucket cannot overlap with anything, and a small model has only two or three buckets.
     overlap = None if snapshot.exchange is None else snapshot.exchange.overlap
     return check("all-reduce overlapped with computation", "> 50% of it", overlap, lambda share: share > 0.50)
 

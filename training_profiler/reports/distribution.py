@@ -6,7 +6,7 @@ from typing import Final
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, LineStats, SectionStats, Snapshot
 
 INDENT: Final = "  "
-LINES_ABOVE: Final = 0.10  # own share of a section from which on the lines in it are shown
+LINES_ABOVE: Final = 0.10  # of the run: a section with a larger self time shows its lines
 
 
 def in_tree_order(sections: Mapping[str, SectionStats]) -> Iterator[tuple[int, SectionStats]]:
@@ -27,7 +27,7 @@ def in_tree_order(sections: Mapping[str, SectionStats]) -> Iterator[tuple[int, S
 
 
 def uncovered(sections: Mapping[str, SectionStats]) -> list[SectionStats]:
-    """Return the rows of the time that no section covers."""
+    """Return the rows for time that no section covers."""
     rows = [sections[name] for name in (OTHER, OUTSIDE_STEPS) if name in sections and not sections[name].count]
     return [row for row in rows if row.name == OTHER or row.self_s > 0]
 
@@ -35,8 +35,8 @@ def uncovered(sections: Mapping[str, SectionStats]) -> list[SectionStats]:
 def percentages(shares: list[float]) -> list[float]:
     """Return ``shares`` of 1 as percentages of one decimal that add up to exactly 100.0.
 
-    What rounding leaves over goes to those it treated worst (largest remainder method), provided that the
-    shares add up to 1 at all.
+    What rounding leaves over goes to the shares with the largest remainders. Shares that do not add up to 1 are only
+    rounded.
     """
     tenths = [share * 1000 for share in shares]
     rounded = [int(value // 1) for value in tenths]
@@ -61,7 +61,7 @@ def distribution(snapshot: Snapshot) -> list[tuple[int, SectionStats, float]]:
 def lines_under(snapshot: Snapshot, section: SectionStats, percentage: float) -> list[tuple[str, str, float]]:
     """Return (file:line, function, percentage of wall time) of the code to show under a section.
 
-    They are part of the section's own ``percentage``, and no further parts of the whole.
+    They are included in the section's own ``percentage``.
     """
     if section.name != OTHER and section.share <= LINES_ABOVE:
         return []

@@ -1,32 +1,110 @@
-"""What the diagnosis found, as lines: the finding, what it is worth, what to change."""
+"""Findings as text: what the rules found, what each could save, and the fix."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.rules import too_little_data
-from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.units import S_PER_MINUTE, seconds_text
+from training_profiler.recording.known_sections import (
+    BACKWARD_PASS,
+    CHECKPOINTING,
+    DATA_GENERATION,
+    DATA_LOADING,
+    DATA_TRANSFER,
+    EMA_UPDATE,
+    FORWARD_PASS,
+    LOGGING,
+    METRICS_COMPUTATION,
+    OPTIMIZER_STEP,
+    SAMPLING,
+    SYNCHRONIZATION,
+    VALIDATION_EPOCH,
+)
+from training_profiler.reports.layout import Layout
+from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot
+from training_profiler.units import duration_text, ms_number
+
+MOST_IMPORTANT: Final = 3  # as many changes as a reader makes before the next run
+MATTERS_FROM: Final = 0.05  # of the run's wall time, or of the time in steps
+REMARKS: Final = ("slowest-component", "data-loading-efficient")  # true of every run
+NOTHING_TO_FIX: Final = (*REMARKS, "healthy", "warm-up")
+# Findings that matter although no time that they cost is known: the run fails, or its figures mislead.
+RISKS: Final = ("rank-silent", "host-memory", "gpu-memory-high", "memory-growth")
+
+_SECTIONS: Final = {
+    "data-loading-bound": DATA_LOADING,
+    "loader-slow": DATA_LOADING,
+    "first-batch-slow": DATA_LOADING,
+    "data-generation-bound": DATA_GENERATION,
+    "data-transfer": DATA_TRANSFER,
+    "forward-dominates": FORWARD_PASS,
+    "backward-slow": BACKWARD_PASS,
+    "optimizer-heavy": OPTIMIZER_STEP,
+    "metrics-heavy": METRICS_COMPUTATION,
+    "logging-heavy": LOGGING,
+    "ema-heavy": EMA_UPDATE,
+    "synchronization-heavy": SYNCHRONIZATION,
+    "validation-heavy": VALIDATION_EPOCH,
+    "sampling-heavy": SAMPLING,
+    "checkpointing-heavy": CHECKPOINTING,
+    "unexplained": OTHER,
+}
 
 
-def finding_lines(snapshot: Snapshot, findings: Iterable[Finding]) -> list[str]:
-    """Return a line an insight, and what was missing for more."""
+def section_of(finding: Finding) -> str | None:
+    """Return the section whose time a finding is about; None where it is about several, or none."""
+    return _SECTIONS.get(finding.code)
+
+
+def important(snapshot: Snapshot, findings: Iterable[Finding]) -> list[Finding]:
+    """Return the one to three findings to act on, in their order; none where nothing is worth a change."""
+    chosen = [finding for finding in findings if finding.fix and _matters(snapshot, finding)]
+    return chosen[:MOST_IMPORTANT]
+
+
+def _matters(snapshot: Snapshot, finding: Finding) -> bool:
+    if finding.code in NOTHING_TO_FIX:
+        return False
+    if finding.code in RISKS:
+        return True
+    saving_s = finding.potential_saving_s
+    of_steps = snapshot.step is not None and saving_s >= MATTERS_FROM * snapshot.step.total_s
+    return saving_s > 0 and (saving_s >= MATTERS_FROM * snapshot.wall_s or of_steps)
+
+
+def source_line(snapshot: Snapshot, finding: Finding) -> tuple[LineStats, float] | None:
+    """Return the line of the user's code with most of a finding's time, and its share of that; None if unknown."""
+    name = section_of(finding)
+    section = None if name is None else snapshot.sections.get(name)
+    if name is None or section is None or not section.share:
+        return None
+    hottest = snapshot.hottest(name)
+    if not hottest or f"{hottest[0].file}:{hottest[0].line}" in finding.message:
+        return None
+    return hottest[0], min(1.0, hottest[0].share / section.share)
+
+
+def insight_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout) -> list[str]:
+    """Return every finding with its saving and its fix, then what was missing for more."""
     lines = []
+    has_better = any(finding.fix for finding in findings)
     for finding in findings:
-        worth = f" [worth {saving_text(finding, snapshot)}]" if finding.potential_saving_s else ""
+        if has_better and finding.code in REMARKS:
+            continue
+        saving = f" [could save {saving_text(snapshot, finding)}]" if finding.potential_saving_s else ""
         fix = f" -> {finding.fix}" if finding.fix else ""
-        lines.append(f"- {finding.message}{worth}{fix}")
+        lines += layout.wrap(f"{finding.message}{saving}{fix}", first="- ")
     reason = too_little_data(snapshot)
     if reason:
-        lines.append(f"- {reason}")
+        lines += layout.wrap(reason, first="- ")
     return lines
 
 
-def saving_text(finding: Finding, snapshot: Snapshot) -> str:
-    """Return what would be gone without the cost: time, share of the run, and what a step would take."""
-    minutes = finding.potential_saving_s / S_PER_MINUTE
-    text = f"{minutes:.1f} min" if minutes >= 1.5 else f"{finding.potential_saving_s:.2f}s"
+def saving_text(snapshot: Snapshot, finding: Finding) -> str:
+    """Return what a change could save: time, share of the run, and the step before and after it."""
+    text = duration_text(finding.potential_saving_s)
     if snapshot.wall_s:
-        text += f", {finding.potential_saving_s / snapshot.wall_s:.1%} of the run"
+        text += f" ({finding.potential_saving_s / snapshot.wall_s:.1%})"
     if finding.step_s is not None and finding.step_if_gone_s is not None:
-        text += f"; a step {seconds_text(finding.step_if_gone_s)} instead of {seconds_text(finding.step_s)}"
+        text += f": {ms_number(finding.step_s)} -> {ms_number(finding.step_if_gone_s)} ms/step"
     return text

@@ -1,11 +1,14 @@
-"""What the final summary says of data loaders: what each of their batches costs, which is slow, how they mix."""
+"""Data loaders in the final summary: the cost of their batches, which one is slow, and how they mix."""
 
 from typing import Final
 
 from training_profiler.diagnosis.loaders import loader_mix, loader_slow
+from training_profiler.reports.layout import Layout, column_width, shortened, table
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+from training_profiler.units import MS_PER_S, duration_text
 
 TRAIN: Final = "train"
+MIN_NAME_WIDTH: Final = 8
 _HEADERS: Final = (
     "loader",
     "batches",
@@ -18,27 +21,34 @@ _HEADERS: Final = (
     "share",
     "asked",
 )
+_IN_TABLES: Final = {
+    "data": "data\n(ms)",
+    "forward": "fwd\n(ms)",
+    "backward": "bwd\n(ms)",
+    "optimizer": "opt\n(ms)",
+    "between": "between\n(ms)",
+}
 
 
-def loader_lines(snapshot: Snapshot, is_table: bool) -> list[str]:
-    """Return a line for a single loader; for several a table, or a line each, and what stands out."""
+def loader_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
+    """Return a line for a single training loader; for several a table, or a line each, and what stands out."""
     loaders = snapshot.loaders
     if len([loader for loader in loaders if loader.phase == TRAIN]) < 2:
-        return [_sentence(loader) for loader in loaders]
+        return [line for loader in loaders for line in layout.wrap(_sentence(loader))]
     rows = [_HEADERS, *(_cells(loader) for loader in loaders)]
-    kept = [at for at in range(len(_HEADERS)) if at < 2 or any(row[at] for row in rows[1:])]
-    rows = [tuple(row[at] for at in kept) for row in rows]
-    lines = _aligned(rows) if is_table else _greppable(rows)
+    kept = [column for column in range(len(_HEADERS)) if column < 2 or any(row[column] for row in rows[1:])]
+    rows = [tuple(row[column] for column in kept) for row in rows]
+    lines = _greppable(rows) if layout.is_lines else _table(rows, layout)
     return [
-        "Loaders (ms a batch; optimizer: an update; between: since the batch before):",
+        *layout.wrap("DataLoaders (per batch; opt: per update; between: since the previous batch):"),
         *lines,
-        *_findings(snapshot),
+        *(line for sentence in _findings(snapshot) for line in layout.wrap(sentence)),
     ]
 
 
 def _sentence(loader: LoaderStats) -> str:
     samples = f", {loader.samples} samples" if loader.samples else ""
-    return f"Loader {_name(loader)}: {loader.batches} batches{samples}, {loader.wait_s:.2f}s of waiting"
+    return f"DataLoader {_name(loader)}: {loader.batches} batches{samples}, {duration_text(loader.wait_s)} waiting"
 
 
 def _name(loader: LoaderStats) -> str:
@@ -64,20 +74,17 @@ def _cells(loader: LoaderStats) -> tuple[str, ...]:
 
 
 def _ms(seconds: float) -> str:
-    ms = seconds * 1e3
+    ms = seconds * MS_PER_S
     return f"{ms:.1f}" if ms >= 10 else f"{ms:.3f}"
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return [
-        "  "
-        + "  ".join(
-            f"{cell:<{width}}" if at == 0 else f"{cell:>{width}}"
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+def _table(rows: list[tuple[str, ...]], layout: Layout) -> list[str]:
+    headers, *cells = rows
+    headers = tuple(_IN_TABLES.get(header, header) for header in headers)
+    columns = list(zip(*cells, strict=True))
+    fixed = sum(column_width(header, column) for header, column in zip(headers[1:], columns[1:], strict=True))
+    room = max(MIN_NAME_WIDTH, layout.width - fixed)
+    return table(headers, [(shortened(name, room), *rest) for name, *rest in cells])
 
 
 def _greppable(rows: list[tuple[str, ...]]) -> list[str]:
@@ -89,12 +96,12 @@ def _greppable(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _findings(snapshot: Snapshot) -> list[str]:
-    """Return a sentence on the loader that is slow, and one on whether the mix is the one asked for."""
+    """Return a sentence on the slow loader, and one on whether the mix is the requested one."""
     slow, mix = (rule(snapshot, snapshot.thresholds) for rule in (loader_slow, loader_mix))
-    lines = [_capitalized(found.message) for found in (slow, mix) if found is not None]
-    asked = [one for one in snapshot.loaders if one.phase == TRAIN and one.asked_proportion is not None]
+    lines = [_capitalized(finding.message) for finding in (slow, mix) if finding is not None]
+    asked = [loader for loader in snapshot.loaders if loader.phase == TRAIN and loader.asked_proportion is not None]
     if asked and mix is None:
-        lines.append(f"The mix is {', '.join(f'{one.name} {one.proportion:.1%}' for one in asked)}, as asked")
+        lines.append(f"The mix is {', '.join(f'{loader.name} {loader.proportion:.1%}' for loader in asked)}, as asked")
     return lines
 
 

@@ -1,13 +1,13 @@
-"""Lines of the final summary on how much training got done and on what the machine did meanwhile."""
+"""Throughput, the machine and its accelerators in the final summary."""
 
 from collections.abc import Iterator
 
 from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, Snapshot, Throughput
-from training_profiler.units import BYTES_PER_GIB
+from training_profiler.units import BYTES_PER_GIB, three_digits
 
 
 def machine_lines(snapshot: Snapshot) -> list[str]:
-    """Return a line each on throughput, the machine and its accelerators; none on what is not known."""
+    """Return a line each on throughput, the machine and its accelerators; unknown figures are left out."""
     lines = [] if snapshot.throughput is None else [_throughput_line(snapshot.throughput)]
     if snapshot.machine is not None:
         lines += _machine_line(snapshot.machine)
@@ -16,15 +16,23 @@ def machine_lines(snapshot: Snapshot) -> list[str]:
 
 
 def _throughput_line(rates: Throughput) -> str:
-    parts = [f"{_three_digits(rates.steps_per_s)} steps/s"]
+    parts = [f"{three_digits(rates.steps_per_s)} steps/s"]
     if rates.batches_per_s is not None and f"{rates.batches_per_s:.3g}" != f"{rates.steps_per_s:.3g}":
-        parts.append(f"{_three_digits(rates.batches_per_s)} batches/s")
+        parts.append(f"{three_digits(rates.batches_per_s)} batches/s")
     if rates.samples_per_s is not None:
-        parts.append(f"{_three_digits(rates.samples_per_s)} samples/s")
+        parts.append(f"{three_digits(rates.samples_per_s)} samples/s")
     if rates.tflops is not None:
-        unit, scale = ("TFLOP/s", 1.0) if rates.tflops >= 0.1 else ("GFLOP/s", 1000.0)
-        parts.append(f"{_three_digits(rates.tflops * scale)} {unit} in {rates.dtype}{_mfu(rates)}")
+        unit, scale = _flops_unit(rates.tflops)
+        parts.append(f"{three_digits(rates.tflops * scale)} {unit} in {rates.dtype}{_mfu(rates)}")
     return f"Throughput: {', '.join(parts)}"
+
+
+def _flops_unit(tflops: float) -> tuple[str, float]:
+    """Return the largest unit in which the number is at least 0.1, and how many of it make a TFLOP/s."""
+    for unit, scale in (("TFLOP/s", 1.0), ("GFLOP/s", 1e3), ("MFLOP/s", 1e6)):
+        if tflops * scale >= 0.1:
+            return unit, scale
+    return "kFLOP/s", 1e9
 
 
 def _mfu(rates: Throughput) -> str:
@@ -35,7 +43,7 @@ def _mfu(rates: Throughput) -> str:
 
 def _machine_line(machine: MachineStats) -> Iterator[str]:
     cpu, ram = list(_cpu(machine)), list(_ram(machine))
-    parts = [f"{name} {', '.join(words)}" for name, words in (("CPU", cpu), ("RAM", ram)) if words]
+    parts = [f"{name} {', '.join(words)}" for name, words in (("CPU", cpu), ("peak RAM", ram)) if words]
     if parts:
         yield f"Machine: {'; '.join(parts)}"
 
@@ -52,7 +60,7 @@ def _cpu(machine: MachineStats) -> Iterator[str]:
 
 def _ram(machine: MachineStats) -> Iterator[str]:
     if machine.ram_process_bytes is not None:
-        yield f"{_gib(machine.ram_process_bytes.max)} at most in this process"
+        yield f"{_gib(machine.ram_process_bytes.max)} in this process"
     if machine.ram_container_bytes is not None:
         yield f"container {_of(machine.ram_container_bytes, machine.ram_limit_bytes)}"
     if machine.ram_host_bytes is not None:
@@ -71,23 +79,17 @@ def _gpu_line(gpu: GpuStats) -> str:
     )
     memory = ", ".join(f"{_gib(level.max)} {what}" for what, level in levels if level is not None)
     of = "" if gpu.total_bytes is None else f" of {_gib(gpu.total_bytes)}"
-    parts = [f"memory {memory} at most{of}"] if memory else []
+    parts = [f"peak memory{of}: {memory}"] if memory else []
     if gpu.utilization is not None:
-        parts.append(f"a kernel ran in {gpu.utilization.mean:.0%} of the time")
+        parts.append(f"busy {gpu.utilization.mean:.0%} of the time")
     if gpu.temperature_c is not None:
-        parts.append(f"{gpu.temperature_c.max:.0f} degrees C at most")
+        parts.append(f"peak {gpu.temperature_c.max:.0f} degrees C")
     if gpu.power_w is not None:
-        parts.append(f"{gpu.power_w.mean:.0f} W on average")
+        parts.append(f"mean {gpu.power_w.mean:.0f} W")
     name = f" ({gpu.name})" if gpu.name else ""
-    return f"GPU {gpu.index}{name}: {'; '.join(parts) or 'nothing is known'}"
+    return f"GPU {gpu.index}{name}: {'; '.join(parts) or 'no figures available'}"
 
 
 def _gib(number_of_bytes: float) -> str:
     gib = number_of_bytes / BYTES_PER_GIB
     return f"{gib:.1f} GiB" if gib >= 10 else f"{gib:.2f} GiB"
-
-
-def _three_digits(value: float) -> str:
-    if value >= 100:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3g}"

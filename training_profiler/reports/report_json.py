@@ -1,6 +1,6 @@
 """The data contract: ``report.json`` and ``training-profiler report RUN --json``.
 
-``SCHEMA`` changes when a key is removed or changes its meaning; new keys may come at any time.
+``SCHEMA`` changes when a key is removed or changes its meaning. New keys may come at any time.
 """
 
 from collections.abc import Iterable
@@ -64,7 +64,7 @@ def as_data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
 
 
 def _ranks(ranks: AllRanksStats) -> dict[str, Any]:
-    """Return the ranks' figures; of a section the rank that is slowest in it goes by its number, for there are many."""
+    """Return the stats of all ranks; a section's slowest rank is only a number, because there are many sections."""
     sections = [{**asdict(spread), "slowest": spread.slowest.rank} for spread in ranks.sections]
     return {**asdict(ranks), "sections": sections}
 

@@ -6,7 +6,8 @@ from typing import Final
 
 from training_profiler.diagnosis import Finding, epoch_warnings
 from training_profiler.ranks.identity import Rank
-from training_profiler.reports.console import render_epoch, render_final, render_periodic
+from training_profiler.reports.console import Origin, render_epoch, render_final, render_periodic
+from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
 from training_profiler.runtime.terminal import Terminal
 from training_profiler.safety.fault_guard import FaultGuard
@@ -16,6 +17,7 @@ from training_profiler.sinks.trackers import PATIENCE_S, Trackers
 from training_profiler.snapshot.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.storage.journal import Journal
 from training_profiler.storage.run_files import RunFiles
+from training_profiler.storage.run_lookup import read_program, typed_path
 from training_profiler.torch_capture.trace_writer import OutputLocation
 
 A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which tells how they fared
@@ -108,7 +110,7 @@ class Outputs:
 
     def periodic(self, snapshot: Snapshot) -> None:
         """Report on an interval; on the primary rank."""
-        self._terminal.print(render_periodic(snapshot, self._settings.format))
+        self._terminal.print(render_periodic(snapshot, self._layout()))
         self.interval_row(snapshot)
 
     def interval_row(self, snapshot: Snapshot, only: str | None = None) -> None:
@@ -126,7 +128,7 @@ class Outputs:
 
     def epoch(self, stats: EpochStats, step: int) -> None:
         """Report on an epoch that ended after ``step`` optimizer steps."""
-        self._terminal.print(render_epoch(stats, epoch_warnings(stats, self._settings.thresholds)))
+        self._terminal.print(render_epoch(stats, epoch_warnings(stats, self._settings.thresholds), self._layout()))
         self._guard.run("trackers", lambda: self._trackers.send(step, lambda: epoch_metrics(stats)))
 
     def final(self, stats: Callable[[], Snapshot], findings: Sequence[Finding], health: Callable[[], Health]) -> None:
@@ -134,10 +136,11 @@ class Outputs:
         self._trackers.end()
         self._trackers.wait(A_MOMENT_S, is_last=False)
         snapshot = stats()
-        self._terminal.print(render_final(snapshot, findings, self._settings.format, self._settings.checklist))
+        has_checklist, origin = self._settings.checklist, self._origin()
+        self._terminal.print(render_final(snapshot, findings, self._layout(), has_checklist, origin))
         self._trackers.wait(PATIENCE_S, is_last=True)
         snapshot = stats()
-        text = render_final(snapshot, findings, self._settings.format, self._settings.checklist)
+        text = render_final(snapshot, findings, Layout(format=self._settings.format), has_checklist, origin)
         write = self._files.write_report
         self._guard.run("run folder", lambda: write(text, as_data(snapshot, findings)))
         self.close(health, snapshot.ended_by)
@@ -171,3 +174,11 @@ class Outputs:
     def _folder(self) -> Path | None:
         self.open_journal()
         return self._files.folder
+
+    def _layout(self) -> Layout:
+        """Return the layout for the terminal as it is now."""
+        return self._terminal.layout(self._settings.format)
+
+    def _origin(self) -> Origin:
+        folder = self._files.folder
+        return Origin() if folder is None else Origin(read_program(folder), typed_path(folder))

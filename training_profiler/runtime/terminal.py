@@ -3,6 +3,7 @@
 from typing import Final
 
 from training_profiler.ranks.identity import Rank
+from training_profiler.reports.layout import Layout
 from training_profiler.runtime.health import ProfilerHealth
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sinks.console import Console
@@ -20,6 +21,10 @@ class Terminal:
     def reconfigure(self, stream: str) -> None:
         """Print to another stream from now on."""
         self._console = Console(stream)
+
+    def layout(self, table_format: str) -> Layout:
+        """Return the layout for the terminal as it is now."""
+        return self._console.layout(table_format)
 
     def print(self, text: str) -> None:
         """Print ``text`` as it is."""

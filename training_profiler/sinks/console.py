@@ -1,17 +1,21 @@
-"""The terminal: each report in one write, around any progress bars, and never harmful to the stream."""
+"""The terminal: each report is one write, goes around progress bars, and never harms the stream."""
 
 import io
 import os
 import select
+import shutil
 import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import IO, Any, Final
 
-PATIENCE_S: Final = 1.0  # for a reader that has fallen behind
+from training_profiler.reports.layout import MIN_WIDTH, WIDTH, Layout, has_terminal_color
+from training_profiler.settings import is_dumb_terminal
+
+PATIENCE_S: Final = 1.0  # for a reader that does not keep up
 
 
 class Console:
-    """Prints to what ``sys.stdout`` or ``sys.stderr`` is at the moment of printing.
+    """Prints to ``sys.stdout`` or ``sys.stderr``, whatever that is at the moment of printing.
 
     Raises:
         OSError, ValueError: the stream is closed or cannot be written.
@@ -20,14 +24,18 @@ class Console:
     def __init__(self, stream: str) -> None:
         self._name = stream
 
+    def layout(self, format: str) -> Layout:
+        """Return the layout that reports need on this stream now."""
+        return stream_layout(getattr(sys, self._name), format)
+
     def print(self, text: str) -> None:
-        """Write ``text`` in one piece; progress bars of tqdm are cleared before and drawn again after."""
+        """Write ``text`` in one piece; tqdm's progress bars are cleared before and redrawn after."""
         stream: IO[str] | None = getattr(sys, self._name)
         if stream is None or getattr(stream, "closed", False):
             raise OSError(f"sys.{self._name} is closed")
-        with _bars_aside(stream):
+        with _bars_cleared(stream):
             if _is_plain(stream):
-                with suppress(RuntimeError):  # a signal came in the middle of the program's own write to it
+                with suppress(RuntimeError):  # a signal interrupted the program's own write to this stream
                     stream.flush()
                 _write_whole(
                     stream.fileno(), text.encode(getattr(stream, "encoding", None) or "utf-8", "backslashreplace")
@@ -37,7 +45,29 @@ class Console:
                 stream.flush()
 
 
-def _bars_aside(stream: IO[str]) -> AbstractContextManager[Any]:
+def stream_layout(stream: IO[str] | None, format: str) -> Layout:
+    """Return the layout of reports on ``stream``: its width (COLUMNS wins), colors if it shows any, its characters.
+
+    Files and pipes have 80 columns. Colors follow NO_COLOR, FORCE_COLOR and TERM.
+    """
+    if stream is None or getattr(stream, "closed", False):
+        return Layout(format=format)
+    is_own_stream, is_terminal = stream is sys.stdout and _is_plain(stream), _is_terminal(stream)
+    # Otherwise the size would be that of another stream: the notebook server's terminal, or stdout's.
+    width = shutil.get_terminal_size((WIDTH, 24)).columns if is_own_stream or is_terminal else WIDTH
+    has_color = (is_own_stream or is_terminal) and _is_plain(stream) and has_terminal_color()
+    encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "").replace("_", "")
+    is_unicode = encoding in ("utf8", "utf8sig") and not is_dumb_terminal()
+    return Layout(max(width, MIN_WIDTH), has_color, is_unicode, format)
+
+
+def _is_terminal(stream: IO[str]) -> bool:
+    with suppress(Exception):  # a stand-in for a stream may raise anything
+        return bool(stream.isatty())
+    return False
+
+
+def _bars_cleared(stream: IO[str]) -> AbstractContextManager[Any]:
     tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
     if tqdm is None or not hasattr(tqdm, "external_write_mode"):
         return nullcontext()
@@ -48,7 +78,7 @@ def _bars_aside(stream: IO[str]) -> AbstractContextManager[Any]:
 def _is_plain(stream: IO[str]) -> bool:
     """Return whether writing to the descriptor is the same as writing to the stream.
 
-    It is not where somebody listens in on ``write``, as notebooks and trackers do.
+    It is not where ``write`` was replaced, as notebooks and trackers do.
     """
     return type(stream) is io.TextIOWrapper and "write" not in vars(stream) and not _is_memory(stream)
 
@@ -56,14 +86,14 @@ def _is_plain(stream: IO[str]) -> bool:
 def _is_memory(stream: IO[str]) -> bool:
     try:
         stream.fileno()
-    except OSError:  # io.UnsupportedOperation is one
+    except OSError:  # includes io.UnsupportedOperation
         return True
     return False
 
 
 def _write_whole(descriptor: int, data: bytes) -> None:
-    # Past the stream's own buffer: what a broken pipe left in there would fail once more when the
-    # interpreter flushes at its end, and turn the exit status of the user's program into 120.
+    # Bypasses the stream's buffer: after a broken pipe its contents would fail again when the interpreter flushes
+    # at its end, which turns the exit status of the user's program into 120.
     view = memoryview(data)
     while view:
         try:

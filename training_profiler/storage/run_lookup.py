@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -98,6 +100,30 @@ def read_meta(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return meta if isinstance(meta, dict) else {}
+
+
+def read_program(folder: Path) -> str | None:
+    """Return the name of the script or module of the run in ``folder``; None where it is unknown."""
+    try:
+        words = shlex.split(str(read_meta(folder).get("command", "")))[1:]  # the first is the interpreter
+    except ValueError:  # a quote without its end
+        return None
+    while words and words[0].startswith("-"):
+        option = words.pop(0)
+        if option == "-m":
+            return words[0] if words else None
+        if option == "-c":
+            return None
+        if option in ("-W", "-X"):  # their value is the next word
+            words = words[1:]
+    return Path(words[0]).name if words else None
+
+
+def typed_path(folder: Path) -> str:
+    """Return ``folder`` as it can be typed in a shell here: relative where it is below the current folder."""
+    with suppress(OSError, ValueError):  # the current folder is gone, or is not above
+        folder = folder.absolute().relative_to(Path.cwd())
+    return shlex.quote(str(folder))
 
 
 def _attempt(row: Any) -> Attempt | None:

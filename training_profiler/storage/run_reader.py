@@ -15,7 +15,7 @@ from training_profiler.storage.journal_discovery import NO_JOURNAL, Found, choos
 from training_profiler.storage.journal_tail import as_record
 from training_profiler.storage.launch import is_running
 from training_profiler.storage.rank_reader import attempt_of, received_ranks
-from training_profiler.storage.run_folder import journal_name
+from training_profiler.storage.run_folder import is_own_name, journal_name
 from training_profiler.storage.run_lookup import attempts_before, read_meta
 from training_profiler.units import NS_PER_S
 
@@ -54,6 +54,17 @@ def read_run(folder: Path, attempt: int | None = None) -> Snapshot:
             continue
         return _with_ranks(snapshot, one, [each for each in journals if not each.trouble], of_attempt, left_out)
     raise RunFolderError(left_out[-len(of_attempt)].removeprefix("left out: "))
+
+
+def newest_run(folder: Path) -> Path | None:
+    """Return the run in ``folder`` that began last; None where ``folder`` is a run itself, or holds none."""
+    found = find_journals(folder)
+    if not found or not _is_folder_of_runs(folder, found):
+        return None
+    journals = [journal for journal in found if not journal.trouble]
+    of_runs = [journal for journal in journals if not is_own_name(journal.path.parent.name)] or journals
+    newest = max(of_runs, key=lambda journal: (journal.wall_ns, journal.path), default=None)
+    return None if newest is None else newest.path.parent
 
 
 def _with_ranks(
@@ -105,7 +116,7 @@ def _why_not(folder: Path) -> str:
         reason = "it is none of the run's"
     except OSError as error:
         reason = str(error.strerror)
-    return f"{folder} is no run folder: {journal_name(0)} cannot be read ({reason})"
+    return f"{folder} is not a run folder: {journal_name(0)} cannot be read ({reason})"
 
 
 def _read_journal(folder: Path, found: Found) -> Snapshot:

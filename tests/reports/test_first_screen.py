@@ -1,0 +1,212 @@
+"""The top of the final summary: verdict, where the time went, what to change."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.recording import section_stats, snapshot_of, step_stats
+from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.reports.console import Origin, render_final
+from training_profiler.reports.findings import important
+from training_profiler.reports.layout import Layout
+from training_profiler.reports.verdict import brief, verdict
+from training_profiler.snapshot.snapshot import (
+    EpochStats,
+    GpuStats,
+    Level,
+    LineStats,
+    MachineStats,
+    Snapshot,
+    Throughput,
+)
+
+EPOCH = EpochStats(1, 5.0, 50, 50, None, None, {}, None, None)
+
+
+def screen(snapshot, findings=(), **layout):
+    """Return the lines between the title and the detailed breakdown."""
+    text = render_final(snapshot, findings, Layout(**layout), origin=Origin("train.py"))
+    lines = text.split("\n")[2:]
+    return lines[: lines.index("Detailed Breakdown:") - 1]
+
+
+def finding(code="data-loading-bound", message="a message", saving_s=1.0, fix="a fix"):
+    return Finding(code, message, {}, saving_s, fix)
+
+
+def gpu_run():
+    """Return a run on a GPU that waits for data."""
+    snapshot = snapshot_of({"data_loading": 0.41, "backward_pass": 0.29, "forward_pass": 0.16, "optimizer_step": 0.1})
+    outside = section_stats("(outside steps)", 0.06, count=0, avg_s=None, self_s=0.6)
+    validation = section_stats("validation_epoch", 0.07, count=2, avg_s=0.35, self_s=0.7)
+    profiler = section_stats("(profiler)", 0.002, count=3, avg_s=0.0066, self_s=0.02)
+    more = {row.name: row for row in (outside, validation, profiler)}
+    busy = GpuStats(0, "NVIDIA A100", utilization=Level(0.57, 0.9, 0.5))
+    return replace(
+        snapshot,
+        wall_s=11.32,
+        sections={**snapshot.sections, **more},
+        lines={"data_loading": (LineStats("data.py", 14, "augment", share=0.25, samples=250),)},
+        epochs=(EPOCH, EPOCH),
+        throughput=Throughput(10.0, samples_per_s=352.0, mfu=0.112, peak_tflops=312.0),
+        machine=MachineStats(samples=9, gpus=(busy,)),
+    )
+
+
+CHANGES = [
+    finding(message="41.0% of step time is spent waiting for the next batch (data_loading: 41 ms)", saving_s=4.1),
+    finding("optimizer-heavy", "10.0% of step time is spent in the optimizer", 1.0, "fused=True in the optimizer"),
+]
+
+
+def test_screen_of_a_gpu_run_that_waits_for_data():
+    assert screen(gpu_run(), CHANGES) == [
+        "train.py - 2 epochs, 100 steps in 11.3 s",
+        "================================================================================",
+        " VERDICT  INPUT-BOUND: 41.0% of step time is spent waiting for the next batch",
+        "          Fixing it could save up to 4.10 s (36% of this run)",
+        "",
+        " step 100 ms (median 100)  10.0 steps/s  352 samples/s  MFU 11%  GPU busy 57%",
+        "",
+        " where the time went                                       ms/step   of run",
+        "   data loading            #############################      41.0    36.2% <- 1",
+        "   backward                #####################              29.0    25.6%",
+        "   forward                 ###########                        16.0    14.2%",
+        "   optimizer               #######                            10.0     8.8% <- 2",
+        "   unattributed            ###                                 4.0     3.5%",
+        "   validation              #####                                 -     6.2%",
+        "   startup & between steps ####                                  -     5.3%",
+        "   profiler overhead       .                                     -     0.2%",
+        "",
+        " what to change                                                       could save",
+        " 1 41.0% of step time is spent waiting for the next batch                 4.10 s",
+        "   (data_loading: 41 ms)",
+        "     data.py:14  augment                                61% of data loading time",
+        "     -> a fix",
+        " 2 10.0% of step time is spent in the optimizer                           1.00 s",
+        "     -> fused=True in the optimizer",
+        "================================================================================",
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_screen_fits_its_width(width):
+    lines = screen(gpu_run(), CHANGES, width=width)
+    assert max(map(len, lines)) <= width
+
+
+def test_bars_are_blocks_in_unicode():
+    bars = [line for line in screen(gpu_run(), CHANGES, is_unicode=True) if "  optimizer " in line]
+    assert bars == ["   optimizer               ███████                            10.0     8.8% <- 2"]
+
+
+def test_shares_of_bars_add_up_to_100():
+    lines = screen(gpu_run(), CHANGES)
+    shares = [line.split(" <-")[0].split()[-1] for line in lines if line.startswith("   ") and "%" in line[70:80]]
+    assert sum(round(10 * float(share.rstrip("%"))) for share in shares) == 1000
+
+
+def test_many_sections_share_one_bar():
+    snapshot = snapshot_of({f"section_{i:02d}": 0.05 + i / 1000 for i in range(14)})
+    rows = [line for line in screen(snapshot) if "%" in line and line.startswith("   ")]
+    assert len(rows) == 9
+    assert "7 smaller sections" in rows[-2]
+    assert "unattributed" in rows[-1]
+
+
+def test_nested_sections_belong_to_the_bar_of_their_parent():
+    outer = section_stats("forward_pass", 0.25, count=10, self_s=0.25, step_self_s=0.25)
+    inner = section_stats("attention", 0.75, count=10, self_s=0.75, step_self_s=0.75, parent="forward_pass")
+    snapshot = Snapshot(
+        steps=10, wall_s=1.0, step=step_stats(10, 0.1), sections={"forward_pass": outer, "attention": inner}
+    )
+    rows = [line.split() for line in screen(snapshot) if line.startswith("   ") and line.endswith("%")]
+    assert [(row[0], *row[-2:]) for row in rows] == [("forward", "100.0", "100.0%")]
+
+
+def test_only_verdict_bars_and_savings_are_colored():
+    colored = [line for line in screen(gpu_run(), CHANGES, has_color=True) if "\x1b" in line]
+    plain = screen(gpu_run(), CHANGES)
+    assert len(colored) == 2 + 8 + 2
+    assert "\x1b" not in "".join(plain)
+    assert colored[0] == (
+        " VERDICT  \x1b[1m\x1b[31mINPUT-BOUND: 41.0% of step time is spent waiting for the next batch\x1b[0m"
+    )
+
+
+def test_at_most_three_changes():
+    many = [finding(f"rule-{i}", f"message {i}") for i in range(5)]
+    assert [change.message for change in important(gpu_run(), many)] == ["message 0", "message 1", "message 2"]
+
+
+def test_small_savings_and_remarks_are_not_changes():
+    small = finding("x", saving_s=0.01)
+    warm_up = finding("warm-up", saving_s=5.0)
+    slowest = finding("slowest-component", saving_s=0.0, fix="")
+    assert important(gpu_run(), [small, warm_up, slowest]) == []
+
+
+def test_memory_risks_are_changes_without_a_known_saving():
+    risk = finding("gpu-memory-high", "GPU 0 is filled to 97.0% of 80.0 GiB at its peak", 0.0)
+    assert important(gpu_run(), [risk]) == [risk]
+    assert screen(gpu_run(), [risk])[2:4] == [
+        " VERDICT  MEMORY: GPU 0 is filled to 97.0% of 80.0 GiB at its peak",
+        "",
+    ]
+
+
+def test_unknown_rules_go_by_their_own_code():
+    assert verdict(gpu_run(), [finding("machine-busy", "others used 90%")]).headline == "MACHINE-BUSY: others used 90%"
+
+
+def test_compute_bound_run_without_findings():
+    snapshot = snapshot_of({"forward_pass": 0.3, "backward_pass": 0.56, "optimizer_step": 0.1})
+    lines = screen(snapshot, diagnose(snapshot))
+    assert lines[2:4] == [
+        " VERDICT  COMPUTE-BOUND, no bottleneck found",
+        "          96% of step time is forward, backward and optimizer",
+    ]
+
+
+def test_no_bottleneck_without_a_claim_about_computing():
+    snapshot = snapshot_of({"forward_pass": 0.3, "backward_pass": 0.3})
+    assert verdict(snapshot, []).headline == "no bottleneck found"
+    assert verdict(snapshot, [finding("x", saving_s=0.01)]).headline == "no large bottleneck found"
+
+
+def test_no_bottleneck_names_a_run_outside_steps():
+    snapshot = replace(snapshot_of({"forward_pass": 0.9}), wall_s=100.0)
+    assert verdict(snapshot, []).detail == (
+        "90% of step time is forward, backward and optimizer; 90% of this run is outside training steps"
+    )
+
+
+def test_no_verdict_on_too_few_steps():
+    snapshot = snapshot_of({"forward_pass": 0.5}, steps=4)
+    assert screen(snapshot, diagnose(snapshot))[2:4] == [
+        " VERDICT  too few steps to judge",
+        "          Only 4 steps; the rules need 10",
+    ]
+
+
+def test_no_verdict_without_steps():
+    assert screen(Snapshot())[:4] == [
+        "train.py - 0 steps",
+        "=" * 80,
+        " VERDICT  no training step was recorded",
+        "=" * 80,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "claim"),
+    [
+        ("step time varies by 13% (std over mean; longest 9 ms); 73% comes from x", "step time varies by 13%"),
+        ("83.4% of step time is spent waiting (data_loading: 6.8 ms)", "83.4% of step time is spent waiting"),
+        ("20.0% of step time is unattributed: train.py:3 main (50%)", "20.0% of step time is unattributed"),
+        ("rank 3 (node1) is 40% slower", "rank 3 (node1) is 40% slower"),
+        ("GPU 0: full", "GPU 0: full"),
+    ],
+)
+def test_verdict_has_the_claim_of_a_message(message, claim):
+    assert brief(message) == claim

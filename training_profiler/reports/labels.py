@@ -1,0 +1,55 @@
+"""What sections are called on the screen. Data, metrics and lines to grep keep their names."""
+
+from typing import Final
+
+from training_profiler.recording.known_sections import (
+    BACKWARD_PASS,
+    DATA_GENERATION,
+    DATA_LOADING,
+    DATA_TRANSFER,
+    EMA_UPDATE,
+    FIRST_FETCH,
+    FORWARD_PASS,
+    FORWARD_WITHOUT_GRAD,
+    METRICS_COMPUTATION,
+    OPTIMIZER_STEP,
+    VALIDATION_EPOCH,
+    VISUALIZATION_GENERATION,
+    WORKER_START,
+)
+from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER
+
+# In tables: rows that are not sections of the program.
+_IN_TABLES: Final = {
+    OTHER: "unattributed (in step)",
+    OUTSIDE_STEPS: "startup & between steps",
+    PROFILER: "profiler overhead",
+    FIRST_FETCH: "first batch of an epoch",
+    FORWARD_WITHOUT_GRAD: "no-grad forward",
+}
+# In bars, which are read and not searched.
+_IN_BARS: Final = {
+    **_IN_TABLES,
+    OTHER: "unattributed",
+    DATA_LOADING: "data loading",
+    DATA_GENERATION: "data generation",
+    DATA_TRANSFER: "data transfer",
+    FORWARD_PASS: "forward",
+    BACKWARD_PASS: "backward",
+    OPTIMIZER_STEP: "optimizer",
+    METRICS_COMPUTATION: "metrics, grad norms",
+    EMA_UPDATE: "EMA update",
+    VALIDATION_EPOCH: "validation",
+    VISUALIZATION_GENERATION: "visualization",
+    WORKER_START: "worker start",
+}
+
+
+def table_label(name: str) -> str:
+    """Return the name of a section's row in a table."""
+    return _IN_TABLES.get(name, name)
+
+
+def bar_label(name: str) -> str:
+    """Return the name of a section's bar."""
+    return _IN_BARS.get(name, name)

@@ -1,0 +1,105 @@
+"""The verdict on a run: one line, from the first finding that matters or from the lack of any."""
+
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from training_profiler.diagnosis import Finding
+from training_profiler.diagnosis.rules import too_little_data
+from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
+from training_profiler.reports.findings import NOTHING_TO_FIX, important
+from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.units import duration_text
+
+COMPUTES_FROM: Final = 0.80  # of step time in the three parts below: then the model itself is the cost
+MOST_OF_IT: Final = 0.5
+COMPUTING: Final = (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP)
+SHORTEST_CLAIM: Final = 24  # characters; a colon before them introduces the claim, as in "GPU 0: ..."
+BAD, GOOD, UNKNOWN = "red", "green", "yellow"
+
+# By the code of the finding. Any other finding goes by its own code.
+_CLASSES: Final = {
+    "data-loading-bound": "INPUT-BOUND",
+    "loader-slow": "INPUT-BOUND",
+    "first-batch-slow": "INPUT-BOUND",
+    "data-generation-bound": "INPUT-BOUND",
+    "data-transfer": "TRANSFER-BOUND",
+    "host-memory": "MEMORY",
+    "gpu-memory-high": "MEMORY",
+    "memory-growth": "MEMORY",
+    "synchronization-heavy": "SYNC-BOUND",
+    "waits-for-device": "SYNC-BOUND",
+    "rank-silent": "RANK SILENT",
+    "straggler": "STRAGGLER",
+    "host-slow": "SLOW HOST",
+    "uneven-work": "UNEVEN WORK",
+    "forward-dominates": "COMPUTE-BOUND",
+    "backward-slow": "COMPUTE-BOUND",
+    "optimizer-heavy": "OPTIMIZER",
+    "metrics-heavy": "METRICS",
+    "logging-heavy": "LOGGING",
+    "ema-heavy": "EMA",
+    "validation-heavy": "VALIDATION",
+    "sampling-heavy": "SAMPLING",
+    "checkpointing-heavy": "CHECKPOINTS",
+    "unexplained": "UNATTRIBUTED",
+    "step-time-varies": "UNEVEN STEPS",
+    "slowing-down": "SLOWING DOWN",
+    "gpu-utilization": "GPU IDLE",
+}
+
+
+class Verdict(NamedTuple):
+    """What limits the run, what that is based on, and what a change could save; unknown texts are empty."""
+
+    headline: str
+    detail: str
+    saving: str
+    color: str
+
+
+def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
+    """Return the verdict that the findings and figures support."""
+    first = next(iter(important(snapshot, findings)), None)
+    if first is not None:
+        headline = f"{_CLASSES.get(first.code, first.code.upper())}: {brief(first.message)}"
+        return Verdict(headline, "", _saving(snapshot, first), BAD)
+    if not snapshot.steps:
+        return Verdict("no training step was recorded", "", "", UNKNOWN)
+    missing = too_little_data(snapshot)
+    if missing is not None:
+        return Verdict("too few steps to judge", missing, "", UNKNOWN)
+    return _no_bottleneck(snapshot, findings)
+
+
+def _no_bottleneck(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
+    shares = [share for name in COMPUTING if (share := snapshot.share_of_step(name)) is not None]
+    computing = min(1.0, sum(shares))
+    small = any(finding.fix and finding.code not in NOTHING_TO_FIX for finding in findings)
+    headline = "no large bottleneck found" if small else "no bottleneck found"
+    if computing >= COMPUTES_FROM:
+        headline = f"COMPUTE-BOUND, {headline}"
+    details = [f"{computing:.0%} of step time is forward, backward and optimizer"] if shares else []
+    outside_s = snapshot.wall_s - (0.0 if snapshot.step is None else snapshot.step.total_s)
+    if outside_s > MOST_OF_IT * snapshot.wall_s:
+        details.append(f"{outside_s / snapshot.wall_s:.0%} of this run is outside training steps")
+    return Verdict(headline, "; ".join(details), "", GOOD)
+
+
+def brief(message: str) -> str:
+    """Return the claim of a finding's message, without the places and the figures in parentheses after it."""
+    depth = 0
+    for at, character in enumerate(message):
+        depth += (character == "(") - (character == ")")
+        is_end = message.startswith("; ", at) or (message.startswith(": ", at) and at >= SHORTEST_CLAIM)
+        if is_end and not depth:
+            message = message[:at]
+            break
+    return re.sub(r"\s*\([^()]*\)$", "", message)
+
+
+def _saving(snapshot: Snapshot, finding: Finding) -> str:
+    if not finding.potential_saving_s:
+        return ""
+    of_run = f" ({finding.potential_saving_s / snapshot.wall_s:.0%} of this run)" if snapshot.wall_s else ""
+    return f"Fixing it could save up to {duration_text(finding.potential_saving_s)}{of_run}"

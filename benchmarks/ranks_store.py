@@ -153,7 +153,9 @@ def _filled(server: TCPStore, ranks: int) -> tuple[float, int]:
     for rank in range(1, ranks):
         data = update_to_bytes(_sums(rank).to_data())
         begin_ns = time.perf_counter_ns()
-        packed = Message(Heartbeat(123_456, ("backward_pass",), 0.1, "worker-node-17.cluster"), data, beat=rank).pack()
+        packed = Message(
+            Heartbeat(123_456, ("backward_pass",), 0.1, "worker-node-17.cluster"), data, sequence=rank
+        ).pack()
         store.send(rank, packed)
         took_ns.append(time.perf_counter_ns() - begin_ns)
         size += len(packed)
@@ -163,9 +165,9 @@ def _filled(server: TCPStore, ranks: int) -> tuple[float, int]:
 def _read(server: TCPStore, ranks: int) -> tuple[float, float]:
     """Return rank 0's time to read all of them: wall time and CPU time in ms."""
     transport = RankTransport(Rank(RankId(0, ranks)), False, time.monotonic_ns, lambda: server, lambda: True)
-    transport.look()
+    transport.connect()
     transport.read(is_now=True)  # the first read checks every key
-    assert len(transport.told()) == ranks - 1
+    assert len(transport.received()) == ranks - 1
     return _median_ms(lambda: transport.read(is_now=True), time.perf_counter_ns), _median_ms(
         lambda: transport.read(is_now=True), time.thread_time_ns
     )

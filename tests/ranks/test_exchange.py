@@ -154,7 +154,7 @@ def test_what_cannot_be_understood_is_left_out_and_said(ranks, data):
     ranks.peers.stats(RUN)
     ranks.peers.stats(RUN, of_interval=True)
     assert [one.who.rank for one in ranks.asked[0][0]] == [0, 2]
-    assert ranks.peers.notes() == ["ranks: what 1 of them told (first: rank 1) is of another version, or garbled"]
+    assert ranks.peers.notes() == ["ranks: messages of 1 of them (first: rank 1) are of another version, or garbled"]
 
 
 def test_a_rank_that_only_gave_a_sign_of_life_is_heard_of_and_no_garbage(ranks):

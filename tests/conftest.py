@@ -40,9 +40,16 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep tests that share a fixture of their module in one worker, which then makes it once."""
     for item in items:
-        definitions = getattr(item, "_fixtureinfo").name2fixturedefs.values()  # noqa: B009 - private, but stable
-        if any(definition.scope == "module" for of_name in definitions for definition in of_name):
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+        shared = [name for name, scope in _scopes(item).items() if scope == "module"]
+        if shared:
+            params = (getattr(item, "callspec", None) and item.callspec.params) or {}  # type: ignore[attr-defined]
+            variants = [str(params[name]) for name in shared if name in params]
+            item.add_marker(pytest.mark.xdist_group("-".join([str(item.path), *variants])))
+
+
+def _scopes(item: pytest.Item) -> dict[str, str]:
+    definitions = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009 - private: not every item has it in types
+    return {name: of_name[-1].scope for name, of_name in definitions.items() if of_name}
 
 
 @pytest.fixture

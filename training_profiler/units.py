@@ -59,6 +59,11 @@ def duration_text(seconds: float) -> str:
     return f"{hours} h {minutes:02} min"
 
 
+def time_text(seconds: float) -> str:
+    """Return a duration in ms below a second, and as ``duration_text`` writes it from there on."""
+    return ms_text(seconds) if seconds < 1 else duration_text(seconds)
+
+
 def three_digits(value: float) -> str:
     """Return a number with three significant digits, or all digits before the point: 0.0521, 1.67, 85.4, 3944."""
     size = abs(value)

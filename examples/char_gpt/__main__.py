@@ -16,7 +16,7 @@ STEPS = 700
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return what reads a whole number of at least ``least`` from the command line."""
+    """Return a parser for whole numbers of at least ``least``."""
 
     def number(text: str) -> int:
         if int(text) < least:
@@ -27,7 +27,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    """Return the arguments; exits with status 2 where they make no sense."""
+    """Return the arguments; exits with status 2 if they are invalid."""
     positive = at_least(1)
     parser = argparse.ArgumentParser(
         prog="python -m examples.char_gpt",
@@ -56,7 +56,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Train as the command line says; return 0, or 2 where there is no text to learn from."""
+    """Train as the command line says; return 0, or 2 if there is no text to learn from."""
     arguments = parse(words)
     plan = Plan(
         steps=arguments.steps,
@@ -77,7 +77,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     device = pick_device(arguments.device)
     if device.type == "cpu":
-        torch.set_num_threads(1)  # operations as small as these only wait for further threads
+        torch.set_num_threads(1)  # more threads slow such small operations down
     start_training_profiling(log_every=arguments.log_every)
     try:
         trainer = Trainer(plan, device)

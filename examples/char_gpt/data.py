@@ -55,7 +55,7 @@ def decode(tokens: torch.Tensor) -> str:
 
 
 def unigram_entropy(tokens: torch.Tensor) -> float:
-    """Return the nats a character costs who knows how often each occurs, and nothing else."""
+    """Return the entropy in nats per character of a model that only knows character frequencies."""
     shares = torch.bincount(tokens, minlength=len(CHARACTERS)).double() / len(tokens)
     return float(-torch.special.xlogy(shares, shares).sum())
 
@@ -75,7 +75,7 @@ class Windows(Dataset[Window]):
 
 
 class RandomWindows(Sampler[list[int]]):
-    """Draws the windows of each micro-batch from its number alone, so a resumed training goes on where it was."""
+    """Draws the windows of each micro-batch from its number alone, so a resumed training continues exactly."""
 
     def __init__(self, windows: Windows, batch_size: int, numbers: range, seed: int) -> None:
         self.count, self.batch_size, self.numbers, self.seed = len(windows), batch_size, numbers, seed
@@ -98,7 +98,7 @@ def training_loader(
         batch_sampler=RandomWindows(windows, batch_size, numbers, seed),
         num_workers=num_workers,
         pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator().manual_seed(seed),  # else iterating draws from the program's own
+        generator=torch.Generator().manual_seed(seed),  # otherwise iterating uses the generator of the program
     )
 
 

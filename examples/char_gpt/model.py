@@ -1,4 +1,4 @@
-"""A small GPT, and the way it writes."""
+"""A small GPT, and how it generates text."""
 
 import torch
 from torch import nn
@@ -49,7 +49,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, len(CHARACTERS), bias=False)
         self.apply(_initialize)
-        for block in self.blocks:  # what each block adds shall not grow with their number (Radford et al. 2019, 2.3)
+        for block in self.blocks:  # the sum of all blocks must not grow with their number (Radford et al. 2019, 2.3)
             for last in (block.attention.out, block.mlp[-1]):
                 nn.init.normal_(last.weight, std=(2 * depth * last.in_features) ** -0.5)
         self.head.weight = self.token.weight  # one table for reading and writing (Press and Wolf 2017)
@@ -95,7 +95,7 @@ def factory() -> tuple[GPT, torch.Tensor, torch.Tensor]:
 
 
 def _initialize(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):  # what comes out is as large as what goes in; 0.02 is for wide models
+    if isinstance(module, nn.Linear):  # keeps the variance of the input; 0.02 is for wide models
         nn.init.normal_(module.weight, std=module.in_features**-0.5)
         if module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -49,7 +49,7 @@ class Plan:
     resume: Path | None = None
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step, from 0 on: a rise, then half a cosine down to a tenth, and no further."""
+        """Return the learning rate of a step, from 0 on: a rise, then half a cosine down to a tenth."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         way = min(1.0, (step - self.warmup_steps) / max(1, self.lr_steps - self.warmup_steps))
@@ -65,7 +65,7 @@ class Trainer:
         train, held_out = read_corpus()
         self.train_set, self.validation_set = Windows(train, plan.context), Windows(held_out, plan.context)
         self.model = GPT(plan.context).to(device)
-        # Validation and sampling have other shapes: compiling for them would take longer than they do.
+        # Validation and sampling have other shapes: compiling for them would take longer than running them.
         self.trained: nn.Module = torch.compile(self.model) if plan.is_compiled else self.model
         self.optimizer = torch.optim.AdamW(_groups(self.model), lr=plan.learning_rate, betas=(0.9, 0.95))
         self.step = 0
@@ -74,7 +74,7 @@ class Trainer:
             self._load(plan.resume)
 
     def run(self) -> str:
-        """Train until ``plan.steps`` are done; validate and save in between; return what the model then writes."""
+        """Train until ``plan.steps`` are done; validate and save in between; return a sample of the model."""
         self.plan.out.mkdir(parents=True, exist_ok=True)
         while self.step < self.plan.steps:
             epoch = self.step // self.plan.eval_every + 1
@@ -101,7 +101,7 @@ class Trainer:
                 profile_step()
 
     def _micro_batch(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Add a micro-batch's part to the gradients; return its loss."""
+        """Add the gradients of a micro-batch; return its loss."""
         with profile_section("data_transfer"):
             tokens, targets = (tensor.to(self.device, non_blocking=True) for tensor in (tokens, targets))
         with profile_section("forward_pass"):
@@ -142,7 +142,7 @@ class Trainer:
         return total / VALIDATION_BATCHES
 
     def _sample(self, name: str) -> str:
-        """Let the model write, keep it in a file and return it."""
+        """Save a sample of the model to a file and return it."""
         self.model.eval()
         with profile_section("sampling"):
             text = decode(
@@ -156,7 +156,7 @@ class Trainer:
             path = self.plan.out / "checkpoint.pt"
             draft = path.with_suffix(".part")
             torch.save(self._state(), draft)
-            os.replace(draft, path)  # a crash half-way leaves the checkpoint before it
+            os.replace(draft, path)  # a crash half-way leaves the previous checkpoint
             lines = "".join(json.dumps(row) + "\n" for row in self.metrics)
             (self.plan.out / "metrics.jsonl").write_text(lines, encoding="utf-8")
 

@@ -38,7 +38,7 @@ def not_negative(text: str) -> int:
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    """Return the arguments; exits with status 2 where it makes no sense."""
+    """Return the arguments; exits with status 2 if they are invalid."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.masked_autoencoder",
         description="Train a masked autoencoder on handwritten digits; RECTIFIED_FLOW_PROFILE=1 in front profiles it.",
@@ -72,7 +72,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     device = pick_device(arguments.device)
     if device.type == "cpu":
-        torch.set_num_threads(1)  # operations as small as these only wait for further threads
+        torch.set_num_threads(1)  # more threads slow such small operations down
     start_training_profiling(log_every=arguments.log_every)
     Trainer(plan, device).run()
     stop_training_profiling()

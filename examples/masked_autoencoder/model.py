@@ -32,7 +32,7 @@ class MaskedAutoencoder(nn.Module):
     """Predicts the hidden patches of images from the visible ones.
 
     Only visible patches go through the encoder, which is what makes it cheap; the decoder is narrow and gets one
-    learnt token for all that is hidden (He et al. 2021, section 3).
+    learnt token for all hidden patches (He et al. 2021, section 3).
     """
 
     def __init__(self, size: int = 8, width: int = 64, depth: int = 4, decoder_width: int = 48) -> None:
@@ -59,7 +59,7 @@ class MaskedAutoencoder(nn.Module):
         return self.to_pixels(self.decoder(in_place + self.decoder_position))
 
     def loss(self, images_B1HW: torch.Tensor, order_BN: torch.Tensor, visible: int) -> torch.Tensor:
-        """Return the mean squared error on the hidden patches; the visible ones teach nothing."""
+        """Return the mean squared error on the hidden patches; visible patches do not count."""
         predicted = self(images_B1HW, order_BN, visible)
         hidden = order_BN[:, visible:]
         return F.mse_loss(_take(predicted, hidden), _take(patchify(images_B1HW), hidden))

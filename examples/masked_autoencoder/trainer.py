@@ -123,7 +123,7 @@ class Trainer:
 
     @torch.no_grad()
     def _draw(self, name: str) -> None:
-        """Draw held-out digits: what the encoder sees, what comes of it, and what it was."""
+        """Draw held-out digits: visible patches, reconstruction and original."""
         with profile_section("visualization_generation"):
             images = torch.stack([self.validation_set[i][0] for i in range(SHOWN)]).to(self.device)
             generator = torch.Generator().manual_seed(self.plan.seed)
@@ -141,7 +141,7 @@ class Trainer:
             path = self.plan.out / "checkpoint.pt"
             draft = path.with_suffix(".part")
             torch.save(self._state(), draft)
-            os.replace(draft, path)  # a crash half-way leaves the checkpoint before it
+            os.replace(draft, path)  # a crash half-way leaves the previous checkpoint
             lines = "".join(json.dumps(row) + "\n" for row in self.metrics)
             (self.plan.out / "metrics.jsonl").write_text(lines, encoding="utf-8")
 

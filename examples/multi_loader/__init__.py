@@ -1,1 +1,1 @@
-"""A trainer for any number of data loaders, all of it said in one YAML file."""
+"""A trainer for any number of data loaders, configured by one YAML file."""

@@ -13,7 +13,7 @@ SWITCH = "RECTIFIED_FLOW_PROFILE"
 
 
 def parse(words: Sequence[str] | None) -> Path:
-    """Return the path of the file; exits with status 2 where the words make no sense."""
+    """Return the path of the file; exits with status 2 if they are invalid."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.multi_loader",
         description="Train on several data loaders, interleaved as a YAML file says, and profile it "
@@ -25,9 +25,9 @@ def parse(words: Sequence[str] | None) -> Path:
 
 
 def switch(config: Config) -> None:
-    """Switch the profiler as the file says; what the shell says of a profiled training still wins.
+    """Switch the profiler as the file says; variables of the shell take precedence.
 
-    The profiler reads its variable once, when it is imported, so this comes before.
+    The profiler reads its variable once at import, so this comes first.
     """
     if config.profile_training:
         os.environ.setdefault(SWITCH, "1")
@@ -44,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{path}: {error}\n")
         return 2
     switch(config)
-    from examples.multi_loader.trainer import train  # only now: it imports the profiler
+    from examples.multi_loader.trainer import train  # not earlier: it imports the profiler
 
     train(config)
     return 0

@@ -1,4 +1,4 @@
-"""The one YAML file that says everything, checked before anything is loaded."""
+"""The YAML file with all settings, checked before anything is loaded."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class LoaderPlan:
 
 @dataclass(frozen=True)
 class Config:
-    """What the file says."""
+    """The settings in the file."""
 
     profile_training: bool
     epochs: int | None  # or steps
@@ -48,7 +48,7 @@ class Config:
 
 
 class Node:
-    """A mapping of the file, of which every key is asked for once; ``end`` complains of those that nobody asked for."""
+    """A mapping of the file; ``end`` raises for keys that were not read."""
 
     def __init__(self, value: object, key: str) -> None:
         if value is None:
@@ -76,7 +76,7 @@ class Node:
         return self._value.get(name, default)
 
     def number(self, name: str, default: Number | None, least: Number, example: object) -> Number | None:
-        """Return a number of the type of ``least``, at least that; the default where there is none."""
+        """Return a number of the type of ``least``, at least that; the default if it is missing."""
         value = self.take(name, default)
         if value is None and default is None:
             return None
@@ -105,7 +105,7 @@ class Node:
     def names(self, name: str, default: Sequence[str] | None, example: str) -> tuple[str, ...]:
         value = self.take(name, default)
         if not isinstance(value, list | tuple) or not all(isinstance(one, str) and one for one in value):
-            raise ConfigError(f"{self.path(name)}={value!r} is no list of names; example: {name}: {example}")
+            raise ConfigError(f"{self.path(name)}={value!r} is not a list of names; example: {name}: {example}")
         if len(set(value)) < len(value):
             raise ConfigError(f"{self.path(name)}={value!r} names one twice; example: {name}: {example}")
         return tuple(value)
@@ -115,12 +115,12 @@ class Node:
             if name not in self._asked:
                 close = difflib.get_close_matches(str(name), self._asked, n=1, cutoff=0.0)
                 raise ConfigError(
-                    f"{self.path(str(name))}={self._value[name]!r} is no setting; did you mean {close[0]}?"
+                    f"{self.path(str(name))}={self._value[name]!r} is not a setting; did you mean {close[0]}?"
                 )
 
 
 def read_config(path: Path) -> Config:
-    """Return what the file says.
+    """Return the settings in the file.
 
     Raises:
         ConfigError: it cannot be read, or a value cannot be used.
@@ -134,7 +134,7 @@ def read_config(path: Path) -> Config:
     try:
         return _config(Node(yaml.safe_load(text), ""))
     except yaml.YAMLError as error:
-        raise ConfigError(f"is no YAML: {error}") from None
+        raise ConfigError(f"is not YAML: {error}") from None
 
 
 def _config(root: Node) -> Config:
@@ -172,7 +172,7 @@ def _loaders(node: Node, at_least_one: bool) -> tuple[LoaderPlan, ...]:
     if at_least_one and not names:
         raise ConfigError(f"{node.path('dataloader_names')}=[] names no loader; example: dataloader_names: [main, aux]")
     loaders = node.node("loaders")
-    for name in names:  # others may stand there unused
+    for name in names:  # other keys may be unused
         if name not in loaders.given:
             close = difflib.get_close_matches(name, loaders.given, n=1)
             meant = f"; did you mean {close[0]}?" if close else ""
@@ -204,7 +204,9 @@ def _schedule(train: Node, loaders: int) -> tuple[str, tuple[float, ...]]:
         return kind, ()
     example = f"weights: {[loaders - at for at in range(loaders)]}"
     if not isinstance(weights, list) or len(weights) != loaders:
-        raise ConfigError(f"{key}={weights!r} is no list of {loaders} numbers, one for each loader; example: {example}")
+        raise ConfigError(
+            f"{key}={weights!r} is not a list of {loaders} numbers, one for each loader; example: {example}"
+        )
     if not all(isinstance(one, int | float) and not isinstance(one, bool) and 0 < one < 1e9 for one in weights):
-        raise ConfigError(f"{key}={weights!r} holds what is no number above 0; example: {example}")
+        raise ConfigError(f"{key}={weights!r} holds a value that is not a number above 0; example: {example}")
     return kind, tuple(float(one) for one in weights)

@@ -56,8 +56,8 @@ class Trainer:
                 self._train_epoch(epoch)
                 accuracies = self._validate()
             loss = sum(self.losses[-20:]) / len(self.losses[-20:])
-            told = "".join(f"  {name} {accuracy:.1%} right" for name, accuracy in accuracies.items())
-            sys.stdout.write(f"epoch {epoch}  step {self.step}  loss {loss:.4f}{told}\n")
+            validated = "".join(f"  {name} {accuracy:.1%} right" for name, accuracy in accuracies.items())
+            sys.stdout.write(f"epoch {epoch}  step {self.step}  loss {loss:.4f}{validated}\n")
             if self.is_done:
                 break
 
@@ -77,7 +77,7 @@ class Trainer:
             self._update()
 
     def _fetch(self, which: int) -> Item:
-        """Return the next batch of a loader, which begins anew when it is empty."""
+        """Return the next batch of a loader; an exhausted loader starts again."""
         try:
             return next(self.iterators[which])
         except StopIteration:
@@ -100,7 +100,7 @@ class Trainer:
 
     @torch.no_grad()
     def _validate(self) -> dict[str, float]:
-        """Return the share of digits told right, by loader."""
+        """Return the share of correctly recognised digits, by loader."""
         self.model.eval()
         accuracies = {}
         with profile_phase("validation"):
@@ -108,8 +108,8 @@ class Trainer:
                 right = count = 0
                 for images, digits in loader:
                     with profile_section("forward_pass"):
-                        told = self.model(images).argmax(dim=1)
-                    right += int((told == digits).sum())
+                        predicted = self.model(images).argmax(dim=1)
+                    right += int((predicted == digits).sum())
                     count += len(digits)
                 accuracies[plan.name] = right / count
         return accuracies
@@ -117,7 +117,7 @@ class Trainer:
 
 def train(config: Config) -> None:
     """Train, profiled where the profiler is on."""
-    torch.set_num_threads(1)  # operations as small as these only wait for further threads
+    torch.set_num_threads(1)  # more threads slow such small operations down
     start_training_profiling(
         log_every=config.log_every,
         log_scalars_every_n_steps=config.log_scalars_every_n_steps,

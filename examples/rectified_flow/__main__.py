@@ -11,7 +11,7 @@ from training_profiler import start_training_profiling, stop_training_profiling
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    """Return the arguments; exits with status 2 where they make no sense."""
+    """Return the arguments; exits with status 2 if they are invalid."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.rectified_flow",
         description="Train a rectified flow on handwritten digits; "

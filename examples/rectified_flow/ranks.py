@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 
 def pick_device(wanted: str) -> torch.device:
-    """Return the device to train on; ``auto`` takes an accelerator where there is one."""
+    """Return the device to train on; ``auto`` takes an accelerator if there is one."""
     if wanted != "auto":
         device = torch.device(wanted)
     elif torch.accelerator.is_available():
@@ -25,7 +25,7 @@ def pick_device(wanted: str) -> torch.device:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
-    """Join the other ranks where ``torchrun`` started this process; give (rank, world size)."""
+    """Join the other ranks if ``torchrun`` started this process; return (rank, world size)."""
     if "RANK" not in os.environ:
         yield 0, 1
         return
@@ -33,7 +33,7 @@ def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
     try:
         yield dist.get_rank(), dist.get_world_size()
     finally:
-        # Gloo of torch 2.13 can lock up where its group goes while its thread still lets go of the last collective.
+        # Gloo of torch 2.13 can deadlock if its group is destroyed while its thread releases the last collective.
         time.sleep(0.2)
         dist.destroy_process_group()
 
@@ -48,6 +48,6 @@ def mean_over_ranks(value: torch.Tensor) -> float:
 
 
 def wait_for_all() -> None:
-    """Wait until every rank has come here."""
+    """Wait until every rank has reached this call."""
     if dist.is_initialized():
         dist.barrier()

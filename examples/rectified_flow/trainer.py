@@ -77,7 +77,7 @@ class Trainer:
 
     def _train_epoch(self, epoch: int) -> None:
         steps = min(self.plan.epoch_steps, self.plan.steps - self.step)
-        seed = self.plan.seed + 7919 * epoch + self.rank  # a resumed run draws what it would have drawn
+        seed = self.plan.seed + 7919 * epoch + self.rank  # a resumed run draws the same as an uninterrupted one
         torch.manual_seed(seed)
         loader = training_loader(self.train_set, self.plan.batch_size, steps, self.plan.num_workers, seed)
         self.parallel.train()
@@ -143,7 +143,7 @@ class Trainer:
                 path = self.plan.out / "checkpoint.pt"
                 draft = path.with_suffix(".part")
                 torch.save(self._state(), draft)
-                os.replace(draft, path)  # a crash half-way leaves the checkpoint before it
+                os.replace(draft, path)  # a crash half-way leaves the previous checkpoint
                 lines = "".join(json.dumps(row) + "\n" for row in self.metrics)
                 (self.plan.out / "metrics.jsonl").write_text(lines, encoding="utf-8")
         with profile_section("synchronization"):

@@ -22,7 +22,7 @@ def test_folder_is_first_on_pythonpath_once(shell, folder, before, after):
         env={**environment, "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     assert done.stdout == after.format(folder) + "\n"
@@ -34,7 +34,7 @@ def test_unquoted_eval_works_as_well():
         ["sh", "-c", "unset PYTHONPATH; eval $1; echo $PYTHONPATH", "-", shell_lines("/a")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     assert done.stdout == "/a\n"

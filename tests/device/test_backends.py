@@ -1,4 +1,4 @@
-"""What is found to be in use, and that nothing is initialised for it."""
+"""Finding the accelerator in use, without initialising one; adding a kind of accelerator."""
 
 import sys
 from types import SimpleNamespace
@@ -7,40 +7,43 @@ import pytest
 
 from tests.support.device import FakeDevice
 from tests.support.recording import FakeClock
-from training_profiler.device.backends import find_accelerator
+from training_profiler.device import backends
+from training_profiler.device.backends import BACKENDS, CUDA, Backend, Description, find_accelerator
+from training_profiler.sampling.gpu import GpuReading, Gpus
+from training_profiler.torch_capture.window import Window
 
 
 @pytest.fixture
 def device(monkeypatch):
-    one = FakeDevice(FakeClock())
-    monkeypatch.setitem(sys.modules, "torch", one.torch())
-    return one
+    fake = FakeDevice(FakeClock())
+    monkeypatch.setitem(sys.modules, "torch", fake.torch())
+    return fake
 
 
-def test_without_torch_there_is_none(monkeypatch):
+def test_no_accelerator_without_torch(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert find_accelerator() is None
 
 
-def test_torch_on_a_machine_without_one_has_none(monkeypatch):
+def test_no_accelerator_on_a_cpu_machine(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert find_accelerator() is None
 
 
-def test_one_that_is_not_initialised_is_left_alone(device):
+def test_uninitialised_accelerator_is_left_alone(device):
     device.is_initialized = False
     assert find_accelerator() is None
     assert device.calls == []
 
 
-def test_one_in_use_is_found_without_a_call_of_its_driver(device):
+def test_accelerator_in_use_is_found_without_a_driver_call(device):
     found = find_accelerator()
     assert (found.kind, found.name) == ("cuda", "NVIDIA Fake")
     assert device.calls == []
 
 
-def test_its_events_can_be_timed(device):
+def test_events_can_be_timed(device):
     found = find_accelerator()
     begin, end = found.make_event(), found.make_event()
     begin.record()
@@ -50,7 +53,7 @@ def test_its_events_can_be_timed(device):
     assert begin.elapsed_time(end) == 250.0
 
 
-def test_torch_before_it_had_accelerators_has_its_own_events(device, monkeypatch):
+def test_torch_without_accelerator_module_uses_events_of_the_backend(device, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", device.torch(has_accelerator=False))
     found = find_accelerator()
     found.make_event().record()
@@ -58,17 +61,17 @@ def test_torch_before_it_had_accelerators_has_its_own_events(device, monkeypatch
     assert device.calls == ["make event", "record", "synchronize"]
 
 
-def test_of_a_single_device_the_driver_is_not_asked_which(device):
+def test_driver_is_not_asked_for_the_index_of_a_single_device(device):
     device.index = 5
     assert find_accelerator().current_index() == 0
 
 
-def test_of_several_devices_the_current_one_counts(device):
+def test_current_one_of_several_devices_counts(device):
     device.count, device.index = 8, 5
     assert find_accelerator().current_index() == 5
 
 
-def test_a_backend_that_is_no_part_of_torch_is_found_by_its_own_name(device, monkeypatch):
+def test_backend_outside_torch_is_found_by_its_registered_name(device, monkeypatch):
     torch = device.torch()
     torch.npu, torch.cuda = torch.cuda, SimpleNamespace(is_initialized=lambda: False)
     torch._C = SimpleNamespace(_get_privateuse1_backend_name=lambda: "npu")
@@ -77,7 +80,7 @@ def test_a_backend_that_is_no_part_of_torch_is_found_by_its_own_name(device, mon
 
 
 @pytest.mark.parametrize(("allocated_bytes", "kind"), [(0, None), (4096, "mps")])
-def test_metal_is_in_use_once_something_lies_on_it(device, monkeypatch, allocated_bytes, kind):
+def test_metal_is_in_use_once_memory_is_allocated(device, monkeypatch, allocated_bytes, kind):
     torch = device.torch()
     torch.mps = SimpleNamespace(current_allocated_memory=lambda: allocated_bytes, device_count=lambda: 1)
     torch.backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: True))
@@ -88,10 +91,83 @@ def test_metal_is_in_use_once_something_lies_on_it(device, monkeypatch, allocate
     assert found is None or (found.name, found.current_index(), found.is_capturing()) == ("", 0, False)
 
 
-def test_a_torch_whose_metal_module_cannot_say_whether_it_is_there_has_none(device, monkeypatch):
+def test_unavailable_metal_is_never_asked_for_its_memory(device, monkeypatch):
     torch = device.torch()
     torch.mps = SimpleNamespace(current_allocated_memory=lambda: pytest.fail("asked a device that is not there"))
     torch.backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: False))
     device.is_initialized = False
     monkeypatch.setitem(sys.modules, "torch", torch)
     assert find_accelerator() is None
+
+
+@pytest.fixture
+def new_backend(device, monkeypatch):
+    """A torch whose only accelerator is a kind that the table has got one row for."""
+    row = Backend(
+        "zpu",
+        profiler_activity="ZPU",
+        read_memory=lambda module, index: {"allocated_bytes": 100.0 + index},
+        describe=lambda module, index: Description("Z1", 1000),
+    )
+    torch = device.torch()
+    torch.zpu = torch.cuda
+    del torch.cuda
+    torch.profiler = SimpleNamespace(
+        ProfilerActivity=SimpleNamespace(CPU="CPU", CUDA="CUDA", ZPU="ZPU"),
+        supported_activities=lambda: {"CPU", "CUDA", "ZPU"},
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(backends, "BACKENDS", (*BACKENDS, row))
+    return torch
+
+
+def test_new_row_is_enough_for_device_timing(new_backend, device):
+    found = find_accelerator()
+    assert found.kind == "zpu"
+    begin, end = found.make_event(), found.make_event()
+    begin.record()
+    device.queue(0.5)
+    end.record()
+    device.clock.advance(1)
+    assert begin.elapsed_time(end) == 500.0
+
+
+def test_new_row_is_enough_for_memory(new_backend, device):
+    device.count = 2
+    assert Gpus({"torch": new_backend}.get).read() == [
+        GpuReading(0, "Z1", 1000, {"allocated_bytes": 100.0}),
+        GpuReading(1, "Z1", 1000, {"allocated_bytes": 101.0}),
+    ]
+
+
+def test_new_row_is_enough_for_capture(new_backend):
+    assert Window(new_backend, FakeClock(), 5, 8)._activities() == ["CPU", "ZPU"]
+
+
+def test_backend_without_profiler_activity_is_captured_on_the_host(new_backend, monkeypatch):
+    monkeypatch.setattr(backends, "BACKENDS", (Backend("zpu"),))
+    assert Window(new_backend, FakeClock(), 5, 8)._activities() == ["CPU"]
+
+
+def test_backend_without_memory_figures_has_no_reading(new_backend, monkeypatch):
+    monkeypatch.setattr(backends, "BACKENDS", (Backend("zpu"),))
+    assert Gpus({"torch": new_backend}.get).read() == []
+
+
+def test_gaudi_is_read_by_its_own_memory_figures(device):
+    torch = device.torch()
+    torch.hpu = torch.cuda
+    torch.hpu.get_device_name = lambda index: "GAUDI2"
+    torch.hpu.memory_stats = lambda index: {"Limit": 1000, "InUse": 250, "MaxInUse": 300}
+    del torch.cuda
+    assert Gpus({"torch": torch}.get).read() == [GpuReading(0, "GAUDI2", 1000, {"allocated_bytes": 250.0})]
+
+
+def test_every_profiler_activity_exists_in_torch():
+    torch = pytest.importorskip("torch")
+    named = {row.profiler_activity for row in BACKENDS if row.profiler_activity}
+    assert named - set(dir(torch.profiler.ProfilerActivity)) == set()
+
+
+def test_rocm_calls_count_as_calls_of_cuda():
+    assert CUDA.runtime_prefixes == ("cuda", "hip")

@@ -21,12 +21,12 @@ def found(snapshot: Snapshot) -> Finding | None:
 
 
 @pytest.mark.parametrize(
-    ("utilization", "how"),
-    [(0.75, "worth a look"), (0.65, "likely because the CPU does not keep up"), (0.45, "which is serious")],
+    ("utilization", "verdict"),
+    [(0.75, "could be higher"), (0.65, "the CPU probably cannot keep up"), (0.45, "serious")],
 )
-def test_the_least_busy_device_is_told_and_how_bad_that_is(utilization, how):
+def test_least_busy_device_is_named_with_a_verdict(utilization, verdict):
     finding = found(run_at(utilization))
-    assert finding.message == f"GPU 1 is busy {utilization:.0%} of the time, {how}"
+    assert finding.message == f"GPU 1 is busy {utilization:.0%} of the time ({verdict})"
     assert finding.potential_saving_s == pytest.approx((1 - utilization) * 10.0)  # of 100 steps of 0.1 s
 
 
@@ -41,8 +41,8 @@ def test_without_a_monitor_nothing_is_told():
 
 def test_an_idle_device_names_the_costliest_cause_that_was_found():
     run = run_at(0.4, data_loading=0.4, optimizer_step=0.2, data_transfer=0.3)
-    assert found(run).fix.startswith("first what keeps it waiting (data-loading-bound): raise DataLoader(")
+    assert found(run).fix.startswith("First fix what keeps it waiting (data-loading-bound): Raise DataLoader(")
 
 
 def test_an_idle_device_without_a_known_cause_needs_more_work_at_a_time():
-    assert found(run_at(0.4)).fix == "a larger batch, torch.compile or CUDA graphs give it more to do at a time"
+    assert found(run_at(0.4)).fix == "Use a larger batch, torch.compile or CUDA graphs to give it more work at a time"

@@ -19,7 +19,7 @@ def codes(snapshot):
 def test_a_healthy_run_is_told_so_with_its_figures():
     finding = diagnose(snapshot_of(HEALTHY))[0]
     assert finding.code == "healthy"
-    assert finding.message == "Healthy: no rule fires (100 steps, 0.1000s avg, varying by 0%)"
+    assert finding.message == "No bottleneck found (100 steps, mean 100 ms, varying by 0%)"
     assert finding.evidence == {"steps": 100, "avg_s": 0.1, "coefficient_of_variation": 0.0}
 
 
@@ -49,9 +49,7 @@ def test_remarks_follow_what_is_worth_something():
 
 def test_variation_that_costs_nothing_leaves_a_run_healthy_and_is_told_so():
     finding = diagnose(snapshot_of(HEALTHY, std_s=0.027))[0]
-    assert finding.message == (
-        "Healthy: no rule fires (100 steps, 0.1000s avg, varying by 27% at no cost worth a word)"
-    )
+    assert finding.message == ("No bottleneck found (100 steps, mean 100 ms, varying by 27%, at negligible cost)")
 
 
 def test_no_component_is_called_slowest_below_time_in_no_section():
@@ -66,12 +64,12 @@ def test_waiting_names_the_loader_that_is_waited_for():
     )
     run = replace(snapshot_of({"data_loading": 0.41, "backward_pass": 0.5}), loaders=loaders)
     found = {finding.code: finding for finding in diagnose(run)}
-    assert found["data-loading-bound"].fix.startswith("this loader above all (aux): more num_workers")
+    assert found["data-loading-bound"].fix.startswith("Mostly this loader (aux): Raise num_workers")
 
 
 def test_the_slowest_component_is_that_of_most_time():
     found = {finding.code: finding for finding in diagnose(snapshot_of(HEALTHY))}
-    assert found["slowest-component"].message == "Slowest component: backward_pass (0.0500s avg)"
+    assert found["slowest-component"].message == "Slowest section: backward_pass (50.0 ms on average)"
 
 
 def test_time_in_no_section_is_no_component():
@@ -87,7 +85,7 @@ def test_the_profilers_own_work_is_no_component():
 
 def test_efficient_data_loading_is_told_with_its_share():
     found = {finding.code: finding for finding in diagnose(snapshot_of({**HEALTHY, "data_loading": 0.102}))}
-    assert found["data-loading-efficient"].message == "Data loading appears efficient (10.2% of total time)"
+    assert found["data-loading-efficient"].message == "Data loading is efficient (10.2% of total time)"
 
 
 @pytest.mark.parametrize("shares", [{"data_loading": 0.16}, {"forward_pass": 0.5}])
@@ -97,7 +95,7 @@ def test_data_loading_that_is_heavy_or_unseen_is_not_called_efficient(shares):
 
 def test_without_steps_the_reader_is_told_to_mark_them():
     assert too_little_data(Snapshot()) == (
-        "No steps were marked: call profile_step() at the end of each; the rules need 10"
+        "No steps were marked: call profile_step() after each step; the rules need 10"
     )
 
 
@@ -114,9 +112,7 @@ def epoch(**self_s) -> EpochStats:
 
 
 def test_an_epoch_warns_of_data_generation_above_three_tenths():
-    assert epoch_warnings(epoch(data_generation=6.5)) == [
-        "Data generation bottleneck: 65.0% of batch time (severity 0.50)"
-    ]
+    assert epoch_warnings(epoch(data_generation=6.5)) == ["Data generation takes 65.0% of batch time (severity 0.50)"]
 
 
 def test_an_epoch_of_nothing_but_data_generation_is_of_severity_one():

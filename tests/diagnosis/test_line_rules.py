@@ -27,7 +27,7 @@ def run_with(*lines: LineStats, section: str = "other", steps: int = 64) -> Snap
 def test_a_wait_for_the_device_is_told_with_its_lines():
     finding = found(run_with(line(42, 0.25, 0.1875), line(50, 0.0625, 0.0625, "cpu")))
     assert finding.message == (
-        "25.0% of step time Python waits for the device (0.0312s a step): "
+        "Python waits for the device for 25.0% of step time (31.2 ms per step): "
         "train.py:42 main (.item(), 75% of it), train.py:50 main (.cpu(), 25% of it)"
     )
     assert finding.potential_saving_s == 2.0

@@ -21,7 +21,7 @@ def found(code: str, *loaders: LoaderStats, steps: int = 100) -> Finding | None:
 def test_a_slow_loader_is_told_with_what_it_costs():
     finding = found("loader-slow", loader("main", 0.001), loader("aux", 0.016))
     assert finding.message == (
-        "loader aux is slow: 0.0160s a batch against 0.0010s of main; it is 94% of the waiting for batches"
+        "Loader aux is slow: 16.0 ms per batch, against 1.00 ms for main; it causes 94% of the wait for batches"
     )
     assert finding.potential_saving_s == pytest.approx(1.5)
     assert finding.step_if_gone_s == pytest.approx(0.085)
@@ -30,7 +30,7 @@ def test_a_slow_loader_is_told_with_what_it_costs():
 def test_a_slow_loader_is_compared_with_the_mean_batch_of_the_others():
     finding = found("loader-slow", loader("a", 0.001, batches=300), loader("b", 0.005), loader("d", 0.02))
     assert finding.evidence["others_avg_s"] == pytest.approx(0.002)
-    assert "against 0.0020s of the others" in finding.message
+    assert "against 2.00 ms for the others" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_mix_that_is_not_the_one_asked_for_is_told():
         loader("aux", batches=200, proportion=0.2, asked_proportion=1 / 3),
     )
     assert finding.message == (
-        "the mix of loaders differs from the one asked for: main 80.0% instead of 66.7%, aux 20.0% instead of 33.3%"
+        "The mix of loaders differs from the configured one: main 80.0% instead of 66.7%, aux 20.0% instead of 33.3%"
     )
 
 

@@ -35,13 +35,13 @@ def gpu(share: float, samples: int = 10) -> MachineStats:
 
 def test_a_full_host_is_told_with_its_pressure():
     finding = found(run_on(host(0.925)), "host-memory")
-    assert finding.message == "RAM is 92.5% of the host's memory at its peak (pressure 0.50)"
+    assert finding.message == "Peak RAM is 92.5% of the host's memory (pressure 0.50)"
     assert finding.evidence["threshold"] == 0.85
 
 
 def test_a_full_container_is_told_with_its_limit():
     finding = found(run_on(host(0.925, ram_limit_bytes=24 * GIB)), "host-memory")
-    assert finding.message.startswith("RAM is 92.5% of the container's limit of 24.0 GiB")
+    assert finding.message.startswith("Peak RAM is 92.5% of the container's limit of 24.0 GiB")
 
 
 @pytest.mark.parametrize("machine", [None, MachineStats(samples=10), host(0.85), host(0.84)])
@@ -51,12 +51,12 @@ def test_a_host_below_its_threshold_or_not_looked_at_is_not_told(machine):
 
 def test_a_full_device_is_told():
     finding = found(run_on(gpu(0.91)), "gpu-memory-high")
-    assert finding.message == "GPU 1 is filled to 91.0% of 16.0 GiB at its peak"
+    assert finding.message == "Peak memory of GPU 1 is 91.0% of 16.0 GiB"
 
 
 def test_a_device_about_to_run_out_is_told_so():
     finding = found(run_on(gpu(0.985)), "gpu-memory-high")
-    assert finding.message.endswith("above 98% the next larger batch runs out of memory")
+    assert finding.message.endswith("above 98% a larger batch runs out of memory")
 
 
 @pytest.mark.parametrize("machine", [None, MachineStats(samples=10), gpu(0.90)])
@@ -66,7 +66,7 @@ def test_a_device_at_its_threshold_or_unknown_is_not_full(machine):
 
 def test_a_device_that_was_never_half_full_is_told():
     finding = found(run_on(gpu(0.25)), "gpu-memory-low")
-    assert finding.message == "GPU 1 is filled to 25.0% of 16.0 GiB at its peak"
+    assert finding.message == "Peak memory of GPU 1 is only 25.0% of 16.0 GiB"
 
 
 @pytest.mark.parametrize("machine", [None, MachineStats(samples=10), gpu(0.50), gpu(0.25, samples=4)])
@@ -90,7 +90,7 @@ def growing(bytes_: float = 100 * MIB, p_value: float = 1e-6, points: int = 10, 
 def test_memory_that_grows_steadily_is_told_with_when_it_will_be_full():
     finding = found(run_on(growing()), "memory-growth")
     assert finding.message == (
-        "memory of this process grows steadily: by 100.0 MiB in 100s; at this pace the 10.0 GiB left last 171 min"
+        "Memory of this process keeps growing: by 100.0 MiB in 100 s; at this rate the remaining 10.0 GiB last 171 min"
     )
     assert finding.evidence["growth_bytes"] == 100 * MIB
     assert ".detach()" in finding.fix
@@ -123,5 +123,5 @@ def test_a_device_that_grows_is_told_before_the_host():
     )
     finding = found(run_on(replace(growing(), gpus=(device,))), "memory-growth")
     assert finding.message == (
-        "memory allocated on GPU 0 grows steadily: by 2.0 GiB in 60 min; at this pace the 4.0 GiB left last 120 min"
+        "Memory allocated on GPU 0 keeps growing: by 2.0 GiB in 60 min; at this rate the remaining 4.0 GiB last 120 min"
     )

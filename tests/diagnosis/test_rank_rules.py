@@ -32,8 +32,8 @@ def test_the_straggler_is_named_with_cause_place_and_worth():
     slow = working(30, 30, 30, 40, cause="data_loading", cause_s=0.009, place="train.py:31 fetch", slower_since_step=40)
     finding = find(run_of(ranks_of(slow)), "straggler")
     assert finding.message == (
-        "all ranks wait for rank 3 (node1): it works 0.0400s a step, the median of the others 0.0300s (+33%); "
-        "0.0090s of that in data_loading, train.py:31 fetch; slower since step 40"
+        "All ranks wait for rank 3 (node1): it works 40.0 ms per step, the median of the others is 30.0 ms (+33%); "
+        "9.00 ms of that in data_loading, train.py:31 fetch; slower since step 40"
     )
     assert finding.potential_saving_s == pytest.approx(1.0)
     assert finding.evidence["rank"] == 3
@@ -77,7 +77,7 @@ def test_several_slow_ranks_are_worth_it_together():
         ("backward_pass", "", "bucket them by length"),
         ("data_transfer", "", "pinned"),
         ("other", "train.py:5 log", "train.py:5 log"),
-        ("other", "", "outside of any section"),
+        ("other", "", "outside all sections"),
         ("augment", "", "in augment"),
     ],
 )
@@ -132,7 +132,7 @@ def test_a_slow_host_is_told_in_the_place_of_its_ranks():
     found = run_of(ranks_of(working(30, 30, 40, 41)))
     finding = find(found, "host-slow")
     assert finding.message == (
-        "all ranks of host node1 are slow: 0.0405s of work a step against 0.0300s elsewhere (+35%)"
+        "All ranks of host node1 are slow: 40.5 ms of work per step, against 30.0 ms elsewhere (+35%)"
     )
     assert finding.potential_saving_s == pytest.approx(1.05)
     assert "straggler" not in codes(found)
@@ -164,7 +164,7 @@ def test_synchronization_tells_waiting_from_exchange():
     ranks = synchronizing(working(30, 30), 0.13, 0.05, compared_steps=64)
     finding = find(run_of(ranks), "synchronization-heavy")
     assert finding.message == (
-        "13.0% of step time is synchronization, mean over ranks: 5.0% waiting for slower ranks, 8.0% exchange as such"
+        "13.0% of step time is synchronization (mean over ranks): 5.0% waiting for slower ranks, 8.0% transfer"
     )
     assert finding.potential_saving_s == pytest.approx(0.13 * 5.0)
     assert finding.evidence["waiting_share"] == 0.05
@@ -183,7 +183,7 @@ def test_what_the_straggler_claims_synchronization_does_not():
     assert straggler.potential_saving_s == pytest.approx(1.0)
     assert heavy.potential_saving_s == pytest.approx(0.35 * 5.0 - 1.0)
     assert "most of the waiting is for rank 3 (forward_pass)" in heavy.message
-    assert heavy.fix.startswith("rank 3 (forward_pass) first")
+    assert heavy.fix.startswith("Fix rank 3 (forward_pass) first")
     assert codes(found).index("straggler") < codes(found).index("synchronization-heavy")
 
 
@@ -203,7 +203,7 @@ def test_without_figures_of_ranks_synchronization_goes_by_this_rank():
 def test_ranks_that_are_late_in_turn_are_told():
     found = run_of(synchronizing(working(30, 30), 0.14, 0.11))
     finding = find(found, "uneven-work")
-    assert finding.message.startswith("ranks wait for each other for 11.0% of step time, and none is slower")
+    assert finding.message.startswith("Ranks wait for each other for 11.0% of step time, but none is slower")
     assert finding.potential_saving_s == pytest.approx(0.55)
     assert find(found, "synchronization-heavy").potential_saving_s == pytest.approx(0.15)
 
@@ -219,8 +219,8 @@ def test_where_there_is_a_straggler_work_is_not_called_uneven():
 def test_what_one_rank_does_between_steps_is_told_as_what_the_others_wait_for():
     save = SectionSpread("checkpointing", 1, 0.5, 0.5, 0.5, rank_id(0), 0.0, False, never_on=(1,), slowest_total_s=0.5)
     finding = find(run_of(synchronizing(working(30, 30), 0.14, 0.11, sections=(save,))), "uneven-work")
-    assert finding.message.endswith(": meanwhile rank 0 (node0) alone is in checkpointing (0.50s in all)")
-    assert finding.fix == "checkpointing less often, asynchronously, or shared among ranks"
+    assert finding.message.endswith(": only rank 0 (node0) spends time in checkpointing (0.50 s)")
+    assert finding.fix == "Run checkpointing less often, asynchronously, or share it among ranks"
 
 
 def test_a_silent_rank_is_told_first_and_where_it_was():
@@ -230,8 +230,8 @@ def test_a_silent_rank_is_told_first_and_where_it_was():
     finding = diagnose(found)[0]
     assert finding.code == "rank-silent"
     assert finding.message == (
-        "3 of 7 ranks are not heard of: rank 1 (node0) for 35s, last after 120 steps inside step > backward_pass; "
-        "never heard of 2 (5, 6)"
+        "3 of 7 ranks do not report: rank 1 (node0), last update 35 s ago, after 120 steps "
+        "inside step > backward_pass; 2 never reported (5, 6)"
     )
     assert finding.evidence == {
         "silent": 1,

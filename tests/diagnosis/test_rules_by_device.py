@@ -83,14 +83,14 @@ def test_a_fetch_that_the_device_waits_for_is_told():
     device = {"data_loading": 0.25, "forward_pass": 0.25, "backward_pass": 0.4375, "optimizer_step": 0.0625}
     finding = found(on_device({"data_loading": 0.5, **QUEUED}, device), "data-loading-bound")
     assert finding.message == (
-        "25.0% of step time is spent waiting for the next batch (data_loading: 0.0312s a step on the device)"
+        "25.0% of step time is spent waiting for the next batch (data_loading: 31.2 ms per step on the device)"
     )
     assert finding.potential_saving_s == pytest.approx(2.0)
 
 
 def test_the_slowest_component_is_the_devices():
     finding = found(on_device({**QUEUED, "logging": 0.04}, BUSY), "slowest-component")
-    assert finding.message == "Slowest component: backward_pass (0.0781s avg on the device)"
+    assert finding.message == "Slowest section: backward_pass (78.1 ms on average on the device)"
 
 
 def test_nine_spans_do_not_stand_for_all():

@@ -72,7 +72,7 @@ def test_a_share_of_a_trifle_is_not_told():
 
 def test_a_share_tells_its_figures():
     finding = find(snapshot_of({"data_loading": 0.25}, steps=64, step_s=0.125), "data-loading-bound")
-    assert finding.message == "25.0% of step time is spent waiting for the next batch (data_loading: 0.0312s a step)"
+    assert finding.message == "25.0% of step time is spent waiting for the next batch (data_loading: 31.2 ms per step)"
     assert finding.evidence == {"share_of_step": 0.25, "threshold": 0.15, "seconds_per_step": 0.03125, "steps": 64}
     assert finding.potential_saving_s == 2.0
     assert "num_workers" in finding.fix
@@ -116,7 +116,7 @@ def test_a_section_that_is_still_open_has_no_share_of_the_run(section, code):
 
 def test_a_backward_pass_above_three_forward_passes_is_told():
     finding = find(snapshot_of({"forward_pass": 0.125, "backward_pass": 0.5}, steps=64, step_s=0.125), "backward-slow")
-    assert finding.message == "the backward pass takes 4.0x the forward pass (2x is usual)"
+    assert finding.message == "The backward pass takes 4.0x as long as the forward pass (usual: 2x)"
     assert finding.potential_saving_s == 2.0  # down to twice the forward pass
 
 
@@ -144,7 +144,7 @@ def test_nine_steps_are_too_few_to_compare_the_passes():
 
 def test_step_time_in_no_section_above_a_tenth_is_told():
     finding = find(snapshot_of({"backward_pass": 0.75}, steps=64, step_s=0.125), "unexplained")
-    assert finding.message == "25.0% of step time lies in no section (0.0312s a step)"
+    assert finding.message == "25.0% of step time is unattributed (31.2 ms per step)"
     assert finding.potential_saving_s == 2.0
 
 
@@ -157,9 +157,9 @@ def test_step_time_in_no_section_names_the_lines_that_hold_it():
     run = replace(snapshot_of({"backward_pass": 0.75}, steps=64, step_s=0.125), lines={"other": lines})
     finding = find(run, "unexplained")
     named = "train.py:212 estimate_loss (67% of it), train.py:88 get_batch (25% of it)"
-    assert finding.message == f"25.0% of step time lies in no section (0.0312s a step): {named}"
+    assert finding.message == f"25.0% of step time is unattributed (31.2 ms per step): {named}"
     assert finding.evidence["lines"] == named
-    assert finding.fix.startswith("make these lines cheaper")
+    assert finding.fix.startswith("Make these lines cheaper")
 
 
 def test_step_time_in_no_section_just_below_a_tenth_is_not_told():

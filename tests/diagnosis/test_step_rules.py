@@ -16,7 +16,7 @@ def run_of(**step) -> Snapshot:
 
 def test_steps_that_vary_above_a_tenth_are_told():
     finding = step_time_varies(run_of(std_s=0.011, median_s=0.095, max_s=0.5, max_step=7))
-    assert finding.message == ("step time varies by 11% (std over mean; longest 0.5000s at step 7, median 0.0950s)")
+    assert finding.message == ("Step time varies by 11% (std/mean; longest 500 ms at step 7, median 95.0 ms)")
     assert finding.potential_saving_s == pytest.approx(0.5)  # 100 steps, 5 ms above the median on average
 
 
@@ -50,7 +50,7 @@ def test_the_section_that_varies_is_named_with_its_remedy():
     finding = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained=explained))
     assert finding.message.endswith("; 70% of the variation comes from data_loading")
     assert (finding.evidence["moves_with"], finding.evidence["explained"]) == ("data_loading", 0.7)
-    assert finding.fix.startswith("data stalls")
+    assert finding.fix.startswith("Avoid data stalls")
 
 
 def test_a_section_that_explains_less_than_three_tenths_is_not_named():
@@ -61,12 +61,12 @@ def test_a_section_that_explains_less_than_three_tenths_is_not_named():
 
 def test_a_section_of_the_users_own_is_named_as_well():
     finding = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained={"augment": 0.9}))
-    assert finding.fix == "look at what makes augment uneven"
+    assert finding.fix == "Check what makes augment uneven"
 
 
 def test_steps_that_become_slower_by_more_than_a_twentieth_are_told():
     finding = slowing_down(run_of(rise=0.5, rise_p_value=0.0001))
-    assert finding.message == "steps become slower: 50% longer at the end of the run than at its start"
+    assert finding.message == "Step time grew by 50% from start to end of the run"
     assert finding.potential_saving_s == pytest.approx(2.0)  # 10 s instead of the 8 s at the pace of the start
 
 
@@ -88,7 +88,7 @@ def test_steps_that_do_not_surely_become_slower_are_not_told(step):
 def test_first_steps_above_three_medians_are_told():
     finding = warm_up(run_of(warmup_count=2, warmup_s=3.2, settled_count=98))
     assert finding.message == (
-        "the first 2 steps were warm-up: 1.6000s against 0.1000s after; step averages leave them out"
+        "The first 2 steps were warm-up: 1.60 s each, against 100 ms later; step averages exclude them"
     )
     assert finding.potential_saving_s == pytest.approx(3.0)
 
@@ -126,7 +126,7 @@ def run_with(*epochs: EpochStats) -> Snapshot:
 
 def test_slow_first_fetches_are_told():
     finding = first_batch_slow(run_with(epoch(1, 2.01), epoch(2, 1.01)))
-    assert finding.message == "the first batch of an epoch takes 1.5100s on average, 15.0% of the time of 2 epochs"
+    assert finding.message == "The first batch of each epoch takes 1.51 s on average, 15.0% of the time of 2 epochs"
     assert finding.potential_saving_s == 1.5  # the first epoch must start its workers in any case
 
 
@@ -184,8 +184,8 @@ def first_batch(run):
 def test_first_fetches_that_seams_saw_count_with_the_start_of_workers():
     finding = first_batch(passes(first_s=0.05, start_s=0.06))
     assert finding.message == (
-        "the first batch of a pass over the data takes 0.1100s on average, 0.0600s of it to start workers, "
-        "against 0.0100s later; 0.40s in 4 passes"
+        "The first batch of each epoch takes 110 ms on average (60.0 ms of it to start workers), "
+        "against 10.0 ms later; that adds 0.40 s in 4 epochs"
     )
     assert finding.potential_saving_s == pytest.approx(0.3)  # but for the first pass
 
@@ -212,7 +212,7 @@ def waiting_run(waits_s: float) -> Snapshot:
 def test_variation_of_a_backward_pass_that_mostly_waits_is_of_another_rank():
     finding = step_time_varies(waiting_run(waits_s=5.0))  # of 10 s
     assert finding.message.endswith("100% of the variation comes from synchronization")
-    assert finding.fix == "a rank that is sometimes late"
+    assert finding.fix == "Check for a rank that is sometimes late"
 
 
 def test_variation_of_a_backward_pass_that_waits_less_is_its_own():

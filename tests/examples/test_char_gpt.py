@@ -45,26 +45,26 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, run(out, "--steps", "20", profile="1")
 
 
-def test_text_comes_back_as_it_was_with_what_is_not_ascii_as_a_question_mark():
+def test_text_round_trips_except_non_ascii():
     text = "def f(x):\n    if x:\n        return 'é'\n"
     assert decode(encode(text)) == text.replace("é", "?")
     assert CHARACTERS[int(encode("    x")[0])] == "\t"
 
 
-def test_the_corpus_is_the_same_each_time_and_no_held_out_module_is_learnt_from():
+def test_corpus_is_deterministic_and_excludes_held_out_modules():
     train, held_out = read_corpus()
     assert torch.equal(read_corpus()[0], train)
     assert len(train) > 5 * len(held_out) > 100_000
     assert decode(held_out[:200]) not in decode(train)
 
 
-def test_a_python_without_source_is_one_clear_error(tmp_path):
+def test_python_without_source_is_one_clear_error(tmp_path):
     (tmp_path / "small.py").write_text("x = 1\n")
     with pytest.raises(CorpusError, match=r"holds 1 modules with 6 characters of source, too little .* zip file"):
         read_corpus(tmp_path)
 
 
-def test_windows_are_drawn_by_their_number_alone():
+def test_windows_depend_only_on_their_number():
     windows = Windows(torch.arange(200, dtype=torch.uint8), context=8)
     whole = list(RandomWindows(windows, 3, range(6), seed=1))
     assert whole[2:] == list(RandomWindows(windows, 3, range(2, 6), seed=1))
@@ -73,7 +73,7 @@ def test_windows_are_drawn_by_their_number_alone():
     assert (tokens.tolist(), targets.tolist()) == (list(range(5, 13)), list(range(6, 14)))
 
 
-def test_no_position_sees_what_follows_it():
+def test_no_position_sees_later_tokens():
     torch.manual_seed(0)
     model, tokens = GPT(context=8), torch.randint(len(CHARACTERS), (1, 8))
     other = tokens.clone()
@@ -81,12 +81,12 @@ def test_no_position_sees_what_follows_it():
     assert torch.equal(model(tokens)[0, :5], model(other)[0, :5])
 
 
-def test_one_table_reads_and_writes():
+def test_embedding_and_output_share_weights():
     model = GPT(context=8)
     assert model.head.weight is model.token.weight
 
 
-def test_what_is_written_is_fixed_by_the_seed_and_goes_on_beyond_the_context():
+def test_samples_are_seeded_and_longer_than_the_context():
     torch.manual_seed(0)
     model, beginning = GPT(context=8), encode("def ")
     written = write(model, beginning, 20, temperature=1.0, seed=3)
@@ -95,7 +95,7 @@ def test_what_is_written_is_fixed_by_the_seed_and_goes_on_beyond_the_context():
     assert torch.equal(written, write(model, beginning, 20, temperature=1.0, seed=3))
 
 
-def test_the_learning_rate_rises_then_falls_to_a_tenth_and_no_further():
+def test_learning_rate_rises_then_falls_to_a_tenth():
     numbers = {"steps": 9, "eval_every": 9, "batch_size": 1, "accumulation": 1, "num_workers": 0, "seed": 0}
     plan = Plan(
         **numbers, context=8, learning_rate=1.0, lr_steps=12, warmup_steps=2, has_bf16=False, is_compiled=False,
@@ -105,14 +105,14 @@ def test_the_learning_rate_rises_then_falls_to_a_tenth_and_no_further():
     assert [plan.rate(step) for step in (7, 12, 1000)] == pytest.approx([0.55, 0.1, 0.1])
 
 
-def test_losses_are_the_same_bit_for_bit_with_profiling_on_and_off(profiled, tmp_path):
+def test_losses_are_bitwise_equal_with_and_without_profiling(profiled, tmp_path):
     assert "Profiling" not in run(tmp_path, "--steps", "20")
     assert (tmp_path / "metrics.jsonl").read_text() == (profiled[0] / "metrics.jsonl").read_text()
     assert (tmp_path / "sample.txt").read_text() == (profiled[0] / "sample.txt").read_text()
     assert not (tmp_path / "runs").exists()
 
 
-def test_all_sections_are_measured_by_micro_batch_and_by_update(profiled):
+def test_all_sections_are_measured_per_micro_batch_and_update(profiled):
     (folder,) = (profiled[0] / "runs").iterdir()
     report = json.loads((folder / "report.json").read_text())
     counts = {name: section["count"] for name, section in report["sections"].items()}
@@ -125,14 +125,14 @@ def test_all_sections_are_measured_by_micro_batch_and_by_update(profiled):
     assert (val["name"], val["phase"], val["batches"]) == ("held-out windows", "val", 16)
 
 
-def test_a_resumed_training_continues_exactly_as_an_uninterrupted_one(profiled, tmp_path):
+def test_resumed_training_equals_an_uninterrupted_one(profiled, tmp_path):
     run(tmp_path / "first", "--steps", "10")
     run(tmp_path / "second", "--steps", "20", "--resume", str(tmp_path / "first" / "checkpoint.pt"))
     assert metrics(tmp_path / "second") == metrics(profiled[0])
     assert (tmp_path / "second" / "sample.txt").read_text() == (profiled[0] / "sample.txt").read_text()
 
 
-def test_it_learns_more_than_how_often_each_character_occurs(tmp_path):
+def test_model_learns_more_than_character_frequencies(tmp_path):
     printed = run(tmp_path, "--steps", "120", "--eval-every", "60", "--lr-steps", "120", "--batch-size", "12")
     start, *rows = metrics(tmp_path)
     losses = [row["validation_loss"] for row in rows if "validation_loss" in row]
@@ -141,7 +141,7 @@ def test_it_learns_more_than_how_often_each_character_occurs(tmp_path):
     assert printed.count("class ") >= 1
 
 
-def test_bfloat16_is_near_the_same_losses(profiled, tmp_path):
+def test_bfloat16_losses_are_close(profiled, tmp_path):
     run(tmp_path, "--steps", "3", "--bf16")
     pairs = zip(metrics(tmp_path)[1:4], metrics(profiled[0])[1:4], strict=True)
     for half, full in pairs:
@@ -150,13 +150,13 @@ def test_bfloat16_is_near_the_same_losses(profiled, tmp_path):
 
 
 @pytest.mark.programs
-def test_compiled_it_learns_the_same(profiled, tmp_path):
+def test_compiled_model_learns_the_same(profiled, tmp_path):
     run(tmp_path, "--steps", "2", "--compile", profile="1")
     losses = [[row["loss"] for row in metrics(out)[1:3]] for out in (tmp_path, profiled[0])]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-def test_the_factory_gives_a_model_a_batch_and_targets_that_fit():
+def test_factory_returns_matching_model_batch_and_targets():
     model, tokens, targets = factory()
     assert tokens.shape == targets.shape == (12, model.context)
     assert torch.equal(tokens[:, 1:], targets[:, :-1])

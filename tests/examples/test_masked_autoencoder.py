@@ -52,13 +52,13 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, run(out, "--epochs", "3", profile="1")
 
 
-def test_patches_make_the_image_again():
+def test_patches_reassemble_the_image():
     images = torch.randn(3, 1, 8, 8)
     assert torch.equal(unpatchify(patchify(images), 8), images)
     assert torch.equal(patchify(images)[0, 1], images[0, 0, :2, 2:4].flatten())
 
 
-def test_what_is_hidden_is_not_seen():
+def test_hidden_patches_do_not_affect_the_output():
     torch.manual_seed(0)
     model, images, order = MaskedAutoencoder(), torch.randn(2, 1, 8, 8), draw_order(2, 16)
     patches = patchify(images)
@@ -66,20 +66,20 @@ def test_what_is_hidden_is_not_seen():
     assert torch.equal(model(images, order, 4), model(unpatchify(patches, 8), order, 4))
 
 
-def test_drawings_are_images_like_digits():
+def test_synthetic_drawings_look_like_digits():
     images = draw_strokes(5, torch.Generator().manual_seed(0))
     assert images.shape == (5, 1, 8, 8)
     assert images.min() >= -1
     assert 0 < images.max() <= 1
 
 
-def test_losses_are_the_same_bit_for_bit_with_profiling_on_and_off(profiled, tmp_path):
+def test_losses_are_bitwise_equal_with_and_without_profiling(profiled, tmp_path):
     run(tmp_path, "--epochs", "3")
     assert metrics(tmp_path) == metrics(profiled[0])
     assert not (tmp_path / "runs").exists()
 
 
-def test_all_sections_are_measured_and_epochs_told(profiled):
+def test_all_sections_and_epochs_are_measured(profiled):
     out, printed = profiled
     counts = {name: section["count"] for name, section in report(out)["sections"].items()}
     per_step = ("data_loading", "data_generation", "data_transfer", "forward_pass", "backward_pass")
@@ -89,14 +89,14 @@ def test_all_sections_are_measured_and_epochs_told(profiled):
     assert [f"=== Epoch {n} Profiling Summary ===" in printed for n in (1, 2, 3)] == [True] * 3
 
 
-def test_loaders_of_training_and_validation_are_told_apart(profiled):
+def test_training_and_validation_have_their_own_loaders(profiled):
     train, val = report(profiled[0])["loaders"]
     assert (train["name"], train["phase"], train["batches"], train["samples"]) == ("digits", "train", 90, 4500)
     assert (val["name"], val["phase"], val["batches"], val["samples"]) == ("held-out digits", "val", 9, 891)
     assert min(train["data_avg_s"], train["forward_avg_s"], train["optimizer_avg_s"], val["forward_avg_s"]) > 0
 
 
-def test_it_learns_and_draws_what_it_fills_in(tmp_path):
+def test_model_learns_and_draws_reconstructions(tmp_path):
     run(tmp_path, "--epochs", "8")
     rows = [json.loads(line) for line in metrics(tmp_path).splitlines()]
     losses = [row["validation_loss"] for row in rows if "validation_loss" in row]

@@ -1,4 +1,4 @@
-"""The trainer of many loaders: schedules, what it says of a wrong file, and what the profiler says of it."""
+"""The trainer with many loaders: schedules, errors in its file, and its report."""
 
 import json
 import os
@@ -21,7 +21,7 @@ DEFAULT = ROOT / "examples" / "multi_loader" / "config.yaml"
 
 
 def written(folder: Path, **changes: object) -> Path:
-    """Return the path of the default file with changes such as ``training__steps=3``; ``...`` takes a key out."""
+    """Return the path of the default file with changes such as ``training__steps=3``; ``...`` removes a key."""
     data = yaml.safe_load(DEFAULT.read_text())
     for key, value in changes.items():
         *path, last = key.split("__")
@@ -51,24 +51,24 @@ def report(path: Path) -> dict:
     return json.loads((folder / "report.json").read_text())
 
 
-def test_round_robin_takes_loaders_in_turn():
+def test_round_robin_alternates_loaders():
     assert list(order("round_robin", [3, 2], (), 0)) == [0, 1, 0, 1, 0]
     assert proportions("round_robin", [3, 2], ()) == [0.5, 0.5]
 
 
-def test_sequential_empties_one_after_the_other():
+def test_sequential_exhausts_loaders_one_by_one():
     assert list(order("sequential", [3, 2], (), 0)) == [0, 0, 0, 1, 1]
     assert proportions("sequential", [3, 2], ()) == [0.6, 0.4]
 
 
-def test_weighted_draws_by_the_weights_and_the_seed():
+def test_weighted_draws_follow_weights_and_seed():
     drawn = list(order("weighted", [300, 300], (3, 1), 5))
     assert 400 < drawn.count(0) < 500
     assert drawn == list(order("weighted", [300, 300], (3, 1), 5))
     assert proportions("weighted", [300, 300], (3, 1)) == [0.75, 0.25]
 
 
-def test_the_default_file_profiles():
+def test_default_file_enables_profiling():
     assert read_config(DEFAULT).profile_training
 
 
@@ -99,21 +99,21 @@ def test_profiling_is_the_default(tmp_path):
         ({"data": 3}, ("data is 3", "no mapping")),
     ],
 )
-def test_a_wrong_value_is_named_with_its_key_and_an_example(tmp_path, changes, words):
+def test_invalid_value_is_named_with_its_key_and_an_example(tmp_path, changes, words):
     with pytest.raises(ConfigError) as error:
         read_config(written(tmp_path, **changes))
     assert [word for word in words if word not in str(error.value)] == []
 
 
-def test_a_file_that_is_not_there_or_no_yaml_says_so(tmp_path):
+def test_missing_or_malformed_file_is_reported(tmp_path):
     with pytest.raises(ConfigError, match=r"an example lies in .*config\.yaml"):
         read_config(tmp_path / "nothing.yaml")
     (tmp_path / "bad.yaml").write_text("training: [")
-    with pytest.raises(ConfigError, match="no YAML"):
+    with pytest.raises(ConfigError, match="not YAML"):
         read_config(tmp_path / "bad.yaml")
 
 
-def test_a_wrong_file_ends_with_one_line_and_status_2(tmp_path):
+def test_invalid_file_ends_with_one_line_and_status_2(tmp_path):
     done = run(written(tmp_path, training__epochs=0))
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
 
@@ -121,7 +121,7 @@ def test_a_wrong_file_ends_with_one_line_and_status_2(tmp_path):
 @pytest.mark.parametrize(
     "kind", ["round_robin", *(pytest.param(kind, marks=pytest.mark.programs) for kind in ("weighted", "sequential"))]
 )
-def test_the_report_says_which_loader_is_slow_and_that_the_mix_is_as_asked(tmp_path, kind):
+def test_report_names_the_slow_loader_and_the_mix(tmp_path, kind):
     weights = {} if kind == "weighted" else {"data__train__schedule__weights": ...}
     path = written(tmp_path, data__train__schedule__kind=kind, data__train__loaders__aux__delay_ms=1, **weights)
     done = run(path)
@@ -138,13 +138,13 @@ def test_the_report_says_which_loader_is_slow_and_that_the_mix_is_as_asked(tmp_p
 
 
 @pytest.mark.programs
-def test_a_training_by_steps_that_is_not_to_be_profiled_prints_no_report_and_the_same_losses(tmp_path):
+def test_unprofiled_training_prints_the_same_losses_without_a_report(tmp_path):
     for folder in ("on", "off"):
         (tmp_path / folder).mkdir()
     steps = {"training__epochs": ..., "training__steps": 120}
     on = run(written(tmp_path / "on", **steps))
     off = run(written(tmp_path / "off", training__profile_training=False, **steps), profile="1")
     assert not (tmp_path / "off" / "runs").exists()
-    told = [line for line in off.stdout.splitlines() if line]
-    assert len(told) == 2
-    assert [line for line in on.stdout.splitlines() if line.startswith("epoch ")] == told
+    printed = [line for line in off.stdout.splitlines() if line]
+    assert len(printed) == 2
+    assert [line for line in on.stdout.splitlines() if line.startswith("epoch ")] == printed

@@ -60,7 +60,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, run(out, "--steps", "30", "--epoch-steps", "15", "--num-workers", "2", profile="1")
 
 
-def test_losses_are_the_same_bit_for_bit_with_profiling_on_and_off(profiled, tmp_path):
+def test_losses_are_bitwise_equal_with_and_without_profiling(profiled, tmp_path):
     run(tmp_path, "--steps", "30", "--epoch-steps", "15", "--num-workers", "2")
     # json writes the shortest digits that give the same float back, so equal text is equal bits.
     assert (tmp_path / "metrics.jsonl").read_text() == (profiled[0] / "metrics.jsonl").read_text()
@@ -72,7 +72,7 @@ def test_all_nine_sections_of_a_step_are_measured(profiled):
     assert sum(section["share"] for section in sections.values()) == pytest.approx(1, abs=1e-9)
 
 
-def test_work_between_steps_is_no_part_of_the_averages_of_training(profiled):
+def test_work_between_steps_is_excluded_from_training_averages(profiled):
     sections = report(profiled[0])["sections"]
     assert sections["data_loading"]["count"] == 30
     assert sections["validation_epoch"]["count"] == sections["checkpointing"]["count"] == 2
@@ -96,7 +96,7 @@ def test_plain_training_prints_no_report_and_leaves_no_run_folder(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_it_learns_and_draws_a_grid_of_samples(tmp_path):
+def test_model_learns_and_draws_a_grid_of_samples(tmp_path):
     run(tmp_path, "--steps", "240", "--epoch-steps", "60", "--batch-size", "64")
     losses = [row["validation_loss"] for row in metrics(tmp_path) if "validation_loss" in row]
     assert losses[-1] < 0.6 * losses[0]
@@ -105,7 +105,7 @@ def test_it_learns_and_draws_a_grid_of_samples(tmp_path):
     assert len(set(image.convert("L").tobytes())) > 10
 
 
-def test_a_resumed_training_continues_exactly_as_an_uninterrupted_one(profiled, tmp_path):
+def test_resumed_training_equals_an_uninterrupted_one(profiled, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     run(first, "--steps", "15", "--epoch-steps", "15")
     resume = str(first / "checkpoint.pt")
@@ -113,7 +113,7 @@ def test_a_resumed_training_continues_exactly_as_an_uninterrupted_one(profiled, 
     assert metrics(second) == metrics(profiled[0])
 
 
-def test_torchrun_trains_two_ranks_and_rank_0_alone_reports(tmp_path):
+def test_torchrun_trains_two_ranks_and_only_rank_0_reports(tmp_path):
     program = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
     program += ("-m", "examples.rectified_flow")
     printed = run(tmp_path, "--steps", "10", profile="1", program=program)
@@ -131,7 +131,7 @@ def test_torchrun_trains_two_ranks_and_rank_0_alone_reports(tmp_path):
     ]
 
 
-def test_profile_training_profiles_unless_told_otherwise_and_names_the_next_command(tmp_path):
+def test_profile_training_enables_profiling_and_prints_the_next_command(tmp_path):
     program = (sys.executable, "profile_training.py")
     printed = run(tmp_path, "--steps", "4", program=program)
     (folder,) = (tmp_path / "runs").iterdir()

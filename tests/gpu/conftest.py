@@ -1,4 +1,4 @@
-"""Tests for a real accelerator; each starts a program of its own, and is skipped where there is none."""
+"""Tests on a real accelerator; each starts its own program, and is skipped without an accelerator."""
 
 import pytest
 

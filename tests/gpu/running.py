@@ -1,4 +1,4 @@
-"""Starts the programs of this folder, which print what they found as JSON in their last line."""
+"""Starts the programs of this folder, which print their results as JSON in the last line."""
 
 import json
 import os
@@ -14,11 +14,11 @@ TIMEOUT_S = 240
 
 
 def run(
-    cwd: Path, program: str, *arguments: str, profile: str = "1", is_watched: bool = False, **variables: str
+    cwd: Path, program: str, *arguments: str, profile: str = "1", is_profiled: bool = False, **variables: str
 ) -> Any:
-    """Return what the program prints; what the profiler reports goes to stderr and is shown beside the test."""
+    """Return the results of the program; the report of the profiler goes to stderr and is shown with the test."""
     command = [sys.executable, str(HERE / "programs" / f"{program}.py"), *arguments]
-    if is_watched:
+    if is_profiled:
         command = [sys.executable, "-m", "training_profiler", "run", *command[1:]]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(SWITCH)}
     settings = {f"{SWITCH}_{name.upper()}": value for name, value in variables.items()}
@@ -28,7 +28,7 @@ def run(
         env={
             **kept,
             "PYTHONPATH": str(ROOT),
-            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it products are not the same each time
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # otherwise products differ between runs
             SWITCH: profile,
             f"{SWITCH}_STREAM": "stderr",
             **settings,

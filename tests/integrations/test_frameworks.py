@@ -1,4 +1,4 @@
-"""A few lines in a Lightning or Accelerate training give a full report and leave its losses alone."""
+"""A few lines in a Lightning or Accelerate training give a full report and leave its losses unchanged."""
 
 import json
 import os
@@ -90,7 +90,7 @@ def train(cwd: Path, text: str, profile: str) -> str:
         env={**kept, "PYTHONPATH": str(ROOT), SWITCH: profile},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("=== Final Profiling Summary (12 steps) ===") == (profile == "1")

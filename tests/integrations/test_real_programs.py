@@ -1,7 +1,7 @@
-"""Programs that know nothing of the profiler are counted as they count themselves, and print what they always did.
+"""Unmodified programs: the profiler counts what they count themselves, and their output is unchanged.
 
 Each one in ``programs`` ends with a line ``TRUTH {...}``: its own counts of steps and of the spans of sections. A count
-that has no clear truth is left out of that line.
+without a clear truth is left out of that line.
 """
 
 import json
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integrations
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SWITCH = "RECTIFIED_FLOW_PROFILE"
-TIMEOUT_S = 140  # bounds a hang; the slowest takes a tenth of that
+TIMEOUT_S = 140  # ends a program that hangs; the slowest takes a tenth of that
 LAUNCH = ("accelerate", "launch", "--cpu", "--num_machines=1", "--num_processes=1", "--mixed_precision=no")
 COMMANDS = {
     "accelerate": ("accelerate_accumulation.py",),
@@ -40,7 +40,7 @@ COMMANDS = {
 
 
 class Outcome(NamedTuple):
-    """What one run of a program left behind."""
+    """Status, output and folder of one run of a program."""
 
     status: int
     lines: list[str]
@@ -49,36 +49,36 @@ class Outcome(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A program run as it is, and once more under ``training-profiler run``."""
+    """A program run without and with ``training-profiler run``."""
 
     plain: Outcome
     profiled: Outcome
 
     @property
     def truth(self) -> dict[str, int]:
-        """What the program counted itself."""
+        """The counts of the program."""
         return dict(json.loads(self.plain.lines[-1].removeprefix("TRUTH ")))
 
     @property
     def report(self) -> dict[str, Any]:
-        """What the profiler said."""
+        """The report of the profiler."""
         (folder,) = (self.profiled.cwd / "runs").iterdir()
         return dict(json.loads((folder / "report.json").read_text()))
 
     def counts(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the profiler's counts of steps and of sections (none is 0), added up where a name says ``+``."""
+        """Return the profiler's counts of steps and sections (0 if missing); a name with ``+`` is a sum."""
         report = self.report
         counts = {name: section["count"] for name, section in report["sections"].items()} | {"steps": report["steps"]}
         return {name: sum(counts.get(part, 0) for part in name.split(" + ")) for name in names}
 
 
 def environment(program: str) -> dict[str, str]:
-    """Return the variables of a run, in which nothing is fetched from or kept outside of its folder."""
+    """Return the variables of a run that downloads nothing and writes only to its folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(SWITCH)}
     paths = [str(ROOT), *([str(HERE / "stand_ins")] if program.startswith("rectified") else [])]
     return {
         **kept,
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),  # where `accelerate` is
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),  # has `accelerate`
         "PYTHONPATH": os.pathsep.join(paths),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -113,25 +113,25 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pair(plain, run(name, tmp_path_factory.mktemp(f"{name}-profiled"), prefix))
 
 
-def test_program_ends_as_it_did_and_prints_all_its_lines_unchanged(pair: Pair) -> None:
+def test_program_keeps_its_status_and_output(pair: Pair) -> None:
     assert pair.profiled.status == 0, pair.profiled.stderr
     remaining = iter(pair.profiled.lines)
     lost = next((line for line in pair.plain.lines if line not in remaining), None)
     assert lost is None, f"first line that is missing: {lost!r}, of\n" + "\n".join(pair.profiled.lines)
 
 
-def test_steps_batches_forwards_and_backwards_are_as_many_as_the_program_counted(pair: Pair) -> None:
+def test_counts_equal_those_of_the_program(pair: Pair) -> None:
     truth = {name: count for name, count in pair.truth.items() if "/" not in name}
     assert {"steps", "backward_pass"} <= set(truth)
     assert pair.counts(truth) == truth
 
 
-def test_batches_and_forwards_of_evaluation_are_told_apart(pair: Pair) -> None:
+def test_evaluation_has_its_own_batches_and_forwards(pair: Pair) -> None:
     truth = {name: count for name, count in pair.truth.items() if "/" in name}
     assert pair.counts(truth) == truth
 
 
-def test_shares_add_up_and_nothing_was_lost_or_switched_off(pair: Pair) -> None:
+def test_shares_add_up_and_nothing_is_lost_or_disabled(pair: Pair) -> None:
     report = pair.report
     assert sum(section["share"] for section in report["sections"].values()) == pytest.approx(1.0)
     assert report["health"]["dropped"] == 0
@@ -139,6 +139,6 @@ def test_shares_add_up_and_nothing_was_lost_or_switched_off(pair: Pair) -> None:
     assert report["ended_by"] is None
 
 
-def test_updates_that_could_not_be_recognised_are_said(pair: Pair) -> None:
+def test_unrecognised_updates_are_reported(pair: Pair) -> None:
     if pair.truth["steps"] == 0:
         assert any("optimizer" in note for note in pair.report["health"]["notes"])

@@ -1,4 +1,4 @@
-"""TensorBoard's page of our charts: every chart finds its data, and a browser shows them all without an error."""
+"""The TensorBoard page of our charts: every chart finds its data, and a browser shows all of them without an error."""
 
 import json
 import os
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.integrations
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 GROUPS = ["Throughput", "Memory", "Timing breakdown", "Bottlenecks"]
 PATIENCE_S = 60
-ERROR_RED = (255, 0, 0)  # the card that says what is wrong with a chart
+ERROR_RED = (255, 0, 0)  # the card with the error of a chart
 CHARTS = [
     "Batches and steps per second",
     "Samples per second",
@@ -60,7 +60,7 @@ CHARTS = [
 
 
 def rows() -> Iterator[MetricRow]:
-    """Yield the rows of a training that has everything; validation only comes after a while."""
+    """Yield the rows of a training with every metric; validation starts later."""
     for number in range(1, 21):
         wave = number % 5 / 10
         shares = {"data_loading": 0.1 + wave, "data_generation": 0.1, "forward_pass": 0.2, "backward_pass": 0.2}
@@ -115,7 +115,7 @@ def machine(wave: float) -> MachineStats:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[str]:
-    """Write the rows, and serve them by TensorBoard; yield its address."""
+    """Write the rows, serve them with TensorBoard, and yield its address."""
     pytest.importorskip("tensorboard")
     from training_profiler.sinks.tensorboard_events import TensorboardEvents
 
@@ -140,7 +140,7 @@ def served(tmp_path: Path) -> Iterator[str]:
 
 
 def ask(address: str, until_there_is: str = "") -> Any:
-    """Return what the server says, once it says anything with these words."""
+    """Return the response of the server, once it contains these words."""
     until_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < until_s:
         with suppress(OSError), urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
@@ -170,7 +170,7 @@ def test_every_chart_finds_its_data(served: str) -> None:
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome to look at the page with")
-def test_a_browser_shows_the_page_without_an_error(served: str, tmp_path: Path) -> None:
+def test_browser_shows_the_page_without_an_error(served: str, tmp_path: Path) -> None:
     ask(f"{served}/data/plugin/custom_scalars/layout", until_there_is="validation_epoch")
     image = pytest.importorskip("PIL.Image")
     picture = tmp_path / "page.png"
@@ -189,7 +189,7 @@ def test_a_browser_shows_the_page_without_an_error(served: str, tmp_path: Path) 
         ],
         check=True,
         capture_output=True,
-        timeout=200,
+        timeout=280,
     )
     with image.open(picture) as opened:
         pixels = opened.convert("RGB")

@@ -1,4 +1,4 @@
-"""Reads the file that a run of W&B leaves where it is offline: the log format of LevelDB, with protobuf records."""
+"""Reads the file of an offline W&B run: the log format of LevelDB with protobuf records."""
 
 import json
 import struct
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 BLOCK_BYTES, HEADER_BYTES, MAGIC = 32768, 7, b":W&B"
-FULL, LAST = 1, 4  # kinds of a piece that end a record
+FULL, LAST = 1, 4  # kinds of pieces that end a record
 
 
 def records(path: Path) -> Iterator[bytes]:
@@ -42,7 +42,7 @@ def history(folder: Path) -> list[dict[str, Any]]:
 
 
 def axes(folder: Path) -> dict[str, str]:
-    """Return the axis that each metric was given, by name or pattern."""
+    """Return the axis of each metric, by name or pattern."""
     from wandb.proto import wandb_internal_pb2
 
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")

@@ -1,4 +1,4 @@
-"""A small convolutional network on random pictures, with nothing wrong with it."""
+"""A small convolutional network on random pictures, without a fault."""
 
 import torch
 from torch import nn

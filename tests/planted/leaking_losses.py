@@ -1,4 +1,4 @@
-"""The loss on a probe batch is kept each step for a plot, and with it the graph and all activations behind it."""
+"""The loss on a probe batch is kept each step for a plot, which also keeps the graph and all activations."""
 
 import torch
 from torch import nn

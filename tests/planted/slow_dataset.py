@@ -1,4 +1,4 @@
-"""A dataset that does a little too much in Python for each sample."""
+"""A dataset with too much Python work per sample."""
 
 import torch
 from torch import nn

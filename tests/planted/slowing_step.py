@@ -1,4 +1,4 @@
-"""A running mean over all that was seen so far, computed anew each step from a list that grows."""
+"""A running mean over all values so far, recomputed each step from a growing list."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The norm of every gradient is read each step. The device is a stand-in: reading waits until its work is done."""
+"""Each step reads the norm of every gradient. The device is fake: a read waits until its work is done."""
 
 import functools
 import time
@@ -10,7 +10,7 @@ DEVICE_IS_BEHIND_S = 0.002
 
 
 class OnDevice:
-    """A number that a device has still to compute: whoever reads it waits, as ``Tensor.item`` does on one."""
+    """A number that a device has not computed yet: reading it waits, as ``Tensor.item`` does."""
 
     item = functools.partial(time.sleep, DEVICE_IS_BEHIND_S)
 

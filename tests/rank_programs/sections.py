@@ -1,4 +1,4 @@
-"""A training with sections by hand, of which ranks have different ones; no data loader, no DistributedDataParallel."""
+"""A training with manual sections that differ between ranks; no data loader, no DistributedDataParallel."""
 
 import time
 
@@ -33,7 +33,7 @@ def main() -> None:
             optimizer.step()
         profile_step()
     print(f"rank {rank} is through", flush=True)
-    # Gloo of torch 2.13 can lock up where its group goes while its thread still lets go of the last collective.
+    # Gloo of torch 2.13 can deadlock if its group is destroyed while its thread releases the last collective.
     time.sleep(0.2)
     dist.destroy_process_group()
 

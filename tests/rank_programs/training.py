@@ -1,4 +1,4 @@
-"""A small training on many ranks that nobody edited; its arguments plant what goes wrong, and on which rank."""
+"""A small unmodified training on many ranks; its arguments plant a fault on one rank."""
 
 import argparse
 import os
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 WIDTH, BATCH, ROWS = 128, 16, 640
-SLOW_S = 0.02  # what is planted, a step
+SLOW_S = 0.02  # planted per step
 
 
 class Rows(Dataset):
@@ -45,9 +45,9 @@ class Model(nn.Module):
 
 
 def meet(attempt: int) -> None:
-    """Make the process group; in a later attempt apart from what the store still holds of the one before.
+    """Make the process group; a later attempt uses other keys of the store than the one before.
 
-    Without that gloo now and then connects to addresses of processes that are gone (torch 2.13).
+    Otherwise gloo sometimes connects to addresses of processes that have ended (torch 2.13).
     """
     if not attempt:
         dist.init_process_group("gloo")
@@ -116,13 +116,13 @@ def main() -> None:
             dist.all_reduce(mean)
             losses.append(mean.item())
     dist.barrier()
-    # Counts every collective of the group, those too that no Python code issues.
+    # Counts every collective of the group, including those issued in C++.
     collectives = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()
     print(f"rank {rank}: {collectives} collectives, losses {losses}\n", end="", flush=True)
     if is_failing and arguments.fail_step >= arguments.steps:
         fail(arguments.fail)
     if not arguments.keep_group:
-        # Gloo of torch 2.13 can lock up where its group goes while its thread still lets go of the last collective.
+        # Gloo of torch 2.13 can deadlock if its group is destroyed while its thread releases the last collective.
         time.sleep(0.2)
         dist.destroy_process_group()
 

@@ -65,7 +65,7 @@ def test_each_loader_has_one_greppable_line():
 
 def test_loader_over_twice_as_long_is_slow():
     assert lines(*two(), layout=Layout(width=120))[-1] == (
-        "Loader aux is slow: 0.0123s a batch against 0.0011s of main; it is 85% of the waiting for batches"
+        "Loader aux is slow: 12.3 ms per batch, against 1.10 ms for main; it causes 85% of the wait for batches"
     )
 
 
@@ -106,7 +106,7 @@ def test_requested_mix_is_confirmed():
 
 def test_different_mix_names_both_shares():
     assert mix((800, 200), (2 / 3, 1 / 3)) == (
-        "The mix of loaders differs from the one asked for: main 80.0% instead of 66.7%, aux 20.0% instead of 33.3%"
+        "The mix of loaders differs from the configured one: main 80.0% instead of 66.7%, aux 20.0% instead of 33.3%"
     )
 
 

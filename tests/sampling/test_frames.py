@@ -41,7 +41,7 @@ print("came to its end", gc.isenabled())
 
 
 def test_garbage_that_needs_the_interpreters_lock_does_not_lock_it_up():
-    done = subprocess.run([sys.executable, "-c", LITTER], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", LITTER], capture_output=True, text=True, timeout=240)
     assert (done.stdout, done.stderr) == ("came to its end True\n", "")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support.recording import FakeClock, FakeRun
 from training_profiler.device import device_time
-from training_profiler.device.backends import Accelerator
+from training_profiler.device.backends import CUDA, Accelerator
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.snapshot.snapshot import DeviceTimingStats, Health, Snapshot
 
@@ -55,6 +55,7 @@ class FakeDevice:
 
     def accelerator(self) -> Accelerator:
         return Accelerator(
+            backend=CUDA,
             kind="cuda",
             name="NVIDIA Fake",
             make_event=self.make_event,

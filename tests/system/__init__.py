@@ -1,1 +1,1 @@
-"""End-to-end tests: small scripts in processes of their own, as users run them."""
+"""End-to-end tests: small scripts in their own processes, as users run them."""

@@ -9,7 +9,7 @@ from tests.system.scripts import ROOT, TIMEOUT_S, environment
 
 BOOTSTRAP = ROOT / "training_profiler" / "bootstrap"
 NOTHING = "training_profiler: nothing measured: the program never imported torch\n"
-# `-c`, and not `-m training_profiler`: the stand-ins may come first on PYTHONPATH.
+# `-c` instead of `-m training_profiler`: stand-ins may come first on PYTHONPATH.
 RUN = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from training_profiler.cli import main; sys.exit(main())"
 
 
@@ -42,7 +42,7 @@ def execute(cwd: Path, command: list[str], profile: str | None = None, pythonpat
 
 
 def stand_ins(cwd: Path, torch: str = "", live: str | None = None) -> str:
-    """Make a package ``torch``, and where ``live`` is given a ``training_profiler``; return the PYTHONPATH for both."""
+    """Write a fake ``torch`` and, if ``live`` is given, ``training_profiler``; return the PYTHONPATH for both."""
     folder = cwd / "stand_ins"
     (folder / "torch").mkdir(parents=True)
     (folder / "torch" / "__init__.py").write_text(torch)

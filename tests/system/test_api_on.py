@@ -10,7 +10,7 @@ from tests.system.scripts import run
 API = "from training_profiler import *\n"
 
 
-def test_script_that_only_sprinkles_sections_gets_one_final_summary(tmp_path: Path) -> None:
+def test_script_with_only_sections_gets_one_final_summary(tmp_path: Path) -> None:
     script = """
         from training_profiler import profile_section
         for _ in range(4):
@@ -24,7 +24,7 @@ def test_script_that_only_sprinkles_sections_gets_one_final_summary(tmp_path: Pa
     assert outcome.report["sections"]["attention"]["parent"] == "forward_pass"
 
 
-def test_switched_on_script_without_any_call_leaves_nothing(tmp_path: Path) -> None:
+def test_script_without_any_call_leaves_nothing(tmp_path: Path) -> None:
     outcome = run(tmp_path, API + "print(is_profiling_enabled())")
     assert (outcome.status, outcome.stdout, outcome.stderr, outcome.folders) == (0, "True\n", "", [])
 
@@ -159,7 +159,7 @@ def test_sections_of_many_threads_are_all_counted(tmp_path: Path) -> None:
     assert outcome.report["health"]["disabled"] == []
 
 
-def test_periodic_epoch_and_final_reports_come_in_their_order(tmp_path: Path) -> None:
+def test_reports_of_intervals_epochs_and_run_come_in_order(tmp_path: Path) -> None:
     script = """
         from training_profiler import *
         start_training_profiling(log_every=4)
@@ -194,7 +194,7 @@ def test_periodic_epoch_and_final_reports_come_in_their_order(tmp_path: Path) ->
     assert [(epoch["number"], epoch["batches"]) for epoch in report["epochs"]] == [(1, 4), (2, 4)]
 
 
-def test_started_twice_is_one_run_with_the_later_settings(tmp_path: Path) -> None:
+def test_second_start_applies_new_settings_to_the_same_run(tmp_path: Path) -> None:
     script = """
         from training_profiler import *
         start_training_profiling(log_every=1000)
@@ -208,18 +208,18 @@ def test_started_twice_is_one_run_with_the_later_settings(tmp_path: Path) -> Non
     assert "=== Profiling Report (Step 3) ===" in outcome.stdout
 
 
-def test_stopped_twice_is_summed_up_once(tmp_path: Path) -> None:
+def test_second_stop_does_nothing(tmp_path: Path) -> None:
     script = "start_training_profiling(); profile_step(); stop_training_profiling(); stop_training_profiling()"
     outcome = run(tmp_path, API + script)
     assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
 
 
-def test_stopped_without_a_run_says_nothing_and_stays_silent(tmp_path: Path) -> None:
+def test_stop_without_a_run_prints_nothing_and_disables_profiling(tmp_path: Path) -> None:
     outcome = run(tmp_path, API + "stop_training_profiling()\nwith profile_section('a'): profile_step()")
     assert (outcome.status, outcome.stdout, outcome.stderr, outcome.folders) == (0, "", "", [])
 
 
-def test_stopped_and_started_again_is_two_runs(tmp_path: Path) -> None:
+def test_stop_and_start_make_two_runs(tmp_path: Path) -> None:
     script = """
         from training_profiler import *
         for count in (2, 3):
@@ -238,7 +238,7 @@ def test_stopped_and_started_again_is_two_runs(tmp_path: Path) -> None:
     assert [report["sections"]["forward_pass"]["count"] for report in reports] == [2, 3]
 
 
-def test_profiled_loader_is_the_users_loader_in_every_attribute(tmp_path: Path) -> None:
+def test_profiled_loader_forwards_every_attribute(tmp_path: Path) -> None:
     script = """
         import torch
         from torch.utils.data import DataLoader, TensorDataset
@@ -262,7 +262,7 @@ def test_profiled_loader_is_the_users_loader_in_every_attribute(tmp_path: Path) 
     assert outcome.stdout.startswith("train 9 23 9\n")
 
 
-def test_profiled_loader_passes_its_error_on(tmp_path: Path) -> None:
+def test_profiled_loader_passes_errors_on(tmp_path: Path) -> None:
     script = """
         from training_profiler import *
         def batches():
@@ -279,7 +279,7 @@ def test_profiled_loader_passes_its_error_on(tmp_path: Path) -> None:
     assert outcome.report["ended_by"] == "ValueError"
 
 
-def test_an_exception_inside_a_section_passes_and_is_recorded(tmp_path: Path) -> None:
+def test_exception_inside_a_section_passes_and_is_recorded(tmp_path: Path) -> None:
     script = """
         from training_profiler import *
         try:

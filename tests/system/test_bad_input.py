@@ -1,4 +1,4 @@
-"""Input nobody should give: it is said under "Profiler health", the training goes on, nothing else is lost."""
+"""Invalid input is reported under "Profiler health"; the training goes on and nothing else is lost."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import Outcome, environment, report_command, run, write_script
+from tests.system.scripts import TIMEOUT_S, Outcome, environment, report_command, run, write_script
 
 LOOP = """
 for step in range(3):
@@ -93,7 +93,7 @@ def test_names_beyond_the_terminals_encoding_are_escaped(tmp_path: Path) -> None
     assert "caf\\xe9" in outcome.stdout
 
 
-def test_name_that_is_no_text_in_other_calls_harms_nothing(tmp_path: Path) -> None:
+def test_invalid_names_in_other_calls_harm_nothing(tmp_path: Path) -> None:
     script = (
         START
         + """
@@ -112,7 +112,7 @@ profile_section("a").__exit__(None, None, None)
 
 
 @pytest.mark.parametrize("folder", ["a_file", "a_file/below", "/proc/no_such_place"])
-def test_unwritable_run_folder_is_said_and_all_else_works(tmp_path: Path, folder: str) -> None:
+def test_unwritable_run_folder_is_reported_and_all_else_works(tmp_path: Path, folder: str) -> None:
     (tmp_path / "a_file").write_text("kept")
     outcome = run(tmp_path, f"from training_profiler import *\nstart_training_profiling(1, dir={folder!r})\n" + LOOP)
     assert_trained(outcome)
@@ -123,7 +123,7 @@ def test_unwritable_run_folder_is_said_and_all_else_works(tmp_path: Path, folder
     assert (tmp_path / "a_file").read_text() == "kept"
 
 
-def test_disk_that_fills_up_half_way_is_said_and_the_journal_stays_readable(tmp_path: Path) -> None:
+def test_disk_full_in_mid_run_is_reported_and_the_journal_stays_readable(tmp_path: Path) -> None:
     script = """
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))
@@ -134,12 +134,12 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))
     assert "=== Final Profiling Summary (60 steps) ===" in outcome.stdout
     assert "- switched off: run folder (OSError: [Errno 27] File too large)" in outcome.stdout
     assert len(outcome.stderr.splitlines()) == 1
-    told = report_command(tmp_path, str(outcome.folder))
-    assert (told.status, told.stderr) == (0, "")
-    assert "torn line" in told.stdout
+    from_files = report_command(tmp_path, str(outcome.folder))
+    assert (from_files.status, from_files.stderr) == (0, "")
+    assert "torn line" in from_files.stdout
 
 
-def test_disk_that_is_full_from_the_start_is_said(tmp_path: Path) -> None:
+def test_disk_full_from_the_start_is_reported(tmp_path: Path) -> None:
     script = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
     outcome = run(tmp_path, script + START + LOOP)
     assert_trained(outcome)
@@ -155,17 +155,17 @@ CLOSED = {
 
 
 @pytest.mark.parametrize("how", CLOSED)
-def test_stdout_that_cannot_be_written_costs_only_the_terminal(tmp_path: Path, how: str) -> None:
+def test_unwritable_stdout_disables_only_the_console(tmp_path: Path, how: str) -> None:
     script = CLOSED[how] + START + LOOP.replace("print", "str")
     on, off = run(tmp_path, script), run(tmp_path, script, profile=None)
     assert on.status == off.status
     assert on.report["steps"] == 3
-    if how != "descriptor":  # that number may be the journal's by now
+    if how != "descriptor":  # the journal may have this descriptor number by now
         assert on.report["health"]["disabled"][0].startswith("console (")
         assert on.stderr.count("console switched off") == 1
 
 
-def test_stdout_closed_by_the_shell_leaves_the_status_alone(tmp_path: Path) -> None:
+def test_stdout_closed_by_the_shell_keeps_the_exit_status(tmp_path: Path) -> None:
     script = write_script(tmp_path, START + LOOP)
     statuses = [
         subprocess.run(
@@ -173,7 +173,7 @@ def test_stdout_closed_by_the_shell_leaves_the_status_alone(tmp_path: Path) -> N
             cwd=tmp_path,
             env=environment(profile),
             stderr=-1,
-            timeout=60,
+            timeout=TIMEOUT_S,
         ).returncode
         for profile in ("1", None)
     ]
@@ -181,7 +181,7 @@ def test_stdout_closed_by_the_shell_leaves_the_status_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("text", ["", "print('x', flush=True)\n", "print('x')\n"])
-def test_reader_that_went_away_leaves_the_status_alone(tmp_path: Path, text: str) -> None:
+def test_closed_reader_keeps_the_exit_status(tmp_path: Path, text: str) -> None:
     script = write_script(tmp_path, START + "import sys\nsys.stdin.read()\n" + text + LOOP.replace("print", "str"))
     statuses = []
     for profile in ("1", None):
@@ -192,13 +192,13 @@ def test_reader_that_went_away_leaves_the_status_alone(tmp_path: Path, text: str
         assert process.stdin is not None
         process.stdout.close()
         process.stdin.close()
-        statuses.append(process.wait(60))
+        statuses.append(process.wait(TIMEOUT_S))
         assert process.stderr is not None
         process.stderr.close()
     assert statuses[0] == statuses[1]
 
 
-def test_exits_without_enter_and_enters_without_exit_are_dropped_and_counted(tmp_path: Path) -> None:
+def test_unpaired_enters_and_exits_are_dropped_and_counted(tmp_path: Path) -> None:
     script = (
         START
         + """
@@ -216,7 +216,7 @@ for _ in range(5):
     assert sum(section["share"] for section in report["sections"].values()) == pytest.approx(1.0)
 
 
-def test_endless_enters_without_exit_stay_bounded(tmp_path: Path) -> None:
+def test_enters_without_exit_use_bounded_memory(tmp_path: Path) -> None:
     script = START + "for _ in range(50_000): profile_section('left open').__enter__()\n"
     outcome = run(tmp_path, script + LOOP)
     assert_trained(outcome)
@@ -225,7 +225,7 @@ def test_endless_enters_without_exit_stay_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clock", ["lambda: 10**9", "lambda s=[10**9]: s.__setitem__(0, s[0] - 5) or s[0]"])
-def test_clock_that_stands_still_or_steps_back_harms_nothing(tmp_path: Path, clock: str) -> None:
+def test_clock_that_stops_or_steps_back_harms_nothing(tmp_path: Path, clock: str) -> None:
     script = f"import time\ntime.perf_counter_ns = {clock}\n" + START + LOOP
     outcome = run(tmp_path, script)
     assert_trained(outcome)
@@ -237,11 +237,11 @@ def test_clock_that_stands_still_or_steps_back_harms_nothing(tmp_path: Path, clo
     assert any("the clock has not moved" in note for note in outcome.report["health"]["notes"])
 
 
-def test_a_clock_that_moves_is_no_matter_for_health(tmp_path: Path) -> None:
+def test_moving_clock_is_not_mentioned_in_health(tmp_path: Path) -> None:
     assert "the clock has not moved" not in run(tmp_path, START + LOOP).stdout
 
 
-def test_log_handler_that_fails_harms_nothing(tmp_path: Path) -> None:
+def test_failing_log_handler_harms_nothing(tmp_path: Path) -> None:
     script = """
 import logging
 class Failing(logging.Handler):
@@ -253,19 +253,19 @@ logging.getLogger().addHandler(Failing())
     assert_trained(run(tmp_path, script + START + LOOP, variables=variables))
 
 
-def test_user_settings_of_warnings_as_errors_harm_nothing(tmp_path: Path) -> None:
+def test_warnings_as_errors_harm_nothing(tmp_path: Path) -> None:
     outcome = run(tmp_path, START + LOOP, variables={"PYTHONWARNINGS": "error"})
     assert_trained(outcome)
     assert outcome.report["health"]["disabled"] == []
 
 
-def test_folder_of_the_script_that_vanishes_is_said(tmp_path: Path) -> None:
+def test_deleted_run_folder_harms_nothing(tmp_path: Path) -> None:
     script = "import os, shutil\n" + START + "shutil.rmtree('runs')\n" + LOOP
     outcome = run(tmp_path, script)
     assert_trained(outcome)
 
 
-def test_changing_folder_keeps_all_files_of_a_run_together(tmp_path: Path) -> None:
+def test_chdir_keeps_all_files_of_a_run_together(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     outcome = run(tmp_path, "import os\n" + START + "os.chdir('elsewhere')\n" + LOOP)
     assert_trained(outcome)

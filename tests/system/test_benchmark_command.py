@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def benchmark(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    """Return a function that runs the command in this process and imports the model anew each time."""
+    """Return a function that runs the command in this process and imports the model again each time."""
 
     def run(*words: str) -> Outcome:
         monkeypatch.setattr(sys, "path", [str(folder), *sys.path])

@@ -1,4 +1,4 @@
-"""The folder on PYTHONPATH: waits for torch unseen, chains what it hides, and says when nothing was measured."""
+"""The bootstrap on PYTHONPATH waits for torch, runs a hidden sitecustomize, and reports if nothing was measured."""
 
 import ast
 import os
@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 
 from tests.system.launching import BOOTSTRAP, NOTHING, Ended, execute, stand_ins
+from tests.system.scripts import TIMEOUT_S
 from training_profiler.settings import Settings
 from training_profiler.switch import OFF_WORDS, ON_WORDS, SWITCH
 from training_profiler.switch import ROOT as ROOT_VARIABLE
 
-# Stands in for the profiler: tells on stdout what was asked of it.
+# Stands in for the profiler: prints each call to stdout.
 LIVE = """
 import sys, time
 def start_instrumentation(begin_ns):
-    assert 0 < time.perf_counter_ns() - begin_ns < 60e9
-    print("watching", "torch" in sys.modules, flush=True)
+    assert 0 < time.perf_counter_ns() - begin_ns < 240e9
+    print("started", "torch" in sys.modules, flush=True)
 def why_nothing():
     return None
 """
@@ -32,26 +33,26 @@ def script(cwd: Path, text: str) -> list[str]:
     return [sys.executable, "train.py"]
 
 
-def watched(cwd: Path, text: str, torch: str = "", live: str = LIVE, **options: object) -> Ended:
-    """Run a script as in a prepared shell with the switch set."""
+def run_prepared(cwd: Path, text: str, torch: str = "", live: str = LIVE, **options: object) -> Ended:
+    """Run a script in a prepared shell with the switch set."""
     path = os.pathsep.join([str(BOOTSTRAP), stand_ins(cwd, torch, live)])
     return execute(cwd, script(cwd, text), "1", path, **options)  # type: ignore[arg-type]
 
 
 def both(cwd: Path, text: str, torch: str = "", live: str = LIVE) -> tuple[Ended, Ended]:
-    """Run a script without us, and watched."""
-    ours = watched(cwd, text, torch, live)
+    """Run a script without the profiler, and in a prepared shell."""
+    ours = run_prepared(cwd, text, torch, live)
     return execute(cwd, script(cwd, text), None, str(cwd / "stand_ins")), ours
 
 
-def test_profiling_begins_once_when_torch_has_been_imported(tmp_path: Path) -> None:
+def test_profiling_starts_once_after_torch_is_imported(tmp_path: Path) -> None:
     text = "print('first')\nimport torch\nimport torch\nprint('second')"
-    assert watched(tmp_path, text, "print('torch')") == Ended(0, "first\ntorch\nwatching True\nsecond\n", "")
+    assert run_prepared(tmp_path, text, "print('torch')") == Ended(0, "first\ntorch\nstarted True\nsecond\n", "")
 
 
-def test_an_import_inside_a_function_is_seen(tmp_path: Path) -> None:
-    ours = watched(tmp_path, "def f():\n    from torch import tensor\n    return tensor\nprint(f())", "tensor = 5")
-    assert ours == Ended(0, "watching True\n5\n", "")
+def test_import_inside_a_function_is_detected(tmp_path: Path) -> None:
+    ours = run_prepared(tmp_path, "def f():\n    from torch import tensor\n    return tensor\nprint(f())", "tensor = 5")
+    assert ours == Ended(0, "started True\n5\n", "")
 
 
 PROBE = """
@@ -61,13 +62,13 @@ print(type(spec).__name__, type(spec.loader).__name__, spec.origin is not None)
 """
 
 
-def test_looking_for_torch_without_importing_it_begins_nothing(tmp_path: Path) -> None:
+def test_find_spec_without_import_starts_nothing(tmp_path: Path) -> None:
     plain, ours = both(tmp_path, PROBE * 2)
     assert ours == plain._replace(stderr=NOTHING)
 
 
-def test_looking_for_torch_before_importing_it_changes_nothing(tmp_path: Path) -> None:
-    assert watched(tmp_path, PROBE + "import torch").stdout.endswith("True\nwatching True\n")
+def test_find_spec_before_import_changes_nothing(tmp_path: Path) -> None:
+    assert run_prepared(tmp_path, PROBE + "import torch").stdout.endswith("True\nstarted True\n")
 
 
 @pytest.mark.parametrize(
@@ -77,16 +78,16 @@ def test_looking_for_torch_before_importing_it_changes_nothing(tmp_path: Path) -
         "spec.loader = LazyLoader(spec.loader)\nmodule = module_from_spec(spec)\nsys.modules['torch'] = module\n"
         "spec.loader.exec_module(module)\nprint('lazy')\nmodule.tensor",
     ],
-    ids=["by hand", "lazily"],
+    ids=["directly", "lazily"],
 )
-def test_torch_loaded_from_its_spec_is_seen(tmp_path: Path, load: str) -> None:
+def test_torch_loaded_from_its_spec_is_detected(tmp_path: Path, load: str) -> None:
     text = f"import sys\nfrom importlib.util import *\nspec = find_spec('torch')\n{load}\nprint('end')"
-    ours = watched(tmp_path, text, "tensor = 1")
+    ours = run_prepared(tmp_path, text, "tensor = 1")
     assert (ours.status, ours.stderr) == (0, "")
-    assert ours.stdout.endswith("watching True\nend\n")
+    assert ours.stdout.endswith("started True\nend\n")
 
 
-def test_torch_and_what_imports_it_are_as_without_us(tmp_path: Path) -> None:
+def test_torch_and_the_import_system_are_unchanged(tmp_path: Path) -> None:
     look = "import sys; print(sorted(vars(__spec__)), vars(__loader__), __spec__.loader is __loader__, sys.path)"
     text = """
 import importlib, sys, torch
@@ -104,13 +105,13 @@ print(sorted(vars(torch)), vars(torch.__loader__))
     "torch",
     ["raise ImportError('no libcuda.so')", "1 / 0", "x = = 1", "import no_such_library", "raise KeyboardInterrupt"],
 )
-def test_an_error_of_the_import_of_torch_is_told_as_without_us(tmp_path: Path, torch: str) -> None:
+def test_error_while_importing_torch_is_unchanged(tmp_path: Path, torch: str) -> None:
     plain, ours = both(tmp_path, "import torch", torch)
     assert plain.status != 0
     assert ours == plain._replace(stderr=plain.stderr + WHY + "importing torch failed\n")
 
 
-def test_torch_that_is_not_installed_is_told_as_without_us(tmp_path: Path) -> None:
+def test_missing_torch_raises_the_usual_error(tmp_path: Path) -> None:
     folder = Path(stand_ins(tmp_path, live=LIVE))
     shutil.rmtree(folder / "torch")
     command = [bare_python(tmp_path), *script(tmp_path, "import torch")[1:]]
@@ -120,19 +121,19 @@ def test_torch_that_is_not_installed_is_told_as_without_us(tmp_path: Path) -> No
     assert ours == plain._replace(stderr=plain.stderr + NOTHING)
 
 
-def test_an_import_that_fails_at_first_is_seen_when_it_succeeds(tmp_path: Path) -> None:
+def test_import_that_succeeds_on_the_second_try_is_detected(tmp_path: Path) -> None:
     text = "import builtins\ntry:\n    import torch\nexcept ImportError:\n    builtins.ready = True\nimport torch"
-    ours = watched(tmp_path, text, "import builtins\nif not hasattr(builtins, 'ready'): raise ImportError")
-    assert ours == Ended(0, "watching True\n", "")
+    ours = run_prepared(tmp_path, text, "import builtins\nif not hasattr(builtins, 'ready'): raise ImportError")
+    assert ours == Ended(0, "started True\n", "")
 
 
-def test_a_warning_of_torch_names_the_line_that_imports_it(tmp_path: Path) -> None:
+def test_warning_of_torch_names_the_importing_line(tmp_path: Path) -> None:
     plain, ours = both(tmp_path, "import torch", "import warnings\nwarnings.warn('old driver', stacklevel=2)")
     assert "train.py:1: UserWarning: old driver" in plain.stderr
     assert ours.stderr == plain.stderr
 
 
-def test_another_import_hook_that_asks_all_finders_gets_an_answer(tmp_path: Path) -> None:
+def test_import_hook_that_asks_all_finders_gets_an_answer(tmp_path: Path) -> None:
     hook = """
 import importlib.util, sys
 class Hook:
@@ -146,16 +147,14 @@ for place in (0, len(sys.meta_path)):
     sys.meta_path.insert(place, Hook())
 import torch
 """
-    assert watched(tmp_path, hook) == Ended(0, "watching True\n", "")
+    assert run_prepared(tmp_path, hook) == Ended(0, "started True\n", "")
 
 
 CUSTOM = "import sys\nprint('custom', __name__, sys.modules[__name__].__file__, sys.path[:1])\nvalue = 7\n"
 
 
 @pytest.mark.parametrize("profile", [None, "1"])
-def test_a_sitecustomize_that_ours_hides_runs_and_is_the_module_of_that_name(
-    tmp_path: Path, profile: str | None
-) -> None:
+def test_hidden_sitecustomize_runs_under_its_own_name(tmp_path: Path, profile: str | None) -> None:
     (tmp_path / "custom").mkdir()
     (tmp_path / "custom" / "sitecustomize.py").write_text(CUSTOM)
     text = "import sys, sitecustomize as s\nprint(s.value, s.__file__, s.__spec__.origin, sys.path)"
@@ -168,7 +167,7 @@ def test_a_sitecustomize_that_ours_hides_runs_and_is_the_module_of_that_name(
 @pytest.mark.parametrize(
     "custom", ["1 / 0", "import no_such_module", "raise ImportError('x', name='sitecustomize')", "raise SystemExit(5)"]
 )
-def test_a_hidden_sitecustomize_that_fails_is_told_as_without_us(tmp_path: Path, custom: str) -> None:
+def test_failing_hidden_sitecustomize_raises_the_usual_error(tmp_path: Path, custom: str) -> None:
     (tmp_path / "custom").mkdir()
     (tmp_path / "custom" / "sitecustomize.py").write_text(custom)
     command = script(tmp_path, "import sys; print('sitecustomize' in sys.modules)")
@@ -178,15 +177,15 @@ def test_a_hidden_sitecustomize_that_fails_is_told_as_without_us(tmp_path: Path,
     assert ours.stderr.replace(NOTHING, "").splitlines()[-1:] == plain.stderr.splitlines()[-1:]
 
 
-def test_a_hidden_sitecustomize_that_prints_is_not_printed_twice_with_two_installations(tmp_path: Path) -> None:
+def test_two_installations_run_the_bootstrap_once(tmp_path: Path) -> None:
     shutil.copytree(BOOTSTRAP, tmp_path / "other" / "bootstrap")
     path = os.pathsep.join([str(BOOTSTRAP), str(tmp_path / "other" / "bootstrap"), stand_ins(tmp_path, live=LIVE)])
     ours = execute(tmp_path, script(tmp_path, "import torch"), "1", path)
-    assert ours == Ended(0, "watching True\n", "")
+    assert ours == Ended(0, "started True\n", "")
 
 
 @pytest.mark.parametrize("profile", [None, "", "0", " OFF "])
-def test_while_off_it_leaves_no_trace(tmp_path: Path, profile: str | None) -> None:
+def test_disabled_bootstrap_leaves_no_trace(tmp_path: Path, profile: str | None) -> None:
     text = "import sys\nprint(sorted(sys.modules), [type(f).__name__ for f in sys.meta_path], sys.path)"
     plain = execute(tmp_path, script(tmp_path, text), profile)
     ours = execute(tmp_path, script(tmp_path, text), profile, str(BOOTSTRAP))
@@ -194,23 +193,23 @@ def test_while_off_it_leaves_no_trace(tmp_path: Path, profile: str | None) -> No
 
 
 def bare_python(cwd: Path) -> str:
-    """Return a Python with nothing installed."""
+    """Return a Python without any packages."""
     command = [sys.executable, "-m", "venv", "--without-pip", str(cwd / "bare")]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
     return str(cwd / "bare" / "bin" / "python")
 
 
-def test_a_package_that_the_program_does_not_have_is_loaded_from_where_the_bootstrap_is(tmp_path: Path) -> None:
+def test_missing_package_is_loaded_from_beside_the_bootstrap(tmp_path: Path) -> None:
     package = tmp_path / "elsewhere" / "training_profiler"
     shutil.copytree(BOOTSTRAP, package / "bootstrap")
     (package / "__init__.py").write_text("")
     (package / "api.py").write_text(LIVE)
     command = [bare_python(tmp_path), *script(tmp_path, "import torch, sys; print('elsewhere' in str(sys.path))")[1:]]
     path = os.pathsep.join([str(package / "bootstrap"), stand_ins(tmp_path)])
-    assert execute(tmp_path, command, "1", path) == Ended(0, "watching True\nFalse\n", "")
+    assert execute(tmp_path, command, "1", path) == Ended(0, "started True\nFalse\n", "")
 
 
-def test_a_python_without_numpy_is_told_what_to_install(tmp_path: Path) -> None:
+def test_missing_numpy_is_reported_with_the_install_command(tmp_path: Path) -> None:
     python = bare_python(tmp_path)
     text = "import torch, sys; print([m for m in sys.modules if m == 'training_profiler'])"
     path = os.pathsep.join([str(BOOTSTRAP), stand_ins(tmp_path)])
@@ -221,7 +220,7 @@ def test_a_python_without_numpy_is_told_what_to_install(tmp_path: Path) -> None:
     assert line.endswith(f" is missing; {python} -m pip install numpy tabulate")
 
 
-def test_a_module_of_the_users_that_has_our_name_is_left_alone(tmp_path: Path) -> None:
+def test_user_module_with_our_name_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "training_profiler.py").write_text("print('mine')")
     path = os.pathsep.join([str(BOOTSTRAP), stand_ins(tmp_path)])
     ours = execute(tmp_path, script(tmp_path, "import torch"), "1", path)
@@ -237,8 +236,8 @@ def test_a_module_of_the_users_that_has_our_name_is_left_alone(tmp_path: Path) -
         ("old = True", "AttributeError: module 'training_profiler.api' has no attribute 'start_instrumentation'"),
     ],
 )
-def test_a_profiler_that_fails_is_one_line_and_the_program_goes_on(tmp_path: Path, live: str, said: str) -> None:
-    ours = watched(tmp_path, "import torch; print('trained'); raise SystemExit(4)", live=live)
+def test_failing_profiler_prints_one_line_and_the_program_goes_on(tmp_path: Path, live: str, said: str) -> None:
+    ours = run_prepared(tmp_path, "import torch; print('trained'); raise SystemExit(4)", live=live)
     assert ours == Ended(4, "trained\n", f"training_profiler: nothing is measured: {said}\n")
 
 
@@ -250,34 +249,34 @@ if len(sys.argv) < 2: subprocess.run([sys.executable, __file__, "child"], check=
 """
 
 
-def test_a_wrong_word_is_told_once_and_the_program_goes_on(tmp_path: Path) -> None:
+def test_invalid_switch_is_reported_once_and_the_program_goes_on(tmp_path: Path) -> None:
     path = os.pathsep.join([str(BOOTSTRAP), stand_ins(tmp_path, live=LIVE)])
     ours = execute(tmp_path, script(tmp_path, SPAWN), "maybe", path)
     said = f"{SWITCH}='maybe' is neither on (1, true, yes, on) nor off (0, false, no, off); example: {SWITCH}=1"
     assert ours == Ended(0, "trained\ntrained\n", f"training_profiler: nothing is measured: {said}\n")
 
 
-def test_a_broken_stderr_is_nobodys_problem(tmp_path: Path) -> None:
-    assert watched(tmp_path, "import sys; sys.stderr.close(); print('end')") == Ended(0, "end\n", "")
+def test_broken_stderr_harms_nothing(tmp_path: Path) -> None:
+    assert run_prepared(tmp_path, "import sys; sys.stderr.close(); print('end')") == Ended(0, "end\n", "")
     assert execute(tmp_path, [sys.executable, "-c", "import sys; sys.stderr = None"], "1", str(BOOTSTRAP)).status == 0
 
 
 BECAUSE = LIVE.replace("return None", "return 'no optimizer was seen'")
 
 
-def test_a_program_in_which_nothing_was_measured_says_why_at_its_end(tmp_path: Path) -> None:
+def test_program_without_measurements_gets_the_reason_at_its_end(tmp_path: Path) -> None:
     text = "import atexit, torch\natexit.register(print, 'end')"
-    ours = watched(tmp_path, text, live=BECAUSE)
-    assert ours == Ended(0, "watching True\nend\n", WHY + "no optimizer was seen\n")
+    ours = run_prepared(tmp_path, text, live=BECAUSE)
+    assert ours == Ended(0, "started True\nend\n", WHY + "no optimizer was seen\n")
 
 
-def test_children_leave_it_to_their_parent_to_say_why(tmp_path: Path) -> None:
-    ours = watched(tmp_path, SPAWN + "if not os.fork(): raise SystemExit", live=BECAUSE)
+def test_only_the_parent_prints_why_nothing_was_measured(tmp_path: Path) -> None:
+    ours = run_prepared(tmp_path, SPAWN + "if not os.fork(): raise SystemExit", live=BECAUSE)
     assert ours.stderr == WHY + "no optimizer was seen\n"
 
 
 @pytest.mark.parametrize("launch", ["os.environ[ROOT].partition(':')[2]", "'another'"])
-def test_a_run_folder_that_a_child_left_counts_if_it_is_of_this_launch(tmp_path: Path, launch: str) -> None:
+def test_run_folder_of_a_child_counts_if_it_belongs_to_this_launch(tmp_path: Path, launch: str) -> None:
     text = f"""
 import json, os, sys
 ROOT = {ROOT_VARIABLE!r}
@@ -289,20 +288,20 @@ os.wait()
 os.chdir("/")
 """
     (tmp_path / "runs" / "Nov21_of_another_tool").mkdir(parents=True)
-    ours = watched(tmp_path, text)
+    ours = run_prepared(tmp_path, text)
     assert ours == Ended(0, "", NOTHING if launch == "'another'" else "")
 
 
 @pytest.mark.parametrize(
     "words", [["-c", "1"], ["-m", "pip", "--version"], ["-i", "train.py"], ["-m", "training_profiler"]]
 )
-def test_what_is_no_training_says_nothing_in_a_prepared_shell(tmp_path: Path, words: list[str]) -> None:
+def test_other_python_commands_print_nothing_in_a_prepared_shell(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "train.py").write_text("")
     ours = execute(tmp_path, [sys.executable, *words], "1", str(BOOTSTRAP))
     assert NOTHING not in ours.stderr
 
 
-def test_the_file_is_read_by_any_python_and_knows_our_words() -> None:
+def test_sitecustomize_parses_in_old_pythons_and_shares_our_constants() -> None:
     source = (BOOTSTRAP / "sitecustomize.py").read_text()
     ast.parse(source, feature_version=(3, 4))
     assert not any(isinstance(node, (ast.JoinedStr, ast.FunctionDef)) for node in ast.walk(ast.parse(source)))

@@ -1,4 +1,4 @@
-"""Windows of deep capture in real trainings: what they write, and that they hurt none, however they are nested."""
+"""Capture windows in real trainings: the traces they write, and trainings that they leave unchanged."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ import pytest
 
 from tests.system.scripts import Outcome, command, environment, finish, run, start, wait_for
 
-# A training whose steps end by hand; ``each`` is what a test does in the middle of a step.
+# A training with manual steps; a test passes code for the middle of a step as ``each``.
 TRAINING = """
 import os, signal, sys, threading, time
 import torch
@@ -43,11 +43,25 @@ def train(count, each=None):
 def names(prof):
     return sorted({event.key for event in prof.key_averages()})
 """
+# Time passes only in ``advance``, so the length of a step does not depend on the machine.
+FAKE_CLOCK = """
+import time
+now_ns = time.perf_counter_ns()
+def fake_clock():
+    global now_ns
+    now_ns += 1000
+    return now_ns
+def advance(seconds):
+    global now_ns
+    now_ns += int(seconds * 1e9)
+time.perf_counter_ns = fake_clock
+"""
 PLAN = "RECTIFIED_FLOW_PROFILE_CAPTURE"
 
 
-def trained(cwd: Path, text: str, plan: str = "steps=5-8", **options: Any) -> Outcome:
-    return run(cwd, TRAINING + text, variables={PLAN: plan}, **options)
+def trained(cwd: Path, text: str, plan: str = "steps=5-8", before: str = "") -> Outcome:
+    """Run ``before``, the training and ``text`` as one script with a plan of captures."""
+    return run(cwd, before + TRAINING + text, variables={PLAN: plan})
 
 
 def captures(outcome: Outcome) -> list[str]:
@@ -79,11 +93,11 @@ def lies_in(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
     )
 
 
-def said(outcome: Outcome) -> str:
+def health_notes(outcome: Outcome) -> str:
     return "\n".join(outcome.report["health"]["notes"])
 
 
-def test_a_window_is_a_trace_in_which_operators_lie_in_the_sections_that_called_them(tmp_path):
+def test_operators_of_a_trace_lie_in_the_sections_that_called_them(tmp_path):
     outcome = trained(tmp_path, "start_training_profiling(); train(30)")
     assert outcome.status == 0, outcome.stderr
     assert captures(outcome) == ["step5-8-rank0.pt.trace.json.gz"]
@@ -95,13 +109,13 @@ def test_a_window_is_a_trace_in_which_operators_lie_in_the_sections_that_called_
         assert len(spans) == 4
         assert len(calls) >= 4
         assert all(sum(lies_in(call, span) for span in spans) == 1 for call in calls)
-    assert outcome.stdout.count("captured steps 5-8 in ") == 2  # at once, and in the health lines
-    assert "next: training-profiler trace" in said(outcome)
+    assert outcome.stdout.count("captured steps 5-8 in ") == 2  # when it is written, and under Profiler health
+    assert "next: training-profiler trace" in health_notes(outcome)
     assert outcome.report["health"]["disabled"] == []
 
 
 @pytest.mark.programs
-def test_the_analysis_of_traces_maps_operators_to_sections(tmp_path):
+def test_trace_analysis_maps_operators_to_sections(tmp_path):
     outcome = trained(tmp_path, "start_training_profiling(); train(30)")
     folder = str(outcome.folder / "captures")
     operators_view = command(tmp_path, "trace", folder, "--view", "operators")
@@ -111,7 +125,7 @@ def test_the_analysis_of_traces_maps_operators_to_sections(tmp_path):
     assert "ProfilerStep#5" in command(tmp_path, "trace", folder).stdout
 
 
-# How two profilers may meet; each by the exit status of a process, for where they do the process crashes.
+# Two profilers in one program. Each case has its own process: torch crashes if both record at once.
 THEIRS: dict[str, tuple[str, str, list[str]]] = {
     "theirs around ours": (
         "with theirs() as prof: train(30)\nprof.export_chrome_trace('theirs.json'); print(len(names(prof)) > 20)",
@@ -209,7 +223,7 @@ THEIRS: dict[str, tuple[str, str, list[str]]] = {
         "steps=5-8",
         [],
     ),
-    "theirs is Python's own, which is no matter": (
+    "theirs is cProfile, which does not conflict": (
         "import cProfile, pstats\nprof = cProfile.Profile(); prof.enable(); train(30); prof.disable()\n"
         "print(len(pstats.Stats(prof).stats) > 20)",
         "steps=5-8",
@@ -220,7 +234,7 @@ THEIRS: dict[str, tuple[str, str, list[str]]] = {
 
 @pytest.mark.programs
 @pytest.mark.parametrize("how", THEIRS)
-def test_a_profiler_of_the_programs_own_is_never_disturbed(tmp_path, how):
+def test_profiler_of_the_program_is_unaffected(tmp_path, how):
     text, plan, files = THEIRS[how]
     outcome = trained(tmp_path, "start_training_profiling()\n" + text, plan)
     assert outcome.status == 0, outcome.stderr
@@ -228,7 +242,7 @@ def test_a_profiler_of_the_programs_own_is_never_disturbed(tmp_path, how):
     assert captures(outcome) == files
     assert outcome.report["health"]["disabled"] == []
     if not files:
-        assert "profiler of the program's own" in said(outcome)
+        assert "profiler of the program's own" in health_notes(outcome)
 
 
 def leftovers(outcome: Outcome) -> list[str]:
@@ -237,7 +251,7 @@ def leftovers(outcome: Outcome) -> list[str]:
 
 @pytest.mark.programs
 @pytest.mark.parametrize("plan", ["steps=5-8", "every=12,length=2", "outlier,length=2", "steps=2-40"])
-def test_losses_are_the_same_bit_for_bit(tmp_path, plan):
+def test_losses_are_bitwise_equal(tmp_path, plan):
     text = "train(60, lambda: time.sleep(0.1) if len(losses) == 30 else None)\nprint(losses)"
     (tmp_path / "plain").mkdir()
     plain = run(tmp_path / "plain", TRAINING + text, profile=None)
@@ -248,17 +262,22 @@ def test_losses_are_the_same_bit_for_bit(tmp_path, plan):
     assert leftovers(outcome) == []
 
 
-def test_windows_open_every_so_many_steps_until_the_budget_is_used_up(tmp_path):
-    text = "start_training_profiling(log_every=1000); train(100, lambda: time.sleep(0.01))"
+def test_windows_open_every_n_steps_until_the_budget_is_used(tmp_path):
+    text = (
+        "import glob\n"
+        "def each():\n"  # the first trace is written before the second window
+        "    while len(losses) == 35 and not glob.glob('runs/*/captures/step20-*.gz'): time.sleep(0.01)\n"
+        "start_training_profiling(log_every=1000); train(100, each)"
+    )
     outcome = trained(tmp_path, text, "every=20,length=2,windows=2")
     assert captures(outcome) == ["step20-21-rank0.pt.trace.json.gz", "step40-41-rank0.pt.trace.json.gz"]
-    assert "no further capture windows: 2 were opened (windows=)" in said(outcome)
+    assert "no further capture windows: 2 were opened (windows=)" in health_notes(outcome)
 
 
 @pytest.mark.programs
-def test_a_step_far_longer_than_others_opens_a_window_right_after_it(tmp_path):
-    text = "start_training_profiling(); train(40, lambda: time.sleep(0.3 if len(losses) == 25 else 0.01))"
-    outcome = trained(tmp_path, text, "outlier,length=2,windows=1")
+def test_outlier_step_opens_a_window_after_it(tmp_path):
+    text = "start_training_profiling(); train(40, lambda: advance(0.3 if len(losses) == 25 else 0.01))"
+    outcome = trained(tmp_path, text, "outlier,length=2,windows=1", FAKE_CLOCK)
     assert captures(outcome) == ["step27-28-rank0.pt.trace.json.gz"]
 
 
@@ -271,19 +290,19 @@ def test_a_step_far_longer_than_others_opens_a_window_right_after_it(tmp_path):
          "memory_gib=0.05", "when memory had grown by 0.05 GiB"),
     ],
 )  # fmt: skip
-def test_a_window_ends_within_a_step_that_reaches_a_limit(tmp_path, each, limit, said_so):
+def test_window_ends_in_the_step_that_reaches_a_limit(tmp_path, each, limit, said_so):
     text = f"def each():\n    if len(losses) == 5:\n        {each}\nstart_training_profiling(); train(20, each)"
     outcome = trained(tmp_path, text, f"steps=5-9,{limit}")
     assert outcome.status == 0, outcome.stderr
     assert captures(outcome) == ["step5-5-rank0.pt.trace.json.gz"]
-    assert re.search(f"captured step 5 in [0-9.]+ s, ended {said_so}", said(outcome))
+    assert re.search(f"captured step 5 in [0-9.]+ s, ended {said_so}", health_notes(outcome))
 
 
 @pytest.mark.programs
-def test_a_file_over_its_limit_is_not_kept(tmp_path):
+def test_file_over_its_size_limit_is_removed(tmp_path):
     outcome = trained(tmp_path, "start_training_profiling(); train(20)", "steps=5-8,megabytes=0.001")
     assert (outcome.status, captures(outcome)) == (0, [])
-    assert "capture of steps 5-8 failed, the training goes on: the file would be over 0.001 MB" in said(outcome)
+    assert "capture of steps 5-8 failed, the training goes on: the file would be over 0.001 MB" in health_notes(outcome)
 
 
 @pytest.mark.programs
@@ -294,7 +313,7 @@ def test_a_file_over_its_limit_is_not_kept(tmp_path):
         ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000))", "is the disk full"),
     ],
 )
-def test_a_trace_that_cannot_be_written_is_said_and_the_training_goes_on(tmp_path, spoil, why):
+def test_unwritable_trace_is_reported_and_the_training_goes_on(tmp_path, spoil, why):
     outcome = trained(tmp_path, f"start_training_profiling(); train(3); {spoil}; train(37); print('done')")
     assert outcome.status == 0, outcome.stderr
     assert "done\n" in outcome.stdout
@@ -315,7 +334,7 @@ def test_a_trace_that_cannot_be_written_is_said_and_the_training_goes_on(tmp_pat
         "threading.Thread(target=stop_training_profiling).start(); time.sleep(0.2); sys.exit(4)",
     ],
 )
-def test_a_run_that_ends_in_a_window_ends_as_without(tmp_path, ending):
+def test_run_that_ends_in_a_window_keeps_its_exit_status(tmp_path, ending):
     text = f"def each():\n    if len(losses) == 6: {ending}\nstart_training_profiling(); train(20, each)"
     (tmp_path / "plain").mkdir()
     plain = run(tmp_path / "plain", TRAINING + text, profile=None)
@@ -326,7 +345,7 @@ def test_a_run_that_ends_in_a_window_ends_as_without(tmp_path, ending):
         assert trace(outcome, name)["traceEvents"]
 
 
-def test_a_training_that_is_over_in_a_window_keeps_its_steps(tmp_path):
+def test_steps_before_the_end_of_training_are_kept(tmp_path):
     outcome = trained(tmp_path, "start_training_profiling(); train(7)", "steps=5-20")
     assert outcome.status == 0, outcome.stderr
     assert captures(outcome) == ["step5-7-rank0.pt.trace.json.gz"]
@@ -334,7 +353,7 @@ def test_a_training_that_is_over_in_a_window_keeps_its_steps(tmp_path):
 
 
 @pytest.mark.programs
-def test_an_exception_that_is_caught_within_a_window_changes_nothing(tmp_path):
+def test_exception_caught_in_a_window_changes_nothing(tmp_path):
     text = (
         "def each():\n    if len(losses) == 6: raise ValueError\n"
         "start_training_profiling()\n"
@@ -346,7 +365,7 @@ def test_an_exception_that_is_caught_within_a_window_changes_nothing(tmp_path):
 
 @pytest.mark.programs
 @pytest.mark.parametrize("ending", ["sys.exit(0)", "os._exit(0)"])
-def test_a_child_that_is_forked_in_a_window_ends_by_itself(tmp_path, ending):
+def test_child_forked_in_a_window_ends_normally(tmp_path, ending):
     text = (
         "def each():\n"
         "    if len(losses) != 5: return\n"
@@ -366,7 +385,7 @@ def test_a_child_that_is_forked_in_a_window_ends_by_itself(tmp_path, ending):
 
 
 @pytest.mark.programs
-def test_workers_that_are_forked_in_a_window_serve_as_ever(tmp_path):
+def test_workers_forked_in_a_window_work(tmp_path):
     text = (
         "def each():\n"
         "    if len(losses) != 5: return\n"
@@ -381,7 +400,7 @@ def test_workers_that_are_forked_in_a_window_serve_as_ever(tmp_path):
 
 
 @pytest.mark.programs
-def test_steps_that_end_within_a_backward_pass_open_no_window(tmp_path):
+def test_steps_inside_a_backward_pass_open_no_window(tmp_path):
     text = (
         "start_training_profiling()\n"
         "for _ in range(20):\n"
@@ -391,10 +410,10 @@ def test_steps_that_end_within_a_backward_pass_open_no_window(tmp_path):
     )
     outcome = trained(tmp_path, text)
     assert (outcome.status, captures(outcome)) == (0, [])
-    assert "within a backward pass" in said(outcome)
+    assert "within a backward pass" in health_notes(outcome)
 
 
-def test_a_window_opens_on_request(tmp_path):
+def test_window_opens_on_request(tmp_path):
     text = (
         "start_training_profiling(log_every=10**9); train(20); print('ready', flush=True)\n"
         "import glob\n"
@@ -419,14 +438,14 @@ def test_a_window_opens_on_request(tmp_path):
     ("words", "why"),
     [(["nowhere"], "is not a folder"), (["."], "no journal"), ([".", "--steps", "0"], "number of steps")],
 )
-def test_what_cannot_be_asked_for_is_said(tmp_path, words, why):
+def test_invalid_request_ends_with_status_2_and_the_reason(tmp_path, words, why):
     asked = command(tmp_path, "capture", *words)
     assert asked.status == 2
     assert why in asked.stderr
 
 
 @pytest.mark.programs
-def test_every_rank_writes_a_file_of_its_own(tmp_path):
+def test_every_rank_writes_its_own_file(tmp_path):
     program = Path(__file__).parents[1] / "rank_programs" / "training.py"
     launch = [sys.executable, "-m", "training_profiler", "run", sys.executable, "-m", "torch.distributed.run"]
     done = subprocess.run(

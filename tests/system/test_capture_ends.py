@@ -1,4 +1,4 @@
-"""Windows of deep capture that end before their time, or never open: the training goes on, and it is said."""
+"""Capture windows that end early or never open: the training goes on, and the reason is reported."""
 
 import subprocess
 import sys
@@ -6,11 +6,11 @@ import sys
 import pytest
 
 from tests.system.scripts import Outcome, command, environment, report_command
-from tests.system.test_capture import PLAN, annotations, captures, leftovers, said, trace, trained
+from tests.system.test_capture import FAKE_CLOCK, PLAN, annotations, captures, health_notes, leftovers, trace, trained
 
 pytestmark = pytest.mark.programs  # most take over 3 s
 START = "start_training_profiling(log_every=1000)\n"
-# A signal that comes at the worst time: while torch starts, or stops, to record.
+# Sends a signal at the worst time: while torch starts or stops recording.
 SIGNALLED = """
 original, sent = torch.profiler.profile.{name}, []
 def slow(self):
@@ -29,17 +29,17 @@ torch.profiler.profile.{name} = slow
         ("train(4); thread = threading.Thread(target=train, args=(20,)); thread.start(); thread.join(); train(5)", []),
     ],
 )  # fmt: skip
-def test_a_window_ends_where_steps_come_to_end_on_another_thread(tmp_path, text, files):
+def test_window_ends_if_steps_move_to_another_thread(tmp_path, text, files):
     outcome = trained(tmp_path, START + text + "\nwith theirs() as prof: train(3)\nprint(len(names(prof)) > 20)")
     assert outcome.status == 0, outcome.stderr
     assert "True\n" in outcome.stdout
     assert captures(outcome) == files
     assert outcome.report["health"]["disabled"] == []
-    assert "when steps came to end on another thread" in said(outcome)
+    assert "when steps came to end on another thread" in health_notes(outcome)
 
 
-def test_profilers_of_another_thread_may_begin_at_any_moment(tmp_path):
-    # Most of all while a window is being opened: torch takes some 50 ms to begin, in which that thread runs.
+def test_profiler_of_another_thread_may_start_at_any_moment(tmp_path):
+    # The worst moment is while a window opens: torch takes 50 ms to start, and the other thread runs meanwhile.
     text = (
         "import random\n"
         "is_over, count = False, 0\n"
@@ -52,8 +52,8 @@ def test_profilers_of_another_thread_may_begin_at_any_moment(tmp_path):
         "original = torch.profiler.profile.start\n"
         "def slow(self): original(self); time.sleep(0.2 * (threading.current_thread() is threading.main_thread()))\n"
         "torch.profiler.profile.start = slow\n"
-        "thread = threading.Thread(target=other); thread.start(); until = time.monotonic() + 5\n"
-        "while time.monotonic() < until: step()\n"
+        "thread = threading.Thread(target=other); thread.start()\n"
+        "while count <= 5: step()\n"
         "is_over = True; thread.join(); train(3); print(count > 5)"
     )
     outcome = trained(tmp_path, START + text, "every=14,length=6,windows=500")
@@ -62,34 +62,35 @@ def test_profilers_of_another_thread_may_begin_at_any_moment(tmp_path):
     assert outcome.report["health"]["disabled"] == []
 
 
-def test_a_window_whose_first_step_reaches_a_limit_is_said_to_be_dropped(tmp_path):
+def test_window_whose_first_step_reaches_a_limit_is_reported_as_dropped(tmp_path):
     text = "train(20, lambda: [time.sleep(0.01) for _ in range(80)] if len(losses) == 4 else None)"
     outcome = trained(tmp_path, START + text, "steps=5-8,seconds=0.3")
     assert (outcome.status, captures(outcome)) == (0, [])
-    assert "a capture window was dropped: step 5 was not over after 0.3 s (seconds=)" in said(outcome)
+    assert "a capture window was dropped: step 5 was not over after 0.3 s (seconds=)" in health_notes(outcome)
 
 
-def test_a_window_that_gave_way_is_none_of_the_runs_windows(tmp_path):
+def test_interrupted_window_does_not_count_against_the_budget(tmp_path):
     text = "train(5)\nwith theirs() as prof: train(2)\ntrain(200, lambda: time.sleep(0.01))"
     outcome = trained(tmp_path, START + text, "steps=5-8,windows=1")
     assert outcome.status == 0, outcome.stderr
     assert len(captures(outcome)) == 1
-    assert "no further capture windows" not in said(outcome)
+    assert "no further capture windows" not in health_notes(outcome)
 
 
 @pytest.mark.parametrize("name", ["start", "stop"])
-def test_sigterm_while_a_window_is_opened_or_ended_ends_the_process_at_once(tmp_path, name):
-    text = SIGNALLED.format(name=name, signal="SIGTERM") + START + "train(20)"
+def test_sigterm_while_a_window_opens_or_ends_kills_the_process(tmp_path, name):
+    patience = "import training_profiler.torch_capture.controller as controller; controller.JOIN_S = 600\n"
+    text = SIGNALLED.format(name=name, signal="SIGTERM") + patience + START + "train(20)"
     outcome = trained(tmp_path, text)
     assert outcome.status == -15
     assert "Traceback" not in outcome.stderr
     assert (captures(outcome), outcome.report["health"]["disabled"]) == ([], [])
-    assert "a capture window of step 5 on was dropped: the run ended in it" in said(outcome)
-    assert outcome.report["wall_s"] < 10  # it waits 20 s at most for a file; here there will be none
+    assert "a capture window of step 5 on was dropped: the run ended in it" in health_notes(outcome)
+    assert outcome.report["wall_s"] < 300  # no wait for a file that will not be written
 
 
 @pytest.mark.parametrize("name", ["start", "stop"])
-def test_ctrl_c_while_a_window_is_opened_or_ended_may_be_caught(tmp_path, name):
+def test_ctrl_c_while_a_window_opens_or_ends_can_be_caught(tmp_path, name):
     text = SIGNALLED.format(name=name, signal="SIGINT") + START
     text += "try: train(20)\nexcept KeyboardInterrupt: print('caught')\ntrain(10)\n"
     outcome = trained(tmp_path, text + "with theirs() as prof: train(3)\nprint(len(names(prof)) > 20)")
@@ -99,7 +100,7 @@ def test_ctrl_c_while_a_window_is_opened_or_ended_may_be_caught(tmp_path, name):
     assert leftovers(outcome) == []
 
 
-def test_a_run_that_another_thread_ends_in_a_window_leaves_no_profiler_behind(tmp_path):
+def test_run_stopped_by_another_thread_leaves_no_profiler_behind(tmp_path):
     text = (
         "def each():\n"
         "    if len(losses) == 5: thread = threading.Thread(target=stop_training_profiling); thread.start(); "
@@ -114,7 +115,7 @@ def test_a_run_that_another_thread_ends_in_a_window_leaves_no_profiler_behind(tm
     assert captures(outcome) == []
 
 
-def test_a_failure_of_ours_leaves_no_profiler_behind(tmp_path):
+def test_internal_error_leaves_no_profiler_behind(tmp_path):
     text = (
         "import training_profiler.torch_capture.window as window\n"
         "def broken(self): raise RuntimeError('planted')\n"
@@ -127,9 +128,9 @@ def test_a_failure_of_ours_leaves_no_profiler_behind(tmp_path):
     assert outcome.report["health"]["disabled"] == ["capture (RuntimeError: planted)"]
 
 
-def test_steps_of_a_window_are_not_told_as_the_trainings_own(tmp_path):
-    text = "train(60, lambda: time.sleep(0.5 if 4 <= len(losses) < 8 else 0.02))"
-    outcome = trained(tmp_path, START + text)
+def test_captured_steps_are_excluded_from_step_time(tmp_path):
+    text = "train(60, lambda: advance(0.5 if 4 <= len(losses) < 8 else 0.02))"
+    outcome = trained(tmp_path, START + text, before=FAKE_CLOCK)
     step = outcome.report["step_time"]
     assert step["disturbed_count"] >= 4
     assert step["max_s"] < 0.5
@@ -139,17 +140,17 @@ def test_steps_of_a_window_are_not_told_as_the_trainings_own(tmp_path):
     assert f"{step['disturbed_count']} steps in or after a capture window excluded" in from_files.stdout
 
 
-def test_steps_that_never_came_are_said(tmp_path):
+def test_planned_steps_after_the_end_are_reported(tmp_path):
     outcome = trained(tmp_path, START + "train(12)", "steps=100-103")
     assert (outcome.status, captures(outcome)) == (0, [])
-    assert "no capture of steps 100-103: the run ended after 12 steps" in said(outcome)
+    assert "no capture of steps 100-103: the run ended after 12 steps" in health_notes(outcome)
     asked = command(tmp_path, "trace", str(outcome.folder))
     assert asked.status == 2
     assert "is the folder of a run that captured no steps" in asked.stderr
     assert command(tmp_path, "capture", str(outcome.folder)).status == 2
 
 
-def test_steps_that_were_over_before_the_window_opened_are_not_in_it(tmp_path):
+def test_steps_before_the_window_are_not_in_the_trace(tmp_path):
     (tmp_path / "train.py").write_text(
         "import torch\n"
         "model = torch.nn.Linear(64, 8)\n"
@@ -169,7 +170,7 @@ def test_steps_that_were_over_before_the_window_opened_are_not_in_it(tmp_path):
     assert all(step["dur"] > 0 for step in steps)
 
 
-def test_a_folder_of_runs_is_no_run_to_ask(tmp_path):
+def test_folder_of_runs_is_rejected_with_the_run_to_use(tmp_path):
     outcome = trained(tmp_path, START + "train(3)", "every=100")
     asked = command(tmp_path, "capture", "runs")
     assert (asked.status, asked.stdout) == (2, "")

@@ -1,4 +1,4 @@
-"""Sections vanish inside of ``torch.compile``: no graph break, no recompilation of our making."""
+"""Sections disappear inside ``torch.compile``: they cause no graph break and no recompilation."""
 
 from pathlib import Path
 

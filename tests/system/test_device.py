@@ -1,4 +1,4 @@
-"""Device time in whole processes, on an accelerator that a script makes up."""
+"""Device time in whole processes, on a fake accelerator."""
 
 from pathlib import Path
 
@@ -33,8 +33,8 @@ def synchronize():
     call()
     time.sleep(max(0.0, Device.idle_from - time.perf_counter()))
 
-found = backends.Accelerator("cuda", "NVIDIA Fake", Event, lambda: 0, lambda: False, synchronize)
-backends.find_accelerator = lambda: found
+accelerator = backends.Accelerator(backends.CUDA, "cuda", "NVIDIA Fake", Event, lambda: 0, lambda: False, synchronize)
+backends.find_accelerator = lambda: accelerator
 
 def queue(seconds):
     Device.idle_from = max(Device.idle_from, time.perf_counter()) + seconds
@@ -54,14 +54,14 @@ def lines_of(text: str, word: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(word)]
 
 
-def test_a_run_ends_with_the_device_time_of_its_sections(tmp_path: Path) -> None:
+def test_run_reports_the_device_time_of_its_sections(tmp_path: Path) -> None:
     outcome = run(tmp_path, DEVICE + "for _ in range(10):\n    step()\n")
     assert (outcome.status, outcome.stderr) == (0, "")
     assert outcome.report["device"] == {
         "kind": "cuda",
         "name": "NVIDIA Fake",
         "timing": "events",
-        "spans": 18,  # the first step was over when it was seen that there is an accelerator
+        "spans": 18,  # the accelerator is detected after the first step
         "unmeasured": {},
     }
     forward = outcome.report["sections"]["forward_pass"]
@@ -87,7 +87,7 @@ for _ in range(300):
     assert outcome.report["sections"]["forward_pass"]["device_count"] > 0
 
 
-def test_a_child_that_is_forked_in_the_middle_calls_no_driver(tmp_path: Path) -> None:
+def test_forked_child_calls_no_driver(tmp_path: Path) -> None:
     fork = """
     if not os.fork():
         step()
@@ -99,7 +99,7 @@ def test_a_child_that_is_forked_in_the_middle_calls_no_driver(tmp_path: Path) ->
     assert outcome.report["device"]["spans"] == 20
 
 
-def test_a_driver_that_breaks_is_named_and_the_training_goes_on(tmp_path: Path) -> None:
+def test_failing_driver_is_reported_and_the_training_goes_on(tmp_path: Path) -> None:
     broken = DEVICE + "for number in range(20):\n    Device.broken = number >= 10\n    step()\nprint('trained')\n"
     outcome = run(tmp_path, broken)
     assert outcome.status == 0
@@ -111,7 +111,7 @@ def test_a_driver_that_breaks_is_named_and_the_training_goes_on(tmp_path: Path) 
     ]
 
 
-def test_sync_books_what_the_host_saw(tmp_path: Path) -> None:
+def test_sync_timing_equals_host_time(tmp_path: Path) -> None:
     variables = {"RECTIFIED_FLOW_PROFILE_TIMING": "sync"}
     outcome = run(tmp_path, DEVICE + "for _ in range(10):\n    step()\n", variables=variables)
     assert (outcome.status, outcome.stderr) == (0, "")
@@ -122,7 +122,7 @@ def test_sync_books_what_the_host_saw(tmp_path: Path) -> None:
     assert any(note.startswith("timing=sync") for note in outcome.report["health"]["notes"])
 
 
-def test_events_that_were_asked_for_without_an_accelerator_are_said_to_be_missing(tmp_path: Path) -> None:
+def test_event_timing_without_an_accelerator_is_reported(tmp_path: Path) -> None:
     plain = DEVICE + "backends.find_accelerator = lambda: None\nfor _ in range(10):\n    step()\n"
     outcome = run(tmp_path, plain, variables={"RECTIFIED_FLOW_PROFILE_TIMING": "events"})
     (note,) = [note for note in outcome.report["health"]["notes"] if "device" in note]
@@ -131,7 +131,7 @@ def test_events_that_were_asked_for_without_an_accelerator_are_said_to_be_missin
     assert "Device" not in outcome.stdout
 
 
-def test_a_second_run_of_a_process_has_device_time_of_its_own(tmp_path: Path) -> None:
+def test_second_run_of_a_process_has_its_own_device_time(tmp_path: Path) -> None:
     twice = """
 for steps in (5, 9):
     start_training_profiling(log_every=1000)

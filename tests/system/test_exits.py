@@ -1,4 +1,4 @@
-"""The ways a script ends: the final summary comes once, and status and traceback are the script's own."""
+"""However a script ends, it gets one final summary and keeps its own status and traceback."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 
 from tests.system.scripts import SUMMARY, THREE_STEPS, Outcome, finish, report_command, run, start, wait_for
 
-# Fast sections and a report at each step: a signal most likely lands in our own work.
+# Fast sections and a report at each step, so a signal most likely arrives during work of the profiler.
 BUSY = """
 import training_profiler.runtime.health
 training_profiler.runtime.health.REPORTS_FREE = 10**9  # or reports are thinned out
@@ -29,7 +29,7 @@ IDLE = THREE_STEPS + "print('ready', flush=True)\nimport time\nwhile True: time.
 
 
 def assert_summed_up_once(outcome: Outcome, steps: int | None = 3) -> None:
-    """Check that there is one final summary, the same in the terminal and in the run folder."""
+    """Check that terminal and run folder have the same single final summary."""
     assert outcome.summaries == 1
     if steps is not None:
         assert SUMMARY.findall(outcome.stdout) == [str(steps)]
@@ -49,7 +49,7 @@ def assert_summed_up_once(outcome: Outcome, steps: int | None = 3) -> None:
         ("import sys; sys.exit('a message')", 1),
         ("raise SystemExit", 0),
         ("raise ValueError('the loss is nan')", 1),
-        ("with profile_section('forward_pass'), profile_epoch(1): raise ValueError('inside of a section')", 1),
+        ("with profile_section('forward_pass'), profile_epoch(1): raise ValueError('inside a section')", 1),
         ("stop_training_profiling(); raise ValueError('after the end')", 1),
         ("import atexit; atexit.register(exec, '1 / 0')", 0),
         ("raise KeyboardInterrupt", -signal.SIGINT),
@@ -61,7 +61,7 @@ def assert_summed_up_once(outcome: Outcome, steps: int | None = 3) -> None:
         ("import threading; threading.Thread(target=lambda: 1 / 0).start()", 0),
     ],
 )
-def test_one_final_summary_and_the_scripts_own_status_and_traceback(tmp_path: Path, ending: str, status: int) -> None:
+def test_script_keeps_its_status_and_traceback_and_gets_one_summary(tmp_path: Path, ending: str, status: int) -> None:
     script = THREE_STEPS + ending + "\n"
     on, off = run(tmp_path, script), run(tmp_path, script, profile=None)
     assert (on.status, on.stderr) == (off.status, off.stderr)
@@ -69,25 +69,25 @@ def test_one_final_summary_and_the_scripts_own_status_and_traceback(tmp_path: Pa
     assert_summed_up_once(on)
 
 
-def test_report_says_which_exception_ended_the_run(tmp_path: Path) -> None:
+def test_report_names_the_exception_that_ended_the_run(tmp_path: Path) -> None:
     outcome = run(tmp_path, THREE_STEPS + "raise ValueError('the loss is nan')")
     assert outcome.report["ended_by"] == "ValueError"
     assert "Ended by: ValueError" in outcome.stdout
 
 
-def test_hard_exit_leaves_a_journal_to_report_from(tmp_path: Path) -> None:
+def test_hard_exit_leaves_a_journal_that_can_be_reported(tmp_path: Path) -> None:
     outcome = run(tmp_path, THREE_STEPS + "snapshot()\nimport os\nos._exit(5)")
     assert (outcome.status, outcome.summaries, outcome.stderr) == (5, 0, "")
-    told = report_command(tmp_path, str(outcome.folder))
-    assert (told.status, told.stderr) == (0, "")
-    assert SUMMARY.findall(told.stdout) == ["3"]
-    assert "the run did not come to its end" in told.stdout
+    from_files = report_command(tmp_path, str(outcome.folder))
+    assert (from_files.status, from_files.stderr) == (0, "")
+    assert SUMMARY.findall(from_files.stdout) == ["3"]
+    assert "the run did not come to its end" in from_files.stdout
 
 
-def test_ctrl_c_reaches_the_whole_group_and_is_summed_up_once(tmp_path: Path) -> None:
+def test_ctrl_c_to_the_process_group_gives_one_summary(tmp_path: Path) -> None:
     outcomes = []
     for profile in ("1", None):
-        # Both are past the fork when the child says ready: a signal may get lost in what Python runs right after it.
+        # Both are past the fork when the child prints ready: Python can lose a signal right after a fork.
         forks = "import os\nends = os.pipe()\nif os.fork(): os.write(ends[1], b'.')\nelse: os.read(ends[0], 1); "
         script = IDLE.replace("print('ready'", f"{forks}print('ready'")
         process = start(tmp_path, script, profile)
@@ -101,7 +101,7 @@ def test_ctrl_c_reaches_the_whole_group_and_is_summed_up_once(tmp_path: Path) ->
     assert_summed_up_once(on)
 
 
-def test_sigterm_ends_an_idle_run_as_it_would_without_us(tmp_path: Path) -> None:
+def test_sigterm_ends_an_idle_run_with_the_usual_status(tmp_path: Path) -> None:
     process = start(tmp_path, IDLE)
     read = wait_for(process, "ready")
     process.send_signal(signal.SIGTERM)
@@ -111,7 +111,7 @@ def test_sigterm_ends_an_idle_run_as_it_would_without_us(tmp_path: Path) -> None
     assert_summed_up_once(outcome)
 
 
-def test_own_sigterm_handler_is_not_replaced(tmp_path: Path) -> None:
+def test_sigterm_handler_of_the_script_is_not_replaced(tmp_path: Path) -> None:
     script = """
         import signal, sys
         def mine(*_):
@@ -132,7 +132,7 @@ def test_own_sigterm_handler_is_not_replaced(tmp_path: Path) -> None:
     assert "mine\n" in outcome.stdout
 
 
-def test_stop_gives_sigterm_its_default_back_and_leaves_a_later_handler(tmp_path: Path) -> None:
+def test_stop_restores_sigterm_and_keeps_a_later_handler(tmp_path: Path) -> None:
     script = """
         import signal
         from training_profiler import *
@@ -148,13 +148,13 @@ def test_stop_gives_sigterm_its_default_back_and_leaves_a_later_handler(tmp_path
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_signal_at_a_random_moment_of_a_busy_loop_is_summed_up_once(tmp_path: Path, signum: signal.Signals) -> None:
+def test_signal_at_a_random_moment_gives_one_summary(tmp_path: Path, signum: signal.Signals) -> None:
     for attempt in range(6):
         cwd = tmp_path / str(attempt)
         cwd.mkdir()
         process = start(cwd, BUSY)
         read = wait_for(process, "ready")
-        # Some reports more, each time another number: where that leaves the script is up to the scheduler.
+        # Reads another number of reports each time, so the signal arrives at different moments.
         for _ in range(attempt * 40):
             assert process.stdout is not None
             read += process.stdout.readline()
@@ -165,8 +165,8 @@ def test_signal_at_a_random_moment_of_a_busy_loop_is_summed_up_once(tmp_path: Pa
         assert not [line for line in outcome.stderr.splitlines() if "switched off" in line]
 
 
-def test_sigterm_while_the_script_itself_is_writing_is_summed_up_once(tmp_path: Path) -> None:
-    # The pipe is full, so the write is under way for sure when the signal comes.
+def test_sigterm_during_a_write_of_the_script_gives_one_summary(tmp_path: Path) -> None:
+    # The pipe is full, so the write is certainly under way when the signal arrives.
     script = (
         THREE_STEPS
         + """
@@ -184,15 +184,15 @@ print("." * 1_000_000)
     )
     process = start(tmp_path, script)
     assert process.stderr is not None
-    told = process.stderr.readline()
+    line = process.stderr.readline()
     outcome = finish(process, tmp_path)
-    assert told == "stuck\n"
+    assert line == "stuck\n"
     assert (outcome.status, outcome.stderr) == (-signal.SIGTERM, "")
     assert outcome.stdout.count("=== Final Profiling Summary (3 steps) ===") == 1
     assert outcome.report["health"]["disabled"] == []
 
 
-def test_killed_run_is_reported_but_for_its_last_interval(tmp_path: Path) -> None:
+def test_killed_run_is_reported_except_its_last_interval(tmp_path: Path) -> None:
     script = """
         from training_profiler import *
         start_training_profiling(log_every=10)
@@ -208,9 +208,9 @@ def test_killed_run_is_reported_but_for_its_last_interval(tmp_path: Path) -> Non
     process.kill()
     outcome = finish(process, tmp_path, read)
     assert outcome.status == -signal.SIGKILL
-    told = report_command(tmp_path, str(outcome.folder), "--json")
-    assert (told.status, told.stderr) == (0, "")
-    report = json.loads(told.stdout)
+    from_files = report_command(tmp_path, str(outcome.folder), "--json")
+    assert (from_files.status, from_files.stderr) == (0, "")
+    report = json.loads(from_files.stdout)
     assert report["steps"] == 20
     assert report["sections"]["forward_pass"]["count"] == 20
     assert sum(section["share"] for section in report["sections"].values()) == pytest.approx(1.0)
@@ -226,15 +226,13 @@ def test_run_killed_at_a_random_moment_can_be_reported(tmp_path: Path, attempt: 
     process.kill()
     outcome = finish(process, tmp_path, read)
     last_seen = max(int(line.split()[-2].rstrip(")")) for line in read.splitlines() if "(Step" in line)
-    told = report_command(tmp_path, str(outcome.folder), "--json")
-    assert told.status == 0
-    assert json.loads(told.stdout)["steps"] >= last_seen
+    from_files = report_command(tmp_path, str(outcome.folder), "--json")
+    assert from_files.status == 0
+    assert json.loads(from_files.stdout)["steps"] >= last_seen
 
 
 @pytest.mark.parametrize("moment", ["Recorder.drain", "Session._report", "Console.print"])
-def test_a_time_limit_of_the_script_that_is_up_in_the_middle_of_our_own_work_is_its_own(
-    tmp_path: Path, moment: str
-) -> None:
+def test_timeout_during_profiler_work_is_raised_in_the_script(tmp_path: Path, moment: str) -> None:
     kind, method = moment.split(".")
     script = f"""
         import os, signal
@@ -268,7 +266,7 @@ def test_a_time_limit_of_the_script_that_is_up_in_the_middle_of_our_own_work_is_
     assert_summed_up_once(outcome, steps=8)
 
 
-def test_ctrl_c_right_after_our_own_work_is_summed_up_once(tmp_path: Path) -> None:
+def test_ctrl_c_right_after_profiler_work_gives_one_summary(tmp_path: Path) -> None:
     script = """
         import sys
         from training_profiler import *
@@ -292,7 +290,7 @@ def test_ctrl_c_right_after_our_own_work_is_summed_up_once(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("moment", ["Recorder.drain", "Session._report", "Pipeline._close", "Console.print"])
-def test_sigterm_in_the_middle_of_our_own_work_waits_for_its_end(tmp_path: Path, moment: str) -> None:
+def test_sigterm_during_profiler_work_waits_for_its_end(tmp_path: Path, moment: str) -> None:
     kind, method = moment.split(".")
     script = f"""
         import os, signal

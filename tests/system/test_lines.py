@@ -1,4 +1,4 @@
-"""Where in the user's files the time goes, in whole processes."""
+"""Samples of lines of user code, in whole processes."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 from tests.system.scripts import THREE_STEPS, report_command, run
 from training_profiler.sampling.line_sampler import HANDOVER_S
 
-SWIFT = {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "500"}  # enough samples of a run of a second
-NO_MONITOR = {"RECTIFIED_FLOW_PROFILE_MONITOR_S": "0"}  # a thread of its own
+SWIFT = {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "500"}  # enough samples in a run of one second
+NO_MONITOR = {"RECTIFIED_FLOW_PROFILE_MONITOR_S": "0"}  # without the thread of the monitor
 NETWORK = """
 class Network:
     def forward(self, n):
@@ -44,7 +44,7 @@ def share_of(lines: list[dict[str, object]], file: str, function: str) -> float:
     return sum(float(str(line["share"])) for line in lines if (line["file"], line["function"]) == (file, function))
 
 
-def test_a_slow_function_is_named_in_the_section_it_runs_in(tmp_path: Path) -> None:
+def test_slow_function_is_named_in_its_section(tmp_path: Path) -> None:
     (tmp_path / "layers").mkdir()
     (tmp_path / "layers" / "network.py").write_text(NETWORK)
     outcome = run(tmp_path, PLANTED, variables=SWIFT)
@@ -63,7 +63,7 @@ def test_a_slow_function_is_named_in_the_section_it_runs_in(tmp_path: Path) -> N
     assert " augment (" in message
 
 
-def test_the_report_from_the_journal_names_the_same_lines(tmp_path: Path) -> None:
+def test_report_from_the_journal_names_the_same_lines(tmp_path: Path) -> None:
     (tmp_path / "layers").mkdir()
     (tmp_path / "layers" / "network.py").write_text(NETWORK)
     outcome = run(tmp_path, PLANTED, variables=SWIFT)
@@ -72,8 +72,8 @@ def test_the_report_from_the_journal_names_the_same_lines(tmp_path: Path) -> Non
     assert "line sampler: " in report_command(tmp_path, str(outcome.folder)).stdout
 
 
-def test_python_code_that_keeps_the_gil_is_seen_beside_torch_code_that_does_not(tmp_path: Path) -> None:
-    """By CPython's own time to hand over the GIL, 5 ms, hardly any sample is in ``augment``."""
+def test_python_code_that_holds_the_gil_is_sampled_beside_torch_code(tmp_path: Path) -> None:
+    """With CPython's default switch interval of 5 ms hardly any sample would be in ``augment``."""
     outcome = run(
         tmp_path,
         """
@@ -110,13 +110,13 @@ def test_python_code_that_keeps_the_gil_is_seen_beside_torch_code_that_does_not(
     assert seen[0] / sum(seen) > float(outcome.stdout.split()[0]) / 3
 
 
-def test_a_short_run_makes_no_claim_and_says_how_much_was_sampled(tmp_path: Path) -> None:
+def test_short_run_shows_no_lines_but_the_number_of_samples(tmp_path: Path) -> None:
     outcome = run(tmp_path, THREE_STEPS)
     assert outcome.report["lines"] == {}
     assert "- line sampler: " in outcome.stdout.split("Profiler health:")[1]
 
 
-def test_switched_off_there_is_no_thread_and_nothing_is_said(tmp_path: Path) -> None:
+def test_disabled_sampler_starts_no_thread_and_prints_nothing(tmp_path: Path) -> None:
     script = "import sys, threading\n" + THREE_STEPS + "print(threading.active_count(), sys.getswitchinterval())\n"
     outcome = run(tmp_path, script, variables=NO_MONITOR | {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "0"})
     assert outcome.stdout.startswith("1 0.005\n")
@@ -124,7 +124,7 @@ def test_switched_off_there_is_no_thread_and_nothing_is_said(tmp_path: Path) -> 
     assert outcome.report["lines"] == {}
 
 
-def test_after_a_run_the_interpreter_is_as_before(tmp_path: Path) -> None:
+def test_run_restores_the_switch_interval(tmp_path: Path) -> None:
     look = "print(threading.active_count(), round(sys.getswitchinterval(), 6))\n"
     script = "import sys, threading\n" + THREE_STEPS + look + "stop_training_profiling()\n" + look
     outcome = run(tmp_path, script, variables=NO_MONITOR)
@@ -132,7 +132,7 @@ def test_after_a_run_the_interpreter_is_as_before(tmp_path: Path) -> None:
     assert outcome.stdout.endswith("1 0.005\n")
 
 
-def test_a_forked_child_is_as_without_the_sampler(tmp_path: Path) -> None:
+def test_forked_child_has_no_sampler(tmp_path: Path) -> None:
     child = "print(threading.active_count(), sys.getswitchinterval(), flush=True); os._exit(0)"
     outcome = run(
         tmp_path, f"import os, sys, threading\n{THREE_STEPS}if os.fork():\n    os.wait()\nelse:\n    {child}\n"

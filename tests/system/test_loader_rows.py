@@ -1,4 +1,4 @@
-"""What trackers are told of loaders, in a real run."""
+"""Rows of loaders that trackers get, in a real run."""
 
 import json
 
@@ -39,7 +39,7 @@ def rows_of(tmp_path, settings):
     return json.loads(line.removeprefix("ROWS "))
 
 
-def test_rows_come_at_optimizer_boundaries_and_what_is_left_over_at_the_end(tmp_path):
+def test_rows_are_sent_at_optimizer_steps_and_the_rest_at_the_end(tmp_path):
     rows = rows_of(tmp_path, "sinks='jsonl', log_scalars_every_n_steps=3")
     assert rows == [
         [3, [["main", "train", 3, 0.75], ["aux", "train", 1, 0.25]]],
@@ -48,5 +48,5 @@ def test_rows_come_at_optimizer_boundaries_and_what_is_left_over_at_the_end(tmp_
     ]
 
 
-def test_nothing_is_computed_where_there_is_no_tracker(tmp_path):
+def test_nothing_is_computed_without_a_tracker(tmp_path):
     assert rows_of(tmp_path, "log_scalars_every_n_steps=3") == []

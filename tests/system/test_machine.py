@@ -1,4 +1,4 @@
-"""What the machine did and how much training got done, in whole processes."""
+"""Machine load and throughput, in whole processes."""
 
 import json
 import sys
@@ -24,11 +24,11 @@ for epoch in range(3):
         print(loss.item().hex(), file=sys.stderr)
 print("torch._dynamo.eval_frame" in sys.modules, torch.rand(()).item().hex(), file=sys.stderr)
 """
-# Of 32 samples: forward, and backward without the gradient of the inputs.
+# For 32 samples: forward, and backward without the gradient of the inputs.
 FLOPS = 2 * 32 * (16 * 64 + 64) + 2 * 32 * (16 * 64 + 2 * 64)
 
 
-def test_a_training_nobody_edited_has_flops_and_bit_for_bit_the_same_losses(tmp_path: Path) -> None:
+def test_unmodified_training_has_flops_and_bitwise_equal_losses(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINING)
     off = execute(tmp_path, [sys.executable, "train.py"])
@@ -41,7 +41,7 @@ def test_a_training_nobody_edited_has_flops_and_bit_for_bit_the_same_losses(tmp_
     assert "FLOP/s in float32" in on.stdout
 
 
-def test_flops_are_not_counted_where_that_is_not_wanted(tmp_path: Path) -> None:
+def test_flops_can_be_switched_off(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     on = execute(tmp_path, through_run("train.py"), variables={"RECTIFIED_FLOW_PROFILE_FLOPS": "0"})
     assert "Throughput: " in on.stdout
@@ -60,7 +60,7 @@ for epoch in range(2):
 """
 
 
-def test_the_machine_is_in_the_summary_and_in_the_data(tmp_path: Path) -> None:
+def test_machine_stats_are_in_the_summary_and_the_report(tmp_path: Path) -> None:
     outcome = run(tmp_path, SECTIONS)
     assert (outcome.status, outcome.stderr) == (0, "")
     machine = outcome.report["machine"]
@@ -75,14 +75,14 @@ def test_the_machine_is_in_the_summary_and_in_the_data(tmp_path: Path) -> None:
     assert throughput["flops_per_step"] is None
 
 
-def test_the_report_from_files_says_the_same(tmp_path: Path) -> None:
+def test_report_from_files_has_the_same_machine_stats(tmp_path: Path) -> None:
     outcome = run(tmp_path, SECTIONS)
     read = json.loads(report_command(tmp_path, str(outcome.folder), "--json").stdout)
     assert read["machine"] == outcome.report["machine"]
     assert read["throughput"] == outcome.report["throughput"]
 
 
-def test_nobody_looks_where_that_is_not_wanted(tmp_path: Path) -> None:
+def test_machine_monitor_can_be_switched_off(tmp_path: Path) -> None:
     outcome = run(tmp_path, SECTIONS, variables={"RECTIFIED_FLOW_PROFILE_MONITOR_S": "0"})
     assert outcome.report["machine"] is None
     assert "machine monitor" not in outcome.stdout

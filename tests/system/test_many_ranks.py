@@ -1,4 +1,4 @@
-"""Trainings on many ranks, as torchrun starts them: rank 0 reports for all, whatever becomes of the others."""
+"""Trainings on many ranks under torchrun: rank 0 reports for all, even if others fail."""
 
 import json
 import re
@@ -25,7 +25,7 @@ FIXED = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "RECTIFIED_FLOW_PRO
 
 
 class Training:
-    """A training under torchrun that has come to its end, and what the profiler left of it."""
+    """A training under torchrun that has ended, and its run folder."""
 
     def __init__(self, cwd: Path, status: int, stdout: str, stderr: str) -> None:
         self.cwd, self.status, self.stdout, self.stderr = cwd, status, stdout, stderr
@@ -44,19 +44,19 @@ class Training:
         assert code in [finding["code"] for finding in findings], findings
         return next(finding for finding in findings if finding["code"] == code)
 
-    def summary_by(self, pattern: str) -> list[str]:
+    def lines_matching(self, pattern: str) -> list[str]:
         return sorted(re.findall(pattern, self.stdout))
 
 
 def launch(ranks: int, *launcher: str) -> list[str]:
-    """Return torchrun's command for so many ranks."""
+    """Return the command of torchrun for this number of ranks."""
     address = ["--master_addr=127.0.0.1", f"--master_port={free_port()}"]
     return [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", *(launcher or address)]
 
 
 @contextmanager
 def started(command: list[str], cwd: Path, profile: str | None, **variables: str) -> Iterator["subprocess.Popen[str]"]:
-    """Start a command in a process group of its own, of which nothing is left behind."""
+    """Start a command in its own process group, and kill the group at the end."""
     cwd.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
         command,
@@ -76,7 +76,7 @@ def started(command: list[str], cwd: Path, profile: str | None, **variables: str
 
 
 def kill_all(pid: int) -> None:
-    """Kill a process and all that it has started, ranks in sessions of their own too."""
+    """Kill a process and all its descendants, even those in other sessions."""
     with suppress(psutil.NoSuchProcess):
         parent = psutil.Process(pid)
         for process in [*parent.children(recursive=True), parent]:
@@ -85,11 +85,11 @@ def kill_all(pid: int) -> None:
 
 
 def train(
-    cwd: Path, *words: str, ranks: int = 2, program: str = "training.py", is_watched: bool = True, **variables: str
+    cwd: Path, *words: str, ranks: int = 2, program: str = "training.py", is_profiled: bool = True, **variables: str
 ) -> Training:
-    """Run a program of tests/rank_programs to its end, watched or not at all."""
+    """Run a program of tests/rank_programs to its end, with or without the profiler."""
     command = [*launch(ranks), str(PROGRAMS / program), *words]
-    if is_watched:
+    if is_profiled:
         command = [sys.executable, "-m", "training_profiler", "run", *command]
     with started(command, cwd, None, **variables) as process:
         stdout, stderr = process.communicate(timeout=TIMEOUT_S)
@@ -102,16 +102,16 @@ def report_of(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, text=True, capture_output=True, timeout=TIMEOUT_S, env=environment(None))
 
 
-TOLD = r"rank \d: \d+ collectives, losses \[.*\]"
+TOTALS = r"rank \d: \d+ collectives, losses \[.*\]"
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_profiling_adds_no_collective_and_changes_no_loss(tmp_path: Path, parallel: str) -> None:
-    plain = train(tmp_path / "plain", "--parallel", parallel, is_watched=False)
+    plain = train(tmp_path / "plain", "--parallel", parallel, is_profiled=False)
     ours = train(tmp_path / "ours", "--parallel", parallel)
     assert (plain.status, ours.status) == (0, 0), ours.stderr
-    assert ours.summary_by(TOLD) == plain.summary_by(TOLD)
-    assert len(plain.summary_by(TOLD)) == 2
+    assert ours.lines_matching(TOTALS) == plain.lines_matching(TOTALS)
+    assert len(plain.lines_matching(TOTALS)) == 2
     assert ours.stderr == plain.stderr
     assert ours.stdout.count(SUMMARY) == 1
     ranks = ours.report["ranks"]
@@ -120,7 +120,7 @@ def test_profiling_adds_no_collective_and_changes_no_loss(tmp_path: Path, parall
     assert ours.report["sections"]["synchronization"]["step_self_s"] > 0
 
 
-def test_a_single_rank_has_nothing_to_compare(tmp_path: Path) -> None:
+def test_single_rank_has_no_comparison(tmp_path: Path) -> None:
     training = train(tmp_path, ranks=1)
     assert training.status == 0
     assert training.report["ranks"] is None
@@ -138,7 +138,7 @@ def test_a_single_rank_has_nothing_to_compare(tmp_path: Path) -> None:
         ("fsdp2", "sleep", "other"),
     ],
 )
-def test_a_planted_straggler_is_named_with_its_cause(tmp_path: Path, parallel: str, slow: str, cause: str) -> None:
+def test_planted_straggler_is_named_with_its_cause(tmp_path: Path, parallel: str, slow: str, cause: str) -> None:
     training = train(tmp_path, "--slow", slow, "--parallel", parallel)
     assert training.status == 0, training.stderr
     finding = training.finding("straggler")
@@ -146,11 +146,11 @@ def test_a_planted_straggler_is_named_with_its_cause(tmp_path: Path, parallel: s
     slowest = next(row for row in training.report["ranks"]["ranks"] if row["who"]["rank"] == 1)
     assert slowest["against_best"] > 1.5
     assert slowest["cause"] == cause
-    if parallel == "ddp":  # of FSDP's many small exchanges most is exchange, where processes share few cores
+    if parallel == "ddp":  # with few cores, most of the many small collectives of FSDP is transfer
         assert training.report["ranks"]["waiting_share"] > training.report["ranks"]["transfer_share"]
 
 
-def test_of_four_ranks_the_slow_one_is_named(tmp_path: Path) -> None:
+def test_slow_rank_of_four_is_named(tmp_path: Path) -> None:
     training = train(tmp_path, "--slow", "data", "--slow-rank", "2", ranks=4)
     assert training.status == 0, training.stderr
     finding = training.finding("straggler")
@@ -158,7 +158,7 @@ def test_of_four_ranks_the_slow_one_is_named(tmp_path: Path) -> None:
     assert len(training.report["ranks"]["ranks"]) == 4
 
 
-def test_a_rank_that_is_killed_is_told_of_and_the_rest_is_reported(tmp_path: Path) -> None:
+def test_killed_rank_is_reported_with_the_others(tmp_path: Path) -> None:
     words = ("--steps", "200", "--fail", "kill", "--fail-step", "150", "--slow", "sleep")
     training = train(tmp_path, *words, RECTIFIED_FLOW_PROFILE_FLUSH_S="0.05")
     assert training.status == 1
@@ -171,7 +171,7 @@ def test_a_rank_that_is_killed_is_told_of_and_the_rest_is_reported(tmp_path: Pat
     assert merged.stdout.count(SUMMARY) == 1
 
 
-def test_when_a_rank_raises_the_others_end_by_sigterm_and_report(tmp_path: Path) -> None:
+def test_exception_in_a_rank_ends_the_others_with_a_report(tmp_path: Path) -> None:
     training = train(tmp_path, "--fail", "raise")
     assert training.status == 1
     assert training.stdout.count(SUMMARY) == 1
@@ -180,8 +180,8 @@ def test_when_a_rank_raises_the_others_end_by_sigterm_and_report(tmp_path: Path)
     assert failed["ended_by"] == "RuntimeError"
 
 
-def test_a_rank_that_torchrun_ends_because_another_failed_reports_all_the_same(tmp_path: Path) -> None:
-    # Without a collective in the loop rank 0 learns of it by SIGTERM alone.
+def test_rank_ended_by_torchrun_still_reports(tmp_path: Path) -> None:
+    # Without a collective in the loop only SIGTERM ends rank 0.
     words = ("--fail", "raise", "--fail-step", "3000", "--parallel", "none", "--steps", "90000")
     training = train(tmp_path, *words)
     assert training.status == 1
@@ -192,15 +192,15 @@ def test_a_rank_that_torchrun_ends_because_another_failed_reports_all_the_same(t
 
 
 def test_ranks_may_have_different_sections(tmp_path: Path) -> None:
-    training = train(tmp_path, program="sections.py", is_watched=False, RECTIFIED_FLOW_PROFILE="1")
+    training = train(tmp_path, program="sections.py", is_profiled=False, RECTIFIED_FLOW_PROFILE="1")
     assert training.status == 0, training.stderr
     spread = {row["name"]: row for row in training.report["ranks"]["sections"]}
     assert (spread["only_here"]["ranks"], spread["only_here"]["never_on"]) == (1, [0])
     assert spread["forward_pass"]["ranks"] == 2
-    assert "only_here" not in training.report["sections"]  # which is rank 0's
+    assert "only_here" not in training.report["sections"]  # these are the sections of rank 0
 
 
-def test_two_machines_without_a_common_disk_are_merged_from_their_files(tmp_path: Path) -> None:
+def test_files_of_two_machines_without_a_shared_disk_are_merged(tmp_path: Path) -> None:
     port = free_port()
     nodes = [tmp_path / "node0", tmp_path / "node1"]
     commands = [
@@ -213,9 +213,9 @@ def test_two_machines_without_a_common_disk_are_merged_from_their_files(tmp_path
     ]
     with started(commands[0], nodes[0], None) as first, started(commands[1], nodes[1], None) as second:
         stdout, stderr = first.communicate(timeout=TIMEOUT_S)
-        other, _ = second.communicate(timeout=TIMEOUT_S)
+        second_stdout, _ = second.communicate(timeout=TIMEOUT_S)
     assert (first.returncode, second.returncode) == (0, 0), stderr
-    assert (stdout + other).count(SUMMARY) == 1
+    assert (stdout + second_stdout).count(SUMMARY) == 1
     folder = Training(nodes[0], 0, stdout, stderr).folder
     assert sorted(path.name for path in folder.glob("rank*.jsonl")) == ["rank0.jsonl", "rank1.jsonl"]
     away = nodes[1] / "runs" / folder.name  # the same name on both
@@ -231,13 +231,13 @@ def test_two_machines_without_a_common_disk_are_merged_from_their_files(tmp_path
     assert merged["ranks"]["missing"] == []
 
 
-def test_a_training_that_is_started_anew_has_a_part_for_each_attempt(tmp_path: Path) -> None:
+def test_restarted_training_has_a_part_for_each_attempt(tmp_path: Path) -> None:
     launcher = launch(2, "--standalone", "--max-restarts=1")
     words = [str(PROGRAMS / "training.py"), "--fail", "raise", "--fail-step", "20"]
     command = [sys.executable, "-m", "training_profiler", "run", *launcher, *words]
     for trial in range(3):
         with started(command, tmp_path / str(trial), None) as process:
-            # Not to its end: with gloo and torch 2.13, torchrun now and then stands still in or after a restart.
+            # Does not wait for the end: with gloo and torch 2.13, torchrun sometimes hangs in or after a restart.
             stdout = until_summary(process, count=2)
         training = Training(tmp_path / str(trial), 0, stdout, "")
         if "=== Final Profiling Summary (40 steps) ===" in stdout:
@@ -256,7 +256,7 @@ def test_a_training_that_is_started_anew_has_a_part_for_each_attempt(tmp_path: P
 
 
 def until_summary(process: "subprocess.Popen[str]", count: int) -> str:
-    """Return what a process prints up to the end of its ``count``-th final summary, and wait for no more."""
+    """Return the output of a process up to the end of its ``count``-th final summary."""
     assert process.stdout is not None
     killer = threading.Timer(TIMEOUT_S, lambda: kill_all(process.pid))
     killer.start()
@@ -264,7 +264,7 @@ def until_summary(process: "subprocess.Popen[str]", count: int) -> str:
     try:
         for line in iter(process.stdout.readline, ""):
             lines.append(line)
-            if line.startswith("Run folder: ") and sum(SUMMARY in one for one in lines) == count:
+            if line.startswith("Run folder: ") and sum(SUMMARY in printed for printed in lines) == count:
                 break
     finally:
         killer.cancel()

@@ -1,4 +1,4 @@
-"""Metrics of trainings that nobody edited reach the chosen trackers however they end; no tracker can hold them up."""
+"""Metrics of unmodified trainings reach the trackers however the training ends, and no tracker delays it."""
 
 import csv
 import json
@@ -28,8 +28,8 @@ for inputs, targets in torch.utils.data.DataLoader(data, batch_size=None):
     optimizer.step()
 print("loss", loss.item().hex())
 """
-# The bootstrap watches this one too, as it would after `eval "$(training-profiler env)"`.
-WATCHED = {"PYTHONPATH": os.pathsep.join([str(BOOTSTRAP), str(ROOT)]), SINKS: "jsonl,csv", EVERY: "10"}
+# The bootstrap profiles this one too, as after `eval "$(training-profiler env)"`.
+PREPARED = {"PYTHONPATH": os.pathsep.join([str(BOOTSTRAP), str(ROOT)]), SINKS: "jsonl,csv", EVERY: "10"}
 
 
 def train(cwd: Path, text: str = TRAINING, **variables: str) -> Ended:
@@ -40,7 +40,7 @@ def train(cwd: Path, text: str = TRAINING, **variables: str) -> Ended:
 
 
 def rows_of(cwd: Path) -> list[dict[str, Any]]:
-    """Return the rows of intervals; those of data loaders have a test of their own, and so have those of epochs."""
+    """Return the rows of intervals, without those of data loaders and epochs."""
     return [row for row in all_rows_of(cwd) if any(map(is_of_interval, row))]
 
 
@@ -59,7 +59,7 @@ def health_of(cwd: Path) -> list[str]:
     return [*health["notes"], *health["disabled"]]
 
 
-def test_a_training_that_nobody_edited_leaves_its_metrics_in_every_tracker(tmp_path: Path) -> None:
+def test_metrics_of_an_unmodified_training_reach_every_tracker(tmp_path: Path) -> None:
     ended = train(tmp_path)
     assert (ended.status, ended.stderr) == (0, "")
     rows = rows_of(tmp_path)
@@ -105,7 +105,7 @@ def test_epochs_are_rows_at_their_last_step(tmp_path: Path) -> None:
     ]
 
 
-def test_an_exception_ends_it_as_without_us_with_the_last_steps_in_the_trackers(tmp_path: Path) -> None:
+def test_last_steps_before_an_exception_reach_the_trackers(tmp_path: Path) -> None:
     ended = train(tmp_path, TRAINING + "raise ValueError('the loss is nan')\n")
     assert ended.status == 1
     assert ended.stderr.endswith("ValueError: the loss is nan\n")
@@ -113,11 +113,11 @@ def test_an_exception_ends_it_as_without_us_with_the_last_steps_in_the_trackers(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_as_without_us_with_the_last_steps_in_the_trackers(tmp_path: Path, number: int) -> None:
+def test_last_steps_before_a_signal_reach_the_trackers(tmp_path: Path, number: int) -> None:
     text = TRAINING + "print('ready', flush=True)\nimport time\ntime.sleep(60)\n"
     outcomes = []
     for profile in ("1", None):
-        process = start(tmp_path, text, profile, variables=WATCHED if profile else {})
+        process = start(tmp_path, text, profile, variables=PREPARED if profile else {})
         read = wait_for(process, "ready")
         process.send_signal(number)
         outcomes.append(finish(process, tmp_path, read))
@@ -128,7 +128,7 @@ def test_a_signal_ends_it_as_without_us_with_the_last_steps_in_the_trackers(tmp_
 
 
 @pytest.mark.parametrize("ending", ["", pytest.param("raise KeyboardInterrupt", marks=pytest.mark.programs)])
-def test_a_tracker_that_blocks_for_ever_holds_up_neither_training_nor_exit(tmp_path: Path, ending: str) -> None:
+def test_blocked_tracker_delays_neither_training_nor_exit(tmp_path: Path, ending: str) -> None:
     blocked = f"""
         import threading
         from training_profiler.sinks.csv_file import CsvFile
@@ -147,7 +147,7 @@ def test_a_tracker_that_blocks_for_ever_holds_up_neither_training_nor_exit(tmp_p
     assert any("csv sink: did not come to its end" in note for note in health_of(tmp_path))
 
 
-def test_a_tracker_that_fails_is_named_in_the_summary_and_no_other_suffers(tmp_path: Path) -> None:
+def test_failing_tracker_is_named_and_affects_no_other(tmp_path: Path) -> None:
     script = """
         from training_profiler.sinks.csv_file import CsvFile
         def full(self, rows):
@@ -172,14 +172,14 @@ def test_only_the_primary_rank_has_trackers(tmp_path: Path) -> None:
 
 
 @pytest.mark.programs
-def test_a_forked_child_adds_no_rows(tmp_path: Path) -> None:
+def test_forked_child_adds_no_rows(tmp_path: Path) -> None:
     forks = TRAINING.replace("    optimizer.step()\n", "    optimizer.step()\n    import os; forked = os.fork() == 0\n")
     forks = forks.replace("print(", "    if forked: os._exit(0)\nprint(")
     assert train(tmp_path, forks).status == 0
     assert [row["step"] for row in rows_of(tmp_path)] == [10, 20, 25]
 
 
-def test_a_tracker_whose_package_is_missing_is_an_error_at_the_start(tmp_path: Path) -> None:
+def test_missing_package_of_a_tracker_is_an_error_at_start(tmp_path: Path) -> None:
     hidden = "import importlib.util; importlib.util.find_spec = lambda name: None\n"
     outcome = run(tmp_path, hidden + "import training_profiler", variables={SINKS: "wandb"})
     assert outcome.status == 1
@@ -188,7 +188,7 @@ def test_a_tracker_whose_package_is_missing_is_an_error_at_the_start(tmp_path: P
     )
 
 
-def test_under_run_a_missing_package_is_told_and_the_program_goes_on(tmp_path: Path) -> None:
+def test_missing_package_under_run_is_reported_and_the_program_goes_on(tmp_path: Path) -> None:
     hidden = """
 import importlib.util
 look = importlib.util.find_spec
@@ -203,7 +203,7 @@ importlib.util.find_spec = lambda name, package=None: None if name == "mlflow" e
     )
 
 
-def test_a_tracker_that_does_not_exist_is_an_error_before_the_program_starts(tmp_path: Path) -> None:
+def test_unknown_tracker_is_an_error_before_the_program_starts(tmp_path: Path) -> None:
     ended = train(tmp_path, **{SINKS: "tensorbord"})
     assert ended.status == 2
     assert "did you mean tensorboard?" in ended.stderr

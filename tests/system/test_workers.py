@@ -1,4 +1,4 @@
-"""Processes that serve a training stay silent and cannot hang."""
+"""Worker processes of a training print nothing and cannot hang."""
 
 from pathlib import Path
 
@@ -122,7 +122,7 @@ def test_fork_while_another_thread_reports_cannot_hang_the_child(tmp_path: Path)
     assert outcome.stderr.count("=== Final Profiling Summary") == 1
 
 
-def test_spawned_workers_that_import_decorated_functions_stay_silent(tmp_path: Path) -> None:
+def test_spawned_workers_with_decorated_functions_stay_silent(tmp_path: Path) -> None:
     script = """
         import multiprocessing
         from training_profiler import *
@@ -142,7 +142,7 @@ def test_spawned_workers_that_import_decorated_functions_stay_silent(tmp_path: P
     assert len(outcome.folders) == 1
 
 
-def test_a_child_that_starts_profiling_itself_is_profiled_even_when_forked(tmp_path: Path) -> None:
+def test_child_that_starts_profiling_is_profiled_even_if_forked(tmp_path: Path) -> None:
     script = """
         import multiprocessing
         from training_profiler import *
@@ -165,7 +165,7 @@ def test_a_child_that_starts_profiling_itself_is_profiled_even_when_forked(tmp_p
     assert outcome.report["steps"] == 3
 
 
-def test_decorating_functions_is_no_run(tmp_path: Path) -> None:
+def test_decorated_functions_start_no_run(tmp_path: Path) -> None:
     script = """
         from training_profiler import *
 

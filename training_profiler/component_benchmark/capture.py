@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from training_profiler.component_benchmark.subject import Subject, tensors_in
+from training_profiler.device.backends import CUDA
 from training_profiler.errors import BenchmarkError
 
 _FLOAT = re.compile(r"\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+")
@@ -213,6 +214,6 @@ def _gradients_in(value: Any) -> int:
 def _surroundings() -> Surroundings:
     kinds = {"cpu"}
     if torch.accelerator.is_available() if hasattr(torch, "accelerator") else torch.cuda.is_available():
-        kinds.add(torch.accelerator.current_accelerator().type if hasattr(torch, "accelerator") else "cuda")
+        kinds.add(torch.accelerator.current_accelerator().type if hasattr(torch, "accelerator") else CUDA.kind)
     autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in sorted(kinds) if torch.is_autocast_enabled(kind)]
     return Surroundings(torch.is_grad_enabled(), tuple(autocast))

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from training_profiler.device.backends import ready_backends
+
 
 @contextmanager
 def kept(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
@@ -46,7 +48,11 @@ def _generators() -> dict[str, Any]:
     numpy = sys.modules.get("numpy")
     return {
         "cpu": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None,
+        "devices": {
+            ready.kind: ready.module.get_rng_state_all()
+            for ready in ready_backends(torch)
+            if hasattr(ready.module, "get_rng_state_all")
+        },
         "python": random.getstate(),
         "numpy": numpy.random.get_state() if numpy is not None else None,
     }
@@ -54,8 +60,8 @@ def _generators() -> dict[str, Any]:
 
 def _restore(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["cpu"])
-    if states["cuda"] is not None:
-        torch.cuda.set_rng_state_all(states["cuda"])
+    for kind, of_devices in states["devices"].items():
+        getattr(torch, kind).set_rng_state_all(of_devices)
     random.setstate(states["python"])
     if states["numpy"] is not None:
         sys.modules["numpy"].random.set_state(states["numpy"])

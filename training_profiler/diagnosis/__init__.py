@@ -1,4 +1,4 @@
-"""Diagnosis: rules that read a snapshot and say what to change, and what that is worth."""
+"""Diagnosis: rules that read a snapshot and return findings: what is wrong, what it costs, how to fix it."""
 
 from training_profiler.diagnosis.rules import THRESHOLDS, diagnose, epoch_warnings
 from training_profiler.findings.finding import Finding

@@ -5,17 +5,17 @@ from typing import Final
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot
-from training_profiler.units import seconds_text
+from training_profiler.units import ms_text
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
-IDLE_AT_LEAST: Final = 0.1  # of the wait; a device that works on meanwhile is no worse off
+IDLE_AT_LEAST: Final = 0.1  # share of the wait; waiting for a busy device costs nothing
 
 
 @RULES.rule("waits-for-device", threshold=0.05)
 def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag calls such as ``.item()`` in which Python waits for the device, for over 5 % of step time.
 
-    Worth at most that, and no more than the device is idle: one that never is would be waited for elsewhere.
+    The saving is at most the device's idle time: a host that does not wait here for a busy device waits elsewhere.
     """
     step = snapshot.step
     waiting = _waiting_lines(snapshot)
@@ -32,20 +32,20 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
         or samples < SAMPLES_NEEDED
     ):
         return None
-    places = ", ".join(
+    line_texts = ", ".join(
         f"{line.file}:{line.line} {line.function} (.{line.waits_in}(), "
         f"{line.waiting_share * snapshot.wall_s / waited_s:.0%} of it)"
         for line in waiting[:3]
     )
-    evidence: Evidence = {"share_of_step": share, "threshold": threshold, "seconds": waited_s, "lines": places}
+    evidence: Evidence = {"share_of_step": share, "threshold": threshold, "seconds": waited_s, "lines": line_texts}
     return Finding(
         code="waits-for-device",
-        message=f"{share:.1%} of step time Python waits for the device "
-        f"({seconds_text(waited_s / step.count)} a step): {places}",
+        message=f"Python waits for the device for {share:.1%} of step time "
+        f"({ms_text(waited_s / step.count)} per step): {line_texts}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix="keep the tensor (.detach()) and read it every n-th step: .item(), .cpu(), .tolist() and .numpy() "
-        "return only when the device has done all that was asked of it before",
+        fix="Keep the tensor (.detach()) and read it every n-th step: .item(), .cpu(), .tolist() and .numpy() "
+        "wait until the device has finished all work queued before",
     )
 
 
@@ -53,7 +53,7 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
 def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step time that no section covers, above 10 %; None below 10 steps.
 
-    What is told as waiting for the device is explained.
+    Time that ``waits-for-device`` reports does not count.
     """
     other = snapshot.sections.get(OTHER)
     if other is None or snapshot.step is None or not has_enough_steps(snapshot) or not snapshot.step.settled_s:
@@ -62,7 +62,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     if waits_for_device(snapshot, snapshot.thresholds) is not None:
         total_s -= sum(line.waiting_share for line in snapshot.lines.get(OTHER, ())) * snapshot.wall_s
     idle_s = snapshot.idle_device_s()
-    if idle_s is not None:  # a host that waits for a busy device makes no step longer
+    if idle_s is not None:  # waiting for a busy device makes no step longer
         total_s = min(total_s, idle_s)
     share = total_s / snapshot.step.settled_s
     has_sections = any(section.count for section in snapshot.sections.values())
@@ -74,26 +74,26 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         "threshold": threshold,
         "seconds": total_s,
     }
-    message = f"{share:.1%} of step time lies in no section ({seconds_text(per_step_s)} a step)"
-    fix = 'put profile_section("...") around the parts of the loop that have none yet'
-    places = [
-        f"{place.file}:{place.line} {place.function} ({place.share / other.share:.0%} of it)"
-        for place in snapshot.hottest(OTHER)
+    message = f"{share:.1%} of step time is unattributed ({ms_text(per_step_s)} per step)"
+    fix = 'Wrap the parts of the loop that have no section yet in profile_section("...")'
+    line_texts = [
+        f"{line.file}:{line.line} {line.function} ({line.share / other.share:.0%} of it)"
+        for line in snapshot.hottest(OTHER)
     ]
-    if places:
-        evidence["lines"] = ", ".join(places)
+    if line_texts:
+        evidence["lines"] = ", ".join(line_texts)
         message += f": {evidence['lines']}"
-        fix = 'make these lines cheaper, or put profile_section("...") around them to see them apart'
+        fix = 'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately'
     return Finding("unexplained", message, evidence, potential_saving_s=total_s, fix=fix)
 
 
 def _waiting_lines(snapshot: Snapshot) -> list[LineStats]:
-    """Return the lines within steps that were seen waiting, the longest first."""
+    """Return the lines within steps that waited for the device, the longest wait first."""
     lines = [
         line
-        for name, of_section in snapshot.lines.items()
+        for name, section_lines in snapshot.lines.items()
         if name == OTHER or snapshot.sections[name].step_total_s > 0
-        for line in of_section
+        for line in section_lines
         if line.waiting_share > 0
     ]
     return sorted(lines, key=lambda line: -line.waiting_share)

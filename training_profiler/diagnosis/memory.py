@@ -1,4 +1,4 @@
-"""Rules about memory: of the host, of accelerators, and whether it grows."""
+"""Rules about memory: of the host and of accelerators, and whether it grows."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, Snapsho
 from training_profiler.units import S_PER_HOUR, S_PER_MINUTE, bytes_text
 
 OUT_OF_MEMORY_RISK: Final = 0.98  # of the device
-LOOKS_NEEDED: Final = 5  # of the monitor
+SAMPLES_NEEDED: Final = 5  # of the system monitor
 GROWTH_NEEDS: Final = 10  # points
 GROWTH_P_VALUE: Final = 0.001
 GROWTH_AT_LEAST: Final = 16 * 2**20  # bytes; caches and fragmentation come and go by that much
@@ -18,7 +18,7 @@ GROWTH_AT_LEAST: Final = 16 * 2**20  # bytes; caches and fragmentation come and 
 
 @RULES.rule("host-memory", threshold=0.85, saving=Saving.UNKNOWN)
 def host_memory(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag a peak above 85 % of the memory there is: the container's limit, or the host's where there is none."""
+    """Flag a peak above 85 % of the container's memory limit, or of the host's memory without such a limit."""
     machine = snapshot.machine
     if machine is None or machine.ram_share is None or machine.ram_share.max <= threshold:
         return None
@@ -28,25 +28,25 @@ def host_memory(snapshot: Snapshot, threshold: float) -> Finding | None:
         of = f"the container's limit of {bytes_text(machine.ram_limit_bytes)}"
     return Finding(
         code="host-memory",
-        message=f"RAM is {share:.1%} of {of} at its peak (pressure {severity_of(share, threshold):.2f})",
+        message=f"Peak RAM is {share:.1%} of {of} (pressure {severity_of(share, threshold):.2f})",
         evidence={"ram_share": share, "threshold": threshold, "pressure": severity_of(share, threshold)},
         potential_saving_s=0.0,
-        fix="a smaller batch with gradient accumulation, fewer DataLoader workers or a smaller prefetch_factor, "
-        "datasets that are mapped (mmap) rather than read whole",
+        fix="Use a smaller batch with gradient accumulation, fewer DataLoader workers or a smaller prefetch_factor; "
+        "map datasets into memory (mmap) instead of loading them whole",
     )
 
 
 @RULES.rule("gpu-memory-high", threshold=0.90, saving=Saving.UNKNOWN)
 def gpu_memory_high(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag a device that was filled above 90 %; above 98 % it may run out."""
-    found = fullest(snapshot)
-    if found is None or found[1] <= threshold:
+    """Flag a device with peak memory above 90 %; above 98 % it may run out."""
+    fullest_gpu = fullest(snapshot)
+    if fullest_gpu is None or fullest_gpu[1] <= threshold:
         return None
-    gpu, share = found
-    risk = "; above 98% the next larger batch runs out of memory" if share > OUT_OF_MEMORY_RISK else ""
+    gpu, share = fullest_gpu
+    risk = "; above 98% a larger batch runs out of memory" if share > OUT_OF_MEMORY_RISK else ""
     return Finding(
         code="gpu-memory-high",
-        message=f"GPU {gpu.index} is filled to {share:.1%} of {bytes_text(gpu.total_bytes or 0)} at its peak{risk}",
+        message=f"Peak memory of GPU {gpu.index} is {share:.1%} of {bytes_text(gpu.total_bytes or 0)}{risk}",
         evidence={
             "gpu": gpu.index,
             "memory_share": share,
@@ -54,32 +54,32 @@ def gpu_memory_high(snapshot: Snapshot, threshold: float) -> Finding | None:
             "pressure": severity_of(share, threshold),
         },
         potential_saving_s=0.0,
-        fix="a smaller batch, gradient checkpointing (torch.utils.checkpoint), or mixed precision",
+        fix="Use a smaller batch, gradient checkpointing (torch.utils.checkpoint) or mixed precision",
     )
 
 
 @RULES.rule("gpu-memory-low", threshold=0.50, saving=Saving.UNKNOWN)
 def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag devices of which none was filled by half; None before a few steps and looks have been seen."""
-    found = fullest(snapshot)
+    """Flag a run in which no device used half its memory; None below 10 steps or 5 samples."""
+    fullest_gpu = fullest(snapshot)
     machine = snapshot.machine
-    if found is None or machine is None or machine.samples < LOOKS_NEEDED or not has_enough_steps(snapshot):
+    if fullest_gpu is None or machine is None or machine.samples < SAMPLES_NEEDED or not has_enough_steps(snapshot):
         return None
-    gpu, share = found
+    gpu, share = fullest_gpu
     if share >= threshold:
         return None
     return Finding(
         code="gpu-memory-low",
-        message=f"GPU {gpu.index} is filled to {share:.1%} of {bytes_text(gpu.total_bytes or 0)} at its peak",
+        message=f"Peak memory of GPU {gpu.index} is only {share:.1%} of {bytes_text(gpu.total_bytes or 0)}",
         evidence={"gpu": gpu.index, "memory_share": share, "threshold": threshold},
         potential_saving_s=0.0,
-        fix="a larger batch makes better use of the device, where the training allows it",
+        fix="Use a larger batch, if the training allows it",
     )
 
 
-@RULES.rule("memory-growth", threshold=0.05, saving=Saving.UNKNOWN)  # of what was held on average
+@RULES.rule("memory-growth", threshold=0.05, saving=Saving.UNKNOWN)  # of the mean
 def memory_growth(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag memory that grows steadily by over 5 %: of a device, or of the process where no device's does."""
+    """Flag memory that keeps growing, by over 5 %: of a device, otherwise of the process."""
     machine = snapshot.machine
     if machine is None:
         return None
@@ -87,11 +87,11 @@ def memory_growth(snapshot: Snapshot, threshold: float) -> Finding | None:
         if _grows(gpu.allocated_growth, gpu.allocated_bytes, threshold):
             assert gpu.allocated_growth is not None
             free = None if gpu.total_bytes is None or gpu.used_bytes is None else gpu.total_bytes - gpu.used_bytes.last
-            return _growing(gpu.allocated_growth, f"memory allocated on GPU {gpu.index}", free, threshold)
+            return _growing(gpu.allocated_growth, f"Memory allocated on GPU {gpu.index}", free, threshold)
     if _grows(machine.ram_growth, machine.ram_process_bytes, threshold):
         assert machine.ram_growth is not None
         free = None if machine.ram_available_bytes is None else machine.ram_available_bytes.last
-        return _growing(machine.ram_growth, "memory of this process", free, threshold)
+        return _growing(machine.ram_growth, "Memory of this process", free, threshold)
     return None
 
 
@@ -107,7 +107,7 @@ def _grows(growth: Growth | None, level: Level | None, threshold: float) -> bool
 
 
 def _growing(growth: Growth, what: str, free_bytes: float | None, threshold: float) -> Finding:
-    a_second = growth.bytes / growth.seconds if growth.seconds else 0.0
+    bytes_per_s = growth.bytes / growth.seconds if growth.seconds else 0.0
     evidence: dict[str, float | int | str] = {
         "growth_bytes": growth.bytes,
         "seconds": growth.seconds,
@@ -115,22 +115,22 @@ def _growing(growth: Growth, what: str, free_bytes: float | None, threshold: flo
         "p_value": growth.p_value,
     }
     lasts = ""
-    if free_bytes is not None and free_bytes > 0 and a_second:
-        evidence["seconds_until_full"] = free_bytes / a_second
-        lasts = f"; at this pace the {bytes_text(free_bytes)} left last {_span_text(free_bytes / a_second)}"
+    if free_bytes is not None and free_bytes > 0 and bytes_per_s:
+        evidence["seconds_until_full"] = free_bytes / bytes_per_s
+        lasts = f"; at this rate the remaining {bytes_text(free_bytes)} last {_span_text(free_bytes / bytes_per_s)}"
     return Finding(
         code="memory-growth",
-        message=f"{what} grows steadily: by {bytes_text(growth.bytes)} in {_span_text(growth.seconds)}{lasts}",
+        message=f"{what} keeps growing: by {bytes_text(growth.bytes)} in {_span_text(growth.seconds)}{lasts}",
         evidence=evidence,
         potential_saving_s=0.0,
-        fix="something keeps tensors together with their graph, such as a list of losses: keep loss.item() or "
-        "loss.detach() instead; else a cache or a log that is never emptied",
+        fix="Look for tensors kept with their graph, such as a list of losses (keep loss.item() or loss.detach() "
+        "instead), or for a cache or log that is never emptied",
     )
 
 
 def _span_text(seconds: float) -> str:
     return (
-        f"{seconds:.0f}s"
+        f"{seconds:.0f} s"
         if seconds < 180
         else f"{seconds / S_PER_MINUTE:.0f} min"
         if seconds < 3 * S_PER_HOUR
@@ -143,7 +143,7 @@ def _hours(seconds: float) -> str:
 
 
 def fullest(snapshot: Snapshot) -> tuple[GpuStats, float] | None:
-    """Return the device of the highest peak and that as a share of its memory; None where it is not known of any."""
+    """Return the device with the highest peak share of its memory, and that share; None if unknown for all."""
     gpus = [] if snapshot.machine is None else snapshot.machine.gpus
     shares = [(gpu, held.max / gpu.total_bytes) for gpu in gpus if gpu.total_bytes and (held := gpu.held_bytes)]
-    return max(shares, key=lambda found: found[1], default=None)
+    return max(shares, key=lambda gpu_and_share: gpu_and_share[1], default=None)

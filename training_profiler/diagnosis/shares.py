@@ -1,4 +1,4 @@
-"""Rules about sections that take too much of the step, or of the run. Thresholds: PROFILING.md, "Rules"."""
+"""Rules about sections that take too much of the step, or of the run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,18 +7,33 @@ from typing import Final
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Rule, Saving
+from training_profiler.recording.known_sections import (
+    BACKWARD_PASS,
+    CHECKPOINTING,
+    DATA_GENERATION,
+    DATA_LOADING,
+    DATA_TRANSFER,
+    EMA_UPDATE,
+    FORWARD_PASS,
+    LOGGING,
+    METRICS_COMPUTATION,
+    OPTIMIZER_STEP,
+    SAMPLING,
+    SYNCHRONIZATION,
+    VALIDATION_EPOCH,
+)
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.units import seconds_text
+from training_profiler.units import ms_text, time_text
 
-MOST_OF_IT: Final = 0.5  # of the waiting for batches
+MOST_OF_IT: Final = 0.5  # share of the time spent waiting for batches
 
 
 def _waits_in_passes(snapshot: Snapshot) -> float:
-    """Return the time of exchange with other ranks if it is part of the passes, as FSDP's is of both; else 0."""
-    waits = snapshot.sections.get("synchronization")
-    if waits is None or waits.parent not in ("forward_pass", "backward_pass"):
+    """Return the synchronization time if it lies in the forward or backward pass (FSDP: in both); else 0."""
+    waits = snapshot.sections.get(SYNCHRONIZATION)
+    if waits is None or waits.parent not in (FORWARD_PASS, BACKWARD_PASS):
         return 0.0
-    return snapshot.total_of_step_s("synchronization") or 0.0
+    return snapshot.total_of_step_s(SYNCHRONIZATION) or 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +48,7 @@ class StepShare:
     saved: float = 1.0  # the part of the section's time that a realistic change saves
     fires_at_threshold: bool = False
     has_severity: bool = False
-    foreign_s: Callable[[Snapshot], float] | None = None  # time in the section that does not count as the section's
+    foreign_s: Callable[[Snapshot], float] | None = None  # time in the section that is not its own work
 
     def find(self, snapshot: Snapshot, threshold: float) -> Finding | None:
         """Return a finding if the section takes too much of the step; None below 10 steps, or without the section."""
@@ -64,7 +79,7 @@ class StepShare:
         return Finding(
             code=self.code,
             message=f"{share:.1%} of step time is spent {self.activity} "
-            f"({self.section}: {seconds_text(per_step_s)} a step{where})",
+            f"({self.section}: {ms_text(per_step_s)} per step{where})",
             evidence=evidence,
             potential_saving_s=self.saved * total_s,
             fix=self.fix,
@@ -92,7 +107,7 @@ class RunShare:
         return Finding(
             code=self.code,
             message=f"{share:.1%} of the run is spent {self.activity} "
-            f"({self.section}: {section.count} times, {section.avg_s or 0:.4f}s avg)",
+            f"({self.section}: {section.count} times, {time_text(section.avg_s or 0.0)} on average)",
             evidence={
                 "share_of_run": share,
                 "threshold": threshold,
@@ -107,88 +122,89 @@ class RunShare:
 STEP_SHARES: Final = (
     StepShare(
         code="data-loading-bound",
-        section="data_loading",
+        section=DATA_LOADING,
         threshold=0.15,
         activity="waiting for the next batch",
-        fix="raise DataLoader(num_workers=...), then pin_memory=True, persistent_workers=True and a larger "
-        "prefetch_factor; else faster storage or less preprocessing",
+        fix="Raise DataLoader(num_workers=...), then set pin_memory=True, persistent_workers=True and a larger "
+        "prefetch_factor; otherwise use faster storage or preprocess less",
         fires_at_threshold=True,
     ),
     StepShare(
         code="data-generation-bound",
-        section="data_generation",
+        section=DATA_GENERATION,
         threshold=0.30,
         activity="generating data",
-        fix="generate in DataLoader workers, generate ahead of time, or use a faster generator",
+        fix="Generate data in DataLoader workers or ahead of time, or use a faster generator",
         has_severity=True,
     ),
     StepShare(
         code="data-transfer",
-        section="data_transfer",
+        section=DATA_TRANSFER,
         threshold=0.10,
         activity="moving batches to the device",
-        fix="pin_memory=True in the DataLoader together with .to(device, non_blocking=True); prefetch to the device",
+        fix="Set pin_memory=True in the DataLoader and use .to(device, non_blocking=True); "
+        "prefetch batches to the device",
     ),
     StepShare(
         code="forward-dominates",
-        section="forward_pass",
+        section=FORWARD_PASS,
         threshold=0.60,
         activity="in the forward pass",
-        fix="mixed precision (torch.autocast), torch.compile, or a leaner architecture",
+        fix="Use mixed precision (torch.autocast), torch.compile, or a smaller model",
         saved=0.5,
         foreign_s=_waits_in_passes,
     ),
     StepShare(
         code="optimizer-heavy",
-        section="optimizer_step",
+        section=OPTIMIZER_STEP,
         threshold=0.15,
         activity="in the optimizer",
-        fix="fused=True or foreach=True in the optimizer; accumulate gradients over several batches",
+        fix="Pass fused=True or foreach=True to the optimizer, or accumulate gradients over several batches",
         saved=0.5,
     ),
     StepShare(
         code="metrics-heavy",
-        section="metrics_computation",
+        section=METRICS_COMPUTATION,
         threshold=0.05,
         activity="computing metrics and norms",
-        fix="compute them every n-th step, and norms with torch._foreach_norm or clip_grad_norm_'s return value",
+        fix="Compute them every n-th step; for norms, use torch._foreach_norm or the return value of clip_grad_norm_",
     ),
     StepShare(
         code="logging-heavy",
-        section="logging",
+        section=LOGGING,
         threshold=0.05,
         activity="logging",
-        fix="log every n-th step, and call .item() only there",
+        fix="Log every n-th step, and call .item() only there",
     ),
     StepShare(
         code="ema-heavy",
-        section="ema_update",
+        section=EMA_UPDATE,
         threshold=0.05,
         activity="updating the moving average of the weights",
-        fix="torch._foreach_lerp_ over all parameters at once, or update every n-th step",
+        fix="Update all parameters at once with torch._foreach_lerp_, or update every n-th step",
     ),
 )
 RUN_SHARES: Final = (
     RunShare(
         code="validation-heavy",
-        section="validation_epoch",
+        section=VALIDATION_EPOCH,
         threshold=0.10,
         activity="validating",
-        fix="validate less often, on fewer batches, or with a larger batch size",
+        fix="Validate less often, on fewer batches, or with a larger batch size",
     ),
     RunShare(
         code="sampling-heavy",
-        section="sampling",
+        section=SAMPLING,
         threshold=0.10,
         activity="generating samples",
-        fix="sample less often, fewer or with fewer steps",
+        fix="Generate samples less often, generate fewer, or use fewer sampling steps",
     ),
     RunShare(
         code="checkpointing-heavy",
-        section="checkpointing",
+        section=CHECKPOINTING,
         threshold=0.10,
         activity="saving checkpoints",
-        fix="save less often, or asynchronously (torch.distributed.checkpoint.async_save)",
+        fix="Save less often, or asynchronously (torch.distributed.checkpoint.async_save)",
     ),
 )
 for step_row in STEP_SHARES:
@@ -197,52 +213,52 @@ for run_row in RUN_SHARES:
     RULES.add(Rule(run_row.code, run_row.threshold, run_row.find, Saving.RUN))
 
 
-@RULES.rule("backward-slow", threshold=3.0)  # twice is what the arithmetic asks for
+@RULES.rule("backward-slow", threshold=3.0)  # 2x is expected: twice the arithmetic
 def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag a backward pass longer than three forward passes; None where either was not seen."""
-    forward_s = snapshot.total_of_step_s("forward_pass")
-    backward_s = snapshot.total_of_step_s("backward_pass")
+    """Flag a backward pass that takes over three times the forward pass; None if either was not measured."""
+    forward_s = snapshot.total_of_step_s(FORWARD_PASS)
+    backward_s = snapshot.total_of_step_s(BACKWARD_PASS)
     if not forward_s or backward_s is None or not has_enough_steps(snapshot):
         return None
-    if snapshot.is_by_device("forward_pass") != snapshot.is_by_device("backward_pass"):
-        return None  # the host's time of the one says nothing about the device's of the other
-    backward_s -= _exchanged_within(snapshot, "backward_pass")
+    if snapshot.is_by_device(FORWARD_PASS) != snapshot.is_by_device(BACKWARD_PASS):
+        return None  # host time of one and device time of the other cannot be compared
+    backward_s -= _synchronization_within(snapshot, BACKWARD_PASS)
     ratio = backward_s / forward_s
     potential_saving_s = backward_s - 2 * forward_s
     if ratio <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
     return Finding(
         code="backward-slow",
-        message=f"the backward pass takes {ratio:.1f}x the forward pass (2x is usual)",
+        message=f"The backward pass takes {ratio:.1f}x as long as the forward pass (usual: 2x)",
         evidence={"ratio": ratio, "threshold": threshold, "backward_s": backward_s, "forward_s": forward_s},
         potential_saving_s=potential_saving_s,
-        fix="look for memory pressure, activation checkpointing (recomputation) and custom autograd functions "
+        fix="Check for memory pressure, activation checkpointing (recomputation) and custom autograd functions "
         "without a fused backward",
     )
 
 
-def _exchanged_within(snapshot: Snapshot, name: str) -> float:
-    """Return the time of exchange between ranks within a section: what ranks wait for each other is no work of it."""
-    exchange = snapshot.sections.get("synchronization")
-    if exchange is None or exchange.parent != name or snapshot.is_by_device(name):
+def _synchronization_within(snapshot: Snapshot, name: str) -> float:
+    """Return the synchronization time within a section: waiting for other ranks is not the section's own work."""
+    waits = snapshot.sections.get(SYNCHRONIZATION)
+    if waits is None or waits.parent != name or snapshot.is_by_device(name):
         return 0.0
-    return snapshot.total_of_step_s("synchronization") or 0.0
+    return snapshot.total_of_step_s(SYNCHRONIZATION) or 0.0
 
 
-def with_specifics(found: list[Finding]) -> list[Finding]:
-    """Return the insights; that of waiting for batches says first what others know of where the waiting comes from."""
-    by_code = {finding.code: finding for finding in found}
+def with_specifics(findings: list[Finding]) -> list[Finding]:
+    """Return the findings; the fix for waiting for batches starts with a known source of most of the waiting."""
+    by_code = {finding.code: finding for finding in findings}
     waiting = by_code.get("data-loading-bound")
-    for code, whence in (("loader-slow", "this loader above all"), ("first-batch-slow", "the first batches above all")):
+    for code, source in (("loader-slow", "Mostly this loader"), ("first-batch-slow", "Mostly the first batches")):
         cause = by_code.get(code)
         if waiting is None or cause is None or cause.potential_saving_s < MOST_OF_IT * waiting.potential_saving_s:
             continue
-        named = f" ({cause.evidence['loader']})" if "loader" in cause.evidence else ""
-        fix = f"{whence}{named}: {cause.fix}"
-        return [replace(one, fix=fix) if one.code == waiting.code else one for one in found]
-    return found
+        name = f" ({cause.evidence['loader']})" if "loader" in cause.evidence else ""
+        fix = f"{source}{name}: {cause.fix}"
+        return [replace(finding, fix=fix) if finding.code == waiting.code else finding for finding in findings]
+    return findings
 
 
 def severity_of(share: float, threshold: float) -> float:
-    """Return how far a share is above its threshold: 0 at the threshold, 1 where all is that."""
+    """Return how far a share is above its threshold: 0 at the threshold, 1 for a share of 1."""
     return min(1.0, max(0.0, (share - threshold) / (1 - threshold))) if threshold < 1 else 0.0

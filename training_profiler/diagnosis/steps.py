@@ -5,26 +5,37 @@ from typing import Final
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
+from training_profiler.recording.known_sections import (
+    BACKWARD_PASS,
+    DATA_GENERATION,
+    DATA_LOADING,
+    DATA_TRANSFER,
+    FIRST_FETCH,
+    FORWARD_PASS,
+    SYNCHRONIZATION,
+    WORKER_START,
+)
 from training_profiler.snapshot.snapshot import OTHER, SectionStats, Snapshot
-from training_profiler.units import seconds_text
+from training_profiler.units import duration_text, ms_text, time_text
 
-VARIATION_NEEDS: Final = 20  # steps after warm-up; the deviation of fewer is itself too uncertain
+VARIATION_NEEDS: Final = 20  # steps after warm-up; the deviation of fewer steps is too uncertain
 RISE_NEEDS: Final = 100  # steps after warm-up
-RISE_P_VALUE: Final = 0.001  # neighbouring steps are alike, so chance alone rises more often than in theory
+RISE_P_VALUE: Final = 0.001  # strict: neighbouring steps are correlated, so random rises are common
 FIRST_FETCH_SHARE: Final = 0.01  # of the epoch
 MOSTLY: Final = 0.5  # of a section's time
-COUPLED: Final = 0.30  # of the variance of step time; from here on a section is named as the one that moves with it
+COUPLED: Final = 0.30  # of the variance of step time; from here on the section is named as the cause
 
-_WHY = {
-    "data_loading": "data stalls: more workers, a larger prefetch_factor, samples of more even cost",
-    "data_generation": "data of uneven cost: generate ahead, in workers",
-    "data_transfer": "transfers: pinned memory, non_blocking=True",
-    "forward_pass": "shapes that change from batch to batch, or other work on the machine",
-    "backward_pass": "shapes that change from batch to batch, allocator fragmentation, or other work on the machine",
-    "first_fetch": "the first batch of each pass: persistent_workers=True keeps the workers that fetch it",
-    "worker_start": "workers that are made anew each pass: persistent_workers=True keeps them",
-    "synchronization": "a rank that is sometimes late",
-    OTHER: "something no section covers: logging, garbage collection, other work on the machine",
+_FIXES = {
+    DATA_LOADING: "Avoid data stalls: more workers, a larger prefetch_factor, samples of more even cost",
+    DATA_GENERATION: "The cost of data varies: generate it ahead of time, in workers",
+    DATA_TRANSFER: "Use pinned memory and .to(device, non_blocking=True)",
+    FORWARD_PASS: "Check for shapes that change from batch to batch and for other work on the machine",
+    BACKWARD_PASS: "Check for shapes that change from batch to batch, allocator fragmentation and other work on the "
+    "machine",
+    FIRST_FETCH: "Set persistent_workers=True: it keeps the workers that fetch the first batch of each epoch",
+    WORKER_START: "Set persistent_workers=True: it keeps the workers from one epoch to the next",
+    SYNCHRONIZATION: "Check for a rank that is sometimes late",
+    OTHER: "Check the code outside all sections: logging, garbage collection, other work on the machine",
 }
 
 
@@ -53,31 +64,33 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     }
     if named:
         evidence |= {"moves_with": cause, "explained": part}
-    why = _WHY.get(cause, f"look at what makes {cause} uneven") if named else ""
+    fix = "Check for data stalls, changing shapes, allocator fragmentation and other work on the machine"
+    if named:
+        fix = _FIXES.get(cause, f"Check what makes {cause} uneven")
     return Finding(
         code="step-time-varies",
-        message=f"step time varies by {variation:.0%} (std over mean; longest {seconds_text(step.max_s)} at step "
-        f"{step.max_step}, median {seconds_text(step.median_s)}){named}",
+        message=f"Step time varies by {variation:.0%} (std/mean; longest {ms_text(step.max_s)} at step "
+        f"{step.max_step}, median {ms_text(step.median_s)}){named}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix=why or "data stalls, shapes that change, allocator fragmentation, or other work on the machine",
+        fix=fix,
     )
 
 
 def _waits_in(snapshot: Snapshot, cause: str) -> str:
-    """Return the section, or ``synchronization`` where most of the section's time is waiting for other ranks.
+    """Return the section, or ``synchronization`` if the section mostly waits for other ranks.
 
-    DDP tells of its exchange after the step, of which the times that are compared here are.
+    The variance of a step knows only the section: DDP reports its synchronization after the step.
     """
-    section, waits = snapshot.sections.get(cause), snapshot.sections.get("synchronization")
+    section, waits = snapshot.sections.get(cause), snapshot.sections.get(SYNCHRONIZATION)
     if section is None or waits is None or waits.parent != cause or not section.step_total_s:
         return cause
-    return "synchronization" if waits.step_self_s >= MOSTLY * section.step_total_s else cause
+    return SYNCHRONIZATION if waits.step_self_s >= MOSTLY * section.step_total_s else cause
 
 
-@RULES.rule("warm-up", threshold=3.0, saving=Saving.RUN)  # of the steps' median
+@RULES.rule("warm-up", threshold=3.0, saving=Saving.RUN)  # x the median step
 def warm_up(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Tell first steps that took more than 3 medians apart; None without such."""
+    """Report first steps that took over 3 times the median; None without such steps."""
     step = snapshot.step
     if step is None or not step.warmup_count or not step.settled_count:
         return None
@@ -86,31 +99,33 @@ def warm_up(snapshot: Snapshot, threshold: float) -> Finding | None:
     if extra_s < MIN_SAVING_S or avg_s <= threshold * step.median_s:
         return None
     counted = snapshot.throughput is not None and snapshot.throughput.flops_per_step is not None
-    once = "worker start, torch.compile, cuDNN autotuning" + (" and counting FLOPs" if counted else "")
-    first = "step was" if step.warmup_count == 1 else f"{step.warmup_count} steps were"
+    once = "worker start, torch.compile, cuDNN autotuning" + (" and FLOP counting" if counted else "")
+    is_one = step.warmup_count == 1
+    first = "step was" if is_one else f"{step.warmup_count} steps were"
     return Finding(
         code="warm-up",
-        message=f"the first {first} warm-up: {seconds_text(avg_s)} against {seconds_text(step.median_s)} after; "
-        f"step averages leave {'it' if step.warmup_count == 1 else 'them'} out",
+        message=f"The first {first} warm-up: {time_text(avg_s)}{'' if is_one else ' each'}, against "
+        f"{time_text(step.median_s)} later; step averages exclude {'it' if is_one else 'them'}",
         evidence={"warmup_steps": step.warmup_count, "warmup_s": step.warmup_s, "median_s": step.median_s},
         potential_saving_s=extra_s,
-        fix=f"{once} happen once; only short runs notice",
+        fix=f"Nothing to fix in a long run: {once} happen only once",
     )
 
 
 @RULES.rule("slowing-down", threshold=0.05)  # over the run
 def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag step times that rise by more than 5 % over the run, with confidence; None below 100 steps."""
+    """Flag step times that rise significantly, by over 5 % from start to end; None below 100 steps."""
     step = snapshot.step
     if step is None or step.rise is None or step.rise_p_value is None or step.settled_count < RISE_NEEDS:
         return None
-    # A linear rise by r costs on average half of it, compared with the pace of the start.
+    # Compared with the step time at the start, a linear rise by r costs half of r on average.
     potential_saving_s = step.avg_s * step.settled_count * (step.rise / 2) / (1 + step.rise / 2)
     if step.rise <= threshold or step.rise_p_value > RISE_P_VALUE or potential_saving_s < MIN_SAVING_S:
         return None
+    grew = f"grew {1 + step.rise:.1f}x" if step.rise >= 1 else f"grew by {step.rise:.0%}"
     return Finding(
         code="slowing-down",
-        message=f"steps become slower: {step.rise:.0%} longer at the end of the run than at its start",
+        message=f"Step time {grew} from start to end of the run",
         evidence={
             "rise": step.rise,
             "threshold": threshold,
@@ -118,15 +133,15 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
             "steps": step.settled_count,
         },
         potential_saving_s=potential_saving_s,
-        fix="something grows: a list of losses that keep their graph (use .item() or .detach()), a cache, a log; "
-        "or the machine throttles",
+        fix="Look for something that grows: a list of losses that keep their graphs (use .item() or .detach()), a "
+        "cache, a log; or check whether the machine throttles",
     )
 
 
-@RULES.rule("first-batch-slow", threshold=5.0, saving=Saving.RUN)  # of the median fetch
+@RULES.rule("first-batch-slow", threshold=5.0, saving=Saving.RUN)  # x the median fetch
 def first_batch_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag first fetches, workers' start included, of over 5 median fetches and 1 % of step time, or of the epoch."""
-    first, fetches = snapshot.sections.get("first_fetch"), snapshot.sections.get("data_loading")
+    """Flag first fetches, with worker start, of over 5 median fetches and 1 % of step time, or of the epoch."""
+    first, fetches = snapshot.sections.get(FIRST_FETCH), snapshot.sections.get(DATA_LOADING)
     if first is not None and first.count and fetches is not None and fetches.p50_s is not None:
         return _first_fetch_slow(snapshot, threshold, first, fetches.p50_s)
     slow = [
@@ -139,7 +154,7 @@ def first_batch_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
         and epoch.first_fetch_s - epoch.median_fetch_s > FIRST_FETCH_SHARE * epoch.wall_s
     ]
     extra_s = sum(extra_s for extra_s, _ in slow)
-    # The first epoch has to start its workers in any case; only a second one shows a habit.
+    # The first epoch has to start its workers in any case.
     potential_saving_s = extra_s * (len(slow) - 1) / len(slow) if slow else 0.0
     if len(slow) < 2 or potential_saving_s < MIN_SAVING_S:
         return None
@@ -147,32 +162,32 @@ def first_batch_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     first_s = sum(epoch.first_fetch_s or 0.0 for _, epoch in slow) / len(slow)
     return Finding(
         code="first-batch-slow",
-        message=f"the first batch of an epoch takes {seconds_text(first_s)} on average, "
+        message=f"The first batch of each epoch takes {time_text(first_s)} on average, "
         f"{extra_s / epochs_s:.1%} of the time of {len(slow)} epochs",
         evidence={"first_fetch_s": first_s, "share_of_epochs": extra_s / epochs_s, "epochs": len(slow)},
         potential_saving_s=potential_saving_s,
-        fix="persistent_workers=True keeps the DataLoader's workers from one epoch to the next",
+        fix="Set persistent_workers=True: it keeps the DataLoader's workers from one epoch to the next",
     )
 
 
 def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionStats, median_s: float) -> Finding | None:
-    """Return the same of passes that seams saw, each with the start of its workers."""
-    start = snapshot.sections.get("worker_start")
+    """Return the same finding from the sections ``first_fetch`` and ``worker_start``."""
+    start = snapshot.sections.get(WORKER_START)
     start_s = 0.0 if start is None else start.total_s
     spent_s, passes = first.total_s + start_s, first.count
     extra_s = spent_s - passes * median_s
-    potential_saving_s = extra_s * (passes - 1) / passes  # the first pass has to start its workers in any case
+    potential_saving_s = extra_s * (passes - 1) / passes  # the first epoch has to start its workers in any case
     step_s = 0.0 if snapshot.step is None else snapshot.step.total_s
     if passes < 2 or spent_s <= threshold * median_s * passes or potential_saving_s < MIN_SAVING_S:
         return None
     if extra_s <= FIRST_FETCH_SHARE * step_s:
         return None
-    workers = f", {seconds_text(start_s / passes)} of it to start workers" if start_s else ""
+    workers = f" ({time_text(start_s / passes)} of it to start workers)" if start_s else ""
     return Finding(
         code="first-batch-slow",
-        message=f"the first batch of a pass over the data takes {seconds_text(spent_s / passes)} on average{workers}, "
-        f"against {seconds_text(median_s)} later; {extra_s:.2f}s in {passes} passes",
+        message=f"The first batch of each epoch takes {time_text(spent_s / passes)} on average{workers}, "
+        f"against {time_text(median_s)} later; that adds {duration_text(extra_s)} in {passes} epochs",
         evidence={"first_fetch_s": spent_s / passes, "median_fetch_s": median_s, "extra_s": extra_s, "passes": passes},
         potential_saving_s=potential_saving_s,
-        fix="persistent_workers=True keeps the DataLoader's workers from one epoch to the next",
+        fix="Set persistent_workers=True: it keeps the DataLoader's workers from one epoch to the next",
     )

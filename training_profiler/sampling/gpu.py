@@ -4,7 +4,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-SAMPLES_PER_SEARCH: Final = 10  # looks between two at accelerators that this process did not use before
+from training_profiler.device.backends import Backend, ready_backends
+
+SAMPLES_PER_SEARCH: Final = 10  # between two searches for accelerators that the process did not use before
 OF_NVML: Final = ("used_bytes", "utilization", "temperature_c", "power_w")
 
 
@@ -26,19 +28,17 @@ class Gpus:
         self._handles: dict[int, Any] = {}  # of NVML
         self._unsupported: set[tuple[int, str]] = set()
         self._has_nvml: bool | None = None  # not known yet
-        self._looks = 0
+        self._samples = 0
 
     def read(self) -> list[GpuReading]:
         """Return what is known now of the accelerators in use; none where the program has initialised none."""
         torch = self._modules("torch")
         if torch is None:
             return []
-        for kind in ("cuda", "xpu"):
-            module = getattr(torch, kind, None)
-            if module is not None and hasattr(module, "is_initialized") and module.is_initialized():
-                return self._of_allocator(module, kind == "cuda")
-        mps = getattr(getattr(torch, "backends", None), "mps", None)
-        return _of_mps(torch) if mps is not None and mps.is_available() else []
+        for backend, _, module in ready_backends(torch):
+            if backend.read_memory is not None:
+                return self._read(backend, backend.read_memory, module)
+        return []
 
     def close(self) -> None:
         """Let go of NVML."""
@@ -46,28 +46,23 @@ class Gpus:
             self._modules("pynvml").nvmlShutdown()
         self._has_nvml, self._handles = None, {}
 
-    def _of_allocator(self, module: Any, is_cuda: bool) -> list[GpuReading]:
-        if self._looks % SAMPLES_PER_SEARCH == 0 or not self._used:
-            for index in range(module.device_count()):
-                if index not in self._used and _current(module, index, "reserved_bytes"):
-                    properties = module.get_device_properties(index)
-                    self._used[index] = (properties.name, int(properties.total_memory))
-                    if is_cuda:
-                        self._find_handle(index, getattr(properties, "uuid", None))
-        self._looks += 1
-        seen = []
-        for index, (name, total_bytes) in self._used.items():
-            stats = module.memory_stats(index)
-            values = {
-                quantity: float(stats[f"{quantity}.all.current"])
-                for quantity in ("allocated_bytes", "reserved_bytes")
-                if f"{quantity}.all.current" in stats
-            }
-            values |= dict(self._of_nvml(index))
-            seen.append(GpuReading(index, name, total_bytes, values))
-        return seen
+    def _read(
+        self, backend: Backend, read_memory: Callable[[Any, int], dict[str, float]], module: Any
+    ) -> list[GpuReading]:
+        if self._samples % SAMPLES_PER_SEARCH == 0 or not self._used:
+            for index in range(module.device_count() if hasattr(module, "device_count") else 1):
+                if index not in self._used and any(read_memory(module, index).values()):
+                    device = backend.describe(module, index)
+                    self._used[index] = (device.name, device.total_bytes)
+                    if backend.has_nvml:
+                        self._find_handle(index, device.uuid)
+        self._samples += 1
+        return [
+            GpuReading(index, name, total_bytes, read_memory(module, index) | dict(self._of_nvml(index)))
+            for index, (name, total_bytes) in self._used.items()
+        ]
 
-    def _find_handle(self, index: int, uuid: object) -> None:
+    def _find_handle(self, index: int, uuid: str | None) -> None:
         """Find the device by the id that torch and NVML share: its number is another one in each."""
         nvml = self._modules("pynvml")  # torch imports it where it is installed
         if nvml is None or self._has_nvml is False:
@@ -77,7 +72,7 @@ class Gpus:
                 nvml.nvmlInit()  # without a driver this takes 1 ms, and raises each time
                 self._has_nvml = True
             if uuid is not None:
-                self._handles[index] = _by_uuid(nvml, str(uuid))
+                self._handles[index] = _by_uuid(nvml, uuid)
             elif nvml.nvmlDeviceGetCount() == 1:
                 self._handles[index] = nvml.nvmlDeviceGetHandleByIndex(0)
         except nvml.NVMLError:
@@ -111,17 +106,3 @@ def _by_uuid(nvml: Any, uuid: str) -> Any:
         return nvml.nvmlDeviceGetHandleByUUID("GPU-" + uuid)
     except nvml.NVMLError:
         return nvml.nvmlDeviceGetHandleByUUID("MIG-" + uuid)
-
-
-def _current(module: Any, index: int, quantity: str) -> int:
-    return int(module.memory_stats(index).get(f"{quantity}.all.current", 0))
-
-
-def _of_mps(torch: Any) -> list[GpuReading]:
-    mps = torch.mps
-    total_bytes = int(mps.recommended_max_memory()) if hasattr(mps, "recommended_max_memory") else None
-    values = {
-        "allocated_bytes": float(mps.current_allocated_memory()),
-        "reserved_bytes": float(mps.driver_allocated_memory()),
-    }
-    return [GpuReading(0, "mps", total_bytes, values)] if values["reserved_bytes"] else []

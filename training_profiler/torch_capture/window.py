@@ -11,7 +11,6 @@ from training_profiler.recording.section import Clock
 from training_profiler.torch_capture.conflicts import active_profiler, before_others_start, stop_in_child
 from training_profiler.torch_capture.trace_file import MARK, MARKS, Span, SpanBook
 
-ACTIVITIES: Final = {"cuda": "CUDA", "xpu": "XPU", "mtia": "MTIA"}
 STEP: Final = "ProfilerStep#"
 
 
@@ -67,7 +66,7 @@ class Window:
         activities = [kinds.CPU]
         found = find_accelerator()  # asking torch what it supports would initialise one that nobody uses yet
         if found is not None:
-            kind = getattr(kinds, ACTIVITIES.get(found.kind, "PrivateUse1"), None)
+            kind = getattr(kinds, found.backend.profiler_activity or "", None)
             if kind is not None and kind in self._torch.profiler.supported_activities():
                 activities.append(kind)
         return activities

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.intervals import NOTHING, Intervals, covered, gaps, together, union
 from training_profiler.trace_analysis.launches import Launches
@@ -23,7 +24,7 @@ OTHER_STREAM: Final = "waiting for another stream"
 LAUNCH_BOUND: Final = "launch-bound"
 UNKNOWN: Final = "unknown"
 _CALLS: Final = {
-    DATA_LOADER: re.compile(r"^enumerate\(DataLoader\)|^data_loading$|dataloader\.py\(\d+\): (__next__|_next_data)"),
+    DATA_LOADER: re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$|dataloader\.py\(\d+\): (__next__|_next_data)"),
     ALLOCATION: runtime_calls.ALLOCATE_ANY,
     BLOCKING_COPY: runtime_calls.COPY_OR_FILL,
     SYNCHRONIZE: runtime_calls.SYNCHRONIZE,

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.intervals import Intervals, union
 from training_profiler.trace_analysis.launches import Launches
@@ -14,7 +15,7 @@ from training_profiler.trace_analysis.nesting import Nesting, nearest
 
 DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
 # The same wait, as our own sections name it.
-WAITS_FOR_BATCH: Final = re.compile(r"^enumerate\(DataLoader\)|^data_loading$")
+WAITS_FOR_BATCH: Final = re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$")
 READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 
 

@@ -1,12 +1,14 @@
 """THE table of runtime calls: which calls of CUDA and HIP copy, wait and allocate, by their names.
 
-Another device's runtime is one more alternative in ``_RUNTIME``.
+The prefixes of the runtimes are in the table of backends.
 """
 
 import re
 from typing import Final
 
-_RUNTIME: Final = r"^(cuda|hip)"
+from training_profiler.device.backends import RUNTIME_CALL
+
+_RUNTIME: Final = rf"^{RUNTIME_CALL}"
 _DRIVER: Final = r"^cu"
 
 SYNCHRONIZE: Final = re.compile(rf"{_RUNTIME}\w*Synchronize$|{_DRIVER}(Stream|Ctx|Event)Synchronize")

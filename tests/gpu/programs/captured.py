@@ -1,4 +1,4 @@
-"""A step captured in a graph, inside of sections, and replayed; prints what it computed."""
+"""A step captured in a graph, inside sections, and replayed; prints the result."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A training that knows nothing of the profiler; prints its losses, bit for bit."""
+"""A training without any call of the profiler; prints all bits of its losses."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Work on two streams, in sections on both, and on other devices where there are any; a fork in between.
+"""Work on two streams, in sections on both, and on other devices if there are any; a fork in between.
 
 Prints the exit status of the forked child.
 """

@@ -1,4 +1,4 @@
-"""Steps that keep the device busy, of which both the sections and torch.profiler say how long the device took.
+"""Steps that keep the device busy, timed by both the sections and torch.profiler.
 
 Prints ``{"device": name, "spans": count, "ours": {section: s}, "profiler": {section: s}}``.
 """
@@ -25,12 +25,12 @@ from training_profiler.snapshot.snapshot import snapshot
 WIDTH, LAYERS, BATCH, LENGTH = 2048, 4, 8, 256
 WARM_UP, STEPS = 10, 20
 PARTS = ("forward_pass", "backward_pass", "optimizer_step")
-device_time.SHARE = 1.0  # all steps are compared, whatever that costs
+device_time.SHARE = 1.0  # all steps are compared
 
 
 @contextmanager
 def part(name):
-    """Pass a span that both sides time."""
+    """Run a span that both sides time."""
     with profile_section(name), record_function(name):
         yield
 
@@ -100,7 +100,7 @@ def main():
     torch.accelerator.synchronize()
     busy = torch.randn(8192, 8192, device=kind)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        for _ in range(4):  # so that the device is behind the host from the first span on
+        for _ in range(4):  # the device is behind the host from the first span on
             busy = busy @ busy / 8192
         for _ in range(STEPS):
             step(" in the window")

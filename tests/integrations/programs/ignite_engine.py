@@ -1,4 +1,4 @@
-"""An Ignite engine of one's own: an iteration is a micro-batch, a look at the data, or an update with two losses."""
+"""A custom Ignite engine: an iteration is a micro-batch, a pass over statistics, or an update with two losses."""
 
 import torch
 from ignite.engine import Engine, Events

@@ -1,6 +1,6 @@
-"""Keras on torch: its optimizers are its own, and it peeks at a batch to trace its layers before it trains.
+"""Keras on torch: it has its own optimizers, and reads a batch to trace its layers before it trains.
 
-Whether that batch and those calls are of an evaluation is open, so only the sum of all batches has a clear truth.
+That batch and those calls may count as evaluation or not, so only the sum of all batches has a clear truth.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What a training counts of itself, and how it says so; nothing here touches what a profiler would patch."""
+"""Counts that a training keeps of itself; this module touches nothing that a profiler would patch."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, default_collate
 
 @dataclass
 class Tally:
-    """Counts of one training. ``elsewhere`` holds further ones, by the name of their section."""
+    """Counts of one training. ``elsewhere`` holds further counts by section name."""
 
     steps: int = 0
     data_loading: int = 0
@@ -19,7 +19,7 @@ class Tally:
     elsewhere: dict[str, int] = field(default_factory=dict)
 
     def forward(self) -> None:
-        """Count a forward of the root model; to be called first in its ``forward``."""
+        """Count a forward of the root model; call it first in ``forward``."""
         if torch.is_grad_enabled():
             self.forward_pass += 1
         else:
@@ -30,7 +30,7 @@ class Tally:
         self.backward_pass += 1
 
     def watch(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return ``loss``, each backward from which will be counted."""
+        """Return ``loss`` and count each backward from it."""
         if loss.requires_grad:
             loss.register_hook(self.backward)
         return loss
@@ -50,19 +50,19 @@ class Tally:
         self.elsewhere[name] = self.elsewhere.get(name, 0) + by
 
     def print(self, *unclear: str) -> None:
-        """Print the one line that says what was counted, without the counts named in ``unclear``."""
+        """Print the line of counts, without those named in ``unclear``."""
         counts = asdict(self)
         counts.update(counts.pop("elsewhere"))
         print("TRUTH", json.dumps({name: count for name, count in counts.items() if name not in unclear}))
 
 
 def updates(optimizer: torch.optim.Optimizer) -> int:
-    """Return how often an optimizer of Adam's kind has updated, as its own state says."""
+    """Return the number of updates in the state of an Adam-like optimizer."""
     return max(int(state["step"]) for state in optimizer.state.values())
 
 
 class Points(Dataset):  # type: ignore[type-arg]
-    """Points in a plane, and which of two classes each is in."""
+    """Points in a plane, each in one of two classes."""
 
     def __init__(self, count: int, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)

@@ -26,7 +26,7 @@ def make_texts(count: int, first_word: str) -> list[str]:
 
 
 class CountedCollator:
-    """Counts the batches that ``collate`` makes; those that begin with "held" are of an evaluation."""
+    """Counts the batches that ``collate`` makes; those that begin with "held" belong to an evaluation."""
 
     def __init__(self, tally: Tally, collate) -> None:
         self.tally, self.collate = tally, collate
@@ -40,13 +40,13 @@ class CountedCollator:
 
 
 class CountedLosses:
-    """A trainer that prints each loss and counts the backwards from it; to be mixed in before the trainer's class."""
+    """A trainer that prints each loss and counts the backwards from it; mix it in before the trainer's class."""
 
     def __init__(self, tally: Tally, **arguments) -> None:
         super().__init__(**arguments)
         self.tally = tally
         self.data_collator = CountedCollator(tally, self.data_collator)
-        self.remove_callback(PrinterCallback)  # it prints how long the training took
+        self.remove_callback(PrinterCallback)  # it prints the duration of the training
 
     def compute_loss(self, *arguments, return_outputs: bool = False, **options):
         result = super().compute_loss(*arguments, return_outputs=return_outputs, **options)

@@ -1,4 +1,4 @@
-"""torchdiffeq's demo: the solver is called from the loop. Its forward runs without gradient, so none is promised."""
+"""torchdiffeq's demo: the loop calls the solver, whose forward runs without gradient: the count of forwards is open."""
 
 import torch
 from _adjoint import odeint_adjoint

@@ -1,4 +1,4 @@
-"""Adversarial training: three gradients by the input, then the step on what came of them."""
+"""Adversarial training: three gradients by the input, then one step on the perturbed input."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

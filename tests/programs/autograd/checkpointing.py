@@ -1,4 +1,4 @@
-"""Activation checkpointing of both kinds: forward is computed again inside backward and is no second forward."""
+"""Activation checkpointing of both kinds: the recomputed forward is part of the backward, not a second forward."""
 
 import torch
 from _tiny import counts, examples, show, truth

@@ -1,4 +1,4 @@
-"""WGAN-GP: the penalty is a gradient of its own, and the backward goes through it."""
+"""WGAN-GP: the penalty is itself a gradient, and the backward goes through it."""
 
 import torch
 from _tiny import counts, examples, show, truth

@@ -1,4 +1,4 @@
-"""The model is called inside a compiled function, where nobody sees it: no number of forwards is promised."""
+"""The model is called inside a compiled function, where calls are invisible: the count of forwards is open."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 count = counts()
-# What of a compiled step can be seen depends on where the compiler cuts it; the update is compiled too.
+# The visible parts of a compiled step depend on where the compiler splits it; the update is compiled too.
 del count["forward_pass"], count["backward_pass"], count["steps"]
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

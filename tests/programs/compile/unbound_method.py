@@ -1,4 +1,4 @@
-"""Compiled code that calls a tensor's methods by their class: no graph break, and no transfer of the step."""
+"""Compiled code that calls the methods of tensors through their class: no graph break, no transfer in the step."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""A compiled model that breaks its graph itself and calls a child that is not compiled: no breaks but its own."""
+"""A compiled model that breaks its own graph and calls an uncompiled child: there are no other breaks."""
 
 import torch
 from _tiny import counts, examples, show, truth

@@ -1,4 +1,4 @@
-"""A thread of the user's own fetches from the loader into a queue from which the loop takes its batches."""
+"""A thread of the user fetches from the loader into a queue, and the loop takes its batches from there."""
 
 import queue
 import threading

@@ -1,4 +1,4 @@
-"""A generator that repeats the loader for ever, and accumulation: the trainers of many diffusion repositories."""
+"""A generator that repeats the loader forever, with accumulation: the trainers of many diffusion repositories."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""minGPT: an iterator that is made anew when it runs dry, over a sampler of 10,000,000,000 draws and a small one."""
+"""minGPT: an exhausted iterator is recreated, over a sampler of 10,000,000,000 draws and a small one."""
 
 import time
 

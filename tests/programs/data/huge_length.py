@@ -1,4 +1,4 @@
-"""A data set of 312,500,000 examples of which five batches are read."""
+"""A data set of 312,500,000 examples, of which five batches are read."""
 
 import torch
 from _tiny import counts, net, show, truth

@@ -1,4 +1,4 @@
-"""Both loops are left by a break that comes one batch late: the batch that nobody used was fetched all the same."""
+"""Both loops end by a break one batch late: the unused batch was fetched all the same."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""Batches cut out of a memmap by a function: there is no DataLoader."""
+"""A function cuts batches out of a memmap: there is no DataLoader."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""The data set computes features with a network that has parameters and never learns."""
+"""The data set computes features with a network that has parameters and is never trained."""
 
 import torch
 from _tiny import counts, net, show, truth

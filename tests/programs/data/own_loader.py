@@ -1,4 +1,4 @@
-"""A loader of the user's own that cuts tensors: PyTorch's is never used."""
+"""A loader class of the user slices tensors: PyTorch's DataLoader is never used."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

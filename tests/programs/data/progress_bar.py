@@ -1,4 +1,4 @@
-"""A tqdm bar around the loader, its description set at every step."""
+"""A tqdm bar around the loader; its description changes at every step."""
 
 import torch
 from _tiny import counts, examples, net, truth

@@ -1,4 +1,4 @@
-"""FixMatch: a batch of a second loader gets its labels by a forward without gradient and is then trained on."""
+"""FixMatch: a forward without gradient labels a batch of a second loader, which is then trained on."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

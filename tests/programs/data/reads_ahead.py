@@ -1,4 +1,4 @@
-"""A wrapper around the loader has the next batch in hand before it gives one away."""
+"""A wrapper around the loader fetches the next batch before it returns the current one."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

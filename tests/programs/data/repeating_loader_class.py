@@ -1,4 +1,4 @@
-"""YOLO: a subclass of DataLoader that keeps one iterator for ever, and an evaluation each epoch."""
+"""YOLO: a subclass of DataLoader that keeps one iterator forever, and an evaluation each epoch."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""Three loaders in turn, two batches a step; the one that is empty begins anew, and one is evaluated."""
+"""Three loaders in turn, two batches a step; an exhausted loader starts again, and one is evaluated."""
 
 import torch
 from _tiny import counts, examples, net, show, truth
@@ -16,7 +16,7 @@ iterators = [iter(loader) for loader in loaders]
 
 
 def fetch(which):
-    """Return the next batch of a loader, which has no end."""
+    """Return the next batch of an endless loader."""
     try:
         batch = next(iterators[which])
     except StopIteration:

@@ -1,4 +1,4 @@
-"""A thread of the user's own is inside of a fetch, in which a module is called, while the loop takes its first step."""
+"""A thread of the user is inside a fetch that calls a module while the loop takes its first step."""
 
 import queue
 import threading
@@ -19,7 +19,7 @@ class Examples(Dataset):
         return 12
 
     def __getitem__(self, at):
-        if at >= 4:  # the second batch, and the loop has the first
+        if at >= 4:  # the second batch, while the loop has the first
             has_stepped.wait()
         return rescale(torch.full((8,), at / 8)), at % 3
 

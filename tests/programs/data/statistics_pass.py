@@ -1,4 +1,4 @@
-"""Mean and spread of the data are computed in a pass over the loader before the training."""
+"""A pass over the loader computes mean and spread of the data before the training."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

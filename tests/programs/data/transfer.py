@@ -1,4 +1,4 @@
-"""What names a device is a transfer; what names a dtype alone is none."""
+"""A conversion that names a device is a transfer; one that names only a dtype is not."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

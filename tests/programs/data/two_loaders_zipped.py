@@ -1,4 +1,4 @@
-"""Batches of two loaders go into each step; the loader that is asked first is the longer one."""
+"""Batches of two loaders go into each step; the first loader is the longer one."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""Training makes its own batches; the only DataLoader there is serves the evaluation."""
+"""Training makes its own batches; the only DataLoader belongs to the evaluation."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

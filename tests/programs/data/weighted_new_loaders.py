@@ -1,4 +1,4 @@
-"""A loader is drawn at random for each batch, three to one; all are made anew for each epoch."""
+"""A loader is drawn at random for each batch, three to one; all are recreated for each epoch."""
 
 import random
 

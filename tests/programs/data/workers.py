@@ -1,4 +1,4 @@
-"""Two workers, started anew each epoch."""
+"""Two workers, restarted each epoch."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""Two workers that stay from epoch to epoch."""
+"""Two workers that persist across epochs."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

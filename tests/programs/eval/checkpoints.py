@@ -1,4 +1,4 @@
-"""Checkpoints in the loop: of the best evaluation and of each epoch; one is loaded again in the end."""
+"""Checkpoints in the loop: of the best evaluation and of each epoch; one is loaded again at the end."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

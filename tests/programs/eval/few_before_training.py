@@ -1,4 +1,4 @@
-"""A loss estimated from a few batches before the first step and after every second, by a function and no loader."""
+"""A loss estimated from a few batches before the first step and after every second, by a function without a loader."""
 
 import torch
 from _tiny import counts, net, show, truth

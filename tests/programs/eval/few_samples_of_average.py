@@ -1,4 +1,4 @@
-"""Every second step a few samples from an averaged copy of the model, before the next batch is fetched."""
+"""Every second step an averaged copy of the model draws a few samples, before the next batch is fetched."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Distillation: a frozen teacher is asked without gradient for each batch, before the student and after."""
+"""Distillation: a frozen teacher runs without gradient for each batch, before and after the student."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""A graph-like full-batch training: no loader; train and test take turns, each one call of the model."""
+"""A full-batch training as on graphs: no loader; train and test alternate, each with one call of the model."""
 
 import torch
 from _tiny import counts, net, show, truth

@@ -1,4 +1,4 @@
-"""An evaluation function under inference_mode, called every second step out of the epoch's own loop."""
+"""An evaluation function under inference_mode, called every second step inside the loop of the epoch."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

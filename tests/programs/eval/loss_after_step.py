@@ -1,4 +1,4 @@
-"""After each update the loss of the same batch is computed once more without gradient, for the log."""
+"""After each update the loss of the same batch is computed again without gradient, for the log."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

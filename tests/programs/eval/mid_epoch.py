@@ -1,4 +1,4 @@
-"""Every third batch the model is evaluated on three batches of a loader that is left half-way."""
+"""Every third batch the model is evaluated on the first three batches of a loader."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""An evaluation that says model.eval() and forgets no_grad: whether its forwards are training is a matter of taste."""
+"""An evaluation with model.eval() but without no_grad: its forwards may count as training or not."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""Language models on enwik8: endless loaders for both, one batch validated now and then, and text generated."""
+"""Language models on enwik8: endless loaders for both, one batch validated now and then, and generated text."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Samples are drawn between steps without gradient, the model still in train mode."""
+"""Samples are drawn between steps without gradient, with the model in train mode."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""The test loop saves what the first of its batches gave: one validation all the same."""
+"""The test loop saves images of its first batch: it is still one validation."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

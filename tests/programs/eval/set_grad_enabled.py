@@ -1,4 +1,4 @@
-"""The transfer learning tutorial: one loop for both phases, zero_grad in both, set_grad_enabled for the difference."""
+"""The transfer learning tutorial: one loop for both phases, zero_grad in both, set_grad_enabled is the difference."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""SIGINT comes after five steps; the program says so and ends with a status of its own."""
+"""SIGINT arrives after five steps; the program prints so and exits with its own status."""
 
 import signal
 import sys

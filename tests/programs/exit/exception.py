@@ -1,4 +1,4 @@
-"""An exception that nobody catches ends the training after five steps."""
+"""An uncaught exception ends the training after five steps."""
 
 from _tiny import truth
 from _train import train

@@ -1,4 +1,4 @@
-"""The training is ended by KeyboardInterrupt after five steps."""
+"""KeyboardInterrupt ends the training after five steps."""
 
 from _tiny import truth
 from _train import train

@@ -1,4 +1,4 @@
-"""KeyboardInterrupt in a program without an optimizer; the interpreter ends itself by SIGINT, which an exec forgets."""
+"""KeyboardInterrupt in a program without an optimizer; the interpreter kills itself by SIGINT, which an exec loses."""
 
 from _tiny import counts, examples, net, show, truth
 from torch.nn import functional as F

@@ -1,4 +1,4 @@
-"""The program leaves by os._exit, which runs no exit handler."""
+"""The program ends by os._exit, which runs no exit handler."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""SIGTERM ends the training after five steps; nobody handles it."""
+"""SIGTERM ends the training after five steps; the program has no handler."""
 
 import signal
 

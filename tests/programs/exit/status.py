@@ -1,4 +1,4 @@
-"""The program ends by sys.exit with a status of its own."""
+"""The program ends by sys.exit with its own status."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""An ODE solver by Euler's rule whose backward solves the adjoint equation, calling the module once more a step."""
+"""An ODE solver by Euler's rule; its backward solves the adjoint equation and calls the module once more per step."""
 
 import torch
 

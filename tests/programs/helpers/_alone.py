@@ -1,7 +1,7 @@
-"""Runs programs one after another without a profiler, each in a fork of this process, which has imported torch for all.
+"""Runs programs one after another without a profiler, each in a fork of this process, which has imported torch.
 
-Reads a line of JSON for each, ``[folder, word, ...]``, and answers with the exit status. What the program printed is in
-the files ``stdout`` and ``stderr`` beside its folder.
+Reads a line of JSON for each, ``[folder, word, ...]``, and answers with the exit status. The output of the program is
+in the files ``stdout`` and ``stderr`` beside its folder.
 """
 
 import json
@@ -10,11 +10,11 @@ import runpy
 import sys
 from pathlib import Path
 
-import torch._dynamo  # noqa: F401 - what takes the time: the first optimizer imports it
+import torch._dynamo  # noqa: F401 - most of the time: the first optimizer imports it
 
 
 def become(folder, words):
-    """Run the program ``words`` in ``folder`` and leave the process as Python does at the end of a script."""
+    """Run the program ``words`` in ``folder`` and end the process as Python does after a script."""
     os.chdir(folder)
     for descriptor, name in enumerate(("stdout", "stderr"), start=1):
         os.dup2(os.open(f"{folder.parent}/{name}", os.O_WRONLY | os.O_CREAT, 0o600), descriptor)

@@ -1,4 +1,4 @@
-"""What the programs here share: small data, a small model, and the line of counts that each of them ends with."""
+"""Shared by the programs: small data, a small model, and the line of counts at the end."""
 
 import json
 
@@ -10,7 +10,7 @@ torch.manual_seed(0)
 
 
 def counts(*more):
-    """Return the counts that a program keeps by its own hand, all 0."""
+    """Return the counts that a program keeps itself, all 0."""
     return dict.fromkeys(("steps", "data_loading", "forward_pass", "backward_pass", *more), 0)
 
 
@@ -23,10 +23,10 @@ def examples(size):
 
 
 def show(loss):
-    """Print the loss, every bit of it."""
+    """Print all bits of the loss."""
     print("loss", loss.item().hex(), flush=True)
 
 
 def truth(count):
-    """Print the counts; a list holds all values that are right, ``a+b`` the sum of two counts."""
+    """Print the counts; a list holds all correct values, ``a+b`` the sum of two counts."""
     print("TRUTH", json.dumps(count), flush=True)

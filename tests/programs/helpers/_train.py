@@ -1,4 +1,4 @@
-"""One small training as a function, for programs that are about where it runs."""
+"""One small training as a function, for programs about where a training runs."""
 
 import torch
 from _tiny import counts, examples, net, show

@@ -1,4 +1,4 @@
-"""What a program can know of itself: arguments, names, globals, pickles of its own classes, frames above it."""
+"""A program inspects itself: arguments, names, globals, pickles of its own classes, frames above it."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""The guide's own example, every section by hand: inference adds nothing to it."""
+"""The example of the guide, all sections manual: inference adds nothing to it."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""The user marked the forward pass by hand, and only that: it is not counted twice."""
+"""Only the forward pass is a manual section: it is not counted twice."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""The user ends each step by hand, after every second batch, when the gradients of both were applied."""
+"""Steps end manually after every second batch, when the gradients of both were applied."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

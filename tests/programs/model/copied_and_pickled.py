@@ -1,4 +1,4 @@
-"""Whole models are copied, pickled, saved and loaded while they train; nothing foreign is on any object."""
+"""Whole models are copied, pickled, saved and loaded while they train; the profiler leaves no attribute on them."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""Three models with an optimizer each learn from the same batch, one after the other."""
+"""Three models, each with its optimizer, learn from the same batch one after the other."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

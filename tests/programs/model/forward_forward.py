@@ -1,4 +1,4 @@
-"""The forward-forward algorithm: each layer has its optimizer, trains after the one before, and is never called."""
+"""The forward-forward algorithm: each layer has its optimizer, trains after the previous one, and is never called."""
 
 from itertools import pairwise
 

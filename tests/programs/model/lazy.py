@@ -1,4 +1,4 @@
-"""Lazy layers learn their shapes, and change their class, in a dry run on a batch taken from the loader before."""
+"""Lazy layers learn their shapes, and change their class, in a dry run on a batch of the loader."""
 
 import torch
 from _tiny import counts, examples, show, truth

@@ -1,4 +1,4 @@
-"""A policy that is never called itself plays an episode without gradient: each call of its method is a forward pass."""
+"""A policy that is never called plays an episode without gradient: each call of its method is a forward pass."""
 
 import torch
 from _tiny import counts, show, truth

@@ -1,4 +1,4 @@
-"""The program wraps torch.nn.Module.__call__ itself, to count calls."""
+"""The program wraps torch.nn.Module.__call__ to count calls."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""The program puts its own torch.nn.Module.__call__ in the place of any other: forwards cannot be seen then."""
+"""The program replaces torch.nn.Module.__call__ without calling the original: forwards are then invisible."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""Encoder and decoder are two modules with an optimizer each, the decoder called token by token: forwards undefined."""
+"""Encoder and decoder are two modules, each with an optimizer; the decoder runs per token: forwards are undefined."""
 
 import torch
 from _tiny import counts, show, truth

@@ -1,4 +1,4 @@
-"""Fast neural style: a frozen network judges the output inside the loss. How many forwards that is, nobody can say."""
+"""Fast neural style: a frozen network computes the loss from the output. The count of forwards is open."""
 
 import torch
 from _tiny import counts, show, truth

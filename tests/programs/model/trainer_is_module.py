@@ -1,4 +1,4 @@
-"""The trainer is a module and the whole training happens in its __call__: the model's own calls are the forwards."""
+"""The trainer is a module that trains inside its __call__: the forwards are the calls of the model."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

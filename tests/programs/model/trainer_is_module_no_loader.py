@@ -1,4 +1,4 @@
-"""A trainer that is a module, without loader or zero_grad before its first forward: its backward is the first sign."""
+"""A trainer that is a module, without loader or zero_grad before its first forward: backward is the first sign."""
 
 import torch
 from _tiny import counts, net, show, truth

@@ -1,4 +1,4 @@
-"""A model of two thousand small modules, each called once a forward."""
+"""A model of two thousand small modules, each called once per forward."""
 
 import torch
 from _tiny import counts, show, truth

@@ -1,4 +1,4 @@
-"""A variational autoencoder: training, a test each epoch, and samples that only the decoder makes."""
+"""A variational autoencoder: training, a test each epoch, and samples from the decoder alone."""
 
 import torch
 from _tiny import counts, examples, show, truth

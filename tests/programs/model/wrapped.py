@@ -1,4 +1,4 @@
-"""Weight and spectral norm compute weights with modules of their own; DataParallel wraps it all."""
+"""Weight and spectral norm compute weights with their own modules; DataParallel wraps everything."""
 
 import torch
 from _tiny import counts, examples, show, truth

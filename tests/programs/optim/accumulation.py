@@ -1,4 +1,4 @@
-"""Gradient accumulation over four batches; the last group of an epoch has two and is updated all the same."""
+"""Gradient accumulation over four batches; the last group of an epoch has two and is updated too."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""Gradient accumulation whose last two batches of an epoch are never updated; evaluation follows them."""
+"""Gradient accumulation whose last two batches of an epoch are never used for an update; evaluation follows them."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""Forward and backward happen in a closure inside Adam's step, as Lightning does it."""
+"""Forward and backward run in a closure inside Adam's step, as in Lightning."""
 
 import torch
 from _tiny import counts, examples, net, truth

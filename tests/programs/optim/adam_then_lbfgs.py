@@ -1,4 +1,4 @@
-"""A physics-informed network: ten updates of Adam, then three of LBFGS; derivatives by the input are gradients too."""
+"""A physics-informed network: ten updates of Adam, then three of LBFGS; it also needs derivatives by the input."""
 
 import torch
 from _tiny import counts, show, truth

@@ -1,4 +1,4 @@
-"""DCGAN: discriminator and generator are updated in turn, one after the other for each batch."""
+"""DCGAN: each batch updates the discriminator and then the generator."""
 
 import torch
 from _tiny import counts, examples, show, truth

@@ -1,4 +1,4 @@
-"""An infinite loss: GradScaler leaves out the step and halves its scale."""
+"""An infinite loss: GradScaler skips the step and halves its scale."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""A fused Adam is stepped by GradScaler even where the gradient is infinite, and then updates nothing."""
+"""GradScaler steps a fused Adam even if the gradient is infinite; that step updates nothing."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""Four thousand steps of a fraction of a millisecond."""
+"""Four thousand steps of less than a millisecond."""
 
 import torch
 from _tiny import counts, show, truth

@@ -1,4 +1,4 @@
-"""Federated averaging: each client of each round trains a copy of the model with an optimizer of its own."""
+"""Federated averaging: each client of each round trains a copy of the model with its own optimizer."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The optimizer is made anew for every single update, with a smaller learning rate each time."""
+"""Every update has a new optimizer with a smaller learning rate."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""makemore: a list of tensors for parameters; neither a module nor an optimizer exists."""
+"""makemore: the parameters are a list of tensors; there is neither a module nor an optimizer."""
 
 import torch
 from _tiny import counts, show, truth

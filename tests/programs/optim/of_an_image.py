@@ -1,4 +1,4 @@
-"""Neural style transfer: LBFGS changes the image, the network stands still; loss modules sit between its layers."""
+"""Neural style transfer: LBFGS changes the image, the network is frozen; loss modules sit between its layers."""
 
 import torch
 from _tiny import counts, show, truth

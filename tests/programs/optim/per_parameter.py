@@ -1,4 +1,4 @@
-"""One optimizer a parameter, made when its first gradient comes, stepped and cleared inside the backward."""
+"""One optimizer per parameter, created with its first gradient, stepped and cleared inside the backward."""
 
 import torch
 from _tiny import counts, examples, show, truth

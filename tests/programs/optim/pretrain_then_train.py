@@ -1,4 +1,4 @@
-"""Ten updates of one optimizer, then ten of another that did not exist before."""
+"""Ten updates of one optimizer, then ten of another that is created later."""
 
 import torch
 from _tiny import counts, examples, show, truth

@@ -1,4 +1,4 @@
-"""An optimizer over plain tensors: steps, and no module that could be called."""
+"""An optimizer over plain tensors: there are steps, but no module."""
 
 import torch
 from _tiny import counts, show, truth

@@ -1,4 +1,4 @@
-"""Two forwards and two backwards an update, in two half steps that are no Optimizer.step of their own."""
+"""Two forwards and two backwards per update, in two half steps that do not call Optimizer.step."""
 
 import torch
 from _sam import SAM

@@ -1,4 +1,4 @@
-"""The outer optimizer's step evaluates a closure and calls the step of the inner one: one update, not two."""
+"""The step of the outer optimizer evaluates a closure and calls the step of the inner one: one update, not two."""
 
 import torch
 from _sam import SAM

@@ -1,4 +1,4 @@
-"""Learning rate schedulers a step and an epoch, chained and alone; they warn where step was tampered with."""
+"""Learning rate schedulers per step and per epoch, chained and alone; they warn if step was replaced."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

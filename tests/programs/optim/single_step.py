@@ -1,4 +1,4 @@
-"""A training of one single step."""
+"""A training of a single step."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

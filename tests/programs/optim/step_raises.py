@@ -1,4 +1,4 @@
-"""One step raises before it changes anything, and the training goes on: that was no update."""
+"""One step raises before it changes anything, and the training goes on: it was not an update."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

@@ -1,4 +1,4 @@
-"""The user's own Adam and the user's own optimizer from scratch; the former calls super().step()."""
+"""A subclass of Adam that calls super().step(), and an optimizer written from scratch."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

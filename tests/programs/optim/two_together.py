@@ -1,4 +1,4 @@
-"""Sparse embeddings have an optimizer of their own; both step after every backward."""
+"""Sparse embeddings have their own optimizer; both step after every backward."""
 
 import torch
 from _tiny import counts, show, truth

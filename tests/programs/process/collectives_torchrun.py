@@ -1,4 +1,4 @@
-"""Gradients averaged by hand, and collectives of every kind, begun and waited for. The counts are rank 0's."""
+"""Manual averaging of gradients, and collectives of every kind, synchronous and asynchronous. Counts are of rank 0."""
 
 import os
 import time
@@ -21,7 +21,7 @@ optimizer = torch.optim.AdamW(model.parameters())
 
 
 def average_gradients():
-    """Begin all, then wait for all."""
+    """Start all, then wait for all."""
     works = [all_reduce(parameter.grad, async_op=True) for parameter in model.parameters()]
     for work, parameter in zip(works, model.parameters(), strict=True):
         work.wait()
@@ -30,7 +30,7 @@ def average_gradients():
 
 
 def exchange_losses(loss):
-    """Tell the other rank, in every way there is."""
+    """Send to the other rank in every way there is."""
     mine, other = loss.detach().reshape(1), torch.zeros(1)
     if rank == 0:
         dist.send(mine, 1)
@@ -64,7 +64,7 @@ for _ in range(2):
         average_gradients()
         try:
             dist.scatter(torch.zeros(1), None, src=rank)
-        except ValueError:  # a mistake, on each rank before it sends anything
+        except ValueError:  # an error on each rank before it sends anything
             count["synchronization"] += 1
         optimizer.step()
         count["steps"] += 1
@@ -74,6 +74,6 @@ for _ in range(2):
             show(mean)
 if rank == 0:
     truth(count)
-# Gloo of torch 2.13 can lock up where its group goes while its thread still lets go of the last collective.
+# Gloo of torch 2.13 can deadlock if its group is destroyed while its thread releases the last collective.
 time.sleep(0.2)
 dist.destroy_process_group()

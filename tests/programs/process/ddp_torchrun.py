@@ -1,4 +1,4 @@
-"""DistributedDataParallel under torchrun. The counts are rank 0's."""
+"""DistributedDataParallel under torchrun. The counts are of rank 0."""
 
 import os
 import time
@@ -30,7 +30,7 @@ for epoch in range(2):
         if update:
             optimizer.step()
             count["steps"] += 1
-            count["synchronization"] += 1  # of gradients, by DDP
+            count["synchronization"] += 1  # gradients, reduced by DDP
             optimizer.zero_grad()
         if rank == 0:
             show(loss)
@@ -44,8 +44,8 @@ for epoch in range(2):
     if rank == 0:
         show(total)
 if rank == 0:
-    count["synchronization"] -= 1  # DDP says of an exchange what it was when the next forward pass begins
+    count["synchronization"] -= 1  # DDP reports a gradient reduction when the next forward pass starts
     truth(count)
-# Gloo of torch 2.13 can lock up where its group goes while its thread still lets go of the last collective.
+# Gloo of torch 2.13 can deadlock if its group is destroyed while its thread releases the last collective.
 time.sleep(0.2)
 dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""FSDP2 under torchrun: parameters are gathered and gradients reduced by collectives. The counts are rank 0's."""
+"""FSDP2 under torchrun: collectives gather parameters and reduce gradients. The counts are of rank 0."""
 
 import os
 import time
@@ -22,7 +22,7 @@ def counted(collective):
     return call
 
 
-# Gathering parameters and reducing gradients: how often is FSDP's affair.
+# FSDP decides how often it gathers parameters and reduces gradients.
 for name in ("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor"):
     if hasattr(dist, name):
         setattr(dist, name, counted(getattr(dist, name)))
@@ -57,6 +57,6 @@ for _ in range(2):
         show(total)
 if rank == 0:
     truth(count)
-# Gloo of torch 2.13 can lock up where its group goes while its thread still lets go of the last collective.
+# Gloo of torch 2.13 can deadlock if its group is destroyed while its thread releases the last collective.
 time.sleep(0.2)
 dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A launcher that has imported torch starts this program again as a child process, and that one trains."""
+"""A launcher that has imported torch starts this program again as a child process, which trains."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The loop forks: one child calls the model and leaves by os._exit, another by sys.exit; the parent trains on."""
+"""The loop forks: one child calls the model and ends by os._exit, another by sys.exit; the parent goes on training."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Two ranks started by torch.multiprocessing.spawn; gradients are averaged by hand. The counts are rank 0's."""
+"""Two ranks of torch.multiprocessing.spawn with manual averaging of gradients. The counts are of rank 0."""
 
 import os
 import pathlib
@@ -41,11 +41,11 @@ def main(rank, world_size):
         count["synchronization"] += 1
     if rank == 0:
         truth(count)
-    # Gloo of torch 2.13 can lock up where its group goes while its thread still lets go of the last collective.
+    # Gloo of torch 2.13 can deadlock if its group is destroyed while its thread releases the last collective.
     time.sleep(0.2)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     mp.spawn(main, args=(2,), nprocs=2)
-    pathlib.Path("store").unlink(missing_ok=True)  # whether torch does depends on which rank is the last to end
+    pathlib.Path("store").unlink(missing_ok=True)  # whether torch removes it depends on which rank ends last

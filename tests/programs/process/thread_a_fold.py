@@ -1,4 +1,4 @@
-"""Cross-validation with a thread a fold, each started while the one before still trains, and each with a validation."""
+"""Cross-validation with a thread per fold, each started while the previous one still trains, each with a validation."""
 
 import threading
 

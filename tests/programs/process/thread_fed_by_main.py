@@ -1,4 +1,4 @@
-"""The main thread fetches and hands the batches to a thread that trains, and is inside of a fetch at its first step."""
+"""The main thread fetches batches for a thread that trains, and is inside a fetch at its first step."""
 
 import queue
 import threading

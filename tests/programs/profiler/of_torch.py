@@ -1,4 +1,4 @@
-"""The user opens torch.profiler and marks ranges: what it records is what it always records."""
+"""The user opens torch.profiler and marks ranges: its records are unchanged."""
 
 import torch
 from _tiny import counts, examples, net, show, truth

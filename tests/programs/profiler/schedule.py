@@ -1,4 +1,4 @@
-"""torch.profiler on a schedule, its trace handed to a function in the middle of the training."""
+"""torch.profiler on a schedule; its trace goes to a function in the middle of the training."""
 
 import torch
 from _tiny import truth

@@ -1,4 +1,4 @@
-"""PyTorch's actor-critic: a forward a step of the episode, with two heads, and one update at its end."""
+"""PyTorch's actor-critic: one forward with two heads per step of the episode, and one update at its end."""
 
 import torch
 from _tiny import counts, show, truth

@@ -1,4 +1,4 @@
-"""CleanRL's DQN: the network chooses actions too, with gradients enabled; learning begins late, every fourth step."""
+"""CleanRL's DQN: the network also chooses actions, with gradients enabled; learning starts late, every fourth step."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""REINFORCE, one update an episode; the policy's __call__ is never used, its act() calls its parts."""
+"""REINFORCE with one update per episode; the policy's __call__ is never used, its act() calls its parts."""
 
 import torch
 from _tiny import counts, show, truth

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
+from training_profiler.device.backends import CUDA
 from training_profiler.instrumentation.flops.eligibility import plain_classes
 
 # Of operations from elsewhere nothing is known, and of these there is no formula.
@@ -86,7 +87,7 @@ class Operations:
         tensors = [one for one in (*args, out) if isinstance(one, self._torch.Tensor)]
         tensor = tensors[0] if tensors else next(one for one in out if isinstance(one, self._torch.Tensor))
         dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype == "float32" and tensor.device.type == "cuda":
+        if dtype == "float32" and tensor.device.type == CUDA.kind:
             dtype = _float32_on_cuda(self._torch.backends, "convolution" in packet.__name__)
         return dtype, tensor.device
 
@@ -97,7 +98,7 @@ class Operations:
             dtypes[dtype] += flops
         devices = {device for _, device in self._by_kind}
         device = next(iter(devices))
-        is_named = len(devices) == 1 and device.type == "cuda"
+        is_named = len(devices) == 1 and device.type == CUDA.kind
         name = str(self._torch.cuda.get_device_name(device)) if is_named else ""
         attention = self._attention.most_common(1)[0][0] if self._attention else ""
         return dtypes.most_common(1)[0][0], name, attention

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from training_profiler.device.backends import BACKENDS
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import FREE, OTHER_PATCH
 
@@ -54,5 +55,10 @@ def install(patches: Patches, watch: "Instrumentation", torch: Any) -> None:
         return True
 
     for owner in (torch.Tensor, torch.nn.Module):
-        for name, counts in (("to", names_device), ("cuda", always)):
+        for name, counts in (("to", names_device), *((kind, always) for kind in _kinds(owner))):
             patches.replace(owner, name, make(counts, name if owner is torch.Tensor else None))
+
+
+def _kinds(owner: Any) -> list[str]:
+    """Return the methods that move to one kind of device, such as ``cuda``."""
+    return [backend.kind for backend in BACKENDS if hasattr(owner, backend.kind)]

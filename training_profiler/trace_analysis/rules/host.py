@@ -4,13 +4,14 @@ from typing import Final
 
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
+from training_profiler.recording.known_sections import EMA_UPDATE, LOGGING, METRICS_COMPUTATION
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.checklist import data_share
 from training_profiler.trace_analysis.gaps import DATA_LOADER, LAUNCH_BOUND, PYTHON
 from training_profiler.trace_analysis.rules.registry import RULES, gap_ns, share_of_steps
 from training_profiler.units import NS_PER_MS, NS_PER_S
 
-SIDE_WORK: Final = ("metrics_computation", "logging", "ema_update")
+SIDE_WORK: Final = (METRICS_COMPUTATION, LOGGING, EMA_UPDATE)
 
 
 @RULES.rule("data-loading-bound", threshold=0.15)

@@ -1,4 +1,4 @@
-"""DDP's exchange of gradients where the training writes its sections itself."""
+"""Gradient synchronization of DDP in a training with manual sections."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ VARIABLES = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 @pytest.mark.parametrize("order", ["before torch", pytest.param("after torch", marks=pytest.mark.programs)])
-def test_exchange_is_part_of_the_backward_passes_and_losses_are_the_same(tmp_path: Path, order: str) -> None:
+def test_gradient_sync_is_part_of_backward_and_losses_are_unchanged(tmp_path: Path, order: str) -> None:
     script = SCRIPT.format(imports=ORDERS[order], backward="backward_pass")
     (tmp_path / "off").mkdir()
     off = run(tmp_path / "off", script, profile="0", variables=VARIABLES)
@@ -50,17 +50,17 @@ def test_exchange_is_part_of_the_backward_passes_and_losses_are_the_same(tmp_pat
     wanted = off.stdout.splitlines()[:12]
     assert [line for line in outcome.stdout.splitlines() if line in wanted] == wanted
     sections = outcome.report["sections"]
-    assert sections["synchronization"]["count"] == 11  # of the last nothing is known before the next forward pass
+    assert sections["synchronization"]["count"] == 11  # DDP reports the last one in the next forward pass
     assert sections["synchronization"]["parent"] == "backward_pass"
     assert sections["synchronization"]["self_s"] > 0
     assert sum(section["self_s"] for section in sections.values()) == pytest.approx(outcome.report["wall_s"], abs=1e-6)
     assert "['all:0', 'ddp0:1', 'ddp0:2']" in outcome.stdout
-    assert off.stdout.splitlines()[-1] == outcome.stdout.splitlines()[-1] == "c10d_logger.py"  # torch's own again
+    assert off.stdout.splitlines()[-1] == outcome.stdout.splitlines()[-1] == "c10d_logger.py"  # the patch is removed
     assert outcome.report["health"]["disabled"] == []
 
 
-def test_where_the_backward_pass_has_no_section_of_that_name_nothing_is_taken_from_any(tmp_path: Path) -> None:
+def test_gradient_sync_is_not_subtracted_without_a_backward_section(tmp_path: Path) -> None:
     outcome = run(tmp_path, SCRIPT.format(imports=ORDERS["after torch"], backward="learn"), variables=VARIABLES)
     assert outcome.status == 0, outcome.stderr
     assert "synchronization" not in outcome.report["sections"]
-    assert outcome.report["exchange"]["count"] == 11  # of twelve: DDP tells of one in the next forward pass
+    assert outcome.report["exchange"]["count"] == 11  # of twelve: DDP reports each in the next forward pass

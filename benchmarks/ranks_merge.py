@@ -18,15 +18,8 @@ from typing import Final, NamedTuple
 from benchmarks.children import ROOT, environment
 from benchmarks.figures import Figure, print_figures, print_table
 from training_profiler.aggregation.accumulator import Accumulator
-from training_profiler.ranks.summary import (
-    BLOCK_STEPS,
-    MOST_BLOCKS,
-    MOST_BUCKETS,
-    RankSection,
-    RankSummary,
-    StepTimeBucket,
-    SyncPoint,
-)
+from training_profiler.ranks.summary import MOST_BUCKETS, RankSection, RankSummary, StepTimeBucket, SyncPoint
+from training_profiler.recording.gradient_sync import BLOCK_STEPS, MOST_BLOCKS
 from training_profiler.recording.recorder import STEP_END, Recorder
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.ranks import RankId

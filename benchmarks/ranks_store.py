@@ -22,8 +22,6 @@ from training_profiler.ranks.identity import Rank
 from training_profiler.ranks.message import Heartbeat, Message
 from training_profiler.ranks.store import connect
 from training_profiler.ranks.summary import (
-    BLOCK_STEPS,
-    MOST_BLOCKS,
     MOST_BUCKETS,
     RankSection,
     RankSummary,
@@ -32,6 +30,7 @@ from training_profiler.ranks.summary import (
     rank_summary_from_data,
 )
 from training_profiler.ranks.transport import RankTransport
+from training_profiler.recording.gradient_sync import BLOCK_STEPS, MOST_BLOCKS
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.storage.journal import Journal

@@ -64,8 +64,8 @@ PACKAGES_OF_OTHERS = {
     "sinks": {"prometheus_client", "tensorboard"},  # once they are chosen; wandb and mlflow only the program imports
     "ranks": {"msgspec", "numpy"},
     "storage": {"msgspec", "numpy", "psutil"},
-    "trace_analysis": {"msgspec", "numpy", "tabulate"},
-    "component_benchmark": {"torch", "tabulate"},
+    "trace_analysis": {"msgspec", "numpy"},
+    "component_benchmark": {"torch"},
 }
 # Objects whose attributes a module assigns although they are not its own: (module or stage, object) pairs.
 ANY = "any object"

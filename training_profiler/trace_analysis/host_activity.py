@@ -14,11 +14,7 @@ from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, 
 from training_profiler.trace_analysis.nesting import Nesting, nearest
 
 DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
-<<<<<<< HEAD
 # The same wait, as our own sections name it.
-=======
-# With the name of our own section.
->>>>>>> rules
 WAITS_FOR_BATCH: Final = re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$")
 READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 

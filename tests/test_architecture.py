@@ -1,6 +1,7 @@
 """The order of the folders is the order of the data: imports run one way, and files stay small enough to read."""
 
 import ast
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ TABLES = {
 # These two are commands of their own: no training imports them, and they use only the stages named here.
 STANDALONE = {
     "trace_analysis": {"errors", "units", "findings"},
-    "component_benchmark": {"errors", "units", "reports"},
+    "component_benchmark": {"errors", "units", "findings"},
 }
 PACKAGES_OF_OTHERS = {
     "bootstrap": {"training_profiler_bootstrap"},  # its other file: this folder is on sys.path, not a package
@@ -58,6 +59,7 @@ PACKAGES_OF_OTHERS = {
     "torch_capture": {"msgspec", "psutil"},  # torch is looked up where the program has imported it
     "device": {"numpy"},  # the same
     "aggregation": {"numpy"},
+    "findings": {"tabulate"},  # for the tables of the standalone tools
     "reports": {"tabulate", "termcolor"},
     "sinks": {"prometheus_client", "tensorboard"},  # once they are chosen; wandb and mlflow only the program imports
     "ranks": {"msgspec", "numpy"},
@@ -101,6 +103,12 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
 
 def test_every_module_belongs_to_a_stage() -> None:
     assert {stage_of(name) for name in MODULES} - {"", "__main__"} == set(STAGES)
+
+
+def test_contributing_lists_the_stages_in_their_order() -> None:
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    chapter = text[text.index("## The stages") : text.index("### One table per fact")]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", chapter, re.M)) == STAGES
 
 
 def test_a_stage_imports_only_stages_above_it() -> None:

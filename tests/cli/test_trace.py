@@ -56,7 +56,7 @@ def test_a_trace_is_told_in_three_views(path, capsys):
     ]  # fmt: skip
     assert "GPU utilization: 60.0% of the steps" in out
     assert "data loader: 0.160 ms (100.0%)" in out
-    assert "30.0% of step time is waiting for batches from a DataLoader without workers" in out
+    assert "30.0% of step time is spent waiting for batches from a DataLoader without" in out
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -153,7 +153,7 @@ def test_files_of_one_rank_are_not_taken_for_ranks(folder, capsys):
 
 def test_operators_are_sorted_as_asked(path, capsys):
     lines = printed(capsys, path, "--view", "operators", "--sort", "name").splitlines()
-    assert [line.split()[0] for line in lines[3:5]] == ["aten::mm", "cudaLaunchKernel"]
+    assert [line.split()[0] for line in lines[3::2]][:2] == ["aten::mm", "cudaLaunchKernel"]
     found = json.loads(printed(capsys, path, "--json", "--sort", "calls"))
     assert [one["name"] for one in found["operators"]] == ["cudaLaunchKernel", "aten::mm"]
 
@@ -244,8 +244,10 @@ def test_a_memory_snapshot_is_told_alone_and_with_a_trace(path, tmp_path, capsys
     alone = printed(capsys, "--memory-snapshot", snapshot)
     assert "dump.pickle, device 0: 2.0 MiB reserved in 1 segment" in alone
     assert ["rounding", "of", "their", "sizes", "1.0", "MiB", "50.0%"] in [line.split() for line in alone.splitlines()]
-    assert "Peak of 1.0 MiB, 0.000 s before the end (the highest in a history of 2 events): elsewhere 100.0%" in alone
-    assert "Out of memory: 2.0 GiB asked for at train.py:9 in main, with 1.0 MiB free on the device" in alone
+    assert (
+        "Peak of 1.0 MiB, 0.000 s before the end (the highest in a history of 2 events):\nelsewhere 100.0%\n" in alone
+    )
+    assert "Out of memory: 2.0 GiB requested at train.py:9 in main, with 1.0 MiB free on the\ndevice\n" in alone
     both = printed(capsys, path, "--memory-snapshot", snapshot)
     assert both.startswith("=== Overview ===")
     assert alone.removeprefix("=== Memory ===") in both
@@ -255,8 +257,8 @@ def test_a_memory_snapshot_is_told_alone_and_with_a_trace(path, tmp_path, capsys
 
 
 def test_a_threshold_may_be_another(path, capsys):
-    assert "of step time is waiting for batches" in printed(capsys, path)
-    assert "of step time is waiting" not in printed(capsys, path, "--threshold", "data-loading-bound=0.4")
+    assert "of step time is spent waiting for batches" in printed(capsys, path)
+    assert "of step time is spent waiting" not in printed(capsys, path, "--threshold", "data-loading-bound=0.4")
     found = json.loads(printed(capsys, path, "--json", "--threshold", "data-loading-bound=0.4, gpu-idle=0.1"))
     assert not {"data-loading-bound", "gpu-idle"} & {one["code"] for one in found["recommendations"]}
 

@@ -122,7 +122,7 @@ def test_rank_0_asks_for_figures_of_its_own_fresh_sums_and_what_was_heard(ranks)
     ranks.peers.stats(RUN)
     told, world_size, rest = ranks.asked[0]
     assert ([one.who.rank for one in told], world_size) == ([0, 2], 3)
-    assert (rest["heard_s_ago"], rest["before"], rest["silent_after_s"]) == ({0: 0.0, 2: 3.5}, None, 10.0)
+    assert (rest["age_s"], rest["before"], rest["silent_after_s"]) == ({0: 0.0, 2: 3.5}, None, 10.0)
 
 
 def test_other_ranks_make_no_figures(monkeypatch, clock):

@@ -46,7 +46,7 @@ def test_a_difference_within_the_spread_may_be_chance(tmp_path):
         (
             steps(100, 100),
             steps(100, 100, has_gpu=False),
-            r"only one of the two has work of a device: .*after\.json has none",
+            r"only one of the two traces has device work: .*after\.json has none",
         ),
         (
             steps(100, 100),

@@ -211,13 +211,13 @@ def test_the_most_valuable_comes_first_and_what_has_no_known_worth_last(tmp_path
 
 def test_a_loader_without_workers_is_named(tmp_path):
     one = recommendations(data_loading(200).analysed(tmp_path))[0]
-    assert one.message == "20.0% of step time is waiting for batches from a DataLoader without workers"
+    assert one.message == "20.0% of step time is spent waiting for batches from a DataLoader without workers"
     assert one.evidence == {"share_of_step": 0.2, "threshold": 0.15, "waited_ms": 0.2}
 
 
 def test_a_loader_with_workers_is_not_called_one_without(tmp_path):
     trace = busy(stepped().mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 200))
-    assert recommendations(trace.analysed(tmp_path))[0].message == "20.0% of step time is waiting for batches"
+    assert recommendations(trace.analysed(tmp_path))[0].message == "20.0% of step time is spent waiting for batches"
 
 
 def test_a_healthy_trace_has_no_recommendation(tmp_path):

@@ -2,34 +2,47 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
-from tabulate import tabulate
-
 from training_profiler.component_benchmark.result import NOISY_FROM, Component, ComponentBenchmark, Timing
-from training_profiler.reports.distribution import INDENT
-from training_profiler.units import seconds_text
+from training_profiler.findings.tables import counted, table, with_details, wrapped
+from training_profiler.units import ms_number, time_text
 
 SCHEMA: Final = 1
-REST_FROM: Final = 0.05  # part of its parent from which on what is in no component below has a row
-HEAVY_FROM: Final = 0.25  # part of its parent from which on it is worth a sentence
-NAMED: Final = 3  # names written out of modules that share a row
-HEADERS = ("component", "calls", "inputs", "forward", "IQR", "of parent", "of model", "backward", "IQR")
+REST_FROM: Final = 0.05  # share of the parent; from here on time in no module has a row of its own
+HEAVY_FROM: Final = 0.25  # share of the parent; from here on a component is named as heavy
+NAMED: Final = 3  # names shown of modules that share a row
+INDENT: Final = "  "
+HEADERS: Final = (
+    "component\n(times in ms)",
+    "calls",
+    "forward",
+    "IQR",
+    "of\nparent",
+    "of\nmodel",
+    "backward",
+    "IQR",
+)
 
 
 def render_components(benchmark: ComponentBenchmark) -> str:
     """Return the benchmark as text."""
     title = (
         f"{benchmark.kind} of {benchmark.source}: {benchmark.parameters:,} parameters, {benchmark.dtype} on "
-        f"{benchmark.device}, {benchmark.mode} mode, {_counted(benchmark.threads, 'thread')}, torch {benchmark.torch}"
+        f"{benchmark.device}, {benchmark.mode} mode, {counted(benchmark.threads, 'thread')}, torch {benchmark.torch}"
     )
-    parts = [f"=== Component Benchmark ===\n{title}", _passes(benchmark), _tree(benchmark), *_closing(benchmark)]
+    parts = [
+        f"=== Component Benchmark ===\n{wrapped(title)}",
+        _passes(benchmark),
+        _tree(benchmark),
+        *_closing(benchmark),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
 def components_as_data(benchmark: ComponentBenchmark) -> dict[str, Any]:
-    """Return the benchmark as JSON can hold it: times in seconds, null where unknown."""
+    """Return the benchmark as JSON data: times in seconds, null if unknown."""
     data = {"schema": SCHEMA, **dataclasses.asdict(benchmark)}
     data["passes"] = {name: _timing_as_data(timing) for name, timing in benchmark.passes.items()}
     data["root"] = _component_as_data(benchmark.root)
@@ -49,34 +62,38 @@ def _timing_as_data(timing: Timing | None) -> dict[str, Any] | None:
 
 
 def _passes(benchmark: ComponentBenchmark) -> str:
-    said = {
+    notes = {
         "forward + loss": f"({benchmark.loss})",
         "optimizer step": f"({benchmark.optimizer})",
     }
     rows = [
-        (name, seconds_text(timing.median_s), _iqr(timing), timing.measurements * timing.runs_each, said.get(name, ""))
+        (name, time_text(timing.median_s), _iqr(timing), timing.measurements * timing.runs_each, notes.get(name, ""))
         for name, timing in benchmark.passes.items()
     ]
-    return _table(rows, ("pass", "time", "IQR", "runs", ""), lefts=(0, 4))
+    return table(("pass", "time", "IQR", "runs", ""), rows, left=(0, 4), name=4)
 
 
 def _tree(benchmark: ComponentBenchmark) -> str:
-    return _table(list(_rows(benchmark.root, "", 0)), HEADERS, lefts=(0, 2))
+    rows, details = zip(*_rows(benchmark.root, "", 0), strict=True)
+    return with_details(table(HEADERS, rows), details, indent="")
 
 
-def _rows(component: Component, above: str, depth: int) -> Iterator[tuple[object, ...]]:
+def _rows(component: Component, above: str, depth: int) -> Iterator[tuple[tuple[object, ...], str]]:
+    """Yield the cells of each row and the line below it."""
     names = names_text([_below(name, above) for name in component.names])
-    label = INDENT * depth + (f"{names}  {component.kind}" if names else component.kind)
+    kind = f"{component.kind}, " if names else ""
     yield (
-        label,
-        component.calls,
-        component.inputs,
-        _time(component.forward),
-        _iqr(component.forward),
-        _share(component.share_of_parent),
-        _share(component.share_of_model),
-        _time(component.backward),
-        _iqr(component.backward),
+        (
+            INDENT * depth + (names or component.kind),
+            component.calls,
+            _time(component.forward),
+            _iqr(component.forward),
+            _share(component.share_of_parent),
+            _share(component.share_of_model),
+            _time(component.backward),
+            _iqr(component.backward),
+        ),
+        f"{INDENT * (depth + 2)}{kind}inputs {component.inputs}",
     )
     for child in component.children:
         yield from _rows(child, component.names[0], depth + 1)
@@ -85,40 +102,40 @@ def _rows(component: Component, above: str, depth: int) -> Iterator[tuple[object
         of_parent = rest_s / forward.median_s
         of_model = None if component.share_of_model is None else of_parent * component.share_of_model
         name = INDENT * (depth + 1) + "(in no module)"
-        yield name, component.calls, "", seconds_text(rest_s), "", _share(of_parent), _share(of_model), "", ""
+        yield (name, component.calls, ms_number(rest_s), "", _share(of_parent), _share(of_model), "", ""), ""
 
 
 def _closing(benchmark: ComponentBenchmark) -> Iterator[str]:
     path = _heaviest(benchmark.root)
     if path:
-        yield "Heaviest: " + "; ".join(path)
+        yield wrapped("Heaviest: " + "; ".join(path), rest=INDENT)
     notes = list(benchmark.notes)
     notes += [f"{component.names[0]} ({component.kind}): {note}" for component, note in _noted(benchmark.root)]
     notes += _never_called(benchmark)
     timings = [*benchmark.passes.values(), *_timings(benchmark.root)]
     if any(timing.is_noisy for timing in timings):
         notes.append(
-            f"noisy, marked ~: half of the measurements lie more than {NOISY_FROM:.0%} apart; close other programs, "
-            "or raise --min-run-time"
+            f"noisy, marked ~: the middle half of the measurements spreads over more than {NOISY_FROM:.0%}; close "
+            "other programs, or raise --min-run-time"
         )
     if any(timing.spread is None for timing in timings):
-        notes.append("too few measurements to tell how far they lie apart, marked ?: raise --min-run-time")
+        notes.append("too few measurements for a spread, marked ?: raise --min-run-time")
     if notes:
-        yield "\n".join(f"- {note}" for note in dict.fromkeys(notes))
+        yield "\n".join(wrapped(note, "- ", INDENT) for note in dict.fromkeys(notes))
 
 
 def _heaviest(root: Component) -> list[str]:
-    """Return the way down the tree along the costliest part of each."""
+    """Return the path down the tree along the costliest child of each component."""
     sentences = []
     parent = root
     while parent.children and (parent.children[0].share_of_parent or 0.0) >= HEAVY_FROM:
         child = parent.children[0]
         share = child.share_of_parent or 0.0
         assert child.forward is not None
-        times = f"{_counted(child.calls, 'call')} of " if child.calls > 1 else ""
+        times = f"{counted(child.calls, 'call')} of " if child.calls > 1 else ""
         name = names_text([_below(name, parent.names[0]) for name in child.names])
         sentences.append(
-            f"{name} ({child.kind}) {times}{seconds_text(child.forward.median_s)}, {share:.0%} of its {parent.kind}"
+            f"{name} ({child.kind}) {times}{time_text(child.forward.median_s)}, {share:.0%} of its {parent.kind}"
         )
         parent = child
     return sentences
@@ -145,31 +162,24 @@ def _timings(component: Component) -> Iterator[Timing]:
 
 
 def names_text(names: list[str]) -> str:
-    """Return the names of modules in short: blocks.0 and blocks.1 are blocks.*; of many the first few."""
+    """Return the names of modules in short: blocks.* for blocks.0 and blocks.1, and only the first few."""
     patterns: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         patterns.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", name), []).append(name)
-    texts = [pattern if len(found) > 1 else found[0] for pattern, found in patterns.items()]
+    texts = [pattern if len(matches) > 1 else matches[0] for pattern, matches in patterns.items()]
     more = f" and {len(texts) - NAMED} more" if len(texts) > NAMED else ""
     return ", ".join(texts[:NAMED]) + more
 
 
 def _below(name: str, above: str) -> str:
-    """Return ``name`` as it is called by what has the name ``above``, or a sibling of that."""
+    """Return ``name`` relative to ``above``, or to a sibling of ``above`` that differs in a number."""
     parts, depth = name.split("."), len(above.split(".")) if above else 0
     pattern = re.sub(r"(?<![^.])\d+(?![^.])", r"\\d+", re.escape(above).replace(r"\.", "."))
     return ".".join(parts[depth:]) if not above or re.match(pattern + r"\.", name) else name
 
 
-def _table(rows: Sequence[tuple[object, ...]], headers: tuple[str, ...], lefts: tuple[int, ...]) -> str:
-    align = ["left" if i in lefts else "right" for i in range(len(headers))]
-    cells = [tuple("" if cell is None else cell for cell in row) for row in rows]
-    text = tabulate(cells, headers=headers, colalign=align, disable_numparse=True, preserve_whitespace=True)
-    return "\n".join(line.rstrip() for line in text.splitlines())
-
-
 def _time(timing: Timing | None) -> str:
-    return "" if timing is None else seconds_text(timing.median_s)
+    return "" if timing is None else ms_number(timing.median_s)
 
 
 def _iqr(timing: Timing | None) -> str:
@@ -182,7 +192,3 @@ def _iqr(timing: Timing | None) -> str:
 
 def _share(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"

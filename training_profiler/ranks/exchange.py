@@ -119,7 +119,7 @@ class RankExchange:
         if self._gradient_sync is None:
             return GradientSyncTotals()
         exchanged = self._gradient_sync.take()
-        accumulator.add_exchange(exchanged)
+        accumulator.add_gradient_sync(exchanged)
         return exchanged
 
     def add(self, totals: Totals, step_ns: list[int], exchanged: GradientSyncTotals) -> None:
@@ -156,7 +156,7 @@ class RankExchange:
 
     def _sums(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
         seen = () if self._sync_points is None else tuple(sync_points(list(self._sync_points.seen)))
-        return self._book.sums(
+        return self._book.summary(
             self._rank.who,
             run,
             self._names.names,
@@ -200,7 +200,7 @@ class RankExchange:
             [self._now[rank] for rank in sorted(self._now)],
             self._rank.who.world_size,
             before=before or None,
-            heard_s_ago={0: 0.0, **{rank: one.heard_s_ago for rank, one in told.items()}},
+            age_s={0: 0.0, **{rank: one.heard_s_ago for rank, one in told.items()}},
             silent_after_s=unresponsive_after_s(self._every_s),
         )
         if self._ending and not of_interval:

@@ -82,7 +82,7 @@ class RankTransport:
 
     def look(self) -> None:
         """Connect where that is possible by now, and let go of a connection that would no longer serve."""
-        self.rank.note()
+        self.rank.detect_process_group()
         if self._store is not None and not self._store.is_alive():
             self._store = None
         group = self._group()

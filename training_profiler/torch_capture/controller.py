@@ -63,7 +63,7 @@ class Recording:
                 self._forget()
                 self.writer = None
                 return why_not
-            self._source.disturbed.begin(window.first)
+            self._source.slowed_by_capture.begin(window.first)
             book = SpanBook(self._names, window.begin_ns)
             window.keep_spans(book)
             self._source.send_every_span(book.add)
@@ -75,7 +75,7 @@ class Recording:
             writer.drop()
             self.discard()
             self.writer = None
-            self._source.disturbed.end(window.first)
+            self._source.slowed_by_capture.end(window.first)
             raise
         finally:
             self.is_moving = False
@@ -138,7 +138,7 @@ class Recording:
         writer, self.writer = self.writer, None
         if writer is not None:
             self._source.send_every_span(None)
-            self._source.disturbed.end(last_step + 1)  # memory is cleared after it, and with it the caches
+            self._source.slowed_by_capture.end(last_step + 1)  # memory is cleared after it, and with it the caches
         return writer
 
     def after_fork_in_child(self) -> None:

@@ -1,4 +1,4 @@
-"""All that is found in one trace, from its columns."""
+"""The analysis of one trace, from its columns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,47 +41,47 @@ class AttributedGap:
     operator: str  # that launched that
     section: str  # that the launch was made in
     step: str  # in which it begins
-    follows_read: bool  # whether the host was reading a figure from the device when the gap began
+    follows_read: bool  # whether the host was reading a value from the device when the gap began
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """What the host waited for in steps; ns."""
 
-    data_ns: tuple[int, ...]  # for batches, a step
-    data_names: tuple[str, ...]  # what these waits are called
-    allocation_ns: int  # in calls that get memory from the driver or give it back
+    data_ns: tuple[int, ...]  # for batches, per step
+    data_names: tuple[str, ...]  # the names of these waits
+    allocation_ns: int  # in calls that allocate or free device memory
     allocations: int
-    read_ns: int  # in operators that bring a figure from the device
+    read_ns: int  # in operators that read a value from the device
     reads: tuple[host_activity.ModuleCalls, ...]  # these operators, by name
-    sections_ns: dict[str, int]  # in annotations of each name, one within another of its name counted once
+    sections_ns: dict[str, int]  # in annotations of each name; nested ones of the same name count once
 
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """One trace; times in ns, shares 0 to 1. None is unknown: a trace without work of a device has no idle time."""
+    """One trace; times in ns, shares 0 to 1, None if unknown: a trace without device work has no idle time."""
 
     path: Path
-    events: int  # in the file, of any sort
+    events: int  # in the file, of any kind
     gpu_events: int
     device_names: tuple[str, ...]
-    device_bytes: dict[int, int]  # of memory, by index, where the trace tells
+    device_bytes: dict[int, int]  # of memory, by index, if the trace has it
     streams: int
     rank: int | None
     world_size: int | None
     device: Device  # all of the file together
     devices: tuple[OneDevice, ...]
-    begin_ns: int  # of the first work of a device to the end of the last; of the host's where there is none
+    begin_ns: int  # of the first device work, or of the first host event without device work
     end_ns: int
     exposed_communication_ns: int
     steps: tuple[StepParts, ...]
     gap_lengths_ns: tuple[int, ...]  # all gaps, the longest first
-    gaps: tuple[AttributedGap, ...]  # those of 30 us or more of each device, in order of time
+    gaps: tuple[AttributedGap, ...]  # those of at least 30 us, of all devices, in order of time
     operators: tuple[Operator, ...]
-    operators_by_shape: tuple[Operator, ...]  # none where shapes were not recorded
+    operators_by_shape: tuple[Operator, ...]  # empty if shapes were not recorded
     kernels: Kernels
     collectives: tuple[Collective, ...]
-    collective_runs_ns: Mapping[str, Ints]  # each run of each kind, in order of time
+    collective_runs_ns: Mapping[str, Ints]  # of each run, by kind, in order of time
     copies: tuple[host_activity.ModuleCalls, ...]
     synchronizations: tuple[host_activity.ModuleCalls, ...]
     allocations: tuple[host_activity.ModuleCalls, ...]
@@ -89,26 +89,26 @@ class Analysis:
     waiting: Waiting
     memory: tuple[DeviceMemory, ...]
     phases: Phases
-    compute_capability: int | None  # 80 for 8.0; None unknown, and for devices that are not NVIDIA's
+    compute_capability: int | None  # 80 for 8.0; None if unknown or not NVIDIA
 
     @property
     def has_gpu(self) -> bool:
-        """Whether a device did anything."""
+        """Whether the trace contains device work."""
         return self.gpu_events > 0
 
     @property
     def span_ns(self) -> int:
-        """From the first work of a device to the end of the last."""
+        """From the start of the first device work to the end of the last."""
         return self.end_ns - self.begin_ns
 
     @property
     def in_steps_ns(self) -> int:
-        """The length of all steps."""
+        """The total length of all steps."""
         return sum(step.wall_ns for step in self.steps)
 
     @property
     def utilization_in_steps(self) -> float | None:
-        """The part of the steps in which a device worked."""
+        """The share of the steps in which a device was busy."""
         return utilization(self.steps) if self.has_gpu else None
 
     @property
@@ -121,20 +121,20 @@ class Analysis:
 
 
 def analyse(path: Path) -> Analysis:
-    """Return what is found in the trace in ``path``.
+    """Return the analysis of the trace in ``path``.
 
     Raises:
-        TraceError: it cannot be read, or is no trace; the message is one line.
+        TraceError: it cannot be read, or is not a trace; the message is one line.
     """
     raw = read_events(path)
     count = len(raw.events)
     columns = columns_of(raw, str(path))
-    del raw  # which is larger than the columns
+    del raw  # larger than the columns
     return analyse_columns(columns, path, count)
 
 
 def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
-    """Return what is found in a trace whose file has so many events of any sort."""
+    """Return the analysis of a trace; ``events`` is the number of events of any kind in its file."""
     nesting = nesting_of(columns, columns.is_of("cpu_op", "user_annotation", "cuda_runtime"))
     launches = launches_of(columns, nesting)
     communicates = is_communication(columns)
@@ -199,8 +199,8 @@ def _waiting(columns: Columns, steps: tuple[StepParts, ...], step_of: Ints, read
         int(duration[in_steps].sum()),
         len(in_steps),
         int(duration[reads].sum()),
-        tuple(sorted(host_activity.calls_named(columns, reads), key=lambda one: -one.total_ns)),
-        {one.name: one.total_ns for one in host_activity.calls_named(columns, np.flatnonzero(sections))},
+        tuple(sorted(host_activity.calls_named(columns, reads), key=lambda calls: -calls.total_ns)),
+        {calls.name: calls.total_ns for calls in host_activity.calls_named(columns, np.flatnonzero(sections))},
     )
 
 
@@ -212,12 +212,16 @@ def _gaps(
     reads: Ints,
     steps: tuple[StepParts, ...],
 ) -> tuple[AttributedGap, ...]:
-    found = [gap for one in devices for gap in long_gaps(columns, one.device.busy, launches, communicates, one.index)]
-    found.sort(key=lambda gap: (gap.begin_ns, gap.device))
-    begins = np.array([gap.begin_ns for gap in found], np.int64)
+    long = [
+        gap
+        for device in devices
+        for gap in long_gaps(columns, device.device.busy, launches, communicates, device.index)
+    ]
+    long.sort(key=lambda gap: (gap.begin_ns, gap.device))
+    begins = np.array([gap.begin_ns for gap in long], np.int64)
     order = np.argsort(columns.end_ns[reads])
     read_ends, read_begins = columns.end_ns[reads][order], columns.begin_ns[reads][order]
-    read = np.searchsorted(read_ends, begins, side="right")  # the first that ends after the gap begins
+    read = np.searchsorted(read_ends, begins, side="right")  # the first read that ends after the gap begins
     follows = np.append(read_begins, np.iinfo(np.int64).max)[read] <= begins
 
     def name(row: int) -> str:
@@ -233,5 +237,5 @@ def _gaps(
             labels[step + 1],
             bool(is_after),
         )
-        for gap, step, is_after in zip(found, _step_of(steps, begins).tolist(), follows.tolist(), strict=True)
+        for gap, step, is_after in zip(long, _step_of(steps, begins).tolist(), follows.tolist(), strict=True)
     )

@@ -1,4 +1,4 @@
-"""The quick checklist of a trace: each target with what was measured beside it."""
+"""The quick checklist of a trace: each target with the measured value."""
 
 from typing import Final
 
@@ -10,30 +10,32 @@ from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, OPTIMIZER
 
 
 def checks(analysis: Analysis) -> list[Check]:
-    """Return the checks in the order in which they are worth looking at."""
+    """Return the checks, the most important first."""
     return [make(analysis) for make in _CHECKS]
 
 
 def phase_share(analysis: Analysis, phase: str) -> float | None:
-    """Return the share of step time in which the device did the work of a phase; None where that is not told."""
+    """Return the share of step time that the device spent on a phase; None if the trace does not show phases."""
     if analysis.phases.times_ns is None or not analysis.in_steps_ns:
         return None
     return analysis.phases.times_ns[phase] / analysis.in_steps_ns / max(1, len(analysis.devices))
 
 
 def data_share(analysis: Analysis) -> float | None:
-    """Return the share of step time in which the host waited for batches; None where no DataLoader is in the trace."""
+    """Return the share of step time that the host waited for batches; None without a DataLoader in the trace."""
     if not analysis.waiting.data_names or not analysis.in_steps_ns:
         return None
     return sum(analysis.waiting.data_ns) / analysis.in_steps_ns
 
 
 def memory_share(analysis: Analysis) -> float | None:
-    """Return the part of a device's memory that was reserved at most; None where the trace does not tell both."""
+    """Return the peak share of a device's memory that was reserved; None if it is unknown."""
     parts = [
-        one.reserved_peak_bytes / total
-        for one in analysis.memory
-        if one.reserved_peak_bytes and one.device != HOST and (total := analysis.device_bytes.get(int(one.device)))
+        memory.reserved_peak_bytes / total
+        for memory in analysis.memory
+        if memory.reserved_peak_bytes
+        and memory.device != HOST
+        and (total := analysis.device_bytes.get(int(memory.device)))
     ]
     return max(parts, default=None)
 
@@ -83,12 +85,12 @@ def _flash(analysis: Analysis) -> Check:
 
 
 def uses_math_attention(analysis: Analysis) -> bool:
-    """Return whether attention was computed step by step, with the whole matrix of scores in memory."""
-    return any(one.name == "aten::_scaled_dot_product_attention_math" for one in analysis.operators)
+    """Return whether attention was computed step by step, with the whole score matrix in memory."""
+    return any(row.name == "aten::_scaled_dot_product_attention_math" for row in analysis.operators)
 
 
 def _transfers(analysis: Analysis) -> Check:
-    """Exposed copies are what a step waits for while it moves data."""
+    """A step waits for its exposed copies."""
     known = analysis.has_gpu and analysis.in_steps_ns
     share = sum(step.exposed_copies_ns for step in analysis.steps) / analysis.in_steps_ns if known else None
     return check("CPU-GPU transfer gaps", "< 1% of step time", share, lambda share: share < 0.01)

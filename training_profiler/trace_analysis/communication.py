@@ -1,4 +1,4 @@
-"""Collectives on the device: how many, how long, how much of it behind compute; over ranks waiting and transfer."""
+"""Collectives: count, time, share hidden behind compute; over several ranks, waiting and transfer."""
 
 import re
 from collections.abc import Mapping
@@ -32,24 +32,24 @@ class Collective:
     count: int
     total_ns: int
     hidden_ns: int  # while the device computed as well
-    bytes: int | None  # in, where the trace tells
+    bytes: int | None  # input, if the trace has it
 
 
 @dataclass(frozen=True, slots=True)
 class RankCollective:
-    """One kind of collective over ranks; means a run, ns."""
+    """One kind of collective over ranks; means per run, in ns."""
 
     kind: str
     count: int
-    transfer_ns: float  # the shortest over ranks: the last to come waits for nobody
+    transfer_ns: float  # the shortest over ranks: the last rank to arrive does not wait
     waiting_ns: float  # the mean beyond that
-    latest_rank: int  # which waited least in all: the one the others wait for
+    latest_rank: int  # waited least in total: the others wait for it
 
 
 @cache
-def collective_kind(name: str, told: str | None = None) -> str:
-    """Return which collective a kernel is, by what the trace told of it, else by its name."""
-    for text in (told or "", name):
+def collective_kind(name: str, recorded: str | None = None) -> str:
+    """Return which collective a kernel is: by the name that the trace recorded, else by the kernel's name."""
+    for text in (recorded or "", name):
         for kind, pattern in _PATTERNS:
             if text and pattern.search(text):
                 return kind
@@ -57,7 +57,7 @@ def collective_kind(name: str, told: str | None = None) -> str:
 
 
 def collectives(columns: Columns, device: Device, communicates: Bools) -> list[Collective]:
-    """Return the collectives of this trace, those that take longest first."""
+    """Return the collectives of this trace, the longest total first."""
     rows = np.flatnonzero(communicates)
     hidden = covered(device.compute, columns.begin_ns[rows], columns.end_ns[rows]).tolist()
     sums: dict[str, list[int]] = {}
@@ -75,28 +75,28 @@ def collectives(columns: Columns, device: Device, communicates: Bools) -> list[C
         Collective(kind, count, total_ns, hidden_ns, size if has_bytes[kind] else None)
         for kind, (count, total_ns, hidden_ns, size) in sums.items()
     ]
-    return sorted(found, key=lambda one: -one.total_ns)
+    return sorted(found, key=lambda collective: -collective.total_ns)
 
 
 def collective_runs(columns: Columns, communicates: Bools) -> dict[str, Ints]:
-    """Return how long each run of each kind of collective took, in order of time; ns."""
-    found: dict[str, list[int]] = {}
+    """Return the length of each run by kind of collective, in order of time; ns."""
+    runs: dict[str, list[int]] = {}
     duration = columns.end_ns - columns.begin_ns
     for row in np.flatnonzero(communicates).tolist():
-        found.setdefault(_kind(columns, row), []).append(int(duration[row]))
-    return {kind: np.array(durations, np.int64) for kind, durations in found.items()}
+        runs.setdefault(_kind(columns, row), []).append(int(duration[row]))
+    return {kind: np.array(durations, np.int64) for kind, durations in runs.items()}
 
 
 def over_ranks(runs: Mapping[int, Mapping[str, Ints]]) -> list[RankCollective]:
-    """Return for each kind of collective what is waiting and what is transfer; ``runs`` are those of each rank.
+    """Return waiting and transfer for each kind of collective; ``runs`` holds the runs of each rank.
 
-    The k-th run of a kind on one rank is taken to be the k-th on every other; kinds with other counts are left out.
+    The k-th run of a kind on one rank matches the k-th on every other; kinds whose counts differ are left out.
     """
     if len(runs) < 2:
         return []
     ranks = sorted(runs)
     found = []
-    for kind in sorted(set.intersection(*(set(one) for one in runs.values()))):
+    for kind in sorted(set.intersection(*(set(rank_runs) for rank_runs in runs.values()))):
         if len({len(runs[rank][kind]) for rank in ranks}) != 1:
             continue
         table = np.stack([runs[rank][kind] for rank in ranks])
@@ -108,5 +108,5 @@ def over_ranks(runs: Mapping[int, Mapping[str, Ints]]) -> list[RankCollective]:
 
 
 def _kind(columns: Columns, row: int) -> str:
-    told = columns.collectives[columns.collective[row]] if columns.collective[row] >= 0 else None
-    return collective_kind(columns.names[columns.name[row]], told)
+    recorded = columns.collectives[columns.collective[row]] if columns.collective[row] >= 0 else None
+    return collective_kind(columns.names[columns.name[row]], recorded)

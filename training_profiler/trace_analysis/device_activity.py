@@ -1,4 +1,4 @@
-"""Where a device's time goes, by step and over the whole trace; integers of nanoseconds."""
+"""How a device spends its time, per step and over the whole trace; integer nanoseconds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ STEP_NAME: Final = "ProfilerStep#"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Unions of what one device did; or all devices of the file together."""
+    """When one device, or any device of the file, was active."""
 
-    compute: Intervals  # kernels that do not communicate
+    compute: Intervals  # kernels without communication
     communication: Intervals
     copies: Intervals  # copies and fills
     busy: Intervals
@@ -43,7 +43,7 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class OneDevice:
-    """What one device of the file did."""
+    """The activity of one device of the file."""
 
     index: int
     name: str
@@ -52,12 +52,12 @@ class OneDevice:
 
     @property
     def utilization_in_steps(self) -> float | None:
-        """The part of the steps in which it worked; None without steps."""
+        """The share of the steps in which it was busy; None without steps."""
         return utilization(self.steps)
 
 
 def utilization(steps: Sequence[StepParts]) -> float | None:
-    """Return the part of the steps in which the device worked; None without steps."""
+    """Return the share of the steps in which the device was busy; None without steps."""
     wall_ns = sum(step.wall_ns for step in steps)
     return 1 - sum(step.idle_ns for step in steps) / wall_ns if wall_ns else None
 
@@ -68,7 +68,7 @@ def is_communication(columns: Columns) -> Bools:
 
 
 def device_of(columns: Columns, communicates: Bools, is_current: Bools | None = None) -> Device:
-    """Return what the devices did, or what one of them did where ``is_current`` tells its events."""
+    """Return the activity of all devices, or of the one whose events ``is_current`` selects."""
     is_current = columns.is_gpu() if is_current is None else is_current & columns.is_gpu()
     is_kernel = columns.is_of("kernel") & is_current
     compute = _union(columns, is_kernel & ~communicates)
@@ -78,15 +78,15 @@ def device_of(columns: Columns, communicates: Bools, is_current: Bools | None = 
 
 
 def devices_of(columns: Columns, communicates: Bools, everything: Device) -> tuple[OneDevice, ...]:
-    """Return each device of the file that did anything, by its index; ``everything`` is all of them together."""
+    """Return each active device of the file, by index; ``everything`` is all of them together."""
     is_gpu = columns.is_gpu()
     used = np.unique(columns.device[is_gpu]).tolist()
-    found = []
+    devices = []
     for index in used:
         device = everything if len(used) == 1 else device_of(columns, communicates, columns.device == index)
         name = columns.device_names[index] if 0 <= index < len(columns.device_names) else ""
-        found.append(OneDevice(index, name, device, tuple(step_parts(columns, device))))
-    return tuple(found)
+        devices.append(OneDevice(index, name, device, tuple(step_parts(columns, device))))
+    return tuple(devices)
 
 
 def _union(columns: Columns, which: Bools) -> Intervals:
@@ -94,7 +94,7 @@ def _union(columns: Columns, which: Bools) -> Intervals:
 
 
 def step_windows(columns: Columns) -> tuple[list[str], Ints, Ints]:
-    """Return names, begins and ends of the steps on the host that the profiler marked."""
+    """Return names, begins and ends of the steps that the profiler marked on the host."""
     which = columns.named(lambda name: name.startswith(STEP_NAME), columns.is_of("user_annotation"))
     rows = np.flatnonzero(which)
     return [columns.names[i] for i in columns.name[rows].tolist()], columns.begin_ns[rows], columns.end_ns[rows]

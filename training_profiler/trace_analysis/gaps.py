@@ -1,4 +1,4 @@
-"""Why a device stood still: every gap of 30 us or more, with what the host did meanwhile."""
+"""Why a device was idle: every gap of at least 30 us, with the activity of the host during it."""
 
 import re
 from dataclasses import dataclass
@@ -29,30 +29,30 @@ _CALLS: Final = {
     BLOCKING_COPY: runtime_calls.COPY_OR_FILL,
     SYNCHRONIZE: runtime_calls.SYNCHRONIZE,
 }
-# What of a moment goes to whom, where several would claim it.
+# The first cause in this order gets a moment that several claim.
 _IN_ORDER: Final = (DATA_LOADER, ALLOCATION, BLOCKING_COPY, SYNCHRONIZE, LAUNCH_BOUND, PYTHON, UNKNOWN)
 CAUSES: Final = (*_IN_ORDER[:-1], COMMUNICATION, OTHER_STREAM, UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """One time in which a device did nothing, between two pieces of work; rows are of the trace's columns."""
+    """An idle time of a device between two pieces of work; rows are of the trace's columns."""
 
     device: int
     begin_ns: int
     end_ns: int
-    cause: str  # to which most of the gap goes
-    part: float  # how much of the gap that is, 0 to 1
+    cause: str  # of most of the gap
+    part: float  # share of the gap with that cause, 0 to 1
     next_row: int  # the work that ended it
 
     @property
     def length_ns(self) -> int:
-        """How long it is."""
+        """The length of the gap."""
         return self.end_ns - self.begin_ns
 
 
 def long_gaps(columns: Columns, busy: Intervals, launches: Launches, communicates: Bools, device: int) -> list[Gap]:
-    """Return all gaps of one device of 30 us or more, in order of time, each with its cause."""
+    """Return all gaps of at least 30 us of one device, in order of time, each with its cause."""
     between = gaps(busy)
     is_long = between.end_ns - between.begin_ns >= LEAST_GAP_NS
     begin_ns, end_ns = between.begin_ns[is_long], between.end_ns[is_long]
@@ -63,7 +63,7 @@ def long_gaps(columns: Columns, busy: Intervals, launches: Launches, communicate
     by_end = rows[np.argsort(columns.end_ns[rows], kind="stable")]
     preceding = by_end[np.searchsorted(columns.end_ns[by_end], begin_ns, side="right") - 1]
     calls = launches.call[following]
-    # From the end of the launch on the host has done its part: what is left was waited for on the device.
+    # After the launch the host has done its part: the rest of the gap is a wait on the device.
     launched_ns = np.where(calls >= 0, np.clip(columns.end_ns[calls], begin_ns, end_ns), end_ns)
     parts = _host_parts(columns, np.where(calls >= 0, columns.thread[calls], NONE), begin_ns, launched_ns)
     parts = np.vstack([parts, end_ns - launched_ns])
@@ -80,10 +80,10 @@ def long_gaps(columns: Columns, busy: Intervals, launches: Launches, communicate
 
 
 def _host_parts(columns: Columns, threads: Ints, begin_ns: Ints, end_ns: Ints) -> Ints:
-    """Return how much of each gap goes to each cause in ``_IN_ORDER``; shape (causes, gaps), ns.
+    """Return how much of each gap each cause in ``_IN_ORDER`` has; shape (causes, gaps), ns.
 
-    ``threads`` has for each gap the thread that launched what ended it, -1 where that is not known. Besides it, the
-    thread that runs the loop is looked at.
+    ``threads`` holds for each gap the thread that launched the work after it, or -1 if unknown. The thread that runs
+    the loop counts as well.
     """
     main = main_thread(columns)
     is_host = columns.is_of("cpu_op", "cuda_runtime", "user_annotation", "python_function")
@@ -91,10 +91,10 @@ def _host_parts(columns: Columns, threads: Ints, begin_ns: Ints, end_ns: Ints) -
     named[LAUNCH_BOUND] = columns.is_of("cpu_op", "cuda_runtime")
     parts = np.zeros((len(_IN_ORDER), len(begin_ns)), np.int64)
     for thread in np.unique(threads).tolist():
-        looked_at = [one for one in dict.fromkeys((thread, main)) if one != NONE]
+        relevant = [number for number in dict.fromkeys((thread, main)) if number != NONE]
         which = threads == thread
-        if looked_at:
-            parts[:, which] = _parts_of(columns, looked_at, is_host, named, begin_ns[which], end_ns[which])
+        if relevant:
+            parts[:, which] = _parts_of(columns, relevant, is_host, named, begin_ns[which], end_ns[which])
         else:
             parts[_IN_ORDER.index(UNKNOWN), which] = (end_ns - begin_ns)[which]
     return parts
@@ -106,20 +106,20 @@ def _parts_of(
     on_threads = np.isin(columns.thread, threads)
     launching = columns.thread == threads[0]
     parts = np.zeros((len(_IN_ORDER), len(begin_ns)), np.int64)
-    taken = NOTHING
+    claimed = NOTHING
     for i, cause in enumerate(_IN_ORDER):
         if cause == PYTHON:
-            # Between the first and the last that is recorded of these threads; beyond, nobody knows.
+            # Between the first and the last recorded event of these threads; outside of them the cause is unknown.
             rows = np.flatnonzero(on_threads & is_host)
             first, last = columns.begin_ns[rows].min(), columns.end_ns[rows].max()
-            more = together(taken, Intervals(np.array([first]), np.array([last])))
+            more = together(claimed, Intervals(np.array([first]), np.array([last])))
         elif cause == UNKNOWN:
-            parts[i] = (end_ns - begin_ns) - covered(taken, begin_ns, end_ns)
+            parts[i] = (end_ns - begin_ns) - covered(claimed, begin_ns, end_ns)
             continue
         else:
-            # The thread that waits for the backward pass of another launches nothing.
+            # A thread that waits for the backward pass on another thread launches nothing.
             which = named[cause] & (launching if cause == SYNCHRONIZE else on_threads)
-            more = together(taken, union(columns.begin_ns[which], columns.end_ns[which]))
-        parts[i] = covered(more, begin_ns, end_ns) - covered(taken, begin_ns, end_ns)
-        taken = more
+            more = together(claimed, union(columns.begin_ns[which], columns.end_ns[which]))
+        parts[i] = covered(more, begin_ns, end_ns) - covered(claimed, begin_ns, end_ns)
+        claimed = more
     return parts

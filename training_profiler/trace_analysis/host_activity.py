@@ -1,4 +1,4 @@
-"""What the host did that is told by names: waits for batches, for the device, copies, allocations."""
+"""Activity of the host by name: waits for batches, waits for the device, copies, allocations."""
 
 import re
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "
 
 @dataclass(frozen=True, slots=True)
 class ModuleCalls:
-    """Some calls of one name; ns."""
+    """All calls of one name; ns."""
 
     name: str
     count: int
@@ -30,7 +30,7 @@ class ModuleCalls:
 
 
 def calls_named(columns: Columns, rows: Ints, has_bytes: bool = False) -> list[ModuleCalls]:
-    """Return a line for each name of ``rows``, in order of their first occurrence."""
+    """Return the calls of each name in ``rows``, in order of their first occurrence."""
     name, size = columns.name[rows], len(columns.names)
     count = np.bincount(name, minlength=size)
     total = np.zeros(size, np.int64)
@@ -44,7 +44,7 @@ def calls_named(columns: Columns, rows: Ints, has_bytes: bool = False) -> list[M
 
 
 def copies(columns: Columns) -> list[ModuleCalls]:
-    """Return the copies that a device made, by their direction."""
+    """Return the copies of devices, by direction."""
     return calls_named(columns, np.flatnonzero(columns.is_of("gpu_memcpy")), has_bytes=True)
 
 
@@ -56,29 +56,29 @@ def synchronizations(columns: Columns) -> list[ModuleCalls]:
 
 
 def is_allocation(columns: Columns) -> Bools:
-    """Return which events are calls that get memory from the driver, or give it back."""
+    """Return which events are calls that allocate or free device memory."""
     return columns.named(runtime_calls.ALLOCATE.search, columns.is_of("cuda_runtime"))
 
 
 def data_loading(columns: Columns) -> ModuleCalls:
-    """Return the waits for batches that torch marks itself."""
+    """Return the waits for batches that torch itself marks."""
     which = columns.named(DATA_LOADER.search, columns.is_of("user_annotation"))
     duration = columns.end_ns - columns.begin_ns
     return ModuleCalls("enumerate(DataLoader)", int(which.sum()), int(duration[which].sum()))
 
 
 def data_waits(columns: Columns) -> tuple[Intervals, tuple[str, ...]]:
-    """Return when the host waited for batches, and what these waits are called."""
+    """Return when the host waited for batches, and the names of these waits."""
     which = columns.named(WAITS_FOR_BATCH.search, columns.is_of("user_annotation"))
     names = tuple(columns.names[i] for i in dict.fromkeys(columns.name[which].tolist()))
     return union(columns.begin_ns[which], columns.end_ns[which]), names
 
 
 def device_reads(columns: Columns, nesting: Nesting, launches: Launches) -> Ints:
-    """Return the rows of the outermost operators that bring a figure from the device to the host and wait for it.
+    """Return the rows of the outermost operators that read a value from the device and wait for it.
 
-    ``.item()``, ``.cpu()``, ``.tolist()``, printing, ``nonzero``: all that has a copy from the device made, or is named
-    so and calls the runtime (``.item()`` of a tensor on the host does not).
+    Examples: ``.item()``, ``.cpu()``, ``.tolist()``, printing, ``nonzero``. They launch a copy from the device, or have
+    such a name and call the runtime; ``.item()`` of a tensor on the host does not call it.
     """
     is_operator = columns.is_of("cpu_op")
     outermost = _outermost_operator(nesting, is_operator)
@@ -90,9 +90,9 @@ def device_reads(columns: Columns, nesting: Nesting, launches: Launches) -> Ints
 
 
 def _outermost_operator(nesting: Nesting, is_operator: Bools) -> Ints:
-    """Return for each event the operator it is or lies within that lies in no other; -1 for none."""
-    found = np.full(len(is_operator), NONE, np.int64)
+    """Return for each event the outermost operator that it is or lies in; -1 for none."""
+    outermost = np.full(len(is_operator), NONE, np.int64)
     for level, rows in enumerate(nesting.levels):
-        above = found[nesting.parent[rows]] if level else np.full(len(rows), NONE, np.int64)
-        found[rows] = np.where(above != NONE, above, np.where(is_operator[rows], rows, NONE))
-    return found
+        above = outermost[nesting.parent[rows]] if level else np.full(len(rows), NONE, np.int64)
+        outermost[rows] = np.where(above != NONE, above, np.where(is_operator[rows], rows, NONE))
+    return outermost

@@ -16,7 +16,7 @@ class Intervals(NamedTuple):
 
     @property
     def total_ns(self) -> int:
-        """How long they are together."""
+        """The total length."""
         return int((self.end_ns - self.begin_ns).sum())
 
 
@@ -24,10 +24,9 @@ NOTHING = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def union(begin_ns: Ints, end_ns: Ints) -> Intervals:
-    """Return what any of the intervals covers; they may come in any order and overlap.
+    """Return the union of intervals, which may overlap and come in any order.
 
-    An empty one covers nothing, but is kept where nothing else is: something that was too short to be measured
-    divides the gap around it.
+    An empty interval is kept if nothing covers it: work too short to be measured still divides the gap around it.
     """
     if not len(begin_ns):
         return NOTHING
@@ -40,9 +39,9 @@ def union(begin_ns: Ints, end_ns: Ints) -> Intervals:
     return Intervals(begin_ns[firsts], end_ns[np.append(firsts[1:], len(begin_ns)) - 1])
 
 
-def together(one: Intervals, other: Intervals) -> Intervals:
-    """Return what either covers."""
-    return union(np.concatenate([one.begin_ns, other.begin_ns]), np.concatenate([one.end_ns, other.end_ns]))
+def together(a: Intervals, b: Intervals) -> Intervals:
+    """Return the union of both."""
+    return union(np.concatenate([a.begin_ns, b.begin_ns]), np.concatenate([a.end_ns, b.end_ns]))
 
 
 def covered_before(intervals: Intervals, at_ns: Ints) -> Ints:
@@ -51,7 +50,7 @@ def covered_before(intervals: Intervals, at_ns: Ints) -> Ints:
         return np.zeros(len(at_ns), np.int64)
     lengths = intervals.end_ns - intervals.begin_ns
     before = np.concatenate([[0], np.cumsum(lengths)])
-    index = np.searchsorted(intervals.begin_ns, at_ns, side="right")  # how many have begun
+    index = np.searchsorted(intervals.begin_ns, at_ns, side="right")  # the number of intervals that have begun
     last = np.maximum(index - 1, 0)
     into = np.clip(at_ns - intervals.begin_ns[last], 0, lengths[last])
     return np.where(index > 0, before[last] + into, 0)
@@ -62,9 +61,9 @@ def covered(intervals: Intervals, begin_ns: Ints, end_ns: Ints) -> Ints:
     return covered_before(intervals, end_ns) - covered_before(intervals, begin_ns)
 
 
-def overlap(one: Intervals, other: Intervals) -> int:
-    """Return how long both cover the same time."""
-    return int(covered(other, one.begin_ns, one.end_ns).sum())
+def overlap(a: Intervals, b: Intervals) -> int:
+    """Return the length of the intersection."""
+    return int(covered(b, a.begin_ns, a.end_ns).sum())
 
 
 def gaps(intervals: Intervals) -> Intervals:

@@ -1,7 +1,7 @@
-"""What the names of kernels and calls tell: a versioned table, for CUDA and ROCm.
+"""The kind of a kernel by its name: a versioned table for CUDA and ROCm.
 
-Order matters where a name fits several rows: the first one that fits, holds. A kernel that fits none is
-``unclassified``; the share of kernel time that is so is always printed.
+The first row that matches a name decides. A kernel that matches none is ``unclassified``; reports always show the
+share of kernel time that is unclassified.
 """
 
 import re
@@ -24,7 +24,7 @@ ELEMENTWISE: Final = "elementwise"
 OTHER_KNOWN: Final = "other known"
 UNCLASSIFIED: Final = "unclassified"
 
-# What Inductor compiles is named by all operators it fuses, of whatever kind: what it is shows in front.
+# Names of Inductor kernels list all fused operators; only the prefix shows the kind.
 _FUSED_POINTWISE: Final = r"^triton_(poi|for|unk)_"
 _FUSED_REDUCTION: Final = r"^triton_(red|per|split_scan|mix_order)_"
 # NCCL and RCCL (ncclKernel_, ncclDevKernel_, ncclSymkDevKernel_), DeepEP and NVSHMEM, torch's symmetric-memory kernels
@@ -87,7 +87,7 @@ FLASH: Final = re.compile(
 )
 # Volta to Blackwell, as cuBLAS, cuDNN, CUTLASS and DeepGEMM name them. On AMD's Instinct MFMA: Tensile's MI16x16x16,
 # Composable Kernel's and MIOpen's xdl(ops), MIOpen's igemm_*_gtcx. MIOpen's SubTensorOpWithScalar1d is an elementwise
-# kernel, whatever its name looks like.
+# kernel in spite of its name.
 TENSOR_CORE: Final = re.compile(
     r"(?<!Sub)tensorop(?!eration)|xmma|wgmma|tcgen05|\bnvjet|hmma|\bimma|_imma|bmma|(16816|1688|884|161616)(cudnn|gemm)"
     r"|[shi](16816|1688|884|161616)_|sm\d+_xmma|wmma|mfma|deep_gemm::|_MI\d+x\d+x\d+|_xdl|xdlops|gtcx\d?_",
@@ -98,5 +98,5 @@ MULTI_TENSOR: Final = re.compile(r"multi_tensor_apply|fused_?(adam|sgd|adagrad)|
 
 @cache
 def kind_of(name: str) -> str:
-    """Return what kind of kernel has that name."""
+    """Return the kind of the kernel with that name."""
     return next((kind for kind, pattern in _ROWS if pattern.search(name)), UNCLASSIFIED)

@@ -1,4 +1,4 @@
-"""What the device ran: kernels by name and by kind."""
+"""Kernels by name and by kind."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -21,7 +21,7 @@ class Kernel:
     kind: str
     calls: int
     total_ns: int
-    shorter_than_launch: int  # runs that took less than the call that launched them
+    shorter_than_launch: int  # runs shorter than the call that launched them
     occupancy: float | None  # estimated, mean by time, 0 to 1
     blocks_per_sm: float | None
     is_tensor_core: bool
@@ -29,15 +29,15 @@ class Kernel:
 
     @property
     def mean_ns(self) -> float:
-        """Mean of a run."""
+        """The mean of one run."""
         return self.total_ns / self.calls
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """All kernels of the trace; times in ns, shares of the sum of kernel times, 0 to 1. None is unknown."""
+    """All kernels of the trace; times in ns, shares of total kernel time, 0 to 1, None if unknown."""
 
-    rows: tuple[Kernel, ...]  # the longest in all first
+    rows: tuple[Kernel, ...]  # the longest total first
     count: int
     total_ns: int
     short_count: int  # below 10 us
@@ -45,12 +45,12 @@ class Kernels:
     below_100us_share: float | None
     tensor_core_share: float | None  # by name
     flash_ns: int
-    attention_ns: int  # all kernels of attention by name
+    attention_ns: int  # kernels of attention, by name
     unclassified_share: float | None
-    launch_bound_count: int  # runs that took less than their launch, of those whose launch is known
+    launch_bound_count: int  # runs shorter than their launch, of those whose launch is known
     launch_known_count: int
     by_kind_ns: dict[str, int]
-    without_launch: int  # pieces of device work of which no call is recorded
+    without_launch: int  # pieces of device work without a recorded call
 
 
 def kernels_of(columns: Columns, launches: Launches) -> Kernels:
@@ -60,29 +60,29 @@ def kernels_of(columns: Columns, launches: Launches) -> Kernels:
     duration = (columns.end_ns - columns.begin_ns)[rows]
     total_ns = int(duration.sum())
     calls = launches.call[rows]
-    # The launch of a graph is one call for all its kernels: no kernel's own launch is known.
+    # A graph launch is one call for all its kernels, so no kernel's own launch is known.
     known = calls != NONE
     launched = np.bincount(calls[known], minlength=1)
     known[known] = launched[calls[known]] == 1
     is_shorter = np.zeros(len(rows), np.bool_)
     is_shorter[known] = duration[known] < (columns.end_ns - columns.begin_ns)[calls[known]]
-    found = _by_name(columns, rows, duration, is_shorter)
+    kernels = _by_name(columns, rows, duration, is_shorter)
     by_kind: dict[str, int] = {}
-    for kernel in found:
+    for kernel in kernels:
         by_kind[kernel.kind] = by_kind.get(kernel.kind, 0) + kernel.total_ns
 
     def share(ns: int) -> float | None:
         return ns / total_ns if total_ns else None
 
     return Kernels(
-        rows=tuple(found),
+        rows=tuple(kernels),
         count=len(rows),
         total_ns=total_ns,
         short_count=int((duration < SHORT_NS).sum()),
         short_share=share(int(duration[duration < SHORT_NS].sum())),
         below_100us_share=share(int(duration[duration < MIDDLING_NS].sum())),
-        tensor_core_share=share(sum(kernel.total_ns for kernel in found if kernel.is_tensor_core)),
-        flash_ns=sum(kernel.total_ns for kernel in found if kernel.is_flash),
+        tensor_core_share=share(sum(kernel.total_ns for kernel in kernels if kernel.is_tensor_core)),
+        flash_ns=sum(kernel.total_ns for kernel in kernels if kernel.is_flash),
         attention_ns=by_kind.get(kernel_names.ATTENTION, 0),
         unclassified_share=share(by_kind.get(kernel_names.UNCLASSIFIED, 0)),
         launch_bound_count=int(is_shorter.sum()),
@@ -99,10 +99,10 @@ def _by_name(columns: Columns, rows: Ints, duration: Ints, is_shorter: Bools) ->
     shorter = np.bincount(name, is_shorter, size)
     occupancy = _weighted(columns.occupancy[rows], duration, name, size)
     blocks = _weighted(columns.blocks_per_sm[rows], duration, name, size)
-    found = []
-    for i in dict.fromkeys(name.tolist()):  # in order of their first run, which decides between equals
+    kernels = []
+    for i in dict.fromkeys(name.tolist()):  # in order of the first run, which breaks ties
         label = columns.names[i]
-        found.append(
+        kernels.append(
             Kernel(
                 name=label,
                 kind=kernel_names.kind_of(label),
@@ -115,11 +115,11 @@ def _by_name(columns: Columns, rows: Ints, duration: Ints, is_shorter: Bools) ->
                 is_flash=bool(kernel_names.FLASH.search(label)),
             )
         )
-    return sorted(found, key=lambda one: -one.total_ns)
+    return sorted(kernels, key=lambda kernel: -kernel.total_ns)
 
 
 def _weighted(values: "np.ndarray", weights: Ints, group: Ints, size: int) -> list[float | None]:
-    """Return the mean by weight of what is known in each group; None where nothing is."""
+    """Return the weighted mean of the known values in each group; None without any."""
     known = ~np.isnan(values)
     sums = np.bincount(group[known], values[known] * weights[known], size)
     together = np.bincount(group[known], weights[known], size)

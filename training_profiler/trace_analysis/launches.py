@@ -1,4 +1,4 @@
-"""Which call of the host launched which work of the device, in which operator and section."""
+"""Which host call launched which device work, in which operator and section."""
 
 from dataclasses import dataclass
 
@@ -12,18 +12,18 @@ from training_profiler.trace_analysis.timeline import main_thread, timeline_of
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """For each event that is work of a device, rows of host events; -1 where that is not known, and for others."""
+    """Rows of host events for each event that is device work; -1 if unknown, and for all other events."""
 
-    call: Ints  # cudaLaunchKernel, hipMemcpyAsync, ...; of a graph's launch, the same for all its kernels
+    call: Ints  # cudaLaunchKernel, hipMemcpyAsync, ...; a graph launch is the call of all its kernels
     operator: Ints  # the innermost operator around the call
-    section: Ints  # for events of the host too: the innermost annotation around the call that is no step
+    section: Ints  # the innermost annotation around the call, steps excluded; host events have one too
 
 
 def launches_of(columns: Columns, nesting: Nesting) -> Launches:
     """Return what launched each piece of device work.
 
-    The operator is the one that the trace itself names by "External id": exact where times are rounded to us, and told
-    where no call was recorded. Else it is the operator around the call.
+    The operator is the one that the trace names by "External id", which is exact even if times are rounded to us and
+    if no call was recorded. Without that id it is the operator around the call.
     """
     gpu_rows = np.flatnonzero(columns.is_gpu())
     call = np.full(len(columns.begin_ns), NONE, np.int64)
@@ -32,8 +32,8 @@ def launches_of(columns: Columns, nesting: Nesting) -> Launches:
     is_operator = columns.is_of("cpu_op")
     operators = nearest(nesting, is_operator)
     call_rows = np.flatnonzero(columns.is_of("cuda_runtime"))
-    told = _matched(columns.external, is_operator, call_rows)
-    operators[call_rows] = np.where(told >= 0, told, operators[call_rows])
+    named = _matched(columns.external, is_operator, call_rows)
+    operators[call_rows] = np.where(named >= 0, named, operators[call_rows])
     operator = np.full(len(call), NONE, np.int64)
     operator[has_call] = operators[call[has_call]]
     without = gpu_rows[operator[gpu_rows] == NONE]
@@ -46,28 +46,28 @@ def launches_of(columns: Columns, nesting: Nesting) -> Launches:
 
 
 def is_section(columns: Columns) -> Bools:
-    """Return which events are annotations of the host that are no step."""
+    """Return which events are annotations of the host, steps excluded."""
     return columns.is_of("user_annotation") & ~columns.named(lambda name: name.startswith(STEP_NAME))
 
 
 def sections_of(columns: Columns, nesting: Nesting) -> Ints:
-    """Return for each event the innermost annotation that it is or lies within; -1 for none.
+    """Return for each event the innermost annotation that it is or lies in; -1 for none.
 
-    What autograd's own threads run is in the section that the training's thread is in meanwhile.
+    Events on autograd's own threads belong to the current section of the training thread.
     """
     which = is_section(columns)
-    found = nearest(nesting, which)
+    innermost = nearest(nesting, which)
     main = main_thread(columns)
-    elsewhere = np.flatnonzero((found == NONE) & (columns.thread != main) & columns.is_of("cpu_op", "cuda_runtime"))
-    found[elsewhere] = timeline_of(columns, which & (columns.thread == main)).at(columns.begin_ns[elsewhere])
-    return found
+    elsewhere = np.flatnonzero((innermost == NONE) & (columns.thread != main) & columns.is_of("cpu_op", "cuda_runtime"))
+    innermost[elsewhere] = timeline_of(columns, which & (columns.thread == main)).at(columns.begin_ns[elsewhere])
+    return innermost
 
 
 def _matched(key: Ints, among: Bools, rows: Ints) -> Ints:
-    """Return for each of ``rows`` the row of ``among`` that has its key; -1 where none has, or it has no key."""
-    others = np.flatnonzero(among & (key > 0))
-    if not len(others) or not len(rows):
+    """Return for each of ``rows`` the row of ``among`` with the same key; -1 without a match or key."""
+    candidates = np.flatnonzero(among & (key > 0))
+    if not len(candidates) or not len(rows):
         return np.full(len(rows), NONE, np.int64)
-    others = others[np.argsort(key[others], kind="stable")]
-    place = np.minimum(np.searchsorted(key[others], key[rows]), len(others) - 1)
-    return np.where((key[others[place]] == key[rows]) & (key[rows] > 0), others[place], NONE)
+    candidates = candidates[np.argsort(key[candidates], kind="stable")]
+    position = np.minimum(np.searchsorted(key[candidates], key[rows]), len(candidates) - 1)
+    return np.where((key[candidates[position]] == key[rows]) & (key[rows] > 0), candidates[position], NONE)

@@ -1,20 +1,28 @@
 """Two traces side by side as text."""
 
+from training_profiler.findings.tables import table
 from training_profiler.trace_analysis.compare import Comparison, Difference
-from training_profiler.trace_analysis.report.tables import ms, percent, table
+from training_profiler.trace_analysis.report.formats import ms, ms_number, percent
 
 
-def render_comparison(found: Comparison) -> str:
-    """Return the difference of two traces, a step."""
+def render_comparison(comparison: Comparison) -> str:
+    """Return the difference of two traces per step."""
     rows = [
-        (one.name, ms(one.before_ns), ms(one.after_ns), f"{one.change_ns / 1e6:+.3f} ms", _band(one), _verdict(one))
-        for one in found.differences
+        (
+            row.name,
+            ms(row.before_ns),
+            ms(row.after_ns),
+            f"{'+' if row.change_ns >= 0 else ''}{ms(row.change_ns)}",
+            _band(row),
+            _verdict(row),
+        )
+        for row in comparison.differences
     ]
-    before, after = found.utilization
+    before, after = comparison.utilization
     lines = [
-        "=== Comparison, a step ===",
-        f"before: {found.before.path.name} ({len(found.before.steps)} steps)",
-        f"after:  {found.after.path.name} ({len(found.after.steps)} steps)",
+        "=== Comparison per step ===",
+        f"before: {comparison.before.path.name} ({len(comparison.before.steps)} steps)",
+        f"after:  {comparison.after.path.name} ({len(comparison.after.steps)} steps)",
         "",
         table(("", "before", "after", "difference", "noise band", ""), rows),
     ]
@@ -23,9 +31,9 @@ def render_comparison(found: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _band(one: Difference) -> str:
-    return "" if one.band_ns is None else f"±{one.band_ns / 1e6:.3f} ms"
+def _band(row: Difference) -> str:
+    return "" if row.band_ns is None else f"±{ms_number(row.band_ns)}"
 
 
-def _verdict(one: Difference) -> str:
-    return {None: "", True: "within noise", False: "faster" if one.change_ns < 0 else "slower"}[one.is_noise]
+def _verdict(row: Difference) -> str:
+    return {None: "", True: "noise", False: "faster" if row.change_ns < 0 else "slower"}[row.is_noise]

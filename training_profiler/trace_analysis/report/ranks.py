@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from training_profiler.findings.finding import Finding
+from training_profiler.findings.tables import counted, table
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.communication import RankCollective
-from training_profiler.trace_analysis.report.tables import counted, ms, percent, short, table, us
+from training_profiler.trace_analysis.report.formats import finding_lines, ms, percent, us
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, recommendations
 from training_profiler.trace_analysis.trace_json import saving_ms
 
@@ -23,73 +24,87 @@ def render_ranks(
 
 
 def are_ranks(traces: Sequence[Analysis]) -> bool:
-    """Return whether these are traces of different ranks of one job, as far as they tell."""
-    ranks = {found.rank for found in traces}
-    return None not in ranks and len(ranks) == len(traces) and len({found.world_size for found in traces}) == 1
+    """Return whether these are traces of different ranks of one job, according to the traces."""
+    ranks = {analysis.rank for analysis in traces}
+    return None not in ranks and len(ranks) == len(traces) and len({trace.world_size for trace in traces}) == 1
 
 
 def _names(traces: Sequence[Analysis]) -> dict[Path, str]:
-    """Return what to call each trace: its rank, or its file where these are no ranks of one job."""
-    return {one.path: f"rank {one.rank}" if are_ranks(traces) else short(one.path.name) for one in traces}
+    """Return the name of each trace: its rank, or its file if these are not ranks of one job."""
+    return {trace.path: f"rank {trace.rank}" if are_ranks(traces) else trace.path.name for trace in traces}
 
 
 def _overview(traces: Sequence[Analysis]) -> str:
     names = _names(traces)
-    keys = ("wall_ns", "compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
+    keys = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
     rows = []
-    for found in sorted(traces, key=lambda one: one.rank or 0) if are_ranks(traces) else traces:
-        sums = [sum(getattr(step, key) for step in found.steps) for key in keys]
-        known = sums if found.has_gpu and found.steps else [None] * len(sums)
-        wall_ns = sums[0] if found.steps else None
-        shares = [None if part is None else f"{ms(part)} {percent(part / max(1, sums[0])):>6}" for part in known[1:]]
+    for trace in sorted(traces, key=lambda trace: trace.rank or 0) if are_ranks(traces) else traces:
+        wall_ns = trace.in_steps_ns
+        is_known = trace.has_gpu and wall_ns
+        shares = [sum(getattr(step, key) for step in trace.steps) / wall_ns if is_known else None for key in keys]
         rows.append(
             (
-                names[found.path],
-                len(found.steps),
-                "" if wall_ns is None else ms(wall_ns),
-                percent(found.utilization_in_steps),
-                *("" if share is None else share for share in shares),
+                names[trace.path],
+                len(trace.steps),
+                ms(wall_ns) if trace.steps else "",
+                percent(trace.utilization_in_steps),
+                *(percent(share) for share in shares),
             )
         )
-    headers = ("", "steps", "in steps", "device works", "compute", "exposed communication", "exposed copies", "idle")
+    headers = (
+        "",
+        "steps",
+        "time in\nsteps",
+        "device\nbusy",
+        "compute",
+        "exposed\ncommunication",
+        "exposed\ncopies",
+        "idle",
+    )
     return table(headers, rows)
 
 
 def communication_over_ranks(over_ranks: Sequence[RankCollective]) -> str:
-    """Return what of each kind of collective is transfer, what is waiting for the rank that comes last."""
+    """Return for each kind of collective the time of transfer and of waiting for the last rank."""
     rows = [
         (
-            one.kind,
-            one.count,
-            us(one.transfer_ns),
-            us(one.waiting_ns),
-            percent(one.waiting_ns / (one.waiting_ns + one.transfer_ns) if one.waiting_ns else 0.0),
-            f"rank {one.latest_rank}",
+            collective.kind,
+            collective.count,
+            us(collective.transfer_ns),
+            us(collective.waiting_ns),
+            percent(_waiting_share(collective)),
+            f"rank {collective.latest_rank}",
         )
-        for one in over_ranks
+        for collective in over_ranks
     ]
-    return table(("a run, mean over ranks", "runs", "transfer", "waiting", "waiting", "waited for"), rows)
+    return table(("mean per run\nover ranks", "runs", "transfer", "waiting", "waiting\nshare", "waited for"), rows)
+
+
+def _waiting_share(collective: RankCollective) -> float:
+    total_ns = collective.waiting_ns + collective.transfer_ns
+    return collective.waiting_ns / total_ns if collective.waiting_ns else 0.0
 
 
 def _recommendations(traces: Sequence[Analysis], thresholds: Mapping[str, float]) -> str:
-    called = _names(traces)
-    told: dict[str, list[tuple[Analysis, Finding]]] = {}
-    for found in traces:
-        for one in recommendations(found, thresholds):
-            told.setdefault(one.code, []).append((found, one))
-    if not told:
-        return "Nothing stands out."
-
-    def worth(where: tuple[Analysis, Finding]) -> float:
-        worth_ms = saving_ms(where[1])
-        return -1.0 if worth_ms is None else worth_ms
-
+    names = _names(traces)
+    by_code: dict[str, list[tuple[Analysis, Finding]]] = {}
+    for trace in traces:
+        for finding in recommendations(trace, thresholds):
+            by_code.setdefault(finding.code, []).append((trace, finding))
+    if not by_code:
+        return "No bottleneck found."
+    largest = {code: max(findings, key=_rank) for code, findings in by_code.items()}
     lines = []
-    for places in sorted(told.values(), key=lambda places: -worth(max(places, key=worth))):
-        found, one = max(places, key=worth)
-        names = "all" if len(places) == len(traces) > 1 else ", ".join(called[where.path] for where, _ in places)
-        most = f"; most on {called[found.path]}" if len(places) > 1 and saving_ms(one) is not None else ""
-        saved_ms = saving_ms(one)
-        value = "" if saved_ms is None else f" Worth up to {saved_ms:.1f} ms of {counted(len(found.steps), 'step')}."
-        lines += [f"- ({names}{most}) {one.message}.{value}", f"  {one.fix}"]
+    for code in sorted(by_code, key=lambda code: -_rank(largest[code])):
+        trace, finding = largest[code]
+        affected = [names[trace.path] for trace, _ in by_code[code]]
+        on = "all" if len(affected) == len(traces) > 1 else ", ".join(affected)
+        most = f"; most on {names[trace.path]}" if len(affected) > 1 and saving_ms(finding) is not None else ""
+        lines += finding_lines(finding, trace, f"({on}{most}) ")
     return "\n".join(lines)
+
+
+def _rank(trace_and_finding: tuple[Analysis, Finding]) -> float:
+    """Return the saving in ms; -1 if it is not known."""
+    saved_ms = saving_ms(trace_and_finding[1])
+    return -1.0 if saved_ms is None else saved_ms

@@ -1,122 +1,141 @@
 """Rules about the balance of a step, and about memory."""
 
+from dataclasses import dataclass
+from typing import Final
+
 from training_profiler.findings.finding import Finding
-from training_profiler.findings.registry import Saving
+from training_profiler.findings.registry import Rule, Saving
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.checklist import memory_share, phase_share
+from training_profiler.trace_analysis.memory.allocator import HOST
 from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, OPTIMIZER
 from training_profiler.trace_analysis.rules.registry import RULES
-from training_profiler.units import NS_PER_S
+from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_S
 
 
 @RULES.rule("memory-grows", threshold=0.0, saving=Saving.UNKNOWN)
 def memory_grows(analysis: Analysis, threshold: float) -> Finding | None:
-    """Memory that is higher after every step than after the one before."""
-    growing = [one for one in analysis.memory if one.grows]
+    """Flag memory that is higher after every step than after the one before."""
+    growing = [memory for memory in analysis.memory if memory.grows]
     if not growing:
         return None
-    one = growing[0]
-    rise = one.step_end_bytes[-1] - one.step_end_bytes[1]
+    memory = growing[0]
+    rise = memory.step_end_bytes[-1] - memory.step_end_bytes[1]
+    where = "the host" if memory.device == HOST else f"device {memory.device}"
     return Finding(
         "memory-grows",
-        f"allocated memory of {'the host' if one.device == 'host' else 'device ' + one.device} rises with every step "
-        f"({rise / 2**20:.1f} MiB over the last {len(one.step_end_bytes) - 2})",
-        {"bytes": rise, "threshold": threshold, "device": one.device},
+        f"Allocated memory of {where} grows with every step "
+        f"({rise / BYTES_PER_MIB:.1f} MiB over the last {len(memory.step_end_bytes) - 2})",
+        {"bytes": rise, "threshold": threshold, "device": memory.device},
         0.0,
-        "tensors are kept with their graph: .detach() or .item() what is collected",
+        "Look for tensors that are kept with their graph; keep .detach() or .item() of them instead",
     )
 
 
 @RULES.rule("fragmentation", threshold=0.20, saving=Saving.UNKNOWN)
 def fragmentation(analysis: Analysis, threshold: float) -> Finding | None:
-    """Reserved memory of which over 20 %, and 1 GiB, is not allocated when most is."""
-    for one in analysis.memory:
-        if one.unused_at_peak_bytes is None or not one.reserved_peak_bytes:
+    """Flag reserved memory of which over 20 %, and 1 GiB, is unused at the peak of allocation."""
+    for memory in analysis.memory:
+        if memory.unused_at_peak_bytes is None or not memory.reserved_peak_bytes:
             continue
-        part = one.unused_at_peak_bytes / one.reserved_peak_bytes
-        if part > threshold and one.unused_at_peak_bytes > 2**30:
+        part = memory.unused_at_peak_bytes / memory.reserved_peak_bytes
+        if part > threshold and memory.unused_at_peak_bytes > BYTES_PER_GIB:
             return Finding(
                 "fragmentation",
-                f"{part:.0%} of the reserved memory of device {one.device} is unused at its fullest",
-                {"part": part, "threshold": threshold, "bytes": one.unused_at_peak_bytes},
+                f"{part:.0%} of the reserved memory of device {memory.device} is unused at peak allocation",
+                {"part": part, "threshold": threshold, "bytes": memory.unused_at_peak_bytes},
                 0.0,
-                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; constant shapes",
+                "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and keep shapes constant",
             )
     return None
 
 
 @RULES.rule("backward-slow", threshold=3.0)
 def backward_slow(analysis: Analysis, threshold: float) -> Finding | None:
-    """A backward pass of over three forward passes, on the device."""
+    """Flag a backward pass that takes over three times the forward pass, on the device."""
     phases = analysis.phases.times_ns
     if phases is None or not phases[FORWARD] or phases[BACKWARD] / phases[FORWARD] <= threshold:
         return None
     ratio = phases[BACKWARD] / phases[FORWARD]
     return Finding(
         "backward-slow",
-        f"the backward pass takes {ratio:.1f}x the forward pass on the device (2x is usual)",
+        f"The backward pass takes {ratio:.1f}x as long as the forward pass on the device (usual: 2x)",
         {"ratio": ratio, "threshold": threshold},
         (phases[BACKWARD] - 2 * phases[FORWARD]) / NS_PER_S,
-        "look for recomputation, and for autograd functions without a fused backward",
+        "Check for recomputation and for autograd functions without a fused backward",
     )
 
 
-@RULES.rule("optimizer-heavy", threshold=0.15)
-def optimizer_heavy(analysis: Analysis, threshold: float) -> Finding | None:
-    """An update that takes the device over 15 % of step time."""
-    share = phase_share(analysis, OPTIMIZER)
-    if share is None or share <= threshold or analysis.phases.times_ns is None:
-        return None
-    return Finding(
-        "optimizer-heavy",
-        f"the optimizer takes {share:.1%} of step time on the device",
-        {"share_of_step": share, "threshold": threshold},
-        analysis.phases.times_ns[OPTIMIZER] / 2 / NS_PER_S,
-        "fused=True or foreach=True in the optimizer; accumulate gradients over several batches",
-    )
+@dataclass(frozen=True, slots=True)
+class PhaseShare:
+    """A row of the table of rules about one phase's share of step time on the device."""
+
+    code: str
+    phase: str
+    threshold: float
+    subject: str  # "... takes 20.0% of step time on the device"
+    fix: str
+
+    def find(self, analysis: Analysis, threshold: float) -> Finding | None:
+        """Return a finding if the phase takes too much of step time; None if the trace does not show phases."""
+        share = phase_share(analysis, self.phase)
+        if share is None or share <= threshold or analysis.phases.times_ns is None:
+            return None
+        return Finding(
+            self.code,
+            f"{self.subject} takes {share:.1%} of step time on the device",
+            {"share_of_step": share, "threshold": threshold},
+            analysis.phases.times_ns[self.phase] / 2 / NS_PER_S,  # a realistic change saves half of it
+            self.fix,
+        )
 
 
-@RULES.rule("forward-dominates", threshold=0.60)
-def forward_dominates(analysis: Analysis, threshold: float) -> Finding | None:
-    """A forward pass that takes the device over 60 % of step time."""
-    share = phase_share(analysis, FORWARD)
-    if share is None or share <= threshold or analysis.phases.times_ns is None:
-        return None
-    return Finding(
-        "forward-dominates",
-        f"the forward pass takes {share:.1%} of step time on the device",
-        {"share_of_step": share, "threshold": threshold},
-        analysis.phases.times_ns[FORWARD] / 2 / NS_PER_S,
-        "mixed precision; torch.compile; is anything computed that the loss does not need?",
-    )
+PHASE_SHARES: Final = (
+    PhaseShare(
+        code="optimizer-heavy",
+        phase=OPTIMIZER,
+        threshold=0.15,
+        subject="The optimizer",
+        fix="Pass fused=True or foreach=True to the optimizer, or accumulate gradients over several batches",
+    ),
+    PhaseShare(
+        code="forward-dominates",
+        phase=FORWARD,
+        threshold=0.60,
+        subject="The forward pass",
+        fix="Use mixed precision or torch.compile; check for computations that the loss does not need",
+    ),
+)
+for row in PHASE_SHARES:
+    RULES.add(Rule(row.code, row.threshold, row.find))
 
 
 @RULES.rule("gpu-memory-high", threshold=0.90, saving=Saving.UNKNOWN)
 def memory_high(analysis: Analysis, threshold: float) -> Finding | None:
-    """Reserved memory over 90 % of what the device has."""
+    """Flag reserved memory over 90 % of the device's memory."""
     part = memory_share(analysis)
     if part is None or part <= threshold:
         return None
-    risk = ": it may run out" if part > 0.98 else ""
+    risk = "; it may run out" if part > 0.98 else ""
     return Finding(
         "gpu-memory-high",
         f"{part:.0%} of the device's memory is reserved{risk}",
         {"part": part, "threshold": threshold},
         0.0,
-        "smaller batches, gradient checkpointing, mixed precision",
+        "Use smaller batches, gradient checkpointing or mixed precision",
     )
 
 
 @RULES.rule("gpu-memory-low", threshold=0.50, saving=Saving.UNKNOWN)
 def memory_low(analysis: Analysis, threshold: float) -> Finding | None:
-    """Reserved memory under half of what the device has."""
+    """Flag reserved memory under half of the device's memory."""
     part = memory_share(analysis)
     if part is None or part >= threshold:
         return None
     return Finding(
         "gpu-memory-low",
-        f"{part:.0%} of the device's memory is reserved",
+        f"Only {part:.0%} of the device's memory is reserved",
         {"part": part, "threshold": threshold},
         0.0,
-        "larger batches use the device better, where the training allows them",
+        "Use larger batches, if the training allows it",
     )

@@ -15,5 +15,5 @@ def share_of_steps(analysis: Analysis, ns: int) -> float | None:
 
 def gap_ns(analysis: Analysis, *causes: str) -> int:
     """Return the length of the gaps of these causes that begin within steps; of several devices the mean."""
-    total = sum(place.gap.length_ns for place in analysis.gaps if place.gap.cause in causes and place.step)
+    total = sum(gap.gap.length_ns for gap in analysis.gaps if gap.gap.cause in causes and gap.step)
     return total // max(1, len(analysis.devices))

@@ -1,0 +1,57 @@
+"""How the views of a trace write times, shares, amounts of memory and names of kernels."""
+
+import re
+from typing import Final
+
+from training_profiler.findings.finding import Finding
+from training_profiler.findings.tables import counted, wrapped
+from training_profiler.trace_analysis.analysis import Analysis
+from training_profiler.trace_analysis.trace_json import saving_ms
+from training_profiler.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US, bytes_text
+
+BYTES_PER_KIB: Final = 1024
+_NOISE: Final = re.compile(r"^void |at::native::|\(anonymous namespace\)::|at::detail::")
+_LONG: Final = 1200  # characters; names of kernels can have many thousands
+
+
+def ms_number(ns: float) -> str:
+    """Return a time in ms, without its unit."""
+    return f"{ns / NS_PER_MS:.3f}"
+
+
+def ms(ns: float) -> str:
+    """Return a time in ms, with its unit."""
+    return f"{ms_number(ns)} ms"
+
+
+def us(ns: float) -> str:
+    """Return a time in us, with its unit."""
+    return f"{ns / NS_PER_US:.1f} us"
+
+
+def percent(share: float | None) -> str:
+    """Return a share of 0 to 1 as a percentage; "" for None."""
+    return "" if share is None else f"{share:.1%}"
+
+
+def amount(count: int | None) -> str:
+    """Return an amount of bytes with its unit; "" for None."""
+    if count is None:
+        return ""
+    if abs(count) < BYTES_PER_KIB:
+        return f"{count} B"
+    return bytes_text(count) if abs(count) >= BYTES_PER_MIB / 10 else f"{count / BYTES_PER_KIB:.1f} KiB"
+
+
+def kernel(name: str) -> str:
+    """Return the name of a kernel without the prefixes that all kernels of torch have."""
+    return _NOISE.sub("", name[:_LONG])
+
+
+def finding_lines(finding: Finding, analysis: Analysis, traces: str = "") -> list[str]:
+    """Return a finding with its saving, and its fix below; ``traces`` names the traces it holds for."""
+    saved_ms = saving_ms(finding)
+    saving = ""
+    if saved_ms is not None:
+        saving = f" Could save up to {saved_ms:.1f} ms of {counted(len(analysis.steps), 'step')}."
+    return [wrapped(f"{traces}{finding.message}.{saving}", "- ", "  "), wrapped(f"{finding.fix}.", "  ", "  ")]

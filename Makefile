@@ -35,6 +35,7 @@ lint: venv
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/python tools/check_words.py
 
 bench: $(INTEGRATIONS)/.made
 	$(INTEGRATIONS)/bin/python -m benchmarks

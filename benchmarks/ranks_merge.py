@@ -1,8 +1,8 @@
 """Cost of a report on 64 to 1,024 ranks from their journals: ``python -m benchmarks.ranks_merge``.
 
-Every rank has a journal of full size, 10,000 steps of 12 sections in 200 intervals, with what it told after each of
-them, filled to its bounds. All of it comes from the profiler's own writer. The intervals of four different ranks are
-recorded and summed up; the others have theirs from one of these, with begin lines and tellings of their own.
+Every rank has a journal of full size, 10,000 steps of 12 sections in 200 intervals, with a summary after each of
+them, filled to its limits. All of it comes from the profiler's own writer. The intervals of four different ranks are
+recorded and summed up; the others have theirs from one of these, with begin lines and summaries of their own.
 """
 
 import os
@@ -18,15 +18,8 @@ from typing import Final, NamedTuple
 from benchmarks.children import ROOT, environment
 from benchmarks.figures import Figure, print_figures, print_table
 from training_profiler.aggregation.accumulator import Accumulator
-from training_profiler.ranks.summary import (
-    BLOCK_STEPS,
-    MOST_BLOCKS,
-    MOST_BUCKETS,
-    RankSection,
-    RankSummary,
-    StepTimeBucket,
-    SyncPoint,
-)
+from training_profiler.ranks.summary import MOST_BUCKETS, RankSection, RankSummary, StepTimeBucket, SyncPoint
+from training_profiler.recording.gradient_sync import BLOCK_STEPS, MOST_BLOCKS
 from training_profiler.recording.recorder import STEP_END, Recorder
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.ranks import RankId
@@ -59,7 +52,7 @@ SECTIONS: Final = {
 
 
 class Cost(NamedTuple):
-    """What one report took."""
+    """The cost of one report."""
 
     cpu_s: float
     wall_s: float
@@ -78,7 +71,7 @@ class Clock:
 
 def run() -> list[Figure]:
     """Measure, print and return the cost of reports; takes a minute, and 3 GB of disk for that time."""
-    print(f"Journals of {STEPS:,} steps, {len(SECTIONS)} sections, {INTERVALS} intervals and as many tellings a rank")
+    print(f"Journals of {STEPS:,} steps, {len(SECTIONS)} sections, {INTERVALS} intervals and as many summaries a rank")
     rows: list[list[str]] = []
     costs: dict[int, Cost] = {}
     rank_ms: dict[int, float] = {}
@@ -109,8 +102,8 @@ def run() -> list[Figure]:
                     ]
                 )
     print_table(["ranks, report", "journals MB", "written in s", "CPU s", "wall s", "peak MiB"], rows)
-    told = (f"{ms:.2f} ms of {world:,}" for world, ms in rank_ms.items())
-    print(f"CPU of merging a rank: {', '.join(told)}\n")
+    costs = (f"{ms:.2f} ms of {world:,}" for world, ms in rank_ms.items())
+    print(f"CPU of merging a rank: {', '.join(costs)}\n")
     most = WORLDS[-1]
     stats = [
         Figure(f"CPU of a report on {most:,} ranks", costs[most].cpu_s, MOST_CPU_S, "s", 1),
@@ -144,7 +137,7 @@ def recorded(variant: int, folder: Path) -> bytes:
         recorder.mark(STEP_END)
         if (step + 1) % STEPS_AN_INTERVAL == 0:
             drain()
-            totals, step_ns = accumulator.take_totals()
+            totals, step_ns = accumulator.pop_totals()
             journal.write_interval(totals, step_ns, Health(), [])
     journal.close(Health(), None)
     lines = path.read_bytes()[len(begin) :].splitlines(keepends=True)
@@ -166,19 +159,19 @@ def write_rank(folder: Path, rank: int, world: int, intervals: list[bytes]) -> N
     begin = {"run": RUN, "pid": 1000 + rank, "host": who.host, "wall_ns": BEGAN_NS, "who": asdict(who)}
     path = folder / journal_name(rank)
     journal = Journal(path, rank, SectionNames(), NS_PER_S, None, begin)
-    told = None
+    summary = None
     with path.open("ab") as file:
         for number, interval in enumerate(intervals, 1):
-            if told is None or number % 20 == 0 or number == len(intervals):  # others differ in their numbers alone
-                told = tellings(who, number * STEPS_AN_INTERVAL).to_data()
+            if summary is None or number % 20 == 0 or number == len(intervals):  # the others differ only in numbers
+                summary = summary_of(who, number * STEPS_AN_INTERVAL).to_data()
             file.write(interval)
             file.flush()
-            journal.write_rank(told)
+            journal.write_rank(summary)
     journal.close(Health(), None)
 
 
-def tellings(who: RankId, steps: int) -> RankSummary:
-    """Return what a rank tells after so many steps, filled to its bounds."""
+def summary_of(who: RankId, steps: int) -> RankSummary:
+    """Return the summary of a rank after ``steps`` steps, filled to its limits."""
     chance = random.Random(who.rank * 1_000_003 + steps)
     step_ns = {name: round(ms * chance.uniform(0.95, 1.1) * 1e6) for name, ms in SECTIONS.items()}
     if who.rank == who.world_size // 2:
@@ -219,7 +212,7 @@ def tellings(who: RankId, steps: int) -> RankSummary:
 
 
 def merge_cpu_s(folder: Path) -> float:
-    """Return the CPU time of reading what all ranks told and making figures of it: a report without all else."""
+    """Return the CPU time of reading and comparing the summaries of all ranks, without the rest of the report."""
     begin_s = time.process_time()
     read_ranks(folder).stats()
     return time.process_time() - begin_s

@@ -1,8 +1,8 @@
-"""What it costs that ranks tell each other what they measured: ``python -m benchmarks.ranks_store [--ranks N]``.
+"""Cost of sending rank summaries to rank 0: ``python -m benchmarks.ranks_store [--ranks N]``.
 
-A real TCPStore, tellings of 15 sections with every list at its bound, and one process in the place of all ranks: what
-the training thread pays to tell, what a telling is in bytes, what the server and rank 0 do with those of so many ranks.
-Below it what follows for other numbers of ranks: all of it is linear in them, and the interval grows with them.
+One process stands in for all ranks, on a real TCPStore, with summaries of 15 sections and every list at its limit. It
+measures the training thread's time per summary, its size, and the work of the server and of rank 0. The costs for other
+numbers of ranks follow: they are linear, and the interval between summaries grows with the number of ranks.
 """
 
 import argparse
@@ -22,8 +22,6 @@ from training_profiler.ranks.identity import Rank
 from training_profiler.ranks.message import Heartbeat, Message
 from training_profiler.ranks.store import connect
 from training_profiler.ranks.summary import (
-    BLOCK_STEPS,
-    MOST_BLOCKS,
     MOST_BUCKETS,
     RankSection,
     RankSummary,
@@ -32,6 +30,7 @@ from training_profiler.ranks.summary import (
     rank_summary_from_data,
 )
 from training_profiler.ranks.transport import RankTransport
+from training_profiler.recording.gradient_sync import BLOCK_STEPS, MOST_BLOCKS
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.storage.journal import Journal
@@ -39,25 +38,25 @@ from training_profiler.units import NS_PER_S, NS_PER_US
 
 SECTIONS = 15
 MEETINGS = 64
-TELLS = 200
-MOST_TELL = 0.1  # % of the training thread's time, at the shortest interval
+SUMMARIES = 200
+MOST_PUBLISH = 0.1  # % of the training thread's time, at the shortest interval
 MOST_CPU = 0.5  # % of one core, rank 0's thread
 MOST_SERVER = 5_000_000  # bytes a second in, or out
 
 
 def run(ranks: int = 1024) -> list[Figure]:
-    """Measure, print and return the figures."""
+    """Measure, print and return the results."""
     data = update_to_bytes(_sums(1).to_data())
-    tell_us = _tell_us()
+    publish_us = _publish_us()
     server = TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
     set_us, bytes_in = _filled(server, ranks)
     read_ms, cpu_ms = _read(server, ranks)
     decode_ms = _decode_ms(data, ranks)
-    print(f"Tellings of {len(data):,} bytes, {len(data) // SECTIONS} a section; {ranks:,} ranks on one TCPStore\n")
+    print(f"Summaries of {len(data):,} bytes, {len(data) // SECTIONS} a section; {ranks:,} ranks on one TCPStore\n")
     print_table(
         ["what", "measured"],
         [
-            ["the training thread tells (data, JSON, journal, slot)", f"{tell_us:.0f} us"],
+            ["the training thread publishes (data, JSON, journal, slot)", f"{publish_us:.0f} us"],
             ["a rank's thread sends", f"{set_us:.0f} us"],
             ["rank 0's thread reads all", f"{read_ms:.1f} ms, {cpu_ms:.1f} ms of CPU"],
             ["and decodes all", f"{decode_ms:.1f} ms of CPU"],
@@ -79,7 +78,7 @@ def run(ranks: int = 1024) -> list[Figure]:
     ahead = min((ranks - 1) / every_s, AHEAD_A_SECOND)
     cpu_percent = (cpu_ms / every_s + ahead * decode_ms / ranks) / 10
     stats = [
-        Figure("ranks: telling once a second, of the training thread", tell_us / 1e4, MOST_TELL, "%", 4),
+        Figure("ranks: publishing once a second, of the training thread", publish_us / 1e4, MOST_PUBLISH, "%", 4),
         Figure(
             f"ranks: rank 0's thread, {ranks:,} ranks, of one core",
             cpu_percent,
@@ -94,7 +93,7 @@ def run(ranks: int = 1024) -> list[Figure]:
 
 
 def _row(count: int, size: int, read_ms: float, decode_ms: float) -> list[str]:
-    """Return what so many ranks make a second; the times are those of one rank's telling."""
+    """Return the load of ``count`` ranks per second, from the times of one summary."""
     every_s = max(1.0, count / 100)
     a_second = (count - 1) / every_s
     rate = f"{a_second * size / 1000:,.0f}"
@@ -131,29 +130,31 @@ def _sums(rank: int) -> RankSummary:
     )
 
 
-def _tell_us() -> float:
-    """Return what a telling takes of the training thread, as ``Pipeline`` does it."""
+def _publish_us() -> float:
+    """Return the training thread's time to publish a summary, as in ``Pipeline``."""
     channel = RankChannel(Rank(RankId(1, 2)), 0.0, False, lambda _, work: work())
     sums, took_ns = _sums(1), []
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder, "rank1.jsonl"), 1, SectionNames(), 0, None)
-        for _ in range(TELLS):
+        for _ in range(SUMMARIES):
             begin_ns = time.perf_counter_ns()
-            told = sums.to_data()
-            journal.write_rank(told)
-            channel.send(update_to_bytes(told))
+            data = sums.to_data()
+            journal.write_rank(data)
+            channel.send(update_to_bytes(data))
             took_ns.append(time.perf_counter_ns() - begin_ns)
-            time.sleep(0.001)  # or the processor's caches would hold all of it
+            time.sleep(0.001)  # else everything would stay in the CPU's caches
     return median(took_ns) / NS_PER_US
 
 
 def _filled(server: TCPStore, ranks: int) -> tuple[float, int]:
-    """Let every rank tell once; return what a sending takes in us, and the bytes of all."""
+    """Send the summary of every rank; return the time of one in us, and the bytes of all."""
     store, size, took_ns = connect(server, "0.0"), 0, []
     for rank in range(1, ranks):
         data = update_to_bytes(_sums(rank).to_data())
         begin_ns = time.perf_counter_ns()
-        packed = Message(Heartbeat(123_456, ("backward_pass",), 0.1, "worker-node-17.cluster"), data, beat=rank).pack()
+        packed = Message(
+            Heartbeat(123_456, ("backward_pass",), 0.1, "worker-node-17.cluster"), data, sequence=rank
+        ).pack()
         store.send(rank, packed)
         took_ns.append(time.perf_counter_ns() - begin_ns)
         size += len(packed)
@@ -161,11 +162,11 @@ def _filled(server: TCPStore, ranks: int) -> tuple[float, int]:
 
 
 def _read(server: TCPStore, ranks: int) -> tuple[float, float]:
-    """Return what rank 0's thread takes to read all of them: ms of the wall, and of CPU."""
+    """Return rank 0's time to read all of them: wall time and CPU time in ms."""
     transport = RankTransport(Rank(RankId(0, ranks)), False, time.monotonic_ns, lambda: server, lambda: True)
-    transport.look()
-    transport.read(is_now=True)  # makes sure of every key, once
-    assert len(transport.told()) == ranks - 1
+    transport.connect()
+    transport.read(is_now=True)  # the first read checks every key
+    assert len(transport.received()) == ranks - 1
     return _median_ms(lambda: transport.read(is_now=True), time.perf_counter_ns), _median_ms(
         lambda: transport.read(is_now=True), time.thread_time_ns
     )

@@ -40,16 +40,12 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep tests that share a fixture of their module in one worker, which then makes it once."""
     for item in items:
-        shared = [name for name, scope in _scopes(item).items() if scope == "module"]
+        fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009 - private, and the only way to the scope
+        shared = [name for name, definitions in fixtures.items() if definitions and definitions[-1].scope == "module"]
         if shared:
-            params = (getattr(item, "callspec", None) and item.callspec.params) or {}  # type: ignore[attr-defined]
+            params = item.callspec.params if hasattr(item, "callspec") else {}
             variants = [str(params[name]) for name in shared if name in params]
             item.add_marker(pytest.mark.xdist_group("-".join([str(item.path), *variants])))
-
-
-def _scopes(item: pytest.Item) -> dict[str, str]:
-    definitions = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009 - private: not every item has it in types
-    return {name: of_name[-1].scope for name, of_name in definitions.items() if of_name}
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The order of the folders is the order of the data: imports run one way, and files stay small enough to read."""
 
 import ast
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -66,6 +67,32 @@ PACKAGES_OF_OTHERS = {
     "trace_analysis": {"msgspec", "numpy"},
     "component_benchmark": {"torch"},
 }
+# Objects whose attributes a module assigns although they are not its own: (module or stage, object) pairs.
+ANY = "any object"
+MAY_BE_ASSIGNED = {
+    # The hot path: thread buffers, pending calls and passes over loaders are records that their detectors fill in.
+    ("instrumentation", ANY),
+    ("recording", ANY),
+    # Sums and counts are records: to give each field a method would only repeat its name.
+    ("aggregation", "self.interval"),
+    ("aggregation", "self.rows"),
+    ("aggregation", "self.totals"),
+    ("aggregation", "self.totals.sections"),
+    ("aggregation", "totals"),
+    ("api", "counts"),
+    ("component_benchmark.capture", "call"),
+    ("component_benchmark.capture", "node"),
+    ("runtime.pipeline", "totals"),
+    ("storage", "totals.coupling"),
+    # Objects of Python, ctypes, torch and protobuf.
+    ("bootstrap", "exec_module"),
+    ("cli.run", "parser"),
+    ("component_benchmark", "leaf"),
+    ("component_benchmark", "parameter"),
+    ("runtime.shutdown", "libc.signal"),
+    ("sinks.tensorboard_events", "value.metadata.plugin_data"),
+    ("sinks.tensorboard_events", "value.tensor"),
+}
 MAY_READ_THE_ENVIRONMENT = {"settings", "switch", "bootstrap"}
 MAX_ROOT_MODULES, MAX_LINES, MAX_FUNCTION_LINES, MAX_SAME_BASENAME = 9, 500, 60, 4
 
@@ -102,6 +129,12 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
 
 def test_every_module_belongs_to_a_stage() -> None:
     assert {stage_of(name) for name in MODULES} - {"", "__main__"} == set(STAGES)
+
+
+def test_contributing_lists_the_stages_in_their_order() -> None:
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    chapter = text[text.index("## The stages") : text.index("### One table per fact")]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", chapter, re.M)) == STAGES
 
 
 def test_a_stage_imports_only_stages_above_it() -> None:
@@ -174,6 +207,52 @@ def test_only_settings_the_switch_and_the_bootstrap_read_the_environment() -> No
         if words & {"environ", "environb", "getenv"} and stage_of(name) not in MAY_READ_THE_ENVIRONMENT:
             offenders.append(name)
     assert offenders == []
+
+
+def test_no_object_assigns_an_attribute_of_another() -> None:
+    offenders, used = [], set()
+    for name, tree in TREES.items():
+        module = name.removeprefix("training_profiler.")
+        for line, owner in assigned_objects(tree):
+            allowed = {(part, what) for part, what in MAY_BE_ASSIGNED if f"{module}.".startswith(f"{part}.")}
+            matches = allowed & {(part, what) for part, _ in allowed for what in (owner, ANY)}
+            used |= matches
+            if not matches:
+                offenders.append(f"{name}:{line}: an attribute of {owner}")
+    assert offenders == []
+    assert MAY_BE_ASSIGNED - used == set()
+
+
+def assigned_objects(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Return (line, object) of each assignment to an attribute of an object other than ``self``.
+
+    A local object that the same function has just constructed is not another one.
+    """
+    constructed = {
+        id(target): names
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for names in [constructed_in(function)]
+        for target in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            owner = ast.unparse(node.value)
+            if owner not in {"self", "cls"} | constructed.get(id(node), set()):
+                yield node.lineno, owner
+
+
+def constructed_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Return the local names that are bound to the result of calling a class."""
+    return {
+        target.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func).rpartition(".")[2][:1].isupper()
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
 
 
 def test_files_and_functions_stay_readable() -> None:

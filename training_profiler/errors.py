@@ -1,24 +1,27 @@
-"""What the profiler raises and warns with, all of it at start-up."""
+"""The exceptions and warnings of the profiler. It raises them only at start-up and in its commands."""
 
 
 class ProfilerError(Exception):
-    """Base of every error the profiler raises; none is raised once training runs."""
+    """Base of every error of the profiler. None is raised into a running training."""
 
 
 class SettingsError(ProfilerError, ValueError):
-    """A setting has a value that cannot be used; the message names it and gives an example."""
+    """A setting has an invalid value. The message names the setting and shows an example."""
 
 
 class MissingExtraError(ProfilerError, ImportError):
-    """A tracker was asked for whose package is not installed; the message says how to install it."""
+    """The package of a tracker is not installed. The message shows how to install it."""
 
 
 class RunFolderError(ProfilerError):
-    """A run folder cannot be read as one."""
+    """A folder is not a readable run folder."""
 
 
 class BenchmarkError(ProfilerError):
-    """What shall be timed cannot be: no such factory, or it or its model raises; its cause is then worth showing."""
+    """A component benchmark cannot run: the factory does not exist, or it or its model raises.
+
+    ``shows_cause`` is set if the cause is an exception of the user's code.
+    """
 
     def __init__(self, message: str, shows_cause: bool = False) -> None:
         super().__init__(message)
@@ -26,8 +29,8 @@ class BenchmarkError(ProfilerError):
 
 
 class ProfilerWarning(UserWarning):
-    """A setting that has no effect, or a part of the profiler that could not start."""
+    """A setting has no effect, or a part of the profiler could not start."""
 
 
 class TraceError(ProfilerError):
-    """A trace cannot be read as one; the message is one line."""
+    """A file is not a readable trace. The message is one line."""

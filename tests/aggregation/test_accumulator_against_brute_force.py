@@ -1,4 +1,4 @@
-"""Random events, read by the accumulator and by a slow loop that shares no code with it."""
+"""Random events, summed up by the accumulator and by brute force without shared code."""
 
 import math
 from collections import Counter
@@ -14,15 +14,15 @@ from training_profiler.recording.recorder import EPOCH_BEGIN, EPOCH_END, STEP_EN
 from training_profiler.recording.section_names import SectionNames
 
 NAMES = ("data_loading", "forward_pass", "a", "b", "validation_epoch", "sampling", "(profiler)")
-PLAIN = 4  # the first four are no work between steps
+PLAIN = 4  # the first four are not outside steps
 BEGIN_NS = 1_000
 TRAINING = 1
 
 ticks = st.integers(1, 2_000)
 sections = st.integers(1, len(NAMES))
 enter = st.tuples(st.just("enter"), sections, ticks)
-leave = st.tuples(st.just("leave"), st.just(0), ticks)  # the innermost section's exit
-leave_any = st.tuples(st.just("leave any"), sections, ticks)  # of whatever name, open or not
+leave = st.tuples(st.just("leave"), st.just(0), ticks)  # exit of the innermost section
+leave_any = st.tuples(st.just("leave any"), sections, ticks)  # of any name, open or not
 mark = st.tuples(st.just("mark"), st.sampled_from((STEP_END, STEP_END, EPOCH_BEGIN, EPOCH_END)), ticks)
 drain = st.tuples(st.just("drain"), st.just(0), ticks)
 threads = st.integers(1, 3)
@@ -32,7 +32,7 @@ interleaved = st.lists(st.tuples(threads, st.one_of(enter, leave_any, leave_any,
 
 
 def batches_of(operations) -> list[Batch]:
-    """Return what a recorder hands out, each event 1 ns or more after the one before; ends with a drain."""
+    """Return the batches of a recorder, with events at least 1 ns apart; ends with a drain."""
     now_ns, batches, marks = BEGIN_NS, [], []
     events = {serial: [] for serial in (1, 2, 3)}
     opened = {serial: [] for serial in (1, 2, 3)}
@@ -64,7 +64,7 @@ def batches_of(operations) -> list[Batch]:
 
 
 def in_one_batch(batches: list[Batch]) -> Batch:
-    """Return what a single drain at the end would have handed out."""
+    """Return the batch of a single drain at the end."""
     flat = {serial: [] for serial in (1, 2, 3)}
     for batch in batches:
         for thread in batch.threads:
@@ -98,14 +98,14 @@ def brute_force(batches: list[Batch]) -> Reading:
 
 
 def nonzero(accumulator: Accumulator, column: str) -> dict[str, int]:
-    """Return a column of the section sums by name, without rows of nothing."""
+    """Return a column of the section sums by name, without empty rows."""
     names = accumulator._names.names
     values = getattr(accumulator.totals.sections, column).tolist()
     return {names[id]: value for id, value in enumerate(values) if value}
 
 
 def figures_of(accumulator: Accumulator) -> dict[str, object]:
-    """Return all that is counted in whole ns, by name."""
+    """Return all sums in whole ns, by name."""
     names, sums = accumulator._names.names, accumulator.totals.sections
     columns = ("count", "total_ns", "self_ns", "elsewhere_ns", "step_self_ns", "step_total_ns")
     bins = {names[id]: row.nonzero()[0].tolist() for id, row in enumerate(sums.bins) if row.any()}
@@ -159,13 +159,13 @@ def assert_spread(accumulator: Accumulator, durations: dict[str, list[int]]) -> 
 
 
 @given(nested)
-def test_nested_events_are_read_as_one_by_one(operations):
+def test_nested_events_match_brute_force(operations):
     batches = batches_of(operations)
     assert_same(accumulated(batches), brute_force(batches))
 
 
 @given(interleaved)
-def test_events_in_any_order_are_read_as_one_by_one(operations):
+def test_events_in_any_order_match_brute_force(operations):
     batches = batches_of(operations)
     assert_same(accumulated(batches), brute_force(batches))
 
@@ -177,7 +177,7 @@ def test_self_times_add_up_to_the_wall_time_exactly(operations):
 
 
 @given(st.one_of(nested, interleaved), st.integers(0, 5))
-def test_a_clock_that_stands_still_loses_no_time(operations, divisor):
+def test_a_stopped_clock_loses_no_time(operations, divisor):
     coarse = [(serial, (what, which, ns // 10**divisor)) for serial, (what, which, ns) in operations]
     accumulator = accumulated(batches_of(coarse))
     assert accumulator.totals.sections.self_ns.sum() == accumulator.totals.wall_ns
@@ -185,7 +185,7 @@ def test_a_clock_that_stands_still_loses_no_time(operations, divisor):
 
 @st.composite
 def training_loops(draw):
-    """Return operations of a loop as users write it: sections end before the step or the epoch that they are in."""
+    """Return operations of a loop as users write it: sections end before their step or epoch."""
     operations = []
 
     def block(depth, names):
@@ -219,15 +219,15 @@ def in_thread_order(operations):
 
 
 @given(training_loops())
-def test_a_training_loop_is_summed_up_the_same_in_one_batch_or_many(operations):
+def test_sums_of_a_loop_do_not_depend_on_batches(operations):
     batches = batches_of(operations)
     many, one = figures_of(accumulated(batches)), figures_of(accumulated([in_one_batch(batches)]))
-    del many["first_fetch_ns"], one["first_fetch_ns"]  # the first that ended, where one fetch is inside of another
+    del many["first_fetch_ns"], one["first_fetch_ns"]  # the first that ended, with nested fetches
     assert many == one
 
 
 @given(training_loops())
-def test_the_steps_of_shortest_and_longest_span_are_theirs(operations):
+def test_shortest_and_longest_spans_have_the_right_steps(operations):
     batches = batches_of(operations)
     accumulator, found = accumulated(batches), brute_force(batches)
     sums = accumulator.totals.sections
@@ -238,22 +238,22 @@ def test_the_steps_of_shortest_and_longest_span_are_theirs(operations):
 
 
 @given(training_loops())
-def test_time_within_steps_is_that_of_spans_in_complete_steps(operations):
+def test_time_within_steps_covers_spans_in_complete_steps(operations):
     batches = batches_of(in_thread_order(operations))
     accumulator = accumulated(batches)
     assert nonzero(accumulator, "step_total_ns") == in_complete_steps_ns(batches)
 
 
 def in_complete_steps_ns(batches: list[Batch]) -> dict[str, int]:
-    """Return the time of spans that lie in complete steps, without those inside of work between steps."""
+    """Return the time of spans that lie in complete steps, without those inside sections outside steps."""
     one = in_one_batch(batches)
     ends = [BEGIN_NS, *(ns for _, ns in one.marks)]
     complete = [(begin, end) for begin, (kind, end) in zip(ends, one.marks, strict=False) if kind == STEP_END]
     totals: dict[str, int] = {}
     for span in brute_force([one]).spans:
         root = span.name.split("/")[0]
-        is_apart = root in NAMES[PLAIN:] or span.parent.split("/")[0] in NAMES[PLAIN:]
-        if is_apart or span.parent == span.name:
+        is_outside = root in NAMES[PLAIN:] or span.parent.split("/")[0] in NAMES[PLAIN:]
+        if is_outside or span.parent == span.name:
             continue
         if any(begin <= span.begin_ns and span.begin_ns + span.ns <= end for begin, end in complete):
             totals[span.name] = totals.get(span.name, 0) + span.ns
@@ -276,16 +276,16 @@ plain_interleaved = st.lists(
 
 
 @given(plain_interleaved)
-def test_events_in_any_order_are_summed_up_the_same_in_one_batch_or_many(operations):
+def test_sums_of_unordered_events_do_not_depend_on_batches(operations):
     batches = batches_of(operations)
     many, one = figures_of(accumulated(batches)), figures_of(accumulated([in_one_batch(batches)]))
     for stats in (many, one):
-        del stats["parents"], stats["step_total_ns"]  # who is around a section changes when that one ends first
-    del many["first_fetch_ns"], one["first_fetch_ns"]  # the first that ended, where fetches overlap
+        del stats["parents"], stats["step_total_ns"]  # the parent changes when it ends first
+    del many["first_fetch_ns"], one["first_fetch_ns"]  # the first that ended, with overlapping fetches
     assert many == one
 
 
-def test_a_mark_made_while_another_thread_drains_lies_within_the_batch():
+def test_a_mark_made_during_a_drain_lies_within_the_batch():
     accumulator = accumulated([])
     # The drain read the clock at 1100; the training thread went on meanwhile.
     accumulator.add(Batch(1_100, [ThreadEvents(1, "", True, [1_010, 2, 1_050, -2])], [(STEP_END, 1_120)]), TRAINING)
@@ -294,7 +294,7 @@ def test_a_mark_made_while_another_thread_drains_lies_within_the_batch():
     assert accumulator.totals.sections.self_ns.sum() == 200
 
 
-def test_a_thread_that_ended_inside_a_section_is_counted():
+def test_a_section_open_at_the_end_of_its_thread_is_counted():
     accumulator = accumulated([])
     accumulator.add(Batch(1_100, [ThreadEvents(2, "", False, [1_010, 2, 1_020, 3])], []), TRAINING)
     assert accumulator.totals.unended == 2

@@ -1,4 +1,4 @@
-"""The exposed part of DDP's exchanges becomes synchronization within the backward passes, and all still adds up."""
+"""Exposed gradient sync becomes synchronization within the backward passes, and all times still add up."""
 
 import pytest
 from hypothesis import given
@@ -21,23 +21,23 @@ def exchanged(seconds, exchanges=1, hidden_s=0.0, **others):
     return GradientSyncTotals(exchanges, exchanges, round((seconds + hidden_s) * S), round(hidden_s * S), **others)
 
 
-def book(run, of):
+def add_sync(run, of):
     run.drain()
-    run.accumulator.add_exchange(of)
+    run.accumulator.add_gradient_sync(of)
 
 
 def sums_of(run, name):
-    """Return (count, total, self, total in steps, self in steps) in s of a section in the totals under way."""
+    """Return (count, total, self, total in steps, self in steps) in s of a section in the current totals."""
     sections = run.accumulator.totals.sections
     id = run.names.id_of(name)
     columns = (sections.total_ns, sections.self_ns, sections.step_total_ns, sections.step_self_ns)
     return (int(sections.count[id]), *(int(column[id]) / S for column in columns))
 
 
-def test_what_is_exposed_moves_from_the_backward_passes_own_time(run):
+def test_exposed_sync_moves_out_of_backward_self_time(run):
     for _ in range(2):
         run.step(forward_pass=1, backward_pass=3)
-    book(run, exchanged(2, exchanges=2, hidden_s=1))
+    add_sync(run, exchanged(2, exchanges=2, hidden_s=1))
     assert sums_of(run, "backward_pass") == (2, 6, 4, 6, 4)
     assert sums_of(run, "synchronization") == (2, 2, 2, 2, 2)
     stats = run.snapshot().sections
@@ -49,22 +49,22 @@ def test_what_is_exposed_moves_from_the_backward_passes_own_time(run):
     assert sum(section.share for section in stats.values()) == pytest.approx(1)
 
 
-def test_of_totals_no_more_is_moved_than_their_backward_passes_have(run):
+def test_no_more_time_is_moved_than_the_backward_passes_have(run):
     run.step(backward_pass=1)
-    book(run, exchanged(3))
+    add_sync(run, exchanged(3))
     assert sums_of(run, "backward_pass") == (1, 1, 0, 1, 0)
     assert sums_of(run, "synchronization") == (1, 1, 1, 1, 1)
 
 
-def test_a_wait_that_is_told_after_its_totals_is_moved_in_the_sums_of_the_run(run):
-    run.step(backward_pass=68)  # a rank that hung; DDP tells of it at the next forward pass
+def test_late_sync_is_moved_in_the_sums_of_the_run(run):
+    run.step(backward_pass=68)  # a rank that hung; DDP reports it at the next forward pass
     run.flush()
     run.step(backward_pass=2)
-    book(run, exchanged(67.5))
+    add_sync(run, exchanged(67.5))
     run.flush()
     run.step(backward_pass=2)
-    book(run, exchanged(1))
-    assert sums_of(run, "backward_pass") == (1, 2, 1, 2, 1)  # the last interval has what it waited for itself
+    add_sync(run, exchanged(1))
+    assert sums_of(run, "backward_pass") == (1, 2, 1, 2, 1)  # the last interval has its own waiting only
     run.flush()
     sections = run.snapshot().sections
     assert sections["backward_pass"].self_s == 72 - 68.5
@@ -77,7 +77,7 @@ def test_an_interval_without_the_backward_pass_is_left_alone(run):
     run.flush()
     run.sums.new_interval()
     run.step(backward_pass=2)
-    book(run, exchanged(67))
+    add_sync(run, exchanged(67))
     run.flush()
     run.sums.new_interval()
     run.step(backward_pass=3)
@@ -86,89 +86,89 @@ def test_an_interval_without_the_backward_pass_is_left_alone(run):
     assert run.snapshot(of_interval=True).sections["backward_pass"].self_s == 3
 
 
-def test_nothing_is_taken_from_a_step_that_has_not_ended(run):
+def test_an_unfinished_step_keeps_its_time(run):
     run.step(backward_pass=1)
     run.spend("backward_pass", 5)
-    book(run, exchanged(3))
+    add_sync(run, exchanged(3))
     assert sums_of(run, "backward_pass") == (2, 6, 5, 1, 0)
     run.flush()
     run.recorder.mark(STEP_END)
-    book(run, GradientSyncTotals())
+    add_sync(run, GradientSyncTotals())
     assert sums_of(run, "backward_pass") == (0, 0, 0, 5, 5)
     run.flush()
     assert run.snapshot().sections["backward_pass"].self_s == 3
     run.step(backward_pass=3)
-    book(run, GradientSyncTotals())
+    add_sync(run, GradientSyncTotals())
     run.flush()
     backward = run.snapshot().sections["backward_pass"]
     assert (backward.total_s, backward.self_s, backward.step_self_s) == (9, 6, 6)
 
 
-def test_where_steps_are_not_known_it_is_moved_all_the_same(run):
+def test_sync_is_moved_without_known_steps(run):
     run.spend("backward_pass", 5)
-    book(run, exchanged(3))
+    add_sync(run, exchanged(3))
     assert sums_of(run, "backward_pass") == (1, 5, 2, 0, 0)
     assert sums_of(run, "synchronization") == (1, 3, 3, 0, 0)
 
 
 def test_on_an_accelerator_nothing_is_moved(run):
     run.step(backward_pass=5)
-    book(run, exchanged(3, is_on_host=False))
+    add_sync(run, exchanged(3, is_on_host=False))
     assert sums_of(run, "backward_pass") == (1, 5, 5, 5, 5)
     assert "synchronization" not in run.snapshot().sections
 
 
-def test_without_a_section_for_backward_passes_nothing_is_moved(run):
+def test_without_a_backward_section_nothing_is_moved(run):
     run.step(train_step=5)
-    book(run, exchanged(3))
+    add_sync(run, exchanged(3))
     run.step(train_step=5, backward_pass=5)
-    book(run, GradientSyncTotals())
+    add_sync(run, GradientSyncTotals())
     assert sums_of(run, "backward_pass") == (1, 5, 5, 5, 5)
     assert "synchronization" not in run.snapshot().sections
 
 
-def test_what_is_all_hidden_makes_no_synchronization(run):
+def test_fully_hidden_sync_adds_no_synchronization(run):
     run.step(backward_pass=5)
-    book(run, exchanged(0, hidden_s=2))
+    add_sync(run, exchanged(0, hidden_s=2))
     assert "synchronization" not in run.snapshot().sections
 
 
-def test_exchanges_of_warm_up_steps_are_left_out_with_them(run):
+def test_sync_of_warmup_steps_is_left_out_with_them(run):
     run.step(backward_pass=50)
     for _ in range(19):
         run.step(backward_pass=3)
     of_steps = ((0, 40 * S), *((step, 1 * S) for step in range(1, 20)))
-    book(run, exchanged(59, exchanges=20, of_steps=of_steps))
+    add_sync(run, exchanged(59, exchanges=20, of_steps=of_steps))
     synchronization = run.snapshot().sections["synchronization"]
     assert synchronization.total_s == synchronization.step_total_s == 59
     assert synchronization.settled_total_s == 19
 
 
-def test_a_step_that_is_told_later_than_the_sum_it_is_part_of_is_not_booked_twice(run):
+def test_late_sync_of_a_step_is_not_counted_twice(run):
     run.step(backward_pass=50)
-    book(run, exchanged(40))
+    add_sync(run, exchanged(40))
     run.flush()
     for _ in range(19):
         run.step(backward_pass=3)
-    book(run, exchanged(0, exchanges=0, of_steps=((0, 40 * S),)))
+    add_sync(run, exchanged(0, exchanges=0, of_steps=((0, 40 * S),)))
     synchronization = run.snapshot().sections["synchronization"]
     assert (synchronization.count, synchronization.total_s, synchronization.settled_total_s) == (1, 40, 0)
 
 
-def test_a_journal_tells_the_same(tmp_path):
+def test_moved_sync_reads_back_from_the_journal(tmp_path):
     run = FakeRun(journal=tmp_path / "rank0.jsonl")
     for of_steps in ((), ((0, 2 * S), (1, 1 * S))):
         for _ in range(10):
             run.step(forward_pass=1, backward_pass=3)
-        book(run, exchanged(9, exchanges=10, hidden_s=3, of_steps=of_steps))
+        add_sync(run, exchanged(9, exchanges=10, hidden_s=3, of_steps=of_steps))
         run.flush()
     assert read_run(tmp_path).sections == run.snapshot().sections
 
 
-def test_beside_collectives_by_hand_only_the_average_of_both_is_known(run):
+def test_with_manual_collectives_only_the_common_average_is_known(run):
     for _ in range(2):
         run.step(synchronization=4, backward_pass=3)
-    book(run, exchanged(2, exchanges=2))
+    add_sync(run, exchanged(2, exchanges=2))
     synchronization = run.snapshot().sections["synchronization"]
     assert (synchronization.count, synchronization.total_s, synchronization.avg_s) == (4, 10, 2.5)
     assert (synchronization.min_s, synchronization.p50_s) == (None, None)
@@ -178,14 +178,14 @@ amounts = st.integers(0, 6)
 
 
 @given(st.lists(st.tuples(amounts, amounts, st.booleans()), min_size=1, max_size=8))
-def test_all_times_add_up_whatever_is_exchanged(intervals):
+def test_all_times_add_up_for_any_sync(intervals):
     run = FakeRun()
     for backward_s, exposed_s, ends_step in intervals:
         run.spend("forward_pass", 1)
         run.spend("backward_pass", backward_s)
         if ends_step:
             run.recorder.mark(STEP_END)
-        book(run, exchanged(exposed_s))
+        add_sync(run, exchanged(exposed_s))
         totals = run.accumulator.totals
         assert totals.sections.self_ns.sum() == totals.wall_ns
         assert totals.sections.step_self_ns.sum() == totals.steps.total_ns

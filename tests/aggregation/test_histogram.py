@@ -25,9 +25,9 @@ def test_no_durations_have_no_quantile():
     assert quantile_ns(np.zeros(BIN_COUNT, np.int64), 0.5) is None
 
 
-def test_what_takes_no_time_shares_the_first_bin():
+def test_durations_of_zero_share_the_first_bin():
     assert bins_of(np.array([0, 1])).tolist() == [0, 0]
 
 
-def test_what_takes_months_shares_the_last_bin():
+def test_durations_of_months_share_the_last_bin():
     assert bins_of(np.array([2**62])).tolist() == [BIN_COUNT - 1]

@@ -1,4 +1,4 @@
-"""Sums a loader, beside a slow reading of the same events that shares no code with them."""
+"""Sums of each loader, compared with brute force without shared code."""
 
 from collections import Counter
 
@@ -33,11 +33,11 @@ operations = st.lists(
 
 
 class LoaderRun(FakeRun):
-    """A run of which events are noted one by one, as seams note them."""
+    """A run whose events are recorded one by one, as patches do."""
 
     def __init__(self, every=None):
         super().__init__()
-        self.accumulator.loaders.wants_rows(every is not None, every)
+        self.accumulator.loaders.configure_intervals(every is not None, every)
 
     def note(self, name, sign=1, code=0):
         self.recorder.buffer().events.extend((self.clock(), sign * (self.names.id_of(name) | code)))
@@ -46,7 +46,7 @@ class LoaderRun(FakeRun):
         self.recorder.buffer().comes_from(serial, self.clock())
 
     def found(self):
-        """Return {(loader, phase, kind): (ns, count)} of all that is not nothing."""
+        """Return {(loader, phase, kind): (ns, count)} without zeros."""
         return found_in(self.totals().loaders)
 
     def batch(self, serial, data=1.0, forward=2.0, backward=3.0):
@@ -67,16 +67,16 @@ def found_in(sums):
 
 
 class SlowReading:
-    """Reads operations one after the other."""
+    """Evaluates one operation at a time."""
 
     def __init__(self):
         self.sums = Counter()
-        self.rows = []  # (step, sums since the row before)
+        self.rows = []  # (step, sums since the previous interval)
         self.since = Counter()
         self.stack = []
         self.loader = 0
         self.arrival_ns = None
-        self.was_apart = False
+        self.was_outside = False
         self.steps = 0
 
     def read(self, what, which, ns):
@@ -85,7 +85,7 @@ class SlowReading:
             name = f"{root}/{which}" if root and root != which else which
             around = self.stack[-1][2] if self.stack else ""
             self.stack.append((ns, self.loader, name, name != around, what == "enter"))
-            self.was_apart |= which == "validation_epoch"
+            self.was_outside |= which == "validation_epoch"
         elif what == "leave" and self.stack:
             self._leave(ns, *self.stack.pop())
         elif what == "loader":
@@ -109,9 +109,9 @@ class SlowReading:
             return
         self._add((loader, phase, kind), ns - begin_ns, is_counted)
         if (phase, kind) == ("train", "data"):
-            if self.arrival_ns is not None and not self.was_apart:
+            if self.arrival_ns is not None and not self.was_outside:
                 self._add((loader, "train", "between"), ns - self.arrival_ns, True)
-            self.arrival_ns, self.was_apart = ns, False
+            self.arrival_ns, self.was_outside = ns, False
 
     def _add(self, key, ns, count):
         for sums in (self.sums, self.since):
@@ -126,7 +126,7 @@ def by_key(sums):
 
 
 @given(operations)
-def test_sums_are_those_of_a_slow_reading_however_the_events_are_drained(listed):
+def test_loader_sums_match_brute_force_for_any_drains(listed):
     run, slow, opened = LoaderRun(every=1), SlowReading(), []
     rows = []
     for (what, which), ns in listed:
@@ -144,12 +144,12 @@ def test_sums_are_those_of_a_slow_reading_however_the_events_are_drained(listed)
             run.step()
         elif what == "drain":
             run.drain()
-            rows += run.accumulator.loaders.take_rows()
+            rows += run.accumulator.loaders.pop_intervals()
         slow.read(what, which, run.clock())
     assert run.found() == by_key(slow.sums)
-    rows += run.accumulator.loaders.take_rows()
+    rows += run.accumulator.loaders.pop_intervals()
     assert [(row.step, found_in(row.sums)) for row in rows] == [(step, by_key(sums)) for step, sums in slow.rows]
-    left = [found_in(row.sums) for row in run.accumulator.loaders.take_rows(is_last=True)]
+    left = [found_in(row.sums) for row in run.accumulator.loaders.pop_intervals(is_last=True)]
     assert left == [by_key(slow.since)] * bool(by_key(slow.since))
 
 
@@ -161,7 +161,7 @@ def counts_of(*serials, batches=1):
     return counts
 
 
-def test_every_timing_belongs_to_the_loader_that_the_batch_came_from():
+def test_times_belong_to_the_loader_of_the_batch():
     run = LoaderRun()
     run.batch(1, data=1, forward=2, backward=3)
     run.batch(2, data=10, forward=20, backward=30)
@@ -174,7 +174,7 @@ def test_every_timing_belongs_to_the_loader_that_the_batch_came_from():
     assert (first.proportion, first.wait_s, first.samples) == (0.5, 1, 4)
 
 
-def test_two_forward_passes_of_a_batch_are_one_figure_a_batch():
+def test_two_forward_passes_add_up_per_batch():
     run = LoaderRun()
     run.batch(1, forward=2)
     run.spend("forward_pass", 4)
@@ -205,7 +205,7 @@ def test_time_between_batches_does_not_reach_across_a_validation():
     )
 
 
-def test_a_section_by_hand_around_the_fetch_is_of_the_loader_that_is_fetched_from():
+def test_a_manual_section_around_the_fetch_belongs_to_its_loader():
     run = LoaderRun()
     run.batch(1)
     with run.section("data_loading"):
@@ -215,13 +215,13 @@ def test_a_section_by_hand_around_the_fetch_is_of_the_loader_that_is_fetched_fro
     assert run.found()[2, "train", "data"] == (2_000_000_000, 1)
 
 
-def test_a_run_without_a_change_of_loader_sums_up_nothing():
+def test_without_a_named_loader_nothing_is_summed():
     run = LoaderRun()
     run.step(data_loading=1, forward_pass=2)
     assert run.found() == {}
 
 
-def test_what_another_thread_fetches_is_nobodys():
+def test_fetches_on_other_threads_belong_to_no_loader():
     run = LoaderRun()
     run.recorder.thread_serial()
     run.accumulator.add(run.recorder.drain(), training_thread=0)
@@ -230,70 +230,70 @@ def test_what_another_thread_fetches_is_nobodys():
     assert run.found() == {}
 
 
-def test_changes_of_loader_that_nobody_needs_any_more_are_forgotten():
+def test_old_changes_of_loader_are_discarded():
     run = LoaderRun()
     run.note("forward_pass")
     for i in range(2 * MOST_CHANGES):
         run.clock.advance_ns(1)
         run.comes_from(1 + i % 2)
     run.drain()
-    assert len(run.accumulator.loaders._serials) == MOST_CHANGES
+    assert len(run.accumulator.loaders._loader_ids) == MOST_CHANGES
     run.note("forward_pass", -1)
     run.drain()
-    assert run.accumulator.loaders._serials.tolist() == [2]
+    assert run.accumulator.loaders._loader_ids.tolist() == [2]
 
 
-def test_a_row_holds_the_means_of_the_batches_since_the_row_before_and_the_mix_so_far():
+def test_an_interval_has_its_means_and_the_mix_so_far():
     run = LoaderRun(every=2)
     for loader, data in ((1, 1), (1, 3), (2, 5), (2, 7)):
         run.batch(loader, data=data)
         run.step(optimizer_step=1)
     run.drain()
-    rows = run.accumulator.loaders.take_rows()
+    rows = run.accumulator.loaders.pop_intervals()
     counts = counts_of(1, 2)
     counts[0].asked = 0.25
-    told = [
+    shares = [
         (row.step, [(one.name, one.batches, one.data_avg_s, one.proportion) for one in interval_stats(row, counts)])
         for row in rows
     ]
-    assert told == [
+    assert shares == [
         (2, [("loader1", 2, 2.0, 1.0)]),
         (4, [("loader1", 0, None, 0.5), ("loader2", 2, 6.0, 0.5)]),
     ]
     assert interval_stats(rows[0], counts)[0].asked_proportion == 0.25
 
 
-def test_rows_of_validation_come_with_the_next_step_or_at_the_end():
+def test_validation_intervals_end_with_the_next_step_or_the_run():
     run = LoaderRun(every=1)
     run.batch(1)
     run.step(optimizer_step=1)
     with run.section("validation_epoch"):
         run.batch(2)
     run.drain()
-    assert [row.step for row in run.accumulator.loaders.take_rows()] == [1]
-    (row,) = run.accumulator.loaders.take_rows(is_last=True)
+    assert [row.step for row in run.accumulator.loaders.pop_intervals()] == [1]
+    (row,) = run.accumulator.loaders.pop_intervals(is_last=True)
     assert [(one.name, one.phase) for one in interval_stats(row, counts_of(1, 2))][-1] == ("loader2", "val")
     assert row.step == 1
 
 
-def test_without_a_setting_there_are_at_most_ten_rows_a_second():
+def test_by_default_there_are_at_most_ten_intervals_a_second():
     run = LoaderRun()
-    run.accumulator.loaders.wants_rows(True, None)
+    run.accumulator.loaders.configure_intervals(True, None)
     for _ in range(100):
         run.batch(1, data=0.01, forward=0.01, backward=0.01)
         run.step()
     run.drain()
-    rows = run.accumulator.loaders.take_rows() + run.accumulator.loaders.take_rows(is_last=True)
+    rows = run.accumulator.loaders.pop_intervals() + run.accumulator.loaders.pop_intervals(is_last=True)
     assert 28 <= len(rows) <= 32  # 3 s
     assert sum(interval_stats(row, counts_of(1))[0].batches for row in rows) == 100
 
 
-def test_the_code_of_a_loader_is_no_section():
+def test_the_code_of_a_loader_is_not_a_section():
     assert LOADER > 1 << 25
 
 
 @pytest.mark.parametrize("phase", [TRAIN, VAL])
-def test_a_loader_on_another_thread_has_its_batches_and_their_wait_and_no_means(phase):
+def test_a_loader_on_another_thread_has_batches_and_wait_only(phase):
     counts = LoaderCounts("main")
     counts.add(4, 2 * 10**9, phase == TRAIN)
     (stats,) = loader_stats([counts], LoaderRun().sums.run.loaders)

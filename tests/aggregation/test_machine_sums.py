@@ -21,11 +21,11 @@ def look(at_s, weights=None, **values):
 
 def sums_of(*looks):
     sums = MachineSums()
-    sums.look(looks)
+    sums.add_samples(looks)
     return sums
 
 
-def test_without_a_look_there_are_no_figures():
+def test_without_samples_there_are_no_stats():
     assert MachineSums().stats() is None
     assert machine_to_data(MachineSums()) == {}
 
@@ -41,21 +41,21 @@ def test_a_rate_counts_by_the_time_it_was_measured_over():
     assert stats.cpu_process == Level(1.25, 2, 1)
 
 
-def test_what_was_not_seen_is_unknown():
+def test_missing_quantities_are_unknown():
     stats = sums_of(look(0, ram_share=0.5)).stats()
     assert stats.cpu_process is None
     assert stats.ram_limit_bytes is None
     assert stats.ram_growth is None
 
 
-def test_accelerators_come_in_the_order_of_their_numbers():
+def test_accelerators_are_sorted_by_index():
     sums = sums_of(look(0, gpu0__allocated_bytes=5, gpu10__utilization=0.5))
     first, second = sums.stats().gpus
     assert (first.index, first.name, first.total_bytes, first.allocated_bytes) == (0, "T4", 64, Level(5, 5, 5))
     assert (second.index, second.name, second.total_bytes, second.utilization) == (10, "L4", None, Level(0.5, 0.5, 0.5))
 
 
-def test_stretches_add_up_to_the_whole():
+def test_sums_of_stretches_add_up():
     looks = [look(i, ram_own_bytes=100 + 3 * i, gpu0__allocated_bytes=i % 5, ram_share=i / 128) for i in range(40)]
     added = MachineSums()
     for begin in (0, 10, 25):
@@ -64,21 +64,21 @@ def test_stretches_add_up_to_the_whole():
     assert added.stats().ram_growth.bytes == 93
 
 
-def test_an_interval_has_its_own_peak_and_the_run_the_highest():
+def test_an_interval_has_its_own_peak():
     run, first, second = MachineSums(), sums_of(look(0, ram_share=0.9)), sums_of(look(1, ram_share=0.3))
     run.add(first)
     run.add(second)
     assert [sums.stats().ram_share.max for sums in (first, second, run)] == [0.9, 0.3, 0.9]
 
 
-def test_growth_is_of_memory_alone_and_can_be_left_out():
+def test_growth_covers_memory_only_and_is_optional():
     sums = sums_of(*(look(i, ram_own_bytes=i, ram_process_bytes=i, gpu0__allocated_bytes=i) for i in range(40)))
     assert set(sums.series) == {"ram_own_bytes", "gpu0.allocated_bytes"}
     assert sums.stats().gpus[0].allocated_growth is not None
     assert sums.stats(has_growth=False).ram_growth is None
 
 
-def test_sums_survive_the_journal():
+def test_machine_sums_survive_the_journal():
     sums = sums_of(*(look(i / 3, ram_own_bytes=i * 7.3, ram_share=i / 41) for i in range(40)))
     data = json.loads(json.dumps(machine_to_data(sums), allow_nan=False))
     assert machine_from_data(data).stats() == sums.stats()

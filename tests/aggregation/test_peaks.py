@@ -26,7 +26,7 @@ from training_profiler.aggregation.throughput import PEAKS, peak_of
         ("AMD Instinct MI250X", "float16", 191.5),
     ],
 )
-def test_the_dense_peak_goes_by_name_and_type_of_number(device, dtype, tflops):
+def test_the_dense_peak_depends_on_device_and_dtype(device, dtype, tflops):
     assert peak_of(device, dtype)[0] == tflops
 
 
@@ -44,11 +44,11 @@ def test_the_dense_peak_goes_by_name_and_type_of_number(device, dtype, tflops):
         "NVIDIA GH200 480GB",
     ],
 )
-def test_a_device_that_only_resembles_one_has_no_peak(device):
+def test_a_similar_device_has_no_peak(device):
     assert peak_of(device, "float16") is None
 
 
-def test_a_type_of_number_without_a_figure_has_no_peak():
+def test_an_unknown_dtype_has_no_peak():
     assert peak_of("Tesla T4", "bfloat16") is None
 
 

@@ -1,4 +1,4 @@
-"""Sections that a seam inferred, beside those by hand."""
+"""Inferred sections together with manual ones."""
 
 import pytest
 from hypothesis import given
@@ -14,14 +14,14 @@ from training_profiler.recording.section_names import SectionNames
 
 
 class WatchedRun(FakeRun):
-    """A run of which some sections are inferred."""
+    """A run with inferred sections."""
 
     def __init__(self):
         super().__init__()
-        self.accumulator.inferred.is_needed = True
+        self.accumulator.inferred_filter.is_needed = True
 
     def note(self, name, sign=1, code=0):
-        """Note an inferred enter, or with ``sign`` -1 an exit."""
+        """Record an inferred enter, or an exit with ``sign`` -1."""
         self.recorder.buffer().events.extend((self.clock(), sign * (self.names.id_of(name) | INFERRED | code)))
 
     def infer(self, name, seconds=1.0, code=0):
@@ -31,7 +31,7 @@ class WatchedRun(FakeRun):
         self.note(name, -1, code)
 
     def stats(self):
-        """Return (counts, total s, self s) by name; times add up, and nothing is left over."""
+        """Return (counts, total s, self s) by name; times add up, and no event is left over."""
         totals = self.totals()
         sums, names = totals.sections, {0: "", **self.names.names}
         assert sums.self_ns.sum() == totals.wall_ns
@@ -48,7 +48,7 @@ def run() -> WatchedRun:
     return WatchedRun()
 
 
-def test_inferred_sections_count_as_those_by_hand(run):
+def test_inferred_sections_count_like_manual_ones(run):
     run.infer("forward_pass", 2)
     run.spend("augment", 1)
     assert run.stats() == (
@@ -58,30 +58,30 @@ def test_inferred_sections_count_as_those_by_hand(run):
     )
 
 
-def test_an_inferred_section_within_one_of_the_same_name_by_hand_is_not_counted_twice(run):
+def test_an_inferred_section_inside_the_same_manual_one_is_dropped(run):
     with run.section("forward_pass"):
         run.clock.advance(1)
         run.infer("forward_pass", 2)
     assert run.stats() == ({"forward_pass": 1}, {"forward_pass": 3.0}, {"forward_pass": 3.0})
 
 
-@pytest.mark.parametrize("by_hand", STEP_PARTS)
-def test_within_a_part_of_a_step_by_hand_nothing_is_inferred(run, by_hand):
-    with run.section(by_hand):
+@pytest.mark.parametrize("manual", STEP_PARTS)
+def test_inferred_events_inside_manual_step_parts_are_dropped(run, manual):
+    with run.section(manual):
         for name in ("data_loading", "forward_pass", "backward_pass", "forward_without_grad", "checkpointing"):
             run.infer(name)
         run.infer("forward_pass", code=TIME_ONLY)
-    assert run.stats()[0] == {by_hand: 1}
+    assert run.stats()[0] == {manual: 1}
 
 
-def test_after_the_section_by_hand_things_are_inferred_again(run):
+def test_inference_resumes_after_a_manual_section(run):
     with run.section("forward_pass"):
         run.infer("forward_pass")
     run.infer("forward_pass")
     assert run.stats()[0] == {"forward_pass": 2}
 
 
-def test_sections_by_hand_one_in_the_other_cover_until_the_outer_ends(run):
+def test_nested_manual_sections_hide_until_the_outer_ends(run):
     with run.section("forward_pass"):
         with run.section("data_transfer"):
             pass
@@ -90,15 +90,15 @@ def test_sections_by_hand_one_in_the_other_cover_until_the_outer_ends(run):
     assert run.stats()[0] == {"forward_pass": 1, "data_transfer": 1, "backward_pass": 1}
 
 
-@pytest.mark.parametrize("by_hand", OUTSIDE_STEPS_SECTIONS)
+@pytest.mark.parametrize("manual", OUTSIDE_STEPS_SECTIONS)
 @pytest.mark.parametrize("inferred", ["validation_epoch", "checkpointing"])
-def test_within_what_is_apart_by_hand_nothing_else_that_is_apart_is_inferred(run, by_hand, inferred):
-    with run.section(by_hand):
+def test_manual_validation_hides_inferred_sections_outside_steps(run, manual, inferred):
+    with run.section(manual):
         run.infer(inferred, 2)
-    assert run.stats() == ({by_hand: 1}, {by_hand: 2.0}, {by_hand: 2.0})
+    assert run.stats() == ({manual: 1}, {manual: 2.0}, {manual: 2.0})
 
 
-def test_within_validation_by_hand_its_parts_are_inferred(run):
+def test_parts_of_manual_validation_are_inferred(run):
     with run.section("validation_epoch"):
         run.note("validation_epoch")
         run.infer("data_loading")
@@ -114,7 +114,7 @@ def test_within_validation_by_hand_its_parts_are_inferred(run):
     assert self_s == {"validation_epoch/data_loading": 1.0, "validation_epoch/forward_pass": 2.0}
 
 
-def test_within_sections_of_other_names_by_hand_everything_is_inferred(run):
+def test_manual_sections_of_other_names_hide_nothing(run):
     with run.section("train_step"):
         run.infer("forward_pass", 2)
         run.infer("checkpointing", 3)
@@ -123,7 +123,7 @@ def test_within_sections_of_other_names_by_hand_everything_is_inferred(run):
     assert self_s == {"forward_pass": 2.0, "checkpointing": 3.0}
 
 
-def test_sections_by_hand_within_inferred_ones_stay(run):
+def test_manual_sections_inside_inferred_ones_stay(run):
     run.note("validation_epoch")
     run.spend("forward_pass", 2)
     run.note("validation_epoch", -1)
@@ -132,7 +132,7 @@ def test_sections_by_hand_within_inferred_ones_stay(run):
     assert self_s == {"validation_epoch/forward_pass": 2.0}
 
 
-def test_a_section_by_hand_covers_across_drains(run):
+def test_a_manual_section_hides_across_drains(run):
     with run.section("forward_pass"):
         run.drain()
         run.infer("forward_pass")
@@ -144,13 +144,13 @@ def test_a_section_by_hand_covers_across_drains(run):
     assert run.stats()[0] == {"forward_pass": 2}
 
 
-def test_an_inferred_exit_within_a_section_by_hand_ends_what_began_before_it(run):
+def test_an_inferred_exit_inside_a_manual_section_ends_its_span(run):
     run.note("validation_epoch")
     run.clock.advance(1)
     forward = run.section("forward_pass")
     forward.__enter__()
     run.clock.advance(2)
-    run.note("validation_epoch", -1)  # evaluation ends with the call in the section by hand, which goes on a little
+    run.note("validation_epoch", -1)  # evaluation ends before the manual section does
     run.clock.advance(4)
     forward.__exit__(None, None, None)
     run.infer("backward_pass", 8)
@@ -161,7 +161,7 @@ def test_an_inferred_exit_within_a_section_by_hand_ends_what_began_before_it(run
 
 
 @pytest.mark.parametrize("drains", [True, False])
-def test_an_inferred_exit_after_a_section_by_hand_goes_with_its_enter(run, drains):
+def test_an_inferred_exit_after_a_manual_section_goes_with_its_enter(run, drains):
     forward = run.section("forward_pass")
     forward.__enter__()
     run.note("validation_epoch")
@@ -176,7 +176,7 @@ def test_an_inferred_exit_after_a_section_by_hand_goes_with_its_enter(run, drain
     assert total_s == {"forward_pass": 2.0, "validation_epoch": 4.0}
 
 
-def test_a_cancelled_exit_goes_with_its_enter(run):
+def test_a_discarded_exit_goes_with_its_enter(run):
     with run.section("data_loading"):
         run.note("data_loading")
         run.clock.advance(1)
@@ -187,7 +187,7 @@ def test_a_cancelled_exit_goes_with_its_enter(run):
     assert run.stats() == ({"data_loading": 1}, {"data_loading": 1.0}, {"": 2.0, "data_loading": 1.0})
 
 
-def test_a_section_by_hand_that_is_cancelled_covers_nothing_after_it(run):
+def test_a_discarded_manual_section_hides_nothing_after_it(run):
     waiting = run.section("data_loading")
     waiting.__enter__()
     run.infer("data_loading")
@@ -196,47 +196,47 @@ def test_a_section_by_hand_that_is_cancelled_covers_nothing_after_it(run):
     assert run.stats()[0] == {"forward_pass": 1}
 
 
-def test_sections_by_hand_on_one_thread_cover_nothing_on_another(run):
+def test_manual_sections_hide_nothing_on_other_threads(run):
     names, accumulator = run.names, run.accumulator
     forward = names.id_of("forward_pass")
-    by_hand, inferred = [2_000, forward, 3_000, -forward], [2_100, forward | INFERRED, 2_200, -(forward | INFERRED)]
-    threads = [ThreadEvents(1, "", True, by_hand), ThreadEvents(2, "", True, inferred)]
+    manual, inferred = [2_000, forward, 3_000, -forward], [2_100, forward | INFERRED, 2_200, -(forward | INFERRED)]
+    threads = [ThreadEvents(1, "", True, manual), ThreadEvents(2, "", True, inferred)]
     accumulator.add(Batch(4_000, threads, []), 1)
     assert accumulator.totals.sections.count[forward] == 2
 
 
-def test_what_a_thread_left_open_is_forgotten_with_its_last_section(run):
+def test_open_sections_of_a_thread_end_with_its_last_section(run):
     with run.section("forward_pass"):
         run.drain()
         run.infer("forward_pass")
-        assert run.accumulator.inferred._open
+        assert run.accumulator.inferred_filter._open
     run.drain()
-    assert not run.accumulator.inferred._open
-    assert not run.accumulator.inferred._dropped
+    assert not run.accumulator.inferred_filter._open
+    assert not run.accumulator.inferred_filter._dropped
 
 
-# Time that is no execution
+# Time without a count
 
 
-def test_an_uncounted_span_adds_time_and_no_count(run):
+def test_a_time_only_span_adds_time_but_no_count(run):
     run.infer("optimizer_step", 2)
     run.infer("optimizer_step", 1, TIME_ONLY)
     assert run.stats() == ({"optimizer_step": 1}, {"optimizer_step": 3.0}, {"optimizer_step": 3.0})
 
 
-def test_uncounted_spans_alone_have_a_section_of_time(run):
+def test_time_only_spans_alone_make_a_section(run):
     run.infer("optimizer_step", 1, TIME_ONLY)
     assert run.stats() == ({}, {"optimizer_step": 1.0}, {"optimizer_step": 1.0})
 
 
-def test_an_uncounted_span_is_left_out_of_extremes_and_the_average_is_total_over_count(run):
+def test_time_only_spans_are_left_out_of_extremes(run):
     run.infer("optimizer_step", 2)
     run.infer("optimizer_step", 9, TIME_ONLY)
     stats = run.snapshot().sections["optimizer_step"]
     assert (stats.count, stats.avg_s, stats.min_s, stats.max_s) == (1, 11.0, 2.0, 2.0)
 
 
-def test_a_counted_and_an_uncounted_span_of_one_section_may_be_one_in_the_other(run):
+def test_counted_and_time_only_spans_may_nest(run):
     run.note("optimizer_step", code=TIME_ONLY)
     run.clock.advance(1)
     run.infer("optimizer_step", 2)
@@ -247,7 +247,7 @@ def test_a_counted_and_an_uncounted_span_of_one_section_may_be_one_in_the_other(
     assert self_s == {"optimizer_step": 3.0, "forward_pass": 4.0}
 
 
-def test_an_uncounted_span_within_validation_is_time_of_validation(run):
+def test_a_time_only_span_in_validation_belongs_to_validation(run):
     run.note("validation_epoch")
     run.infer("forward_pass", 2, TIME_ONLY)
     run.note("validation_epoch", -1)
@@ -256,7 +256,7 @@ def test_an_uncounted_span_within_validation_is_time_of_validation(run):
     assert total_s == {"validation_epoch": 2.0, "validation_epoch/forward_pass": 2.0}
 
 
-def test_an_uncounted_span_may_be_drained_in_the_middle(run):
+def test_a_time_only_span_may_be_drained_in_the_middle(run):
     run.note("optimizer_step", code=TIME_ONLY)
     run.clock.advance(1)
     run.drain()
@@ -265,7 +265,7 @@ def test_an_uncounted_span_may_be_drained_in_the_middle(run):
     assert run.stats() == ({}, {"optimizer_step": 2.0}, {"optimizer_step": 2.0})
 
 
-def test_shares_add_up_to_one_with_uncounted_time_and_sections_by_hand(run):
+def test_shares_add_up_with_time_only_and_manual_sections(run):
     for _ in range(4):
         run.infer("data_loading", 1)
         with run.section("forward_pass"):
@@ -280,11 +280,11 @@ def test_shares_add_up_to_one_with_uncounted_time_and_sections_by_hand(run):
     assert snapshot.sections["optimizer_step"].share == pytest.approx(1.5 / 7.75)
 
 
-# Against a slow loop that shares no code with it
+# Compared with brute force without shared code
 
 NAMES = ("data_loading", "forward_pass", "custom", "validation_epoch", "checkpointing")
 BEGIN_NS, THREAD = 1_000, 1
-MARKED_UNCOUNTED = 100  # added to ids for the slow loop, which knows of no codes
+MARKED_TIME_ONLY = 100  # added to ids for brute force, which has no codes
 
 ticks = st.integers(1, 2_000)
 enter = st.tuples(st.just("enter"), st.integers(1, len(NAMES)), st.sampled_from((0, INFERRED, INFERRED | TIME_ONLY)))
@@ -292,7 +292,7 @@ leave = st.tuples(st.just("leave"), st.just(0), st.just(0))
 leave_inferred = st.tuples(st.just("leave inferred"), st.just(0), st.just(0))
 mark = st.tuples(st.just("mark"), st.just(0), st.just(0))
 drain = st.tuples(st.just("drain"), st.just(0), st.just(0))
-# Seams end their sections in order, and what is by hand may end before or after them.
+# Patches end their sections in order; manual sections may end before or after them.
 events = st.lists(
     st.tuples(st.one_of(enter, leave, leave, leave_inferred, mark, drain), ticks), min_size=20, max_size=60
 )
@@ -309,8 +309,8 @@ def batches_of(operations):
         now_ns += ns
         inferred = [at for at, code in enumerate(opened) if code & INFERRED]
         if what == "enter":
-            is_apart = NAMES[id - 1] in OUTSIDE_STEPS_SECTIONS
-            opened.append(id | (flags & ~TIME_ONLY if is_apart else flags))  # of these, all are counted
+            is_outside = NAMES[id - 1] in OUTSIDE_STEPS_SECTIONS
+            opened.append(id | (flags & ~TIME_ONLY if is_outside else flags))  # these are always counted
             flat.append((now_ns, opened[-1]))
         elif what == "leave" and opened:
             close(-1)
@@ -328,17 +328,17 @@ def batches_of(operations):
 
 
 def admitted(batches):
-    """Return the batches with what counts, ids for codes, by a rule written for one event at a time."""
+    """Return the batches with the events that count and plain ids, filtered one event at a time."""
     names = dict(enumerate(NAMES, 1))
-    by_hand, opened, result = [], [], []
+    manual, opened, result = [], [], []
     for until_ns, flat, marks in batches:
         kept = []
         for ns, code in flat:
             id, is_inferred, is_uncounted = abs(code) % INFERRED, abs(code) & INFERRED, abs(code) & TIME_ONLY
             if code > 0 and is_inferred:
-                is_covered = any(name in STEP_PARTS for name in by_hand)
+                is_covered = any(name in STEP_PARTS for name in manual)
                 outside = OUTSIDE_STEPS_SECTIONS
-                is_covered |= names[id] in outside and any(name in outside for name in by_hand)
+                is_covered |= names[id] in outside and any(name in outside for name in manual)
                 opened.append((code, not is_covered))
                 is_kept = not is_covered
             elif is_inferred:
@@ -346,18 +346,18 @@ def admitted(batches):
                 is_kept = opened.pop(at)[1]
             else:
                 is_kept = True
-                (by_hand.append if code > 0 else by_hand.remove)(names[id])
+                (manual.append if code > 0 else manual.remove)(names[id])
             if is_kept:
-                plain = id + (MARKED_UNCOUNTED if is_uncounted else 0)
+                plain = id + (MARKED_TIME_ONLY if is_uncounted else 0)
                 kept.append((ns, plain if code > 0 else -plain))
         result.append((until_ns, kept, marks))
     return result
 
 
 def read_slowly(batches, shown):
-    """Return what the slow loop finds; ``shown`` is what it calls time that is no execution of its section."""
+    """Return the result of brute force; ``shown`` names time without a count."""
     names = dict(enumerate(NAMES, 1))
-    names |= {id + MARKED_UNCOUNTED: shown(name) for id, name in names.items()}
+    names |= {id + MARKED_TIME_ONLY: shown(name) for id, name in names.items()}
     reader = BruteForce(names, BEGIN_NS, THREAD)
     for until_ns, flat, marks in batches:
         reader.add(until_ns, {THREAD: (True, flat)}, marks)
@@ -371,13 +371,13 @@ def column_of(accumulator, column):
 
 
 @given(events)
-def test_events_are_read_as_one_by_one(operations):
+def test_filtered_events_match_brute_force(operations):
     batches = batches_of(operations)
     names = SectionNames()
     for name in NAMES:
         names.id_of(name)
     accumulator = Accumulator(names, BEGIN_NS)
-    accumulator.inferred.is_needed = True
+    accumulator.inferred_filter.is_needed = True
     for until_ns, flat, marks in batches:
         thread = ThreadEvents(THREAD, "", True, [number for event in flat for number in event])
         accumulator.add(Batch(until_ns, [thread], marks), THREAD)

@@ -12,7 +12,7 @@ def added(sums, ids, durations_ns, steps=None, is_measured=None):
     return sums
 
 
-def test_each_section_has_figures_of_its_own():
+def test_each_section_has_its_own_sums():
     sums = added(SectionSums(), [1, 2, 1], [10, 100, 20])
     assert sums.count[:3].tolist() == [0, 2, 1]
     assert sums.total_ns[:3].tolist() == [0, 30, 100]
@@ -31,27 +31,27 @@ def test_a_later_extreme_replaces_an_earlier_one():
     assert (sums.min_ns[1], sums.min_step[1], sums.max_ns[1], sums.max_step[1]) == (4, 2, 6, 3)
 
 
-def test_spans_of_warm_up_count_for_totals_and_not_for_averages():
+def test_warmup_spans_count_for_totals_but_not_averages():
     measured = np.array([False, True, True])
     sums = added(SectionSums(), [1, 1, 1], [1000, 10, 20], is_measured=measured)
     assert (sums.count[1], sums.total_ns[1]) == (3, 1030)
     assert (sums.measured[1], sums.mean_ns[1], sums.max_ns[1], sums.bins[1].sum()) == (2, 15, 20, 2)
 
 
-def test_growing_keeps_what_was_summed():
+def test_growing_keeps_sums():
     sums = added(SectionSums(16), [1, 15], [10, 20])
     sums.grow(64)
     assert (sums.rows, sums.bins.shape) == (64, (64, BIN_COUNT))
     assert (sums.total_ns[1], sums.total_ns[15], sums.min_ns[15], sums.max_ns[1]) == (10, 20, 20, 10)
 
 
-def test_rows_made_by_growing_are_empty():
+def test_added_rows_are_empty():
     sums = SectionSums(16)
     sums.grow(32)
     assert (sums.count[20], sums.min_ns[20], sums.max_ns[20]) == (0, NEVER, -1)
 
 
-def test_adding_later_sums_is_adding_their_spans():
+def test_adding_sums_equals_adding_their_spans():
     random = np.random.default_rng(1)
     ids, durations_ns = random.integers(1, 40, 300), random.integers(1, 10**9, 300)
     steps = np.arange(300)

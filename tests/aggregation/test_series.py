@@ -19,31 +19,31 @@ def test_memory_that_rises_steadily_grows():
     assert growth.p_value < 1e-9
 
 
-def test_ten_looks_are_enough_and_nine_are_not():
+def test_ten_samples_are_enough_and_nine_are_not():
     assert series_of(range(9)).growth() is None
     growth = series_of([10.0 * i for i in range(10)]).growth()
     assert (growth.bytes, growth.points) == (70.0, 8)
     assert growth.p_value == pytest.approx(0.0004, abs=1e-4)
 
 
-def test_what_is_allocated_at_the_start_is_no_growth():
+def test_allocation_at_the_start_is_not_growth():
     growth = series_of([10.0, 400.0, 900.0, 1000.0, *[1100.0] * 36]).growth()
     assert growth.bytes == 0
     assert growth.p_value > 0.4
 
 
-def test_what_rises_ever_more_slowly_grows_by_its_later_half():
+def test_slowing_growth_is_that_of_the_later_half():
     growth = series_of([*range(50), *[50.0] * 50]).growth()
     assert growth.bytes == 0
 
 
-def test_noise_around_a_level_is_no_growth():
+def test_noise_is_not_growth():
     growth = series_of([1000.0 + (7919 * i % 101) for i in range(200)]).growth()
     assert abs(growth.bytes) < 20
     assert growth.p_value > 0.05
 
 
-def test_memory_that_falls_has_no_chance_to_have_grown():
+def test_shrinking_memory_is_not_growth():
     growth = series_of([1000.0 - i for i in range(60)]).growth()
     assert growth.bytes == -47
     assert growth.p_value == pytest.approx(0.5)
@@ -55,7 +55,7 @@ def test_a_single_spike_moves_nothing():
     assert series_of(values).growth().bytes == 0
 
 
-def test_a_clock_that_stands_still_tells_no_growth():
+def test_a_stopped_clock_shows_no_growth():
     assert series_of(range(60), every_s=0.0).growth() is None
 
 
@@ -67,7 +67,7 @@ def test_points_are_bounded_and_keep_the_slope():
     assert growth.bytes == pytest.approx(2 * growth.seconds)
 
 
-def test_a_series_from_parts_is_that_of_the_whole():
+def test_a_series_from_parts_equals_the_whole():
     values = [float(i * i % 97) for i in range(2000)]
     together = Series()
     for begin in range(0, 2000, 10):

@@ -19,7 +19,7 @@ def sums_of(durations_ns, chunk=7):
 
 
 @given(durations, st.integers(1, 80))
-def test_mean_and_deviation_are_those_of_all_steps(durations_ns, chunk):
+def test_mean_and_deviation_cover_all_steps(durations_ns, chunk):
     spread = sums_of(durations_ns, chunk).spread()
     assert spread.count == len(durations_ns)
     assert spread.mean_ns == pytest.approx(exact.fmean(durations_ns), rel=1e-12)
@@ -38,12 +38,12 @@ def test_mean_and_deviation_leave_out_first_steps(durations_ns, without_first):
 
 
 @given(durations, st.integers(1, 80))
-def test_the_longest_step_is_told_with_its_number(durations_ns, chunk):
+def test_the_longest_step_has_its_number(durations_ns, chunk):
     sums = sums_of(durations_ns, chunk)
     assert sums.longest() == (max(durations_ns), durations_ns.index(max(durations_ns)) + 1)
 
 
-def test_the_longest_step_is_looked_for_after_warm_up():
+def test_the_longest_step_excludes_warmup():
     assert sums_of([90, 80, 10, 30, 20]).longest(without_first=2) == (30, 4)
 
 
@@ -61,7 +61,7 @@ def test_the_series_covers_every_step_once(count, chunk):
     total = 0.0
     before = 0.0
     for middle, mean in sums.series():
-        steps = 2 * (middle - before) - 1  # the point's steps follow those before it
+        steps = 2 * (middle - before) - 1  # a point's steps follow the previous point's
         total += steps * mean
         before += steps
     assert before == count
@@ -72,31 +72,31 @@ def test_slow_first_steps_are_warm_up():
     assert sums_of([50, 40, *[10] * 20]).warmup_steps() == 2
 
 
-def test_a_first_step_of_three_medians_is_no_warm_up():
+def test_a_first_step_of_three_medians_is_not_warmup():
     assert sums_of([29_000, *[10_000] * 20]).warmup_steps() == 0
 
 
-def test_a_slow_step_after_a_fast_one_is_no_warm_up():
+def test_a_slow_step_after_a_fast_one_is_not_warmup():
     assert sums_of([10, 50, *[10] * 20]).warmup_steps() == 0
 
 
-def test_nine_steps_are_too_few_to_tell_warm_up():
+def test_nine_steps_are_too_few_to_detect_warmup():
     assert sums_of([500, *[10] * 8]).warmup_steps() == 0
 
 
-def test_ten_steps_are_enough_to_tell_warm_up():
+def test_ten_steps_are_enough_to_detect_warmup():
     assert sums_of([500, *[10] * 9]).warmup_steps() == 1
 
 
-def test_warm_up_that_is_told_holds():
-    assert sums_of([10] * 20).warmup_steps(told=3) == 3
+def test_configured_warmup_applies():
+    assert sums_of([10] * 20).warmup_steps(configured=3) == 3
 
 
-def test_a_run_shorter_than_its_warm_up_is_all_warm_up():
-    assert sums_of([10] * 2).warmup_steps(told=3) == 2
+def test_a_run_shorter_than_its_warmup_is_all_warmup():
+    assert sums_of([10] * 2).warmup_steps(configured=3) == 2
 
 
-def test_no_steps_have_no_figures():
+def test_without_steps_there_are_no_stats():
     sums = StepSums()
     assert (sums.median_ns(), sums.spread(), sums.warmup_steps(), sums.series()) == (None, None, 0, [])
 
@@ -111,19 +111,19 @@ def coupling_of(self_ns, chunk=9):
 
 
 @given(st.integers(0, 2**31), st.integers(1, 50))
-def test_what_sections_explain_adds_up_to_one(seed, chunk):
+def test_explained_parts_add_up_to_one(seed, chunk):
     self_ns = np.random.default_rng(seed).integers(10**6, 10**9, (50, 4))
     assert coupling_of(self_ns, chunk).explained().sum() == pytest.approx(1.0)
 
 
-def test_the_section_that_moves_with_the_step_explains_it():
+def test_the_section_that_varies_with_the_step_explains_it():
     self_ns = np.full((100, 4), 10_000_000)
     self_ns[::3, 2] += 5_000_000
     explained = coupling_of(self_ns).explained()
     assert explained.tolist() == pytest.approx([0, 0, 1, 0], abs=1e-6)
 
 
-def test_a_section_that_evens_the_step_out_explains_less_than_nothing():
+def test_a_section_that_varies_against_the_step_is_negative():
     self_ns = np.full((100, 3), 10_000_000)
     self_ns[::2, 1] += 4_000_000
     self_ns[::2, 2] -= 2_000_000
@@ -138,7 +138,7 @@ def test_the_first_ten_steps_explain_nothing():
 
 
 @pytest.mark.parametrize("step_ns", [100_000_000, 333_333_333, 7])
-def test_steps_of_one_length_have_nothing_to_explain(step_ns):
+def test_equal_steps_have_nothing_to_explain(step_ns):
     assert coupling_of(np.full((1000, 3), step_ns)).explained().tolist() == [0, 0, 0]
 
 
@@ -146,13 +146,13 @@ def test_a_single_step_explains_nothing():
     assert coupling_of(np.full((11, 3), 10)).explained().tolist() == [0, 0, 0]
 
 
-def test_steps_that_a_capture_window_slowed_are_in_count_and_total_alone():
+def test_steps_slowed_by_capture_enter_count_and_total_only():
     sums = StepSums()
     sums.add([10] * 40)
-    sums.add([10, 50, 50, 10], disturbed=[1, 2])
+    sums.add([10, 50, 50, 10], slowed=[1, 2])
     sums.add([10] * 40)
-    sums.add([12, 70, 10, 10], disturbed=[1])
-    all_steps, own = sums.spread(1), sums.undisturbed(1)
+    sums.add([12, 70, 10, 10], slowed=[1])
+    all_steps, own = sums.spread(1), sums.normal_spread(1)
     assert (sums.count, sums.total_ns) == (88, 1022)
     assert (all_steps.count, all_steps.total_ns) == (87, pytest.approx(1012))
     assert (own.count, own.mean_ns) == (84, pytest.approx(842 / 84))
@@ -161,20 +161,20 @@ def test_steps_that_a_capture_window_slowed_are_in_count_and_total_alone():
     assert max(ns for _, ns in sums.series()) == 12
 
 
-def test_where_most_steps_were_slowed_figures_are_of_all():
+def test_if_most_steps_are_slowed_stats_cover_all():
     sums = StepSums()
-    sums.add([500, 20, 30, 20, 20], disturbed=[1, 2, 3, 4])
-    assert sums.undisturbed(1) == sums.spread(1)
+    sums.add([500, 20, 30, 20, 20], slowed=[1, 2, 3, 4])
+    assert sums.normal_spread(1) == sums.spread(1)
     assert sums.longest(1) == (30, 3)
-    assert sums.disturbed_count == 4
+    assert sums.slowed_count == 4
     assert sums.median_ns() == pytest.approx(20, rel=0.01)
 
 
-def test_the_section_that_moves_with_the_step_is_looked_for_outside_of_capture_windows():
+def test_slowed_steps_explain_nothing():
     with_window, without = Coupling(), Coupling()
     rows = np.array([[0, 100 + i % 3, 50] for i in range(30)], np.int64) * 1000
     slow = np.array([[0, 100, 5000]], np.int64) * 1000
     without.add_steps(10, rows)
-    with_window.add_steps(10, np.concatenate([rows[:9], slow, rows[9:]]), disturbed=[9])
+    with_window.add_steps(10, np.concatenate([rows[:9], slow, rows[9:]]), slowed=[9])
     assert with_window.count == 30
     assert with_window.explained().tolist() == pytest.approx(without.explained().tolist())

@@ -7,7 +7,7 @@ def cut(timeline, marks, until_ns, first_section_ns=None):
     return list(zip(cuts.ends_ns.tolist(), cuts.steps.tolist(), strict=True))
 
 
-def test_without_marks_all_is_outside():
+def test_without_marks_all_time_is_outside():
     assert cut(Timeline(), [], 100) == [(100, OUTSIDE)]
 
 
@@ -24,21 +24,21 @@ def test_a_step_without_sections_is_a_step():
     assert cut(Timeline(), [(STEP_END, 50), (STEP_END, 70)], 100) == [(50, 0), (70, 1), (100, 2)]
 
 
-def test_what_follows_the_last_step_of_an_epoch_is_given_up():
+def test_time_after_the_last_step_of_an_epoch_is_outside():
     timeline = Timeline()
     cuts = timeline.cut([(EPOCH_BEGIN, 10), (STEP_END, 50), (EPOCH_END, 60)], None, 100)
-    assert cuts.gives_up == [2]
+    assert cuts.not_steps == [2]
     assert cuts.steps.tolist() == [OUTSIDE, 0, 1, OUTSIDE]
     assert timeline.steps == 1
 
 
-def test_steps_go_on_from_one_batch_to_the_next():
+def test_steps_continue_in_the_next_batch():
     timeline = Timeline()
     cut(timeline, [(EPOCH_BEGIN, 10), (STEP_END, 50)], 100)
     assert cut(timeline, [(STEP_END, 150)], 200) == [(150, 1), (200, 2)]
 
 
-def test_the_next_epoch_counts_on():
+def test_the_next_epoch_continues_the_count():
     timeline = Timeline()
     cut(timeline, [(EPOCH_BEGIN, 10), (STEP_END, 50), (EPOCH_END, 60)], 100)
     assert cut(timeline, [(EPOCH_BEGIN, 110), (STEP_END, 150)], 200) == [(110, OUTSIDE), (150, 1), (200, 2)]

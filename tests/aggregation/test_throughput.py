@@ -25,12 +25,12 @@ def test_without_steps_there_is_none():
     assert FakeRun().snapshot().throughput is None
 
 
-def test_batches_and_samples_go_by_the_step():
+def test_batches_and_samples_are_per_step():
     rates = run_of(20, batches=80, samples=2560).snapshot().throughput
     assert (rates.steps_per_s, rates.batches_per_s, rates.samples_per_s) == (2.0, 8.0, 256.0)
 
 
-def test_warm_up_makes_nothing_slower():
+def test_warmup_does_not_lower_throughput():
     run = FakeRun(warmup=2)
     run.step(forward_pass=50)
     run.step(forward_pass=50)
@@ -53,7 +53,7 @@ def test_an_interval_has_rates_of_its_own():
     )
 
 
-def test_samples_that_are_unknown_once_stay_so():
+def test_unknown_samples_stay_unknown():
     run = run_of(10, batches=10, samples=100)
     run.flush()
     run.step(forward_pass=0.5)
@@ -63,14 +63,14 @@ def test_samples_that_are_unknown_once_stay_so():
     assert (rates.batches_per_s, rates.samples_per_s) == (2.0, None)
 
 
-def test_utilization_is_of_the_peak_of_the_device_for_the_type_of_number():
+def test_utilization_uses_the_devices_peak_for_the_dtype():
     rates = run_of(10, flops=StepFlops(39 * 10**12, "bfloat16", A100)).snapshot().throughput
     assert rates.tflops == 78.0
     assert (rates.peak_tflops, rates.peak_source) == (312.0, "NVIDIA A100 data sheet")
     assert rates.mfu == pytest.approx(0.25)
 
 
-def test_of_an_unknown_device_there_is_no_utilization():
+def test_an_unknown_device_has_no_utilization():
     rates = run_of(10, flops=StepFlops(10**12, "float32", "Some other accelerator")).snapshot().throughput
     assert rates.tflops == 2.0
     assert (rates.peak_tflops, rates.mfu) == (None, None)

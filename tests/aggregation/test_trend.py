@@ -7,7 +7,7 @@ def points(ys):
     return [(float(x), y) for x, y in enumerate(ys)]
 
 
-def test_a_series_that_rises_by_half_is_told_with_certainty():
+def test_a_rise_by_half_is_certain():
     found = trend(points([1.0 + 0.5 * i / 199 for i in range(200)]))
     assert round(found.rise, 2) == 0.47  # from the first of 20 blocks to the last
     assert found.p_value < 1e-6
@@ -24,7 +24,7 @@ def test_a_falling_series_does_not_rise():
     assert found.p_value == 0.5
 
 
-def test_noise_is_not_taken_for_a_rise():
+def test_noise_is_not_a_rise():
     noise = random.Random(1)
     found = trend(points([1.0 + 0.1 * noise.random() for _ in range(200)]))
     assert found.p_value > 0.001
@@ -44,5 +44,5 @@ def test_40_points_are_enough():
     assert trend(points([1.0] * 40)) is not None
 
 
-def test_a_series_that_begins_at_nothing_has_no_relative_rise():
+def test_a_series_that_begins_at_zero_has_no_relative_rise():
     assert trend(points([0.0] * 40)) is None

@@ -54,7 +54,7 @@ def test_a_rank_that_tells_nothing_new_gives_a_sign_of_life_every_interval(serve
     clock.advance(1.0)
     channel.poll_once()
     last = message_of(server, 1)
-    assert (last.data, last.alive, last.beat) == (b"one", Heartbeat(7, ("backward_pass",), 3.0, "node1"), 3)
+    assert (last.data, last.heartbeat, last.sequence) == (b"one", Heartbeat(7, ("backward_pass",), 3.0, "node1"), 3)
 
 
 def test_what_could_not_be_sent_is_sent_when_there_is_a_way(server, clock, tmp_path):
@@ -62,7 +62,7 @@ def test_what_could_not_be_sent_is_sent_when_there_is_a_way(server, clock, tmp_p
     server.is_up = False
     channel.send(b"one")
     channel.poll_once()
-    assert "was not told to rank 0" in channel.notes()[0]
+    assert "did not reach rank 0" in channel.notes()[0]
     channel.use_folder(tmp_path)
     channel.poll_once()
     assert unpack((tmp_path / "ranks" / "1.json").read_bytes()).data == b"one"
@@ -91,7 +91,7 @@ def test_rank_0_gives_up_waiting_when_its_time_is_up(server, clock):
 
 
 def test_the_thread_carries_beside_the_training_and_is_gone_after_finish(server, monkeypatch):
-    monkeypatch.setattr(channel_module, "_serials", itertools.repeat(0))  # as in two processes
+    monkeypatch.setattr(channel_module, "_session_numbers", itertools.repeat(0))  # as in two processes
     first, second = RankChannel(rank_of(0, 2), 5.0, False, guard), RankChannel(rank_of(1, 2), 5.0, False, guard)
     before = threading.active_count()
     first.name_run("run")
@@ -174,5 +174,6 @@ def test_where_no_thread_can_be_started_any_more_the_end_waits_for_nobody(server
     channel.close()
     assert server.calls.count("set") == 0
     assert channel.notes() == [
-        "ranks: what this one measured last was not told to rank 0: can't create new thread at interpreter shutdown"
+        "ranks: the last measurements of this rank did not reach rank 0: "
+        "can't create new thread at interpreter shutdown"
     ]

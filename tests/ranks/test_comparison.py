@@ -1,4 +1,4 @@
-"""Figures of all ranks: spread, work, causes, hosts, who is silent."""
+"""Stats of all ranks: spread, work, causes, hosts, silent ranks."""
 
 import json
 from statistics import median
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.ranks import MS, paces, rank_id, told
+from tests.support.ranks import MS, buckets, rank_id, summary_of
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.section_spread import medians_of_others
 from training_profiler.ranks.summary import RankSection, RankSummary, StepTimeBucket, SyncPoint
@@ -22,9 +22,9 @@ SECTIONS = {"data_loading": 1.0, "forward_pass": 10.0, "backward_pass": 15.0, "o
 
 
 def slow_in(section: str, extra_ms: float, rank: int = 3, **more) -> list[RankSummary]:
-    """Return four ranks in lock-step, of which one takes longer in a section and the others wait for it."""
+    """Return four ranks in lock-step, where one takes longer in a section and the others wait for it."""
     return [
-        told(
+        summary_of(
             one,
             step_ms=31.0 + extra_ms,
             sync_ms=3.0 + (0 if one == rank else extra_ms),
@@ -35,13 +35,13 @@ def slow_in(section: str, extra_ms: float, rank: int = 3, **more) -> list[RankSu
     ]
 
 
-def test_of_one_rank_or_of_nothing_there_are_no_figures():
-    assert all_ranks_stats([told(0)], 1) is None
+def test_a_single_rank_or_no_summary_has_no_stats():
+    assert all_ranks_stats([summary_of(0)], 1) is None
     assert all_ranks_stats([], 4) is None
 
 
 @pytest.mark.parametrize("section", ["data_loading", "forward_pass", "backward_pass", "other"])
-def test_the_cause_is_the_section_in_which_a_rank_takes_longer(section):
+def test_the_cause_is_the_section_with_excess_time(section):
     stats = all_ranks_stats(slow_in(section, 20.0, places={section: "train.py:31 fetch"}), 4)
     slow = stats.ranks[3]
     assert (slow.cause, slow.place) == (section, "train.py:31 fetch")
@@ -51,12 +51,12 @@ def test_the_cause_is_the_section_in_which_a_rank_takes_longer(section):
     assert [one.cause for one in stats.ranks[:3]] == ["", "", ""]
 
 
-def test_synchronization_is_no_cause():
-    ranks = [told(one, sync_ms=1.0 + one, sections={"synchronization": 1.0 + one}) for one in range(2)]
+def test_synchronization_is_never_the_cause():
+    ranks = [summary_of(one, sync_ms=1.0 + one, sections={"synchronization": 1.0 + one}) for one in range(2)]
     assert [one.cause for one in all_ranks_stats(ranks, 2).ranks] == ["", ""]
 
 
-def test_a_nested_section_is_named_itself():
+def test_a_nested_section_can_be_the_cause():
     def nested(ms: float) -> dict[str, RankSection]:
         own_ns = round(100 * ms * MS)
         return {
@@ -64,11 +64,11 @@ def test_a_nested_section_is_named_itself():
             "attention": RankSection(100, own_ns, own_ns, own_ns),
         }
 
-    ranks = [told(0, others=nested(5.0), sync_ms=10.0), told(1, others=nested(12.0), sync_ms=3.0)]
+    ranks = [summary_of(0, others=nested(5.0), sync_ms=10.0), summary_of(1, others=nested(12.0), sync_ms=3.0)]
     assert all_ranks_stats(ranks, 2).ranks[1].cause == "attention"
 
 
-def test_without_any_exchange_seen_a_longer_backward_pass_is_not_called_work():
+def test_without_known_sync_there_is_no_work():
     stats = all_ranks_stats(slow_in("backward_pass", 20.0, knows_sync=False), 4)
     assert {(one.work_s, one.sync_s, one.against_best, one.cause) for one in stats.ranks} == {(None, None, None, "")}
     assert (stats.sync_share, stats.waiting_share, stats.transfer_share) == (None, None, None)
@@ -84,62 +84,62 @@ def test_sections_have_their_spread_and_the_slowest_rank():
     assert spread.never_on == ()
 
 
-def test_work_between_steps_is_told_an_execution_and_on_whom_it_never_was():
+def test_work_between_steps_is_per_span_and_names_ranks_without_it():
     save = {"checkpointing": RankSection(4, 2000 * MS)}
-    ranks = [told(one, sections=SECTIONS, others=save if one == 0 else {}) for one in range(3)]
+    ranks = [summary_of(one, sections=SECTIONS, others=save if one == 0 else {}) for one in range(3)]
     spread = {one.name: one for one in all_ranks_stats(ranks, 3).sections}["checkpointing"]
     assert (spread.ranks, spread.max_s, spread.is_of_step) == (1, 0.5, False)
     assert spread.never_on == (1, 2)
     assert spread.slowest_total_s == 2.0
 
 
-def test_times_are_the_accelerators_where_all_ranks_know_them():
+def test_device_times_are_used_if_all_ranks_have_them():
     def on(device_ms: float) -> dict[str, RankSection]:
         ns = round(100 * device_ms * MS)
         return {"forward_pass": RankSection(100, 100 * MS, 100 * MS, 100 * MS, 100, ns, ns, ns)}
 
-    by_device = all_ranks_stats([told(0, others=on(10), sync_ms=8), told(1, others=on(15))], 2)
+    by_device = all_ranks_stats([summary_of(0, others=on(10), sync_ms=8), summary_of(1, others=on(15))], 2)
     assert (by_device.sections[0].is_device, by_device.sections[0].max_s) == (True, 0.015)
     assert (by_device.ranks[1].cause, by_device.ranks[1].cause_s) == ("forward_pass", pytest.approx(0.005))
-    host = all_ranks_stats([told(0, others=on(10)), told(1, sections={"forward_pass": 1.5})], 2)
+    host = all_ranks_stats([summary_of(0, others=on(10)), summary_of(1, sections={"forward_pass": 1.5})], 2)
     assert (host.sections[0].is_device, host.sections[0].max_s) == (False, 0.0015)
 
 
-def test_missing_and_silent_ranks_are_told():
-    ranks = [told(0), told(1, inside=["backward_pass"]), told(3, is_final=True, ended_by="SIGTERM")]
-    stats = all_ranks_stats(ranks, 4, heard_s_ago={0: 0.0, 1: 35.0, 3: 35.0}, silent_after_s=30.0)
+def test_missing_and_silent_ranks_are_listed():
+    ranks = [summary_of(0), summary_of(1, inside=["backward_pass"]), summary_of(3, is_final=True, ended_by="SIGTERM")]
+    stats = all_ranks_stats(ranks, 4, age_s={0: 0.0, 1: 35.0, 3: 35.0}, silent_after_s=30.0)
     assert (stats.missing, stats.silent) == ((2,), (1,))
     assert (stats.ranks[1].heard_s_ago, stats.ranks[1].inside) == (35.0, ("backward_pass",))
     assert stats.ranks[2].ended_by == "SIGTERM"
 
 
-def test_a_rank_that_told_twice_counts_once_with_what_it_told_last():
-    stats = all_ranks_stats([told(0), told(1, number=2, steps=200), told(1, steps=100)], 2)
+def test_only_the_last_summary_of_a_rank_counts():
+    stats = all_ranks_stats([summary_of(0), summary_of(1, number=2, steps=200), summary_of(1, steps=100)], 2)
     assert [one.steps for one in stats.ranks] == [100, 200]
 
 
-def test_a_rank_without_a_step_after_warm_up_has_none_of_the_figures():
-    stats = all_ranks_stats([*slow_in("forward_pass", 5.0)[:3], told(3, steps=2, warmup=2)], 4)
+def test_a_rank_without_a_step_after_warmup_has_no_stats():
+    stats = all_ranks_stats([*slow_in("forward_pass", 5.0)[:3], summary_of(3, steps=2, warmup=2)], 4)
     assert (stats.ranks[3].step_s, stats.ranks[3].work_s) == (None, None)
     assert all(one.never_on == () or one.ranks == 3 for one in stats.sections)
 
 
 def test_hosts_are_grouped_and_scored_against_the_best():
-    ranks = [told(one, sync_ms=13.0 if one < 2 else 3.0) for one in range(4)]
+    ranks = [summary_of(one, sync_ms=13.0 if one < 2 else 3.0) for one in range(4)]
     hosts = all_ranks_stats(ranks, 4).hosts
     assert [(one.host, one.ranks) for one in hosts] == [("node0", (0, 1)), ("node1", (2, 3))]
     assert [one.against_best for one in hosts] == [1.0, pytest.approx(28 / 18)]
 
 
-def test_machines_of_one_name_are_told_apart_by_their_number():
-    ranks = [told(one, who=RankId(one, 2, "localhost", node=one)) for one in range(2)]
+def test_machines_of_one_name_differ_by_node_number():
+    ranks = [summary_of(one, who=RankId(one, 2, "localhost", node=one)) for one in range(2)]
     assert [one.host for one in all_ranks_stats(ranks, 2).hosts] == ["localhost (node 0)", "localhost (node 1)"]
 
 
-def test_figures_since_the_last_report_leave_out_what_was_before():
+def test_interval_stats_leave_out_earlier_steps():
     before = {one.who.rank: one for one in slow_in("data_loading", 0.0)}
     after = [
-        told(
+        summary_of(
             one,
             steps=200,
             number=2,
@@ -156,29 +156,29 @@ def test_figures_since_the_last_report_leave_out_what_was_before():
     assert stats.sync_share == pytest.approx((3 * 23 + 3) / 4 / 51)
 
 
-def test_a_rank_that_was_in_a_section_before_is_not_told_never_to_have_been():
+def test_a_section_entered_before_is_not_never_entered():
     fetch = {"first_fetch": RankSection(1, 5 * MS)}
-    before = {0: told(0, others=fetch)}
-    ranks = [told(0, steps=200, number=2, others=fetch), told(1, steps=200, number=2, others=fetch)]
+    before = {0: summary_of(0, others=fetch)}
+    ranks = [summary_of(0, steps=200, number=2, others=fetch), summary_of(1, steps=200, number=2, others=fetch)]
     (spread,) = [one for one in all_ranks_stats(ranks, 2, before=before).sections if one.name == "first_fetch"]
     assert (spread.ranks, spread.never_on) == (1, ())
 
 
-def test_a_rank_that_made_no_step_since_has_no_figures_of_steps():
-    before = {1: told(1)}
-    stats = all_ranks_stats([told(0, steps=200), told(1)], 2, before=before)
+def test_a_rank_without_new_steps_has_no_step_stats():
+    before = {1: summary_of(1)}
+    stats = all_ranks_stats([summary_of(0, steps=200), summary_of(1)], 2, before=before)
     assert stats.ranks[1].step_s is None
 
 
-def test_an_attempt_before_is_nothing_to_be_taken_off():
-    first = told(1, who=RankId(1, 2, "a", attempt=0))
-    stats = all_ranks_stats([told(0), told(1, who=RankId(1, 2, "a", attempt=1))], 2, before={1: first})
+def test_sums_of_an_earlier_attempt_are_not_subtracted():
+    first = summary_of(1, who=RankId(1, 2, "a", attempt=0))
+    stats = all_ranks_stats([summary_of(0), summary_of(1, who=RankId(1, 2, "a", attempt=1))], 2, before={1: first})
     assert stats.ranks[1].step_s == 0.031
 
 
-def test_a_rank_that_became_slower_is_told_with_the_step():
-    one = told(1, steps=600, sync_ms=2.0, step_times=paces(*[30.0] * 6, *[45.0] * 6))
-    slow = all_ranks_stats([told(0, steps=600), one], 2).ranks[1]
+def test_a_rank_that_became_slower_has_the_step():
+    one = summary_of(1, steps=600, sync_ms=2.0, step_times=buckets(*[30.0] * 6, *[45.0] * 6))
+    slow = all_ranks_stats([summary_of(0, steps=600), one], 2).ranks[1]
     assert (slow.slower_since_step, slow.against_itself) == (300, 1.5)
 
 
@@ -190,14 +190,14 @@ rows = st.integers(2, 9).flatmap(
 
 
 @given(values=rows)
-def test_medians_of_others_are_those_of_a_slow_reading(values):
+def test_medians_of_others_match_brute_force(values):
     expected = [[median(row[:i] + row[i + 1 :]) for i in range(len(row))] for row in values]
     assert np.allclose(medians_of_others(np.array(values)), expected)
 
 
 @given(ms=st.lists(st.integers(1, 1000), min_size=2, max_size=12))
-def test_the_spread_is_that_of_a_slow_reading(ms):
-    ranks = [told(at, step_ms=2000, sections={"forward_pass": one}) for at, one in enumerate(ms)]
+def test_the_spread_matches_brute_force(ms):
+    ranks = [summary_of(at, step_ms=2000, sections={"forward_pass": one}) for at, one in enumerate(ms)]
     (spread,) = all_ranks_stats(ranks, len(ms)).sections
     assert spread.min_s == pytest.approx(min(ms) / 1000)
     assert spread.median_s == pytest.approx(median(ms) / 1000)
@@ -231,7 +231,7 @@ any_sums = st.builds(
 
 @pytest.mark.filterwarnings("error")
 @given(ranks=st.lists(any_sums, max_size=5), before=st.dictionaries(st.integers(0, 3), any_sums, max_size=2))
-def test_whatever_ranks_tell_there_are_figures_and_no_warning(ranks, before):
+def test_any_summaries_give_stats_without_warnings(ranks, before):
     with np.errstate(all="warn"):
         stats = all_ranks_stats(ranks, 4, before=before)
     assert (stats is None) == (not ranks)
@@ -240,12 +240,12 @@ def test_whatever_ranks_tell_there_are_figures_and_no_warning(ranks, before):
         rank_lines(Snapshot(ranks=stats), Layout())
 
 
-def test_a_rank_that_waits_in_its_backward_pass_is_not_told_as_the_slowest_there():
+def test_a_waiting_rank_is_not_slowest_in_the_backward_pass():
     def rank(number: int, own_ms: int, waits_ms: int) -> RankSummary:
         own_ns, whole_ns = 100 * own_ms * MS, 100 * (own_ms + waits_ms) * MS
         backward = RankSection(100, whole_ns, whole_ns, own_ns)
         waits = RankSection(100, 100 * waits_ms * MS, 100 * waits_ms * MS, 100 * waits_ms * MS)
-        return told(number, others={"backward_pass": backward, "synchronization": waits})
+        return summary_of(number, others={"backward_pass": backward, "synchronization": waits})
 
     spread = {one.name: one for one in all_ranks_stats([rank(0, 10, 25), rank(1, 30, 5)], 2).sections}
     backward = spread["backward_pass"]

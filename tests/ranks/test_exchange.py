@@ -122,7 +122,7 @@ def test_rank_0_asks_for_figures_of_its_own_fresh_sums_and_what_was_heard(ranks)
     ranks.peers.stats(RUN)
     told, world_size, rest = ranks.asked[0]
     assert ([one.who.rank for one in told], world_size) == ([0, 2], 3)
-    assert (rest["heard_s_ago"], rest["before"], rest["silent_after_s"]) == ({0: 0.0, 2: 3.5}, None, 10.0)
+    assert (rest["age_s"], rest["before"], rest["silent_after_s"]) == ({0: 0.0, 2: 3.5}, None, 10.0)
 
 
 def test_other_ranks_make_no_figures(monkeypatch, clock):
@@ -154,7 +154,7 @@ def test_what_cannot_be_understood_is_left_out_and_said(ranks, data):
     ranks.peers.stats(RUN)
     ranks.peers.stats(RUN, of_interval=True)
     assert [one.who.rank for one in ranks.asked[0][0]] == [0, 2]
-    assert ranks.peers.notes() == ["ranks: what 1 of them told (first: rank 1) is of another version, or garbled"]
+    assert ranks.peers.notes() == ["ranks: messages of 1 of them (first: rank 1) are of another version, or garbled"]
 
 
 def test_a_rank_that_only_gave_a_sign_of_life_is_heard_of_and_no_garbage(ranks):

@@ -86,7 +86,7 @@ def test_the_line_names_who_is_elsewhere_and_who_is_silent():
     }
     assert hang_text(61.0, Heartbeat(5, ("backward_pass",), 60.0), ranks, 10.0) == (
         "Profiler: no training step for 61 s: rank 0 is in backward_pass, rank 2 (node1) in data_loading since 58 s; "
-        "rank 3 (node1) has not been heard of for 60 s"
+        "rank 3 (node1) has not responded for 60 s"
     )
 
 
@@ -98,7 +98,7 @@ def test_of_many_ranks_the_few_that_are_elsewhere_are_named():
     line = hang_text(61.0, Heartbeat(5, ("synchronization",), 60.0), ranks, 10.0)
     assert line.startswith(
         "Profiler: no training step for 61 s: rank 0 is in synchronization, rank 5 (node1) has ended, "
-        "rank 700 (node1) in data_loading since 60 s; rank 900 (node1) has not been heard of for 90 s;"
+        "rank 700 (node1) in data_loading since 60 s; rank 900 (node1) has not responded for 90 s;"
     )
     assert line.endswith("; and 6 more")
 

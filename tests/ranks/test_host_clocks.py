@@ -1,40 +1,40 @@
-"""Clocks of machines, from meetings that nobody leaves before all have come."""
+"""Offsets between machines' clocks, from sync points that no rank leaves before all have entered."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.ranks import told
+from tests.support.ranks import summary_of
 from training_profiler.ranks.host_clocks import clock_offsets, clock_stats
 from training_profiler.ranks.summary import SyncPoint
 from training_profiler.snapshot.ranks import ClockStats, RankId
 
 
 def on(host: str, rank: int, *meetings: tuple[str, int, int]):
-    return told(rank, who=RankId(rank, 4, host), sync_points=[SyncPoint(*one) for one in meetings])
+    return summary_of(rank, who=RankId(rank, 4, host), sync_points=[SyncPoint(*one) for one in meetings])
 
 
 def test_one_machine_has_one_clock():
     assert clock_stats([on("a", 0, ("all:0", 1, 2)), on("a", 1, ("all:0", 1, 2))]) is None
 
 
-def test_each_meeting_narrows_what_is_known():
+def test_each_sync_point_narrows_the_offset():
     ranks = [
         on("a", 0, ("all:0", 100, 200), ("all:1", 300, 340)),
         on("b", 1, ("all:0", 1100, 1200), ("all:1", 1310, 1350)),
     ]
     (_, offset) = clock_offsets(ranks).values()
-    assert (offset.low_ns, offset.high_ns, offset.meetings) == (-1050, -970, 2)
+    assert (offset.low_ns, offset.high_ns, offset.sync_points) == (-1050, -970, 2)
     assert clock_stats(ranks) == ClockStats(hosts=2, aligned_hosts=2, error_s=40e-9, meetings=2)
 
 
-def test_all_ranks_of_a_machine_tell_of_its_clock():
+def test_all_ranks_of_a_machine_narrow_its_offset():
     ranks = [on("a", 0, ("all:0", 100, 200)), on("b", 1, ("all:0", 1100, 1200)), on("b", 2, ("all:0", 1150, 1160))]
     (_, offset) = clock_offsets(ranks).values()
     assert (offset.low_ns, offset.high_ns) == (100 - 1160, 200 - 1150)
 
 
-def test_a_clock_that_was_set_anew_is_not_aligned():
+def test_a_clock_that_was_set_is_not_aligned():
     ranks = [
         on("a", 0, ("all:0", 100, 200), ("all:1", 300, 400)),
         on("b", 1, ("all:0", 100, 200), ("all:1", 9300, 9400)),
@@ -42,7 +42,7 @@ def test_a_clock_that_was_set_anew_is_not_aligned():
     assert clock_stats(ranks) == ClockStats(hosts=2, aligned_hosts=0)
 
 
-def test_without_a_common_meeting_a_clock_is_not_aligned():
+def test_without_a_common_sync_point_a_clock_is_not_aligned():
     ranks = [on("a", 0, ("all:0", 100, 200)), on("b", 1, ("all:0", 100, 200)), on("c", 2, ("all:9", 1, 2))]
     assert clock_stats(ranks) == ClockStats(hosts=3, aligned_hosts=2, error_s=100e-9, meetings=1)
 

@@ -9,7 +9,7 @@ from training_profiler.snapshot.ranks import RankId
 
 
 class Distributed(types.ModuleType):
-    """Stands for ``torch.distributed``, with a process group or without."""
+    """Stands in for ``torch.distributed``, with or without a process group."""
 
     def __init__(self, rank=None, is_available=True):
         super().__init__("torch.distributed")
@@ -33,7 +33,7 @@ class Distributed(types.ModuleType):
 
 @pytest.fixture
 def put_in_place(monkeypatch):
-    """Let torch.distributed be another; None for not imported."""
+    """Replace torch.distributed; None for not imported."""
 
     def put(distributed):
         if distributed is None:
@@ -45,28 +45,28 @@ def put_in_place(monkeypatch):
 
 
 @pytest.mark.parametrize("distributed", [None, Distributed(), Distributed(is_available=False)])
-@pytest.mark.parametrize(("of_launcher", "is_primary"), [(0, True), (1, False)])
-def test_without_a_process_group_the_launcher_says_the_rank(put_in_place, distributed, of_launcher, is_primary):
+@pytest.mark.parametrize(("launcher_rank", "is_primary"), [(0, True), (1, False)])
+def test_without_a_process_group_the_launcher_sets_the_rank(put_in_place, distributed, launcher_rank, is_primary):
     put_in_place(distributed)
-    assert Rank(RankId(of_launcher)).is_primary() is is_primary
+    assert Rank(RankId(launcher_rank)).is_primary() is is_primary
 
 
 @pytest.mark.parametrize(("of_group", "is_primary"), [(0, True), (3, False)])
-def test_a_process_group_says_the_rank_whatever_the_launcher_says(put_in_place, of_group, is_primary):
+def test_a_process_group_overrides_the_launcher(put_in_place, of_group, is_primary):
     put_in_place(Distributed(of_group))
     assert Rank(RankId(1)).is_primary() is is_primary
     assert Rank(RankId(0)).is_primary() is is_primary
 
 
-def test_a_process_group_that_is_gone_at_the_end_has_said_the_rank(put_in_place):
+def test_a_destroyed_process_group_keeps_its_rank(put_in_place):
     rank = Rank(RankId(0))
     put_in_place(Distributed(2))
-    rank.note()
+    rank.detect_process_group()
     put_in_place(Distributed())
     assert not rank.is_primary()
 
 
-def test_a_process_group_that_comes_late_is_asked(put_in_place):
+def test_a_late_process_group_is_detected(put_in_place):
     rank = Rank(RankId(0))
     put_in_place(Distributed())
     assert rank.is_primary()
@@ -75,20 +75,20 @@ def test_a_process_group_that_comes_late_is_asked(put_in_place):
 
 
 class Going(Distributed):
-    """Its group goes on another thread between two questions."""
+    """Its group is destroyed on another thread between two calls."""
 
     def get_rank(self):
         raise ValueError("Default process group has not been initialized")
 
 
 @pytest.mark.parametrize("distributed", [types.ModuleType("torch.distributed"), Going(1)])
-def test_one_that_is_just_imported_or_whose_group_just_goes_says_nothing(put_in_place, distributed):
+def test_a_module_in_transition_is_ignored(put_in_place, distributed):
     put_in_place(distributed)
     rank = Rank(RankId(0, 2))
-    rank.note()
+    rank.detect_process_group()
     assert (rank.who, rank.has_group) == (RankId(0, 2), False)
 
 
-def test_a_module_that_is_just_imported_has_no_group_to_connect_to(put_in_place):
+def test_a_module_being_imported_has_no_group(put_in_place):
     put_in_place(types.ModuleType("torch.distributed"))
     assert group_mark() == 0

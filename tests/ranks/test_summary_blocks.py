@@ -1,4 +1,4 @@
-"""Which steps ranks compare: a rule of the step alone."""
+"""Which steps ranks compare: this depends on the step's number only."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ def test_the_first_hundred_and_twenty_eight_steps_are_all_compared():
     assert all(is_compared(step) for step in range(128))
 
 
-def test_of_the_next_as_many_every_second_block_is():
+def test_every_second_block_of_the_next_128_is_compared():
     assert [step for step in range(128, 256) if is_compared(step)] == [
         *range(128, 144), *range(160, 176), *range(192, 208), *range(224, 240),
     ]  # fmt: skip
@@ -25,18 +25,18 @@ def test_the_stride_is_the_smallest_power_of_two_that_leaves_eight_blocks(blocks
 
 
 @given(step=st.integers(0, 10**8))
-def test_a_step_is_compared_by_the_number_of_its_block(step):
+def test_the_block_number_decides_whether_a_step_is_compared(step):
     stride = 1
     while (step + 1) / (BLOCK_STEPS * stride) > MOST_BLOCKS:
         stride *= 2
     assert is_compared(step) == (step // BLOCK_STEPS % stride == 0)
 
 
-@given(one=st.integers(1, 50_000), other=st.integers(1, 50_000))
-def test_ranks_at_different_steps_keep_blocks_in_common(one, other):
-    kept = [{block for block in range(n) if block % block_stride(n) == 0} for n in (one, other)]
+@given(steps=st.integers(1, 50_000), other=st.integers(1, 50_000))
+def test_ranks_at_different_steps_keep_blocks_in_common(steps, other):
+    kept = [{block for block in range(n) if block % block_stride(n) == 0} for n in (steps, other)]
     assert min(map(len, kept)) >= 1
     assert 0 in kept[0] & kept[1]
     assert max(map(len, kept)) <= MOST_BLOCKS
-    if one <= other < 2 * one:  # as close together as ranks in lock-step are by far
-        assert len(kept[0] & kept[1]) >= min(3, one)
+    if steps <= other < 2 * steps:  # ranks in lock-step are much closer
+        assert len(kept[0] & kept[1]) >= min(3, steps)

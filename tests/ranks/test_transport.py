@@ -26,7 +26,7 @@ class World:
             lambda: self.group if self.is_in_group and self.server.is_up else None,
             lambda: self.is_in_group,
         )
-        transport.look()
+        transport.connect()
         return transport
 
 
@@ -36,11 +36,11 @@ def world(monkeypatch, clock):
 
 
 def data_of(transport):
-    return {rank: one.data for rank, one in transport.told().items()}
+    return {rank: one.data for rank, one in transport.received().items()}
 
 
-def message(data, beat=1, **rest):
-    return Message(Heartbeat(), data, beat=beat, **rest)
+def message(data, sequence=1, **rest):
+    return Message(Heartbeat(), data, sequence=sequence, **rest)
 
 
 def test_rank_0_reads_what_the_others_told_and_says_for_how_long_it_has_not_changed(world, clock):
@@ -49,10 +49,10 @@ def test_rank_0_reads_what_the_others_told_and_says_for_how_long_it_has_not_chan
     first.read()
     clock.advance(3.0)
     first.read()
-    assert {rank: (one.data, one.heard_s_ago) for rank, one in first.told().items()} == {1: (b"one", 3.0)}
-    second.send(message(b"one", beat=2))
+    assert {rank: (one.data, one.age_s) for rank, one in first.received().items()} == {1: (b"one", 3.0)}
+    second.send(message(b"one", sequence=2))
     first.read(is_now=True)
-    assert first.told()[1].heard_s_ago == 0.0
+    assert first.received()[1].age_s == 0.0
 
 
 def test_no_key_is_asked_for_that_may_be_missing_and_what_was_told_before_is_not_lost(world):
@@ -87,18 +87,18 @@ def test_rank_0_reads_at_most_every_so_often(monkeypatch, clock, world_size, eve
 
 def test_the_runs_name_reaches_the_others_once_rank_0_has_told_it(world):
     first, second = world.transport(0), world.transport(1)
-    second.settle_name(None)
+    second.exchange_name(None)
     assert second.run_name is None
-    first.settle_name("20261121-142530")
-    second.settle_name(None)
+    first.exchange_name("20261121-142530")
+    second.exchange_name(None)
     assert second.run_name == "20261121-142530"
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", "..", ".", "", "a\nb", "x" * 500])
 def test_a_name_that_is_no_plain_folder_name_is_not_taken(world, name):
     first, second = world.transport(0), world.transport(1)
-    first.settle_name(name)
-    second.settle_name(None)
+    first.exchange_name(name)
+    second.exchange_name(None)
     assert second.run_name is None
 
 
@@ -117,8 +117,8 @@ def test_a_server_that_is_gone_is_not_called_and_files_take_its_place(world, tmp
     world.server.is_up = False
     world.server.calls.clear()
     for transport in (first, second):
-        transport.look()
-    assert second.send(message(b"by file", beat=2))
+        transport.connect()
+    assert second.send(message(b"by file", sequence=2))
     first.read(is_now=True)
     assert data_of(first) == {1: b"by file"}
     assert world.server.calls == []
@@ -127,7 +127,7 @@ def test_a_server_that_is_gone_is_not_called_and_files_take_its_place(world, tmp
 def test_a_store_that_fails_in_the_middle_is_not_asked_again(world, tmp_path):
     second = world.transport(1)
     second.folder = tmp_path
-    second.look()
+    second.connect()
     world.group.server.values = None  # set() raises
     assert second.send(message(b"one"))
     assert (tmp_path / "ranks" / "1.json").read_bytes().endswith(b"one")
@@ -139,7 +139,7 @@ def test_after_the_group_only_a_store_of_the_launcher_is_used(monkeypatch, clock
     second = world.transport(1)
     second.folder = tmp_path
     world.is_in_group = False
-    second.look()
+    second.connect()
     world.server.calls.clear()
     assert second.send(message(b"last", is_final=True))
     assert world.server.calls == ([way] if way else [])
@@ -156,7 +156,7 @@ def test_a_disk_that_is_full_is_said_and_tried_again(world, tmp_path):
     world.is_in_group = False
     second = world.transport(1)
     second.folder = tmp_path / "missing"
-    second.look()
+    second.connect()
     assert not second.send(message(b"one"))
     assert str(second.lost).startswith("FileNotFoundError")
     second.folder.mkdir()
@@ -178,12 +178,12 @@ def test_garbage_is_counted_once_and_what_was_understood_before_stays(world):
 
 def test_a_last_message_is_not_taken_back_by_an_older_one_that_comes_by_another_way(world, tmp_path):
     first, second = world.transport(0), world.transport(1)
-    second.send(message(b"last", beat=9, is_final=True))
+    second.send(message(b"last", sequence=9, is_final=True))
     first.read()
     (tmp_path / "ranks").mkdir()
-    (tmp_path / "ranks" / "1.json").write_bytes(message(b"old", beat=3).pack())
+    (tmp_path / "ranks" / "1.json").write_bytes(message(b"old", sequence=3).pack())
     first.folder = tmp_path
-    first.look()
+    first.connect()
     first.read(is_now=True)
     assert data_of(first) == {1: b"last"}
 
@@ -194,7 +194,7 @@ def test_files_of_ranks_that_cannot_be_and_of_other_attempts_are_left_alone(worl
     for name in ("0.json", "3.json", "1-attempt1.json", "1.part", "x.json", "99999999999999.json"):
         (tmp_path / "ranks" / name).write_bytes(message(b"x").pack())
     first.folder = tmp_path
-    first.look()
+    first.connect()
     first.read()
     assert data_of(first) == {}
 
@@ -206,20 +206,20 @@ def test_rank_0_awaits_those_that_have_not_ended_but_none_that_was_long_silent(w
     second.send(message(b"one"))
     first.read(is_now=True)
     assert first.awaited() == 1
-    second.send(message(b"last", beat=2, is_final=True))
+    second.send(message(b"last", sequence=2, is_final=True))
     first.read(is_now=True)
     assert first.awaited() == 0
 
 
 def test_another_group_on_another_server_is_joined(world, clock):
     first, second = world.transport(0), world.transport(1)
-    first.settle_name("run")
+    first.exchange_name("run")
     old, world.server = world.server, FakeServer()
     old.is_up = False
     world.group, world.is_in_group = FakeStore(world.server), 2
     for transport in (first, second):
-        transport.look()
-    first.settle_name("run")
+        transport.connect()
+    first.exchange_name("run")
     second.send(message(b"one"))
     first.read(is_now=True)
     assert data_of(first) == {1: b"one"}
@@ -231,11 +231,11 @@ def test_the_groups_store_is_looked_for_once_a_group_and_not_kept(world):
     first = world.transport(0)
     first._find_store = lambda: found.append(1)
     for _ in range(20):
-        first.look()
+        first.connect()
     assert found == []
     world.is_in_group = 2
     for _ in range(20):
-        first.look()
+        first.connect()
     assert len(found) == 5
 
 

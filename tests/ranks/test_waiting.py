@@ -1,25 +1,25 @@
-"""Waiting and transfer: what the last to come has is exchange, what another has beyond is waiting."""
+"""Waiting and transfer: the last rank to arrive only transfers, the excess of the others is waiting."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.ranks import MS, told
+from tests.support.ranks import MS, summary_of
 from training_profiler.ranks.comparison import all_ranks_stats, waiting_parts
 from training_profiler.recording.gradient_sync import block_stride
 
 
 def blocks_of(steps: int, sync_ms) -> dict[int, list[int]]:
-    """Return the whole blocks that a rank of so many steps tells, of ``sync_ms(step)``."""
+    """Return the complete blocks of a rank with this many steps, from ``sync_ms(step)``."""
     blocks = (steps + 15) // 16
     firsts = [16 * block for block in range(steps // 16) if block % block_stride(blocks) == 0]
     return {first: [round(sync_ms(step) * MS) for step in range(first, first + 16)] for first in firsts}
 
 
-def test_the_last_to_come_waits_for_nobody():
+def test_the_last_rank_to_arrive_does_not_wait():
     ranks = [
-        told(0, sync_ms=4, blocks=blocks_of(100, lambda _: 4)),
-        told(1, sync_ms=1, blocks=blocks_of(100, lambda _: 1)),
+        summary_of(0, sync_ms=4, blocks=blocks_of(100, lambda _: 4)),
+        summary_of(1, sync_ms=1, blocks=blocks_of(100, lambda _: 1)),
     ]
     found = waiting_parts(ranks)
     assert (found.part, found.steps) == ({0: 0.75, 1: 0.0}, 96)
@@ -31,51 +31,57 @@ def test_the_last_to_come_waits_for_nobody():
     assert stats.compared_steps == 96
 
 
-def test_ranks_that_are_late_in_turn_wait_though_none_is_slower():
-    ranks = [told(r, sync_ms=3, blocks=blocks_of(64, lambda step, r=r: 5 if step % 2 == r else 1)) for r in (0, 1)]
+def test_ranks_that_are_late_in_turn_all_wait():
+    ranks = [
+        summary_of(r, sync_ms=3, blocks=blocks_of(64, lambda step, r=r: 5 if step % 2 == r else 1)) for r in (0, 1)
+    ]
     assert waiting_parts(ranks).part == {0: pytest.approx(4 / 6), 1: pytest.approx(4 / 6)}
 
 
-def test_steps_of_which_one_rank_does_not_know_are_not_compared():
+def test_steps_unknown_to_one_rank_are_not_compared():
     unknown = {0: [-1] * 4 + [2 * MS] * 12}
-    found = waiting_parts([told(0, blocks=unknown, steps=16), told(1, blocks={0: [MS] * 16}, steps=16)])
+    found = waiting_parts([summary_of(0, blocks=unknown, steps=16), summary_of(1, blocks={0: [MS] * 16}, steps=16)])
     assert (found.part, found.steps) == ({0: 0.5, 1: 0.0}, 12)
 
 
-def test_warm_up_is_not_compared():
+def test_warmup_is_not_compared():
     slow_start = {0: [900 * MS] * 3 + [2 * MS] * 13}
-    found = waiting_parts([told(0, blocks=slow_start, steps=16), told(1, blocks={0: [MS] * 16}, steps=16)], 3)
+    found = waiting_parts(
+        [summary_of(0, blocks=slow_start, steps=16), summary_of(1, blocks={0: [MS] * 16}, steps=16)], 3
+    )
     assert (found.part, found.steps) == ({0: 0.5, 1: 0.0}, 13)
 
 
-def test_the_steps_after_a_rank_fell_silent_are_compared_among_the_others():
-    ranks = [told(r, steps=1000, blocks=blocks_of(1000, lambda _, r=r: r + 1)) for r in (0, 1)]
-    dead = told(2, steps=40, blocks=blocks_of(40, lambda _: 1))
+def test_after_a_rank_ended_the_others_are_compared():
+    ranks = [summary_of(r, steps=1000, blocks=blocks_of(1000, lambda _, r=r: r + 1)) for r in (0, 1)]
+    dead = summary_of(2, steps=40, blocks=blocks_of(40, lambda _: 1))
     assert waiting_parts([*ranks, dead]).steps == waiting_parts(ranks).steps > 16
 
 
-def test_a_block_that_a_rank_made_and_does_not_tell_of_is_not_compared():
-    ranks = [told(0, blocks={0: [MS] * 16, 16: [MS] * 16}), told(1, blocks={16: [MS] * 16}, steps=100)]
+def test_a_block_missing_from_a_rank_is_not_compared():
+    ranks = [summary_of(0, blocks={0: [MS] * 16, 16: [MS] * 16}), summary_of(1, blocks={16: [MS] * 16}, steps=100)]
     assert waiting_parts(ranks).steps == 16
 
 
-def test_too_few_steps_or_a_single_rank_tell_nothing():
-    assert waiting_parts([told(0, blocks=blocks_of(100, lambda _: 1))]) is None
-    assert waiting_parts([told(0), told(1)]) is None
+def test_too_few_steps_or_a_single_rank_have_no_waiting():
+    assert waiting_parts([summary_of(0, blocks=blocks_of(100, lambda _: 1))]) is None
+    assert waiting_parts([summary_of(0), summary_of(1)]) is None
     unknown = {0: [-1] * 9 + [MS] * 7}
-    assert waiting_parts([told(0, blocks=unknown), told(1, blocks={0: [MS] * 16})]) is None
+    assert waiting_parts([summary_of(0, blocks=unknown), summary_of(1, blocks={0: [MS] * 16})]) is None
 
 
-def test_ranks_whose_exchange_is_not_known_are_left_out():
+def test_ranks_with_unknown_sync_are_left_out():
     blocks = blocks_of(32, lambda _: 1)
-    found = waiting_parts([told(0, blocks=blocks), told(1, blocks=blocks), told(2, blocks=blocks, knows_sync=False)])
+    found = waiting_parts(
+        [summary_of(0, blocks=blocks), summary_of(1, blocks=blocks), summary_of(2, blocks=blocks, knows_sync=False)]
+    )
     assert found.part == {0: 0.0, 1: 0.0}
 
 
 @given(st.lists(st.lists(st.integers(0, 50), min_size=32, max_size=32), min_size=2, max_size=5))
-def test_waiting_and_transfer_are_synchronization_exactly(sync_ms):
+def test_waiting_and_transfer_add_up_to_synchronization(sync_ms):
     ranks = [
-        told(
+        summary_of(
             rank,
             steps=32,
             step_ms=100,

@@ -1,4 +1,4 @@
-"""What the sinks that need no package write, and the names that Prometheus and MLflow get."""
+"""Files of the sinks that need no package; names of metrics for Prometheus and MLflow."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ ROWS = [
 ]
 
 
-def test_jsonl_has_an_object_a_row(tmp_path):
+def test_jsonl_has_one_object_per_row(tmp_path):
     sink = JsonlFile()
     sink.open(tmp_path)
     sink.write(ROWS[:1])
@@ -28,7 +28,7 @@ def test_jsonl_has_an_object_a_row(tmp_path):
     assert lines == [{"step": row.step, "time": row.time_s, **row.metrics} for row in ROWS]
 
 
-def test_csv_has_a_line_a_value_whatever_names_come_later(tmp_path):
+def test_csv_has_one_line_per_value(tmp_path):
     sink = CsvFile()
     sink.open(tmp_path)
     sink.write(ROWS)
@@ -42,7 +42,7 @@ def test_csv_has_a_line_a_value_whatever_names_come_later(tmp_path):
         ]
 
 
-def test_csv_of_a_run_that_was_started_anew_has_one_header(tmp_path):
+def test_csv_of_a_restarted_run_has_one_header(tmp_path):
     for rows in (ROWS[:1], ROWS[1:]):
         sink = CsvFile()
         sink.open(tmp_path)
@@ -53,7 +53,7 @@ def test_csv_of_a_run_that_was_started_anew_has_one_header(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [JsonlFile, CsvFile])
-def test_without_a_run_folder_there_is_an_error_that_says_so(kind):
+def test_missing_run_folder_is_an_error(kind):
     with pytest.raises(FileNotFoundError, match="there is no run folder to write to"):
         kind().open(None)
 
@@ -74,7 +74,7 @@ def test_without_a_run_folder_there_is_an_error_that_says_so(kind):
         ("profiling/data_gen_percentage", "profiling_data_gen_percentage", {}),
     ],
 )
-def test_what_varies_in_a_name_is_a_label_for_prometheus(name, called, labels):
+def test_prometheus_gets_variable_parts_of_names_as_labels(name, called, labels):
     assert prometheus_name(name)[:2] == (called, labels)
 
 
@@ -87,11 +87,11 @@ def test_what_varies_in_a_name_is_a_label_for_prometheus(name, called, labels):
         ("profiling/timing_a/../b_avg", "profiling/timing_a/_/b_avg"),
     ],
 )
-def test_mlflow_gets_names_that_it_allows(name, key):
+def test_mlflow_gets_only_allowed_names(name, key):
     assert mlflow_key(name) == key
 
 
-def test_mlflow_is_not_imported_and_its_absence_is_told():
+def test_mlflow_is_not_imported_and_a_missing_run_is_reported():
     sink = MlflowRun()
     assert not sink.poll()
     sink.write(ROWS)
@@ -104,7 +104,7 @@ def percentages(step, **shares):
     )
 
 
-def test_a_stack_has_a_height_a_section_and_each_keeps_its_place():
+def test_stack_has_a_height_per_section_in_a_fixed_order():
     stack = Stack()
     (row,) = stack.rows(percentages(1, other=50.0, forward=20.0, backward=30.0))
     assert row.metrics == {
@@ -117,7 +117,7 @@ def test_a_stack_has_a_height_a_section_and_each_keeps_its_place():
     assert list(row.metrics.values()) == [0.0, 0.0, 60.0, 100.0]
 
 
-def test_a_section_that_comes_later_has_been_in_the_stack_all_along_with_nothing():
+def test_new_section_gets_zero_height_in_earlier_rows():
     stack = Stack()
     stack.rows(percentages(1, forward=100.0))
     earlier, now = stack.rows(percentages(2, forward=75.0, validation=25.0))
@@ -126,7 +126,7 @@ def test_a_section_that_comes_later_has_been_in_the_stack_all_along_with_nothing
     assert stack.bands()[0] == ("profiling_stack/forward", "profiling_stack/validation")
 
 
-def test_only_charts_that_have_something_to_show_are_laid_out():
+def test_layout_has_only_charts_with_data():
     found = categories({"profiling/batches_per_second", "profiling/memory_pressure"}, Stack())
     assert [(category.title, list(category.lines)) for category in found] == [
         ("Throughput", ["Batches and steps per second"]),

@@ -25,7 +25,7 @@ def level(mean, most=None):
     return Level(mean=mean, max=mean if most is None else most, last=0.0)
 
 
-def test_batches_are_timed_where_they_are_fetched():
+def test_batch_time_is_step_time_over_fetches():
     run = FakeRun()
     for seconds in (1, 3):
         run.step(data_loading=0.25, forward_pass=seconds)
@@ -39,13 +39,13 @@ def test_batches_are_timed_where_they_are_fetched():
     assert metrics["profiling/batches_per_second"] == pytest.approx(1 / 1.1875)
 
 
-def test_a_step_is_a_batch_where_no_fetch_was_seen():
+def test_step_counts_as_a_batch_without_a_loader():
     metrics = interval_metrics(snapshot_of({"forward_pass": 0.5}, steps=10, step_s=0.2))
     assert metrics["profiling/batch_time_avg"] == 0.2
     assert metrics["profiling/batches_per_second"] == 5.0
 
 
-def test_data_generation_and_transfer_are_told_a_batch():
+def test_data_generation_and_transfer_are_per_batch():
     metrics = interval_metrics(snapshot_of({"data_generation": 0.65, "data_transfer": 0.05}, step_s=0.2))
     assert metrics["profiling/data_generation_time"] == pytest.approx(0.13)
     assert metrics["profiling/data_transfer_time"] == pytest.approx(0.01)
@@ -60,12 +60,12 @@ def test_data_generation_is_a_bottleneck_above_30_percent(share, flag):
     assert interval_metrics(snapshot_of({"data_generation": share}))["profiling/bottleneck_data_generation"] == flag
 
 
-def test_a_bottleneck_goes_by_the_threshold_of_the_run():
+def test_bottleneck_uses_the_threshold_of_the_run():
     run = replace(snapshot_of({"data_generation": 0.4}), thresholds={"data-generation-bound": 0.5})
     assert interval_metrics(run)["profiling/bottleneck_data_generation"] == 0
 
 
-def test_the_percentages_of_an_interval_add_up_to_100():
+def test_percentages_of_an_interval_add_up_to_100():
     sections = {
         name: section_stats(name, share)
         for name, share in (("forward_pass", 0.6), (OTHER, 0.1), (OUTSIDE_STEPS, 0.2), (PROFILER, 0.1))
@@ -78,7 +78,7 @@ def test_the_percentages_of_an_interval_add_up_to_100():
     }
 
 
-def test_the_machine_is_told_in_percent_and_gb():
+def test_machine_metrics_are_in_percent_and_gb():
     gpu = GpuStats(1, total_bytes=10**10, allocated_bytes=level(4e9), used_bytes=level(9.5e9), utilization=level(0.8))
     machine = MachineStats(
         samples=5,
@@ -104,12 +104,12 @@ def test_the_machine_is_told_in_percent_and_gb():
     }
 
 
-def test_below_its_threshold_memory_is_under_no_pressure():
+def test_no_memory_pressure_below_the_threshold():
     metrics = interval_metrics(Snapshot(machine=MachineStats(1, ram_share=level(0.85))))
     assert (metrics["profiling/bottleneck_memory"], metrics["profiling/memory_pressure"]) == (0.0, 0.0)
 
 
-def test_what_is_not_known_is_left_out():
+def test_unknown_values_are_left_out():
     assert interval_metrics(Snapshot()) == {}
     machine = MachineStats(samples=0, gpus=(GpuStats(0, total_bytes=10**10),))
     assert interval_metrics(Snapshot(machine=machine, throughput=Throughput(2.0))) == {
@@ -117,16 +117,16 @@ def test_what_is_not_known_is_left_out():
     }
 
 
-def test_what_is_no_number_is_left_out():
+def test_nan_and_infinity_are_left_out():
     snapshot = Snapshot(throughput=Throughput(float("nan"), tflops=float("inf"), mfu=0.5))
     assert interval_metrics(snapshot) == {"profiling/mfu": 0.5}
 
 
-def test_of_a_single_step_there_is_no_spread():
+def test_single_step_has_no_std():
     assert "profiling/batch_time_std" not in interval_metrics(Snapshot(step=step_stats(count=1)))
 
 
-def test_an_epoch_is_told_in_percent_of_itself():
+def test_epoch_percentages_are_of_the_epoch():
     machine = MachineStats(1, ram_share=level(0.5, 0.7), gpus=(GpuStats(0, allocated_bytes=level(1e9, 3e9)),))
     epoch = EpochStats(2, 50.0, 90, 100, None, 0.1, {"forward_pass": 30.0, OTHER: 20.0}, None, None, machine=machine)
     assert epoch_metrics(epoch) == {
@@ -139,12 +139,12 @@ def test_an_epoch_is_told_in_percent_of_itself():
     }
 
 
-def test_an_epoch_without_batches_has_no_throughput():
+def test_epoch_without_batches_has_no_throughput():
     epoch = EpochStats(1, 50.0, 0, None, None, None, {OTHER: 50.0}, None, None)
     assert epoch_metrics(epoch) == {"profiling/epoch_total_time": 50.0, "profiling/epoch_other_percentage": 100.0}
 
 
-def test_a_loader_is_told_in_ms():
+def test_loader_metrics_are_in_ms():
     main = LoaderStats("main", 10, 80, 1.0, "train", 0.1, 0.2, 0.3, 0.04, 0.5, 0.75)
     held_out = LoaderStats("0", 10, 80, 1.0, "val", 0.01, 0.02)
     assert loader_metrics([main, held_out]) == {
@@ -159,13 +159,13 @@ def test_a_loader_is_told_in_ms():
     }
 
 
-def test_of_a_loader_unknown_times_are_left_out():
+def test_unknown_times_of_a_loader_are_left_out():
     assert loader_metrics([LoaderStats("a", 1, None, 0.0, data_avg_s=0.001)]) == {
         "profile/train/dl_a/time_data_ms": 1.0
     }
 
 
-def test_every_metric_stands_in_the_guide():
+def test_every_metric_is_documented():
     guide = (Path(__file__).parents[2] / "PROFILING.md").read_text()
     high = level(0.95)
     gpu = GpuStats(0, total_bytes=100, allocated_bytes=high, used_bytes=high, utilization=high)
@@ -183,8 +183,8 @@ def test_every_metric_stands_in_the_guide():
         throughput=Throughput(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, "", 0.5),
     )
     names = {**interval_metrics(interval), **epoch_metrics(epoch), **loader_metrics(loaders)}
-    told = {name.replace("gpu_0", "gpu_{n}") for name in names}
-    told = {name for name in told if "{" in name or not any(part in name for part in ("timing_", "_percentage"))}
-    missing = [name for name in told if name not in guide and f"`{name.rpartition('/')[2]}`" not in guide]
-    assert len(told) > 30
+    sent = {name.replace("gpu_0", "gpu_{n}") for name in names}
+    sent = {name for name in sent if "{" in name or not any(part in name for part in ("timing_", "_percentage"))}
+    missing = [name for name in sent if name not in guide and f"`{name.rpartition('/')[2]}`" not in guide]
+    assert len(sent) > 30
     assert missing == []

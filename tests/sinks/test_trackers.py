@@ -1,4 +1,4 @@
-"""A tracker that blocks, fails or is slow loses its own rows and nothing else; nobody waits for it."""
+"""A tracker that blocks, fails or is slow loses only its own rows, and the training does not wait for it."""
 
 import threading
 
@@ -16,7 +16,7 @@ LONG_S = 30.0  # bounds a hang; nothing here waits for long
 
 
 class Memory(Sink):
-    """Keeps what it gets; blocks while ``training_thread`` is not set, and fails where it is told to."""
+    """Keeps its rows; blocks while ``training_thread`` is not set, and fails if ``fails``."""
 
     def __init__(self, name, fails=False):
         self.name = name
@@ -39,7 +39,7 @@ class Memory(Sink):
 
 
 class Chosen:
-    """Trackers of stand-ins, as a session has them."""
+    """Trackers with fake sinks, as in a session."""
 
     def __init__(self, *sinks):
         self.guard = FaultGuard()
@@ -73,15 +73,15 @@ def test_rows_reach_every_sink_in_order():
     wait_for_threads()
 
 
-def test_without_a_tracker_metrics_are_not_even_made():
+def test_metrics_are_not_computed_without_a_tracker():
     trackers = Trackers(lambda part, work: work())
-    trackers.send(1, lambda: pytest.fail("nobody asked"))
+    trackers.send(1, lambda: pytest.fail("no sink needs them"))
     trackers.end()
     trackers.wait(LONG_S, is_last=True)
     assert trackers.notes() == []
 
 
-def test_a_sink_that_fails_is_switched_off_alone_and_named(caplog):
+def test_failing_sink_is_disabled_alone_and_named(caplog):
     good, bad = Memory("good"), Memory("bad", fails=True)
     chosen = Chosen(good, bad)
     chosen.send(1)
@@ -94,7 +94,7 @@ def test_a_sink_that_fails_is_switched_off_alone_and_named(caplog):
     wait_for_threads()
 
 
-def test_a_sink_that_blocks_makes_nobody_wait_and_its_rows_are_counted():
+def test_blocking_sink_delays_nothing_and_its_lost_rows_are_counted():
     good, slow = Memory("good"), Memory("slow")
     slow.training_thread.clear()
     chosen = Chosen(good, slow)
@@ -108,7 +108,7 @@ def test_a_sink_that_blocks_makes_nobody_wait_and_its_rows_are_counted():
     wait_for_threads()
 
 
-def test_a_sink_that_never_comes_back_is_given_up_at_the_end():
+def test_stuck_sink_is_abandoned_at_the_end():
     good, stuck = Memory("good"), Memory("stuck")
     stuck.training_thread.clear()
     chosen = Chosen(good, stuck)
@@ -121,11 +121,11 @@ def test_a_sink_that_never_comes_back_is_given_up_at_the_end():
     wait_for_threads()
 
 
-def test_rows_of_every_step_are_left_out_where_they_cost_too_much(monkeypatch):
+def test_frequent_rows_are_skipped_if_they_cost_too_much(monkeypatch):
     one = Memory("one")
     monkeypatch.setattr(writer, "FREE_S", -1e9)  # whatever it took is too much
     chosen = Chosen(one)
-    chosen.trackers.send(1, lambda: pytest.fail("nobody has use for it"), is_frequent=True)
+    chosen.trackers.send(1, lambda: pytest.fail("no sink may get it"), is_frequent=True)
     chosen.send(2)
     chosen.end()
     assert one.steps == [2]
@@ -136,7 +136,7 @@ def test_rows_of_every_step_are_left_out_where_they_cost_too_much(monkeypatch):
     wait_for_threads()
 
 
-def test_a_sink_may_be_chosen_and_left_while_the_run_goes_on():
+def test_sinks_may_change_during_the_run():
     one, two = Memory("one"), Memory("two")
     chosen = Chosen(one)
     chosen.send(1)
@@ -149,7 +149,7 @@ def test_a_sink_may_be_chosen_and_left_while_the_run_goes_on():
     wait_for_threads()
 
 
-def test_a_forked_child_sends_nothing():
+def test_forked_child_sends_nothing():
     one = Memory("one")
     chosen = Chosen(one)
     writers = list(chosen.trackers._writers.values())
@@ -162,7 +162,7 @@ def test_a_forked_child_sends_nothing():
     wait_for_threads()
 
 
-def test_rows_that_wait_for_a_tracker_are_thinned_out_evenly():
+def test_held_rows_are_thinned_evenly():
     held = HeldRows()
     held.add([MetricRow(step, 0.0, {}) for step in range(MAX_HELD_ROWS + 1)])
     steps = [row.step for row in held.drain()]
@@ -171,7 +171,7 @@ def test_rows_that_wait_for_a_tracker_are_thinned_out_evenly():
     assert len(held) == 0
 
 
-def test_a_missing_package_is_told_with_the_way_to_install_it(monkeypatch):
+def test_missing_package_is_reported_with_the_install_command(monkeypatch):
     monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
     require_packages(["jsonl", "csv"])
     with pytest.raises(MissingExtraError) as caught:

@@ -1,4 +1,4 @@
-"""No row of the user's is lost or doubled: a stand-in for W&B that keeps its rules, without its processes."""
+"""No row of the user is lost or doubled: a fake W&B that follows its rules, without its processes."""
 
 import sys
 import types
@@ -10,7 +10,7 @@ from training_profiler.sinks.wandb_run import WandbRun
 
 
 class Run:
-    """Rows as W&B makes them: uncommitted values join the row under way, an older step is refused."""
+    """Rows as in W&B: uncommitted values join the current row, an older step is refused."""
 
     starting_step = 0
 
@@ -27,7 +27,7 @@ class Run:
     def log(self, metrics, step=None, commit=None):
         if step is not None and step > self.step:
             self._end_row(step)
-        assert step is None or step == self.step, "a row of the user's is lost"
+        assert step is None or step == self.step, "a row of the user is lost"
         self._under_way |= metrics
         if commit if commit is not None else step is None:
             self._end_row(self.step + 1)
@@ -71,7 +71,7 @@ def ours(step):
     return {"profiling/mfu": step / 100, "profiling/step": step}
 
 
-def test_a_row_of_the_users_takes_the_newest_along(wandb, sink):
+def test_next_row_of_the_user_carries_the_newest_metrics(wandb, sink):
     wandb.run = run = Run()
     assert sink.poll()
     run.log({"loss": 1})
@@ -82,7 +82,7 @@ def test_a_row_of_the_users_takes_the_newest_along(wandb, sink):
     assert run.rows == [(0, {"loss": 1}), (1, {"loss": 2, **ours(60)})]
 
 
-def test_explicit_steps_of_the_user_stay_as_they_are(wandb, sink):
+def test_explicit_steps_of_the_user_are_unchanged(wandb, sink):
     wandb.run = run = Run()
     sink.poll()
     for step in (1, 2, 3):
@@ -93,7 +93,7 @@ def test_explicit_steps_of_the_user_stay_as_they_are(wandb, sink):
     assert run.rows == [(step, {"loss": step, "accuracy": step, **ours(step)}) for step in (1, 2, 3)]
 
 
-def test_where_the_user_logs_nothing_rows_are_committed_when_the_run_ends(wandb, sink):
+def test_rows_are_committed_at_the_end_if_the_user_logs_nothing(wandb, sink):
     wandb.run = run = Run()
     sink.poll()
     sink.write([row(50)])
@@ -103,7 +103,7 @@ def test_where_the_user_logs_nothing_rows_are_committed_when_the_run_ends(wandb,
     assert run.rows == [(0, ours(50)), (1, ours(100))]
 
 
-def test_rows_wait_for_a_run_to_begin(wandb, sink):
+def test_rows_are_held_until_a_run_begins(wandb, sink):
     assert not sink.poll()
     sink.write([row(50)])
     wandb.run = run = Run()
@@ -113,7 +113,7 @@ def test_rows_wait_for_a_run_to_begin(wandb, sink):
     assert run.rows == [(0, ours(50))]
 
 
-def test_a_run_that_has_ended_gets_nothing_though_wandb_still_shows_it(wandb, sink):
+def test_ended_run_gets_no_rows(wandb, sink):
     wandb.run = run = Run()
     sink.poll()
     run.finish()
@@ -122,7 +122,7 @@ def test_a_run_that_has_ended_gets_nothing_though_wandb_still_shows_it(wandb, si
     assert run.rows == []
 
 
-def test_a_run_that_follows_gets_its_own_rows(wandb, sink):
+def test_second_run_gets_its_own_rows(wandb, sink):
     wandb.run = first = Run()
     sink.poll()
     sink.write([row(50)])
@@ -134,7 +134,7 @@ def test_a_run_that_follows_gets_its_own_rows(wandb, sink):
     assert (first.rows, second.rows) == ([(0, ours(50))], [(0, ours(100))])
 
 
-def test_metrics_have_an_axis_of_their_own_each_by_its_name(wandb, sink):
+def test_each_metric_is_defined_with_its_own_axis(wandb, sink):
     wandb.run = run = Run()
     sink.poll()
     run.log({"loss": 1})
@@ -145,13 +145,13 @@ def test_metrics_have_an_axis_of_their_own_each_by_its_name(wandb, sink):
     }
 
 
-def test_without_a_run_that_is_said(sink):
+def test_missing_run_is_reported(sink):
     sink.poll()
     sink.write([row(50)])
     assert sink.notes() == ["wandb sink: no run was found (wandb.init()), so no metrics went to W&B"]
 
 
-def test_what_wandb_keeps_private_may_be_gone(wandb, sink, monkeypatch):
+def test_private_hooks_of_wandb_may_be_missing(wandb, sink, monkeypatch):
     monkeypatch.delitem(sys.modules, "wandb.sdk.wandb_run")
     wandb.run = Run()
     assert sink.poll()

@@ -1,4 +1,4 @@
-"""Which places of the user's code a report names for a section."""
+"""The places of the user's code shown for a section."""
 
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
@@ -27,12 +27,12 @@ def test_lines_below_a_hundredth_of_the_run_are_not_named():
     ]
 
 
-def test_time_spread_over_many_lines_is_told_by_function_at_its_hottest_line():
+def test_scattered_time_is_shown_by_function():
     lines = [line(10, "get_batch", 0.03125), *(line(i, "get_batch", 0.015625) for i in range(11, 19))]
     assert hottest(*lines) == [LineStats("train.py", 10, "get_batch", share=0.15625, samples=159, lines=9)]
 
 
-def test_functions_of_one_name_in_two_files_are_two():
+def test_functions_of_one_name_in_two_files_are_separate():
     lines = [*(line(i, "f", 0.015625, "a.py") for i in range(8)), *(line(i, "f", 0.015625, "b.py") for i in range(8))]
     assert [(place.file, place.share, place.lines) for place in hottest(*lines)] == [
         ("a.py", 0.125, 8),

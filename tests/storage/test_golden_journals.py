@@ -1,4 +1,4 @@
-"""Journals and rank messages as kept in ``journals/`` are read to the same values, and written as the same JSON.
+"""The journals and rank messages in ``journals/`` are read to the same values, and written as the same JSON.
 
 ``python -m tests.storage.test_golden_journals`` writes the files again. Do that only for an intended change of the
 format, and never remove the files of an earlier one.
@@ -49,23 +49,23 @@ def write_journal(folder: Path, rank: int) -> None:
     )
     main, aux = LoaderCounts("main", serial=7), LoaderCounts("aux", serial=8)
     run.loaders, main.asked = [main, aux], 0.75
-    run.accumulator.disturbed.begin(20)
-    run.accumulator.disturbed.end(22)
+    run.accumulator.slowed_by_capture.begin(20)
+    run.accumulator.slowed_by_capture.end(22)
 
     def flush(exchanged: GradientSyncTotals = NOTHING) -> None:
         run.drain()
-        run.accumulator.add_exchange(exchanged)
-        totals, step_ns = run.accumulator.take_totals()
+        run.accumulator.add_gradient_sync(exchanged)
+        totals, step_ns = run.accumulator.pop_totals()
         values = {"ram_own_bytes": 1000.0 + len(step_ns), "cpu_process": 1.3, "gpu0.allocated_bytes": 70.5}
         facts = {"cores": 2.0, "ram_host_total_bytes": 1000, "gpu0.name": "Tesla T4"}
-        totals.machine.look([MachineSample(run.clock(), values, {"cpu_process": 0.7}, facts)])
+        totals.machine.add_samples([MachineSample(run.clock(), values, {"cpu_process": 0.7}, facts)])
         totals.batches, totals.samples = 4, 128
         totals.flops, totals.slow_steps = StepFlops(10**12, "float16", "Tesla T4", "flash"), 3
         run.sums.add(totals, step_ns)
         builder.add(totals, step_ns, exchanged)
         health = Health(disabled=("console (OSError)",), overhead_s=0.25, notes=("a note",))
         run.journal.write_interval(totals, step_ns, health, run.loaders, ("forward_pass",), GPU)
-        summary = builder.sums(
+        summary = builder.summary(
             who(rank, world_size=2),
             run.sums.run,
             run.names.names,
@@ -108,7 +108,7 @@ def write_journal(folder: Path, rank: int) -> None:
 
 
 def messages() -> dict[str, bytes]:
-    """Return what ranks send each other: a heartbeat alone, and one with a full summary below it."""
+    """Return messages between ranks: a heartbeat alone, and one followed by a full summary."""
     summary = RankSummary(
         who=RankId(3, 4, "node1", 1, 1, 2),
         number=5,
@@ -140,12 +140,12 @@ def messages() -> dict[str, bytes]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value converted to JSON and back."""
     return json.loads(json.dumps(value, default=dataclasses.asdict))
 
 
 def read_values(folder: Path) -> Any:
-    """Return all that is read of the files in ``folder``."""
+    """Return all values read from the files in ``folder``."""
     report = dataclasses.asdict(dataclasses.replace(read_run(folder), run_folder=None))
     received = {}
     for path in sorted(folder.glob("*.bin")):

@@ -1,4 +1,4 @@
-"""What a journal holds is what the running session knew."""
+"""A journal reads back as the stats of the running session."""
 
 import contextlib
 import json
@@ -56,29 +56,29 @@ def assert_reads_back(run: FakeRun, folder) -> None:
     assert (read.steps, read.wall_s) == (live.steps, live.wall_s)
 
 
-def test_a_journal_reads_back_as_the_figures_of_the_run(tmp_path):
+def test_a_journal_reads_back_as_the_stats_of_the_run(tmp_path):
     run = journal_in(tmp_path)
     train(run)
     assert_reads_back(run, tmp_path)
 
 
-def test_a_journal_with_flushes_within_steps_reads_back_as_the_figures_of_the_run(tmp_path):
+def test_a_journal_with_flushes_within_steps_reads_back(tmp_path):
     run = journal_in(tmp_path)
     train(run, flushes_within_steps=True)
     assert_reads_back(run, tmp_path)
 
 
-def test_warm_up_that_was_told_reads_back(tmp_path):
+def test_configured_warmup_reads_back(tmp_path):
     run = journal_in(tmp_path, warmup=3)
     train(run)
     assert_reads_back(run, tmp_path)
     assert read_run(tmp_path).step.warmup_count == 3
 
 
-def test_steps_that_a_capture_window_slowed_read_back_as_such(tmp_path):
+def test_steps_slowed_by_capture_read_back(tmp_path):
     run = journal_in(tmp_path)
-    run.accumulator.disturbed.begin(30)
-    run.accumulator.disturbed.end(34)
+    run.accumulator.slowed_by_capture.begin(30)
+    run.accumulator.slowed_by_capture.end(34)
     train(run)
     assert_reads_back(run, tmp_path)
     assert read_run(tmp_path).step.disturbed_count == 5
@@ -89,7 +89,7 @@ def test_device_time_reads_back(tmp_path, monkeypatch):
     train(run)
     run.work("forward_pass", device_s=2.0)
     run.flush()
-    run.clock.advance(5)  # booked in an interval in which the section has no span
+    run.clock.advance(5)  # added in an interval without a span of the section
     live = run.snapshot()
     assert_reads_back(run, tmp_path)
     assert read_run(tmp_path).device == live.device == run.time.stats()
@@ -116,7 +116,7 @@ def test_loaders_read_back(tmp_path):
     ]
 
 
-def test_what_the_batches_of_each_loader_cost_reads_back(tmp_path):
+def test_the_cost_of_each_loader_reads_back(tmp_path):
     run = journal_in(tmp_path)
     main, aux = LoaderCounts("main"), LoaderCounts("aux")
     run.loaders, main.asked = [main, aux], 0.75
@@ -137,7 +137,7 @@ def test_what_the_batches_of_each_loader_cost_reads_back(tmp_path):
     assert (second.phase, third.phase, third.data_avg_s, third.samples) == ("train", "val", 0.7, None)
 
 
-def test_a_journal_from_before_loaders_were_told_apart_can_be_read(tmp_path):
+def test_a_journal_without_loader_tables_can_be_read(tmp_path):
     run = journal_in(tmp_path)
     counts = LoaderCounts("train")
     counts.add(32, 500_000_000, True)
@@ -172,7 +172,7 @@ def test_lines_read_back(tmp_path):
     assert read_run(tmp_path).lines.keys() == {"other", "(outside steps)", "validation_epoch"}
 
 
-def test_a_journal_from_before_there_were_lines_can_be_read(tmp_path):
+def test_a_journal_without_lines_can_be_read(tmp_path):
     run = journal_in(tmp_path)
     train(run)
     journal = tmp_path / JOURNAL
@@ -182,12 +182,12 @@ def test_a_journal_from_before_there_were_lines_can_be_read(tmp_path):
     assert_reads_back(run, tmp_path)
 
 
-def look_at_machine(run: FakeRun, memory_bytes: float) -> None:
-    """Look at the machine once."""
+def sample_machine(run: FakeRun, memory_bytes: float) -> None:
+    """Add one sample of the machine."""
     run.drain()
     values = {"ram_own_bytes": memory_bytes, "cpu_process": 1.3, "gpu0.allocated_bytes": memory_bytes / 7}
     facts = {"cores": 2.0, "ram_host_total_bytes": 1000, "gpu0.name": "Tesla T4"}
-    run.accumulator.totals.machine.look([MachineSample(run.clock(), values, {"cpu_process": 0.7}, facts)])
+    run.accumulator.totals.machine.add_samples([MachineSample(run.clock(), values, {"cpu_process": 0.7}, facts)])
 
 
 def test_the_machine_and_throughput_read_back(tmp_path):
@@ -195,7 +195,7 @@ def test_the_machine_and_throughput_read_back(tmp_path):
     run.begin_epoch(1)
     for i in range(100):
         run.step(forward_pass=0.1 + i / 7919)
-        look_at_machine(run, 1000.0 + i / 3)
+        sample_machine(run, 1000.0 + i / 3)
         totals = run.accumulator.totals
         totals.batches, totals.samples = 4, 128
         if i == 2:
@@ -214,7 +214,7 @@ def test_the_machine_and_throughput_read_back(tmp_path):
     assert read.throughput.samples_per_s is not None
 
 
-def test_a_journal_from_before_the_machine_was_looked_at_can_be_read(tmp_path):
+def test_a_journal_without_machine_samples_can_be_read(tmp_path):
     run = journal_in(tmp_path)
     train(run)
     journal = tmp_path / JOURNAL
@@ -247,7 +247,7 @@ def test_any_run_reads_back(tmp_path_factory, operations):
     assert_reads_back(run, folder)
 
 
-def test_how_a_run_ended_reads_back(tmp_path):
+def test_the_end_of_a_run_reads_back(tmp_path):
     run = journal_in(tmp_path)
     train(run)
     run.journal.close(Health(disabled=("console (OSError)",), overhead_s=0.5, notes=("a note",)), "KeyboardInterrupt")
@@ -256,7 +256,7 @@ def test_how_a_run_ended_reads_back(tmp_path):
     assert read.health == Health(disabled=("console (OSError)",), overhead_s=0.5, notes=("a note",))
 
 
-def test_a_closed_journal_takes_no_more(tmp_path):
+def test_a_closed_journal_ignores_further_lines(tmp_path):
     run = journal_in(tmp_path)
     run.journal.close(Health(), None)
     before = (tmp_path / JOURNAL).read_text()
@@ -274,14 +274,14 @@ def test_every_line_is_json(tmp_path):
     assert kinds == ["begin", *epoch, *epoch, "interval", "end"]
 
 
-def test_a_run_that_was_killed_says_so(tmp_path):
+def test_a_killed_run_has_a_note(tmp_path):
     train(journal_in(tmp_path))
     assert read_run(tmp_path).health.notes == (
         "the run did not come to its end (or still runs): what followed the last interval is missing",
     )
 
 
-def test_an_epoch_under_way_when_the_run_was_killed_is_not_complete(tmp_path):
+def test_an_epoch_cut_by_a_kill_is_not_complete(tmp_path):
     run = journal_in(tmp_path)
     run.begin_epoch(1)
     run.step(forward_pass=1)
@@ -290,7 +290,7 @@ def test_an_epoch_under_way_when_the_run_was_killed_is_not_complete(tmp_path):
     assert (epoch.number, epoch.steps, epoch.is_complete) == (1, 1, False)
 
 
-def test_a_torn_last_line_is_left_out_and_told(tmp_path):
+def test_a_torn_last_line_is_left_out_with_a_note(tmp_path):
     run = journal_in(tmp_path)
     train(run)
     stats = run.sums.snapshot(Health()).sections
@@ -302,7 +302,7 @@ def test_a_torn_last_line_is_left_out_and_told(tmp_path):
     assert "1 torn line in the journal left out" in read.health.notes
 
 
-def test_a_journal_cut_anywhere_is_read_or_told(tmp_path):
+def test_a_journal_cut_anywhere_is_read_or_rejected(tmp_path):
     train(journal_in(tmp_path))
     path = tmp_path / JOURNAL
     whole = path.read_bytes()
@@ -318,7 +318,7 @@ def test_a_journal_cut_anywhere_is_read_or_told(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"\n\n", b"\x00\xff\xfe", b"hello\n", b"[1, 2]\n", b"[" * 100_000, b'{"kind": "end"}\n']
 )
-def test_a_file_that_is_no_journal_is_told(tmp_path, content):
+def test_a_file_that_is_not_a_journal_is_rejected(tmp_path, content):
     (tmp_path / JOURNAL).write_bytes(content)
     with pytest.raises(
         RunFolderError, match=r"rank0.jsonl does not begin like a journal; is it a file of the profiler's\?"
@@ -326,7 +326,7 @@ def test_a_file_that_is_no_journal_is_told(tmp_path, content):
         read_run(tmp_path)
 
 
-def test_a_journal_of_another_version_is_told(tmp_path):
+def test_a_journal_of_another_version_is_rejected(tmp_path):
     (tmp_path / JOURNAL).write_text('{"kind": "begin", "schema": 99}\n')
     with pytest.raises(RunFolderError, match="has schema 99, this version reads 1; read it with the version"):
         read_run(tmp_path)
@@ -357,29 +357,29 @@ PARTS = [
 
 @pytest.mark.parametrize("garbage", ["text", [1, 2], {}, None, 10**30, [[10**9], [1]]])
 @pytest.mark.parametrize("part", PARTS)
-def test_a_line_with_garbage_in_it_raises_nothing_but_our_error(tmp_path, part, garbage):
+def test_a_garbled_line_raises_only_our_error(tmp_path, part, garbage):
     train(journal_in(tmp_path))
     path = tmp_path / JOURNAL
     lines = path.read_text().splitlines()
     number = next(i for i, line in enumerate(lines) if '"forward_pass":' in line)
     lines[number] = json.dumps(replaced(json.loads(lines[number]), garbage, part))
     path.write_text("\n".join(lines) + "\n")
-    with contextlib.suppress(RunFolderError):  # some garbage has a meaning
+    with contextlib.suppress(RunFolderError):  # some garbage is valid
         read_run(tmp_path)
 
 
-def test_a_missing_folder_is_told_with_an_example(tmp_path):
+def test_a_missing_folder_is_rejected_with_an_example(tmp_path):
     with pytest.raises(RunFolderError, match="nowhere does not exist; example: training-profiler report runs/"):
         read_run(tmp_path / "nowhere")
 
 
-def test_a_file_in_place_of_a_folder_is_told(tmp_path):
+def test_a_file_in_place_of_a_folder_is_rejected(tmp_path):
     (tmp_path / JOURNAL).write_text("")
     with pytest.raises(RunFolderError, match=r"rank0.jsonl is a file; give the run folder around it"):
         read_run(tmp_path / JOURNAL)
 
 
-def test_a_folder_of_runs_is_told_with_the_latest(tmp_path):
+def test_a_folder_of_runs_is_rejected_with_the_latest(tmp_path):
     for name in ("20261121-142530", "20261121-150000"):
         (tmp_path / name).mkdir()
         (tmp_path / name / JOURNAL).write_text("")
@@ -387,6 +387,6 @@ def test_a_folder_of_runs_is_told_with_the_latest(tmp_path):
         read_run(tmp_path)
 
 
-def test_a_folder_that_is_no_run_is_told(tmp_path):
+def test_a_folder_without_a_run_is_rejected(tmp_path):
     with pytest.raises(RunFolderError, match=r"is not a run folder: rank0.jsonl cannot be read"):
         read_run(tmp_path)

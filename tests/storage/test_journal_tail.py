@@ -28,7 +28,7 @@ def test_the_last_line_of_a_kind_is_found_however_far_from_the_end(tmp_path):
 
 
 @pytest.mark.usefixtures("small_tail")
-def test_a_torn_or_senseless_line_gives_way_to_the_one_before(tmp_path):
+def test_a_torn_or_garbled_line_is_skipped(tmp_path):
     path = tmp_path / "rank0.jsonl"
     write(path, {"kind": "rank", "number": 1}, {"kind": "rank"}, {"kind": "rank", "number": 3}, ending="")
     path.write_bytes(path.read_bytes()[:-3])
@@ -38,7 +38,7 @@ def test_a_torn_or_senseless_line_gives_way_to_the_one_before(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\x00\xff" * 1000, b'{"kind":"rank"', b'{"kind":"end","number":1}\n'])
 @pytest.mark.usefixtures("small_tail")
-def test_without_a_whole_line_of_that_kind_there_is_none(tmp_path, content):
+def test_without_a_complete_line_of_that_kind_there_is_none(tmp_path, content):
     path = tmp_path / "rank0.jsonl"
     path.write_bytes(content)
     assert last_of(path, "rank", number) is None
@@ -53,7 +53,7 @@ def test_only_the_end_of_a_long_file_is_read(tmp_path, monkeypatch):
     assert looked_at == [26]
 
 
-def test_the_head_is_the_first_line_where_it_begins_a_journal(tmp_path):
+def test_the_head_is_the_first_line_of_a_journal(tmp_path):
     path = tmp_path / "rank0.jsonl"
     write(path, {"kind": "begin", "rank": 3}, {"kind": "end"})
     assert read_head(path) == {"kind": "begin", "rank": 3}
@@ -64,7 +64,7 @@ def test_the_head_is_the_first_line_where_it_begins_a_journal(tmp_path):
 
 
 @pytest.mark.usefixtures("small_tail")
-def test_a_journal_that_came_to_its_end_says_so(tmp_path):
+def test_an_ended_journal_has_an_end(tmp_path):
     path = tmp_path / "rank0.jsonl"
     rows = [{"kind": "rank", "number": 1}, {"kind": "end", "ended_by": None}]
     write(path, *rows)

@@ -24,7 +24,7 @@ HERE = LaunchId("a", parent_pid=7, parent_start_s=100.0)
         (LaunchId("a", torchrun="x"), LaunchId("b", torchrun="x"), True),
         (LaunchId("a", torchrun="x"), LaunchId("a", torchrun="y"), False),
         (HERE, HERE._replace(parent_start_s=101.5), True),
-        (HERE, HERE._replace(parent_start_s=103.0), False),  # another process has that number now
+        (HERE, HERE._replace(parent_start_s=103.0), False),  # another process has that id now
         (HERE, HERE._replace(parent_pid=8), False),
         (HERE, HERE._replace(host="b"), None),
         (HERE._replace(job="1.0"), HERE._replace(host="b", job="1.0"), True),
@@ -34,25 +34,25 @@ HERE = LaunchId("a", parent_pid=7, parent_start_s=100.0)
         (LaunchId(), LaunchId(), None),
     ],
 )
-def test_two_processes_are_of_one_launch_by_torchrun_s_id_their_parent_or_their_job(one, other, same):
+def test_run_id_parent_or_job_identify_a_launch(one, other, same):
     assert is_same_launch(one, other) is same
     assert is_same_launch(other, one) is same
 
 
-def test_of_one_run_other_parents_make_no_other_launch():
+def test_different_parents_do_not_prove_another_launch():
     assert not is_surely_another(HERE, HERE._replace(parent_pid=8))
     assert is_surely_another(LaunchId(torchrun="x"), LaunchId(torchrun="y"))
     assert is_surely_another(LaunchId(job="1.0"), LaunchId(job="2.0"))
     assert not is_surely_another(LaunchId(torchrun="x"), LaunchId())
 
 
-def test_a_launch_is_told_as_data_and_read_back():
+def test_a_launch_survives_json():
     launch = LaunchId("a", "x", "1.0", 7, 100.5)
     assert launch_from_data(launch._asdict()) == launch
 
 
 @pytest.mark.parametrize("data", [None, [], "x", 3, {}, {"host": 3, "torchrun": [], "parent_pid": "7"}])
-def test_of_garbage_nothing_is_known(data):
+def test_garbage_gives_an_unknown_launch(data):
     assert launch_from_data(data) == LaunchId()
 
 
@@ -63,11 +63,11 @@ def test_this_process_has_its_parent_s_launch():
     assert launch.parent_start_s == psutil.Process(os.getppid()).create_time()
 
 
-def test_a_process_still_runs_where_one_of_its_number_was_there_then():
+def test_a_process_still_runs_if_its_id_existed_then():
     host = socket.gethostname()
     assert is_running(host, os.getpid(), time.time()) is True
     assert is_running(host, os.getpid(), 1000.0) is False  # this one is younger
-    assert is_running(host, 2**22 + 1, time.time()) is False  # no Linux gives such a number
+    assert is_running(host, 2**22 + 1, time.time()) is False  # Linux has no such id
     assert is_running("elsewhere", os.getpid(), time.time()) is None
     assert is_running(host, "7", time.time()) is None
     assert is_running(None, None, 0.0) is None

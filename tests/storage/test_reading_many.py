@@ -1,4 +1,4 @@
-"""A report of many ranks from their files, be some of them elsewhere, torn, or of another attempt."""
+"""Reports of many ranks whose files may be elsewhere, torn, or of another attempt."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.support.many_ranks import RUN, S, figures_by_hand, told_by, write_rank
+from tests.support.many_ranks import RUN, S, simple_stats, summary_by, write_rank
 from training_profiler.errors import RunFolderError
 from training_profiler.snapshot.ranks import AttemptStats, GradientSyncStats
 from training_profiler.storage import rank_reader
@@ -19,56 +19,56 @@ UNKNOWN = "the run did not come to its end (or still runs): what followed the la
 
 
 @pytest.fixture(autouse=True)
-def by_hand(monkeypatch):
-    monkeypatch.setattr(rank_reader, "all_ranks_stats", figures_by_hand)
+def simple_ranks(monkeypatch):
+    monkeypatch.setattr(rank_reader, "all_ranks_stats", simple_stats)
 
 
-def heard(snapshot):
+def ranks_in(snapshot):
     return [(row.who.rank, row.steps) for row in snapshot.ranks.ranks]
 
 
-def test_sections_are_rank_0_s_and_ranks_are_all(tmp_path):
+def test_sections_are_of_rank_0_and_ranks_are_complete(tmp_path):
     for rank in range(4):
         write_rank(tmp_path, rank, steps=10 + 5 * rank)
     read = read_run(tmp_path)
     assert (read.steps, read.sections["forward_pass"].count, read.run_folder) == (10, 10, str(tmp_path))
-    assert heard(read) == [(0, 10), (1, 15), (2, 20), (3, 25)]
+    assert ranks_in(read) == [(0, 10), (1, 15), (2, 20), (3, 25)]
     assert (read.ranks.missing, read.ranks.left_out, read.health.notes) == ((), (), ())
 
 
-def test_journals_in_a_folder_a_machine_are_one_run(tmp_path):
+def test_one_folder_per_machine_is_one_run(tmp_path):
     for rank in range(4):
         write_rank(tmp_path / f"node{rank // 2}", rank)
-    assert heard(read_run(tmp_path)) == [(rank, 10) for rank in range(4)]
+    assert ranks_in(read_run(tmp_path)) == [(rank, 10) for rank in range(4)]
 
 
 @pytest.mark.parametrize(
     "content", [None, b"", b"\xff\x00" * 99, b'{"kind":"begin","schema":1}\n{"kind":"interval"}\n']
 )
-def test_without_rank_0_s_journal_the_lowest_rank_s_figures_are_told_and_that_they_are(tmp_path, content):
+def test_without_rank_0_the_lowest_rank_is_reported(tmp_path, content):
     write_rank(tmp_path, 3, steps=30)
     write_rank(tmp_path, 2, steps=20)
     if content is not None:
         (tmp_path / "rank0.jsonl").write_bytes(content)
     read = read_run(tmp_path)
-    assert (read.steps, heard(read), read.ranks.missing) == (20, [(2, 20), (3, 30)], (0, 1))
+    assert (read.steps, ranks_in(read), read.ranks.missing) == (20, [(2, 20), (3, 30)], (0, 1))
     said = "is missing" if content is None else "cannot be read"
     assert read.ranks.left_out[0] == f"the figures above are rank 2's: rank 0's journal {said}"
 
 
-def test_a_journal_that_cannot_be_followed_to_its_end_gives_way_and_is_named_once(tmp_path):
+def test_a_broken_journal_is_skipped_and_named_once(tmp_path):
     path = write_rank(tmp_path, 0)
     path.write_text(path.read_text().replace('"step_ns":[', '"step_ns":["x",'))
     write_rank(tmp_path, 1, steps=15)
     read = read_run(tmp_path)
-    assert (read.steps, heard(read)) == (15, [(0, 10), (1, 15)])  # what it told of itself is whole
+    assert (read.steps, ranks_in(read)) == (15, [(0, 10), (1, 15)])  # its last summary is complete
     above, sentence = read.ranks.left_out
     assert above == "the figures above are rank 1's: rank 0's journal cannot be read"
-    assert sentence.startswith(f"left out: {path} holds a line that is no journal's: ")
+    assert sentence.startswith(f"left out: {path} holds a line that is not a journal's: ")
 
 
-def test_what_was_left_out_is_said_where_there_are_no_figures_of_ranks(tmp_path):
-    write_rank(tmp_path, 0, tells=False, who={"world_size": 1})
+def test_left_out_files_are_notes_without_rank_stats(tmp_path):
+    write_rank(tmp_path, 0, sends=False, who={"world_size": 1})
     (tmp_path / "rank1.jsonl").write_bytes(b"")
     read = read_run(tmp_path)
     assert read.ranks is None
@@ -76,20 +76,20 @@ def test_what_was_left_out_is_said_where_there_are_no_figures_of_ranks(tmp_path)
     assert read.health.notes == (f"left out: rank1.jsonl {none}",)
 
 
-def test_the_attempts_before_are_told_by_their_ends(tmp_path):
+def test_earlier_attempts_are_listed_with_their_ends(tmp_path):
     write_rank(tmp_path, 0, steps=20, ended_by="SIGTERM")
     write_rank(tmp_path, 1, steps=20)
     write_rank(tmp_path, 1, attempt=1, steps=15, is_ended=False)
     write_rank(tmp_path, 0, attempt=2, steps=5)
     read = read_run(tmp_path)
-    assert (read.steps, heard(read), read.ranks.missing) == (5, [(0, 5)], (1, 2, 3))
+    assert (read.steps, ranks_in(read), read.ranks.missing) == (5, [(0, 5)], (1, 2, 3))
     assert read.attempts == (
         AttemptStats(0, 20, 20.0, "SIGTERM", is_ended=True),
         AttemptStats(1, 15, 15.0, None, is_ended=False),
     )
 
 
-def test_an_attempt_that_is_asked_for_is_reported_and_that_it_is_not_the_last(tmp_path):
+def test_a_requested_attempt_has_a_note_if_not_the_last(tmp_path):
     write_rank(tmp_path, 0, steps=20, ended_by="SIGTERM")
     write_rank(tmp_path, 0, attempt=1, steps=5)
     read = read_run(tmp_path, attempt=0)
@@ -99,7 +99,7 @@ def test_an_attempt_that_is_asked_for_is_reported_and_that_it_is_not_the_last(tm
         read_run(tmp_path, attempt=2)
 
 
-def test_a_run_that_still_runs_says_so(tmp_path):
+def test_a_running_run_has_a_note(tmp_path):
     own = {"pid": os.getpid(), "host": socket.gethostname(), "wall_ns": time.time_ns()}
     write_rank(tmp_path, 0, is_ended=False, **own)
     assert read_run(tmp_path).health.notes == (STILL_RUNS,)
@@ -110,12 +110,12 @@ def test_a_run_whose_process_is_gone_was_killed(tmp_path):
     assert read_run(tmp_path).health.notes == (KILLED,)
 
 
-def test_of_another_machine_it_is_not_known_whether_the_run_still_runs(tmp_path):
+def test_a_run_on_another_machine_may_still_run(tmp_path):
     write_rank(tmp_path, 0, is_ended=False, host="elsewhere")
     assert read_run(tmp_path).health.notes == (UNKNOWN,)
 
 
-def test_intervals_that_were_dropped_are_told(tmp_path):
+def test_dropped_intervals_have_a_note(tmp_path):
     path = write_rank(tmp_path, 0)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([lines[0], '{"kind":"held","dropped":1}\n', *lines[3:]]))
@@ -126,26 +126,26 @@ def test_intervals_that_were_dropped_are_told(tmp_path):
     )
 
 
-def test_the_exchange_of_gradients_is_that_of_the_rank_whose_figures_are_told(tmp_path):
+def test_gradient_sync_is_of_the_reported_rank(tmp_path):
     write_rank(tmp_path, 0)
     path = write_rank(tmp_path, 1, is_ended=False)
     assert read_run(tmp_path).exchange is None
     exchanged = {"exchanges": 10, "sampled": 4, "exchange_ns": 20 * S, "exchange_hidden_ns": 15 * S}
     with path.open("a") as file:
-        file.write(json.dumps({"kind": "rank", **told_by(1, 10, 10, **exchanged).to_data()}) + "\n")
+        file.write(json.dumps({"kind": "rank", **summary_by(1, 10, 10, **exchanged).to_data()}) + "\n")
     assert read_run(tmp_path).exchange is None
     (tmp_path / "rank0.jsonl").unlink()
     assert read_run(tmp_path).exchange == GradientSyncStats(10, 4, 2.0, 0.75, 0.5)
 
 
-def test_thresholds_are_those_beside_the_journal_that_is_read(tmp_path):
+def test_thresholds_come_from_the_folder_of_the_journal(tmp_path):
     write_rank(tmp_path / "node0", 0)
     write_rank(tmp_path / "node1", 2)
     (tmp_path / "node0" / "meta.json").write_text(json.dumps({"settings": {"thresholds": {"straggler": 0.3}}}))
     assert read_run(tmp_path).thresholds == {"straggler": 0.3}
 
 
-def test_a_folder_of_runs_is_not_taken_for_one_of_machines(tmp_path):
+def test_a_folder_of_runs_is_not_a_folder_of_machines(tmp_path):
     write_rank(tmp_path / RUN, 0)
     with pytest.raises(RunFolderError, match=f"holds a run; give that folder itself, e.g. .*{RUN}"):
         read_run(tmp_path)
@@ -154,21 +154,21 @@ def test_a_folder_of_runs_is_not_taken_for_one_of_machines(tmp_path):
         read_run(tmp_path)
 
 
-def test_a_run_folder_beside_one_of_another_machine_is_one_run_with_it(tmp_path):
+def test_folders_of_two_machines_are_one_run(tmp_path):
     write_rank(tmp_path / RUN, 0)
     write_rank(tmp_path / "node1", 2)
-    assert heard(read_run(tmp_path)) == [(0, 10), (2, 10)]
+    assert ranks_in(read_run(tmp_path)) == [(0, 10), (2, 10)]
 
 
-def test_nothing_but_garbage_is_told(tmp_path):
+def test_a_folder_of_garbage_is_rejected(tmp_path):
     (tmp_path / "rank2-attempt1.jsonl").write_bytes(b"x")
     (tmp_path / "rank1.jsonl").mkdir()
     with pytest.raises(RunFolderError, match=r"rank2-attempt1.jsonl does not begin like a journal"):
         read_run(tmp_path)
 
 
-def test_a_run_of_a_thousand_ranks_names_no_thousand_files(tmp_path):
+def test_a_thousand_ranks_do_not_list_a_thousand_files(tmp_path):
     write_rank(tmp_path, 0)
     for rank in range(1, 1000):
         (tmp_path / f"rank{rank}.jsonl").write_bytes(b"")
-    assert len(read_run(tmp_path).ranks.left_out) == 9  # eight, and how many more
+    assert len(read_run(tmp_path).ranks.left_out) == 9  # eight, and the number of the others

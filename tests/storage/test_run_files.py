@@ -26,7 +26,7 @@ def one_second(monkeypatch):
 
 
 class Process:
-    """One rank's files, with a run that writes to their journal."""
+    """The files of one rank, with a run that writes to its journal."""
 
     def __init__(self, parent, rank, attempt=0):
         self.who = RankId(rank, 4, "node0", 0, rank, attempt)
@@ -54,7 +54,7 @@ def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_rank_0_makes_the_folder_and_says_whose_journal_it_is(tmp_path):
+def test_rank_0_makes_the_folder_and_identifies_its_journal(tmp_path):
     first = Process(tmp_path, 0).flush()
     assert names_in(tmp_path / RUN) == ["meta.json", "rank0.jsonl"]
     begin = first.records()[0]
@@ -66,7 +66,7 @@ def test_rank_0_makes_the_folder_and_says_whose_journal_it_is(tmp_path):
     assert [(row["number"], row["begin_wall_ns"]) for row in meta["attempts"]] == [(0, begin["wall_ns"])]
 
 
-def test_other_ranks_go_into_the_folder_that_they_are_told(tmp_path):
+def test_other_ranks_use_the_announced_folder(tmp_path):
     Process(tmp_path, 0).flush()
     other = Process(tmp_path, 3)
     other.files.run_name = RUN
@@ -77,7 +77,7 @@ def test_other_ranks_go_into_the_folder_that_they_are_told(tmp_path):
     assert (begin["run"], begin["rank"], interval["kind"]) == (RUN, 3, "interval")
 
 
-def test_till_it_is_told_a_rank_keeps_its_lines(tmp_path):
+def test_a_rank_buffers_lines_until_it_knows_the_folder(tmp_path):
     other = Process(tmp_path / "runs", 3).flush().flush()
     assert list(tmp_path.iterdir()) == []
     assert other.files.folder is None
@@ -88,7 +88,7 @@ def test_till_it_is_told_a_rank_keeps_its_lines(tmp_path):
     assert kinds == ["begin", "interval", "interval", "interval", "end"]
 
 
-def test_on_another_machine_the_first_rank_makes_the_folder_and_says_where_that_is(tmp_path):
+def test_on_another_machine_the_first_rank_makes_the_folder(tmp_path):
     for rank in (2, 3):
         other = Process(tmp_path, rank)
         other.files.run_name = RUN
@@ -100,7 +100,7 @@ def test_on_another_machine_the_first_rank_makes_the_folder_and_says_where_that_
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "a/b", "/tmp", "a\\b", "a\0b", "é", "x" * 300, "a\n", 7, b"x"])
-def test_a_name_that_is_no_plain_name_of_a_folder_is_passed_over(tmp_path, name):
+def test_a_path_as_run_name_is_ignored(tmp_path, name):
     other = Process(tmp_path / "runs", 3)
     other.files.run_name = name
     other.flush()
@@ -108,18 +108,18 @@ def test_a_name_that_is_no_plain_name_of_a_folder_is_passed_over(tmp_path, name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_that_nobody_tells_finds_the_folder_of_its_launch(tmp_path):
+def test_a_rank_finds_the_folder_of_its_launch_on_disk(tmp_path):
     other = Process(tmp_path, 3).flush()
     Process(tmp_path, 0).flush()
     other.flush()
-    assert other.files.folder is None  # it does not look at each flush
+    assert other.files.folder is None  # it does not search at each flush
     other.clock.advance(2)
     other.flush()
     assert other.files.folder == tmp_path / RUN
     assert [record["kind"] for record in other.records()] == ["begin", *["interval"] * 3]
 
 
-def test_a_rank_that_finds_nothing_looks_ever_more_seldom(tmp_path, monkeypatch):
+def test_searches_for_the_folder_become_rarer(tmp_path, monkeypatch):
     looks = []
     monkeypatch.setattr(run_files, "run_of_rank", lambda *arguments: looks.append(other.clock.now_ns // 10**9))
     other = Process(tmp_path, 3)
@@ -145,19 +145,19 @@ def change_meta(parent, **values):
         {"attempts": [None, {"number": "x"}, {}]},
     ],
 )
-def test_a_folder_of_another_launch_or_attempt_or_time_is_not_the_run_s(tmp_path, meta):
+def test_a_folder_of_another_launch_attempt_or_time_is_ignored(tmp_path, meta):
     Process(tmp_path, 0).flush()
     change_meta(tmp_path, **meta)
     assert Process(tmp_path, 3).flush().files.folder is None
 
 
-def test_a_folder_in_which_this_rank_has_written_is_not_found_again(tmp_path):
+def test_a_folder_with_this_ranks_journal_is_not_found_again(tmp_path):
     Process(tmp_path, 0).flush()
     assert Process(tmp_path, 3).flush().files.folder == tmp_path / RUN
     assert Process(tmp_path, 3).flush().files.folder is None
 
 
-def test_a_rank_that_is_told_a_name_for_the_second_time_in_one_process_waits_for_another(tmp_path):
+def test_a_second_run_does_not_reuse_the_first_name(tmp_path):
     for _ in range(2):
         other = Process(tmp_path, 3)
         other.files.run_name = RUN
@@ -167,7 +167,7 @@ def test_a_rank_that_is_told_a_name_for_the_second_time_in_one_process_waits_for
     assert other.flush().files.folder == tmp_path / "20261121-150000"
 
 
-def test_what_another_process_has_written_is_left_alone(tmp_path):
+def test_files_of_other_processes_are_never_changed(tmp_path):
     (tmp_path / RUN).mkdir()
     (tmp_path / RUN / "rank3.jsonl").write_text('{"kind":"begin","pid":1,"host":"node7"}\n')
     other = Process(tmp_path, 3)
@@ -177,7 +177,7 @@ def test_what_another_process_has_written_is_left_alone(tmp_path):
     assert names_in(tmp_path / RUN) == ["rank3-2.jsonl", "rank3.jsonl"]
 
 
-def test_at_its_end_a_rank_that_heard_of_no_folder_makes_its_own(tmp_path):
+def test_a_rank_without_a_folder_makes_its_own_at_the_end(tmp_path):
     other = Process(tmp_path, 3).flush()
     other.close("SIGTERM")
     assert names_in(tmp_path) == [f"{RUN}-rank3"]
@@ -186,19 +186,19 @@ def test_at_its_end_a_rank_that_heard_of_no_folder_makes_its_own(tmp_path):
     assert (records[0]["run"], records[-1]["ended_by"]) == (f"{RUN}-rank3", "SIGTERM")
 
 
-def test_a_rank_s_own_folder_is_nobody_else_s(tmp_path):
+def test_no_other_rank_uses_a_ranks_own_folder(tmp_path):
     Process(tmp_path, 3).flush().close()
     assert Process(tmp_path, 2).flush().files.folder is None
 
 
-def test_at_its_end_a_rank_looks_once_more(tmp_path):
+def test_a_rank_searches_once_more_at_the_end(tmp_path):
     other = Process(tmp_path, 3).flush()
     Process(tmp_path, 0).flush()
     other.close()
     assert names_in(tmp_path) == [RUN]
 
 
-def test_a_rank_that_measured_nothing_leaves_nothing(tmp_path):
+def test_a_rank_without_intervals_writes_no_files(tmp_path):
     other = Process(tmp_path, 3)
     other.files.open(other.who)
     other.close()
@@ -216,11 +216,11 @@ def test_only_rank_0_writes_reports(tmp_path):
     assert (tmp_path / RUN / "report.txt").read_text() == "first"
 
 
-def test_a_later_attempt_goes_on_in_the_folder_and_keeps_the_report_before(tmp_path):
+def test_a_later_attempt_continues_in_the_folder(tmp_path):
     before = Process(tmp_path, 0).flush(20)
     before.files.write_report("before", DATA)
     before.close("SIGTERM")
-    Process(tmp_path, 0, attempt=1).flush().close("ValueError")  # it came to no report
+    Process(tmp_path, 0, attempt=1).flush().close("ValueError")  # without a report
     last = Process(tmp_path, 0, attempt=2).flush()
     last.files.write_report("last", DATA)
     assert last.files.attempts == (
@@ -239,7 +239,7 @@ def test_a_later_attempt_goes_on_in_the_folder_and_keeps_the_report_before(tmp_p
     assert (tmp_path / RUN / "rank3-attempt2.jsonl").exists()
 
 
-def test_an_attempt_whose_run_is_elsewhere_makes_a_folder_that_says_which_it_is(tmp_path, monkeypatch):
+def test_an_attempt_without_the_folder_makes_a_new_one(tmp_path, monkeypatch):
     Process(tmp_path, 0).flush()
     monkeypatch.setattr(run_files, "this_launch", lambda launch: LAUNCH._replace(parent_pid=42))
     later = Process(tmp_path, 0, attempt=1).flush()
@@ -249,13 +249,13 @@ def test_an_attempt_whose_run_is_elsewhere_makes_a_folder_that_says_which_it_is(
     assert names_in(tmp_path / f"{RUN}-2") == ["meta.json", "rank0-attempt1.jsonl"]
 
 
-def test_a_launcher_that_comes_to_the_same_number_again_begins_a_new_run(tmp_path):
+def test_a_repeated_attempt_number_begins_a_new_run(tmp_path):
     Process(tmp_path, 0).flush()
     Process(tmp_path, 0, attempt=1).flush()
     assert Process(tmp_path, 0, attempt=1).flush().files.folder == tmp_path / f"{RUN}-2"
 
 
-def test_an_attempt_begins_where_the_program_then_is(tmp_path, monkeypatch):
+def test_an_attempt_uses_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     other = Process("runs", 3).flush()
     (tmp_path / "elsewhere").mkdir()
@@ -265,7 +265,7 @@ def test_an_attempt_begins_where_the_program_then_is(tmp_path, monkeypatch):
     assert other.files.folder == tmp_path / "runs" / RUN
 
 
-def test_a_rank_learns_late_which_one_it_is(tmp_path):
+def test_a_rank_may_learn_its_number_late(tmp_path):
     other = Process(tmp_path, 1).flush()
     other.who = replace(other.who, rank=2)
     other.files.run_name = RUN
@@ -273,7 +273,7 @@ def test_a_rank_learns_late_which_one_it_is(tmp_path):
     assert (other.records()[0]["rank"], other.records()[0]["who"]["rank"]) == (2, 2)
 
 
-def test_a_disk_that_takes_nothing_is_an_error_of_this_part_alone(tmp_path):
+def test_a_full_disk_raises_oserror(tmp_path):
     (tmp_path / "runs").write_text("")
     other = Process(tmp_path / "runs", 3).flush()
     other.files.run_name = RUN

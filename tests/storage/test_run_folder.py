@@ -27,7 +27,7 @@ def test_a_run_folder_stays_where_it_is_when_the_script_changes_folder(tmp_path,
     assert make_run_folder("runs") == tmp_path / "runs" / "20261121-142530"
 
 
-def test_a_file_in_the_way_is_an_error(tmp_path):
+def test_a_file_of_the_same_name_is_an_error(tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(OSError, match="runs"):
         make_run_folder(str(tmp_path / "runs"))

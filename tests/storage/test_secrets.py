@@ -33,7 +33,7 @@ HEX = "0123456789abcdef0123456789abcdef01234567"
         (["--password", "-X"], ["--password", "***"]),
     ],
 )
-def test_the_value_of_what_is_called_a_secret_is_masked(command, shown):
+def test_values_with_secret_names_are_masked(command, shown):
     assert masked(command) == shown
 
 
@@ -59,7 +59,7 @@ def test_the_value_of_what_is_called_a_secret_is_masked(command, shown):
         ("9f8a1b2c-3d4e-5f6a-7b8c-9d0e1f2a3b4c", "***"),
     ],
 )
-def test_what_looks_like_a_secret_is_masked_wherever_it_stands(word, shown):
+def test_values_that_look_like_secrets_are_masked_anywhere(word, shown):
     assert "X" not in shown.replace("X-Api-Key", "")
     assert masked([word])[0].replace("*** ***", "***") == shown
 
@@ -99,7 +99,7 @@ def test_what_looks_like_a_secret_is_masked_wherever_it_stands(word, shown):
         ["optimizer.betas=[0.9,0.999]"],
     ],
 )
-def test_what_is_harmless_stays_readable(command):
+def test_harmless_words_stay_readable(command):
     assert masked(command) == command
 
 

@@ -1,4 +1,4 @@
-"""A slow, independent reading of recorded batches: one event after the other, no arrays.
+"""A slow, independent evaluation of recorded batches: one event at a time, without arrays.
 
 Python 3 alone, on purpose: nothing of the package's arithmetic is used here.
 """
@@ -6,7 +6,7 @@ Python 3 alone, on purpose: nothing of the package's arithmetic is used here.
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-APART = {"validation_epoch", "sampling", "checkpointing", "visualization_generation", "(profiler)"}
+OUTSIDE_SECTIONS = {"validation_epoch", "sampling", "checkpointing", "visualization_generation", "(profiler)"}
 IN_A_LOOP = {"data_loading", "data_generation", "data_transfer", "forward_pass", "backward_pass"}
 STEP_END, EPOCH_BEGIN, EPOCH_END = range(3)
 DISCARDED = 1 << 24
@@ -34,7 +34,7 @@ class Span:
 
 @dataclass
 class Reading:
-    """What was found; all times in ns."""
+    """The result; all times in ns."""
 
     spans: list[Span] = field(default_factory=list)
     self_ns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -46,7 +46,7 @@ class Reading:
 
 
 class BruteForce:
-    """Reads batches of events as ``Accumulator.add`` gets them."""
+    """Evaluates batches of events like ``Accumulator.add``."""
 
     def __init__(self, names, begin_ns, training_thread):
         self.names = dict(names)  # code -> name
@@ -57,12 +57,12 @@ class BruteForce:
         self.steps = 0
         self.inside = False
         self.begun = False
-        self.unfinished = defaultdict(int)  # in-step time of the step under way
+        self.unfinished = defaultdict(int)  # in-step time of the step in progress
         self.stretch = defaultdict(int)  # the same since the last mark or batch
 
     def add(self, until_ns, threads, marks):
         """Read one batch; ``threads`` maps serials to (is_alive, [(ns, code), ...])."""
-        for stack in self.stacks.values():  # what is still open is nested anew
+        for stack in self.stacks.values():  # open sections are nested again
             self._nest(stack)
         items = [(ns, 1, self.training, code) for ns, code in threads.get(self.training, (True, []))[1]]
         items += [
@@ -152,6 +152,6 @@ class BruteForce:
             around = stack[i - 1] if i else Open(0, 0, 0)
             plain = self.names[stack[i].code]
             stack[i].parent = around.name
-            stack[i].root = around.root or (plain if plain in APART else "")
+            stack[i].root = around.root or (plain if plain in OUTSIDE_SECTIONS else "")
             inside = around.root and around.root != plain and plain != "(profiler)"
             stack[i].name = f"{around.root}/{plain}" if inside else plain

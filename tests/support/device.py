@@ -147,7 +147,7 @@ class DeviceRun(FakeRun):
 
     def flush(self) -> None:
         self.drain()
-        totals, step_ns = self.accumulator.take_totals()
+        totals, step_ns = self.accumulator.pop_totals()
         self.sums.add(totals, step_ns)
         if self.journal:
             self.journal.write_interval(totals, step_ns, Health(), self.loaders, device=self.time.stats())

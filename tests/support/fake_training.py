@@ -28,7 +28,7 @@ class FakeTraining:
         self.run = run or FakeRun()
         self.clock = self.run.clock
         self.recorder = self.run.recorder
-        self.run.accumulator.inferred.is_needed = True
+        self.run.accumulator.inferred_filter.is_needed = True
         self.recorder.watermark_ns = self.clock()  # as a session that watches begins
         self.marks: list[tuple[int, int]] = []  # (kind, ns), as they were made
         self.is_grad_enabled = True
@@ -132,7 +132,7 @@ class FakeTraining:
         self.detector.finish()
         self.recorder.watermark_ns = None
         self.run.drain()
-        totals, step_ns = self.run.accumulator.take_totals()
+        totals, step_ns = self.run.accumulator.pop_totals()
         sums, names = totals.sections, {0: "", **self.run.names.names}
         assert sums.self_ns.sum() == totals.wall_ns
         assert totals.dropped == 0

@@ -80,7 +80,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.run = FakeRun()
-        self.run.accumulator.inferred.is_needed = True
+        self.run.accumulator.inferred_filter.is_needed = True
         self.clock = self.run.clock = self.run.recorder.clock = TickingClock(self.run.clock())
         self.steps = 0
         self.begun = 0

@@ -23,13 +23,13 @@ def who(rank: int, attempt: int = 0, world_size: int = 4) -> RankId:
     return RankId(rank, world_size, f"node{rank // 2}", rank // 2, rank % 2, attempt)
 
 
-def told_by(rank: int, steps: int, told_s: float, attempt: int = 0, **others: Any) -> RankSummary:
-    """Return what a rank tells ``told_s`` after it began."""
+def summary_by(rank: int, steps: int, sent_s: float, attempt: int = 0, **others: Any) -> RankSummary:
+    """Return the summary that a rank sends ``sent_s`` after its begin."""
     sections = {"forward_pass": RankSection(steps, steps * S, steps * S, steps * S)}
     return RankSummary(
         who(rank, attempt),
         begin_ns=BEGAN_S * S,
-        sent_ns=BEGAN_S * S + round(told_s * S),
+        sent_ns=BEGAN_S * S + round(sent_s * S),
         steps=steps,
         sections=sections,
         **others,
@@ -42,44 +42,44 @@ def write_rank(
     *,
     steps: int = 10,
     attempt: int = 0,
-    tells: bool = True,
-    told_s: float | None = None,
+    sends: bool = True,
+    sent_s: float | None = None,
     ended_by: str | None = None,
     is_ended: bool = True,
     launch: LaunchId = LAUNCH,
     name: str | None = None,
-    **told: Any,
+    **identity: Any,
 ) -> Path:
     """Write the journal of a rank whose steps take 1 s each, flushed every fifth step."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (name or journal_name(rank, attempt))
     run = FakeRun()
     begin: dict[str, Any] = {"run": RUN, "pid": 100 + rank, "host": "node0", "wall_ns": (BEGAN_S + attempt) * S}
-    begin |= {"who": asdict(who(rank, attempt)), "launched": launch._asdict(), **told}
+    begin |= {"who": asdict(who(rank, attempt)), "launched": launch._asdict(), **identity}
     run.journal = Journal(path, rank, run.names, run.clock(), None, begin)
     for step in range(1, steps + 1):
         run.step(forward_pass=1.0)
         if step % 5 == 0:
             run.flush()
-            if tells:
-                run.journal.write_rank(told_by(rank, step, step if told_s is None else told_s, attempt).to_data())
+            if sends:
+                run.journal.write_rank(summary_by(rank, step, step if sent_s is None else sent_s, attempt).to_data())
     if is_ended:
         run.journal.close(Health(), ended_by)
     return path
 
 
-def figures_by_hand(
-    told: Sequence[RankSummary],
+def simple_stats(
+    summaries: Sequence[RankSummary],
     world_size: int,
     *,
     before: Mapping[int, RankSummary] | None = None,
-    heard_s_ago: Mapping[int, float] | None = None,
+    age_s: Mapping[int, float] | None = None,
     silent_after_s: float | None = None,
 ) -> AllRanksStats | None:
-    """Stand in for the figures of all ranks: who was heard of, with how many steps."""
-    if world_size == 1 or not told:
+    """Stand in for ``all_ranks_stats``: the known ranks and their steps."""
+    if world_size == 1 or not summaries:
         return None
-    ranks = {sums.who.rank: RankStats(sums.who, sums.steps) for sums in told}
-    late = [rank for rank, s in (heard_s_ago or {}).items() if silent_after_s is not None and s > silent_after_s]
+    ranks = {summary.who.rank: RankStats(summary.who, summary.steps) for summary in summaries}
+    late = [rank for rank, s in (age_s or {}).items() if silent_after_s is not None and s > silent_after_s]
     missing = tuple(rank for rank in range(world_size) if rank not in ranks)
     return AllRanksStats(world_size, tuple(ranks.values()), missing, tuple(late))

@@ -1,4 +1,4 @@
-"""Ranks made to measure: what each tells, and figures of all of them."""
+"""Summaries and stats of ranks, made to measure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ def rank_id(rank: int, world_size: int = 4, per_host: int = 2) -> RankId:
     return RankId(rank, world_size, f"node{node}", node, rank % per_host)
 
 
-def told(
+def summary_of(
     rank: int,
     *,
     step_ms: float = 31.0,
@@ -25,7 +25,7 @@ def told(
     others: Mapping[str, RankSection] | None = None,
     **more: Any,
 ) -> RankSummary:
-    """Return what a rank of even steps tells; ``sections`` are ms a step, none nested in another."""
+    """Return the summary of a rank with even steps; ``sections`` are ms per step, not nested."""
     settled = steps - warmup
     rows = {
         name: RankSection(steps, round(steps * ms * MS), round(settled * ms * MS), round(settled * ms * MS))
@@ -44,7 +44,7 @@ def told(
     )
 
 
-def paces(*work_ms: float, steps: int = 50, sync_ms: float = 2.0) -> list[StepTimeBucket]:
+def buckets(*work_ms: float, steps: int = 50, sync_ms: float = 2.0) -> list[StepTimeBucket]:
     return [StepTimeBucket(steps, round(steps * (ms + sync_ms) * MS), round(steps * sync_ms * MS)) for ms in work_ms]
 
 
@@ -55,7 +55,7 @@ def rank_row(rank: int, work_s: float | None = 0.03, step_s: float = 0.05, **mor
 
 
 def ranks_of(rows: Sequence[RankStats], **more: Any) -> AllRanksStats:
-    """Return figures of these ranks, grouped by their hosts."""
+    """Return the stats of these ranks, grouped by host."""
     by_host: dict[str, list[RankStats]] = {}
     for row in rows:
         by_host.setdefault(row.who.host, []).append(row)

@@ -82,7 +82,7 @@ class FakeRun:
     def flush(self) -> None:
         """Drain, and hand what was summed up to the run's sums and the journal."""
         self.drain()
-        totals, step_ns = self.accumulator.take_totals()
+        totals, step_ns = self.accumulator.pop_totals()
         self.sums.add(totals, step_ns)
         if self.journal:
             self.journal.write_interval(totals, step_ns, Health(), self.loaders)

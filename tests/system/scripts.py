@@ -7,11 +7,13 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Mapping
 from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from training_profiler.cli import main
 
@@ -122,13 +124,16 @@ def command(cwd: Path, *words: str) -> Outcome:
 
     An interpreter of its own takes half a second; tests/system/test_commands.py starts one for each command.
     """
-    stdout, stderr = io.StringIO(), io.StringIO()
-    with chdir(cwd), redirect_stdout(stdout), redirect_stderr(stderr):
-        try:
-            status = main(words)
-        except SystemExit as end:  # of argparse
-            status = int(end.code or 0)
-    return Outcome(status, stdout.getvalue(), stderr.getvalue(), cwd)
+    stderr = io.StringIO()
+    # A file, like that of a process: its width follows COLUMNS.
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as stdout, chdir(cwd), patch.dict(os.environ, COLUMNS="1000"):
+        with redirect_stdout(stdout), redirect_stderr(stderr):
+            try:
+                status = main(words)
+            except SystemExit as end:  # of argparse
+                status = int(end.code or 0)
+        stdout.seek(0)
+        return Outcome(status, stdout.read(), stderr.getvalue(), cwd)
 
 
 def report_command(cwd: Path, *words: str) -> Outcome:

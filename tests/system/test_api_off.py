@@ -103,7 +103,7 @@ def test_invalid_log_every_variable_is_an_error(given: str) -> None:
     with pytest.raises(SettingsError) as error:
         read_settings(environ={f"{SWITCH}_LOG_EVERY": given})
     assert str(error.value) == (
-        f"{SWITCH}_LOG_EVERY='{given}' is not a positive integer (steps between reports); example: 50"
+        f"{SWITCH}_LOG_EVERY='{given}' is not a positive integer (steps between periodic reports); example: 50"
     )
 
 

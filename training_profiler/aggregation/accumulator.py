@@ -1,17 +1,16 @@
-"""Turns the recorder's batches into totals; keeps what reaches from one batch into the next."""
+"""Turns the recorder's batches into totals, and carries open spans and unfinished steps from batch to batch."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from training_profiler.aggregation.arrays import Bools, Ints
 from training_profiler.aggregation.gradient_sync import GradientSyncAttribution
-from training_profiler.aggregation.histogram import Ints
-from training_profiler.aggregation.lines import LineBooking
-from training_profiler.aggregation.loaders import LoaderBooking
+from training_profiler.aggregation.lines import LineAttribution
+from training_profiler.aggregation.loaders import LoaderAttribution
 from training_profiler.aggregation.outside_steps import OutsideSteps
-from training_profiler.aggregation.section_rules import Inferred
+from training_profiler.aggregation.section_rules import InferredSectionFilter
 from training_profiler.aggregation.span_matching import (
-    Bools,
     Events,
     LeafSpans,
     MatchedSpans,
@@ -36,11 +35,11 @@ from training_profiler.snapshot.snapshot import PROFILER
 
 
 class Accumulator:
-    """Sums up one run. ``totals`` is what was summed since ``take_totals`` was called last.
+    """Sums up one run. ``totals`` covers the time since the last ``pop_totals``.
 
-    ``on_spans``, where set, is told of the training thread's spans that count for averages: sections, begins, ends;
-    then the begins of those still open, and the time up to which that is all. ``on_every_span`` is told of all its
-    spans, without the begins.
+    ``on_spans``, if set, is called with the training thread's spans that count for averages: sections, begins, ends,
+    the begins of spans still open, and the time up to which this is complete. ``on_every_span`` is called with all
+    spans of the training thread: sections, begins, ends, and that time.
     """
 
     def __init__(
@@ -48,22 +47,22 @@ class Accumulator:
     ) -> None:
         self.totals = Totals(begin_ns)
         self.step_ns: list[int] = []  # durations of the steps in ``totals``
-        self.inferred = Inferred(names, has_inferred)
+        self.inferred_filter = InferredSectionFilter(names, has_inferred)
         self.on_spans: Callable[[Ints, Ints, Ints, Ints, int], None] | None = None
         self.on_every_span: Callable[[Ints, Ints, Ints, int], None] | None = None
-        self.disturbed = CaptureAffectedSteps()
-        self.loaders = LoaderBooking(names)
-        self._lines = LineBooking(names)
+        self.slowed_by_capture = CaptureAffectedSteps()
+        self.loaders = LoaderAttribution(names)
+        self._lines = LineAttribution(names)
         self._names = names
         self.warmup_steps = warmup_steps
         self._timeline = Timeline()
-        self.at_ns = begin_ns  # up to where time is booked
-        self._open: dict[int, Events] = {}  # thread serial -> sections it has open
-        self._apart = OutsideSteps(names)
-        self._exchange = GradientSyncAttribution(names)
-        self._complete = 0  # how many steps the batch under way completes
-        self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step that is under way
-        self._unfinished_total = np.zeros(1, np.int64)  # and the spans that ended in it
+        self.at_ns = begin_ns  # the end of the time summed up so far
+        self._open: dict[int, Events] = {}  # thread serial -> its open sections
+        self._outside_steps = OutsideSteps(names)
+        self._gradient_sync = GradientSyncAttribution(names)
+        self._complete = 0  # number of steps that end in the current batch
+        self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step in progress
+        self._unfinished_total = np.zeros(1, np.int64)  # the same with nested sections
 
     def reconfigure(self, warmup_steps: int | None) -> None:
         """Go on with another number of warm-up steps."""
@@ -79,33 +78,33 @@ class Accumulator:
 
     @property
     def steps(self) -> int:
-        """How many steps are complete."""
+        """Number of complete steps."""
         return self._timeline.steps
 
     def open_sections(self, training_thread: int) -> tuple[str, ...]:
-        """Return the names of the sections the training thread is in, the outermost first."""
+        """Return the names of the training thread's open sections, outermost first."""
         still_open = self._open.get(training_thread, no_events())
         names = [self._names.names[code & SECTION_MASK] for code in still_open.codes.tolist()]
         return tuple(name for name in names if name != PROFILER)
 
-    def take_totals(self) -> tuple[Totals, list[int]]:
-        """Return the totals and their steps' durations in ns, and start new ones where they end."""
+    def pop_totals(self) -> tuple[Totals, list[int]]:
+        """Return the totals and the durations of their steps in ns, and start new totals at the same time."""
         done = self.totals, self.step_ns
         self.totals = Totals(self.at_ns, self.steps)
         self.step_ns = []
         return done
 
     def add(self, batch: Batch, training_thread: int, samples: Sequence[Sample] = ()) -> None:
-        """Add a batch; time on the thread with serial ``training_thread`` is the run's time, and samples are of it."""
-        self._lines.expect(samples)
+        """Add a batch. The run's time is that of the thread ``training_thread``; ``samples`` are of that thread."""
+        self._lines.add_samples(samples)
         rows = rows_for(len(self._names.names))
         self.totals.sections.grow(rows)
         events = {}
         for thread in batch.threads:
-            recorded = self.loaders.take_out(read_events(thread.events), thread.serial == training_thread)
-            events[thread.serial] = self.inferred.admit(thread.serial, recorded)
+            recorded = self.loaders.extract_changes(read_events(thread.events), thread.serial == training_thread)
+            events[thread.serial] = self.inferred_filter.admit(thread.serial, recorded)
         training = events.get(training_thread, no_events())
-        # What the training thread records while another drains can be later than the drain's own time.
+        # The training thread goes on recording during a drain on another thread, so its events may be later.
         last_mark_ns = [ns for _, ns in batch.marks[-1:]]
         until_ns = max([batch.until_ns, self.at_ns, *training.times_ns[-1:].tolist(), *last_mark_ns])
         first_step = self.steps
@@ -122,12 +121,12 @@ class Accumulator:
                 self.totals.unended += len(self._open.pop(thread.serial, no_events()).codes)
         self.at_ns = self.totals.end_ns = until_ns
 
-    def add_exchange(self, exchanged: GradientSyncTotals) -> None:
-        """Book the exposed part of DDP's exchanges as ``synchronization`` within the backward passes."""
-        self._exchange.book(self.totals, exchanged, has_steps=self.steps > 0)
+    def add_gradient_sync(self, synced: GradientSyncTotals) -> None:
+        """Attribute the exposed part of DDP's gradient sync to ``synchronization`` within the backward passes."""
+        self._gradient_sync.attribute(self.totals, synced, has_steps=self.steps > 0)
 
     def add_device_time(self, id: int, ns: int) -> None:
-        """Add what the accelerator took for a span that ``on_spans`` was told of."""
+        """Add the accelerator's time for a span that ``on_spans`` was called with."""
         self.totals.sections.grow(rows_for(len(self._names.names)))
         self.totals.sections.device_ns[id] += ns
         self.totals.sections.device_count[id] += 1
@@ -136,11 +135,11 @@ class Accumulator:
         return np.array([id for id, name in list(self._names.names.items()) if name in names], np.int64)
 
     def _loop_begin_ns(self, training: Events, has_marks: bool) -> int | None:
-        """Return when the training loop may have begun: at a section that only a loop has.
+        """Return when the training loop may have begun: at the first section that only occurs in a loop.
 
-        Only where steps come without any of those does the first section of all have to do.
+        If steps end and no such section was seen, the first section of any name counts.
         """
-        if self._timeline.has_begun or self.inferred.is_needed:  # a mark will tell
+        if self._timeline.has_begun or self.inferred_filter.is_needed:  # a mark shows it
             return None
         times_ns = training.times_ns[np.isin(training.codes, self._ids_of(LOOP_SECTIONS))]
         if not len(times_ns) and has_marks:
@@ -148,57 +147,59 @@ class Accumulator:
         return int(times_ns[0]) if len(times_ns) else None
 
     def _add_thread(self, serial: int, events: Events, cuts: Cuts, first_step: int | None) -> None:
-        """Add one thread's events; ``first_step`` is None on threads other than the training thread."""
+        """Add one thread's events; ``first_step`` is None for all but the training thread."""
         is_training = first_step is not None
         inner_cuts_ns = cuts.ends_ns[:-1]
         still_open = self._open.pop(serial, no_events())
         if not is_training and not len(events.codes) and not len(still_open.codes):
             return
-        apart = self._apart.current()
-        result = match_spans(events, still_open, inner_cuts_ns, apart)
+        outside = self._outside_steps.current()
+        result = match_spans(events, still_open, inner_cuts_ns, outside)
         self.totals.dropped += result.dropped
         if len(result.still_open.codes):
             self._open[serial] = result.still_open
         stretches = stretches_between(result, inner_cuts_ns, self.at_ns, int(cuts.ends_ns[-1]))
         pieces = np.minimum(np.searchsorted(cuts.ends_ns, stretches.begin_ns, side="right"), len(cuts.steps) - 1)
-        leaves_in_gap = stretches.count_leaf_spans(result.leaf_spans)
-        leaf_roots = np.repeat(stretches.roots, leaves_in_gap)
-        leaf_spans = rename_leaf_spans(result.leaf_spans, leaf_roots, self._apart.name_within)
-        self.totals.sections.grow(rows_for(len(self._names.names)))  # renaming may have made new names
-        leaf_is_apart = leaf_roots > 0
-        if apart.exists:
-            leaf_is_apart |= apart.table[result.leaf_spans.ids]
+        leaves_per_stretch = stretches.count_leaf_spans(result.leaf_spans)
+        leaf_outer_ids = np.repeat(stretches.outer_ids, leaves_per_stretch)
+        leaf_spans = rename_leaf_spans(result.leaf_spans, leaf_outer_ids, self._outside_steps.name_within)
+        self.totals.sections.grow(rows_for(len(self._names.names)))  # renaming may have added names
+        leaf_is_outside = leaf_outer_ids > 0
+        if outside.exists:
+            leaf_is_outside |= outside.table[result.leaf_spans.ids]
         result = result._replace(leaf_spans=leaf_spans)
         step_rows = None
         if first_step is None:
-            self._add_elsewhere(leaf_spans, stretches, leaves_in_gap)
+            self._add_elsewhere(leaf_spans, stretches, leaves_per_stretch)
         else:
             step_rows = self._rows_of_pieces(cuts, first_step)
-            self._add_self_times(leaf_spans, leaf_is_apart, stretches, leaves_in_gap, step_rows[pieces], first_step)
-            self._lines.book(
+            self._add_self_times(
+                leaf_spans, leaf_is_outside, stretches, leaves_per_stretch, step_rows[pieces], first_step
+            )
+            self._lines.attribute(
                 self.totals.lines, leaf_spans, stretches, step_rows[pieces], self._complete, int(cuts.ends_ns[-1])
             )
-        self._add_spans(result, leaf_is_apart, stretches, leaves_in_gap, cuts, pieces, step_rows)
+        self._add_spans(result, leaf_is_outside, stretches, leaves_per_stretch, cuts, pieces, step_rows)
 
     def _add_self_times(
         self,
         leaf_spans: LeafSpans,
-        leaf_is_apart: Bools,
+        leaf_is_outside: Bools,
         stretches: Stretches,
-        leaves_in_gap: Ints,
+        leaves_per_stretch: Ints,
         step_row: Ints,
         first_step: int,
     ) -> None:
-        """Book the training thread's time; ``step_row[i]`` is the row of the step gap i is in, -1 for none."""
+        """Add the training thread's time; ``step_row[i]`` is the row of the step that stretch i is in, -1 for none."""
         rows = self.totals.sections.rows
         complete = self._complete
-        # One row a complete step, one for the unfinished, one for all that is part of no step.
-        row = np.where((stretches.roots > 0) | (step_row < 0), complete + 1, step_row)
-        own_ns = stretches.durations_ns - stretches.sum_leaf_spans(leaf_spans.durations_ns, leaves_in_gap)
+        # One row for each complete step, one for the unfinished step, one for time outside steps.
+        row = np.where((stretches.outer_ids > 0) | (step_row < 0), complete + 1, step_row)
+        own_ns = stretches.durations_ns - stretches.sum_leaf_spans(leaf_spans.durations_ns, leaves_per_stretch)
         size = (complete + 2) * rows
         sums = np.bincount(row * rows + stretches.owners, own_ns, size)
         if len(leaf_spans.ids):
-            leaf_row = np.where(leaf_is_apart, complete + 1, np.repeat(row, leaves_in_gap))
+            leaf_row = np.where(leaf_is_outside, complete + 1, np.repeat(row, leaves_per_stretch))
             sums += np.bincount(leaf_row * rows + leaf_spans.ids, leaf_spans.durations_ns, size)
         self_ns = sums.astype(np.int64).reshape(-1, rows)
         self.totals.sections.self_ns += self_ns.sum(axis=0)
@@ -207,13 +208,13 @@ class Accumulator:
         if complete:
             durations_ns = self_ns[:complete].sum(axis=1).tolist()
             self.step_ns += durations_ns
-            disturbed = self.disturbed.among(first_step, complete)
-            self.totals.add_steps(durations_ns, self_ns[:complete], first_step, disturbed)
+            slowed = self.slowed_by_capture.among(first_step, complete)
+            self.totals.add_steps(durations_ns, self_ns[:complete], first_step, slowed)
 
     def _rows_of_pieces(self, cuts: Cuts, first_step: int) -> Ints:
-        """Return for each piece its step's row, counted from the first step of the batch; -1 for none."""
+        """Return for each piece its step's row, counted from the first step of the batch; -1 for no step."""
         rows = np.where(cuts.steps == OUTSIDE, -1, cuts.steps - first_step)
-        for piece in cuts.gives_up:
+        for piece in cuts.not_steps:
             rows[: piece + 1][rows[: piece + 1] == rows[piece]] = -1
             if cuts.steps[piece] == first_step:
                 self._lines.of_unfinished_step.clear()
@@ -221,9 +222,9 @@ class Accumulator:
                 self._unfinished_total[:] = 0
         return rows
 
-    def _add_elsewhere(self, leaf_spans: LeafSpans, stretches: Stretches, leaves_in_gap: Ints) -> None:
+    def _add_elsewhere(self, leaf_spans: LeafSpans, stretches: Stretches, leaves_per_stretch: Ints) -> None:
         rows = self.totals.sections.rows
-        own_ns = stretches.durations_ns - stretches.sum_leaf_spans(leaf_spans.durations_ns, leaves_in_gap)
+        own_ns = stretches.durations_ns - stretches.sum_leaf_spans(leaf_spans.durations_ns, leaves_per_stretch)
         sums = np.bincount(stretches.owners, own_ns, rows) + np.bincount(leaf_spans.ids, leaf_spans.durations_ns, rows)
         sums[0] = 0
         self.totals.sections.elsewhere_ns += sums.astype(np.int64)
@@ -231,19 +232,19 @@ class Accumulator:
     def _add_spans(
         self,
         result: MatchedSpans,
-        leaf_is_apart: Bools,
+        leaf_is_outside: Bools,
         stretches: Stretches,
-        leaves_in_gap: Ints,
+        leaves_per_stretch: Ints,
         cuts: Cuts,
         pieces: Ints,
         step_rows: Ints | None,
     ) -> None:
-        """Add the spans that ended; ``step_rows`` are those of the pieces, None on other threads."""
+        """Add the spans that ended; ``step_rows`` are the rows of the pieces, None for other threads."""
         leaf_spans, spans = result.leaf_spans, result.spans
         ids, begin_ns, durations_ns = leaf_spans.ids, leaf_spans.begin_ns, leaf_spans.durations_ns
-        parents = np.repeat(stretches.owners, leaves_in_gap)
-        is_apart, is_counted = leaf_is_apart, leaf_spans.is_counted
-        begun_in = np.repeat(pieces, leaves_in_gap)
+        parents = np.repeat(stretches.owners, leaves_per_stretch)
+        is_outside, is_counted = leaf_is_outside, leaf_spans.is_counted
+        begun_in = np.repeat(pieces, leaves_per_stretch)
         if len(spans.ids):
             piece = np.minimum(np.searchsorted(cuts.ends_ns, spans.begin_ns, side="right"), len(cuts.steps) - 1)
             begun_in = np.concatenate([begun_in, piece])
@@ -251,22 +252,22 @@ class Accumulator:
             begin_ns = np.concatenate([begin_ns, spans.begin_ns])
             durations_ns = np.concatenate([durations_ns, spans.end_ns - spans.begin_ns])
             parents = np.concatenate([parents, spans.parents])
-            is_apart = np.concatenate([is_apart, spans.roots > 0])
+            is_outside = np.concatenate([is_outside, spans.outer_ids > 0])
             is_counted = np.concatenate([is_counted, spans.is_counted])
         if step_rows is not None:
             self.totals.training_spans += len(ids)
             is_outermost = parents != ids
-            self._add_step_totals(ids, durations_ns, np.where(~is_apart & is_outermost, step_rows[begun_in], -1))
-            self.loaders.book(self.totals.loaders, ids, begin_ns, durations_ns, is_outermost, is_counted)
-            self.loaders.forget(result.still_open)
+            self._add_step_totals(ids, durations_ns, np.where(~is_outside & is_outermost, step_rows[begun_in], -1))
+            self.loaders.attribute(self.totals.loaders, ids, begin_ns, durations_ns, is_outermost, is_counted)
+            self.loaders.discard_old_changes(result.still_open)
         step_numbers = cuts.steps[begun_in] + 1
         is_measured = None
         if self.warmup_steps:
             is_measured = (step_numbers == 0) | (step_numbers > self.warmup_steps)
         if step_rows is not None and self.on_spans is not None:
             counts = is_counted if is_measured is None else is_counted & is_measured
-            spans_told = (ids[counts], begin_ns[counts], (begin_ns + durations_ns)[counts])
-            self.on_spans(*spans_told, result.still_open.times_ns, int(cuts.ends_ns[-1]))
+            ended = (ids[counts], begin_ns[counts], (begin_ns + durations_ns)[counts])
+            self.on_spans(*ended, result.still_open.times_ns, int(cuts.ends_ns[-1]))
         if step_rows is not None and self.on_every_span is not None:
             self.on_every_span(ids, begin_ns, begin_ns + durations_ns, int(cuts.ends_ns[-1]))
         if not len(ids):
@@ -277,7 +278,7 @@ class Accumulator:
             self.totals.first_fetch_ns = first_span_ns(result, self._ids_of((DATA_LOADING,)))
 
     def _add_step_totals(self, ids: Ints, durations_ns: Ints, step_row: Ints) -> None:
-        """Book spans of the training thread that began in row ``step_row`` of the steps, -1 for in none."""
+        """Add spans of the training thread; ``step_row`` is the row of the step each began in, -1 for no step."""
         first_step = self.steps - self._complete
         rows = self.totals.sections.rows
         is_unfinished = step_row == self._complete
@@ -288,7 +289,7 @@ class Accumulator:
         if first_step < FIRST_STEPS:
             is_complete = (step_row >= 0) & ~is_unfinished
             self.totals.add_early(first_step + step_row[is_complete], ids[is_complete], durations_ns[is_complete])
-            if self._complete:  # the step that was unfinished before is the first of these
+            if self._complete:  # the first of these was unfinished before
                 carried = np.flatnonzero(self._unfinished_total)
                 step = np.full(len(carried), first_step)
                 self.totals.add_early(step, carried, self._unfinished_total[carried])

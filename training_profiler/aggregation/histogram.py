@@ -1,13 +1,12 @@
-"""Durations in log-spaced bins: quantiles of any number of spans from one short row of counts."""
+"""Durations in log-spaced bins: quantiles of any number of spans from one row of counts."""
 
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from training_profiler.aggregation.arrays import Ints
 
-# Two per cent between the edges of a bin, so the geometric middle is within 1 % of every duration in it
+# Bins are 2 % wide, so the geometric middle is within 1 % of every duration in a bin
 # (the construction of DDSketch: Masson, Rim, Lee, VLDB 2019, section 2).
 BIN_RATIO: Final = 1.02
 BIN_COUNT: Final = 1856  # up to 2**53 ns, 104 days; longer ones share the last bin
@@ -15,13 +14,13 @@ _BINS_PER_E: Final = 1.0 / np.log(BIN_RATIO)
 
 
 def bins_of(durations_ns: Ints) -> Ints:
-    """Return the bin of each duration; what is shorter than 1 ns shares the first bin."""
+    """Return the bin of each duration; durations below 1 ns share the first bin."""
     bins = np.log(np.maximum(durations_ns, 1)) * _BINS_PER_E
     return np.asarray(np.minimum(bins, BIN_COUNT - 1), np.int64)
 
 
 def quantile_ns(counts: Ints, q: float) -> float | None:
-    """Return the ``q`` quantile (nearest rank) in ns, within 1 %; None of no durations.
+    """Return the ``q`` quantile (nearest rank) in ns, within 1 %; None without durations.
 
     Args:
         counts: one row, shape (BIN_COUNT,).

@@ -1,4 +1,4 @@
-"""Books samples of the line that runs on the section that owned the moment."""
+"""Attributes samples of the running line to the section that was open at that moment."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,31 +6,31 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.aggregation.histogram import Ints
+from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.span_matching import LeafSpans, Stretches
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.line_sampler import MOST_WAITING, Location, Sample
 from training_profiler.snapshot.snapshot import PROFILER
 
-# Samples by section and line. Section 0 is none; of those, the samples within complete steps stand once more under
-# IN_STEPS, for only the end of a step tells that it was one.
+# Samples by section id and line; id 0 stands for no section. Samples of no section within complete steps are counted
+# once more under IN_STEPS: only the end of a step shows that it was one.
 LineCounts = Counter[tuple[int, Location | None]]
 IN_STEPS: Final = -1
 
 
-class LineBooking:
-    """Samples wait here for the events of their moment, and those of no section for the end of their step."""
+class LineAttribution:
+    """Keeps samples until the events of their time arrive, and samples of no section until their step ends."""
 
     def __init__(self, names: SectionNames) -> None:
         self.of_unfinished_step: Counter[Location | None] = Counter()
         self._names = names
         self._waiting: list[Sample] = []
 
-    def expect(self, samples: Sequence[Sample]) -> None:
-        """Keep samples, in time order, until their time has come; a clock that stands still must not pile them up."""
+    def add_samples(self, samples: Sequence[Sample]) -> None:
+        """Keep samples, in time order, until their events arrive; limited in number in case the clock stands still."""
         self._waiting += samples[: MOST_WAITING - len(self._waiting)]
 
-    def book(
+    def attribute(
         self,
         counts: LineCounts,
         leaf_spans: LeafSpans,
@@ -39,15 +39,15 @@ class LineBooking:
         complete_steps: int,
         until_ns: int,
     ) -> None:
-        """Add the samples before ``until_ns`` to ``counts``, but those of the profiler's own time.
+        """Add the samples before ``until_ns`` to ``counts``, except samples of the profiler's own time.
 
         Args:
-            counts: what to add to.
-            leaves: of the training thread.
-            gaps: of the training thread.
-            step_row: the row of the step each gap is in: -1 for none, ``complete_steps`` for the unfinished.
-            complete_steps: how many steps are complete at ``until_ns`` that were not before.
-            until_ns: where the gaps end.
+            counts: the counts to add to.
+            leaf_spans: of the training thread.
+            stretches: of the training thread.
+            step_row: the row of each stretch's step; -1 for no step, ``complete_steps`` for the unfinished step.
+            complete_steps: how many steps were completed since the last call.
+            until_ns: the end of the last stretch.
         """
         if complete_steps:
             counts.update({(IN_STEPS, location): count for location, count in self.of_unfinished_step.items()})
@@ -71,14 +71,14 @@ class LineBooking:
 
 
 def _owners(times_ns: Ints, leaf_spans: LeafSpans, stretches: Stretches, step_row: Ints) -> tuple[Ints, Ints]:
-    """Return the section that owns each moment, 0 for none, and the row of the step it is in."""
-    # A sample may come a little late to the drain it belonged to; then it counts where this one begins.
-    gap = np.maximum(
+    """Return the section that owns each moment, 0 for none, and the row of its step."""
+    # A sample may arrive after the drain it belongs to; it then counts at the begin of this one.
+    stretch = np.maximum(
         np.searchsorted(stretches.begin_ns, np.maximum(times_ns, stretches.begin_ns[0]), side="right") - 1, 0
     )
-    owners = stretches.owners[gap]
+    owners = stretches.owners[stretch]
     if len(leaf_spans.ids):
         leaf = np.maximum(np.searchsorted(leaf_spans.begin_ns, times_ns, side="right") - 1, 0)
         since_ns = times_ns - leaf_spans.begin_ns[leaf]
         owners = np.where((since_ns >= 0) & (since_ns < leaf_spans.durations_ns[leaf]), leaf_spans.ids[leaf], owners)
-    return owners, step_row[gap]
+    return owners, step_row[stretch]

@@ -1,4 +1,4 @@
-"""What the batches of each data loader cost, from the events that say which loader they come from."""
+"""The cost of the batches of each data loader, from the events that name the loader."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.histogram import Ints
-from training_profiler.aggregation.span_matching import Bools, Events
+from training_profiler.aggregation.arrays import Bools, Ints
+from training_profiler.aggregation.span_matching import Events
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
 from training_profiler.recording.known_sections import LOADER_SECTIONS, OUTSIDE_STEPS_SECTIONS, VALIDATION_EPOCH
 from training_profiler.recording.recorder import STEP_END
@@ -17,51 +17,51 @@ from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.snapshot import PROFILER, LoaderStats
 from training_profiler.units import NS_PER_S
 
-# What is summed up of each loader, in training and once more in validation. BETWEEN is no section, but the time from
-# the arrival of one batch to that of the next.
+# The sums of each loader, once for training and once for validation. BETWEEN is not a section: it is the time from
+# the arrival of one batch to the arrival of the next.
 DATA, FORWARD, BACKWARD, OPTIMIZER, BETWEEN = range(5)
 KINDS: Final = 5
 KIND_OF: Final = dict(zip(LOADER_SECTIONS, (DATA, FORWARD, BACKWARD, OPTIMIZER), strict=True))
 IN_VALIDATION: Final = f"{VALIDATION_EPOCH}/"
-NEITHER, IS_APART = -1, -2  # of the table from section to kind
-NO_LOADER: Final = 0  # the serial of none
-MOST_CHANGES: Final = 4096  # of loader, that a section still open may have seen
-NS_A_ROW: Final = NS_PER_S // 10  # trackers get a row about this often where nobody said how often
+NEITHER, IS_OUTSIDE = -1, -2  # in the table from section to kind
+NO_LOADER: Final = 0  # the id of no loader
+MOST_CHANGES: Final = 4096  # changes of loader kept for sections that are still open
+INTERVAL_NS: Final = NS_PER_S // 10  # default: about ten intervals a second for trackers
 
 
 class LoaderSums:
-    """Time and count of each kind: ``table(serial)[kind]`` is (ns, count), in validation at ``kind + KINDS``."""
+    """Time and count of each kind: ``table(loader_id)[kind]`` is (ns, count); validation is at ``kind + KINDS``."""
 
     def __init__(self) -> None:
         self.tables: dict[int, Ints] = {}
 
-    def table(self, serial: int) -> Ints:
-        """Return the sums of one loader; zeros where nothing is known of it."""
-        return self.tables.get(serial, np.zeros((2 * KINDS, 2), np.int64))
+    def table(self, loader_id: int) -> Ints:
+        """Return the sums of one loader; zeros for an unknown loader."""
+        return self.tables.get(loader_id, np.zeros((2 * KINDS, 2), np.int64))
 
-    def add_table(self, serial: int, table: Ints) -> None:
-        """Add sums of one loader."""
-        self.tables[serial] = self.table(serial) + table
+    def add_table(self, loader_id: int, table: Ints) -> None:
+        """Add the sums of one loader."""
+        self.tables[loader_id] = self.table(loader_id) + table
 
     def add(self, later: "LoaderSums") -> None:
         """Add the sums of a later stretch of time."""
-        for serial, table in later.tables.items():
-            self.add_table(serial, table)
+        for loader_id, table in later.tables.items():
+            self.add_table(loader_id, table)
 
 
 class LoaderInterval(NamedTuple):
-    """What came after one step of the row before, up to the end of step ``step``."""
+    """The sums of the steps after the previous interval, up to the end of step ``step``."""
 
     step: int  # counted from 1
     sums: LoaderSums
-    batches: dict[int, int]  # serial -> training batches of the run so far
+    batches: dict[int, int]  # loader id -> training batches of the run so far
 
 
 class LoaderIntervals:
-    """Cuts the sums at the ends of steps, for those who follow a training while it goes on."""
+    """Cuts the sums at the ends of steps, for trackers that follow a running training."""
 
     def __init__(self, every: int | None) -> None:
-        self.every = every  # steps a row; None for as many as there are, at most ten rows a second
+        self.every = every  # steps an interval; None for up to ten intervals a second
         self.done: dict[int, LoaderInterval] = {}
         self._unfinished = LoaderSums()
         self._batches: Counter[int] = Counter()
@@ -69,178 +69,181 @@ class LoaderIntervals:
         self._steps = 0
 
     def ends_among(self, ends_ns: Ints, first_step: int) -> tuple[Ints, Ints]:
-        """Return (ends in ns, steps) of those of the steps that end a row."""
+        """Return (ends in ns, steps) of the steps that end an interval."""
         steps = np.arange(first_step + 1, first_step + 1 + len(ends_ns))
         if len(steps):
             self._steps = int(steps[-1])
         if self.every is not None:
-            ends_row = steps % self.every == 0
+            ends_interval = steps % self.every == 0
         else:
-            buckets = ends_ns // NS_A_ROW
-            ends_row = np.diff(buckets, prepend=self._bucket) != 0
+            buckets = ends_ns // INTERVAL_NS
+            ends_interval = np.diff(buckets, prepend=self._bucket) != 0
             self._bucket = int(buckets[-1]) if len(buckets) else self._bucket
-        return ends_ns[ends_row], steps[ends_row]
+        return ends_ns[ends_interval], steps[ends_interval]
 
-    def add(self, serial: int, tables: Ints, steps: Ints) -> None:
-        """Add the sums of one loader, one table for each of the rows that ``steps`` end, and one for what follows."""
+    def add(self, loader_id: int, tables: Ints, steps: Ints) -> None:
+        """Add the sums of one loader: a table for each interval that ``steps`` end, and one for the time after them."""
         for row in np.flatnonzero(tables[:-1].any(axis=(1, 2))).tolist():
-            self._row_at(int(steps[row])).sums.add_table(serial, tables[row])
-        self._unfinished.add_table(serial, tables[-1])
+            self._interval_at(int(steps[row])).sums.add_table(loader_id, tables[row])
+        self._unfinished.add_table(loader_id, tables[-1])
 
     def end(self, steps: Ints) -> None:
-        """End the rows of these steps; what was unfinished before is part of the first."""
+        """End the intervals at these steps; earlier unfinished sums belong to the first of them."""
         for step in steps.tolist()[:1]:
-            self._row_at(step).sums.add(self._unfinished)
+            self._interval_at(step).sums.add(self._unfinished)
             self._unfinished = LoaderSums()
 
-    def _row_at(self, step: int) -> LoaderInterval:
+    def _interval_at(self, step: int) -> LoaderInterval:
         return self.done.setdefault(step, LoaderInterval(step, LoaderSums(), {}))
 
-    def take(self, is_last: bool = False) -> list[LoaderInterval]:
-        """Return the rows that have ended since they were taken last, at the end of a run with what is left over."""
+    def pop(self, is_last: bool = False) -> list[LoaderInterval]:
+        """Return the intervals that have ended since the last call; at the end of a run also the unfinished one."""
         if is_last:
             self.end(np.array([self._steps], np.int64))
-        rows, self.done = [self.done[step] for step in sorted(self.done)], {}
-        for row in rows:
-            self._batches.update({serial: int(table[DATA, 1]) for serial, table in row.sums.tables.items()})
-            row.batches.update(self._batches)
-        return [row for row in rows if any(table.any() for table in row.sums.tables.values())]
+        intervals, self.done = [self.done[step] for step in sorted(self.done)], {}
+        for interval in intervals:
+            tables = interval.sums.tables
+            self._batches.update({loader_id: int(table[DATA, 1]) for loader_id, table in tables.items()})
+            interval.batches.update(self._batches)
+        return [interval for interval in intervals if any(table.any() for table in interval.sums.tables.values())]
 
 
-class LoaderBooking:
-    """Books spans of the training thread on the loader that the batch under way came from."""
+class LoaderAttribution:
+    """Attributes spans of the training thread to the loader of the current batch."""
 
     def __init__(self, names: SectionNames) -> None:
-        self.rows: LoaderIntervals | None = None  # where anybody wants them
+        self.intervals: LoaderIntervals | None = None  # set if a tracker wants intervals
         self._names = names
         self._kinds = np.zeros(0, np.int64)  # section id -> kind
         self._kinds_known = 0
-        self._is_needed = False  # whether a loader was ever named
-        self._since_ns = np.array([np.iinfo(np.int64).min])  # when batches began to come from another loader
-        self._serials = np.array([NO_LOADER])  # and from which
-        self._apart_ns = np.zeros(0, np.int64)  # when work that is no part of a step began, in this batch of events
-        self._arrival_ns: int | None = None  # of the training's last batch
-        self._is_apart_since = False
+        self._is_needed = False  # whether any loader was named
+        self._since_ns = np.array([np.iinfo(np.int64).min])  # when batches began to come from another loader,
+        self._loader_ids = np.array([NO_LOADER])  # and from which
+        self._outside_ns = np.zeros(0, np.int64)  # begins of sections outside steps in this batch of events
+        self._arrival_ns: int | None = None  # of the last training batch
+        self._was_outside_since = False
         self._ends: tuple[Ints, Ints] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
-    def wants_rows(self, is_wanted: bool, every: int | None) -> None:
-        """Cut the sums at the ends of steps from now on, or no more."""
+    def configure_intervals(self, is_wanted: bool, every: int | None) -> None:
+        """Start or stop cutting the sums at the ends of steps."""
         if not is_wanted:
-            self.rows = None
-        elif self.rows is None:
-            self.rows = LoaderIntervals(every)
+            self.intervals = None
+        elif self.intervals is None:
+            self.intervals = LoaderIntervals(every)
         else:
-            self.rows.every = every
+            self.intervals.every = every
 
-    def take_rows(self, is_last: bool = False) -> Sequence[LoaderInterval]:
-        """Return the rows that have ended; none where nobody wants them."""
-        return () if self.rows is None else self.rows.take(is_last)
+    def pop_intervals(self, is_last: bool = False) -> Sequence[LoaderInterval]:
+        """Return the intervals that have ended; none if no tracker wants them."""
+        return () if self.intervals is None else self.intervals.pop(is_last)
 
-    def take_out(self, events: Events, is_training: bool) -> Events:
-        """Return the events without those that say which loader is meant; the training thread's are remembered."""
+    def extract_changes(self, events: Events, is_training: bool) -> Events:
+        """Return the events without changes of loader; those of the training thread are kept for ``attribute``."""
         if not len(events.codes) or events.codes.max() < LOADER:
             return events
         is_change = events.codes >= LOADER
         if is_training:
             self._is_needed = True
             self._since_ns = np.concatenate([self._since_ns, events.times_ns[is_change]])
-            self._serials = np.concatenate([self._serials, events.codes[is_change] - LOADER])
+            self._loader_ids = np.concatenate([self._loader_ids, events.codes[is_change] - LOADER])
         return Events(events.times_ns[~is_change], events.codes[~is_change])
 
     def begin(self, training: Events, marks: list[tuple[int, int]], first_step: int) -> None:
-        """Begin with the events of the training thread, of which the spans will be booked next."""
+        """Start with the training thread's events; their spans are attributed next."""
         if not self._is_needed:
             return
         begun = training.codes > 0
         ids = training.codes[begun] & SECTION_MASK
-        self._apart_ns = training.times_ns[begun][self._kinds_of(ids) == IS_APART]
-        if self.rows is not None:
+        self._outside_ns = training.times_ns[begun][self._kinds_of(ids) == IS_OUTSIDE]
+        if self.intervals is not None:
             ends_ns = np.array([ns for kind, ns in marks if kind == STEP_END], np.int64)
-            self._ends = self.rows.ends_among(ends_ns, first_step)
+            self._ends = self.intervals.ends_among(ends_ns, first_step)
 
-    def book(
+    def attribute(
         self, sums: LoaderSums, ids: Ints, begin_ns: Ints, durations_ns: Ints, is_outermost: Bools, is_counted: Bools
     ) -> None:
-        """Add the spans that ended to ``sums``, and to the rows.
+        """Add the spans that ended to ``sums`` and to the intervals.
 
         Args:
-            sums: what to add to.
-            ids: their sections, one entry a span, in any order.
-            begin_ns: when they began.
-            durations_ns: how long they took.
-            is_outermost: whether they lie in no other span of their section.
-            is_counted: whether they are executions of their section; the others add to its time alone.
+            sums: the sums to add to.
+            ids: sections, one entry for each span, in any order.
+            begin_ns: begins of the spans.
+            durations_ns: durations of the spans.
+            is_outermost: False for spans inside another span of the same section.
+            is_counted: False for spans that add to the time of their section, but not to its count.
         """
         if not self._is_needed:
             return
         kinds = self._kinds_of(ids)
-        # What a loader does before the fetch, such as starting workers, is no part of ``next(iterator)``.
+        # Work before the fetch, such as starting workers, is not part of ``next(iterator)``.
         rows = np.flatnonzero((kinds >= 0) & is_outermost & (is_counted | (kinds % KINDS != DATA)))
         kinds, ends_ns, spent_ns = kinds[rows], (begin_ns + durations_ns)[rows], durations_ns[rows]
-        # A section by hand may lie around the fetch that says which loader is meant.
+        # A manual section may enclose the fetch that names the loader.
         at_ns = np.where(kinds % KINDS == DATA, ends_ns, begin_ns[rows])
         change = np.searchsorted(self._since_ns, at_ns, side="right") - 1
-        serials = self._serials[np.maximum(change, 0)]
-        known = serials != NO_LOADER
+        loader_ids = self._loader_ids[np.maximum(change, 0)]
+        known = loader_ids != NO_LOADER
         if not known.all():
-            rows, kinds, ends_ns, spent_ns, serials = (
-                array[known] for array in (rows, kinds, ends_ns, spent_ns, serials)
+            rows, kinds, ends_ns, spent_ns, loader_ids = (
+                array[known] for array in (rows, kinds, ends_ns, spent_ns, loader_ids)
             )
         counts = is_counted[rows].astype(np.int64)
         between = self._between(ends_ns, kinds)
         if len(between[0]):
             kinds = np.concatenate([kinds, np.full(len(between[0]), BETWEEN)])
-            serials = np.concatenate([serials, serials[between[0]]])
+            loader_ids = np.concatenate([loader_ids, loader_ids[between[0]]])
             ends_ns = np.concatenate([ends_ns, ends_ns[between[0]]])
             spent_ns = np.concatenate([spent_ns, between[1]])
             counts = np.concatenate([counts, np.ones(len(between[0]), np.int64)])
-        self._add(sums, serials, kinds, ends_ns, spent_ns, counts)
+        self._add(sums, loader_ids, kinds, ends_ns, spent_ns, counts)
 
     def _between(self, ends_ns: Ints, kinds: Ints) -> tuple[Ints, Ints]:
-        """Return (rows, ns) of the batches of training that came after another one, and how long after it."""
+        """Return (rows, ns) of the training batches that followed another one, and the time since that one."""
         rows = np.flatnonzero(kinds == DATA)
         rows = rows[np.argsort(ends_ns[rows], kind="stable")]
         arrivals_ns = ends_ns[rows]
         if not len(rows):
-            self._is_apart_since |= len(self._apart_ns) > 0
+            self._was_outside_since |= len(self._outside_ns) > 0
             return rows, arrivals_ns
         is_first = self._arrival_ns is None
         before_ns = np.concatenate([[arrivals_ns[0] if is_first else self._arrival_ns], arrivals_ns[:-1]])
-        apart = np.searchsorted(self._apart_ns, arrivals_ns) - np.searchsorted(self._apart_ns, before_ns)
-        apart[0] += is_first or self._is_apart_since
+        outside = np.searchsorted(self._outside_ns, arrivals_ns) - np.searchsorted(self._outside_ns, before_ns)
+        outside[0] += is_first or self._was_outside_since
         self._arrival_ns = int(arrivals_ns[-1])
-        self._is_apart_since = bool(len(self._apart_ns) and self._apart_ns[-1] >= self._arrival_ns)
-        return rows[apart == 0], (arrivals_ns - before_ns)[apart == 0]
+        self._was_outside_since = bool(len(self._outside_ns) and self._outside_ns[-1] >= self._arrival_ns)
+        return rows[outside == 0], (arrivals_ns - before_ns)[outside == 0]
 
-    def _add(self, sums: LoaderSums, serials: Ints, kinds: Ints, ends_ns: Ints, spent_ns: Ints, counts: Ints) -> None:
+    def _add(
+        self, sums: LoaderSums, loader_ids: Ints, kinds: Ints, ends_ns: Ints, spent_ns: Ints, counts: Ints
+    ) -> None:
         row_ends_ns, steps = self._ends
         self._ends = (row_ends_ns[:0], steps[:0])
         row_of = np.searchsorted(row_ends_ns, ends_ns) if len(steps) else np.zeros(len(ends_ns), np.int64)
-        present, loader = np.unique(serials, return_inverse=True)
+        present, loader = np.unique(loader_ids, return_inverse=True)
         shape = (len(present), len(steps) + 1, 2 * KINDS)
         cells = (loader * shape[1] + row_of) * shape[2] + kinds
         size = shape[0] * shape[1] * shape[2]
         tables = np.stack(
             [np.bincount(cells, values, size).reshape(shape) for values in (spent_ns, counts)], axis=-1
         ).astype(np.int64)
-        if self.rows is not None:
-            self.rows.end(steps)
-        for serial, table in zip(present.tolist(), tables, strict=True):
-            sums.add_table(serial, table.sum(axis=0))
-            if self.rows is not None:
-                self.rows.add(serial, table, steps)
+        if self.intervals is not None:
+            self.intervals.end(steps)
+        for loader_id, table in zip(present.tolist(), tables, strict=True):
+            sums.add_table(loader_id, table.sum(axis=0))
+            if self.intervals is not None:
+                self.intervals.add(loader_id, table, steps)
 
-    def forget(self, still_open: Events) -> None:
-        """Forget the changes of loader that no span still to end has seen."""
-        if len(self._serials) <= 1:
+    def discard_old_changes(self, still_open: Events) -> None:
+        """Discard the changes of loader that no open span began before."""
+        if len(self._loader_ids) <= 1:
             return
         ids = still_open.codes & SECTION_MASK
         begins_ns = still_open.times_ns[self._kinds_of(ids) >= 0]
-        first = len(self._serials) - 1
+        first = len(self._loader_ids) - 1
         if len(begins_ns):
             first = max(0, int(np.searchsorted(self._since_ns, begins_ns.min(), side="right")) - 1)
-        first = max(first, len(self._serials) - MOST_CHANGES)
-        self._since_ns, self._serials = self._since_ns[first:], self._serials[first:]
+        first = max(first, len(self._loader_ids) - MOST_CHANGES)
+        self._since_ns, self._loader_ids = self._since_ns[first:], self._loader_ids[first:]
 
     def _kinds_of(self, ids: Ints) -> Ints:
         names = self._names.names
@@ -255,7 +258,7 @@ class LoaderBooking:
 
 def _kind_of(name: str) -> int:
     if name in OUTSIDE_STEPS_SECTIONS or name == PROFILER:
-        return IS_APART
+        return IS_OUTSIDE
     if name.startswith(IN_VALIDATION):
         kind = KIND_OF.get(name.removeprefix(IN_VALIDATION))
         return NEITHER if kind is None else KINDS + kind
@@ -263,7 +266,7 @@ def _kind_of(name: str) -> int:
 
 
 def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[LoaderStats, ...]:
-    """Return the figures of each loader that gave at least one batch, in training and then in validation."""
+    """Return the stats of each loader that yielded at least one batch: training first, then validation."""
     stats = []
     for phase in (TRAIN, VAL):
         tallies = [(counts, counts.of(phase)) for counts in loaders]
@@ -272,7 +275,7 @@ def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[Loa
             if not tally.batches:
                 continue
             table = sums.table(counts.serial)[KINDS * (phase == VAL) :]
-            wait_ns = int(table[DATA, 0]) if table[DATA, 1] else tally.wait_ns  # by hand, on another thread
+            wait_ns = int(table[DATA, 0]) if table[DATA, 1] else tally.wait_ns  # manual section on another thread
             stats.append(
                 LoaderStats(
                     name=counts.name,
@@ -288,27 +291,27 @@ def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[Loa
     return tuple(stats)
 
 
-def interval_stats(row: LoaderInterval, loaders: Sequence[LoaderCounts]) -> tuple[LoaderStats, ...]:
-    """Return the figures of one row for trackers; proportions are of the run so far, samples are not told."""
-    batches = sum(row.batches.values())
+def interval_stats(interval: LoaderInterval, loaders: Sequence[LoaderCounts]) -> tuple[LoaderStats, ...]:
+    """Return the stats of one interval for trackers; proportions are of the run so far, samples are left out."""
+    batches = sum(interval.batches.values())
     stats = []
     for counts in loaders:
-        table = row.sums.table(counts.serial)
+        table = interval.sums.table(counts.serial)
         for phase, part in ((TRAIN, table[:KINDS]), (VAL, table[KINDS:])):
-            so_far = row.batches.get(counts.serial, 0) if phase == TRAIN else 0
+            so_far = interval.batches.get(counts.serial, 0) if phase == TRAIN else 0
             if not so_far and not part.any():
                 continue
-            one = LoaderStats(
+            loader = LoaderStats(
                 counts.name, int(part[DATA, 1]), None, int(part[DATA, 0]) / NS_PER_S, phase, **_means(part)
             )
             if so_far:
-                one = replace(one, proportion=so_far / batches, asked_proportion=counts.asked)
-            stats.append(one)
+                loader = replace(loader, proportion=so_far / batches, asked_proportion=counts.asked)
+            stats.append(loader)
     return tuple(stats)
 
 
 def _means(table: Ints) -> dict[str, Any]:
-    """Return the means a batch, of an update for the optimizer, in s; None of what did not happen."""
+    """Return means in s, per batch and for the optimizer per update; None for kinds without any time."""
     batches = int(table[DATA, 1])
 
     def mean(kind: int, count: int) -> float | None:

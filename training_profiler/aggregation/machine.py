@@ -1,4 +1,4 @@
-"""What the machine monitor saw over a stretch of a run, summed up such that stretches add up."""
+"""Sums of the system monitor's samples; the sums of consecutive stretches add up."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -8,7 +8,7 @@ from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, MachineStats
 from training_profiler.units import NS_PER_S
 
-RAM: Final = "ram_own_bytes"  # of this process without its children: theirs comes and goes with them
+RAM: Final = "ram_own_bytes"  # of this process without its children, whose memory comes and goes with them
 ALLOCATED: Final = ".allocated_bytes"
 LEVELS: Final = (
     "cpu_process",
@@ -24,28 +24,28 @@ GPU_LEVELS: Final = ("allocated_bytes", "reserved_bytes", "used_bytes", "utiliza
 
 
 class MachineSums:
-    """Sums of looks by quantity."""
+    """Sums of samples by quantity."""
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.samples = 0
         self.levels: dict[str, tuple[float, float, float, float]] = {}  # weight, weighted sum, largest, last
         self.series: dict[str, Series] = {}
-        self.facts: dict[str, float | str] = {}  # that stay as they are
+        self.facts: dict[str, float | str] = {}  # constant values
 
-    def look(self, looks: Iterable[MachineSample]) -> None:
-        """Add looks that followed those added before."""
-        for look in looks:
-            self.looks += 1
-            self.facts.update(look.facts)
-            for quantity, value in look.values.items():
-                weight = look.weights.get(quantity, 1.0)
+    def add_samples(self, samples: Iterable[MachineSample]) -> None:
+        """Add samples that follow those added before."""
+        for sample in samples:
+            self.samples += 1
+            self.facts.update(sample.facts)
+            for quantity, value in sample.values.items():
+                weight = sample.weights.get(quantity, 1.0)
                 self._add_level(quantity, (weight, weight * value, value, value))
                 if quantity == RAM or quantity.endswith(ALLOCATED):
-                    self.series.setdefault(quantity, Series()).add(look.at_ns / NS_PER_S, value)
+                    self.series.setdefault(quantity, Series()).add(sample.at_ns / NS_PER_S, value)
 
     def add(self, later: "MachineSums") -> None:
         """Add the sums of the stretch that follows this one."""
-        self.looks += later.looks
+        self.samples += later.samples
         self.facts.update(later.facts)
         for quantity, level in later.levels.items():
             self._add_level(quantity, level)
@@ -57,13 +57,13 @@ class MachineSums:
         self.levels[quantity] = (weight + level[0], weighted + level[1], max(largest, level[2]), level[3])
 
     def stats(self, has_growth: bool = True) -> MachineStats | None:
-        """Return what was seen; None where nobody looked. Growth takes a millisecond to find."""
-        if not self.looks:
+        """Return the stats; None without samples. Computing growth takes a millisecond."""
+        if not self.samples:
             return None
         limit, total = self.facts.get("ram_limit_bytes"), self.facts.get("ram_host_total_bytes")
         cores, host_cores = self.facts.get("cores"), self.facts.get("host_cores")
         return MachineStats(
-            samples=self.looks,
+            samples=self.samples,
             cores=None if cores is None else float(cores),
             host_cores=None if host_cores is None else int(host_cores),
             ram_limit_bytes=None if limit is None else int(limit),
@@ -98,11 +98,11 @@ class MachineSums:
 
 
 def machine_to_data(sums: MachineSums) -> dict[str, Any]:
-    """Return the sums as data that JSON holds exactly; nothing of no look."""
-    if not sums.looks:
+    """Return the sums as data that JSON represents exactly; empty without samples."""
+    if not sums.samples:
         return {}
     return {
-        "looks": sums.looks,
+        "looks": sums.samples,
         "levels": {quantity: list(level) for quantity, level in sums.levels.items()},
         "series": {quantity: [list(point) for point in series.points] for quantity, series in sums.series.items()},
         "facts": sums.facts,
@@ -110,14 +110,14 @@ def machine_to_data(sums: MachineSums) -> dict[str, Any]:
 
 
 def machine_from_data(data: dict[str, Any]) -> MachineSums:
-    """Return the sums that ``machine_to_data`` was given.
+    """Return the sums that ``machine_to_data`` was called with.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: the data is not of that form.
     """
     sums = MachineSums()
     if data:
-        sums.looks = int(data["looks"])
+        sums.samples = int(data["looks"])
         sums.facts = dict(data["facts"])
         for quantity, (weight, weighted, largest, last) in data["levels"].items():
             sums.levels[quantity] = (weight, weighted, largest, last)

@@ -1,4 +1,4 @@
-"""Sections that are no part of a training step, and what is inside of them."""
+"""Sections outside training steps, and the sections inside them."""
 
 from typing import Final
 
@@ -11,30 +11,30 @@ from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.snapshot import PROFILER
 
 WITHIN: Final = "/"  # validation_epoch/forward_pass: the forward passes of validation
-# Work between training steps, wherever in the loop it is called; it makes no step longer.
-APART: Final = (*OUTSIDE_STEPS_SECTIONS, PROFILER)
+# Work between training steps makes no step longer, wherever in the loop it is called.
+OUTSIDE_SECTIONS: Final = (*OUTSIDE_STEPS_SECTIONS, PROFILER)
 
 
 class OutsideSteps:
-    """Knows them by their ids, also of names that come later."""
+    """Knows the ids of these sections, also of names that are added later."""
 
     def __init__(self, names: SectionNames) -> None:
         self._names = names
         self._table = np.zeros(1, np.bool_)
-        self._known = 0  # how many names the table was made from
+        self._known = 0  # number of names in the table
 
     def current(self) -> OutsideSections:
-        """Return those of the names seen so far."""
+        """Return the sections outside steps among the names so far."""
         names = self._names.names
         if len(self._table) < len(names) + 1:  # there are new names
             self._table = np.zeros(rows_for(2 * len(names)), np.bool_)
             self._known = 0
         if self._known != len(names):
-            self._table[[id for id, name in list(self._names.names.items()) if name in APART]] = True
+            self._table[[id for id, name in list(self._names.names.items()) if name in OUTSIDE_SECTIONS]] = True
             self._known = len(names)
         return OutsideSections(self._table, bool(self._table.any()), self.name_within)
 
-    def name_within(self, root: int, id: int) -> int:
-        """Return the id of section ``id`` inside of section ``root``: its spans there are told apart."""
+    def name_within(self, outer: int, id: int) -> int:
+        """Return the id for section ``id`` inside section ``outer``, which has a row of its own."""
         names = self._names.names
-        return id if names[id] == PROFILER else self._names.id_of(names[root] + WITHIN + names[id])
+        return id if names[id] == PROFILER else self._names.id_of(names[outer] + WITHIN + names[id])

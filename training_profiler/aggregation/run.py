@@ -1,4 +1,4 @@
-"""The sums of a whole run, of the interval since the last report, and of each epoch."""
+"""The sums of the run, of the interval since the last report, and of each epoch."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +22,7 @@ from training_profiler.units import NS_PER_S
 
 
 class RunSums:
-    """Collects totals as they come, from the running session or from a journal."""
+    """Adds up totals as they arrive, from the running session or from a journal."""
 
     def __init__(self, names: SectionNames, begin_ns: int, warmup_steps: int | None) -> None:
         self.run = Totals(begin_ns)
@@ -39,42 +39,42 @@ class RunSums:
 
     @property
     def steps(self) -> int:
-        """How many steps are complete."""
+        """Number of complete steps."""
         return self.run.steps.count
 
     @property
     def is_in_epoch(self) -> bool:
-        """Whether an epoch is under way."""
+        """Whether an epoch is in progress."""
         return self._epoch is not None
 
     def add(self, totals: Totals, step_ns: Sequence[int]) -> None:
-        """Add the next stretch of time and the durations of the steps that ended in it."""
+        """Add the next stretch of time, and the durations of the steps that ended in it."""
         for sums in (self.run, self.interval, self._epoch):
             if sums is not None:
                 sums.add(totals, step_ns)
                 move_late(sums, self._names, totals)
 
     def new_interval(self) -> None:
-        """Start the interval that the next periodic report will be about."""
+        """Start the interval of the next periodic report."""
         self.interval = Totals(self.run.end_ns, self.steps)
         self.interval.flops = self.run.flops
 
     def begin_epoch(self, number: int) -> None:
-        """Start epoch ``number`` where the sums end now."""
+        """Start epoch ``number`` at the current end of the sums."""
         self._epoch = Totals(self.run.end_ns, self.steps)
         self._epoch_number = number
 
     @property
     def epoch_steps(self) -> int:
-        """How many steps of the epoch under way are complete."""
+        """Number of complete steps in the epoch in progress."""
         return 0 if self._epoch is None else self._epoch.steps.count
 
-    def drop_epoch(self) -> None:
-        """Forget the epoch that is under way: it is none."""
+    def discard_epoch(self) -> None:
+        """Discard the epoch in progress: it turned out not to be one."""
         self._epoch = None
 
     def end_epoch(self, batches: int | None, samples: int | None, is_complete: bool = True) -> EpochStats | None:
-        """Close the epoch that is under way and return its figures; None if there is none."""
+        """End the epoch in progress and return its stats; None without one."""
         if self._epoch is None:
             return None
         names = self._names.names
@@ -98,10 +98,10 @@ class RunSums:
         exchange: GradientSyncStats | None = None,
         attempts: Sequence[AttemptStats] = (),
     ) -> Snapshot:
-        """Return the figures of the run so far, or of the interval alone."""
+        """Return the stats of the run so far, or of the interval."""
         totals = self.interval if of_interval else self.run
         sections = section_stats(totals, self._names.names, self.warmup_steps)
-        warmup = 0 if totals.first_step else self.warmup_steps  # the first steps of a later interval are like any
+        warmup = 0 if totals.first_step else self.warmup_steps  # a later interval has no warm-up
         return Snapshot(
             steps=self.steps,
             first_step=totals.first_step,

@@ -1,28 +1,28 @@
-"""Sections that a seam inferred give way to those that the user wrote by hand."""
+"""Inferred sections yield to manual sections."""
 
 from collections import Counter
 
 import numpy as np
 
-from training_profiler.aggregation.histogram import Ints
-from training_profiler.aggregation.span_matching import Bools, Events
+from training_profiler.aggregation.arrays import Bools, Ints
+from training_profiler.aggregation.span_matching import Events
 from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS, STEP_PARTS
 from training_profiler.recording.section import DISCARDED, INFERRED, SECTION_MASK
 from training_profiler.recording.section_names import SectionNames
 
 
-class Inferred:
-    """Drops inferred events where a section by hand already says what is going on, and unmarks the others.
+class InferredSectionFilter:
+    """Drops inferred events that a manual section already covers, and removes the mark from the others.
 
-    Inside a section by hand that has the name of a part of a step nothing is inferred; inside one that is no part of a
-    step, such as validation, no other that is none.
+    A manual section that is part of a step, such as ``forward_pass``, hides all inferred sections inside it. A manual
+    section outside steps, such as validation, hides only inferred sections that are outside steps as well.
     """
 
     def __init__(self, names: SectionNames, is_needed: bool = False) -> None:
-        self.is_needed = is_needed  # whether anything is inferred in this run
+        self.is_needed = is_needed  # whether this run has inferred sections
         self._names = names
-        self._open: dict[int, tuple[int, int]] = {}  # thread serial -> sections by hand that are open: (step, apart)
-        self._dropped: dict[int, Counter[int]] = {}  # thread serial -> enters dropped whose exits are still to come
+        self._open: dict[int, tuple[int, int]] = {}  # thread serial -> open manual ones: (step parts, outside steps)
+        self._dropped: dict[int, Counter[int]] = {}  # thread serial -> dropped enters without an exit so far
 
     def admit(self, serial: int, events: Events) -> Events:
         """Return the events of thread ``serial`` that count, with plain section ids."""
@@ -32,13 +32,13 @@ class Inferred:
         is_inferred = (codes & INFERRED) != 0
         ids = codes & SECTION_MASK
         sign = np.sign(events.codes)
-        steps_before, apart_before = self._open.pop(serial, (0, 0))
-        in_step = np.cumsum(sign * self._by_hand(ids, is_inferred, STEP_PARTS)) + steps_before
-        in_apart = np.cumsum(sign * self._by_hand(ids, is_inferred, OUTSIDE_STEPS_SECTIONS)) + apart_before
-        still_open = (max(0, int(in_step[-1])), max(0, int(in_apart[-1])))
+        steps_before, outside_before = self._open.pop(serial, (0, 0))
+        in_step = np.cumsum(sign * self._manual(ids, is_inferred, STEP_PARTS)) + steps_before
+        in_outside = np.cumsum(sign * self._manual(ids, is_inferred, OUTSIDE_STEPS_SECTIONS)) + outside_before
+        still_open = (max(0, int(in_step[-1])), max(0, int(in_outside[-1])))
         if still_open != (0, 0):
             self._open[serial] = still_open
-        covered = (in_step > 0) | ((in_apart > 0) & np.isin(ids, self._ids(OUTSIDE_STEPS_SECTIONS)))
+        covered = (in_step > 0) | ((in_outside > 0) & np.isin(ids, self._ids(OUTSIDE_STEPS_SECTIONS)))
         kept = ~(is_inferred & covered)
         if serial in self._dropped or not kept.all():
             self._keep_in_pairs(serial, events.codes, is_inferred, kept)
@@ -46,9 +46,9 @@ class Inferred:
         return Events(events.times_ns[kept], plain[kept])
 
     def _keep_in_pairs(self, serial: int, codes: Ints, is_inferred: Bools, kept: Bools) -> None:
-        """Let the exit of an inferred span be kept where its enter was, whatever by hand began or ended in between."""
+        """Keep the exit of an inferred span exactly if its enter was kept, whatever manual sections lie in between."""
         dropped = self._dropped.pop(serial, Counter())
-        enters: dict[int, list[bool]] = {}  # code -> whether they were kept, of those open
+        enters: dict[int, list[bool]] = {}  # code -> for each open span, whether its enter was kept
         for row in np.flatnonzero(is_inferred).tolist():
             code = int(codes[row])
             if code > 0:
@@ -57,7 +57,7 @@ class Inferred:
             code = -code % DISCARDED
             if enters.get(code):
                 kept[row] = enters[code].pop()
-            else:  # it was entered in an earlier batch
+            else:  # entered in an earlier batch
                 kept[row] = not dropped[code]
                 dropped[code] -= not kept[row]
         for code, were_kept in enters.items():
@@ -65,7 +65,7 @@ class Inferred:
         if +dropped:
             self._dropped[serial] = +dropped
 
-    def _by_hand(self, ids: Ints, is_inferred: Bools, names: tuple[str, ...]) -> Bools:
+    def _manual(self, ids: Ints, is_inferred: Bools, names: tuple[str, ...]) -> Bools:
         return np.isin(ids, self._ids(names)) & ~is_inferred
 
     def _ids(self, names: tuple[str, ...]) -> Ints:

@@ -1,14 +1,13 @@
-"""Sums a section, enough for every figure of a report and never more than a row a section."""
+"""The sums of each section: enough for every stat of a report, in one row a section."""
 
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from training_profiler.aggregation.histogram import BIN_COUNT, Ints, bins_of
-from training_profiler.aggregation.span_matching import Bools
+from training_profiler.aggregation.arrays import Bools, Floats, Ints
+from training_profiler.aggregation.histogram import BIN_COUNT, bins_of
 
-Floats = NDArray[np.float64]
 NEVER = np.iinfo(np.int64).max
 ADDED = (
     "count",
@@ -24,13 +23,13 @@ ADDED = (
 
 
 class SectionSums:
-    """Running sums; row i of each array belongs to the section with id i, row 0 to no section.
+    """Running sums. Row i of each array belongs to the section with id i; row 0 is time in no section.
 
-    ``count`` and ``total_ns`` are of all spans. ``measured``, ``mean_ns``, ``m2``, ``min_ns``, ``max_ns``
-    and ``bins`` leave out the spans of warm-up steps where the user told how many those are.
-    ``self_ns`` is exclusive time on the training thread, ``elsewhere_ns`` on others; ``step_self_ns`` and
-    ``step_total_ns`` are the parts of the training thread that lie within training steps. ``device_ns`` is the time on
-    the accelerator of ``device_count`` spans, those of which it is known so far; it may come later than they did.
+    ``count`` and ``total_ns`` cover all spans. ``measured``, ``mean_ns``, ``m2``, ``min_ns``, ``max_ns`` and ``bins``
+    leave out the spans of warm-up steps if the user has set their number. ``self_ns`` is exclusive time on the
+    training thread, ``elsewhere_ns`` on other threads. ``step_self_ns`` and ``step_total_ns`` are the parts within
+    training steps. ``device_ns`` is the accelerator's time for ``device_count`` spans; it may become known after the
+    spans have ended.
     """
 
     def __init__(self, rows: int = 16) -> None:
@@ -54,7 +53,7 @@ class SectionSums:
 
     @property
     def rows(self) -> int:
-        """How many sections there is room for."""
+        """Number of sections there is room for."""
         return len(self.count)
 
     def grow(self, rows: int) -> None:
@@ -81,12 +80,12 @@ class SectionSums:
         """Add ended spans, one entry each in every array, in any order.
 
         Args:
-            ids: their sections.
-            durations_ns: how long they took.
-            parents: the sections around them; 0 for none.
-            step_numbers: the steps they began in, counted from 1; 0 outside of steps.
-            is_measured: which count for averages and quantiles; None for all.
-            is_counted: which are executions of their section; the others add to its time alone. None for all.
+            ids: sections.
+            durations_ns: durations.
+            parents: enclosing sections; 0 for none.
+            step_numbers: steps the spans began in, counted from 1; 0 outside of steps.
+            is_measured: the spans that count for averages and quantiles; None for all.
+            is_counted: False for spans that only add to the time of their section; None for all True.
         """
         if is_counted is not None and not is_counted.all():
             self.total_ns += np.bincount(ids[~is_counted], durations_ns[~is_counted], self.rows).astype(np.int64)
@@ -121,7 +120,7 @@ class SectionSums:
             self.parents[edge] = self.parents.get(edge, 0) + count
 
     def _add_measured(self, ids: Ints, durations_ns: Ints, step_numbers: Ints) -> tuple[Floats, Ints]:
-        """Add spans to all that averages and quantiles are made of; return sum and count a section."""
+        """Add spans to averages and quantiles; return sum and count of each section."""
         counts = np.bincount(ids, minlength=self.rows)
         present = np.flatnonzero(counts)
         if len(present) > 1:
@@ -171,7 +170,7 @@ class SectionSums:
         self.measured += counts
 
     def add(self, later: "SectionSums") -> None:
-        """Add the sums of a later stretch of time, whose ids are the same."""
+        """Add the sums of a later stretch of time with the same ids."""
         self.grow(later.rows)
         if later.rows < self.rows:
             later.grow(self.rows)

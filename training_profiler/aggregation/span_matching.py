@@ -1,4 +1,4 @@
-"""From a thread's enters and exits to its spans, and to the section that owns each moment."""
+"""Matches a thread's enters and exits to spans, and finds the section that owns each moment."""
 
 import itertools
 from collections.abc import Callable
@@ -7,19 +7,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from training_profiler.aggregation.histogram import Ints
+from training_profiler.aggregation.arrays import Bools, Ints
 from training_profiler.recording.section import DISCARDED, SECTION_MASK, TIME_ONLY
 
-Bools = NDArray[np.bool_]
-Rename = Callable[[int, int], int]  # (root, id) -> id
-MAX_OPEN = 1000  # sections open at once on a thread; beyond it the oldest is given up and counted
+Rename = Callable[[int, int], int]  # (outer section, id) -> id
+MAX_OPEN = 1000  # open sections of a thread; beyond it the oldest is dropped and counted
 
 
 class Events(NamedTuple):
     """A thread's enters (code = section id) and exits (code = -id) in time order."""
 
     times_ns: Ints
-    codes: Ints  # may carry UNCOUNTED
+    codes: Ints  # may carry TIME_ONLY
 
 
 class Spans(NamedTuple):
@@ -29,62 +28,62 @@ class Spans(NamedTuple):
     begin_ns: Ints
     end_ns: Ints
     parents: Ints  # section id of the enclosing span, 0 for none
-    roots: Ints  # id of the outermost section around the span, itself included, that is apart; 0 for none
-    is_counted: Bools  # False: time of its section, but no execution of it
+    outer_ids: Ints  # id of the outermost enclosing section outside steps, which may be the span's own; 0 for none
+    is_counted: Bools  # False for spans that add to the time of their section, but not to its count
 
 
 class OutsideSections(NamedTuple):
-    """Sections that are no part of a training step, such as validation."""
+    """Sections outside training steps, such as validation."""
 
-    table: Bools  # whether the section with that id is one
-    exists: bool  # whether there is any
-    rename: Rename  # what a section inside of one is called, e.g. the forward pass of validation
+    table: Bools  # by section id
+    exists: bool  # whether any is in the table
+    rename: Rename  # gives sections inside them an id of their own, e.g. the forward pass of validation
 
 
 class LeafSpans(NamedTuple):
-    """Spans in which no other began, in time order: most spans are, and they need no matching."""
+    """Spans without other spans inside, in time order. Most spans are, and they need no matching."""
 
     ids: Ints
     begin_ns: Ints
     durations_ns: Ints
-    is_counted: Bools  # as Spans.is_counted
+    is_counted: Bools  # see Spans.is_counted
 
 
 class MatchedSpans(NamedTuple):
-    """What one pass over a thread's events finds."""
+    """The result of one pass over a thread's events."""
 
     leaf_spans: LeafSpans
     spans: Spans  # all others that ended
-    times_ns: Ints  # of the events around the leaves, ascending
-    owners: Ints  # owners[i]: section that owns the time from event i on, 0 for none; leaves take theirs from it
-    owner_outer_ids: Ints  # of that section, as Spans.roots
+    times_ns: Ints  # of the events outside leaf spans, ascending
+    owners: Ints  # owners[i] owns the time from event i on, 0 for none; the time of leaf spans is subtracted
+    owner_outer_ids: Ints  # of that section, see Spans.outer_ids
     still_open: Events
-    dropped: int  # exits without an enter, and enters given up
+    dropped: int  # exits without an enter, and enters beyond MAX_OPEN
 
 
 def read_events(flat: list[int]) -> Events:
     """Return the recorder's flat list of times and codes as two arrays."""
     pairs = np.fromiter(flat, np.int64, len(flat)).reshape(-1, 2)
-    # A clock may step back between cores; a time before its predecessor's would make a negative share.
+    # A clock may step back between cores, which would give negative durations.
     return Events(np.maximum.accumulate(pairs[:, 0]), pairs[:, 1])
 
 
 def no_events() -> Events:
-    """Return no events at all."""
+    """Return an empty stream of events."""
     return Events(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def match_spans(events: Events, still_open: Events, cuts_ns: Ints, apart: OutsideSections) -> MatchedSpans:
-    """Match enters with exits and say who owns the time after each event.
+def match_spans(events: Events, still_open: Events, cuts_ns: Ints, outside: OutsideSections) -> MatchedSpans:
+    """Match enters with exits and find the owner of the time after each event.
 
-    Time belongs to the section entered last of those still open, so each moment has one owner and
-    self times add up exactly. ``still_open`` are the enters that the sweep before left open.
+    Time belongs to the section entered last of those still open. So each moment has one owner, and self times add up
+    exactly.
 
     Args:
         events: events of one thread, in time order.
-        still_open: ``MatchedSpans.still_open`` of the same thread's sweep before.
-        cuts_ns: times that no leaf may reach across, ascending.
-        apart: which sections are no part of a training step.
+        still_open: ``MatchedSpans.still_open`` of the thread's previous call.
+        cuts_ns: times that no leaf span may cross, ascending.
+        outside: the sections outside training steps.
     """
     times_ns, codes = events
     if len(codes) and codes.min() < -DISCARDED:
@@ -93,14 +92,14 @@ def match_spans(events: Events, still_open: Events, cuts_ns: Ints, apart: Outsid
     if len(still_open.codes):
         times_ns = np.concatenate([still_open.times_ns, times_ns])
         codes = np.concatenate([still_open.codes, codes])
-    nested = _match_nested(leaf_spans, times_ns, codes, apart)
+    nested = _match_nested(leaf_spans, times_ns, codes, outside)
     if nested is not None and len(nested.still_open.codes) <= MAX_OPEN:
         return nested
-    return _match_any_order(leaf_spans, times_ns, codes, apart)
+    return _match_any_order(leaf_spans, times_ns, codes, outside)
 
 
 def _drain_leaf_spans(times_ns: Ints, codes: Ints, cuts_ns: Ints) -> tuple[LeafSpans, Ints, Ints]:
-    """Return the spans whose exit follows their enter at once, and the events that remain."""
+    """Return the spans whose exit directly follows their enter, and the remaining events."""
     rows = np.flatnonzero((codes[:-1] + codes[1:] == 0) & (codes[:-1] > 0))
     begin_ns = times_ns[rows]
     durations_ns = times_ns[rows + 1] - begin_ns
@@ -118,46 +117,46 @@ def _drain_leaf_spans(times_ns: Ints, codes: Ints, cuts_ns: Ints) -> tuple[LeafS
     return leaf_spans, times_ns[remains], codes[remains]
 
 
-def _match_nested(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, apart: OutsideSections) -> MatchedSpans | None:
-    """Return the sweep of properly nested events; None where an exit is not the innermost section's."""
+def _match_nested(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, outside: OutsideSections) -> MatchedSpans | None:
+    """Return the spans of properly nested events; None if an exit does not end the innermost section."""
     is_enter = codes > 0
     depth = np.cumsum(np.where(is_enter, 1, -1))
     if len(depth) and (depth.min() < 0 or depth.max() > 30_000):
         return None
-    level = (depth + ~is_enter).astype(np.int16)  # 16 bits: numpy sorts them by radix, in linear time
-    # Within a level enters and exits alternate, for depth changes by one: neighbours are a span.
+    level = (depth + ~is_enter).astype(np.int16)  # numpy sorts 16-bit integers by radix, in linear time
+    # Depth changes by one, so enters and exits alternate within a level: neighbours are a span.
     order = np.argsort(level, kind="stable")
     exit_rows = np.flatnonzero(~is_enter[order])
-    shutdown, enters = order[exit_rows], order[exit_rows - 1]
-    if not np.array_equal(codes[enters], -codes[shutdown]):
+    exits, enters = order[exit_rows], order[exit_rows - 1]
+    if not np.array_equal(codes[enters], -codes[exits]):
         return None
 
     plain = np.where(is_enter, codes & SECTION_MASK, codes)
-    parent, roots = _enclosing(plain, is_enter, level, order, apart)
-    named = _renamed(plain, roots, apart.rename)
+    parent, outer_ids = _enclosing(plain, is_enter, level, order, outside)
+    named = _renamed(plain, outer_ids, outside.rename)
     has_parent = parent >= 0
     parent_ids = np.where(has_parent, named[parent], 0)
-    parent_roots = np.where(has_parent, roots[parent], 0)
+    parent_outer_ids = np.where(has_parent, outer_ids[parent], 0)
     owners = np.where(is_enter, named, 0)
-    owner_outer_ids = roots.copy()
-    owners[shutdown], owner_outer_ids[shutdown] = parent_ids[enters], parent_roots[enters]
+    owner_outer_ids = outer_ids.copy()
+    owners[exits], owner_outer_ids[exits] = parent_ids[enters], parent_outer_ids[enters]
 
     open_rows = is_enter.copy()
     open_rows[enters] = False
     is_counted = (codes[enters] & TIME_ONLY) == 0
-    spans = Spans(named[enters], times_ns[enters], times_ns[shutdown], parent_ids[enters], roots[enters], is_counted)
+    spans = Spans(named[enters], times_ns[enters], times_ns[exits], parent_ids[enters], outer_ids[enters], is_counted)
     still_open = Events(times_ns[open_rows], codes[open_rows])
     return MatchedSpans(leaf_spans, spans, times_ns, owners, owner_outer_ids, still_open, 0)
 
 
 def _enclosing(
-    codes: Ints, is_enter: Bools, level: NDArray[np.int16], order: NDArray[np.intp], apart: OutsideSections
+    codes: Ints, is_enter: Bools, level: NDArray[np.int16], order: NDArray[np.intp], outside: OutsideSections
 ) -> tuple[NDArray[np.intp], Ints]:
-    """Return, for each enter, the row of the enter around it (-1: none) and its root (see Spans.roots)."""
+    """Return for each enter the row of the enclosing enter (-1 for none) and its outer id (see Spans.outer_ids)."""
     parent = np.full(len(codes), -1, np.intp)
-    roots = np.zeros(len(codes), np.int64)
-    if apart.exists:
-        roots = np.where(apart.table[np.maximum(codes, 0)], codes, 0)
+    outer_ids = np.zeros(len(codes), np.int64)
+    if outside.exists:
+        outer_ids = np.where(outside.table[np.maximum(codes, 0)], codes, 0)
     ends = np.cumsum(np.bincount(level)) if len(level) else np.empty(0, np.int64)
     outer: NDArray[np.intp] = np.empty(0, np.intp)
     for level_begin, level_end in itertools.pairwise(ends):
@@ -165,30 +164,30 @@ def _enclosing(
         rows = rows[is_enter[rows]]
         if len(outer):
             parent[rows] = outer[np.searchsorted(outer, rows) - 1]
-            around = roots[parent[rows]]
-            roots[rows] = np.where(around > 0, around, roots[rows])
+            around = outer_ids[parent[rows]]
+            outer_ids[rows] = np.where(around > 0, around, outer_ids[rows])
         outer = rows
-    return parent, roots
+    return parent, outer_ids
 
 
-def _renamed(codes: Ints, roots: Ints, rename: Rename) -> Ints:
-    """Return the codes with enters inside of a root under the names they have there."""
-    rows = np.flatnonzero((roots > 0) & (codes > 0) & (roots != codes))
+def _renamed(codes: Ints, outer_ids: Ints, rename: Rename) -> Ints:
+    """Return the codes, with the ids that sections have inside their outer section."""
+    rows = np.flatnonzero((outer_ids > 0) & (codes > 0) & (outer_ids != codes))
     if not len(rows):
         return codes
     named = codes.copy()
-    pairs, inverse = np.unique(roots[rows] << 24 | codes[rows], return_inverse=True)
+    pairs, inverse = np.unique(outer_ids[rows] << 24 | codes[rows], return_inverse=True)
     named[rows] = np.array([rename(pair >> 24, pair & 0xFFFFFF) for pair in pairs.tolist()], np.int64)[inverse]
     return named
 
 
-def rename_leaf_spans(leaf_spans: LeafSpans, roots: Ints, rename: Rename) -> LeafSpans:
-    """Return the leaves under the names they have within ``roots``, one entry a leaf, 0 for none."""
-    return leaf_spans._replace(ids=_renamed(leaf_spans.ids, roots, rename))
+def rename_leaf_spans(leaf_spans: LeafSpans, outer_ids: Ints, rename: Rename) -> LeafSpans:
+    """Return the leaf spans with the ids they have inside ``outer_ids``, one entry a span, 0 for none."""
+    return leaf_spans._replace(ids=_renamed(leaf_spans.ids, outer_ids, rename))
 
 
 def _without_discarded(events: Events, still_open: Events) -> tuple[Events, Events]:
-    """Return both without the spans whose exit says that they shall not count; such a span may have begun earlier."""
+    """Return both without the spans whose exit is marked as discarded; they may have begun in an earlier batch."""
     codes = np.concatenate([still_open.codes, events.codes])
     keep = np.ones(len(codes), np.bool_)
     stacks: dict[int, list[int]] = {}
@@ -215,11 +214,11 @@ class _Open(NamedTuple):
     id: int
     begin_ns: int
     parent: int
-    root: int
+    outer: int
 
 
-def _match_any_order(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, apart: OutsideSections) -> MatchedSpans:
-    """Return the sweep of events in any order, such as those of async tasks, one event at a time.
+def _match_any_order(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, outside: OutsideSections) -> MatchedSpans:
+    """Return the spans of events in any order, such as those of async tasks, one event at a time.
 
     An exit ends the span of its name that was entered last. An exit of a name that is not open is
     dropped and counted.
@@ -231,11 +230,11 @@ def _match_any_order(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, apart: 
     dropped = 0
     for row, (time_ns, code) in enumerate(zip(times_ns.tolist(), codes.tolist(), strict=True)):
         if code > 0:
-            parent, root = (stack[-1].id, stack[-1].root) if stack else (0, 0)
+            parent, outer = (stack[-1].id, stack[-1].outer) if stack else (0, 0)
             plain = code & SECTION_MASK
-            id = apart.rename(root, plain) if root and root != plain else plain
-            root = root or (plain if apart.table[plain] else 0)
-            stack.append(_Open(code, id, time_ns, parent, root))
+            id = outside.rename(outer, plain) if outer and outer != plain else plain
+            outer = outer or (plain if outside.table[plain] else 0)
+            stack.append(_Open(code, id, time_ns, parent, outer))
             if len(stack) > MAX_OPEN:
                 del stack[0]
                 dropped += 1
@@ -246,9 +245,9 @@ def _match_any_order(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, apart: 
             else:
                 ended = stack.pop(at)
                 is_counted = not ended.code & TIME_ONLY
-                spans.append((ended.id, ended.begin_ns, time_ns, ended.parent, ended.root, is_counted))
+                spans.append((ended.id, ended.begin_ns, time_ns, ended.parent, ended.outer, is_counted))
         if stack:
-            owners[row], owner_outer_ids[row] = stack[-1].id, stack[-1].root
+            owners[row], owner_outer_ids[row] = stack[-1].id, stack[-1].outer
     table = np.array(spans, np.int64).reshape(-1, 6).T
     ended_spans = Spans(table[0], table[1], table[2], table[3], table[4], table[5].astype(np.bool_))
     still_open = Events(
@@ -259,49 +258,49 @@ def _match_any_order(leaf_spans: LeafSpans, times_ns: Ints, codes: Ints, apart: 
 
 
 class Stretches(NamedTuple):
-    """Consecutive stretches that together cover the time of a batch; no cut lies inside one."""
+    """Consecutive stretches that together cover the time of a batch; no stretch crosses a cut."""
 
     begin_ns: Ints
     durations_ns: Ints
     owners: Ints  # section id, 0 for none
-    roots: Ints  # of the owner, see Spans.roots
+    outer_ids: Ints  # of the owner, see Spans.outer_ids
 
     def count_leaf_spans(self, leaf_spans: LeafSpans) -> Ints:
-        """Return how many leaves lie in each gap."""
+        """Return the number of leaf spans in each stretch."""
         if len(self.begin_ns) == 1:
             return np.array([len(leaf_spans.ids)])
         first = np.searchsorted(leaf_spans.begin_ns, self.begin_ns)
         first[0] = 0
         return np.diff(first, append=len(leaf_spans.ids))
 
-    def sum_leaf_spans(self, durations_ns: Ints, leaves_in_gap: Ints) -> Ints:
-        """Return the time that leaves take of each gap, in ns."""
+    def sum_leaf_spans(self, durations_ns: Ints, leaves_per_stretch: Ints) -> Ints:
+        """Return the time of leaf spans in each stretch, in ns."""
         until = np.concatenate([[0], np.cumsum(durations_ns)])
-        end = np.cumsum(leaves_in_gap)
-        return np.asarray(until[end] - until[end - leaves_in_gap], np.int64)
+        end = np.cumsum(leaves_per_stretch)
+        return np.asarray(until[end] - until[end - leaves_per_stretch], np.int64)
 
 
 def stretches_between(result: MatchedSpans, cuts_ns: Ints, from_ns: int, until_ns: int) -> Stretches:
-    """Return the gaps from ``from_ns`` to ``until_ns``: each event and each cut begins one."""
+    """Return the stretches from ``from_ns`` to ``until_ns``; each event and each cut begins one."""
     owners = np.concatenate([[0], result.owners])
-    roots = np.concatenate([[0], result.owner_outer_ids])
+    outer_ids = np.concatenate([[0], result.owner_outer_ids])
     begin_ns = np.concatenate([[from_ns], np.maximum(result.times_ns, from_ns)])
     if len(cuts_ns):
         at = np.searchsorted(result.times_ns, cuts_ns, side="right")
         owners = np.insert(owners, at + 1, owners[at])
-        roots = np.insert(roots, at + 1, roots[at])
+        outer_ids = np.insert(outer_ids, at + 1, outer_ids[at])
         begin_ns = np.insert(begin_ns, at + 1, np.maximum(cuts_ns, from_ns))
     durations_ns = np.maximum(np.diff(begin_ns, append=until_ns), 0)
-    return Stretches(begin_ns, durations_ns, owners, roots)
+    return Stretches(begin_ns, durations_ns, owners, outer_ids)
 
 
 def first_span_ns(result: MatchedSpans, ids: Ints) -> int | None:
-    """Return how long the first span of these sections took; None without any."""
+    """Return the duration of the first span of these sections; None without any."""
     leaf_spans, spans = result.leaf_spans, result.spans
-    found: list[tuple[np.int64, np.int64]] = []
+    durations: list[tuple[np.int64, np.int64]] = []  # (begin, duration)
     for id in ids.tolist():
         rows = np.flatnonzero(leaf_spans.ids == id)[:1]
-        found += zip(leaf_spans.begin_ns[rows], leaf_spans.durations_ns[rows], strict=True)
+        durations += zip(leaf_spans.begin_ns[rows], leaf_spans.durations_ns[rows], strict=True)
         rows = np.flatnonzero(spans.ids == id)
-        found += zip(spans.begin_ns[rows], spans.end_ns[rows] - spans.begin_ns[rows], strict=True)
-    return int(min(found)[1]) if found else None
+        durations += zip(spans.begin_ns[rows], spans.end_ns[rows] - spans.begin_ns[rows], strict=True)
+    return int(min(durations)[1]) if durations else None

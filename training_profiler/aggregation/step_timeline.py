@@ -1,29 +1,29 @@
-"""The training thread's time axis, cut into steps and what lies outside them."""
+"""The training thread's time axis, cut into steps and the time outside them."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.histogram import Ints
+from training_profiler.aggregation.arrays import Ints
 from training_profiler.recording.recorder import EPOCH_BEGIN, EPOCH_END, LOOP_BEGIN, STEP_END
 
 OUTSIDE = -1
 
 
 class Cuts(NamedTuple):
-    """Consecutive pieces of time: piece i ends at ``ends_ns[i]`` and is of step ``steps[i]``."""
+    """Consecutive pieces of time: piece i ends at ``ends_ns[i]`` and belongs to step ``steps[i]``."""
 
     ends_ns: Ints
     steps: Ints  # number of the step, counted from 0; OUTSIDE for none
-    gives_up: list[int]  # pieces at whose end a step that was begun turns out to be none
+    not_steps: list[int]  # pieces at whose end the open step turns out not to be one
 
 
 class Timeline:
-    """Says of each moment which training step it is part of.
+    """Assigns each moment to a training step, or to the time outside steps.
 
-    A step lasts from the end of the one before to its own end. The first begins with its epoch, or
-    without epochs with the first section, so that building the model is not part of it. What follows the
-    last step of an epoch is part of no step.
+    A step lasts from the end of the previous step to its own end. The first begins with its epoch, or without epochs
+    with the first section, so that building the model is not part of it. Time after the last step of an epoch is
+    outside steps.
     """
 
     def __init__(self) -> None:
@@ -37,14 +37,14 @@ class Timeline:
 
         Args:
             marks: (kind, ns) in time order.
-            first_section_ns: when the training thread's first section in this stretch began.
-            until_ns: where the last piece ends.
+            first_section_ns: begin of the training thread's first section in this stretch.
+            until_ns: end of the last piece.
         """
         if self._is_inside and all(kind == STEP_END for kind, _ in marks):
             return self._cut_steps(np.array([mark_ns for _, mark_ns in marks] + [until_ns], np.int64))
         ends_ns: list[int] = []
         steps: list[int] = []
-        gives_up: list[int] = []
+        not_steps: list[int] = []
 
         def end_piece(end_ns: int) -> None:
             ends_ns.append(end_ns)
@@ -66,13 +66,13 @@ class Timeline:
                 self.steps += 1
             elif kind in (EPOCH_BEGIN, EPOCH_END):
                 if self._is_inside:
-                    gives_up.append(len(ends_ns) - 1)
+                    not_steps.append(len(ends_ns) - 1)
                 self._is_inside = kind == EPOCH_BEGIN
                 self.has_begun = True
-        return Cuts(np.array(ends_ns, np.int64), np.array(steps, np.int64), gives_up)
+        return Cuts(np.array(ends_ns, np.int64), np.array(steps, np.int64), not_steps)
 
     def _cut_steps(self, ends_ns: Ints) -> Cuts:
-        """Return the pieces where there is nothing but step after step, as nearly always."""
+        """Return the pieces in the usual case: nothing but step after step."""
         steps = np.arange(self.steps, self.steps + len(ends_ns))
         self.steps += len(ends_ns) - 1
         return Cuts(ends_ns, steps, [])

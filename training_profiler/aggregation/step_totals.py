@@ -1,4 +1,4 @@
-"""Durations of training steps: their spread, warm-up, trend, and which section moves with them."""
+"""Durations of training steps: spread, warm-up, trend, and the sections that vary with them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,54 +7,54 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from training_profiler.aggregation.histogram import BIN_COUNT, Ints, bins_of, quantile_ns
-from training_profiler.aggregation.section_totals import Floats
+from training_profiler.aggregation.arrays import Floats, Ints
+from training_profiler.aggregation.histogram import BIN_COUNT, bins_of, quantile_ns
 
 
 class CaptureAffectedSteps:
-    """Ranges of steps, counted from 1; told by the training thread as they begin, asked by the one that drains."""
+    """Ranges of steps, counted from 1. The training thread adds them, the draining thread reads them."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int | None]] = []
 
     def begin(self, step: int) -> None:
-        """Note that steps are disturbed from ``step`` on, until told otherwise."""
+        """Mark the steps from ``step`` on as slowed, until ``end``."""
         self._ranges.append((step, None))
 
     def end(self, last: int) -> None:
-        """Note that ``last`` is the last one."""
+        """Set the last slowed step."""
         if self._ranges and self._ranges[-1][1] is None:
             self._ranges[-1] = (self._ranges[-1][0], last)
 
     def among(self, before: int, count: int) -> list[int]:
-        """Return which of the ``count`` steps after the first ``before`` are, counted from 0."""
-        found: set[int] = set()
+        """Return the slowed steps among the ``count`` steps after the first ``before``, counted from 0."""
+        slowed: set[int] = set()
         for first, last in list(self._ranges):
             end = count if last is None else min(count, last - before)
-            found.update(range(max(0, first - 1 - before), end))
-        return sorted(found)
+            slowed.update(range(max(0, first - 1 - before), end))
+        return sorted(slowed)
 
 
-FIRST_STEPS: Final = 64  # kept one by one, so that warm-up can be told from them afterwards
+FIRST_STEPS: Final = 64  # kept one by one, because warm-up is only known afterwards
 WARMUP_RATIO: Final = 3.0  # a first step longer than 3 medians is warm-up (PROFILING.md, rule warm-up)
-WARMUP_NEEDS: Final = 10  # steps before a median is worth comparing with
-SETTLED_AFTER: Final = 10  # steps left out of the search for the section that moves with the step
+WARMUP_NEEDS: Final = 10  # steps before the median is reliable
+SETTLED_AFTER: Final = 10  # first steps left out of the correlations
 TREND_POINTS: Final = 1024
-VARIES_AT_LEAST: Final = 1e-9  # variance over squared mean; below it is what float64 rounds off sums of squares
+VARIES_AT_LEAST: Final = 1e-9  # variance over squared mean; below this it is float64 rounding error
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How long steps are, in ns."""
+    """Mean and deviation of step durations, in ns."""
 
     count: int
     total_ns: float
     mean_ns: float
-    std_ns: float  # of the sample; 0 of a single step
+    std_ns: float  # of the sample; 0 for a single step
 
 
 class Moments:
-    """Count, mean, squares about it, and the longest of steps that are not kept one by one."""
+    """Count, mean, sum of squared deviations, and the longest of the steps that are not kept one by one."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -63,7 +63,7 @@ class Moments:
         self.longest = (-1, 0)  # (ns, step counted from 1)
 
     def add(self, durations_ns: Ints, numbers: Ints) -> None:
-        """Add steps with these numbers."""
+        """Add steps with these durations and numbers."""
         count = len(durations_ns)
         if not count:
             return
@@ -82,36 +82,35 @@ class Moments:
 class StepSums:
     """Running sums over steps, in bounded memory.
 
-    Steps that a capture window disturbed are in count and total alone, unless they are most of all: what is told of
-    the others is told of all then.
+    Steps slowed by a capture window only enter count and total, unless they are the majority.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.total_ns = 0
         self.first_ns: list[int] = []
-        self.bins = np.zeros(BIN_COUNT, np.int64)  # of undisturbed steps
-        self._disturbed_bins = np.zeros(BIN_COUNT, np.int64)
-        self._disturbed_first: set[int] = set()  # of the first steps, counted from 0
-        self._later, self._later_undisturbed = Moments(), Moments()
-        self._points: list[tuple[int, int]] = []  # (count, total ns) of undisturbed steps side by side
+        self.bins = np.zeros(BIN_COUNT, np.int64)  # of normal steps, those that no capture window slowed
+        self._slowed_bins = np.zeros(BIN_COUNT, np.int64)
+        self._slowed_first: set[int] = set()  # among the first steps, counted from 0
+        self._later, self._later_normal = Moments(), Moments()
+        self._points: list[tuple[int, int]] = []  # (count, total ns) of consecutive normal steps
         self._steps_a_point = 1
 
-    def add(self, durations_ns: Sequence[int], disturbed: Sequence[int] = ()) -> None:
-        """Add the steps that followed those added before; ``disturbed`` are places of them, counted from 0."""
+    def add(self, durations_ns: Sequence[int], slowed: Sequence[int] = ()) -> None:
+        """Add the steps that follow those added before; ``slowed`` are indices among them, counted from 0."""
         if not durations_ns:
             return
         array = np.asarray(durations_ns, np.int64)
         is_own = np.ones(len(array), np.bool_)
-        is_own[list(disturbed)] = False
+        is_own[list(slowed)] = False
         np.add.at(self.bins, bins_of(array[is_own]), 1)
-        np.add.at(self._disturbed_bins, bins_of(array[~is_own]), 1)
+        np.add.at(self._slowed_bins, bins_of(array[~is_own]), 1)
         room = max(0, FIRST_STEPS - len(self.first_ns))
-        self._disturbed_first.update(self.count + at for at in disturbed if at < room)
+        self._slowed_first.update(self.count + at for at in slowed if at < room)
         self.first_ns.extend(durations_ns[:room])
         later, numbers, is_own_later = array[room:], self.count + room + 1 + np.arange(len(array[room:])), is_own[room:]
         self._later.add(later, numbers)
-        self._later_undisturbed.add(later[is_own_later], numbers[is_own_later])
+        self._later_normal.add(later[is_own_later], numbers[is_own_later])
         self.count += len(array)
         self.total_ns += int(array.sum())
         self._add_points(array[is_own])
@@ -134,26 +133,26 @@ class StepSums:
             self._steps_a_point *= 2
 
     def median_ns(self) -> float | None:
-        """Return the median undisturbed step, within 1 %; None without steps."""
-        return quantile_ns(self.bins if self._has_own_pace else self.bins + self._disturbed_bins, 0.5)
+        """Return the median normal step, within 1 %; None without steps."""
+        return quantile_ns(self.bins if self._is_mostly_normal else self.bins + self._slowed_bins, 0.5)
 
     @property
-    def disturbed_count(self) -> int:
-        """How many steps a capture window disturbed."""
-        return int(self._disturbed_bins.sum())
+    def slowed_count(self) -> int:
+        """Number of steps slowed by a capture window."""
+        return int(self._slowed_bins.sum())
 
     @property
-    def _has_own_pace(self) -> bool:
-        return 2 * self.disturbed_count <= self.count
+    def _is_mostly_normal(self) -> bool:
+        return 2 * self.slowed_count <= self.count
 
-    def warmup_steps(self, told: int | None = None) -> int:
-        """Return how many first steps are warm-up: those told, else the leading ones above 3 medians."""
-        if told is not None:
-            return min(told, self.count)
+    def warmup_steps(self, configured: int | None = None) -> int:
+        """Return the number of warm-up steps: ``configured``, else the first steps in a row above 3 medians."""
+        if configured is not None:
+            return min(configured, self.count)
         median = self.median_ns()
         if median is None or self.count < WARMUP_NEEDS:
             return 0
-        # More than half of the steps seen cannot be the exception.
+        # The exception cannot be more than half of the steps.
         candidates = self.first_ns[: min(FIRST_STEPS, self.count // 2)]
         slow = 0
         while slow < len(candidates) and candidates[slow] > WARMUP_RATIO * median:
@@ -167,28 +166,26 @@ class StepSums:
         """
         return _spread(self.first_ns[without_first:], self._later)
 
-    def undisturbed(self, without_first: int = 0) -> Spread | None:
-        """Return the same of the undisturbed steps; of all where none of those is left."""
-        if not self._has_own_pace:
+    def normal_spread(self, without_first: int = 0) -> Spread | None:
+        """Return the same of normal steps; of all steps if no normal step is left."""
+        if not self._is_mostly_normal:
             return self.spread(without_first)
-        found = _spread([ns for ns, _ in self._first_undisturbed(without_first)], self._later_undisturbed)
-        return self.spread(without_first) if found is None else found
+        normal = _spread([ns for ns, _ in self._first_normal(without_first)], self._later_normal)
+        return self.spread(without_first) if normal is None else normal
 
     def longest(self, without_first: int = 0) -> tuple[int, int]:
-        """Return (ns, step counted from 1) of the longest step of those that ``undisturbed`` is about."""
+        """Return (ns, step counted from 1) of the longest step that ``normal_spread`` covers."""
         first = [(ns, i + 1) for i, ns in enumerate(self.first_ns) if i >= without_first]
-        found = [*self._first_undisturbed(without_first), self._later_undisturbed.longest]
-        if not self._has_own_pace or found == [Moments().longest]:
-            found = [*first, self._later.longest]
-        return max(found, key=lambda step: step[0])
+        steps = [*self._first_normal(without_first), self._later_normal.longest]
+        if not self._is_mostly_normal or steps == [Moments().longest]:
+            steps = [*first, self._later.longest]
+        return max(steps, key=lambda step: step[0])
 
-    def _first_undisturbed(self, without_first: int) -> list[tuple[int, int]]:
-        return [
-            (ns, i + 1) for i, ns in enumerate(self.first_ns) if i >= without_first and i not in self._disturbed_first
-        ]
+    def _first_normal(self, without_first: int) -> list[tuple[int, int]]:
+        return [(ns, i + 1) for i, ns in enumerate(self.first_ns) if i >= without_first and i not in self._slowed_first]
 
     def series(self, without_first: int = 0) -> list[tuple[float, float]]:
-        """Return (step number, mean ns) of runs of consecutive steps, at most 1024 of them."""
+        """Return (step number, mean ns) of groups of consecutive steps, at most 1024 of them."""
         points, step = [], 0
         for count, total in self._points:
             if step >= without_first:
@@ -210,7 +207,7 @@ def _spread(first_ns: Sequence[int], later: Moments) -> Spread | None:
 
 
 class Coupling:
-    """Which sections' time moves with the step's: correlations from running sums.
+    """Correlation of each section's time with the step's, from running sums.
 
     The first ten steps are left out, for warm-up would drown all else. Column i is the section
     with id i, column 0 the time of no section.
@@ -227,16 +224,16 @@ class Coupling:
         if missing > 0:
             self.sections = np.pad(self.sections, ((0, 0), (0, missing)))
 
-    def add_steps(self, first_step: int, self_ns: NDArray[np.int64], disturbed: Sequence[int] = ()) -> None:
+    def add_steps(self, first_step: int, self_ns: NDArray[np.int64], slowed: Sequence[int] = ()) -> None:
         """Add complete steps.
 
         Args:
             first_step: number of the first of them, counted from 0.
-            self_ns: exclusive time within each step, shape (steps, sections), column 0 for no section.
-            disturbed: places of those that are to be left out, counted from 0.
+            self_ns: exclusive time within each step, shape (steps, sections), column 0 for time in no section.
+            slowed: indices of steps to leave out, counted from 0.
         """
         is_added = np.arange(len(self_ns)) >= SETTLED_AFTER - first_step
-        is_added[list(disturbed)] = False
+        is_added[list(slowed)] = False
         seconds = self_ns[is_added] * 1e-9
         step_s = seconds.sum(axis=1)
         self.count += len(step_s)
@@ -254,7 +251,7 @@ class Coupling:
         self.sections[:, : later.sections.shape[1]] += later.sections
 
     def explained(self) -> Floats:
-        """Return each section's part of the variance of step time, shape (sections,); they add up to 1.
+        """Return each section's part of the variance of step time, shape (sections,). The parts add up to 1.
 
         That part is cov(section, step) / var(step). Zeros where nothing varies.
         """

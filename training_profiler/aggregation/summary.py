@@ -1,4 +1,4 @@
-"""From totals in nanoseconds to the figures of a snapshot."""
+"""Converts totals in nanoseconds to the stats of a snapshot."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import numpy as np
 
 from training_profiler.aggregation.histogram import quantile_ns
 from training_profiler.aggregation.lines import IN_STEPS
-from training_profiler.aggregation.outside_steps import APART, WITHIN
+from training_profiler.aggregation.outside_steps import OUTSIDE_SECTIONS, WITHIN
 from training_profiler.aggregation.step_totals import WARMUP_NEEDS
 from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.trend import trend
@@ -26,15 +26,15 @@ from training_profiler.snapshot.snapshot import (
 )
 from training_profiler.units import NS_PER_S
 
-SAMPLES_NEEDED: Final = 30  # in a section; a share of one half is then known to about 18 points (95 %)
-MOST_LINES: Final = 100  # a section; what is left out is below a hundredth of it
-EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time; less is not worth a word
+SAMPLES_NEEDED: Final = 30  # in a section; a share of one half is then accurate to about 18 points (95 %)
+MOST_LINES: Final = 100  # in a section; the rest is below one percent of it
+EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time
 
 
 def section_stats(
     totals: Totals, names: Mapping[int, str], configured_warmup: int | None = None
 ) -> dict[str, SectionStats]:
-    """Return the figures of each section seen, and of the time of none; shares add up to 1."""
+    """Return the stats of each section, and of the time in no section; shares add up to 1."""
     early_ns = totals.early_ns[: warmup_steps(totals, configured_warmup)].sum(axis=0)
     early_ns = np.pad(early_ns, (0, max(0, totals.sections.rows - len(early_ns))))
     sums = totals.sections
@@ -70,7 +70,7 @@ def section_stats(
 
 
 def _with_uncovered(section: SectionStats | None, name: str, self_ns: int, step_ns: int, wall_ns: int) -> SectionStats:
-    """Return the row of the time that no section owns, on top of a section that the user gave the same name."""
+    """Return the row for time in no section, added to a user's section of the same name if there is one."""
     self_s, step_s, share = self_ns / NS_PER_S, step_ns / NS_PER_S, self_ns / wall_ns
     if section is None:
         return SectionStats(name, 0, self_s, self_s, share, step_self_s=step_s, step_total_s=step_s)
@@ -83,15 +83,15 @@ def _with_uncovered(section: SectionStats | None, name: str, self_ns: int, step_
 
 
 def _plain_where_alone(totals: Totals, names: Mapping[int, str]) -> dict[int, str]:
-    """Return the names without the section they lie within, where that leaves no doubt.
+    """Return section names without the outer section where that is unambiguous.
 
-    Parts of a step keep it: ``forward_pass`` is training's, whether or not there was any.
+    Parts of a step keep it: ``forward_pass`` is always training's.
     """
     seen = set(np.flatnonzero(totals.sections.count).tolist())
     within = {}
     for id, name in names.items():
-        root, slash, plain = name.partition(WITHIN)
-        if slash and root in APART and (plain not in STEP_PARTS or root == PROFILER):
+        outer, slash, plain = name.partition(WITHIN)
+        if slash and outer in OUTSIDE_SECTIONS and (plain not in STEP_PARTS or outer == PROFILER):
             within[id] = plain
     uses = Counter(plain for id, plain in within.items() if id in seen)
     uses.update(name for id, name in names.items() if id in seen and id not in within)
@@ -99,7 +99,7 @@ def _plain_where_alone(totals: Totals, names: Mapping[int, str]) -> dict[int, st
 
 
 def _measured(totals: Totals, id: int, is_mixed: bool) -> dict[str, Any]:
-    """Return the figures of single executions; ``is_mixed``: there may be others, of which only the sum is known."""
+    """Return the stats of single spans; ``is_mixed``: for some spans only the sum may be known."""
     sums = totals.sections
     count = int(sums.measured[id])
     if count < sums.count[id] and (is_mixed or not count):
@@ -108,19 +108,19 @@ def _measured(totals: Totals, id: int, is_mixed: bool) -> dict[str, Any]:
         return {}
     low_ns, high_ns = int(sums.min_ns[id]), int(sums.max_ns[id])
     mean_ns = float(sums.mean_ns[id])
-    if count == sums.count[id]:  # total over count, as every reader checks: with what is no execution of its own
+    if count == sums.count[id]:  # total over count, so that a reader can check it
         mean_ns = int(sums.total_ns[id]) / count
     stats = {"avg_s": mean_ns, "min_s": float(low_ns), "max_s": float(high_ns)}
     if count > 1:
         stats["std_s"] = float(np.sqrt(sums.m2[id] / (count - 1)))
     for key, q in (("p50_s", 0.5), ("p95_s", 0.95), ("p99_s", 0.99)):
-        # The middle of a bin can lie beyond the extremes, which are exact.
+        # The middle of a bin can lie beyond the exact extremes.
         stats[key] = min(max(quantile_ns(sums.bins[id], q) or 0.0, low_ns), high_ns)
     return {name: ns / NS_PER_S for name, ns in stats.items()}
 
 
 def _uncovered(totals: Totals) -> list[tuple[str, int, int]]:
-    """Return (name, ns, ns within steps) of the time that no section owns."""
+    """Return (name, ns, ns within steps) of the time in no section."""
     uncovered_ns = int(totals.sections.self_ns[0])
     in_steps_ns = int(totals.sections.step_self_ns[0])
     if not totals.steps.count:
@@ -134,7 +134,7 @@ def _uncovered(totals: Totals) -> list[tuple[str, int, int]]:
 def line_stats(
     totals: Totals, names: Mapping[int, str], sections: Mapping[str, SectionStats]
 ) -> dict[str, tuple[LineStats, ...]]:
-    """Return the lines seen in each section, those with most samples first; none of sections with under 30 samples."""
+    """Return the lines of each section, most samples first; none for sections with fewer than 30 samples."""
     shown = _plain_where_alone(totals, names)
     counts: dict[str, Counter[Location | None]] = {}
     for (id, location), count in totals.lines.items():
@@ -172,7 +172,7 @@ def _lines_of(section: SectionStats, samples: Counter[Location | None]) -> tuple
 
 
 def _uncovered_lines(totals: Totals) -> dict[str, Counter[Location | None]]:
-    """Return the samples of no section, divided as ``_uncovered`` divides the time."""
+    """Return the samples in no section, split in the same way as ``_uncovered`` splits the time."""
     everywhere = Counter({location: count for (id, location), count in totals.lines.items() if id == 0})
     in_steps = Counter({location: count for (id, location), count in totals.lines.items() if id == IN_STEPS})
     if len(_uncovered(totals)) == 1:
@@ -181,7 +181,7 @@ def _uncovered_lines(totals: Totals) -> dict[str, Counter[Location | None]]:
 
 
 def _parents(totals: Totals) -> dict[int, int]:
-    """Return the section around most spans of each section, such that no chain of parents is a circle."""
+    """Return the section around most spans of each section; no chain of parents is circular."""
     best: dict[int, tuple[int, int]] = {}
     for (parent, id), count in totals.sections.parents.items():
         best[id] = max(best.get(id, (-1, 0)), (count, parent))
@@ -191,16 +191,16 @@ def _parents(totals: Totals) -> dict[int, int]:
         while at in parents and at not in seen:
             seen.add(at)
             at = parents[at]
-        if at:  # came back to a section already seen
+        if at:  # circular
             parents[id] = 0
     return parents
 
 
-def warmup_steps(totals: Totals, told: int | None) -> int:
-    """Return how many of the first steps to leave out; none where that would leave nothing."""
+def warmup_steps(totals: Totals, configured: int | None) -> int:
+    """Return the number of first steps to leave out; 0 if no step would be left."""
     steps = totals.steps
-    warmup = steps.warmup_steps(told)
-    if told is None and steps.count >= WARMUP_NEEDS:
+    warmup = steps.warmup_steps(configured)
+    if configured is None and steps.count >= WARMUP_NEEDS:
         warmup = max(warmup, totals.slow_steps)
     return 0 if warmup >= steps.count or warmup > len(steps.first_ns) else warmup
 
@@ -208,14 +208,14 @@ def warmup_steps(totals: Totals, told: int | None) -> int:
 def step_stats(
     totals: Totals, names: Mapping[int, str], configured_warmup: int | None, *, is_interval: bool = False
 ) -> StepStats | None:
-    """Return the figures of the steps; None without any. Of an interval there is no trend, nor what explains it."""
+    """Return the stats of the steps; None without any. An interval has no trend and no explanation of it."""
     steps = totals.steps
     warmup = warmup_steps(totals, configured_warmup)
-    spread, undisturbed = steps.spread(warmup), steps.undisturbed(warmup)
+    spread, normal = steps.spread(warmup), steps.normal_spread(warmup)
     median_ns = steps.median_ns()
-    if spread is None or undisturbed is None or median_ns is None:
+    if spread is None or normal is None or median_ns is None:
         return None
-    found = None if is_interval else trend(steps.series(warmup))  # takes 1.5 ms
+    growth = None if is_interval else trend(steps.series(warmup))  # takes 1.5 ms
     explained = () if is_interval else totals.coupling.explained()
     max_ns, max_step = steps.longest(warmup)
     return StepStats(
@@ -226,14 +226,14 @@ def step_stats(
         warmup_s=sum(steps.first_ns[:warmup]) / NS_PER_S,
         settled_count=spread.count,
         settled_s=spread.total_ns / NS_PER_S,
-        disturbed_count=steps.disturbed_count,
-        avg_s=undisturbed.mean_ns / NS_PER_S,
-        std_s=undisturbed.std_ns / NS_PER_S,
+        disturbed_count=steps.slowed_count,
+        avg_s=normal.mean_ns / NS_PER_S,
+        std_s=normal.std_ns / NS_PER_S,
         max_s=max_ns / NS_PER_S,
         max_step=max_step,
         before_s=None if totals.loop_begin_ns is None else max(0, totals.loop_begin_ns - totals.begin_ns) / NS_PER_S,
-        rise=found.rise if found else None,
-        rise_p_value=found.p_value if found else None,
+        rise=growth.rise if growth else None,
+        rise_p_value=growth.p_value if growth else None,
         explained={
             names.get(id) or OTHER: float(part) for id, part in enumerate(explained) if part >= EXPLAINS_AT_LEAST
         },
@@ -248,7 +248,7 @@ def epoch_stats(
     samples: int | None,
     is_complete: bool = True,
 ) -> EpochStats:
-    """Return the figures of one epoch; ``batches`` and ``samples`` are None where no loader was seen."""
+    """Return the stats of one epoch; ``batches`` and ``samples`` are None without a known loader."""
     sections = section_stats(totals, names)
     count = totals.steps.count if batches is None else batches
     self_s = {name: section.self_s for name, section in sections.items() if section.self_s}

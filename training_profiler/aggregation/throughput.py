@@ -1,4 +1,4 @@
-"""How much training gets done in a second."""
+"""Training throughput per second of step time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from training_profiler.units import FLOPS_PER_TFLOP, NS_PER_S
 class Peak:
     """Dense peak rates of one accelerator, without sparsity."""
 
-    words: tuple[str, ...]  # all of them stand in the device's name, as torch gives it
-    tflops: Mapping[str, float]  # by type of number, in 1e12 a second
+    words: tuple[str, ...]  # all of them occur in the device's name, as torch reports it
+    tflops: Mapping[str, float]  # by dtype, in 1e12 per second
     source: str
 
 
@@ -26,13 +26,13 @@ def _tensor_cores(half: float, tf32: float | None, float32: float, float64: floa
 
 _HOPPER: Final = {**_tensor_cores(989.4, 494.7, 66.9, 66.9), "float8_e4m3fn": 1978.9, "float8_e5m2": 1978.9}
 _HOPPER_PCIE: Final = {**_tensor_cores(756.0, 378.0, 51.0, 51.0), "float8_e4m3fn": 1513.0, "float8_e5m2": 1513.0}
-# Half the figure with sparsity that the data sheet prints, as its footnote says.
+# Half of the printed figure, which is with sparsity according to its footnote.
 _HOPPER_NVL: Final = {**_tensor_cores(835.5, 417.5, 60.0, 60.0), "float8_e4m3fn": 1670.5, "float8_e5m2": 1670.5}
 
-# Parts and other builds of these, or either of two: what their peak is their name does not tell.
+# Words in the names of variants whose peak rate the name does not determine.
 ANOTHER: Final = ("mig", "laptop", "ti", "d", "max", "mi250")
 
-# The first whose words all stand in the name.
+# The first entry whose words all occur in the name applies.
 PEAKS: Final = (
     Peak(
         ("B200",),
@@ -54,10 +54,10 @@ PEAKS: Final = (
         "NVIDIA V100 data sheet",
     ),
     Peak(("V100", "PCIE"), {"float16": 112.0, "float32": 14.0, "float64": 7.0}, "NVIDIA V100 data sheet"),
-    # With accumulation in float32, which is what torch does; it is half the rate on these.
+    # With float32 accumulation, as in torch; that is half the printed rate.
     Peak(("RTX", "4090"), _tensor_cores(165.2, 82.6, 82.6), "NVIDIA Ada GPU architecture white paper"),
     Peak(("RTX", "3090"), _tensor_cores(71.0, 35.6, 35.6), "NVIDIA Ampere GA102 GPU architecture white paper"),
-    # torch sees each of its two dies as one device.
+    # torch reports each of the two dies as one device.
     Peak(("MI250X",), {"float16": 191.5, "bfloat16": 191.5, "float32": 47.9, "float64": 47.9}, "AMD MI250X data sheet"),
     Peak(
         ("MI300X",),
@@ -68,7 +68,7 @@ PEAKS: Final = (
 
 
 def peak_of(device: str, dtype: str) -> tuple[float, str] | None:
-    """Return the dense peak of the named device in 1e12 a second, and its source; None where it is not known."""
+    """Return the dense peak of the named device in 1e12 per second, and its source; None if unknown."""
     words = device.replace("-", " ").replace("_", " ").casefold().split()
     if any(word in ANOTHER for word in words):
         return None
@@ -85,7 +85,7 @@ def throughput(totals: Totals, configured_warmup: int | None) -> Throughput | No
     Batches, samples and FLOPs are per step as on average over the stretch, times steps a second after warm-up.
     """
     steps = totals.steps
-    spread = steps.undisturbed(0 if totals.first_step else warmup_steps(totals, configured_warmup))
+    spread = steps.normal_spread(0 if totals.first_step else warmup_steps(totals, configured_warmup))
     if spread is None or not spread.total_ns:
         return None
     steps_per_s = spread.count * NS_PER_S / spread.total_ns

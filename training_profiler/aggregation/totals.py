@@ -1,10 +1,10 @@
-"""Everything summed up over a stretch of time: a flush interval, a report interval, an epoch, a run."""
+"""All sums over a stretch of time: a flush interval, a report interval, an epoch, or a run."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from training_profiler.aggregation.histogram import Ints
+from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.lines import LineCounts
 from training_profiler.aggregation.loaders import LoaderSums
 from training_profiler.aggregation.machine import MachineSums
@@ -27,43 +27,43 @@ class Totals:
         self.sections = SectionSums()
         self.steps = StepSums()
         self.coupling = Coupling()
-        self.loop_begin_ns: int | None = None  # when the run's first step began, be it before this stretch
-        self.first_fetch_ns: int | None = None  # the first wait for a batch, if it ended here
-        # Time of each section, column i, in each of the run's first steps, nested sections included: warm-up is
-        # only known for what it was when it is over, and must not count for a share of the step.
+        self.loop_begin_ns: int | None = None  # begin of the run's first step, which may precede this stretch
+        self.first_fetch_ns: int | None = None  # the first wait for a batch, if it ended in this stretch
+        # Time of each section (column) in each of the run's first steps, nested sections included. Warm-up is only
+        # known afterwards, and then subtracted.
         self.early_ns = np.zeros((FIRST_STEPS, 1), np.int64)
-        # Exclusive times of single complete steps, which ranks compare; of this stretch alone, sums do not add them up.
+        # Exclusive times of single steps, which ranks compare. Of this stretch only: ``add`` does not sum them.
         self.compared: dict[int, Ints] = {}
-        # Places of this stretch's steps, counted from 0, that a capture window made slower; of this stretch alone.
-        self.disturbed: list[int] = []
-        self.training_spans = 0  # ended on the training thread, which pays for them
+        # Indices of this stretch's steps, counted from 0, that a capture window slowed. Of this stretch only.
+        self.slowed_by_capture: list[int] = []
+        self.training_spans = 0  # spans that ended on the training thread, which pays for them
         self.lines: LineCounts = LineCounts()
         self.machine = MachineSums()
-        self.batches: int | None = None  # fetched for training; None where no loader is known
+        self.batches: int | None = None  # fetched for training; None without a known loader
         self.samples: int | None = None
-        self.flops: StepFlops | None = None  # of a step, as last counted
-        self.slow_steps = 0  # first steps of the run of which one was made slower, by counting its FLOPs
+        self.flops: StepFlops | None = None  # of one step, as counted last
+        self.slow_steps = 0  # first steps of the run up to the last one slowed by counting its FLOPs
         self.loaders = LoaderSums()
-        self.late_exchange_ns = 0  # DDP's, told in this stretch and waited for in backward passes before it
-        self.dropped = 0  # exits without enter, enters given up
+        self.late_exchange_ns = 0  # DDP's gradient sync, reported in this stretch for backward passes before it
+        self.dropped = 0  # exits without an enter, and enters beyond MAX_OPEN
         self.unended = 0  # sections still open when their thread ended
 
     @property
     def wall_ns(self) -> int:
-        """How long the stretch is."""
+        """Duration of the stretch."""
         return self.end_ns - self.begin_ns
 
     def add_steps(
-        self, durations_ns: Sequence[int], self_ns: Ints, first_step: int, disturbed: Sequence[int] = ()
+        self, durations_ns: Sequence[int], self_ns: Ints, first_step: int, slowed: Sequence[int] = ()
     ) -> None:
-        """Add complete steps, whose exclusive times are the rows of ``self_ns``; ``disturbed`` of them were slowed."""
-        self.disturbed += [self.steps.count + at for at in disturbed]
-        self.steps.add(durations_ns, disturbed)
+        """Add complete steps with exclusive times in the rows of ``self_ns``; ``slowed`` are indices among them."""
+        self.slowed_by_capture += [self.steps.count + at for at in slowed]
+        self.steps.add(durations_ns, slowed)
         early = max(0, min(len(self_ns), FIRST_STEPS - first_step))
         steps = np.arange(first_step, first_step + early)
         self.add_early(steps, np.zeros(early, np.int64), self_ns[:early, 0])  # column 0 has no spans
         self.coupling.grow(self_ns.shape[1])
-        self.coupling.add_steps(first_step, self_ns, disturbed)
+        self.coupling.add_steps(first_step, self_ns, slowed)
         self.sections.step_self_ns[: self_ns.shape[1]] += self_ns.sum(axis=0)
         end = first_step + len(self_ns)
         for block in range(first_step - first_step % BLOCK_STEPS, end, BLOCK_STEPS):
@@ -72,17 +72,17 @@ class Totals:
                     self.compared[step] = self_ns[step - first_step]
 
     def add_early(self, steps: Ints, ids: Ints, ns: Ints) -> None:
-        """Add time of sections in complete steps, counted from 0; those after the first are passed over."""
+        """Add time of sections in complete steps, counted from 0; later than the first steps is ignored."""
         rows = self.sections.rows
         self.early_ns = np.pad(self.early_ns, ((0, 0), (0, max(0, rows - self.early_ns.shape[1]))))
         is_early = (steps >= 0) & (steps < FIRST_STEPS)
         np.add.at(self.early_ns, (steps[is_early], ids[is_early]), ns[is_early])
 
     def add(self, later: "Totals", durations_ns: Sequence[int]) -> None:
-        """Add the stretch that follows this one; ``durations_ns`` are its steps."""
+        """Add the stretch that follows this one; ``durations_ns`` are the durations of its steps."""
         self.end_ns = later.end_ns
         self.sections.add(later.sections)
-        self.steps.add(durations_ns, later.disturbed)
+        self.steps.add(durations_ns, later.slowed_by_capture)
         self.coupling.add(later.coupling)
         steps, ids = np.nonzero(later.early_ns)
         self.add_early(steps, ids, later.early_ns[steps, ids])
@@ -112,5 +112,5 @@ class Totals:
 
 
 def rows_for(sections: int) -> int:
-    """Return how many rows to keep for so many sections; a multiple, so that arrays seldom grow."""
+    """Return the number of rows to keep for this many sections; a multiple of 16, so that arrays seldom grow."""
     return int(np.ceil((sections + 1) / 16)) * 16

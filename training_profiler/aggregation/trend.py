@@ -1,4 +1,4 @@
-"""A quantity over time in bounded memory, and whether it grows."""
+"""A quantity over time in bounded memory, and its growth."""
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
@@ -13,17 +13,17 @@ BLOCKS = 20
 
 
 class Trend(NamedTuple):
-    """A rise over the whole series, relative to its level at the start."""
+    """Rise over the whole series, relative to its level at the start."""
 
-    rise: float  # 0.1: ten per cent more at the end than at the start
-    p_value: float  # how often noise alone would show as much, one-sided
+    rise: float  # 0.1: 10 % more at the end than at the start
+    p_value: float  # probability of such a rise by noise alone, one-sided
 
 
 def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     """Return the trend of ``(x, y)`` points in ascending x; None below 40 points.
 
     The medians of 20 blocks are compared pair by pair: slope after Theil (1950) and Sen (1968), significance
-    after Mann (1945) and Kendall (1975), both of which one outlier in a block does not move.
+    after Mann (1945) and Kendall (1975), neither of which is moved by one outlier in a block.
     """
     if len(points) < 2 * BLOCKS:
         return None
@@ -43,29 +43,29 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
 
 
 def median(values: Iterable[float]) -> float:
-    """Return the median. Not the standard library's: a program may have a ``statistics.py`` of its own beside it."""
+    """Return the median. The program's folder may hold a ``statistics.py``, so the standard library's is not used."""
     return float(np.median(np.fromiter(values, np.float64)))
 
 
 MOST_POINTS: Final = 240
-FEWEST_POINTS: Final = 10  # of which the first fifth is left out: 8 that all rise are chance once in 40,000 times
-WARMUP: Final = 0.2  # of the time: what a training allocates at its start is no growth
-Point = tuple[int, float, float]  # values side by side: how many, the sum of their moments in s, the sum of the values
+FEWEST_POINTS: Final = 10  # without the first fifth 8 are left, which rise in order by chance once in 40,000 times
+WARMUP: Final = 0.2  # part of the time; memory allocated at the start is not growth
+Point = tuple[int, float, float]  # consecutive values: count, sum of their times in s, sum of the values
 
 
 class Series:
-    """Means of so many values side by side; twice as many each time there would be too many points."""
+    """Means of consecutive values; each point covers twice as many whenever there are too many points."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
         self._values_a_point = 1
 
     def add(self, at_s: float, value: float) -> None:
-        """Add a value that followed those added before."""
+        """Add a value that follows those added before."""
         self.add_points([(1, at_s, value)])
 
     def add_points(self, points: Sequence[Point]) -> None:
-        """Add the points of a series that followed this one."""
+        """Add the points of a series that follows this one."""
         for point in points:
             if self.points and self.points[-1][0] + point[0] <= self._values_a_point:
                 self.points[-1] = _together(self.points[-1], point)
@@ -74,15 +74,15 @@ class Series:
             if len(self.points) > MOST_POINTS:
                 pairs = zip(self.points[::2], self.points[1::2], strict=False)
                 left_over = self.points[len(self.points) // 2 * 2 :]
-                self.points = [_together(one, next_one) for one, next_one in pairs] + left_over
+                self.points = [_together(point, following) for point, following in pairs] + left_over
                 self._values_a_point *= 2
 
     def growth(self) -> Growth | None:
-        """Return the rise over all but the first fifth of the time; None on too few points to tell.
+        """Return the rise over all but the first fifth of the time; None with too few points.
 
         A straight line through the medians of at most 20 blocks: slope after Theil (1950) and Sen (1968), significance
-        after Mann (1945) and Kendall (1975), one-sided. The slope is that of the later half where that one is flatter:
-        what rises ever more slowly, as caches that fill, would otherwise look like what rises for ever.
+        after Mann (1945) and Kendall (1975), one-sided. If the later half is flatter, its slope is used: otherwise a
+        filling cache would look like endless growth.
         """
         points = [(at_s / count, value / count) for count, at_s, value in self.points]
         if len(points) < FEWEST_POINTS:
@@ -98,8 +98,8 @@ class Series:
         return Growth(slope * seconds, _chance(blocks), len(points), seconds)
 
 
-def _together(one: Point, other: Point) -> Point:
-    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+def _together(point: Point, following: Point) -> Point:
+    return point[0] + following[0], point[1] + following[1], point[2] + following[2]
 
 
 def _blocks(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

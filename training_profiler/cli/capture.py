@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from training_profiler.errors import RunFolderError
-from training_profiler.storage.journal_discovery import Found, find_journals
+from training_profiler.storage.journal_discovery import JournalFile, find_journals
 from training_profiler.storage.journal_tail import read_end
 from training_profiler.storage.launch import is_running
 from training_profiler.torch_capture.request import FOLDER, MOST_STEPS, write_request
@@ -81,7 +81,7 @@ def _check_runs(folder: Path, ranks: tuple[int, ...] | None) -> bool:
     """
     if not folder.is_dir():
         raise RunFolderError(f"{folder} is not a folder; example: training-profiler capture runs/20261121-142530")
-    journals = [journal for journal in find_journals(folder) if not journal.trouble]
+    journals = [journal for journal in find_journals(folder) if not journal.problem]
     if not journals:
         raise RunFolderError(f"{folder} is not a run folder: it has no journal (rank0.jsonl)")
     own = folder.resolve()
@@ -98,7 +98,7 @@ def _check_runs(folder: Path, ranks: tuple[int, ...] | None) -> bool:
     return any(states)
 
 
-def _is_running(journal: Found) -> bool | None:
+def _is_running(journal: JournalFile) -> bool | None:
     begin = journal.begin or {}
     try:
         if read_end(journal.path, "end", lambda record: record).has_end:

@@ -1,13 +1,12 @@
 """Device time of one session: begins when the training has begun to use an accelerator, and keeps its own cost low."""
 
-import sys
 import time
 from collections.abc import Callable
 from statistics import median_low
 from typing import Final, Protocol
 
 from training_profiler.device import backends
-from training_profiler.device.event_clock import DeviceClock, DeviceEvent
+from training_profiler.device.event_clock import DeviceClock
 from training_profiler.device.span_pairing import SWITCHED_OFF, UNFINISHED, Ints, SpanPairing
 from training_profiler.recording.recorder import Recorder
 from training_profiler.safety.fault_guard import Guard
@@ -63,7 +62,7 @@ class DeviceTime:
         self._booking_ns = 0
         self._has_failed = False
         self._is_ending = False
-        recorder.host_only |= {PROFILER}
+        recorder.keep_host_time(PROFILER)
 
     def start(self, timing: str) -> None:
         """Time sections by ``timing``, one of settings.TIMINGS, from now on."""
@@ -111,9 +110,7 @@ class DeviceTime:
             self._calibrate(clock)
         self._since_ns = self._recorder.clock()
         own_id = self._recorder.names.id_of(PROFILER)
-        before, self._pairing = self._pairing, SpanPairing(clock, self._since_ns, is_sync, own_id)
-        if before is not None:  # with another timing
-            self._pairing.spans, self._pairing.unmeasured = before.spans, before.unmeasured
+        self._pairing = SpanPairing(clock, self._since_ns, is_sync, own_id, before=self._pairing)
         self._device, self._clock, self._paid = found, clock, 0
         self._accumulator.send_spans(self._add)
         self._recorder.use_clock(self._buffer, clock.waiting() if is_sync else clock.stamping())
@@ -195,9 +192,8 @@ class DeviceTime:
         An event that is freed calls it. So these never are.
         """
         if self._clock is not None:
-            self._clock.is_on = False
+            self._clock.keep_for_ever()
             self._recorder.use_clock(self._buffer, None)
-            _never_free(self._clock.made)
         self._timing = "host"
         self._accumulator.send_spans(None)
         self._clock = self._pairing = None
@@ -228,16 +224,8 @@ class DeviceTime:
             except Exception:
                 self._has_failed = True
                 if self._clock is not None:  # after an error of the device torch warns four times an event freed
-                    self._clock.made = _never_free(self._clock.made)
+                    self._clock.keep_for_ever()
                 self._let_go()
                 raise
 
         self._guard(PART, attempt)
-
-
-def _never_free(made: dict[int, list[DeviceEvent]]) -> dict[int, list[DeviceEvent]]:
-    """Give the stamps a reference that nobody will give back; return none."""
-    ctypes = sys.modules.get("ctypes")  # torch has imported it
-    if ctypes is not None:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
-    return {}

@@ -23,13 +23,25 @@ class DeviceEvent:
         self.event = event
         self.why_not = why_not
         self.is_reached = False  # by the device, as far as it was asked
-        self.users = 0  # who still needs its event
+        self.users = 0  # how many spans still need its event
 
     def has_been_reached(self) -> bool:
         """Return whether the device has got there; asks it, and never waits."""
         if not self.is_reached and self.event is not None:
             self.is_reached = self.event.query()
         return self.is_reached
+
+    def hold(self) -> None:
+        """Keep its event from being used again until ``release``."""
+        self.users += 1
+
+    def release(self) -> bool:
+        """Undo one ``hold``; return whether no span needs the event any more."""
+        self.users -= 1
+        if self.users > 0:
+            return False
+        self.users, self.is_reached = 0, False
+        return True
 
 
 _POOL_EMPTY: Final = DeviceEvent(-1, None, POOL_EMPTY)
@@ -120,13 +132,17 @@ class DeviceClock:
         self._free.clear()
         self.made.clear()
 
+    def keep_for_ever(self) -> None:
+        """Stop stamping and never free the events made so far: freeing one calls the driver."""
+        self.is_on = False
+        ctypes = sys.modules.get("ctypes")  # torch has imported it
+        if ctypes is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.made))
+        self.made = {}
+
     def give_back(self, stamp: DeviceEvent) -> None:
         """Let the stamp's event be used again once nobody needs it any more."""
-        if stamp.event is None:
-            return
-        stamp.users -= 1
-        if stamp.users <= 0:
-            stamp.users, stamp.is_reached = 0, False
+        if stamp.event is not None and stamp.release():
             self._free.setdefault(stamp.device, []).append(stamp)
 
 

@@ -28,12 +28,19 @@ Book = Callable[[int, int], None]  # (id of the section, ns on the device)
 class SpanPairing:
     """The spans of the training thread since ``since_ns``, of which device time is known, to come, or not to be had.
 
-    Those of the section ``host_only`` are none of them.
+    Those of the section ``host_only`` are none of them. With another timing, counts go on from those of ``before``.
     """
 
-    def __init__(self, clock: DeviceClock, since_ns: int, is_sync: bool = False, host_only: int = 0) -> None:
-        self.spans = 0  # of which it is known
-        self.unmeasured: Counter[str] = Counter()  # reason -> spans
+    def __init__(
+        self,
+        clock: DeviceClock,
+        since_ns: int,
+        is_sync: bool = False,
+        host_only: int = 0,
+        before: "SpanPairing | None" = None,
+    ) -> None:
+        self.spans: int = 0 if before is None else before.spans  # of which it is known
+        self.unmeasured: Counter[str] = Counter() if before is None else before.unmeasured  # reason -> spans
         self.taken = 0  # events recorded so far
         self._clock = clock
         self._since_ns = since_ns
@@ -74,7 +81,7 @@ class SpanPairing:
         count = len(stamps)  # the training thread may go on stamping while another one is here
         for ns, stamp in stamps[:count]:
             self.taken += stamp.event is not None
-            stamp.users += 1
+            stamp.hold()
             if self._known.setdefault(ns, stamp) is not stamp:  # two events at one time share the first
                 self._clock.give_back(stamp)
         del stamps[:count]
@@ -100,8 +107,8 @@ class SpanPairing:
         elif begin.device != end.device:
             self._leave_out(OTHER_DEVICE)
         else:
-            begin.users += 1
-            end.users += 1
+            begin.hold()
+            end.hold()
             self._pending.append((id, begin, end))
 
     def _leave_out(self, reason: str, spans: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Where each rank tells what it has measured, and rank 0 reads it: c10d's store, or files in the run folder."""
+"""Carries what each rank has measured to rank 0, through c10d's store or files in the run folder."""
 
 import itertools
 import time
@@ -19,20 +19,20 @@ from training_profiler.units import NS_PER_S
 __all__ = ["RankChannel", "ReceivedMessage"]
 
 PART: Final = "ranks"
-OWN_SEND_S: Final = 0.2  # for the own last telling to be sent, which takes it a millisecond
-HURRIED_S: Final = 0.5  # for others, where this rank ends by a signal or an exception
-SOON_S: Final = 0.02  # while the run's folder is asked for, and at the end, it is looked this often; less often
-SOON_OF_INTERVAL: Final = 50  # where there are many ranks: so many times in the time between two readings
-BEGINNING_S: Final = 2.0  # for which the folder is asked for that often; at least ten times
-REST: Final = 10  # times as long as it took to read is not read again
-_serials = itertools.count()
+OWN_SEND_S: Final = 0.2  # for this rank's final message, which takes a millisecond
+HURRIED_S: Final = 0.5  # for the other ranks, if this one ends by a signal or an exception
+SOON_S: Final = 0.02  # between two polls while the run's folder is unknown, and at the end; longer
+SOON_OF_INTERVAL: Final = 50  # with many ranks: so many polls in the time between two readings
+BEGINNING_S: Final = 2.0  # for which the folder is polled that often; at least ten times
+REST: Final = 10  # pause before the next read, as a multiple of how long the last one took
+_session_numbers = itertools.count()
 
 
 class RankChannel:
-    """What ranks tell each other. No call but ``close`` waits for anybody; a thread carries what is told.
+    """Messages between ranks, carried by a thread; only ``close`` waits.
 
     Args:
-        rank: whose board it is.
+        rank: which rank this is.
         wait_s: the longest time that ``close`` may take.
         has_agent_store: whether the store outlives the process group, because the launcher keeps it.
         guard: runs what may fail, and disables it if it does.
@@ -61,19 +61,21 @@ class RankChannel:
         self._thread: BackgroundThread | None = None
         self._wakes: SimpleQueue[None] = SimpleQueue()  # put() may be interrupted by itself
         self._name: str | None = None
-        self._outbox: deque[tuple[bytes, bool]] = deque(maxlen=1)  # told and not yet taken, and whether it is the last
-        self._unsent: tuple[bytes, bool] | None = None  # taken and not yet sent
+        self._outbox: deque[tuple[bytes, bool]] = deque(
+            maxlen=1
+        )  # handed over and not yet taken by the thread; whether it is final
+        self._unsent: tuple[bytes, bool] | None = None  # taken by the thread and not yet sent
         self._latest = b""
-        self._took_s = 0.0  # the latest turn
-        self._beat = 0
+        self._took_s = 0.0  # by the latest poll
+        self._sequence = 0
         self._next_beat_ns = 0
         self._wants_read, self._next_soon_ns = False, 0
-        self._until_ns: int | None = None  # when the end is to be through; None before the end
+        self._until_ns: int | None = None  # when ``close`` stops waiting; None before the end
         self._is_over = False
 
     @property
     def folder(self) -> Path | None:
-        """The run's folder, once this rank has it."""
+        """The run's folder, once this rank knows it."""
         return self._transport.folder
 
     def use_folder(self, folder: Path) -> None:
@@ -87,9 +89,9 @@ class RankChannel:
         self._wait_s = wait_s
 
     def start(self) -> None:
-        """Start to carry, where there are other ranks and not yet a thread."""
+        """Start the thread, if there are other ranks; does nothing the second time."""
         if self._thread is None and not self._is_over and self._rank.is_one_of_many():
-            self._transport.begin(next(_serials))
+            self._transport.begin(next(_session_numbers))
             self._thread = BackgroundThread("ranks", self._run, self._guard, PART)
             try:
                 self._thread.start()
@@ -99,16 +101,16 @@ class RankChannel:
 
     @property
     def every_s(self) -> float:
-        """Time between two signs of life of a rank, in s."""
+        """Time between two heartbeats of a rank, in s."""
         return self._transport.every_s
 
     @property
     def run_name(self) -> str | None:
-        """The name of the run's folder as rank 0 told it; None as long as that is not known."""
+        """The name of the run's folder as rank 0 sent it; None as long as it is unknown."""
         return self._transport.run_name
 
     def name_run(self, name: str) -> None:
-        """Tell the other ranks the name of the run's folder."""
+        """Send the name of the run's folder to the other ranks."""
         if self._name != name:
             self._name = name
             self._wakes.put(None)
@@ -119,7 +121,7 @@ class RankChannel:
         self._wakes.put(None)
 
     def read_soon(self) -> None:
-        """Let the thread of rank 0 read what others told: a report is due. As often as it reads by itself at most."""
+        """On rank 0, have the thread read messages soon: a report is due. At most once per heartbeat interval."""
         now_ns = self._clock()
         if self._rank.is_one_of_many() and not self._rank.who.rank and now_ns >= self._next_soon_ns:
             self._next_soon_ns = now_ns + int(self._transport.every_s * NS_PER_S)
@@ -128,10 +130,10 @@ class RankChannel:
 
     def received(self) -> Mapping[int, ReceivedMessage]:
         """Return the latest message of each other rank that has arrived, by rank."""
-        return self._transport.told()
+        return self._transport.received()
 
     def close(self, is_hurried: bool = False) -> None:
-        """Carry what was told last, and on rank 0 wait for the others' last, no longer than ``wait_s``."""
+        """Send the latest message; on rank 0 wait at most ``wait_s`` for the other ranks' final messages."""
         thread, self._thread, self._is_over = self._thread, None, True
         if thread is None:
             return
@@ -139,7 +141,7 @@ class RankChannel:
         wait_s = max(wait_s, min(self._wait_s, OWN_SEND_S))
         self._until_ns = self._clock() + int(wait_s * NS_PER_S)
         self._wakes.put(None)
-        # A thread that waits for a server that hangs is left to itself: it ends with the process.
+        # A thread that waits for a hanging server is left alone: it ends with the process.
         thread.join(wait_s + OWN_SEND_S)
 
     def after_fork_in_child(self) -> None:
@@ -148,12 +150,12 @@ class RankChannel:
         self._is_over = True
 
     def notes(self) -> list[str]:
-        """Return sentences on what did not arrive."""
+        """Return sentences on messages that did not arrive."""
         transport, notes = self._transport, []
         if transport.garbled:
-            notes.append(f"ranks: {transport.garbled} messages of other ranks could not be understood")
+            notes.append(f"ranks: {transport.garbled} messages of other ranks could not be decoded")
         if transport.lost is not None and self._rank.who.rank:
-            notes.append(f"ranks: what this one measured last was not told to rank 0: {transport.lost}")
+            notes.append(f"ranks: the last measurements of this rank did not reach rank 0: {transport.lost}")
         return notes
 
     def _run(self, thread: BackgroundThread) -> None:
@@ -182,16 +184,16 @@ class RankChannel:
         return transport.every_s
 
     def poll_once(self) -> bool:
-        """Carry once; return whether all is done that the end has to wait for."""
+        """Send and read once; return whether nothing is left that ``close`` has to wait for."""
         transport, begin_ns = self._transport, self._clock()
-        is_ending = self._until_ns is not None  # asked first: what was told before the end is sent
-        transport.look()
-        transport.settle_name(self._name)
+        is_ending = self._until_ns is not None  # asked first: a message handed over before the end is still sent
+        transport.connect()
+        transport.exchange_name(self._name)
         if self._rank.who.rank == 0:
             wants_read, self._wants_read = self._wants_read, False
             transport.read(is_now=is_ending or wants_read)
             if not is_ending:
-                self._on_messages(transport.told())
+                self._on_messages(transport.received())
             is_through = not transport.awaited()
         else:
             is_through = self._send()
@@ -199,7 +201,7 @@ class RankChannel:
         return is_ending and (is_through or self._clock() >= (self._until_ns or 0))
 
     def _send(self) -> bool:
-        """Send what is new, or a sign of life; return whether nothing is left to be sent."""
+        """Send a new message, or a heartbeat if one is due; return whether nothing is left to send."""
         with suppress(IndexError):
             self._unsent = self._outbox.popleft()
         if self._unsent is None:
@@ -212,6 +214,6 @@ class RankChannel:
         return self._unsent is None and not self._outbox
 
     def _send_message(self, data: bytes, is_final: bool) -> bool:
-        self._beat += 1
+        self._sequence += 1
         self._next_beat_ns = self._clock() + int(self._transport.every_s * NS_PER_S)
-        return self._transport.send(Message(self._heartbeat(), data, is_final, self._beat))
+        return self._transport.send(Message(self._heartbeat(), data, is_final, self._sequence))

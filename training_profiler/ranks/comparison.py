@@ -1,4 +1,4 @@
-"""From what ranks told of themselves to figures of all of them."""
+"""Compares the summaries of all ranks."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec import structs
 
-from training_profiler.aggregation.section_totals import Floats
+from training_profiler.aggregation.arrays import Floats
 from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.trend import median
 from training_profiler.ranks.host_clocks import HostKey, clock_stats, host_of
@@ -18,48 +18,48 @@ from training_profiler.recording.gradient_sync import BLOCK_STEPS
 from training_profiler.snapshot.ranks import AllRanksStats, HostStats, RankStats
 from training_profiler.units import NS_PER_S
 
-PACES_NEEDED: Final = 8
-PACES_A_SIDE: Final = 3
+BUCKETS_NEEDED: Final = 8
+BUCKETS_A_SIDE: Final = 3
 STEPS_A_SIDE: Final = 10
 CHANGE_AT_LEAST: Final = 0.10
-EXPLAINS_AT_LEAST: Final = 0.6  # of the variance of paces; the best split of 8 that are chance does so once in 10 times
+EXPLAINS_AT_LEAST: Final = 0.6  # of the variance; the best split of 8 random buckets explains as much once in 10 times
 
 
 class History(NamedTuple):
-    """Work a step lately over work before; the step from which on it is more, where that change is clear."""
+    """Recent work per step over earlier work, and the step since which it is more, if the change is clear."""
 
     ratio: float
     slower_since_step: int | None = None
 
 
-def history_of(paces: Sequence[StepTimeBucket], warmup_steps: int = 0) -> History | None:
-    """Return how work a step changed over the run; None on too few paces.
+def history_of(buckets: Sequence[StepTimeBucket], warmup_steps: int = 0) -> History | None:
+    """Return how work per step changed over the run; None with too few buckets.
 
-    The split is the one that leaves the least variance within its two sides. Where the change there is not clear, the
-    later half is compared with the earlier one. Paces with steps of warm-up in them do not count.
+    The split is the one with the least variance within its two sides. If the change there is not clear, the later half
+    is compared with the earlier half. Buckets that contain warm-up steps do not count.
     """
-    ends = np.cumsum([pace.steps for pace in paces])
+    ends = np.cumsum([bucket.steps for bucket in buckets])
     warm = int(np.searchsorted(ends, warmup_steps, side="left")) + 1 if warmup_steps else 0
-    kept = paces[warm:]
-    if len(kept) < PACES_NEEDED:
+    kept = buckets[warm:]
+    if len(kept) < BUCKETS_NEEDED:
         return None
     first_step = int(ends[warm - 1]) if warm else 0
-    steps = np.array([pace.steps for pace in kept], np.float64)
-    work_ns = np.array([max(0, pace.step_ns - pace.sync_ns) for pace in kept], np.float64)
+    steps = np.array([bucket.steps for bucket in kept], np.float64)
+    work_ns = np.array([max(0, bucket.step_ns - bucket.sync_ns) for bucket in kept], np.float64)
     steps_before = np.cumsum(steps)[:-1]
     work_before_ns = np.cumsum(work_ns)[:-1]
     means_before = work_before_ns / steps_before
     means_after = (work_ns.sum() - work_before_ns) / (steps.sum() - steps_before)
     between = steps_before * (steps.sum() - steps_before) / steps.sum() * (means_after - means_before) ** 2
     at = np.arange(1, len(kept))
-    allowed = (at >= PACES_A_SIDE) & (len(kept) - at >= PACES_A_SIDE)
+    allowed = (at >= BUCKETS_A_SIDE) & (len(kept) - at >= BUCKETS_A_SIDE)
     allowed &= (steps_before >= STEPS_A_SIDE) & (steps.sum() - steps_before >= STEPS_A_SIDE)
     if not allowed.any() or not (means_before > 0).all():
         return None
     split = int(np.argmax(np.where(allowed, between, -1.0)))
-    paces_ns = work_ns / steps
+    step_work_ns = work_ns / steps
     mean_ns = work_ns.sum() / steps.sum()
-    variance = float((steps * (paces_ns - mean_ns) ** 2).sum())
+    variance = float((steps * (step_work_ns - mean_ns) ** 2).sum())
     ratio = float(means_after[split] / means_before[split])
     if abs(ratio - 1) > CHANGE_AT_LEAST and between[split] >= EXPLAINS_AT_LEAST * variance:
         return History(ratio, first_step + int(steps_before[split]) if ratio > 1 else None)
@@ -67,24 +67,24 @@ def history_of(paces: Sequence[StepTimeBucket], warmup_steps: int = 0) -> Histor
     return History(float(means_after[half] / means_before[half]))
 
 
-def latest(told: Sequence[RankSummary]) -> list[RankSummary]:
-    """Return what each rank told last, by its number."""
+def latest(summaries: Sequence[RankSummary]) -> list[RankSummary]:
+    """Return the latest summary of each rank, by rank."""
     by_rank: dict[int, RankSummary] = {}
-    for one in told:
-        known = by_rank.get(one.who.rank)
-        if known is None or _age(known) <= _age(one):
-            by_rank[one.who.rank] = one
+    for summary in summaries:
+        known = by_rank.get(summary.who.rank)
+        if known is None or _order(known) <= _order(summary):
+            by_rank[summary.who.rank] = summary
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def _age(told: RankSummary) -> tuple[int, int, bool]:
-    return told.who.attempt, told.number, told.is_final
+def _order(summary: RankSummary) -> tuple[int, int, bool]:
+    return summary.who.attempt, summary.number, summary.is_final
 
 
 def since(now: RankSummary, before: RankSummary | None) -> RankSummary:
-    """Return ``now`` with the sums of what followed ``before``; its paces stay those of the whole run.
+    """Return ``now`` with the sums of the time since ``before``; its step times stay those of the whole run.
 
-    Warm-up may have become longer in between, so that a sum is less than it was: it counts as nothing then.
+    Warm-up may have become longer in between, which makes a sum smaller than before; it then counts as 0.
     """
     if before is None or before.who.attempt != now.who.attempt or before.number > now.number:
         return now
@@ -112,32 +112,32 @@ STEPS_NEEDED: Final = 8
 
 
 class Waiting(NamedTuple):
-    """The part of synchronization that is waiting, of each rank that was compared, 0 to 1; and on how many steps."""
+    """The part of synchronization that is waiting, by rank, 0 to 1; and the number of steps compared."""
 
     part: dict[int, float]
     steps: int
 
 
-def waiting_parts(told: Sequence[RankSummary], warmup_steps: int = 0) -> Waiting | None:
-    """Return what part of its synchronization each rank waits; None where too few steps can be compared.
+def waiting_parts(summaries: Sequence[RankSummary], warmup_steps: int = 0) -> Waiting | None:
+    """Return which part of its synchronization each rank waits; None with too few steps to compare.
 
-    The last rank to come to an exchange waits for nobody: the least time that a rank has in a step is the exchange as
-    such, and what another has beyond is waiting. A step counts where every rank that made it tells of it: a rank that
-    fell silent before is not missing. The first ``warmup_steps`` do not count.
+    The last rank to arrive does not wait. So the least time of all ranks in a step is the communication itself, and the
+    excess of another rank is waiting. A step counts if every rank that completed it has a value for it; ranks that
+    ended before are not missing. The first ``warmup_steps`` do not count.
     """
-    ranks = [one for one in told if one.knows_sync and one.blocks]
+    ranks = [summary for summary in summaries if summary.knows_sync and summary.blocks]
     if len(ranks) < 2:
         return None
     columns = []
-    for first in sorted({first for one in ranks for first in one.blocks}):
-        made_it = [one for one in ranks if one.steps >= first + BLOCK_STEPS]
-        holders = [one for one in made_it if first in one.blocks]
-        if first + BLOCK_STEPS <= warmup_steps or len(holders) < max(2, len(made_it)):
+    for first in sorted({first for rank in ranks for first in rank.blocks}):
+        reached = [rank for rank in ranks if rank.steps >= first + BLOCK_STEPS]
+        holders = [rank for rank in reached if first in rank.blocks]
+        if first + BLOCK_STEPS <= warmup_steps or len(holders) < max(2, len(reached)):
             continue
         columns.append(_of_block(ranks, first, max(0, warmup_steps - first)))
     if not columns:
         return None
-    sync_ns = np.concatenate(columns, axis=1)  # [rank][step]; NaN where the rank had not come so far
+    sync_ns = np.concatenate(columns, axis=1)  # [rank][step]; NaN for ranks that have not come so far
     compared = sync_ns.shape[1]
     if compared < STEPS_NEEDED:
         return None
@@ -145,56 +145,58 @@ def waiting_parts(told: Sequence[RankSummary], warmup_steps: int = 0) -> Waiting
     total_ns = np.nansum(sync_ns, axis=1)
     part = np.divide(waiting_ns, total_ns, out=np.zeros_like(waiting_ns), where=total_ns > 0)
     steps_known = (~np.isnan(sync_ns)).sum(axis=1).tolist()
-    return Waiting({one.who.rank: float(part[at]) for at, one in enumerate(ranks) if steps_known[at]}, compared)
+    return Waiting({rank.who.rank: float(part[at]) for at, rank in enumerate(ranks) if steps_known[at]}, compared)
 
 
 def _of_block(ranks: Sequence[RankSummary], first: int, skipped: int) -> Floats:
-    """Return the synchronization of a block's steps, shape (ranks, steps that all who made them know)."""
+    """Return the synchronization of a block's steps, shape (ranks, steps known of all ranks that reached them)."""
     absent = [np.nan] * BLOCK_STEPS
-    sync_ns = np.array([one.blocks.get(first, absent) for one in ranks], np.float64)[:, skipped:]
+    sync_ns = np.array([rank.blocks.get(first, absent) for rank in ranks], np.float64)[:, skipped:]
     is_known = np.all(~(sync_ns < 0), axis=0)  # NaN is not below 0
     return np.asarray(sync_ns[:, is_known], np.float64)
 
 
-LONGER_AT_LEAST: Final = 0.01  # work beyond the median of the others, from which on a cause of it is looked for
+LONGER_AT_LEAST: Final = 0.01  # work beyond the median of the others that is worth explaining
 
 
 def all_ranks_stats(
-    told: Sequence[RankSummary],
+    summaries: Sequence[RankSummary],
     world_size: int,
     *,
     before: Mapping[int, RankSummary] | None = None,
-    heard_s_ago: Mapping[int, float] | None = None,
+    age_s: Mapping[int, float] | None = None,
     silent_after_s: float | None = None,
 ) -> AllRanksStats | None:
-    """Return the figures of all ranks; None where there is one, or where no rank has told anything.
+    """Return the stats of all ranks; None for a single rank, or without any summary.
 
     Args:
-        told: what each rank has told last, in any order.
-        world_size: how many ranks there are.
-        before: what they had told at the last report, by rank: the figures are of the steps since; None for all.
-        heard_s_ago: how long ago each was heard of, by rank; None where they come from files.
-        silent_after_s: how long a rank may be silent that is not at its end.
+        summaries: the latest of each rank, in any order.
+        world_size: number of ranks.
+        before: the summaries at the last report, by rank; stats then cover the steps since. None for the whole run.
+        age_s: time since the last sign of each rank; None if the summaries come from files.
+        silent_after_s: age beyond which a rank that has not ended is silent.
     """
-    of_run = latest(told)
+    of_run = latest(summaries)
     if world_size < 2 or not of_run:
         return None
-    before, heard_s_ago = before or {}, heard_s_ago or {}
-    # Told of sections by themselves, warm-up is what the slowest to settle has; the others' is part of it.
-    warmup = min(FIRST_STEPS, max((one.steps - one.settled_steps for one in of_run if one.settled_steps), default=0))
-    stretch = [since(one, before.get(one.who.rank)) for one in of_run]
+    before, age_s = before or {}, age_s or {}
+    # Sections are compared after the longest warm-up of all ranks; the other ranks' warm-up is part of it.
+    warmup = min(
+        FIRST_STEPS, max((rank.steps - rank.settled_steps for rank in of_run if rank.settled_steps), default=0)
+    )
+    stretch = [since(rank, before.get(rank.who.rank)) for rank in of_run]
     table = section_table(stretch)
-    is_exchange_seen = any(one.knows_sync and one.sync_ns for one in of_run)
-    waiting = waiting_parts(stretch, warmup) if is_exchange_seen else None
-    rows = [_row(one, is_exchange_seen, waiting, heard_s_ago.get(one.who.rank)) for one in stretch]
+    has_sync = any(rank.knows_sync and rank.sync_ns for rank in of_run)
+    waiting = waiting_parts(stretch, warmup) if has_sync else None
+    rows = [_row(rank, has_sync, waiting, age_s.get(rank.who.rank)) for rank in stretch]
     rows = _scored(rows, causes(table), of_run)
-    heard = {one.who.rank for one in of_run}
-    late = {rank for rank, s in heard_s_ago.items() if silent_after_s is not None and s > silent_after_s}
+    known = {rank.who.rank for rank in of_run}
+    late = {rank for rank, s in age_s.items() if silent_after_s is not None and s > silent_after_s}
     shares = _shares(rows)
     return AllRanksStats(
         world_size=world_size,
         ranks=tuple(rows),
-        missing=tuple(rank for rank in range(world_size) if rank not in heard),
+        missing=tuple(rank for rank in range(world_size) if rank not in known),
         silent=tuple(row.who.rank for row in rows if row.who.rank in late and not row.is_final),
         sections=spreads(table, of_run),
         hosts=_hosts(rows, of_run),
@@ -207,29 +209,31 @@ def all_ranks_stats(
     )
 
 
-def _row(told: RankSummary, is_exchange_seen: bool, waiting: Waiting | None, heard_s_ago: float | None) -> RankStats:
-    """Return what is known of a rank by itself; ``told`` is of the stretch of time that figures are of."""
-    step_s = told.settled_ns / told.settled_steps / NS_PER_S if told.settled_steps else None
+def _row(summary: RankSummary, has_sync: bool, waiting: Waiting | None, age_s: float | None) -> RankStats:
+    """Return the stats of one rank by itself; ``summary`` covers the stretch of the stats."""
+    step_s = summary.settled_ns / summary.settled_steps / NS_PER_S if summary.settled_steps else None
     sync_s = None
-    if step_s is not None and told.knows_sync and is_exchange_seen:
-        sync_s = min(step_s, told.sync_ns / told.settled_steps / NS_PER_S)
-    part = None if waiting is None else waiting.part.get(told.who.rank)
+    if step_s is not None and summary.knows_sync and has_sync:
+        sync_s = min(step_s, summary.sync_ns / summary.settled_steps / NS_PER_S)
+    part = None if waiting is None else waiting.part.get(summary.who.rank)
     return RankStats(
-        who=told.who,
-        steps=told.steps,
+        who=summary.who,
+        steps=summary.steps,
         step_s=step_s,
         work_s=None if step_s is None or sync_s is None else step_s - sync_s,
         sync_s=sync_s,
         waiting_s=None if part is None or sync_s is None else part * sync_s,
-        heard_s_ago=heard_s_ago,
-        is_final=told.is_final,
-        ended_by=told.ended_by,
-        inside=tuple(told.inside),
+        heard_s_ago=age_s,
+        is_final=summary.is_final,
+        ended_by=summary.ended_by,
+        inside=tuple(summary.inside),
     )
 
 
-def _scored(rows: Sequence[RankStats], found: Sequence[Cause | None], told: Sequence[RankSummary]) -> list[RankStats]:
-    """Return the rows with their work against the best rank's, the other ranks' and their own before."""
+def _scored(
+    rows: Sequence[RankStats], causes_of: Sequence[Cause | None], summaries: Sequence[RankSummary]
+) -> list[RankStats]:
+    """Return the rows with work relative to the best rank, to the other ranks, and to the rank's earlier work."""
     known = [at for at, row in enumerate(rows) if row.work_s]
     scored = list(rows)
     if len(known) < 2:
@@ -238,11 +242,11 @@ def _scored(rows: Sequence[RankStats], found: Sequence[Cause | None], told: Sequ
     beyond = work_s / medians_of_others(work_s[None, :])[0] - 1
     for of_known, at in enumerate(known):
         against_best = float(work_s[of_known] / work_s.min())
-        if beyond[of_known] <= LONGER_AT_LEAST:  # with a thousand ranks, the rest is worth its time for few of them
+        if beyond[of_known] <= LONGER_AT_LEAST:  # with a thousand ranks, the rest takes too long
             scored[at] = replace(rows[at], against_best=against_best)
             continue
-        sums, cause = told[at], found[at]
-        history = history_of(sums.step_times, sums.steps - sums.settled_steps)
+        summary, cause = summaries[at], causes_of[at]
+        history = history_of(summary.step_times, summary.steps - summary.settled_steps)
         scored[at] = replace(
             rows[at],
             against_best=against_best,
@@ -250,13 +254,13 @@ def _scored(rows: Sequence[RankStats], found: Sequence[Cause | None], told: Sequ
             slower_since_step=None if history is None else history.slower_since_step,
             cause="" if cause is None else cause.section,
             cause_s=None if cause is None else cause.extra_s,
-            place="" if cause is None else sums.places.get(cause.section, ""),
+            place="" if cause is None else summary.places.get(cause.section, ""),
         )
     return scored
 
 
 def _shares(rows: Iterable[RankStats]) -> tuple[float | None, float | None, float | None]:
-    """Return the shares of step time that are synchronization, waiting and transfer: means over ranks."""
+    """Return the shares of step time for synchronization, waiting and transfer: means over ranks."""
     sync = [(row.sync_s / row.step_s, row.waiting_s) for row in rows if row.sync_s is not None and row.step_s]
     if not sync:
         return None, None, None
@@ -265,19 +269,19 @@ def _shares(rows: Iterable[RankStats]) -> tuple[float | None, float | None, floa
         for row in rows
         if row.sync_s is not None and row.waiting_s is not None and row.step_s
     ]
-    share = float(np.mean([one for one, _ in sync]))
-    compared_share = float(np.mean([one for one, _ in compared])) if compared else 0.0
+    share = float(np.mean([sync_share for sync_share, _ in sync]))
+    compared_share = float(np.mean([sync_share for sync_share, _ in compared])) if compared else 0.0
     if not compared_share:
         return share, None, None
-    # Ranks that could not be compared are taken to wait as the others do, so that the two add up to the share.
-    waiting_share = min(share, share * float(np.mean([one for _, one in compared])) / compared_share)
+    # Ranks that were not compared are assumed to wait like the others, so that the two shares add up.
+    waiting_share = min(share, share * float(np.mean([waiting for _, waiting in compared])) / compared_share)
     return share, waiting_share, share - waiting_share
 
 
-def _hosts(rows: Sequence[RankStats], told: Sequence[RankSummary]) -> tuple[HostStats, ...]:
+def _hosts(rows: Sequence[RankStats], summaries: Sequence[RankSummary]) -> tuple[HostStats, ...]:
     by_host: dict[HostKey, list[RankStats]] = {}
-    for row, one in zip(rows, told, strict=True):
-        by_host.setdefault(host_of(one), []).append(row)
+    for row, summary in zip(rows, summaries, strict=True):
+        by_host.setdefault(host_of(summary), []).append(row)
     names = Counter(name for name, _ in by_host)
     hosts = [
         HostStats(

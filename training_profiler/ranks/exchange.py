@@ -1,4 +1,4 @@
-"""The other ranks of this session: what this one tells them, and the figures of what they told."""
+"""What this rank publishes, and the statistics of all ranks from what they published."""
 
 import json
 import time
@@ -29,14 +29,14 @@ from training_profiler.units import NS_PER_S
 
 LEAD: Final = 2  # steps: in the first a rank publishes, in the second rank 0 reads
 LEAST_STEPS: Final = 8  # of a rank since the last report; else its figures are those of all its steps
-# To decode what one rank told takes 60 to 130 us (benchmarks/ranks_store.py).
+# Decoding one rank's summary takes 60 to 130 us (benchmarks/ranks_store.py).
 AHEAD_A_SECOND: Final = 20  # ranks decoded beside the training: 0.3 % of rank 0's time, in which it has the GIL
-AT_A_REPORT: Final = 128  # and by a periodic report: of more, what they told before will do
+AT_A_REPORT: Final = 128  # decoded by a periodic report; of further ranks the summary before is used
 _GARBLED: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 class RankExchange:
-    """Tells and reads; where this is the only rank, it does neither.
+    """Publishes this rank's summary and reads those of the others; does neither where this is the only rank.
 
     Args:
         rank: which this one is.
@@ -73,7 +73,7 @@ class RankExchange:
         self._final: AllRanksStats | None = None  # of the run, once it is over
         self._now: dict[int, RankSummary] = {}  # what was known of each rank when figures were made last,
         self._before: dict[int, RankSummary] = {}  # and at the last report
-        self._read: dict[int, tuple[bytes, RankSummary | None]] = {}  # data of each rank, and what it says
+        self._read: dict[int, tuple[bytes, RankSummary | None]] = {}  # the data of each rank, and its summary
         self._turn = 0  # the rank to be decoded next
         self._ahead_ns = clock()
 
@@ -119,7 +119,7 @@ class RankExchange:
         if self._gradient_sync is None:
             return GradientSyncTotals()
         exchanged = self._gradient_sync.take()
-        accumulator.add_exchange(exchanged)
+        accumulator.add_gradient_sync(exchanged)
         return exchanged
 
     def add(self, totals: Totals, step_ns: list[int], exchanged: GradientSyncTotals) -> None:
@@ -156,7 +156,7 @@ class RankExchange:
 
     def _sums(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
         seen = () if self._sync_points is None else tuple(sync_points(list(self._sync_points.seen)))
-        return self._book.sums(
+        return self._book.summary(
             self._rank.who,
             run,
             self._names.names,
@@ -168,7 +168,7 @@ class RankExchange:
         )
 
     def stats(self, run: Totals, *, of_interval: bool = False) -> AllRanksStats | None:
-        """Return the figures of all ranks, as far as they have told of themselves; None where there is one.
+        """Return stats of every rank that has reported; None for a single-rank run.
 
         Args:
             run: what this rank has measured so far.
@@ -178,17 +178,17 @@ class RankExchange:
             return None
         if self._final is not None and not of_interval:
             return self._final
-        told = self._channel.received()
-        if not told and not self._rank.has_group:  # started by a rank, it has its environment and nothing to do with it
+        messages = self._channel.received()
+        if not messages and not self._rank.has_group:  # a program started by a rank inherits only its environment
             return None
         self._now = {0: self._sums(run)}
-        left = AT_A_REPORT if of_interval else len(told)
-        for rank in self._in_turn(told):
-            is_new = not self._is_read(rank, told[rank])
+        left = AT_A_REPORT if of_interval else len(messages)
+        for rank in self._in_turn(messages):
+            is_new = not self._is_read(rank, messages[rank])
             if not is_new or left > 0 or rank not in self._read:
                 left -= is_new
-                self._read_one(rank, told[rank])
-            sums = self._latest(rank, told[rank])
+                self._read_one(rank, messages[rank])
+            sums = self._latest(rank, messages[rank])
             if sums is not None:
                 self._now[rank] = sums
         before = {
@@ -200,7 +200,7 @@ class RankExchange:
             [self._now[rank] for rank in sorted(self._now)],
             self._rank.who.world_size,
             before=before or None,
-            heard_s_ago={0: 0.0, **{rank: one.heard_s_ago for rank, one in told.items()}},
+            age_s={0: 0.0, **{rank: message.age_s for rank, message in messages.items()}},
             silent_after_s=unresponsive_after_s(self._every_s),
         )
         if self._ending and not of_interval:
@@ -211,65 +211,67 @@ class RankExchange:
         """Begin an interval with what the figures were made of last."""
         self._before = dict(self._now)
 
-    def read_ahead(self, told: Mapping[int, ReceivedMessage]) -> None:
-        """Decode some of what is new, for the board's thread to do, such that the training thread need not."""
+    def read_ahead(self, messages: Mapping[int, ReceivedMessage]) -> None:
+        """Decode some of the new messages, on the channel's thread, to save the training thread that work."""
         now_ns = self._clock()
         left = int(AHEAD_A_SECOND * min(self._every_s, (now_ns - self._ahead_ns) / NS_PER_S))
         self._ahead_ns = now_ns
-        for rank in self._in_turn(told):
+        for rank in self._in_turn(messages):
             if left <= 0:
                 return
-            if not self._is_read(rank, told[rank]):
-                self._read_one(rank, told[rank])
+            if not self._is_read(rank, messages[rank]):
+                self._read_one(rank, messages[rank])
                 self._turn = rank + 1
                 left -= 1
-                time.sleep(0)  # whoever waits for the GIL goes first
+                time.sleep(0)  # a thread that waits for the GIL goes first
 
-    def _in_turn(self, told: Mapping[int, ReceivedMessage]) -> list[int]:
+    def _in_turn(self, messages: Mapping[int, ReceivedMessage]) -> list[int]:
         """Return the ranks, beginning behind the one that was decoded last."""
-        ranks, turn = sorted(told), self._turn
+        ranks, turn = sorted(messages), self._turn
         first = bisect_left(ranks, turn)
         return ranks[first:] + ranks[:first]
 
-    def _is_read(self, rank: int, one: ReceivedMessage) -> bool:
-        return not one.data or (rank in self._read and self._read[rank][0] == one.data)
+    def _is_read(self, rank: int, message: ReceivedMessage) -> bool:
+        return not message.data or (rank in self._read and self._read[rank][0] == message.data)
 
-    def _read_one(self, rank: int, one: ReceivedMessage) -> None:
-        if self._is_read(rank, one):
+    def _read_one(self, rank: int, message: ReceivedMessage) -> None:
+        if self._is_read(rank, message):
             return
         sums = None
         try:
-            sums = rank_summary_from_data(json.loads(one.data))
+            sums = rank_summary_from_data(json.loads(message.data))
             if sums.who.rank != rank:
                 sums = None
         except _GARBLED:
             pass
-        self._read[rank] = one.data, sums
+        self._read[rank] = message.data, sums
 
-    def _latest(self, rank: int, one: ReceivedMessage) -> RankSummary | None:
-        """Return what a rank told, and where it is by its last sign of life; None where it cannot be understood."""
-        if not one.data:  # it gives signs of life, and has not measured anything yet
-            who = RankId(rank, self._rank.who.world_size, one.alive.host, attempt=self._rank.who.attempt)
-            return RankSummary(who, steps=one.alive.steps, inside=one.alive.inside)
+    def _latest(self, rank: int, message: ReceivedMessage) -> RankSummary | None:
+        """Return a rank's summary, with its place by its latest heartbeat; None if it cannot be decoded."""
+        if not message.data:  # only heartbeats so far
+            who = RankId(rank, self._rank.who.world_size, message.heartbeat.host, attempt=self._rank.who.attempt)
+            return RankSummary(who, steps=message.heartbeat.steps, inside=message.heartbeat.inside)
         _, sums = self._read.get(rank, (b"", None))
-        if sums is None or sums.is_final or one.alive.steps < sums.steps:
+        if sums is None or sums.is_final or message.heartbeat.steps < sums.steps:
             return sums
-        return msgspec.structs.replace(sums, inside=one.alive.inside)
+        return msgspec.structs.replace(sums, inside=message.heartbeat.inside)
 
     def notes(self) -> list[str]:
-        """Return sentences on what of the others could not be used."""
-        garbled = [rank for rank, (_, sums) in self._read.copy().items() if sums is None]  # others add to it
+        """Return sentences on messages of other ranks that could not be used."""
+        garbled = [
+            rank for rank, (_, sums) in self._read.copy().items() if sums is None
+        ]  # the channel's thread adds to it
         notes = self._channel.notes()
         if garbled:
-            of = "another version, or garbled"
-            notes.append(f"ranks: what {len(garbled)} of them told (first: rank {min(garbled)}) is of {of}")
+            whose = f"{len(garbled)} of them (first: rank {min(garbled)})"
+            notes.append(f"ranks: messages of {whose} are of another version, or garbled")
         return notes
 
     def gradient_sync_stats(self) -> GradientSyncStats | None:
-        """Return the figures of DDP's exchange of gradients on this rank; None without."""
+        """Return the stats of DDP's gradient synchronization on this rank; None without DDP."""
         return self._book.gradient_sync_stats()
 
 
-def update_to_bytes(told: Mapping[str, Any]) -> bytes:
-    """Return what one rank tells as bytes."""
-    return json.dumps(told, separators=(",", ":"), allow_nan=False).encode()
+def update_to_bytes(summary: Mapping[str, Any]) -> bytes:
+    """Return the data of a summary as bytes."""
+    return json.dumps(summary, separators=(",", ":"), allow_nan=False).encode()

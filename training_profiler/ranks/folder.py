@@ -1,4 +1,4 @@
-"""What ranks tell each other through files in the run folder, where no store serves them all."""
+"""Messages between ranks as files in the run folder, where the ranks have no store in common."""
 
 import os
 import re
@@ -22,7 +22,7 @@ class FolderStore:
         self._stamps: dict[int, tuple[int, int]] = {}  # of the files read
 
     def send(self, rank: int, data: bytes) -> None:
-        """Write what ``rank`` tells."""
+        """Write the message of ``rank``."""
         self._folder.mkdir(exist_ok=True)
         path = self._folder / f"{rank}{self._suffix}"
         draft = path.with_suffix(".part")
@@ -30,23 +30,23 @@ class FolderStore:
         draft.replace(path)
 
     def read(self) -> Mapping[int, bytes]:
-        """Return what ranks have told since this was called last."""
-        told = {}
+        """Return the messages that are new since the last call, by rank."""
+        messages = {}
         for rank, path, stamp in self._files():
             if self._stamps.get(rank) != stamp:
-                told[rank] = path.read_bytes()
+                messages[rank] = path.read_bytes()
                 self._stamps[rank] = stamp
-        return told
+        return messages
 
     def _files(self) -> list[tuple[int, Path, tuple[int, int]]]:
         pattern = re.compile(r"(\d{1,9})" + re.escape(self._suffix))
         try:
             with os.scandir(self._folder) as entries:
-                named = [(found, entry) for entry in entries if (found := pattern.fullmatch(entry.name))]
+                named = [(match, entry) for entry in entries if (match := pattern.fullmatch(entry.name))]
                 return [
-                    (int(found.group(1)), Path(entry.path), (seen.st_mtime_ns, seen.st_ino))
-                    for found, entry in named
-                    for seen in (entry.stat(),)
+                    (int(match.group(1)), Path(entry.path), (status.st_mtime_ns, status.st_ino))
+                    for match, entry in named
+                    for status in (entry.stat(),)
                 ]
-        except FileNotFoundError:  # nobody has told anything here
+        except FileNotFoundError:  # no rank has written a message yet
             return []

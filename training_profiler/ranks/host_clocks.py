@@ -1,4 +1,4 @@
-"""What is known of the clocks of the ranks' machines, from moments that all ranks were at together."""
+"""Offsets between the clocks of the ranks' machines, from sync points that all ranks pass together."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,38 +7,39 @@ from training_profiler.ranks.summary import RankSummary
 from training_profiler.snapshot.ranks import ClockStats
 from training_profiler.units import NS_PER_S
 
-HostKey = tuple[str, int | None]  # name, and number of the node: machines may have one name
+HostKey = tuple[str, int | None]  # name, and number of the node: machines may share a name
 
 
 class Offset(NamedTuple):
-    """By how much the first machine's clock is ahead of another's: somewhere in this interval, in ns."""
+    """How far the first machine's clock is ahead of another's: an interval in ns."""
 
     low_ns: int
     high_ns: int
-    meetings: int
+    sync_points: int
 
 
-def host_of(told: RankSummary) -> HostKey:
-    """Return which machine a rank runs on."""
-    return told.who.host, told.who.node
+def host_of(summary: RankSummary) -> HostKey:
+    """Return the machine a rank runs on."""
+    return summary.who.host, summary.who.node
 
 
-def clock_offsets(told: Sequence[RankSummary]) -> dict[HostKey, Offset | None]:
-    """Return the offset of each machine's clock, the lowest rank's being the first; None where it is not known.
+def clock_offsets(summaries: Sequence[RankSummary]) -> dict[HostKey, Offset | None]:
+    """Return the offset of each machine's clock from the lowest rank's machine; None if unknown.
 
-    Nobody leaves a meeting before all have come: the latest to enter on one machine does so before the first leaves on
-    another. Each meeting gives an interval, and the truth lies in all of them; where none does, a clock was set anew.
+    No rank leaves a sync point before all have entered, so the last enter on one machine precedes the first leave on
+    another. Each sync point gives an interval that contains the offset. If they have nothing in common, a clock was
+    set in between.
     """
-    meetings: dict[HostKey, dict[str, tuple[int, int]]] = {}  # the last to enter on a machine, the first to leave
-    for one in sorted(told, key=lambda one: one.who.rank):
-        of_host = meetings.setdefault(host_of(one), {})
-        for key, enter_ns, leave_ns in one.sync_points:
+    points: dict[HostKey, dict[str, tuple[int, int]]] = {}  # last enter and first leave on each machine
+    for summary in sorted(summaries, key=lambda summary: summary.who.rank):
+        of_host = points.setdefault(host_of(summary), {})
+        for key, enter_ns, leave_ns in summary.sync_points:
             last_ns, first_ns = of_host.get(key, (enter_ns, leave_ns))
             of_host[key] = max(last_ns, enter_ns), min(first_ns, leave_ns)
-    if not meetings:
+    if not points:
         return {}
-    first = next(iter(meetings.values()))
-    return {host: _offset(first, of_host) for host, of_host in meetings.items()}
+    first = next(iter(points.values()))
+    return {host: _offset(first, of_host) for host, of_host in points.items()}
 
 
 def _offset(first: dict[str, tuple[int, int]], other: dict[str, tuple[int, int]]) -> Offset | None:
@@ -52,9 +53,9 @@ def _offset(first: dict[str, tuple[int, int]], other: dict[str, tuple[int, int]]
     return Offset(low_ns, high_ns, len(common)) if low_ns <= high_ns else None
 
 
-def clock_stats(told: Sequence[RankSummary]) -> ClockStats | None:
-    """Return how well the clocks are known against the first one's; None where there is a single machine."""
-    offsets = list(clock_offsets(told).values())
+def clock_stats(summaries: Sequence[RankSummary]) -> ClockStats | None:
+    """Return how well the clocks are known relative to the first machine's; None for a single machine."""
+    offsets = list(clock_offsets(summaries).values())
     if len(offsets) < 2:
         return None
     known = [offset for offset in offsets[1:] if offset is not None]
@@ -64,5 +65,5 @@ def clock_stats(told: Sequence[RankSummary]) -> ClockStats | None:
         hosts=len(offsets),
         aligned_hosts=1 + len(known),
         error_s=max(offset.high_ns - offset.low_ns for offset in known) / 2 / NS_PER_S,
-        meetings=max(offset.meetings for offset in known),
+        meetings=max(offset.sync_points for offset in known),
     )

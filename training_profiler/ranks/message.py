@@ -1,4 +1,4 @@
-"""What one rank tells the others: a line on how it is just now, and below it what it has measured."""
+"""A message from one rank to rank 0: a heartbeat, and below it what the rank has measured."""
 
 from dataclasses import dataclass
 
@@ -7,32 +7,32 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """How a rank is at one moment."""
+    """What a rank is doing at one moment."""
 
-    steps: int = 0  # that it has ended so far
-    inside: tuple[str, ...] = ()  # the sections its training thread is in, the outermost first
-    since_s: float | None = None  # for how long it has been in the innermost
+    steps: int = 0  # ended so far
+    inside: tuple[str, ...] = ()  # sections of its training thread, outermost first
+    since_s: float | None = None  # time in the innermost section
     host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Alive, and the data that was told last."""
+    """A heartbeat, and the latest data of the rank."""
 
-    alive: Heartbeat
+    heartbeat: Heartbeat
     data: bytes = b""
     is_final: bool = False
-    beat: int = 0  # counts up, so that each one differs from the one before
+    sequence: int = 0  # counts up, so that each message differs from the one before
 
     def pack(self) -> bytes:
         """Return the message as bytes: a line with the heartbeat, then the data."""
-        alive = self.alive
-        head = _Head(self.beat, int(self.is_final), alive.steps, alive.inside, alive.since_s, alive.host)
+        beat = self.heartbeat
+        head = _Head(self.sequence, int(self.is_final), beat.steps, beat.inside, beat.since_s, beat.host)
         return msgspec.json.encode(head) + b"\n" + self.data
 
 
 class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    beat: int
+    sequence: int
     is_final: int
     steps: int
     inside: tuple[str, ...]
@@ -48,4 +48,6 @@ def unpack(packed: bytes) -> Message:
     """
     line, _, data = packed.partition(b"\n")
     head = msgspec.json.decode(line, type=_Head)
-    return Message(Heartbeat(head.steps, head.inside, head.since_s, head.host), data, bool(head.is_final), head.beat)
+    return Message(
+        Heartbeat(head.steps, head.inside, head.since_s, head.host), data, bool(head.is_final), head.sequence
+    )

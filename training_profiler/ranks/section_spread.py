@@ -1,4 +1,4 @@
-"""How long each section takes on each rank: the spread over ranks, and where one takes longer than the others."""
+"""The time of each section on each rank: the spread over ranks, and the section that makes a rank slow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,22 +6,21 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.histogram import Ints
-from training_profiler.aggregation.section_totals import Floats
+from training_profiler.aggregation.arrays import Floats, Ints
 from training_profiler.ranks.summary import RankSection, RankSummary
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, SYNCHRONIZATION
 from training_profiler.snapshot.ranks import RankId, SectionSpread
 from training_profiler.units import NS_PER_S
 
-MOST_SECTIONS: Final = 60  # told of, those with most time over all ranks: each rank may have names of its own
+MOST_SECTIONS: Final = 60  # those with most time over all ranks, because each rank may have names of its own
 NO_SECTION: Final = RankSection()
-# In these ranks wait for each other (DDP's exchange, FSDP's): with that, the rank that waits would be the slowest.
+# Ranks wait for each other inside these (DDP, FSDP), so the waiting rank would be the slowest.
 PASSES: Final = (FORWARD_PASS, BACKWARD_PASS)
 
 
 @dataclass(frozen=True, slots=True)
 class SectionTable:
-    """The sections of all ranks: ``rows[section, rank, field of RankSection]``, zeros where a rank has none."""
+    """The sections of all ranks: ``rows[section, rank, field of RankSection]``, zeros if a rank has none."""
 
     names: list[str]
     rows: Ints
@@ -34,42 +33,42 @@ class SectionTable:
 
 
 class Cause(NamedTuple):
-    """The section in which a rank takes longest beyond the median of the other ranks."""
+    """The section with the most time beyond the median of the other ranks."""
 
     section: str
-    extra_s: float  # a step
+    extra_s: float  # per step
 
 
-def section_table(told: Sequence[RankSummary]) -> SectionTable:
-    """Return the sections of ranks, those with most time over all ranks."""
+def section_table(summaries: Sequence[RankSummary]) -> SectionTable:
+    """Return the sections with most time over all ranks."""
     total_ns: dict[str, int] = {}
-    for one in told:
-        for name, row in one.sections.items():
+    for summary in summaries:
+        for name, row in summary.sections.items():
             total_ns[name] = total_ns.get(name, 0) + max(row.total_ns, row.own_step_ns)
     names = sorted(total_ns, key=lambda name: (-total_ns[name], name))[:MOST_SECTIONS]
-    rows = [[one.sections.get(name, NO_SECTION) for one in told] for name in names]
+    rows = [[summary.sections.get(name, NO_SECTION) for summary in summaries] for name in names]
     return SectionTable(
         names=names,
-        rows=np.array(rows, np.int64).reshape(len(names), len(told), len(RankSection._fields)),
-        who=[one.who for one in told],
-        settled_steps=np.array([one.settled_steps for one in told], np.int64),
+        rows=np.array(rows, np.int64).reshape(len(names), len(summaries), len(RankSection._fields)),
+        who=[summary.who for summary in summaries],
+        settled_steps=np.array([summary.settled_steps for summary in summaries], np.int64),
     )
 
 
 def spreads(table: SectionTable, of_run: Sequence[RankSummary]) -> tuple[SectionSpread, ...]:
-    """Return the spread of each section over the ranks that entered it, the longest a step first.
+    """Return the spread of each section over the ranks that entered it, the longest per step first.
 
-    Passes that have sections nested in them, ``synchronization`` above all, are told without these.
+    Forward and backward passes are compared without nested sections if there is ``synchronization``.
 
-    Which ranks never entered one is told by ``of_run``: between two tellings a rank may just not have come to it.
+    ``of_run`` shows which ranks never entered a section: within one interval a rank may just not have reached it.
     """
-    found = []
+    found: list[SectionSpread] = []
     for at, name in enumerate(table.names):
-        never_on = tuple(one.who.rank for one in of_run if not _is_entered(one.sections.get(name, NO_SECTION)))
+        never_on = tuple(rank.who.rank for rank in of_run if not _is_entered(rank.sections.get(name, NO_SECTION)))
         spread = _spread(table, at, never_on)
         if spread is not None:
             found.append(spread)
-    return tuple(sorted(found, key=lambda one: (not one.is_of_step, -one.max_s, one.name)))
+    return tuple(sorted(found, key=lambda spread: (not spread.is_of_step, -spread.max_s, spread.name)))
 
 
 def _is_entered(row: RankSection) -> bool:
@@ -112,16 +111,16 @@ def _spread(table: SectionTable, at: int, never_on: tuple[int, ...]) -> SectionS
 
 
 def causes(table: SectionTable) -> list[Cause | None]:
-    """Return for each rank the section whose own time a step is most beyond the median of the other ranks' own.
+    """Return for each rank the section whose self time per step most exceeds the median of the other ranks.
 
-    Where the accelerator's time is known of all ranks it is that. ``synchronization`` is no cause: it is where the
-    others wait.
+    It is the accelerator's time if that is known of all ranks. ``synchronization`` is never a cause: there the other
+    ranks wait.
     """
     working = np.flatnonzero(table.settled_steps > 0)
-    found: list[Cause | None] = [None] * len(table.who)
+    longest_on: list[Cause | None] = [None] * len(table.who)
     candidates = [at for at, name in enumerate(table.names) if name != SYNCHRONIZATION]
     if len(working) < 2 or not candidates:
-        return found
+        return longest_on
     by_host, by_device = table.column("own_step_ns"), table.column("device_own_ns")
     has_spans = table.column("spans") > 0
     own_s = np.zeros((len(candidates), len(working)))
@@ -134,8 +133,8 @@ def causes(table: SectionTable) -> list[Cause | None]:
     for column, rank in enumerate(working.tolist()):
         row = int(longest[column])
         if extra_s[row, column] > 0:
-            found[rank] = Cause(table.names[candidates[row]], float(extra_s[row, column]))
-    return found
+            longest_on[rank] = Cause(table.names[candidates[row]], float(extra_s[row, column]))
+    return longest_on
 
 
 def medians_of_others(values: Floats) -> Floats:
@@ -147,7 +146,7 @@ def medians_of_others(values: Floats) -> Floats:
     np.put_along_axis(places, order, np.broadcast_to(np.arange(count), order.shape), axis=-1)
 
     def of_others(place: int) -> Floats:
-        """Return the value at ``place`` in the order of the others."""
+        """Return the value at ``place`` among the others in ascending order."""
         return np.asarray(np.where(places > place, in_order[..., [place]], in_order[..., [place + 1]]), np.float64)
 
     others = count - 1

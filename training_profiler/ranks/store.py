@@ -1,4 +1,4 @@
-"""What ranks tell each other through c10d's store: a connection of our own to the server of the process group."""
+"""Messages between ranks through c10d's store, on a connection of our own to the process group's server."""
 
 import re
 import select
@@ -14,13 +14,13 @@ GONE: Final = select.POLLIN | select.POLLHUP | select.POLLERR | getattr(select, 
 
 
 class GroupStore:
-    """The board's keys in a store of c10d; for the board's thread alone.
+    """The keys of this session in a c10d store; used by the channel's thread alone.
 
-    A key is there from the beginning, empty until its rank tells: c10d waits for one that is missing.
+    Keys exist from the beginning and are empty until the rank sends: c10d waits for a missing key.
 
     Args:
-        client: a connection of our own; nobody waits for it.
-        space: what tells this session's keys from those of another.
+        client: a connection that the training does not use.
+        space: prefix of the keys, different for each session.
     """
 
     def __init__(self, client: Any, space: str) -> None:
@@ -30,16 +30,16 @@ class GroupStore:
         self._prepared: set[int] = set()
 
     def is_alive(self) -> bool:
-        """Return whether the server is there: torch writes to stderr where one calls it and it is not."""
+        """Return whether the server is there: torch writes to stderr if it is called and is not."""
         return is_connected(self._descriptor)
 
     def send(self, rank: int, data: bytes) -> None:
-        """Hand over what ``rank`` tells; the server need not answer."""
+        """Store the message of ``rank``; does not wait for the server's answer."""
         self._client.set(f"{self._space}/{rank}", data)
 
     def read(self, ranks: Iterable[int]) -> Mapping[int, bytes]:
-        """Return what these ranks have told last, of those that have."""
-        told: dict[int, bytes] = {}
+        """Return the latest message of each of these ranks that has sent one."""
+        messages: dict[int, bytes] = {}
         ranks = list(ranks)
         for rank in ranks:
             if rank not in self._prepared:
@@ -48,15 +48,15 @@ class GroupStore:
         for first in range(0, len(ranks), KEYS_AT_ONCE):
             chunk = ranks[first : first + KEYS_AT_ONCE]
             values = self._client.multi_get([f"{self._space}/{rank}" for rank in chunk])
-            told |= {rank: bytes(value) for rank, value in zip(chunk, values, strict=True) if value}
-        return told
+            messages |= {rank: bytes(value) for rank, value in zip(chunk, values, strict=True) if value}
+        return messages
 
     def name_run(self, name: str) -> None:
-        """Tell the name of the run's folder."""
+        """Store the name of the run's folder."""
         self._client.set(f"{self._space}/run", name.encode())
 
     def run_name(self) -> str | None:
-        """Return that name; None where it was not told yet."""
+        """Return that name; None as long as rank 0 has not stored it."""
         key = f"{self._space}/run"
         return bytes(self._client.get(key)).decode("utf-8", "replace") if self._client.check([key]) else None
 
@@ -94,14 +94,14 @@ def connect(store: Any, space: str) -> GroupStore:
 
 
 def descriptor_of(store: Any) -> int | None:
-    """Return the descriptor of a store's socket; None where it is no TCPStore, or does not tell."""
+    """Return the descriptor of a store's socket; None if the store is not a TCPStore, or its descriptor is unknown."""
     for _ in range(10):
         inner = getattr(store, "underlying_store", None)
         if inner is None:
             break
         store = inner
-    found = re.search(r"fd=(\d+)", repr(store)) if type(store).__name__ == "TCPStore" else None
-    return None if found is None else int(found.group(1))
+    match = re.search(r"fd=(\d+)", repr(store)) if type(store).__name__ == "TCPStore" else None
+    return None if match is None else int(match.group(1))
 
 
 def is_connected(descriptor: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""Collects what this rank tells the others."""
+"""Builds the summary that this rank sends to the others."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from training_profiler.aggregation.histogram import Ints
+from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.summary import SAMPLES_NEEDED, warmup_steps
@@ -30,120 +30,122 @@ from training_profiler.units import NS_PER_S
 
 
 class ComparedBlocks:
-    """The steps that all ranks compare, as far as this rank has made them; at most 8 blocks of 16."""
+    """Synchronization in the steps that all ranks compare, as far as this rank has come: at most 8 blocks of 16."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, list[int | None]] = {}  # first step -> what seams saw, of steps that are complete
-        self._exchanged: dict[int, dict[int, int]] = {}  # first step -> {step in the block: exposed exchange}
-        self._last_exchanged = -1
+        self._measured: dict[int, list[int | None]] = {}  # first step -> synchronization in complete steps
+        self._gradient_sync: dict[int, dict[int, int]] = {}  # first step -> {step in the block: exposed gradient sync}
+        self._last_synced = -1
 
-    def add(self, rows: Mapping[int, Ints], sync_id: int, exchanged: Iterable[tuple[int, int]]) -> None:
-        """Add exclusive times of complete steps, of which column ``sync_id`` counts, and exchange that was read.
+    def add(self, rows: Mapping[int, Ints], sync_id: int, synced: Iterable[tuple[int, int]]) -> None:
+        """Add exclusive times of complete steps, of which column ``sync_id`` counts, and DDP's gradient sync.
 
-        Exchange of a step is known a step later, and may come after the step's own times.
+        Gradient sync is known one step late, so it may arrive after the step's own times.
         """
         for step, row in rows.items():
             first = step - step % BLOCK_STEPS
             ns = int(row[sync_id]) if 0 < sync_id < len(row) else 0
-            self._seen.setdefault(first, [None] * BLOCK_STEPS)[step - first] = ns
-        for step, ns in exchanged:
-            self._last_exchanged = max(self._last_exchanged, step)
+            self._measured.setdefault(first, [None] * BLOCK_STEPS)[step - first] = ns
+        for step, ns in synced:
+            self._last_synced = max(self._last_synced, step)
             if is_compared(step):
                 first = step - step % BLOCK_STEPS
-                of_block = self._exchanged.setdefault(first, {})
+                of_block = self._gradient_sync.setdefault(first, {})
                 of_block[step - first] = of_block.get(step - first, 0) + ns
-        blocks = 1 + max([*self._seen, *self._exchanged], default=0) // BLOCK_STEPS
+        blocks = 1 + max([*self._measured, *self._gradient_sync], default=0) // BLOCK_STEPS
         stride = BLOCK_STEPS * block_stride(blocks)
-        for first in [first for first in (*self._seen, *self._exchanged) if first % stride]:
-            self._seen.pop(first, None)
-            self._exchanged.pop(first, None)
+        for first in [first for first in (*self._measured, *self._gradient_sync) if first % stride]:
+            self._measured.pop(first, None)
+            self._gradient_sync.pop(first, None)
 
-    def told(self) -> dict[int, list[int]]:
-        """Return the whole blocks: first step -> synchronization of 16 steps, -1 where it is not known.
+    def complete_blocks(self) -> dict[int, list[int]]:
+        """Return the complete blocks: first step -> synchronization of 16 steps, -1 for unknown.
 
-        Where DDP exchanges, a step without a word of that is not known to have had none.
+        With DDP, a step without reported gradient sync is unknown, not zero.
         """
-        told = {}
-        for first, seen in self._seen.items():
-            if None in seen:
+        blocks = {}
+        for first, measured in self._measured.items():
+            if None in measured:
                 continue
-            if self._last_exchanged < 0:
-                told[first] = [ns or 0 for ns in seen]
-            elif self._last_exchanged >= first + BLOCK_STEPS - 1:
-                exchanged = self._exchanged.get(first, {})
-                told[first] = [
-                    (ns or 0) + exchanged[at] if at in exchanged else UNKNOWN_NS for at, ns in enumerate(seen)
+            if self._last_synced < 0:
+                blocks[first] = [ns or 0 for ns in measured]
+            elif self._last_synced >= first + BLOCK_STEPS - 1:
+                synced = self._gradient_sync.get(first, {})
+                blocks[first] = [
+                    (ns or 0) + synced[at] if at in synced else UNKNOWN_NS for at, ns in enumerate(measured)
                 ]
-        return told
+        return blocks
 
 
-PLACE_SHARE: Final = 0.05  # own share of the wall time from which on a section's hottest line is told
-MOST_SECTIONS: Final = 40  # told, those with most time: what is told has to stay small
+PLACE_SHARE: Final = 0.05  # of the wall time, in self time; below it the section's hottest line is left out
+MOST_SECTIONS: Final = 40  # those with most time; summaries have to stay small
 
 
 class RankSummaryBuilder:
-    """Sums of this rank; only grows. ``warmup_steps`` is what the user told; None leaves it to the steps."""
+    """The sums of this rank, which only grow. ``warmup_steps`` is the user's setting; None leaves it to the steps."""
 
     def __init__(self, names: SectionNames) -> None:
         self.warmup_steps: int | None = None
         self._names = names
         self._ids: dict[str, int] = {}
         self._number = 0
-        self._exchanges = GradientSyncTotals()
-        self._beside_ns = 0  # exposed exchange that no section has, because no host waits for it
-        self._paces: list[StepTimeBucket] = []
-        self._steps_a_pace = 1
-        self._sync_before_ns = 0  # of stretches without a step's end
+        self._synced = GradientSyncTotals()
+        self._hidden_from_host_ns = 0  # exposed gradient sync that no host waits for, so that it is in no section
+        self._step_times: list[StepTimeBucket] = []
+        self._steps_per_bucket = 1
+        self._sync_before_ns = 0  # of stretches in which no step ended
         self._blocks = ComparedBlocks()
-        # The first steps one by one, as warm-up is known when it is over: exclusive times, and exposed exchange.
+        # The first steps one by one, because warm-up is only known afterwards: exclusive times and exposed sync.
         self._early_ns = np.zeros((FIRST_STEPS, 1), np.int64)
-        self._early_exchange_ns = np.zeros(FIRST_STEPS, np.int64)
+        self._early_sync_ns = np.zeros(FIRST_STEPS, np.int64)
         self._samples: Counter[int] = Counter()
         self._of_line: Counter[tuple[int, Location]] = Counter()
         self._hottest: dict[int, Location] = {}
 
     def reconfigure(self, warmup_steps: int | None) -> None:
-        """Go on with another number of warm-up steps; None leaves it to the steps' durations."""
+        """Continue with another number of warm-up steps; None leaves it to the steps."""
         self.warmup_steps = warmup_steps
 
-    def add(self, totals: Totals, step_ns: Sequence[int], exchanged: GradientSyncTotals) -> None:
-        """Add a flush interval, and what DDP exchanged in it."""
+    def add(self, totals: Totals, step_ns: Sequence[int], synced: GradientSyncTotals) -> None:
+        """Add a flush interval, and DDP's gradient sync in it."""
         sync_id = self._id_of(SYNCHRONIZATION)
-        self._blocks.add(totals.compared, sync_id, exchanged.of_steps)
-        self._add_early(totals.compared, exchanged.of_steps)
-        self._add_exchanged(exchanged)
+        self._blocks.add(totals.compared, sync_id, synced.of_steps)
+        self._add_early(totals.compared, synced.of_steps)
+        self._add_synced(synced)
         in_steps_ns = totals.sections.step_self_ns
         self._sync_before_ns += int(in_steps_ns[sync_id]) if 0 < sync_id < len(in_steps_ns) else 0
         self._sync_before_ns += totals.late_exchange_ns
-        if not exchanged.is_on_host:
-            self._sync_before_ns += exchanged.exposed_ns
+        if not synced.is_on_host:
+            self._sync_before_ns += synced.exposed_ns
         if step_ns:
-            taken_ns = int(totals.steps.total_ns)
-            self._add_pace(StepTimeBucket(len(step_ns), taken_ns, min(taken_ns, self._sync_before_ns)))
+            in_steps_total_ns = int(totals.steps.total_ns)
+            self._add_step_times(
+                StepTimeBucket(len(step_ns), in_steps_total_ns, min(in_steps_total_ns, self._sync_before_ns))
+            )
             self._sync_before_ns = 0
         self._add_lines(totals)
 
     def _id_of(self, name: str) -> int:
-        """Return the id of a section; 0 as long as there is none of that name."""
+        """Return the id of a section; 0 if there is none of that name yet."""
         names = self._names.names
         if len(self._ids) != len(names):
             self._ids = {name: id for id, name in list(names.items())}
         return self._ids.get(name, 0)
 
-    def _add_early(self, rows: Mapping[int, Ints], exchanged: Sequence[tuple[int, int]]) -> None:
+    def _add_early(self, rows: Mapping[int, Ints], synced: Sequence[tuple[int, int]]) -> None:
         for step, row in rows.items():
             if step < FIRST_STEPS:
                 missing = len(row) - self._early_ns.shape[1]
                 if missing > 0:
                     self._early_ns = np.pad(self._early_ns, ((0, 0), (0, missing)))
                 self._early_ns[step, : len(row)] = row
-        for step, ns in exchanged:
+        for step, ns in synced:
             if 0 <= step < FIRST_STEPS:
-                self._early_exchange_ns[step] += ns
+                self._early_sync_ns[step] += ns
 
-    def _add_exchanged(self, later: GradientSyncTotals) -> None:
-        so_far = self._exchanges
-        self._exchanges = GradientSyncTotals(
+    def _add_synced(self, later: GradientSyncTotals) -> None:
+        so_far = self._synced
+        self._synced = GradientSyncTotals(
             so_far.exchanges + later.exchanges,
             so_far.sampled + later.sampled,
             so_far.total_ns + later.total_ns,
@@ -151,18 +153,18 @@ class RankSummaryBuilder:
             so_far.is_on_host and later.is_on_host,
         )
         if not later.is_on_host:
-            self._beside_ns += later.exposed_ns
+            self._hidden_from_host_ns += later.exposed_ns
 
-    def _add_pace(self, pace: StepTimeBucket) -> None:
-        if self._paces and self._paces[-1].steps + pace.steps <= self._steps_a_pace:
-            self._paces[-1] = _together(self._paces[-1], pace)
+    def _add_step_times(self, bucket: StepTimeBucket) -> None:
+        if self._step_times and self._step_times[-1].steps + bucket.steps <= self._steps_per_bucket:
+            self._step_times[-1] = _together(self._step_times[-1], bucket)
         else:
-            self._paces.append(pace)
-        if len(self._paces) > MOST_BUCKETS:
-            pairs = zip(self._paces[::2], self._paces[1::2], strict=False)
-            left_over = self._paces[len(self._paces) // 2 * 2 :]
-            self._paces = [_together(one, next_one) for one, next_one in pairs] + left_over
-            self._steps_a_pace = max(one.steps for one in self._paces)
+            self._step_times.append(bucket)
+        if len(self._step_times) > MOST_BUCKETS:
+            pairs = zip(self._step_times[::2], self._step_times[1::2], strict=False)
+            left_over = self._step_times[len(self._step_times) // 2 * 2 :]
+            self._step_times = [_together(bucket, following) for bucket, following in pairs] + left_over
+            self._steps_per_bucket = max(bucket.steps for bucket in self._step_times)
 
     def _add_lines(self, totals: Totals) -> None:
         for (id, location), count in totals.lines.items():
@@ -175,29 +177,29 @@ class RankSummaryBuilder:
                     self._hottest[id] = line
 
     def gradient_sync_stats(self) -> GradientSyncStats | None:
-        """Return the figures of DDP's exchange of gradients so far; None where none was seen or its time is unknown."""
-        seen = self._exchanges
-        if not seen.exchanges or not seen.sampled or not seen.total_ns:
+        """Return the stats of DDP's gradient sync so far; None if there was none or its time is unknown."""
+        synced = self._synced
+        if not synced.exchanges or not synced.sampled or not synced.total_ns:
             return None
         return GradientSyncStats(
-            count=seen.exchanges,
-            sampled=seen.sampled,
-            total_s=seen.total_ns / seen.exchanges / NS_PER_S,
-            overlap=min(1.0, max(0.0, seen.hidden_ns / seen.total_ns)),
-            exposed_s=seen.exposed_ns / seen.exchanges / NS_PER_S,
+            count=synced.exchanges,
+            sampled=synced.sampled,
+            total_s=synced.total_ns / synced.exchanges / NS_PER_S,
+            overlap=min(1.0, max(0.0, synced.hidden_ns / synced.total_ns)),
+            exposed_s=synced.exposed_ns / synced.exchanges / NS_PER_S,
         )
 
-    def sums(self, who: RankId, run: Totals, names: Mapping[int, str], **rest: Any) -> RankSummary:
-        """Return what this rank has measured so far; ``rest`` are fields of ``RankSummary`` known elsewhere."""
+    def summary(self, who: RankId, run: Totals, names: Mapping[int, str], **rest: Any) -> RankSummary:
+        """Return the measurements so far; ``rest`` are the remaining fields of ``RankSummary``."""
         self._number += 1
         warmup = warmup_steps(run, self.warmup_steps)
         spread = run.steps.spread(warmup)
         settled_steps = 0 if spread is None else spread.count
         settled_ns = 0 if spread is None else round(spread.total_ns)
-        beside_ns = self._beside_ns * settled_steps // max(1, run.steps.count)
+        beside_ns = self._hidden_from_host_ns * settled_steps // max(1, run.steps.count)
         sections = self._sections(run, names, warmup, settled_steps, beside_ns)
         sync = sections.get(SYNCHRONIZATION, RankSection())
-        seen = self._exchanges
+        synced = self._synced
         return RankSummary(
             who=replace(who, host=printable(who.host)),
             number=self._number,
@@ -205,14 +207,14 @@ class RankSummaryBuilder:
             settled_steps=settled_steps,
             settled_ns=settled_ns,
             sync_ns=min(settled_ns, (sync.device_own_ns or sync.own_step_ns) + beside_ns),
-            knows_sync=_knows_sync(sections, seen),
+            knows_sync=_knows_sync(sections, synced),
             sections=sections,
-            exchanges=seen.exchanges,
-            sampled=seen.sampled,
-            exchange_ns=seen.total_ns,
-            exchange_hidden_ns=seen.hidden_ns,
-            step_times=list(self._paces),
-            blocks=self._blocks.told(),
+            exchanges=synced.exchanges,
+            sampled=synced.sampled,
+            exchange_ns=synced.total_ns,
+            exchange_hidden_ns=synced.hidden_ns,
+            step_times=list(self._step_times),
+            blocks=self._blocks.complete_blocks(),
             places=self._places(run, names, sections),
             **rest,
         )
@@ -226,23 +228,23 @@ class RankSummaryBuilder:
         device_ns = _device_step_ns(run, settled_steps)
         parents = _main_parents(run)
         device_own_ns = device_ns.copy()
-        for id, parent in parents.items():  # what is nested in a section by the device's clock as well
+        for id, parent in parents.items():  # subtract sections nested on the device's clock
             if device_ns[parent]:
                 device_own_ns[parent] -= device_ns[id]
         backward = self._id_of(BACKWARD_PASS)
         if backward and device_own_ns[backward]:
             device_own_ns[backward] -= beside_ns
         device_own_ns = np.maximum(device_own_ns, device_ns > 0)
-        seen = np.flatnonzero((sums.count > 0) | (sums.step_self_ns > 0)).tolist()
-        told = [id for id in seen if names.get(id) and not names[id].startswith(PROFILER)]
-        told.sort(key=lambda id: -int(sums.total_ns[id]))
+        has_data = np.flatnonzero((sums.count > 0) | (sums.step_self_ns > 0)).tolist()
+        sent = [id for id in has_data if names.get(id) and not names[id].startswith(PROFILER)]
+        sent.sort(key=lambda id: -int(sums.total_ns[id]))
         columns = [
             array.tolist()
             for array in (
                 sums.count, sums.total_ns, step_ns, own_ns, sums.device_count, sums.device_ns, device_ns, device_own_ns,
             )
         ]  # fmt: skip
-        sections = {names[id]: RankSection(*(column[id] for column in columns)) for id in told[:MOST_SECTIONS]}
+        sections = {names[id]: RankSection(*(column[id] for column in columns)) for id in sent[:MOST_SECTIONS]}
         if own_ns[0]:
             other = sections.get(OTHER, RankSection())
             uncovered_ns = int(own_ns[0])
@@ -252,14 +254,14 @@ class RankSummaryBuilder:
         return sections
 
     def _warmup_ns(self, run: Totals, warmup: int) -> tuple[Ints, Ints]:
-        """Return the time of each section in the first steps, with those nested in it and without."""
+        """Return the time of each section in the warm-up steps, with and without nested sections."""
         rows = run.sections.rows
         early_ns, own_ns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         early_ns[: run.early_ns.shape[1]] = run.early_ns[:warmup].sum(axis=0)[:rows]
         own_ns[: self._early_ns.shape[1]] = self._early_ns[:warmup].sum(axis=0)[:rows]
         backward, sync = self._id_of(BACKWARD_PASS), self._id_of(SYNCHRONIZATION)
-        if self._exchanges.is_on_host and 0 < backward < rows and 0 < sync < rows:
-            moved_ns = min(int(self._early_exchange_ns[:warmup].sum()), int(own_ns[backward]))
+        if self._synced.is_on_host and 0 < backward < rows and 0 < sync < rows:
+            moved_ns = min(int(self._early_sync_ns[:warmup].sum()), int(own_ns[backward]))
             own_ns[backward] -= moved_ns
             own_ns[sync] += moved_ns
         return early_ns, own_ns
@@ -276,14 +278,14 @@ class RankSummaryBuilder:
         return places
 
 
-def _together(one: StepTimeBucket, other: StepTimeBucket) -> StepTimeBucket:
-    return StepTimeBucket(one.steps + other.steps, one.step_ns + other.step_ns, one.sync_ns + other.sync_ns)
+def _together(bucket: StepTimeBucket, following: StepTimeBucket) -> StepTimeBucket:
+    return StepTimeBucket(*(mine + later for mine, later in zip(bucket, following, strict=True)))
 
 
 def _device_step_ns(run: Totals, settled_steps: int) -> Ints:
-    """Return what sections take of the accelerator within steps after warm-up; 0 where that is not known.
+    """Return each section's time on the accelerator within steps after warm-up; 0 if unknown.
 
-    Spans within steps times their mean, as ``Snapshot.total_of_step_s`` has it.
+    This is the number of spans within steps times their mean, as in ``Snapshot.total_of_step_s``.
     """
     sums = run.sections
     is_known = (sums.device_count >= SPANS_NEEDED) & (sums.total_ns > 0)
@@ -304,19 +306,19 @@ def _main_parents(run: Totals) -> dict[int, int]:
     return {id: parent for id, (_, parent) in most.items() if parent}
 
 
-def _knows_sync(sections: Mapping[str, RankSection], seen: GradientSyncTotals) -> bool:
-    """Return whether time that ranks wait for each other can be told from their work.
+def _knows_sync(sections: Mapping[str, RankSection], synced: GradientSyncTotals) -> bool:
+    """Return whether waiting for other ranks can be separated from work.
 
-    Not where DDP exchanges and does not say for how long, nor where the host alone was timed and the device works.
+    It cannot if DDP does not report its time, nor if only the host's time is known and the device does the work.
     """
-    if seen.exchanges:
-        return seen.sampled > 0
+    if synced.exchanges:
+        return synced.sampled > 0
     sync = sections.get(SYNCHRONIZATION)
     if sync is None or not sync.step_ns:
         return False
     return bool(sync.device_step_ns) or not sections.get(BACKWARD_PASS, RankSection()).device_step_ns
 
 
-def sync_points(seen: Iterable[tuple[str, int, int]]) -> list[SyncPoint]:
-    """Return meetings as they are told."""
-    return [SyncPoint(*meeting) for meeting in seen]
+def sync_points(points: Iterable[tuple[str, int, int]]) -> list[SyncPoint]:
+    """Return sync points in the form of a summary."""
+    return [SyncPoint(*point) for point in points]

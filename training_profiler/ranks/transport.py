@@ -1,4 +1,4 @@
-"""What the board's thread does each time it wakes: sends what is to be told, and on rank 0 reads what others told."""
+"""Sends and reads messages between ranks, on the channel's thread."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -19,22 +19,22 @@ _LOST: Final = (RuntimeError, ValueError, TypeError, AttributeError)  # c10d's e
 
 
 class ReceivedMessage(NamedTuple):
-    """What one rank told last."""
+    """The latest message of one rank."""
 
-    data: bytes  # what it has measured; empty before it tells of that
-    heard_s_ago: float
-    alive: Heartbeat = Heartbeat()
+    data: bytes  # what it has measured; empty in a heartbeat before its first summary
+    age_s: float
+    heartbeat: Heartbeat = Heartbeat()
     is_final: bool = False
 
 
-class _Heard(NamedTuple):
+class _Arrival(NamedTuple):
     way: int
     message: Message
-    at_ns: int  # when it was new here
+    at_ns: int  # when it arrived
 
 
 class RankTransport:
-    """Carries messages by the group's store while there is one, else by files; the thread's own, so without locks."""
+    """Carries messages through the group's store while there is one, else through files. Used by one thread only."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class RankTransport:
         self.rank = rank
         self.folder: Path | None = None
         self.run_name: str | None = None
-        self.serial = 0  # how many sessions this process had before that told anything
-        self.garbled = 0  # messages that could not be understood
-        self.lost: str | None = None  # why the last telling has not arrived anywhere
+        self.session_number = 0  # sessions of this process before this one that sent messages
+        self.garbled = 0  # messages that could not be decoded
+        self.lost: str | None = None  # why the latest message has not arrived
         self.begin_ns = clock()
-        self.heard: dict[int, _Heard] = {}
+        self.arrivals: dict[int, _Arrival] = {}
         self._has_agent_store = has_agent_store
         self._clock = clock
         self._find_store, self._group = find_store, group
@@ -59,30 +59,30 @@ class RankTransport:
         self._of_group = 0
         self._tries = 0  # left to find the store of that group
         self._files: FolderStore | None = None
-        self._seen: dict[tuple[int, int], bytes] = {}  # what a rank told last by either way
+        self._seen: dict[tuple[int, int], bytes] = {}  # the latest message of a rank, by store and by file
         self._next_read_ns = 0
         self._named = False
 
     @property
     def every_s(self) -> float:
-        """Time between two readings, and between two signs of life of a rank, in s."""
+        """Time between two readings, and between two heartbeats of a rank, in s."""
         return message_interval_s(self.rank.who.world_size)
 
     def use_folder(self, folder: Path) -> None:
         """Use files in this run folder where there is no store."""
         self.folder = folder
 
-    def begin(self, serial: int) -> None:
-        """Set how many sessions of this process used other ranks' messages before this one."""
-        self.serial = serial
+    def begin(self, session_number: int) -> None:
+        """Set how many sessions of this process sent messages before this one."""
+        self.session_number = session_number
 
     def fail(self, reason: str) -> None:
         """Keep why the latest message cannot be sent."""
         self.lost = reason
 
-    def look(self) -> None:
-        """Connect where that is possible by now, and let go of a connection that would no longer serve."""
-        self.rank.note()
+    def connect(self) -> None:
+        """Connect to the store if there is one, and drop a connection that no longer works."""
+        self.rank.detect_process_group()
         if self._store is not None and not self._store.is_alive():
             self._store = None
         group = self._group()
@@ -98,17 +98,17 @@ class RankTransport:
             self._files = FolderStore(self.folder, self.rank.who.attempt)
 
     def _connect(self) -> None:
-        store = self._find_store()  # kept no longer than it takes, for who has it keeps the server and its port
+        store = self._find_store()  # drop the reference at once: it keeps the server and its port alive
         if store is None:
             return
         self._tries, self._named = 0, False
         try:
-            self._store = connect(store, f"{self.rank.who.attempt}.{self.serial}")
+            self._store = connect(store, f"{self.rank.who.attempt}.{self.session_number}")
         except _LOST:
             self._store = None
 
     def _try_store(self, work: Callable[[GroupStore], None]) -> bool:
-        """Return whether the store did it; one that fails is not asked again."""
+        """Return whether the store did it; a store that fails is not used again."""
         if self._store is None or not self._store.is_alive():
             return False
         try:
@@ -135,8 +135,8 @@ class RankTransport:
         self.lost = None
         return True
 
-    def settle_name(self, own: str | None) -> None:
-        """Tell the name of the run's folder on rank 0; on others ask for it."""
+    def exchange_name(self, own: str | None) -> None:
+        """Send the name of the run's folder on rank 0; read it on the other ranks."""
         if self.rank.who.rank == 0:
             if own is not None and not self._named:
                 self._named = self._try_store(lambda store: store.name_run(own))
@@ -149,27 +149,27 @@ class RankTransport:
             self.run_name = name
 
     def read(self, is_now: bool = False) -> None:
-        """Read what others have told, where that is due; what is new bears the present time."""
+        """Read the other ranks' messages if that is due, and keep when new ones arrived."""
         now_ns = self._clock()
         if self.rank.who.rank != 0 or (now_ns < self._next_read_ns and not is_now):
             return
         self._next_read_ns = now_ns + int(self.every_s * NS_PER_S)
         world_size = self.rank.who.world_size
-        others = [rank for rank in range(1, world_size) if not self._is_final(rank)]
-        self._try_store(lambda store: self._take(store.read(others), BY_STORE))
+        awaited = [rank for rank in range(1, world_size) if not self._is_final(rank)]
+        self._try_store(lambda store: self._accept(store.read(awaited), BY_STORE))
         if self._files is not None:
             try:
-                told = self._files.read()
+                messages = self._files.read()
             except OSError:  # a file that is being replaced, or a disk that is away for a moment
                 return
-            self._take({rank: packed for rank, packed in told.items() if 0 < rank < world_size}, BY_FILE)
+            self._accept({rank: packed for rank, packed in messages.items() if 0 < rank < world_size}, BY_FILE)
 
     def _is_final(self, rank: int) -> bool:
-        return rank in self.heard and self.heard[rank].message.is_final
+        return rank in self.arrivals and self.arrivals[rank].message.is_final
 
-    def _take(self, told: Mapping[int, bytes], way: int) -> None:
+    def _accept(self, messages: Mapping[int, bytes], way: int) -> None:
         now_ns = self._clock()
-        for rank, packed in told.items():
+        for rank, packed in messages.items():
             if self._seen.get((way, rank)) == packed:
                 continue
             self._seen[way, rank] = packed
@@ -178,36 +178,39 @@ class RankTransport:
             except (ValueError, TypeError, RecursionError):
                 self.garbled += 1
                 continue
-            before = self.heard.get(rank)
-            # A file may be from before the group was there, and older than what came by the store.
-            is_older = before is not None and way != before.way and message.beat < before.message.beat
+            before = self.arrivals.get(rank)
+            # A file may be from before the group was there, and older than the message in the store.
+            is_older = before is not None and way != before.way and message.sequence < before.message.sequence
             if not is_older and (message.is_final or not self._is_final(rank)):
-                self.heard[rank] = _Heard(way, message, now_ns)
+                self.arrivals[rank] = _Arrival(way, message, now_ns)
 
     def awaited(self) -> int:
-        """Return how many ranks are still to tell their last, of those that may be expected to."""
-        if not self.heard and not self.rank.has_group:  # a program that a rank has started has no others
+        """Return how many responsive ranks have not sent their final message."""
+        if not self.arrivals and not self.rank.has_group:  # a program started by a rank has no other ranks
             return 0
         now_ns, world_size = self._clock(), self.rank.who.world_size
         patience_ns = int(unresponsive_after_s(self.every_s) * NS_PER_S)
         waiting = 0
         for rank in range(1, world_size):
-            heard = self.heard.get(rank)
-            if heard is None or not heard.message.is_final:
-                since_ns = self.begin_ns if heard is None else heard.at_ns
+            arrival = self.arrivals.get(rank)
+            if arrival is None or not arrival.message.is_final:
+                since_ns = self.begin_ns if arrival is None else arrival.at_ns
                 waiting += now_ns - since_ns <= patience_ns
         return waiting
 
-    def told(self) -> dict[int, ReceivedMessage]:
-        """Return what others told last; may be called by any thread."""
+    def received(self) -> dict[int, ReceivedMessage]:
+        """Return the latest message of each other rank; may be called by any thread."""
         now_ns = self._clock()
         return {
             rank: ReceivedMessage(
-                one.message.data, (now_ns - one.at_ns) / NS_PER_S, one.message.alive, one.message.is_final
+                arrival.message.data,
+                (now_ns - arrival.at_ns) / NS_PER_S,
+                arrival.message.heartbeat,
+                arrival.message.is_final,
             )
-            for rank, one in sorted(self.heard.copy().items())
+            for rank, arrival in sorted(self.arrivals.copy().items())
         }
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Drop the connection."""
         self._store = None

@@ -254,6 +254,10 @@ class Recorder:
         """Return whether the calling thread has marked or recorded enough to be drained."""
         return len(self.marks) > MAX_MARKS or self.backlog() > FLUSH_AT_MOST
 
+    def keep_host_time(self, name: str) -> None:
+        """Time the section ``name`` by the recorder's own clock on all threads."""
+        self.host_only |= {name}
+
     def buffer(self) -> ThreadBuffer:
         """Return the calling thread's buffer."""
         return self._local.buffer

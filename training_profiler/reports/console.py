@@ -144,7 +144,8 @@ def _step_lines(snapshot: Snapshot) -> list[str]:
     step = snapshot.step
     if step is None:
         return []
-    excluded = [f"first {step.warmup_count} warm-up steps"] if step.warmup_count else []
+    warmup = "first warm-up step" if step.warmup_count == 1 else f"first {step.warmup_count} warm-up steps"
+    excluded = [warmup] if step.warmup_count else []
     if step.disturbed_count and step.has_own_pace:
         excluded.append(f"{step.disturbed_count} steps in or after a capture window")
     notes = f" ({' and '.join(excluded)} excluded)" if excluded else ""

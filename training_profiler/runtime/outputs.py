@@ -80,7 +80,7 @@ class Outputs:
         self._open()
 
     def _open(self) -> None:
-        self._rank.note()
+        self._rank.detect_process_group()
         if self._rank.is_certain:  # else later, when the process knows its rank
             self.open_journal()
             self.start_trackers()

@@ -40,14 +40,14 @@ class Pipeline:
 
     def _apply(self, settings: Settings) -> None:
         self._settings = settings
-        self._accumulator.loaders.wants_rows(bool(settings.sinks), settings.log_scalars_every_n_steps)
+        self._accumulator.loaders.configure_intervals(bool(settings.sinks), settings.log_scalars_every_n_steps)
         self._accumulator.reconfigure(settings.warmup)
         self._sums.reconfigure(settings.warmup)
         self._exchange.reconfigure(settings)
 
     def begin_training(self) -> None:
         """Share the run's folder with the other ranks and start the trackers: the first step is about to end."""
-        self._parts.rank.note()
+        self._parts.rank.detect_process_group()
         if self._parts.rank.is_one_of_many():
             self._outputs.open_journal()
             self._exchange.start()
@@ -68,14 +68,14 @@ class Pipeline:
         self._send_loader_rows()
 
     def _send_loader_rows(self, is_last: bool = False) -> None:
-        for row in self._accumulator.loaders.take_rows(is_last):
+        for row in self._accumulator.loaders.pop_intervals(is_last):
             self._outputs.loader_row(row.step, interval_stats(row, self.loaders.all))
 
     def flush(self) -> None:
         """Drain, write the journal's next line, and publish to rank 0."""
         self.drain()
         synchronized = self._exchange.drain_gradient_sync(self._accumulator)
-        totals, step_ns = self._accumulator.take_totals()
+        totals, step_ns = self._accumulator.pop_totals()
         totals.batches, totals.samples = self.loaders.take()
         if self._watch is not None:
             totals.flops, totals.slow_steps = self._watch.flops.counted, self._watch.flops.slow_steps
@@ -140,7 +140,7 @@ class Pipeline:
     def roll_over_epoch(self, turn: EpochBoundary | None) -> None:
         """End the epoch that seams saw and begin the next, where what is recorded is held back; None: there is none."""
         if turn is None:
-            self._sums.drop_epoch()
+            self._sums.discard_epoch()
             return
         self.flush()
         self._end_seen_epoch(turn.batches, turn.samples, is_complete=True)
@@ -149,7 +149,7 @@ class Pipeline:
 
     def _end_seen_epoch(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
         if batches is not None and self._sums.epoch_steps > batches:  # they were used more than once: this was no pass
-            self._sums.drop_epoch()
+            self._sums.discard_epoch()
         else:
             self._end_epoch(batches, samples, is_complete)
 
@@ -160,7 +160,7 @@ class Pipeline:
             return
         last = epochs.last()
         if last is None:
-            self._sums.drop_epoch()
+            self._sums.discard_epoch()
         else:
             self._end_seen_epoch(*last)
 

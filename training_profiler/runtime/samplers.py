@@ -62,7 +62,7 @@ class Samplers:
     def add_to(self, accumulator: Accumulator) -> None:
         """Hand over what was sampled beside the events of the batch that was just added."""
         self.device.book()
-        accumulator.totals.machine.look(self.machine.take())
+        accumulator.totals.machine.add_samples(self.machine.take())
 
     def close(self, ended_by: str | None) -> None:
         """End all threads."""

@@ -1,18 +1,18 @@
-"""The frozen figures of a training on many ranks, which are part of a snapshot; seconds throughout."""
+"""The frozen stats of a training on many ranks, part of a snapshot. Times are in seconds."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class RankId:
-    """Which process of a distributed training; None is unknown."""
+    """A process of a distributed training. None means unknown."""
 
     rank: int = 0
     world_size: int = 1
     host: str = ""
-    node: int | None = None  # number of the machine, where the launcher gives it
+    node: int | None = None  # number of the machine, if the launcher sets it
     local_rank: int | None = None
-    attempt: int = 0  # how often the launcher had started the training anew before
+    attempt: int = 0  # how often the launcher had restarted the training before
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.host})" if self.host else f"rank {self.rank}"
@@ -20,99 +20,99 @@ class RankId:
 
 @dataclass(frozen=True, slots=True)
 class RankStats:
-    """One rank; times are means a step after warm-up. None is unknown."""
+    """One rank. Times are means per step after warm-up. None means unknown."""
 
     who: RankId
     steps: int
     step_s: float | None = None
-    work_s: float | None = None  # the step without what is known to be exchange, or waiting for others
-    sync_s: float | None = None  # the rest of it: exchange, and waiting for others
-    waiting_s: float | None = None  # the part of sync_s in which it waited for others, in the steps compared
-    against_best: float | None = None  # its work over that of the rank with the least, 1 or more
-    against_itself: float | None = None  # its work lately over its work before; of ranks that work longer than others
-    slower_since_step: int | None = None  # from where on, if against_itself tells of a clear change for the worse
-    cause: str = ""  # the section in which it takes longest beyond the other ranks, if it works longer than they do
-    cause_s: float | None = None  # by how much, a step, beyond the median of the others
-    place: str = ""  # where in the user's code most of that section's time goes
-    heard_s_ago: float | None = None  # before the figures were made; None where they come from files
-    is_final: bool = False  # it has told its last
+    work_s: float | None = None  # the step without communication and waiting for other ranks
+    sync_s: float | None = None  # communication, and waiting for other ranks
+    waiting_s: float | None = None  # the part of sync_s spent waiting, from the steps that were compared
+    against_best: float | None = None  # work over the least work of all ranks, 1 or more
+    against_itself: float | None = None  # recent work over earlier work; only for ranks with more work than others
+    slower_since_step: int | None = None  # since when against_itself is clearly above 1
+    cause: str = ""  # the section with the most time beyond the other ranks, if the rank works longer than they do
+    cause_s: float | None = None  # that time per step, beyond the median of the others
+    place: str = ""  # line of the user's code with most of that section's time
+    heard_s_ago: float | None = None  # time since the last sign of the rank; None if read from files
+    is_final: bool = False  # its last summary was received
     ended_by: str | None = None
-    inside: tuple[str, ...] = ()  # sections it was in when it told this, the outermost first
+    inside: tuple[str, ...] = ()  # open sections when the summary was sent, outermost first
 
 
 @dataclass(frozen=True, slots=True)
 class SectionSpread:
-    """How long one section takes on the ranks that entered it."""
+    """The time of one section on the ranks that entered it."""
 
     name: str
-    ranks: int  # that entered it
+    ranks: int  # number of ranks that entered it
     min_s: float
     median_s: float
     max_s: float
     slowest: RankId
-    imbalance: float  # max over mean, less 1; 0 where all take the same
-    is_of_step: bool  # the times are a step's; else an execution's
-    is_device: bool = False  # the times are the accelerator's
-    slowest_total_s: float = 0.0  # on the slowest rank, of all that the figures are of
-    never_on: tuple[int, ...] = ()  # ranks heard of that did not enter it
+    imbalance: float  # max over mean, less 1; 0 if all are equal
+    is_of_step: bool  # times are per step, otherwise per span
+    is_device: bool = False  # times are on the accelerator's clock
+    slowest_total_s: float = 0.0  # sum on the slowest rank over the stretch
+    never_on: tuple[int, ...] = ()  # ranks that did not enter it
 
 
 @dataclass(frozen=True, slots=True)
 class HostStats:
-    """The ranks of one machine."""
+    """The ranks on one machine."""
 
     host: str
     ranks: tuple[int, ...]
     work_s: float | None = None  # median over them
-    against_best: float | None = None  # that over the median of the host with the least
+    against_best: float | None = None  # work_s over that of the best host
 
 
 @dataclass(frozen=True, slots=True)
 class GradientSyncStats:
-    """DDP's exchange of gradients on this rank, by its own statistics; means an exchange."""
+    """DDP's gradient sync on this rank, from its own statistics; means per sync."""
 
     count: int
-    sampled: int  # of how many DDP took the times
-    total_s: float  # from the first bucket's begin to the last one's end
-    overlap: float | None = None  # the part of it in which gradients were still computed, 0 to 1
-    exposed_s: float | None = None  # the rest, by which the backward pass is longer
+    sampled: int  # syncs that DDP timed
+    total_s: float  # from the begin of the first bucket to the end of the last
+    overlap: float | None = None  # the part that overlaps with computing gradients, 0 to 1
+    exposed_s: float | None = None  # the rest, which makes the backward pass longer
 
 
 @dataclass(frozen=True, slots=True)
 class ClockStats:
-    """How well the clocks of the ranks' machines are known against each other."""
+    """How well the clocks of the ranks' machines are known relative to each other."""
 
     hosts: int
-    aligned_hosts: int  # whose clock is known against the first one's, which counts where there is another
-    error_s: float | None = None  # the largest bound of them; None where none is aligned
-    meetings: int = 0  # barriers and exchanges of the program that tell
+    aligned_hosts: int  # machines whose clock is known relative to the first; with others, the first counts as well
+    error_s: float | None = None  # the largest error bound; None if no clock is aligned
+    meetings: int = 0  # barriers and collectives of the program that were used
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptStats:
-    """One attempt of a launcher that starts a training anew when it fails."""
+    """One attempt of a launcher that restarts a failed training."""
 
     number: int
     steps: int
     wall_s: float
-    ended_by: str | None = None  # None also where its end was not written
-    is_ended: bool = True  # whether it was
+    ended_by: str | None = None  # None also if the end was not written
+    is_ended: bool = True  # whether the end was written
 
 
 @dataclass(frozen=True, slots=True)
 class AllRanksStats:
-    """All ranks of a training, as far as they were heard of. None is unknown."""
+    """All ranks of a training, as far as known. None means unknown."""
 
     world_size: int
-    ranks: tuple[RankStats, ...]  # those heard of, by number
-    missing: tuple[int, ...] = ()  # never heard of, or without a journal
-    silent: tuple[int, ...] = ()  # heard of, but not lately, and not at their end
+    ranks: tuple[RankStats, ...]  # the known ranks, by number
+    missing: tuple[int, ...] = ()  # ranks without any sign, or without a journal
+    silent: tuple[int, ...] = ()  # ranks without a recent sign that have not ended
     sections: tuple[SectionSpread, ...] = ()
     hosts: tuple[HostStats, ...] = ()
     step_s: float | None = None  # median over ranks
     sync_share: float | None = None  # of step time, mean over ranks
-    waiting_share: float | None = None  # the part of it that is waiting for slower ranks
-    transfer_share: float | None = None  # and the part that is exchange as such
-    compared_steps: int = 0  # on how many steps waiting and transfer were told apart
+    waiting_share: float | None = None  # the part of sync_share spent waiting for slower ranks
+    transfer_share: float | None = None  # the part of sync_share spent on communication
+    compared_steps: int = 0  # steps from which waiting and transfer were determined
     clocks: ClockStats | None = None
-    left_out: tuple[str, ...] = ()  # sentences on what could not be read
+    left_out: tuple[str, ...] = ()  # messages about data that could not be read

@@ -1,4 +1,4 @@
-"""The frozen figures that diagnosis, reports and sinks read; seconds throughout."""
+"""The frozen stats that diagnosis, reports and sinks read. Times are in seconds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,43 +13,43 @@ from training_profiler.snapshot.ranks import AllRanksStats as AllRanksStats
 from training_profiler.snapshot.ranks import AttemptStats as AttemptStats
 from training_profiler.snapshot.ranks import GradientSyncStats as GradientSyncStats
 
-OTHER: Final = "other"  # time within steps that no section covers
-PROFILER: Final = "(profiler)"  # the profiler's own work: arithmetic, reports, the journal
-OUTSIDE_STEPS: Final = "(outside steps)"  # time before, between and after steps that no section covers
-HOT_PLACES: Final = 3  # what a reader takes in under each section
+OTHER: Final = "other"  # time within steps in no section
+PROFILER: Final = "(profiler)"  # the profiler's own work: sums, reports, the journal
+OUTSIDE_STEPS: Final = "(outside steps)"  # time before, between and after steps in no section
+HOT_PLACES: Final = 3  # places shown for each section
 HOT_SHARE: Final = 0.01  # of the run
-SPANS_NEEDED: Final = 10  # of which the device time is known, before that stands for all
+SPANS_NEEDED: Final = 10  # spans with known device time that are enough to stand for all
 
 
 @dataclass(frozen=True, slots=True)
 class SectionStats:
-    """What is known of one section. None is unknown: of no span, or of time that has no spans."""
+    """One section. None means unknown: there are no spans, or the time has no spans."""
 
     name: str
     count: int
-    total_s: float  # inclusive, summed over spans; a recursive section counts its inner spans as well
+    total_s: float  # inclusive, summed over spans; a recursive section counts its inner spans too
     self_s: float  # exclusive, on the training thread; adds up to the wall time over all sections
     share: float  # self_s over the wall time, 0 to 1
-    parent: str | None = None  # the section around most of its spans
+    parent: str | None = None  # the section around most spans
     avg_s: float | None = None
     min_s: float | None = None
     max_s: float | None = None
-    std_s: float | None = None  # of the sample; None of a single span
-    p50_s: float | None = None  # quantiles are within 1 %
+    std_s: float | None = None  # of the sample; None for a single span
+    p50_s: float | None = None  # quantiles are accurate to 1 %
     p95_s: float | None = None
     p99_s: float | None = None
     min_step: int = 0  # the step of the shortest span, counted from 1; 0 outside of steps
     max_step: int = 0
-    elsewhere_s: float = 0.0  # exclusive time on other threads, beside the wall time and not part of it
+    elsewhere_s: float = 0.0  # exclusive time on other threads; not part of the wall time
     step_self_s: float = 0.0  # the part of self_s within training steps
     step_total_s: float = 0.0  # the part of total_s within training steps, recursion counted once
     settled_total_s: float = 0.0  # the part of step_total_s in the steps after warm-up
-    device_count: int = 0  # spans of which the time on the accelerator is known
-    device_total_s: float | None = None  # time on the accelerator of those spans; None where it is known of none
+    device_count: int = 0  # spans with known time on the accelerator
+    device_total_s: float | None = None  # accelerator time of those spans; None without any
 
     @property
     def device_avg_s(self) -> float | None:
-        """Mean time on the accelerator; None where it is known of no span."""
+        """Mean time on the accelerator; None if unknown."""
         if self.device_total_s is None or not self.device_count:
             return None
         return self.device_total_s / self.device_count
@@ -57,65 +57,65 @@ class SectionStats:
 
 @dataclass(frozen=True, slots=True)
 class LineStats:
-    """What a line of the user's code has of one section's own time."""
+    """A line of the user's code, and its part of a section's self time."""
 
     file: str
     line: int
     function: str
-    share: float  # of the wall time, 0 to 1: the section's share times the line's part of its samples
+    share: float  # of the wall time, 0 to 1: the section's share times the line's part of the samples
     samples: int
-    lines: int = 1  # more: so many lines of one function, added up under the hottest
-    waiting_share: float = 0.0  # the part of ``share`` within a call that waits for the device
-    waits_in: str = ""  # that call: item, cpu, tolist, ...
+    lines: int = 1  # more than 1: that many lines of one function, shown under the hottest
+    waiting_share: float = 0.0  # the part of ``share`` in calls that wait for the device
+    waits_in: str = ""  # the call: item, cpu, tolist, ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """Durations of training steps, without the validation, sampling and checkpoints between them."""
+    """Durations of training steps, without validation, sampling and checkpoints between them."""
 
     count: int
     total_s: float
     median_s: float
     warmup_count: int
     warmup_s: float
-    settled_count: int  # the steps after warm-up
+    settled_count: int  # steps after warm-up
     avg_s: float
     std_s: float
     max_s: float
     max_step: int
-    settled_s: float  # the time of the steps after warm-up
-    disturbed_count: int = 0  # of all, made slower by a capture window; see ``has_own_pace``
-    before_s: float | None = None  # from the run's begin to the first step's; None where that is not known
-    rise: float | None = None  # trend over the run, 0.1 = 10 % longer at the end; None on too few steps
+    settled_s: float  # time of the steps after warm-up
+    disturbed_count: int = 0  # steps slowed by a capture window; see ``has_own_pace``
+    before_s: float | None = None  # from the begin of the run to the begin of the first step; None if unknown
+    rise: float | None = None  # trend over the run, 0.1 = 10 % longer at the end; None with too few steps
     rise_p_value: float | None = None
-    explained: Mapping[str, float] = field(default_factory=dict)  # part of the variance of step time a section has
+    explained: Mapping[str, float] = field(default_factory=dict)  # section -> its part of the variance of step time
 
     @property
     def has_own_pace(self) -> bool:
-        """Whether median, avg, std and max leave out disturbed steps, which they do not where those are most."""
+        """Whether median, avg, std and max leave out steps slowed by captures; True unless those are most steps."""
         return 2 * self.disturbed_count <= self.count
 
 
 @dataclass(frozen=True, slots=True)
 class EpochStats:
-    """One epoch, from where its ``profile_epoch`` begins to where it ends."""
+    """One epoch, from the begin to the end of its ``profile_epoch``."""
 
     number: int
     wall_s: float
     steps: int
-    batches: int | None  # fetched from profiled loaders; steps where there are none
+    batches: int | None  # fetched from profiled loaders; without these, steps
     samples: int | None
     avg_batch_s: float | None
-    self_s: Mapping[str, float]  # exclusive time a section; adds up to wall_s
+    self_s: Mapping[str, float]  # exclusive time of each section; adds up to wall_s
     first_fetch_s: float | None
     median_fetch_s: float | None
     is_complete: bool = True
-    machine: "MachineStats | None" = None  # None where it was not looked at
+    machine: "MachineStats | None" = None  # None without samples
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats:
-    """What came out of one loader in training or in validation, and what its batches cost; means are per batch."""
+    """The batches of one loader in training or validation, and their cost. Means are per batch."""
 
     name: str
     batches: int
@@ -126,98 +126,98 @@ class LoaderStats:
     forward_avg_s: float | None = None
     backward_avg_s: float | None = None
     optimizer_avg_s: float | None = None  # of the updates that followed its batches
-    batch_wait_avg_s: float | None = None  # from the batch before, of whichever loader, to its own
+    batch_wait_avg_s: float | None = None  # from the previous batch of any loader to its own
     proportion: float | None = None  # its share of the batches of its phase, 0 to 1
-    asked_proportion: float | None = None  # what the user said that share should be
+    asked_proportion: float | None = None  # the share that the user has set
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimingStats:
-    """Device time of sections: where it was measured, and of how many spans not."""
+    """Device time of sections: how it was measured, and spans without it."""
 
     kind: str  # cuda, xpu, mps, ...
     name: str
     timing: str  # events or sync
-    spans: int  # whose device time is known
-    unmeasured: Mapping[str, int] = field(default_factory=dict)  # reason -> spans of which it is not
+    spans: int  # spans with known device time
+    unmeasured: Mapping[str, int] = field(default_factory=dict)  # reason -> spans without device time
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """How much training gets done; per second of step time after warm-up. None is unknown."""
+    """Training throughput per second of step time after warm-up. None means unknown."""
 
     steps_per_s: float
     batches_per_s: float | None = None
     samples_per_s: float | None = None
     flops_per_step: float | None = None  # of the model: forward and backward, counted in one step
-    tflops: float | None = None  # achieved, in 1e12 a second
+    tflops: float | None = None  # achieved, in 1e12 per second
     dtype: str = ""  # of most of these FLOPs
     device: str = ""  # name of the accelerator that does most of them
-    peak_tflops: float | None = None  # of the device, for that type
+    peak_tflops: float | None = None  # of the device, for that dtype
     peak_source: str = ""
-    attention: str = ""  # torch's kernel that did most attention in the counted step; "" where none was seen
+    attention: str = ""  # torch's kernel that did most attention in the counted step; "" without any
     mfu: float | None = None  # model FLOPs utilization: achieved over peak, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How the profiler itself fared."""
+    """The state of the profiler itself."""
 
-    dropped: int = 0  # events that could not be booked
-    disabled: tuple[str, ...] = ()  # parts that switched themselves off
+    dropped: int = 0  # events that could not be attributed
+    disabled: tuple[str, ...] = ()  # components that were disabled after an error
     overhead_s: float = 0.0  # cost of the profiler to the training thread (see ProfilerHealth)
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All figures of a stretch of a run: an interval, or the run so far."""
+    """All stats of a stretch of a run: an interval, or the run so far."""
 
     steps: int = 0  # complete steps of the run so far
     first_step: int = 0  # steps complete before this stretch
     wall_s: float = 0.0
     sections: Mapping[str, SectionStats] = field(default_factory=dict)
-    lines: Mapping[str, tuple[LineStats, ...]] = field(default_factory=dict)  # by section, the hottest first
+    lines: Mapping[str, tuple[LineStats, ...]] = field(default_factory=dict)  # by section, hottest first
     step: StepStats | None = None
     epochs: tuple[EpochStats, ...] = ()
     loaders: tuple[LoaderStats, ...] = ()
     machine: MachineStats | None = None
     device: DeviceTimingStats | None = None
     throughput: Throughput | None = None
-    ranks: AllRanksStats | None = None  # None where there is one
+    ranks: AllRanksStats | None = None  # None for a single rank
     exchange: GradientSyncStats | None = None  # None without DistributedDataParallel
-    attempts: tuple[AttemptStats, ...] = ()  # those before this one, of a training that was started anew
-    thresholds: Mapping[str, float] = field(default_factory=dict)  # of rules, where they are not the default
+    attempts: tuple[AttemptStats, ...] = ()  # earlier attempts of a restarted training
+    thresholds: Mapping[str, float] = field(default_factory=dict)  # of rules, where they differ from the default
     health: Health = field(default_factory=Health)
     run_folder: str | None = None
-    open_sections: tuple[str, ...] = ()  # entered and not left on the training thread, the outermost first
-    ended_by: str | None = None  # name of the exception or signal that ended the run, where one did
+    open_sections: tuple[str, ...] = ()  # on the training thread, outermost first
+    ended_by: str | None = None  # exception or signal that ended the run, if any
 
     def is_by_device(self, name: str) -> bool:
-        """Return whether the accelerator's time of section ``name`` is known, so that the host's is not what counts."""
+        """Return whether the device time of section ``name`` is known; the host's time then does not count."""
         section = self.sections.get(name)
         return section is not None and section.device_count >= SPANS_NEEDED and bool(section.avg_s)
 
     def total_of_step_s(self, name: str) -> float | None:
-        """Return the time of section ``name`` within the steps after warm-up, in s; None where it was not seen.
+        """Return the time of section ``name`` within the steps after warm-up, in s; None if it never ran.
 
-        On an accelerator that is its device time where it is known: spans times their mean. What the host spends on
-        queueing work, and on waiting for work queued before, makes no step longer.
+        On an accelerator it is the device time if that is known: spans times their mean. The host's time for queueing
+        work and waiting for it makes no step longer.
         """
         section, step = self.sections.get(name), self.step
         if section is None or not section.count:
             return None
         if self.is_by_device(name) and section.device_avg_s is not None and section.total_s and step and step.count:
-            # Not by the host's mean: a first step that compiles for a minute is in it, and the device's is without.
+            # Not by the host's mean, which may include a minute of compiling in the first step.
             spans_in_steps = section.count * section.step_total_s / section.total_s
             return spans_in_steps * step.settled_count / step.count * section.device_avg_s
         return section.settled_total_s
 
     def idle_device_s(self) -> float | None:
-        """Return the time within steps after warm-up that no section took the device for; None if unknown.
+        """Return the time within steps after warm-up in which no section used the device; None if unknown.
 
-        What it waits for input counts as taken: that is told by ``data_loading`` itself. Unknown too where a section
-        is around the backward pass: its own device time has the idle times between the parts in it.
+        Waiting for input counts as used, because ``data_loading`` shows it already. The result is also unknown if a
+        section encloses the backward pass: its device time includes the gaps between its parts.
         """
         if self.step is None or not self.is_by_device(BACKWARD_PASS):
             return None
@@ -230,17 +230,17 @@ class Snapshot:
         return max(0.0, self.step.settled_s - taken_s)
 
     def share_of_step(self, name: str) -> float | None:
-        """Return the share of step time after warm-up spent in ``name``, nested ones included; None if unknown."""
+        """Return the share of step time after warm-up in ``name``, with nested sections; None if unknown."""
         total_s = self.total_of_step_s(name)
         if total_s is None or self.step is None or not self.step.settled_s:
             return None
         return total_s / self.step.settled_s
 
     def hottest(self, name: str) -> list[LineStats]:
-        """Return where in the user's code the time of section ``name`` goes: at most 3 places with 1 % of the run each.
+        """Return where in the user's code the time of ``name`` goes: at most 3 places with 1 % of the run each.
 
-        A place is a line. Where three lines tell less than half as much as three functions do, the time is spread over
-        many lines, and a place is a function.
+        A place is a line. If three lines have less than half the time of three functions, the time is spread over many
+        lines, and a place is a function.
         """
         lines = self.lines.get(name, ())
         functions: dict[tuple[str, str], LineStats] = {}
@@ -249,16 +249,17 @@ class Snapshot:
             functions[line.file, line.function] = line if hotter is None else _added(hotter, line)
         by_function = sorted(functions.values(), key=lambda place: -place.share)[:HOT_PLACES]
         by_line = lines[:HOT_PLACES]
-        told = sum(place.share for place in by_line), sum(place.share for place in by_function)
-        return [place for place in (by_function if 2 * told[0] < told[1] else by_line) if place.share >= HOT_SHARE]
+        line_share, function_share = (sum(place.share for place in places) for places in (by_line, by_function))
+        places = by_function if 2 * line_share < function_share else by_line
+        return [place for place in places if place.share >= HOT_SHARE]
 
 
-def _added(one: LineStats, other: LineStats) -> LineStats:
+def _added(hotter: LineStats, line: LineStats) -> LineStats:
     return replace(
-        one,
-        share=one.share + other.share,
-        samples=one.samples + other.samples,
-        lines=one.lines + other.lines,
-        waiting_share=one.waiting_share + other.waiting_share,
-        waits_in=one.waits_in or other.waits_in,
+        hotter,
+        share=hotter.share + line.share,
+        samples=hotter.samples + line.samples,
+        lines=hotter.lines + line.lines,
+        waiting_share=hotter.waiting_share + line.waiting_share,
+        waits_in=hotter.waits_in or line.waits_in,
     )

@@ -1,4 +1,4 @@
-"""The append-only journal of a rank: one JSON object a line, each written in one piece."""
+"""The append-only journal of a rank: one JSON object per line, each written in one piece."""
 
 import json
 import os
@@ -18,23 +18,23 @@ MOST_LINES: Final = 2_000
 MOST_BYTES: Final = 8_000_000
 
 
-class HeldLines:
-    """Keeps lines in their order, as many as may be held: the oldest go first.
+class BufferedLines:
+    """Keeps lines in order, up to a limit; the oldest are dropped first.
 
-    Of what a rank tells of itself only the last is kept, for its sums only grow.
+    Of rank summaries only the last is kept, because their sums only grow.
     """
 
     def __init__(self, most_lines: int = MOST_LINES, most_bytes: int = MOST_BYTES) -> None:
-        self.dropped = 0  # intervals that went
+        self.dropped = 0  # dropped intervals
         self._most_lines, self._most_bytes = most_lines, most_bytes
         self._lines: deque[tuple[str, bytes]] = deque()
         self._bytes = 0
-        self._of_rank = b""
+        self._rank_summary = b""
 
     def add(self, kind: str, line: bytes) -> None:
         """Keep one more line."""
         if kind == "rank":
-            self._of_rank = line
+            self._rank_summary = line
             return
         self._lines.append((kind, line))
         self._bytes += len(line)
@@ -44,28 +44,28 @@ class HeldLines:
             self.dropped += gone == "interval"
 
     @property
-    def has_measured(self) -> bool:
-        """Whether there is more to tell than that a run began and ended."""
+    def has_intervals(self) -> bool:
+        """Whether an interval is among the lines."""
         return any(kind == "interval" for kind, _ in self._lines)
 
-    def take(self) -> bytes:
-        """Return all of them in one piece, and keep none."""
-        taken = b"".join(line for _, line in self._lines) + self._of_rank
+    def drain(self) -> bytes:
+        """Return all lines in one piece, and keep none."""
+        lines = b"".join(line for _, line in self._lines) + self._rank_summary
         self._lines.clear()
-        self._bytes, self._of_rank = 0, b""
-        return taken
+        self._bytes, self._rank_summary = 0, b""
+        return lines
 
 
 JOURNAL_SCHEMA: Final = 1
 
 
 class Journal:
-    """Writes what a run has measured so far; whatever was written survives SIGKILL.
+    """Writes the measurements of a run as they are made; written lines survive SIGKILL.
 
-    Without a ``path`` it keeps its lines in memory until it is given one, as many as ``HeldLines`` does.
+    Without a ``path`` it keeps lines in memory, with the limits of ``BufferedLines``, until ``open_file``.
 
     Args:
-        told: what else its first line says: of which run, rank and process it is.
+        identity: more keys of the first line: run, rank and process.
 
     Raises:
         OSError: the file cannot be opened or written; a line may then stand in it half.
@@ -78,34 +78,34 @@ class Journal:
         names: SectionNames,
         begin_ns: int,
         warmup: int | None,
-        told: Mapping[str, Any] | None = None,
+        identity: Mapping[str, Any] | None = None,
     ) -> None:
         self._names = names
         self._begin = {"schema": JOURNAL_SCHEMA, "rank": rank, "begin_ns": begin_ns, "warmup": warmup}
         self._descriptor: int | None = None
-        self._held: HeldLines | None = HeldLines()
+        self._buffer: BufferedLines | None = BufferedLines()
         if path is not None:
-            self.settle(path, told or {})
+            self.open_file(path, identity or {})
 
     @property
-    def is_held(self) -> bool:
+    def is_buffered(self) -> bool:
         """Whether it has no file yet."""
-        return self._held is not None
+        return self._buffer is not None
 
     @property
-    def is_worth_a_folder(self) -> bool:
-        """Whether it has no file yet, and intervals to write."""
-        return self._held is not None and self._held.has_measured
+    def has_unsaved_intervals(self) -> bool:
+        """Whether it has no file yet, and intervals in memory."""
+        return self._buffer is not None and self._buffer.has_intervals
 
-    def settle(self, path: Path, told: Mapping[str, Any]) -> None:
-        """Give it its file: what was kept is written now, all else when it comes."""
-        held, self._held = self._held, None
+    def open_file(self, path: Path, identity: Mapping[str, Any]) -> None:
+        """Open the file and write the lines kept in memory; later lines are written at once."""
+        buffer, self._buffer = self._buffer, None
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._write(kind="begin", **{**self._begin, **told})
-        if held is not None:
-            if held.dropped:
-                self._write(kind="held", dropped=held.dropped)
-            self._append(held.take())
+        self._write(kind="begin", **{**self._begin, **identity})
+        if buffer is not None:
+            if buffer.dropped:
+                self._write(kind="held", dropped=buffer.dropped)
+            self._append(buffer.drain())
 
     def write_interval(
         self,
@@ -116,7 +116,7 @@ class Journal:
         open_sections: Sequence[str] = (),
         device: DeviceTimingStats | None = None,
     ) -> None:
-        """Append the totals since the last interval; health, loaders and device stand for the run so far."""
+        """Append the totals since the last interval; health, loaders and device cover the run so far."""
         self._write(
             kind="interval",
             **totals_to_data(totals, step_ns, self._names),
@@ -127,41 +127,41 @@ class Journal:
         )
 
     def write_epoch_begin(self, number: int) -> None:
-        """Append that an epoch begins where the last interval ended."""
+        """Append the begin of an epoch, at the end of the last interval."""
         self._write(kind="epoch_begin", number=number)
 
     def write_epoch_end(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
-        """Append that the epoch ends where the last interval ended."""
+        """Append the end of the epoch, at the end of the last interval."""
         self._write(kind="epoch_end", batches=batches, samples=samples, is_complete=is_complete)
 
-    def write_rank(self, told: dict[str, Any]) -> None:
-        """Append what this rank has told the others: sums of its run so far."""
-        self._write(kind="rank", **told)
+    def write_rank(self, summary: dict[str, Any]) -> None:
+        """Append the summary that this rank sends to the others: sums of the run so far."""
+        self._write(kind="rank", **summary)
 
     def close(self, health: Health, ended_by: str | None) -> None:
         """Append how the run ended, and close the file."""
         self._write(kind="end", ended_by=ended_by, **_health(health))
-        self._held = None
+        self._buffer = None
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def _write(self, **line: Any) -> None:
-        if self._descriptor is None and self._held is None:
+        if self._descriptor is None and self._buffer is None:
             return
         data = (json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n").encode()
-        if self._held is not None:
-            self._held.add(line["kind"], data)
+        if self._buffer is not None:
+            self._buffer.add(line["kind"], data)
         else:
             self._append(data)
 
     def _append(self, data: bytes) -> None:
-        while data and self._descriptor is not None:  # a disk that fills up takes a part first and raises at the rest
+        while data and self._descriptor is not None:  # a full disk accepts a part first, then raises
             data = data[os.write(self._descriptor, data) :]
 
 
 def _loader(counts: LoaderCounts) -> list[Any]:
-    # The first four are all that earlier versions know of a loader, and read.
+    # Earlier versions write and read only the first four.
     phases = [
         [phase, tally.batches, tally.samples, tally.wait_ns]
         for phase, tally in ((phase, counts.of(phase)) for phase in (TRAIN, VAL))
@@ -170,5 +170,5 @@ def _loader(counts: LoaderCounts) -> list[Any]:
 
 
 def _health(health: Health) -> dict[str, Any]:
-    # Drops are summed from the intervals themselves.
+    # Dropped events are not here: a reader sums those of the intervals.
     return {"disabled": health.disabled, "overhead_s": health.overhead_s, "notes": health.notes}

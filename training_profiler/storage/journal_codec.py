@@ -86,7 +86,7 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         end_ns=totals.end_ns,
         first_step=totals.first_step,
         step_ns=list(step_ns),
-        slowed_by_capture=totals.disturbed or UNSET,
+        slowed_by_capture=totals.slowed_by_capture or UNSET,
         sections={names.names.get(id, NO_SECTION): _section_record(totals, id) for id in ids},
         parents=[(names.names[parent], names.names[id], spans) for (parent, id), spans in sums.parents.items()],
         coupling=(totals.coupling.count, float(step_s), float(squares_s2)),
@@ -144,7 +144,7 @@ def totals_from_data(data: dict[str, Any], names: SectionNames) -> tuple[Totals,
     record = msgspec.convert(data, IntervalRecord)
     totals = Totals(record.begin_ns, record.first_step)
     totals.end_ns = record.end_ns
-    totals.disturbed = record.slowed_by_capture or []
+    totals.slowed_by_capture = record.slowed_by_capture or []
 
     def id_of(name: str) -> int:
         return 0 if name == NO_SECTION else names.id_of(name)

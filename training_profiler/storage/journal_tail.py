@@ -1,4 +1,4 @@
-"""The ends of a journal, without what lies between them: long runs have long ones, and there may be many."""
+"""Reads the first and last lines of a journal: journals of long runs are long, and there may be many."""
 
 import json
 import re
@@ -8,22 +8,22 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-HEAD_BYTES: Final = 64 * 1024  # in which the first line ends
-TAIL_BYTES: Final = 256 * 1024  # read at first; more where what is wanted is not in it
+HEAD_BYTES: Final = 64 * 1024  # contain the first line
+TAIL_BYTES: Final = 256 * 1024  # first read; more if the line is not in it
 GROWTH: Final = 8
 _END: Final = re.compile(rb'\{"kind": ?"end"')
 
 
 class End(NamedTuple, Generic[T]):
-    """What stands at the end of a journal."""
+    """The end of a journal."""
 
     value: T | None
-    is_torn: bool  # its last line was not written to its end
-    has_end: bool  # its last line says how the run ended
+    is_torn: bool  # the last line is incomplete
+    has_end: bool  # the last line is the end of the run
 
 
 def read_head(path: Path) -> dict[str, Any] | None:
-    """Return the first line, which says whose journal it is; None where it is torn or of another kind.
+    """Return the first line, which identifies the journal; None if it is incomplete or of another kind.
 
     Raises:
         OSError: the file cannot be read.
@@ -35,7 +35,7 @@ def read_head(path: Path) -> dict[str, Any] | None:
 
 
 def last_of(path: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> T | None:
-    """Return what ``read`` makes of the last line of that kind of which it makes something; None without any.
+    """Return ``read(line)`` of the last line of that kind that ``read`` accepts; None without any.
 
     Raises:
         OSError: the file cannot be read.
@@ -44,7 +44,7 @@ def last_of(path: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> T | N
 
 
 def read_end(path: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> End[T]:
-    """Return the same, and how the file ends.
+    """Return the same, and the state of the end of the file.
 
     Raises:
         OSError: the file cannot be read.
@@ -65,7 +65,7 @@ def read_end(path: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> End[
 
 
 def _lines_backwards(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, the last first, reading no more of it than is asked for."""
+    """Yield the lines of a file from the last to the first, without reading more of it than needed."""
     with path.open("rb") as file:
         at = file.seek(0, 2)
         rest, length = b"", TAIL_BYTES
@@ -84,7 +84,7 @@ def _lines_backwards(path: Path) -> Iterator[bytes]:
 
 
 def as_record(line: bytes) -> dict[str, Any] | None:
-    """Return what a line of a journal says; None where it is not whole."""
+    """Return the data of a line of a journal; None if the line is incomplete."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

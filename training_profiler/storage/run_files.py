@@ -1,4 +1,4 @@
-"""All files of the run under way on this rank, opened when first written to."""
+"""The files of a running run on this rank, opened when first written to."""
 
 import os
 import socket
@@ -31,21 +31,21 @@ from training_profiler.storage.run_folder import (
 from training_profiler.storage.run_lookup import attempts_in, run_of_rank, runs_of
 from training_profiler.units import NS_PER_S
 
-# For a run folder on this disk, where nobody has told its name: after so long, then each time after twice as long.
-FIRST_LOOK_NS: Final = 2 * NS_PER_S
-LAST_LOOK_NS: Final = 64 * NS_PER_S
-MOST_JOURNALS: Final = 100  # of one rank in one attempt
+# Search for the run folder on this disk while rank 0 has not sent its name: the interval doubles each time.
+FIRST_SEARCH_NS: Final = 2 * NS_PER_S
+LAST_SEARCH_NS: Final = 64 * NS_PER_S
+MOST_JOURNALS: Final = 100  # of one rank and attempt
 
 
 class RunFiles:
     """Folder, meta.json, journal and final report of one run.
 
-    Rank 0 makes the folder, or goes on in the one of the attempt before. Other ranks go into the folder of
-    ``run_name`` as soon as that is known, which is what rank 0 has told; till then their journal keeps its lines.
+    Rank 0 makes the folder, or continues in the folder of the previous attempt. Other ranks use the folder
+    ``run_name``, which rank 0 sends; until they know it their journal keeps its lines in memory.
 
     Args:
-        begin_ns: when the run began, by the recorder's clock.
-        clock: a clock in ns, for what is done now and then.
+        begin_ns: begin of the run on the recorder's clock.
+        clock: a clock in ns, for occasional work.
 
     Raises:
         OSError: a file cannot be made or written.
@@ -61,7 +61,7 @@ class RunFiles:
         self.settings = settings
         self.folder: Path | None = None
         self.run_name: str | None = None
-        self.attempts: tuple[AttemptStats, ...] = ()  # those before this one; rank 0 knows them
+        self.attempts: tuple[AttemptStats, ...] = ()  # earlier attempts; only rank 0 knows them
         self._names = names
         self._begin_ns = begin_ns
         self._wall_ns = time.time_ns() - (time.perf_counter_ns() - begin_ns)
@@ -70,50 +70,50 @@ class RunFiles:
         self._who = RankId(settings.rank, attempt=settings.launch.attempt)
         self._parent: Path | None = None
         self._journal: Journal | None = None
-        self._next_look_ns, self._look_every_ns = 0, FIRST_LOOK_NS
+        self._next_search_ns, self._search_every_ns = 0, FIRST_SEARCH_NS
 
     def reconfigure(self, settings: Settings) -> None:
-        """Go on with other settings."""
+        """Continue with other settings."""
         self.settings = settings
 
     def open(self, who: RankId, run_name: str | None = None) -> Journal:
-        """Return the journal of rank ``who``, making folder and files where they are not there yet.
+        """Return the journal of rank ``who``; makes folder and files at the first call.
 
         Args:
-            who: the rank that this process is by now.
-            run_name: name of the run's folder as rank 0 sent it; None as long as it is unknown.
+            who: the rank of this process as far as known.
+            run_name: name of the run's folder as rank 0 sent it; None if unknown.
         """
         self.run_name = run_name or self.run_name
         if self._journal is None:
             self._who = who
-            self._parent = Path(self.settings.dir).absolute()  # the program may go to another folder
+            self._parent = Path(self.settings.dir).absolute()  # the program may change its working directory
             self._journal = Journal(None, who.rank, self._names, self._begin_ns, self.settings.warmup)
             if who.rank == 0:
-                self._settle(self._journal, self._go_on(self._parent) or self._begin(self._parent))
-        if self._journal.is_held:
+                self._open_journal(self._journal, self._continue_run(self._parent) or self._begin(self._parent))
+        if self._journal.is_buffered:
             self._who = who
-            folder = self._told_folder() or self._folder_seen()
+            folder = self._announced_folder() or self._folder_on_disk()
             if folder is not None:
-                self._join(self._journal, folder)
+                self._join_folder(self._journal, folder)
         return self._journal
 
     def write_report(self, text: str, data: dict[str, Any]) -> None:
-        """Write the final report as text and as data; rank 0 does."""
+        """Write the final report as text and as data, on rank 0."""
         self.open(self._who)
         if self.folder is not None and self._who.rank == 0:
             (self.folder / REPORT_TEXT).write_text(text.lstrip("\n"), encoding="utf-8", errors="backslashreplace")
             write_json(self.folder / REPORT_DATA, data)
 
     def close(self, health: Health, ended_by: str | None) -> None:
-        """Append how the run ended, and close the journal; a rank that has heard of no folder makes its own."""
+        """Append how the run ended, and close the journal; a rank that knows no folder makes its own."""
         if self._journal is None and self._who.rank:
             return
-        self._next_look_ns = 0
+        self._next_search_ns = 0
         journal = self.open(self._who)
-        if journal.is_worth_a_folder and self._parent is not None:
+        if journal.has_unsaved_intervals and self._parent is not None:
             folder = make_run_folder(self._parent, OWN_NAME.format(rank=self._who.rank))
             write_json(folder / META, {**describe_process(self.settings), **self._identity()})
-            self._settle(journal, folder)
+            self._open_journal(journal, folder)
         journal.close(health, ended_by)
 
     def _begin(self, parent: Path) -> Path:
@@ -122,12 +122,12 @@ class RunFiles:
         write_json(folder / META, {**describe_run(self.settings), **self._identity(), "attempts": attempts})
         return folder
 
-    def _go_on(self, parent: Path) -> Path | None:
-        """Return the folder of the attempts before this one; None where there were none, or it is not here."""
+    def _continue_run(self, parent: Path) -> Path | None:
+        """Return the folder of the earlier attempts; None if there were none, or it is not on this disk."""
         if not self._who.attempt:
             return None
         for folder, meta, last in runs_of(self._launch, parent):
-            if last.number >= self._who.attempt:  # the launcher has come to this number before
+            if last.number >= self._who.attempt:  # another launch with the same attempts
                 return None
             for name in (REPORT_TEXT, REPORT_DATA):
                 path = folder / name
@@ -138,39 +138,39 @@ class RunFiles:
             return folder
         return None
 
-    def _told_folder(self) -> Path | None:
+    def _announced_folder(self) -> Path | None:
         if self._parent is None or self.run_name is None or not is_plain_name(self.run_name):
             return None
         folder = self._parent / self.run_name
-        # A process that profiles twice hears at first what it was told the first time.
+        # In a process that profiles twice, the name may still be that of the first run.
         return None if self._wrote(folder / journal_name(self._who.rank, self._who.attempt)) else folder
 
     def _wrote(self, path: Path) -> bool:
         begin = read_begin(path)
         return begin is not None and (begin.get("pid"), begin.get("host")) == (os.getpid(), socket.gethostname())
 
-    def _folder_seen(self) -> Path | None:
+    def _folder_on_disk(self) -> Path | None:
         now_ns = self._clock()
-        if self._parent is None or now_ns < self._next_look_ns:
+        if self._parent is None or now_ns < self._next_search_ns:
             return None
-        self._next_look_ns = now_ns + self._look_every_ns
-        self._look_every_ns = min(LAST_LOOK_NS, 2 * self._look_every_ns)
+        self._next_search_ns = now_ns + self._search_every_ns
+        self._search_every_ns = min(LAST_SEARCH_NS, 2 * self._search_every_ns)
         return run_of_rank(self._who, self._wall_ns, self._launch, self._parent)
 
-    def _join(self, journal: Journal, folder: Path) -> None:
+    def _join_folder(self, journal: Journal, folder: Path) -> None:
         if make_folder(folder):  # rank 0 is on another machine
             about = {**describe_process(self.settings), **self._identity(), "run": folder.name}
             write_json(folder / f"meta-rank{self._who.rank}.json", about)
-        self._settle(journal, folder)
+        self._open_journal(journal, folder)
 
-    def _settle(self, journal: Journal, folder: Path) -> None:
+    def _open_journal(self, journal: Journal, folder: Path) -> None:
         path = self._new_journal(folder)
-        told = {"run": folder.name, "pid": os.getpid(), "host": socket.gethostname(), "wall_ns": self._wall_ns}
-        journal.settle(path, {**told, "rank": self._who.rank, **self._identity()})
+        identity = {"run": folder.name, "pid": os.getpid(), "host": socket.gethostname(), "wall_ns": self._wall_ns}
+        journal.open_file(path, {**identity, "rank": self._who.rank, **self._identity()})
         self.folder = folder
 
     def _new_journal(self, folder: Path) -> Path:
-        """Return a new file: what another process has written is its own."""
+        """Return a new file, never one that another process has written."""
         for number in range(1, MOST_JOURNALS):
             path = folder / journal_name(self._who.rank, self._who.attempt, number)
             try:

@@ -1,4 +1,4 @@
-"""A run's folder: its name, and what meta.json says about the run."""
+"""A run's folder: its name, and the content of meta.json."""
 
 import json
 import os
@@ -19,13 +19,13 @@ from typing import Any, Final
 from training_profiler.settings import Settings, launch_id
 
 MASK: Final = "***"
-# Names are compared in lower case with "-" between their words: apiKey and API_KEY are api-key.
+# Names are compared in lower case with "-" between words: apiKey and API_KEY become api-key.
 _NAME: Final = re.compile(
     r"pass(word|wd|phrase)|secret|credential|(api|access|private|account|storage|signing|encryption)-?key"
     r"|(^|-)(pwd|pw|auth|authorization|bearer|cookies?|sas|session-id)(-|$)|(access|api|auth|refresh)-?token"
     r"|token\d*$|signature$|(^|-)key$"
 )
-# What trainings call tokens and keys that are none: --pad-token, --sort-key.
+# Harmless names in trainings: --pad-token, --sort-key.
 _HARMLESS_NAME: Final = re.compile(
     r"(^|-)(pad|eos|bos|unk|mask|sep|cls|class|special|stop|start|end|image|prompt|per|max|num)-token$"
     r"|(^|-)(sort|order|group|image|label|text|caption|data|batch|metric|monitor)-key$"
@@ -37,9 +37,9 @@ _KNOWN: Final = re.compile(
 )
 _IN_ADDRESS: Final = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 _BEARER: Final = re.compile(r"(?i)\b(bearer|basic)\s+\S+")
-# Long, without a slash or dot that would make it a path or a module, and of letters and digits mixed.
+# Long mixes of letters and digits, without a slash or dot as in a path or module.
 _RANDOM: Final = re.compile(r"(?<![\w/.-])(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[\w-]{32,}(?![\w/.-])")
-# What run names and options are made of: words, numbers, resnet50, lr1e, 4x8.
+# Parts of run names and options: words, numbers, resnet50, lr1e, 4x8.
 _SPOKEN: Final = re.compile(r"[A-Za-z]{0,20}\d{0,8}[a-z]?|\d{1,8}[A-Za-z]{1,20}|\d{1,4}[A-Za-z]\d{1,4}")
 _PAIR: Final = re.compile(r"(?<![\w.-])([\w.-]+)[\"']?\s*[=:]\s*[\"']?(?=[^&\s\"',;}])")
 _VALUE: Final = re.compile(r"[^&\s\"',;}]+")
@@ -61,8 +61,8 @@ def masked(words: Sequence[str]) -> list[str]:
 
 
 def _is_secret(name: str) -> bool:
-    """Return whether ``name`` is what options, variables and fields with a secret in them are called."""
-    if "/" in name or " " in name:  # an address or code, whose parts are looked at one by one
+    """Return whether ``name`` is a typical name of an option, variable or field that holds a secret."""
+    if "/" in name or " " in name:  # an address or code; its parts are checked one by one
         return False
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "-", name).strip("-").lower()
     return bool(_NAME.search(plain)) and not _HARMLESS_NAME.search(plain)
@@ -75,9 +75,9 @@ def _mask_within(word: str) -> str:
 
 
 def _mask_pairs(word: str) -> str:
-    """Return ``word`` with the values of names within it masked where the name is a secret's."""
+    """Return ``word`` with ``name=value`` pairs inside it masked if the name is a secret's."""
     shown, at = "", 0
-    # A value that is no secret itself may hold one, so it is looked through: --url=https://host/?token=...
+    # A harmless value may contain a secret: --url=https://host/?token=...
     while pair := _PAIR.search(word, at):
         shown += word[at : pair.end()]
         at = pair.end()
@@ -95,7 +95,7 @@ def _mask_unspoken(match: re.Match[str]) -> str:
 META: Final = "meta.json"
 REPORT_TEXT: Final = "report.txt"
 REPORT_DATA: Final = "report.json"
-OWN_NAME: Final = "-rank{rank}"  # ends the name of a folder of a rank that heard of no other
+OWN_NAME: Final = "-rank{rank}"  # ending of the folder name of a rank that knew no run folder
 _OWN_NAME: Final = re.compile(r"\d{8}-\d{6}-rank\d+(-\d+)?")
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _JOURNAL_NAME: Final = re.compile(r"rank(\d{1,7})(?:-attempt(\d{1,7}))?(?:-\d+)?\.jsonl")
@@ -106,27 +106,27 @@ def journal_name(rank: int, attempt: int = 0, number: int = 1) -> str:
     """Return the file name of a rank's journal: ``rank3.jsonl``, ``rank3-attempt1.jsonl``, ``rank3-2.jsonl``.
 
     Args:
-        rank: whose it is.
-        attempt: how often the launcher had started the training anew before.
-        number: 1, or more where another process has written one of that name.
+        rank: the rank that writes it.
+        attempt: how often the launcher had restarted the training before.
+        number: 1, or more if another process has written a file of that name.
     """
     of_attempt = f"-attempt{attempt}" if attempt else ""
     return f"rank{rank}{of_attempt}{f'-{number}' if number > 1 else ''}.jsonl"
 
 
 def read_journal_name(name: str) -> tuple[int, int] | None:
-    """Return rank and attempt of a journal's file name; None where it is not of that form."""
+    """Return rank and attempt from a journal's file name; None for other names."""
     match = _JOURNAL_NAME.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2] or 0))
 
 
 def is_plain_name(name: object) -> bool:
-    """Return whether ``name``, which another process said, names a folder beside ours and nothing else."""
+    """Return whether ``name``, received from another process, is a plain folder name and not a path."""
     return isinstance(name, str) and bool(_PLAIN_NAME.fullmatch(name)) and name not in (".", "..")
 
 
 def is_own_name(name: str) -> bool:
-    """Return whether a folder is called like that of a rank that heard of no other."""
+    """Return whether a folder is named like that of a rank that knew no run folder."""
     return bool(_OWN_NAME.fullmatch(name))
 
 
@@ -145,7 +145,7 @@ def make_run_folder(parent: str | Path, ending: str = "") -> Path:
 
 
 def make_folder(folder: Path) -> bool:
-    """Make ``folder``; return whether it was not there.
+    """Make ``folder``; return whether it is new.
 
     Raises:
         OSError: it cannot be made.
@@ -160,12 +160,12 @@ def make_folder(folder: Path) -> bool:
 
 
 def describe_run(settings: Settings) -> dict[str, Any]:
-    """Return what meta.json holds: time, host, command line without secrets, versions, settings, git commit."""
+    """Return the content of meta.json: time, host, command line without secrets, versions, settings, git commit."""
     return {**describe_process(settings), "git": _git()}
 
 
 def describe_process(settings: Settings) -> dict[str, Any]:
-    """Return the same without the commit, which takes other processes to find out."""
+    """Return the same without the git commit, which takes subprocesses."""
     return {
         "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
@@ -182,24 +182,24 @@ def describe_process(settings: Settings) -> dict[str, Any]:
 
 
 def _arguments() -> list[str]:
-    # orig_argv tells `-m package` from a file; what stands after the interpreter is all that is wanted.
+    # Unlike argv, orig_argv shows `-m package`.
     return list(sys.orig_argv[1:] or sys.argv)
 
 
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
-    except metadata.PackageNotFoundError:  # run from a source tree, or not there at all
+    except metadata.PackageNotFoundError:  # run from a source tree, or not installed
         module = sys.modules.get(package.replace("-", "_"))
         return getattr(module, "__version__", None)
 
 
 def _git() -> dict[str, Any] | None:
-    """Return commit and state of the work tree the script lies in; None outside of one, or without git."""
+    """Return commit and state of the script's work tree; None outside of one, or without git."""
     script = Path(sys.argv[0] if sys.argv and sys.argv[0] else ".").absolute()
     where = script.parent if script.is_file() else Path.cwd()
-    # By its path: to look for a program itself subprocess touches the filters of warnings, after which Python shows
-    # warnings again that it has shown once already.
+    # By its path: subprocess would search for it with warnings.catch_warnings, after which Python repeats warnings that
+    # it has already shown.
     git = shutil.which("git")
     if git is None:
         return None
@@ -222,7 +222,7 @@ def _git() -> dict[str, Any] | None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write ``data`` to ``path`` in one piece: a reader finds the old file or the new one."""
+    """Write ``data`` to ``path`` atomically: a reader finds the old file or the new one."""
     draft = path.with_name(path.name + ".part")
     draft.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     draft.replace(path)

@@ -1,4 +1,4 @@
-"""Run folders on this disk that are of this launch: those that nobody told this process of."""
+"""Finds the run folders of this launch on this disk, without a message from rank 0."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from training_profiler.snapshot.ranks import AttemptStats, RankId
-from training_profiler.storage.journal_discovery import Found, choose, find_journals
+from training_profiler.storage.journal_discovery import JournalFile, find_journals, select_journals
 from training_profiler.storage.journal_tail import last_of
 from training_profiler.storage.launch import LaunchId, is_same_launch, launch_from_data
 from training_profiler.storage.run_folder import META, is_own_name, journal_name
@@ -17,12 +17,12 @@ from training_profiler.units import NS_PER_S
 
 
 def attempts_in(folder: Path, before: int) -> tuple[AttemptStats, ...]:
-    """Return the attempts of the run in ``folder`` that came before number ``before``, from rank 0's journals."""
-    return attempts_before(choose(find_journals(folder, "rank0"), folder).journals, before)
+    """Return the attempts before number ``before`` of the run in ``folder``, from rank 0's journals."""
+    return attempts_before(select_journals(find_journals(folder, "rank0"), folder).journals, before)
 
 
-def attempts_before(journals: Iterable[Found], number: int) -> tuple[AttemptStats, ...]:
-    """Return the attempts before ``number``, each from the journal of its lowest rank; those without one are not there.
+def attempts_before(journals: Iterable[JournalFile], number: int) -> tuple[AttemptStats, ...]:
+    """Return the attempts before ``number``, each from the journal of its lowest rank, if there is one.
 
     ``journals`` are in the order of attempts and ranks.
     """
@@ -35,7 +35,7 @@ def attempts_before(journals: Iterable[Found], number: int) -> tuple[AttemptStat
     return tuple(stats[number] for number in sorted(stats))
 
 
-def _figures(journal: Found) -> AttemptStats | None:
+def _figures(journal: JournalFile) -> AttemptStats | None:
     begin = journal.begin or {}
 
     def until_then(interval: dict[str, Any]) -> tuple[int, float]:
@@ -56,32 +56,32 @@ def _ended_by(end: dict[str, Any]) -> tuple[str | None]:
     return (None if end["ended_by"] is None else str(end["ended_by"]),)
 
 
-NEWEST: Final = 20  # run folders looked through
+NEWEST: Final = 20  # run folders that are searched
 APART_NS: Final = 600 * NS_PER_S  # between the begins of two ranks of one run
 
 
 class Attempt(NamedTuple):
-    """One attempt of a run, as meta.json has it."""
+    """One attempt of a run according to meta.json."""
 
     number: int
     wall_ns: int
 
 
 def runs_of(launch: LaunchId, parent: Path) -> Iterator[tuple[Path, dict[str, Any], Attempt]]:
-    """Yield the folders of that launch in ``parent``, the newest first: what meta.json says, and its last attempt."""
+    """Yield the run folders of that launch in ``parent``, newest first: folder, meta.json, and last attempt."""
     try:
         names = [name for name in os.listdir(parent) if name[:8].isdigit()]
     except OSError:
         return
     for name in sorted(names, reverse=True)[:NEWEST]:
         meta = read_meta(parent / name)
-        attempts = [found for found in map(_attempt, _list(meta.get("attempts"))) if found is not None]
+        attempts = [attempt for attempt in map(_attempt, _list(meta.get("attempts"))) if attempt is not None]
         if attempts and is_same_launch(launch_from_data(meta.get("launched")), launch):
             yield parent / name, meta, max(attempts)
 
 
 def run_of_rank(who: RankId, wall_ns: int, launch: LaunchId, parent: Path) -> Path | None:
-    """Return the folder that rank 0 has made in ``parent`` for the run that ``who`` is a rank of; None if unknown.
+    """Return the run folder that rank 0 has made in ``parent`` for the run of ``who``; None if unknown.
 
     ``wall_ns`` is when this rank began.
     """
@@ -94,7 +94,7 @@ def run_of_rank(who: RankId, wall_ns: int, launch: LaunchId, parent: Path) -> Pa
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Return what meta.json in ``folder`` says; nothing where it cannot be read."""
+    """Return the content of meta.json in ``folder``; empty if it cannot be read."""
     try:
         meta = json.loads((folder / META).read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Reading a run folder back: the final figures from the journal alone."""
+"""Reads a run folder: the final stats come from the journal alone."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,13 @@ from training_profiler.recording.data_loader import TRAIN, LoaderCounts
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.snapshot import DeviceTimingStats, Health, Snapshot
 from training_profiler.storage.journal_codec import totals_from_data
-from training_profiler.storage.journal_discovery import NO_JOURNAL, Found, choose, find_journals, find_own_folders
+from training_profiler.storage.journal_discovery import (
+    NO_JOURNAL,
+    JournalFile,
+    find_journals,
+    find_own_folder_journals,
+    select_journals,
+)
 from training_profiler.storage.journal_tail import as_record
 from training_profiler.storage.launch import is_running
 from training_profiler.storage.rank_reader import attempt_of, received_ranks
@@ -19,7 +25,7 @@ from training_profiler.storage.run_folder import is_own_name, journal_name
 from training_profiler.storage.run_lookup import attempts_before, read_meta
 from training_profiler.units import NS_PER_S
 
-# By whether its process is still there, as far as that can be known.
+# By whether the process still runs, as far as known.
 _UNENDED: Final = {
     None: "the run did not come to its end (or still runs): what followed the last interval is missing",
     False: "the run did not come to its end: what followed the last interval is missing",
@@ -28,31 +34,30 @@ _UNENDED: Final = {
 
 
 def read_run(folder: Path, attempt: int | None = None) -> Snapshot:
-    """Return the figures of the run in ``folder``, whether or not it came to its end.
+    """Return the stats of the run in ``folder``, whether or not it has ended.
 
-    Sections, steps and all else of one rank are rank 0's, or the lowest rank's of which there is a journal.
+    Stats of a single rank are rank 0's, or those of the lowest rank with a journal.
 
     Args:
-        folder: the run's, or one into which the journals of its ranks were copied, each machine's in a folder or all
-            in one.
-        attempt: which one, of a training that was started anew; the last by default.
+        folder: the run's, or a folder with copies of its ranks' journals, together or in one folder per machine.
+        attempt: the attempt of a restarted training; the last by default.
 
     Raises:
-        RunFolderError: the folder is not a run's, no journal in it can be understood, or there was no such attempt.
+        RunFolderError: the folder is not a run's, no journal in it is readable, or there was no such attempt.
     """
     found = find_journals(folder)
     if not found or _is_folder_of_runs(folder, found):
         raise RunFolderError(_why_not(folder))
-    journals, left_out = choose(found + find_own_folders(folder, found), folder)
+    journals, left_out = select_journals(found + find_own_folder_journals(folder, found), folder)
     number = attempt_of(journals, attempt, folder)
-    of_attempt = [one for one in journals if one.attempt == number]
-    for one in of_attempt:
+    of_attempt = [journal for journal in journals if journal.attempt == number]
+    for journal in of_attempt:
         try:
-            snapshot = _read_journal(folder, one)
+            snapshot = _read_journal(folder, journal)
         except RunFolderError as error:
             left_out.append(f"left out: {error}")
             continue
-        return _with_ranks(snapshot, one, [each for each in journals if not each.trouble], of_attempt, left_out)
+        return _with_ranks(snapshot, journal, [each for each in journals if not each.problem], of_attempt, left_out)
     raise RunFolderError(left_out[-len(of_attempt)].removeprefix("left out: "))
 
 
@@ -61,45 +66,49 @@ def newest_run(folder: Path) -> Path | None:
     found = find_journals(folder)
     if not found or not _is_folder_of_runs(folder, found):
         return None
-    journals = [journal for journal in found if not journal.trouble]
+    journals = [journal for journal in found if not journal.problem]
     of_runs = [journal for journal in journals if not is_own_name(journal.path.parent.name)] or journals
     newest = max(of_runs, key=lambda journal: (journal.wall_ns, journal.path), default=None)
     return None if newest is None else newest.path.parent
 
 
 def _with_ranks(
-    snapshot: Snapshot, primary: Found, journals: Sequence[Found], of_attempt: Sequence[Found], left_out: list[str]
+    snapshot: Snapshot,
+    primary: JournalFile,
+    journals: Sequence[JournalFile],
+    of_attempt: Sequence[JournalFile],
+    left_out: list[str],
 ) -> Snapshot:
-    """Return the figures of ``primary`` with those of all ranks, and of the attempts before."""
-    others = [one for one in of_attempt if not one.trouble or one.trouble == NO_JOURNAL]
+    """Return the stats of ``primary`` with those of all ranks and of earlier attempts."""
+    others = [journal for journal in of_attempt if not journal.problem or journal.problem == NO_JOURNAL]
     if primary.rank:
-        why = "cannot be read" if any(one.rank == 0 for one in of_attempt) else "is missing"
+        why = "cannot be read" if any(journal.rank == 0 for journal in of_attempt) else "is missing"
         left_out = [f"the figures above are rank {primary.rank}'s: rank 0's journal {why}", *left_out]
-    told = received_ranks(others, left_out)
-    ranks, notes = told.stats(), list(snapshot.health.notes)
+    received = received_ranks(others, left_out)
+    ranks, notes = received.stats(), list(snapshot.health.notes)
     if ranks is None:
-        notes += told.left_out
-    last = max((one.attempt for one in journals), default=primary.attempt)
+        notes += received.left_out
+    last = max((journal.attempt for journal in journals), default=primary.attempt)
     if last > primary.attempt:
         notes.append(f"this is attempt {primary.attempt}; the last one was attempt {last}")
     return replace(
         snapshot,
         ranks=ranks,
-        exchange=told.exchange(primary.rank or 0),
+        exchange=received.exchange(primary.rank or 0),
         attempts=attempts_before(journals, primary.attempt),
         health=replace(snapshot.health, notes=tuple(notes)),
     )
 
 
-def _is_folder_of_runs(folder: Path, found: Sequence[Found]) -> bool:
-    """Return whether the journals in folders below ``folder`` are of runs there, and not of one run's machines."""
-    parents = {one.path.parent for one in found}
+def _is_folder_of_runs(folder: Path, found: Sequence[JournalFile]) -> bool:
+    """Return whether the folders below ``folder`` are runs, and not the machines of one run."""
+    parents = {journal.path.parent for journal in found}
     if folder in parents:
         return False
-    told = [one for one in found if one.begin is not None]
-    if len(parents) > 1 and len({one.run for one in told}) == 1 and told[0].run is not None:
+    readable = [journal for journal in found if journal.begin is not None]
+    if len(parents) > 1 and len({journal.run for journal in readable}) == 1 and readable[0].run is not None:
         return False
-    return not told or any(one.run in (None, one.path.parent.name) for one in told)
+    return not readable or any(journal.run in (None, journal.path.parent.name) for journal in readable)
 
 
 def _why_not(folder: Path) -> str:
@@ -119,10 +128,10 @@ def _why_not(folder: Path) -> str:
     return f"{folder} is not a run folder: {journal_name(0)} cannot be read ({reason})"
 
 
-def _read_journal(folder: Path, found: Found) -> Snapshot:
-    """Return the figures of one rank."""
-    if found.trouble or found.begin is None:
-        raise RunFolderError(f"{found.path} {found.trouble}")
+def _read_journal(folder: Path, found: JournalFile) -> Snapshot:
+    """Return the stats of one rank."""
+    if found.problem or found.begin is None:
+        raise RunFolderError(f"{found.path} {found.problem}")
     try:
         lines = found.path.read_bytes().split(b"\n")
     except OSError as error:
@@ -131,11 +140,11 @@ def _read_journal(folder: Path, found: Found) -> Snapshot:
     try:
         return _replay(folder, found.path.parent, begin, later, torn)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        raise RunFolderError(f"{found.path} holds a line that is no journal's: {error!r}") from error
+        raise RunFolderError(f"{found.path} holds a line that is not a journal's: {error!r}") from error
 
 
 def _records(lines: list[bytes]) -> tuple[list[dict[str, Any]], int]:
-    """Return the lines that are whole, and how many are not."""
+    """Return the complete lines, and the number of incomplete lines."""
     there = [line for line in lines if line.strip()]
     records = [record for record in map(as_record, there) if record is not None]
     return records, len(there) - len(records)
@@ -151,28 +160,28 @@ def _replay(
     health: dict[str, Any] = {}
     device: DeviceTimingStats | None = None
     end: dict[str, Any] | None = None
-    held_back = 0
+    unsaved = 0
     for record in records:
         kind = record["kind"]
         if kind == "interval":
             sums.add(*totals_from_data(record, names))
             loaders = [_loader(*columns) for columns in record["loaders"]]
             health = record
-            device = DeviceTimingStats(**record["device"]) if "device" in record else None  # on an accelerator alone
+            device = DeviceTimingStats(**record["device"]) if "device" in record else None  # only with an accelerator
             open_sections = record["open_sections"]
         elif kind == "epoch_begin":
             sums.begin_epoch(record["number"])
         elif kind == "epoch_end":
             sums.end_epoch(record["batches"], record["samples"], record["is_complete"])
         elif kind == "held":
-            held_back = record["dropped"]
+            unsaved = record["dropped"]
         elif kind == "end":
             health = end = record
     notes = list(health.get("notes", ()))
     if torn:
         notes.append(f"{torn} torn line{'s' * (torn > 1)} in the journal left out")
-    if held_back:
-        dropped = "1 interval was" if held_back == 1 else f"{held_back} intervals were"
+    if unsaved:
+        dropped = "1 interval was" if unsaved == 1 else f"{unsaved} intervals were"
         notes.append(f"{dropped} dropped before this rank knew of the run's folder")
     if end is None:
         sums.end_epoch(None, None, is_complete=False)
@@ -194,7 +203,7 @@ def _replay(
 
 
 def _thresholds(folder: Path) -> dict[str, float]:
-    """Return the rules' thresholds that the run had set; none where that was not written down."""
+    """Return the rule thresholds that the run had set; empty if unknown."""
     try:
         return {str(code): float(value) for code, value in read_meta(folder)["settings"]["thresholds"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -206,7 +215,7 @@ def _loader(
     batches: int,
     samples: int | None,
     wait_ns: int,
-    serial: int = 0,  # this and what follows is not in journals of earlier versions
+    serial: int = 0,  # journals of earlier versions lack this and the following
     asked: float | None = None,
     phases: Sequence[tuple[str, int, int | None, int]] = (),
 ) -> LoaderCounts:

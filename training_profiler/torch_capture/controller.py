@@ -14,7 +14,6 @@ from training_profiler.torch_capture.main_thread_signal import MainThreadInterru
 from training_profiler.torch_capture.plan import CapturePlan
 from training_profiler.torch_capture.request import Request, RequestBox
 from training_profiler.torch_capture.schedule import (
-    CALLED_OFF,
     DROPS,
     ELSEWHERE,
     LEFT,
@@ -63,19 +62,18 @@ class Recording:
                 self._forget()
                 self.writer = None
                 return why_not
-            self._source.disturbed.begin(window.first)
+            self._source.slowed_by_capture.begin(window.first)
             book = SpanBook(self._names, window.begin_ns)
             window.keep_spans(book)
             self._source.send_every_span(book.add)
-            writer.begin_s = (window.begin_ns - begin_ns) / NS_PER_S
-            writer.thread.start()
+            writer.start((window.begin_ns - begin_ns) / NS_PER_S)
             atexit.register(self._at_exit)
             return None
         except BaseException:
             writer.drop()
             self.discard()
             self.writer = None
-            self._source.disturbed.end(window.first)
+            self._source.slowed_by_capture.end(window.first)
             raise
         finally:
             self.is_moving = False
@@ -97,9 +95,9 @@ class Recording:
                 if window.spans is not None:
                     window.spans.ends(window.ends_ns[-1])
                 window.stop()
-                writer.stop_s = (self._clock() - begin_ns) / NS_PER_S
+                stop_s = (self._clock() - begin_ns) / NS_PER_S
                 place(True)
-                writer.write(lambda: place(False))
+                writer.write(lambda: place(False), stop_s)
                 is_kept = True
         except BaseException:
             writer.drop()
@@ -130,7 +128,7 @@ class Recording:
         if self.window is not None and is_main_thread():
             self.discard()
         elif self.window is not None:
-            self.window.must_end = LEFT
+            self.window.end_early(LEFT)
             self.wake.ring()
 
     def told(self, last_step: int) -> TraceWriter | None:
@@ -138,7 +136,7 @@ class Recording:
         writer, self.writer = self.writer, None
         if writer is not None:
             self._source.send_every_span(None)
-            self._source.disturbed.end(last_step + 1)  # memory is cleared after it, and with it the caches
+            self._source.slowed_by_capture.end(last_step + 1)  # memory is cleared after it, and with it the caches
         return writer
 
     def after_fork_in_child(self) -> None:
@@ -278,11 +276,11 @@ class Captures:
 
     def _step_ended_in(self, window: Window, now_ns: int) -> None:
         if not is_main_thread():  # only the thread that started a profiler can stop it
-            window.must_end = window.must_end or ELSEWHERE
+            window.end_early(window.must_end or ELSEWHERE)
             self._recording.wake.ring()
             return
         if now_ns <= window.begin_ns:  # what ends steps of a training that nobody edited may be sure of it late
-            window.first, window.last = window.first + 1, window.last + 1
+            window.begin_a_step_later()
             return
         window.ends_ns.append(now_ns)
         if (window.is_full or window.must_end is not None) and not is_in_backward():
@@ -303,8 +301,7 @@ class Captures:
 
     def _open(self, step: int, length: int, begin_ns: int) -> str | None:
         window = Window(sys.modules["torch"], self._clock, step, step + length - 1)
-        writer = TraceWriter(window, self._plan, self._recording.wake.ring, self._guard_part)
-        writer.median_ns = self._pace.median_ns
+        writer = TraceWriter(window, self._plan, self._recording.wake.ring, self._guard_part, self._pace.median_ns)
         self._has_recorded = True  # somebody has: also where others do
         why_not = self._recording.open(window, writer, self._give_way, begin_ns)
         self._opened += why_not is None
@@ -321,7 +318,7 @@ class Captures:
         if writer is not None and writer.is_told:
             begin_ns = self._clock()
             gc.collect()  # memory of the host grows from window to window without
-            writer.cleared_s = (self._clock() - begin_ns) / NS_PER_S
+            writer.add_cleanup((self._clock() - begin_ns) / NS_PER_S)
             self._pace.interrupt()
             self._say(writer.line())
             self._schedule.went_well()
@@ -342,7 +339,7 @@ class Captures:
         window, writer = self._recording.window, self._recording.writer
         if window is None or writer is None or (is_main_thread() and self._recording.is_moving):  # it is ours
             return
-        window.must_end = OTHERS
+        window.end_early(OTHERS)
         if is_main_thread():
             self._end_now(window)
         else:
@@ -365,7 +362,7 @@ class Captures:
         if window is None:
             return
         if ended_by is not None or not is_main_thread() or self._recording.is_moving:
-            window.must_end = LEFT
+            window.end_early(LEFT)
         if is_main_thread() and not self._recording.is_moving:
             self._end_now(window)
         else:  # the thread that started it is to stop it; or a signal came while that was doing just this
@@ -393,8 +390,7 @@ class Captures:
                 writer.thread.join(1.0)
             self._recording.told(self._steps)
             if writer.is_told:
-                if writer.path is None and writer.error is None:
-                    writer.error = CALLED_OFF
+                writer.explain_missing_file()
                 self._say(writer.line())
 
     def _at_exit(self) -> None:

@@ -112,7 +112,7 @@ class SpanSource(Protocol):
         """Call ``to`` with all spans of the training thread from now on; None: with none."""
 
     @property
-    def disturbed(self) -> "Disturbed":
+    def slowed_by_capture(self) -> "Disturbed":
         """What is told which steps a window slows."""
 
 

@@ -34,7 +34,14 @@ PART: Final = "capture"
 class TraceWriter:
     """Begins with the window: at the end of a process no thread can be started any more."""
 
-    def __init__(self, window: Window, plan: CapturePlan, ring: Callable[[], None], guard: Guard) -> None:
+    def __init__(
+        self,
+        window: Window,
+        plan: CapturePlan,
+        ring: Callable[[], None],
+        guard: Guard,
+        median_ns: float | None = None,
+    ) -> None:
         self.thread = BackgroundThread("capture", self._run, guard, PART)
         self.window, self.plan = window, plan
         self.path: Path | None = None  # of the file, when it is there
@@ -43,7 +50,7 @@ class TraceWriter:
         self.held_s = 0.0  # the part of it in which torch lets no other Python code run
         self.begin_s = 0.0  # what the training waited for it to begin, and to end
         self.stop_s = 0.0
-        self.median_ns: float | None = None  # of the steps outside
+        self.median_ns = median_ns  # of the steps outside
         self.error: str | None = None
         self.cleared_s: float | None = None  # what gc.collect() took after; None where it was not called
         self.is_told = True  # False: that there is no file was said
@@ -53,9 +60,14 @@ class TraceWriter:
         self._is_called_off = False
         self._place: Callable[[], OutputLocation] | None = None
 
-    def write(self, place: Callable[[], OutputLocation]) -> None:
-        """Write what the window has recorded, as soon as ``place`` tells where to."""
-        self._place = place
+    def start(self, begin_s: float) -> None:
+        """Start the thread beside a window, for which the training waited ``begin_s``."""
+        self.begin_s = begin_s
+        self.thread.start()
+
+    def write(self, place: Callable[[], OutputLocation], stop_s: float) -> None:
+        """Write what the window has recorded as soon as ``place`` returns a folder; stopping it took ``stop_s``."""
+        self._place, self.stop_s = place, stop_s
         self._is_over.set()
 
     def drop(self, why: str | None = None) -> None:
@@ -69,6 +81,15 @@ class TraceWriter:
         self._is_called_off = True
         self._is_over.set()
 
+    def add_cleanup(self, seconds: float) -> None:
+        """Keep how long clearing memory took after the window."""
+        self.cleared_s = seconds
+
+    def explain_missing_file(self) -> None:
+        """Keep that the run ended before the file was written, where it is not there for another reason."""
+        if self.path is None and self.error is None:
+            self.error = CALLED_OFF
+
     def _run(self, thread: BackgroundThread) -> None:
         try:
             self._watch()
@@ -80,16 +101,16 @@ class TraceWriter:
             self.error = f"{type(error).__name__}: {error}"
         finally:
             if self._place is not None:  # else it may still record, and is the main thread's to stop
-                self.window.profile = None
+                self.window.release_profile()
 
     def _watch(self) -> None:
         before_bytes, begin_s = _resident_bytes(), time.monotonic()
         while not self._is_over.wait(LOOK_S):
             grown_bytes = _resident_bytes() - before_bytes
             if time.monotonic() - begin_s > self.plan.seconds:
-                self.window.must_end = f"after {self.plan.seconds:g} s (seconds=)"
+                self.window.end_early(f"after {self.plan.seconds:g} s (seconds=)")
             elif grown_bytes > self.plan.memory_gib * BYTES_PER_GIB:
-                self.window.must_end = f"when memory had grown by {self.plan.memory_gib:g} GiB (memory_gib=)"
+                self.window.end_early(f"when memory had grown by {self.plan.memory_gib:g} GiB (memory_gib=)")
             if self.window.must_end is not None:
                 self._ring()
 
@@ -105,7 +126,7 @@ class TraceWriter:
             begin_s = time.perf_counter()
             window.profile.export_chrome_trace(str(raw))
             self.held_s = time.perf_counter() - begin_s
-            window.profile = None
+            window.release_profile()
             check_whole(raw)
             self._wait(None if spans is None else spans.is_complete)
             begin_s = time.perf_counter()

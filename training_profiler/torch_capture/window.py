@@ -100,6 +100,18 @@ class Window:
         if self.profile is not None:
             stop_in_child(self._torch, self.profile)
 
+    def end_early(self, why: str) -> None:
+        """Have the window end with the next step, or sooner; ``why`` completes "ended ..."."""
+        self.must_end = why
+
+    def begin_a_step_later(self) -> None:
+        """Leave out the first step: it had ended before the window opened."""
+        self.first, self.last = self.first + 1, self.last + 1
+
+    def release_profile(self) -> None:
+        """Free what torch has recorded."""
+        self.profile = None
+
     def steps_as_spans(self) -> list[Span]:
         """Return its steps, named as torch names them, by the run's own numbers."""
         begins_ns = [self.begin_ns, *self.ends_ns[:-1]]

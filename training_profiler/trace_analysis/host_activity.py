@@ -14,7 +14,7 @@ from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, 
 from training_profiler.trace_analysis.nesting import Nesting, nearest
 
 DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
-# With the name of our own section.
+# The same wait, as our own sections name it.
 WAITS_FOR_BATCH: Final = re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$")
 READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 

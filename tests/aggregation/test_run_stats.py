@@ -1,4 +1,4 @@
-"""What a run's figures say, driven by sections and steps on a fake clock."""
+"""Stats of runs, driven by sections and steps on a fake clock."""
 
 import threading
 
@@ -28,7 +28,7 @@ def test_shares_add_up_to_one(run):
         run.step(forward_pass=1, backward_pass=2)
         run.clock.advance(0.5)
     shares = {name: section.share for name, section in run.snapshot().sections.items()}
-    # 4 s before the loop and 0.5 s of a step that never ended lie outside; 1 s within the three steps in no section.
+    # Outside: 4 s before the loop and 0.5 s of a step that never ended. In no section: 1 s within the three steps.
     assert shares == {
         "forward_pass": 3 / 14.5,
         "backward_pass": 6 / 14.5,
@@ -50,7 +50,7 @@ def test_a_section_of_one_span_has_no_deviation(run):
     assert run.snapshot().sections["a"].std_s is None
 
 
-def test_figures_of_a_section_are_those_of_its_spans(run):
+def test_section_stats_match_their_spans(run):
     for seconds in (1, 2, 6):
         run.step(a=seconds)
     section = run.snapshot().sections["a"]
@@ -68,14 +68,14 @@ def test_quantiles_stay_between_the_extremes(run):
     assert (section.p50_s, section.p95_s, section.p99_s) == (0.123, 0.123, 0.123)
 
 
-def test_a_section_still_open_has_time_and_no_span(run):
+def test_an_open_section_has_time_but_no_span(run):
     run.section("a").__enter__()
     run.clock.advance(3)
     section = run.snapshot().sections["a"]
     assert (section.count, section.self_s, section.avg_s, section.min_s) == (0, 3.0, None, None)
 
 
-def test_an_open_section_goes_on_after_a_flush(run):
+def test_an_open_section_continues_after_a_flush(run):
     with run.section("a"):
         run.clock.advance(1)
         run.flush()
@@ -84,7 +84,7 @@ def test_an_open_section_goes_on_after_a_flush(run):
     assert (section.count, section.total_s, section.self_s) == (1, 3.0, 3.0)
 
 
-def test_time_on_other_threads_stands_beside_the_wall_time(run):
+def test_time_on_other_threads_is_not_wall_time(run):
     def load():
         run.spend("prefetch", 2)
 
@@ -109,14 +109,14 @@ def test_validation_makes_no_step_longer(run):
     assert snapshot.sections["validation_epoch/forward_pass"].total_s == 5.0
 
 
-def test_a_section_of_validation_alone_goes_by_its_plain_name(run):
+def test_a_section_only_in_validation_has_its_plain_name(run):
     with run.section("validation_epoch"):
         run.spend("accuracy", 5)
     section = run.snapshot().sections["accuracy"]
     assert (section.parent, section.total_s) == ("validation_epoch", 5.0)
 
 
-def test_a_section_named_other_keeps_its_time_beside_that_of_none(run):
+def test_a_section_named_other_adds_to_unattributed_time(run):
     run.spend("other", 2)
     run.clock.advance(1)
     snapshot = run.snapshot()
@@ -124,7 +124,7 @@ def test_a_section_named_other_keeps_its_time_beside_that_of_none(run):
     assert (other.count, other.total_s, other.self_s, other.share) == (1, 2.0, 3.0, 1.0)
 
 
-def test_building_the_model_is_part_of_no_step(run):
+def test_building_the_model_is_outside_steps(run):
     run.spend("build_model", 10)
     run.step(data_loading=1, forward_pass=1)
     snapshot = run.snapshot()
@@ -133,7 +133,7 @@ def test_building_the_model_is_part_of_no_step(run):
     assert snapshot.step.before_s == 10.0
 
 
-def test_work_after_the_last_step_of_an_epoch_is_part_of_no_step(run):
+def test_work_after_the_last_step_of_an_epoch_is_outside_steps(run):
     run.begin_epoch(1)
     run.step(forward_pass=1)
     run.spend("forward_pass", 5)
@@ -143,7 +143,7 @@ def test_work_after_the_last_step_of_an_epoch_is_part_of_no_step(run):
     assert snapshot.share_of_step("forward_pass") == 1.0
 
 
-def test_a_step_under_way_counts_for_steps_when_it_ends(run):
+def test_a_step_counts_when_it_ends(run):
     run.step(forward_pass=1)
     run.spend("forward_pass", 2)
     assert run.snapshot().sections["forward_pass"].step_total_s == 1.0
@@ -151,7 +151,7 @@ def test_a_step_under_way_counts_for_steps_when_it_ends(run):
     assert run.snapshot().sections["forward_pass"].step_total_s == 3.0
 
 
-def test_an_inner_section_counts_for_the_share_of_the_one_around_it(run):
+def test_a_nested_section_counts_for_its_parents_share(run):
     for _ in range(2):
         with run.section("forward_pass"):
             run.clock.advance(1)
@@ -162,12 +162,12 @@ def test_an_inner_section_counts_for_the_share_of_the_one_around_it(run):
     assert snapshot.share_of_step("attention") == 0.5
 
 
-def test_the_share_of_an_unseen_section_is_unknown(run):
+def test_the_share_of_a_missing_section_is_unknown(run):
     run.step(forward_pass=1)
     assert run.snapshot().share_of_step("data_loading") is None
 
 
-def test_warm_up_that_is_told_is_left_out_of_averages_and_not_of_totals():
+def test_configured_warmup_is_left_out_of_averages_only():
     run = FakeRun(warmup=2)
     for seconds in (9, 8, 1, 3):
         run.step(forward_pass=seconds)
@@ -179,14 +179,14 @@ def test_warm_up_that_is_told_is_left_out_of_averages_and_not_of_totals():
     assert (snapshot.step.warmup_count, snapshot.step.warmup_s, snapshot.step.avg_s) == (2, 17.0, 2.0)
 
 
-def test_warm_up_that_is_told_leaves_spans_outside_of_steps_alone():
+def test_configured_warmup_keeps_spans_outside_steps():
     run = FakeRun(warmup=1)
     run.spend("build_model", 10)
     run.step(forward_pass=1)
     assert run.snapshot().sections["build_model"].avg_s == 10.0
 
 
-def test_warm_up_that_is_not_told_is_left_out_of_step_averages(run):
+def test_detected_warmup_is_left_out_of_step_averages(run):
     for seconds in (9, *[1] * 19):
         run.step(forward_pass=seconds)
     step = run.snapshot().step
@@ -200,7 +200,7 @@ def test_the_section_that_makes_steps_uneven_is_named(run):
     assert run.snapshot().step.explained == {"data_loading": pytest.approx(1.0)}
 
 
-def test_a_run_without_steps_has_no_step_figures(run):
+def test_a_run_without_steps_has_no_step_stats(run):
     run.spend("a", 1)
     snapshot = run.snapshot()
     assert (snapshot.steps, snapshot.step) == (0, None)
@@ -217,7 +217,7 @@ def test_a_report_interval_has_its_own_steps_and_time(run):
     assert snapshot.sections["forward_pass"].total_s == 3.0
 
 
-def test_an_epoch_has_its_own_figures(run):
+def test_an_epoch_has_its_own_stats(run):
     run.spend("data_loading", 100)
     run.begin_epoch(3)
     run.step(data_loading=5, forward_pass=1)
@@ -240,11 +240,11 @@ def test_an_epoch_without_loaders_counts_its_steps_as_batches(run):
     assert (epoch.batches, epoch.avg_batch_s, epoch.first_fetch_s) == (2, 1.0, None)
 
 
-def test_an_epoch_that_ends_without_having_begun_has_no_figures(run):
+def test_an_epoch_without_a_begin_has_no_stats(run):
     assert run.end_epoch() is None
 
 
-def test_sections_that_enclose_each_other_by_turns_make_no_circle(run):
+def test_mutually_nested_sections_have_no_circular_parents(run):
     for outer, inner in (("a", "b"), ("b", "a")):
         with run.section(outer):
             run.spend(inner, 1)
@@ -253,7 +253,7 @@ def test_sections_that_enclose_each_other_by_turns_make_no_circle(run):
     assert {sections["a"].parent, sections["b"].parent} != {"a", "b"}
 
 
-def test_a_step_that_counting_made_slower_is_warm_up():
+def test_a_step_slowed_by_flop_counting_is_warmup():
     run = FakeRun()
     for _ in range(2):
         run.step(forward_pass=1.0)
@@ -266,7 +266,7 @@ def test_a_step_that_counting_made_slower_is_warm_up():
     assert (step.warmup_count, step.std_s, step.max_s) == (3, 0.0, 1.0)
 
 
-def test_warm_up_that_was_told_holds_whatever_was_counted():
+def test_configured_warmup_overrides_flop_counting():
     run = FakeRun(warmup=1)
     for _ in range(20):
         run.step(forward_pass=1.0)

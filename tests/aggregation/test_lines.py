@@ -1,4 +1,4 @@
-"""Samples of lines are booked on the section that owned their moment, and become figures where they are enough."""
+"""Samples of lines are attributed to the section open at their time, and become stats if there are enough."""
 
 import pytest
 
@@ -13,23 +13,23 @@ LOSS = Location("train.py", 212, "estimate_loss")
 MODEL = Location("model.py", 12, "Block.forward")
 
 
-def booked(run: FakeRun) -> dict:
-    """Return the samples since the last flush by section name; IN_STEPS stays as it is."""
+def attributed(run: FakeRun) -> dict:
+    """Return the samples since the last flush by section name; IN_STEPS is kept."""
     lines = run.totals().lines
     return {(run.names.names.get(id, id), location): count for (id, location), count in lines.items()}
 
 
-def test_a_sample_in_a_section_is_the_sections():
+def test_a_sample_belongs_to_the_open_section():
     run = FakeRun()
     with run.section("forward_pass"):
         run.clock.advance(1)
         run.look(MODEL)
         run.clock.advance(1)
     run.clock.advance(1)
-    assert booked(run) == {("forward_pass", MODEL): 1}
+    assert attributed(run) == {("forward_pass", MODEL): 1}
 
 
-def test_a_sample_in_a_nested_section_is_the_inner_ones():
+def test_a_sample_belongs_to_the_innermost_section():
     run = FakeRun()
     with run.section("forward_pass"):
         run.clock.advance(1)
@@ -42,10 +42,10 @@ def test_a_sample_in_a_nested_section_is_the_inner_ones():
         run.look(BATCH)
         run.clock.advance(1)
     run.clock.advance(1)
-    assert booked(run) == {("forward_pass", MODEL): 1, ("attention", MODEL): 2, ("forward_pass", BATCH): 1}
+    assert attributed(run) == {("forward_pass", MODEL): 1, ("attention", MODEL): 2, ("forward_pass", BATCH): 1}
 
 
-def test_a_section_that_reaches_over_many_drains_keeps_its_samples():
+def test_a_section_open_over_many_drains_keeps_its_samples():
     run = FakeRun()
     with run.section("forward_pass"):
         for _ in range(5):
@@ -53,17 +53,17 @@ def test_a_section_that_reaches_over_many_drains_keeps_its_samples():
             run.look(MODEL)
             run.clock.advance(1)
             run.drain()
-        assert booked(run) == {("forward_pass", MODEL): 5}
+        assert attributed(run) == {("forward_pass", MODEL): 5}
 
 
-def test_validation_is_told_apart_from_training():
+def test_samples_in_validation_are_separate_from_training():
     run = FakeRun()
     with run.section("validation_epoch"), run.section("forward_pass"):
         run.clock.advance(1)
         run.look(MODEL)
         run.clock.advance(1)
     run.clock.advance(1)
-    assert booked(run) == {("validation_epoch/forward_pass", MODEL): 1}
+    assert attributed(run) == {("validation_epoch/forward_pass", MODEL): 1}
 
 
 def test_the_profilers_own_time_has_no_lines():
@@ -73,21 +73,21 @@ def test_the_profilers_own_time_has_no_lines():
         run.look(LOSS)
         run.clock.advance(1)
     run.clock.advance(1)
-    assert booked(run) == {}
+    assert attributed(run) == {}
 
 
-def test_a_sample_whose_events_are_not_drained_yet_waits():
+def test_a_sample_waits_until_its_events_are_drained():
     run = FakeRun()
     with run.section("forward_pass"):
         run.clock.advance(1)
         run.drain()
-        run.look(MODEL)  # at the very time of the drain, so after it
+        run.look(MODEL)  # exactly at the drain, so after it
         run.clock.advance(1)
         assert run.accumulator.totals.lines == {}
-    assert booked(run) == {("forward_pass", MODEL): 1}
+    assert attributed(run) == {("forward_pass", MODEL): 1}
 
 
-def test_a_sample_that_comes_late_counts_where_the_next_drain_begins():
+def test_a_late_sample_counts_at_the_begin_of_the_next_drain():
     run = FakeRun()
     section = run.section("forward_pass")
     section.__enter__()
@@ -98,17 +98,17 @@ def test_a_sample_that_comes_late_counts_where_the_next_drain_begins():
     run.samples.append(late)
     run.clock.advance(1)
     section.__exit__(None, None, None)
-    assert booked(run) == {("forward_pass", MODEL): 1}
+    assert attributed(run) == {("forward_pass", MODEL): 1}
 
 
-def test_samples_whose_time_never_comes_are_bounded(monkeypatch):
+def test_waiting_samples_are_bounded(monkeypatch):
     monkeypatch.setattr("training_profiler.aggregation.lines.MOST_WAITING", 5)
     run = FakeRun()
     for _ in range(4):
         run.look(LOSS, 2)
         run.drain()
     run.clock.advance(1)
-    assert booked(run) == {("", LOSS): 5}
+    assert attributed(run) == {("", LOSS): 5}
 
 
 def test_samples_of_no_section_count_as_in_steps_once_the_step_is_complete():
@@ -117,12 +117,12 @@ def test_samples_of_no_section_count_as_in_steps_once_the_step_is_complete():
     run.clock.advance(1)
     run.look(BATCH)
     run.clock.advance(1)
-    assert booked(run) == {("", BATCH): 1}
+    assert attributed(run) == {("", BATCH): 1}
     run.recorder.mark(STEP_END)
-    assert booked(run) == {("", BATCH): 1, (IN_STEPS, BATCH): 1}
+    assert attributed(run) == {("", BATCH): 1, (IN_STEPS, BATCH): 1}
 
 
-def test_samples_of_a_step_that_an_epoch_gives_up_are_of_no_step():
+def test_samples_of_a_step_cut_by_an_epoch_are_outside_steps():
     run = FakeRun()
     run.begin_epoch(1)
     run.step(forward_pass=1)
@@ -141,7 +141,7 @@ def test_samples_of_a_step_that_an_epoch_gives_up_are_of_no_step():
 
 
 def train(run: FakeRun, steps: int = 40) -> None:
-    """Pass steps of 4 s: forward 1 s, no section 3 s, of which two samples see BATCH and one LOSS."""
+    """Pass steps of 4 s: forward 1 s, no section 3 s, with two samples of BATCH and one of LOSS."""
     for _ in range(steps):
         with run.section("forward_pass"):
             run.look(MODEL)
@@ -154,7 +154,7 @@ def train(run: FakeRun, steps: int = 40) -> None:
         run.flush()
 
 
-def test_a_lines_share_is_its_part_of_the_sections_own_share():
+def test_a_lines_share_is_part_of_the_sections_self_share():
     run = FakeRun()
     train(run)
     assert run.snapshot().lines == {
@@ -166,7 +166,7 @@ def test_a_lines_share_is_its_part_of_the_sections_own_share():
     }
 
 
-def test_the_run_is_the_sum_of_its_intervals_and_an_interval_has_its_own_lines():
+def test_the_runs_lines_are_the_sum_of_its_intervals():
     run = FakeRun()
     train(run, 30)
     run.sums.new_interval()
@@ -178,7 +178,7 @@ def test_the_run_is_the_sum_of_its_intervals_and_an_interval_has_its_own_lines()
 
 
 @pytest.mark.parametrize(("samples", "claims"), [(29, False), (30, True)])
-def test_fewer_than_30_samples_of_a_section_make_no_claim(samples, claims):
+def test_sections_with_fewer_than_30_samples_show_no_lines(samples, claims):
     run = FakeRun()
     with run.section("forward_pass"):
         run.clock.advance(1)
@@ -188,7 +188,7 @@ def test_fewer_than_30_samples_of_a_section_make_no_claim(samples, claims):
     assert ("forward_pass" in run.snapshot().lines) == claims
 
 
-def test_samples_of_no_user_code_count_but_are_not_shown():
+def test_samples_outside_user_code_count_but_are_not_shown():
     run = FakeRun()
     with run.section("forward_pass"):
         run.look(MODEL, 15)
@@ -200,7 +200,7 @@ def test_samples_of_no_user_code_count_but_are_not_shown():
     assert run.snapshot().lines == {"forward_pass": (LineStats(*MODEL[:3], share=0.5 * 15 / 60, samples=15),)}
 
 
-def test_what_follows_the_last_step_is_outside_of_steps():
+def test_samples_after_the_last_step_are_outside_steps():
     run = FakeRun()
     train(run)
     run.look(LOSS, 50)
@@ -217,7 +217,7 @@ def test_without_steps_all_time_of_no_section_is_other():
     assert run.snapshot().lines == {OTHER: (LineStats(*LOSS[:3], share=1.0, samples=50),)}
 
 
-def test_a_section_that_the_user_calls_other_adds_to_it():
+def test_a_users_section_named_other_adds_its_samples():
     run = FakeRun()
     with run.section(OTHER):
         run.look(BATCH, 20)

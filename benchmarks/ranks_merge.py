@@ -27,7 +27,8 @@ from training_profiler.ranks.summary import (
     StepTimeBucket,
     SyncPoint,
 )
-from training_profiler.recording.recorder import STEP_END, Recorder
+from training_profiler.recording.event_codes import STEP_END
+from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.snapshot.snapshot import Health
@@ -130,7 +131,7 @@ def recorded(variant: int, folder: Path) -> bytes:
     accumulator = Accumulator(names, clock())
 
     def drain() -> None:
-        accumulator.add(recorder.drain(), recorder.thread_serial(), [])
+        accumulator.add(recorder.drain(), recorder.thread_id(), [])
 
     recorder.on_full = drain
     path = folder / f"variant{variant}.jsonl"

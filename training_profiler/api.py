@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 
 _process = Process(Recorder())
-_process.recorder.is_listened_to = False
-_process.recorder.on_first = _process.begin_at_first_section
+_process.recorder.has_session = False
+_process.recorder.on_first_section = _process.begin_at_first_section
 profile_section = _process.recorder.section
 at_fork(lambda: _process.fall_silent())
 _process.look_for_ranks()
@@ -105,7 +105,7 @@ def profile_step() -> None:
     session = _process.running()
     if session is not None and _process.phase == "train":
         if session.watch is not None:
-            session.watch.steps_come_by_hand()
+            session.watch.use_manual_steps()
         session.step()
 
 
@@ -207,7 +207,7 @@ def profile_dataloader(loader: Iterable[T], name: str | None = None, proportion:
         return loader
     counts = session.loaders.counts_of(loader, name)
     if proportion is not None:
-        counts.asked = _share(proportion)
+        counts.requested_share = _share(proportion)
     kind = ProfiledIterator if hasattr(loader, "__next__") else ProfiledLoader
     recorder = _process.recorder
     is_training = lambda: _process.phase == "train"  # noqa: E731
@@ -229,8 +229,8 @@ def _share(proportion: object) -> float | None:
     return None
 
 
-def watch(begin_ns: int) -> None:
-    """Watch the training of this process, whose code nobody edited; torch has just been imported.
+def instrument(begin_ns: int) -> None:
+    """Instrument this process automatically; torch has just been imported.
 
     Args:
         begin_ns: when the process began, by the recorder's clock.
@@ -248,7 +248,7 @@ def why_nothing() -> str | None:
     if session is not None and (session.watch is None or session.has_reported):
         return None
     if _process.watch is None:
-        return "torch was imported, but could not be watched"
+        return "torch was imported, but could not be instrumented"
     return _process.watch.why_nothing()
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.recording import FakeRun
 from training_profiler.aggregation.loaders import KINDS, MOST_CHANGES, interval_stats, loader_stats
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
-from training_profiler.recording.section import LOADER, TIME_ONLY
+from training_profiler.recording.event_codes import LOADER, TIME_ONLY
 
 KIND_NAMES = ("data", "forward", "backward", "optimizer", "between")
 KIND_OF = {"data_loading": 0, "forward_pass": 1, "backward_pass": 2, "optimizer_step": 3}
@@ -43,7 +43,7 @@ class LoaderRun(FakeRun):
         self.recorder.buffer().events.extend((self.clock(), sign * (self.names.id_of(name) | code)))
 
     def comes_from(self, serial):
-        self.recorder.buffer().comes_from(serial, self.clock())
+        self.recorder.buffer().record_loader(serial, self.clock())
 
     def found(self):
         """Return {(loader, phase, kind): (ns, count)} of all that is not nothing."""
@@ -223,7 +223,7 @@ def test_a_run_without_a_change_of_loader_sums_up_nothing():
 
 def test_what_another_thread_fetches_is_nobodys():
     run = LoaderRun()
-    run.recorder.thread_serial()
+    run.recorder.thread_id()
     run.accumulator.add(run.recorder.drain(), training_thread=0)
     run.batch(1)
     run.accumulator.add(run.recorder.drain(), training_thread=0)
@@ -251,7 +251,7 @@ def test_a_row_holds_the_means_of_the_batches_since_the_row_before_and_the_mix_s
     run.drain()
     rows = run.accumulator.loaders.take_rows()
     counts = counts_of(1, 2)
-    counts[0].asked = 0.25
+    counts[0].requested_share = 0.25
     told = [
         (row.step, [(one.name, one.batches, one.data_avg_s, one.proportion) for one in interval_stats(row, counts)])
         for row in rows

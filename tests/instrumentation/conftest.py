@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer, FakeTraining
-from tests.support.instrumented import Watched, watched
+from tests.support.instrumented import InstrumentedTorch, instrumented_torch
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def val_loader(training) -> FakeLoader:
 
 
 @pytest.fixture
-def seen() -> Iterator[Watched]:
+def instrumented() -> Iterator[InstrumentedTorch]:
     """What a watch over real torch sees; torch is afterwards as it was before."""
-    with watched() as one:
+    with instrumented_torch() as one:
         yield one

@@ -10,17 +10,17 @@ from torch import nn
 from tests.support.instrumented import FUNCTIONAL
 from tests.support.one_rank import one_rank
 from training_profiler.instrumentation.instrumentation import Instrumentation
-from training_profiler.instrumentation.patches.collectives import give_back_to_dynamo
+from training_profiler.instrumentation.patches.sync_points import restore_dynamo_table
 from training_profiler.recording.recorder import Recorder
 
 ONES = torch.ones(2)
 
 
 @pytest.fixture
-def group(seen):
+def group(instrumented):
     with one_rank():
-        seen.watch.ready()
-        yield seen
+        instrumented.context.current_detector()
+        yield instrumented
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
@@ -80,14 +80,14 @@ def test_within_a_backward_pass_it_is_part_of_that_and_counts(group):
 def test_a_table_of_torch_that_was_made_meanwhile_names_torchs_own():
     """Else dynamo would not know them any more once they are back in place."""
     before = distributed.all_reduce
-    watch = Instrumentation(Recorder(), lambda: None)
-    watch.install(torch)
+    instrumentation = Instrumentation(Recorder(), lambda: None)
+    instrumentation.install(torch)
     ours = distributed.all_reduce
     module = type(sys)("functional")
     module.legacy_allreduce, module.unhashable = ours, []
     module.traceable_collective_remaps = {ours: "in place", len: "length"}
-    give_back_to_dynamo(module, {ours: before})
-    watch.uninstall()
+    restore_dynamo_table(module, {ours: before})
+    instrumentation.uninstall()
     assert distributed.all_reduce is before is not ours
     assert module.legacy_allreduce is before
     assert module.traceable_collective_remaps == {before: "in place", len: "length"}
@@ -96,10 +96,10 @@ def test_a_table_of_torch_that_was_made_meanwhile_names_torchs_own():
 @pytest.mark.parametrize("name", ["all_reduce", "isend", "Work"])
 def test_a_name_that_this_torch_lacks_stays_out_alone(monkeypatch, name):
     monkeypatch.delattr(distributed.distributed_c10d, name)
-    watch = Instrumentation(Recorder(), lambda: None)
+    instrumentation = Instrumentation(Recorder(), lambda: None)
     barrier = distributed.barrier
-    watch.install(torch)
+    instrumentation.install(torch)
     is_replaced = distributed.barrier is not barrier
-    watch.uninstall()
-    assert watch.missing == {}
+    instrumentation.uninstall()
+    assert instrumentation.missing == {}
     assert is_replaced

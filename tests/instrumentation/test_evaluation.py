@@ -246,7 +246,7 @@ def test_an_epoch_that_changes_by_hand_ends_evaluation(training, model, optimize
     for batch in val_loader:
         with training.no_grad():
             model(batch)
-    training.detector.epoch_changes()
+    training.detector.resolve_pending()
     training.spend(4)
     stats = training.finish()
     assert stats.counts == epochs(1, **phases())
@@ -261,6 +261,6 @@ def test_an_epoch_that_changes_by_hand_ends_the_step_that_waits_for_a_second_opt
             training.backward()
             training.update(optimizer)
     assert training.steps == 1
-    training.detector.epoch_changes()
+    training.detector.resolve_pending()
     assert training.steps == 2
     assert training.finish().step_s == [12.0, 12.0]

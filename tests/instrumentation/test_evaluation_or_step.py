@@ -3,8 +3,8 @@
 import itertools
 
 from tests.support.fake_training import FakeLoader, FakeModule, Loss, epochs, phases
-from training_profiler.instrumentation.loop_detection.pending_events import MOST_HELD
-from training_profiler.instrumentation.loop_detection.phase_detector import FEW_CALLS, STRIKES
+from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
+from training_profiler.instrumentation.loop_detection.phase_detector import MAX_MISSES, MAX_TEACHER_CALLS
 
 
 def test_all_micro_batches_of_a_step_may_be_fetched_before_its_first_forward_pass(training, model, optimizer):
@@ -36,28 +36,28 @@ def test_a_frozen_teacher_is_part_of_the_step_whose_batch_it_gets(training, mode
 def test_a_frozen_teacher_of_a_training_without_a_loader_is_part_of_the_step(training, model, optimizer):
     teacher = FakeModule(training, requires_grad=False, seconds=5)
     for _ in range(3):
-        for _ in range(FEW_CALLS):
+        for _ in range(MAX_TEACHER_CALLS):
             with training.no_grad():
                 teacher(0)
         model(0)
         training.backward()
         training.update(optimizer)
     stats = training.finish()
-    assert stats.counts["forward_without_grad"] == 3 * FEW_CALLS
-    assert stats.step_s == [5.0 * FEW_CALLS + 6.0] * 3
+    assert stats.counts["forward_without_grad"] == 3 * MAX_TEACHER_CALLS
+    assert stats.step_s == [5.0 * MAX_TEACHER_CALLS + 6.0] * 3
 
 
 def test_many_calls_of_a_frozen_module_without_a_loader_are_evaluation(training, model, optimizer):
     judge = FakeModule(training, requires_grad=False, seconds=1)
     for _ in range(3):
         with training.no_grad():
-            for _ in range(FEW_CALLS + 1):
+            for _ in range(MAX_TEACHER_CALLS + 1):
                 judge(0)
         model(0)
         training.backward()
         training.update(optimizer)
     stats = training.finish()
-    assert stats.counts["validation_epoch/forward_pass"] == 3 * (FEW_CALLS + 1)
+    assert stats.counts["validation_epoch/forward_pass"] == 3 * (MAX_TEACHER_CALLS + 1)
     assert stats.counts["validation_epoch"] == 3
     assert stats.step_s == [6.0] * 3
 
@@ -179,11 +179,11 @@ def test_a_long_evaluation_is_drained_while_it_goes_on(training, model, optimize
 def test_a_long_evaluation_without_a_loader_is_drained_while_it_goes_on(training, optimizer, loader):
     model = FakeModule(training, seconds=0.25)
     training.train(model, loader, optimizer)
-    calls = MOST_HELD // 4 + 1_000
+    calls = MAX_PENDING // 4 + 1_000
     with training.no_grad():
         for _ in range(calls):
             model(0)
-    assert len(training.pending.events) < MOST_HELD
+    assert len(training.pending.events) < MAX_PENDING
     training.train(model, loader, optimizer)
     stats = training.finish()
     assert stats.counts == epochs(2, **{"validation_epoch": 1, "validation_epoch/forward_pass": calls})
@@ -194,11 +194,11 @@ def test_a_long_evaluation_after_a_fetch_for_nobody_knows_what_is_one(training, 
     model = FakeModule(training, seconds=0.25)
     training.train(model, loader, optimizer)
     next(iter(loader))
-    calls = MOST_HELD // 4 + 1_000
+    calls = MAX_PENDING // 4 + 1_000
     with training.no_grad():
         for _ in range(calls):
             model(0)
-    assert len(training.pending.events) < MOST_HELD
+    assert len(training.pending.events) < MAX_PENDING
     training.train(model, loader, optimizer)
     stats = training.finish()
     assert stats.counts["validation_epoch"] == 1
@@ -215,7 +215,7 @@ def test_a_pass_taken_for_evaluation_by_mistake_feeds_the_training_after_some_st
         training.update(optimizer)
     stats = training.finish()
     assert stats.counts["forward_pass"] == 10
-    assert stats.counts["data_loading"] == 10 - STRIKES - 1
+    assert stats.counts["data_loading"] == 10 - MAX_MISSES - 1
 
 
 def test_a_pass_that_evaluates_a_batch_at_each_step_is_told_apart_all_the_time(training, model, optimizer):

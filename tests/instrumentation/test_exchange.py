@@ -6,8 +6,8 @@ import pytest
 import torch.distributed
 
 from tests.support.recording import FakeClock
-from training_profiler.instrumentation.patches.ddp import GradientSync
-from training_profiler.instrumentation.patches.sync_points import SyncPoints
+from training_profiler.instrumentation.ddp_statistics import GradientSync
+from training_profiler.instrumentation.sync_points import SyncPoints
 from training_profiler.recording.gradient_sync import GradientSyncTotals
 
 MS = 1_000_000
@@ -77,7 +77,7 @@ def exchange(clock, meetings):
 @pytest.fixture
 def module(clock, exchange):
     one = Module(clock)
-    exchange.watch(one)
+    exchange.add_module(one)
     return one
 
 
@@ -101,7 +101,7 @@ def training(exchange, clock):
 
 def test_without_modules_there_is_nothing_to_say(exchange, training):
     training.end_step()
-    assert exchange.take() == GradientSyncTotals()
+    assert exchange.drain() == GradientSyncTotals()
     assert exchange.note() is None
 
 
@@ -109,7 +109,7 @@ def test_a_module_that_has_not_exchanged_anything_is_not_worth_a_word(exchange, 
     for _ in range(3):
         module.forward()
         training.end_step()
-    assert exchange.take() == GradientSyncTotals(of_steps=((0, 0), (1, 0)))
+    assert exchange.drain() == GradientSyncTotals(of_steps=((0, 0), (1, 0)))
     assert exchange.note() is None
 
 
@@ -119,7 +119,7 @@ def test_a_module_on_the_processor_is_asked_to_look_at_every_exchange(module):
 
 def test_a_module_on_an_accelerator_is_left_as_it_is(clock, exchange):
     module = Module(clock, "cuda")
-    exchange.watch(module)
+    exchange.add_module(module)
     assert module.rate is None
 
 
@@ -129,10 +129,10 @@ def test_each_exchange_is_told_with_the_step_it_was_part_of(exchange, module, tr
         module.backward(comm_ms)
         training.end_step()
     # Of the last one nothing is known before the next forward pass.
-    assert exchange.take() == GradientSyncTotals(
+    assert exchange.drain() == GradientSyncTotals(
         3, 3, 15 * MS, 3 * MS, of_steps=((0, 2 * MS), (1, 4 * MS), (2, 6 * MS))
     )
-    assert exchange.take() == GradientSyncTotals()
+    assert exchange.drain() == GradientSyncTotals()
 
 
 def test_a_step_that_is_marked_late_is_told_as_well(exchange, module, training, clock):
@@ -145,7 +145,7 @@ def test_a_step_that_is_marked_late_is_told_as_well(exchange, module, training, 
         module.backward(comm_ms)
         clock.advance(0.1)
         ends_ns.append(clock())
-    assert exchange.take().of_steps == ((0, 2 * MS), (1, 4 * MS))
+    assert exchange.drain().of_steps == ((0, 2 * MS), (1, 4 * MS))
 
 
 def test_two_steps_that_are_marked_at_once_keep_their_own(exchange, module, clock):
@@ -158,7 +158,7 @@ def test_two_steps_that_are_marked_at_once_keep_their_own(exchange, module, cloc
     exchange.step_ended(1, clock())
     module.forward()
     exchange.step_ended(2, clock() + 1)
-    assert exchange.take().of_steps == ((0, 2 * MS), (1, 4 * MS))
+    assert exchange.drain().of_steps == ((0, 2 * MS), (1, 4 * MS))
 
 
 def test_what_is_accumulated_without_an_exchange_is_none(exchange, module, training):
@@ -166,7 +166,7 @@ def test_what_is_accumulated_without_an_exchange_is_none(exchange, module, train
         module.forward()  # the others are in no_sync, and DDP does not count them
         module.backward()
         training.end_step(0.4)
-    assert exchange.take() == GradientSyncTotals(2, 2, 6 * MS, 2 * MS, of_steps=((0, 2 * MS), (1, 2 * MS)))
+    assert exchange.drain() == GradientSyncTotals(2, 2, 6 * MS, 2 * MS, of_steps=((0, 2 * MS), (1, 2 * MS)))
 
 
 def test_the_same_exchange_is_not_counted_again_by_forward_passes_that_no_backward_pass_follows(
@@ -178,21 +178,21 @@ def test_the_same_exchange_is_not_counted_again_by_forward_passes_that_no_backwa
     for _ in range(5):
         module.forward()
         training.end_step()
-    assert exchange.take()[:4] == (1, 1, 3 * MS, MS)
+    assert exchange.drain()[:4] == (1, 1, 3 * MS, MS)
 
 
 def test_forward_passes_that_share_a_backward_pass_share_its_exchange(meetings, clock):
     backwards = 0
     exchange = GradientSync(meetings, clock, lambda: WALL_NS + clock(), lambda: backwards)
     training, module = Training(exchange, clock), Module(clock)
-    exchange.watch(module)
+    exchange.add_module(module)
     for _ in range(4):
         module.forward()
         module.forward()
         module.backward()
         backwards += 1
         training.end_step()
-    assert exchange.take()[:4] == (3, 3, 9 * MS, 3 * MS)
+    assert exchange.drain()[:4] == (3, 3, 9 * MS, 3 * MS)
 
 
 def test_exchanges_that_were_not_looked_at_are_taken_to_be_like_the_next_that_was(exchange, module, training):
@@ -200,24 +200,24 @@ def test_exchanges_that_were_not_looked_at_are_taken_to_be_like_the_next_that_wa
         module.forward()
         module.backward()
     training.end_step()
-    assert exchange.take()[:4] == (4, 1, 12 * MS, 4 * MS)
+    assert exchange.drain()[:4] == (4, 1, 12 * MS, 4 * MS)
 
 
 def test_several_modules_are_summed_up(exchange, training, clock):
     modules = [Module(clock), Module(clock)]
     for module in modules:
-        exchange.watch(module)
+        exchange.add_module(module)
     for _ in range(3):
         for module, comm_ms in zip(modules, (3, 5), strict=True):
             module.forward()
             module.backward(comm_ms)
         training.end_step()
-    assert exchange.take() == GradientSyncTotals(4, 4, 16 * MS, 4 * MS, of_steps=((0, 6 * MS), (1, 6 * MS)))
+    assert exchange.drain() == GradientSyncTotals(4, 4, 16 * MS, 4 * MS, of_steps=((0, 6 * MS), (1, 6 * MS)))
 
 
 def test_a_module_that_is_gone_has_said_what_it_did(exchange, training, clock):
     module = Module(clock)
-    exchange.watch(module)
+    exchange.add_module(module)
     for _ in range(3):
         module.forward()
         module.backward()
@@ -225,7 +225,7 @@ def test_a_module_that_is_gone_has_said_what_it_did(exchange, training, clock):
     del module
     training.end_step()
     assert exchange.modules == []
-    assert exchange.take()[:4] == (2, 2, 6 * MS, 2 * MS)
+    assert exchange.drain()[:4] == (2, 2, 6 * MS, 2 * MS)
 
 
 def test_no_more_can_be_hidden_than_there_was(exchange, module, training):
@@ -233,7 +233,7 @@ def test_no_more_can_be_hidden_than_there_was(exchange, module, training):
         module.forward()
         module.backward(comm_ms=1, hidden_ms=2)
         training.end_step()
-    assert exchange.take() == GradientSyncTotals(1, 1, MS, MS, of_steps=((0, 0),))
+    assert exchange.drain() == GradientSyncTotals(1, 1, MS, MS, of_steps=((0, 0),))
 
 
 def test_a_begin_and_an_end_of_two_exchanges_are_none(exchange, module, training):
@@ -241,30 +241,30 @@ def test_a_begin_and_an_end_of_two_exchanges_are_none(exchange, module, training
     module.backward(comm_ms=-3)
     module.forward()
     training.end_step()
-    assert exchange.take()[:4] == (0, 0, 0, 0)
+    assert exchange.drain()[:4] == (0, 0, 0, 0)
 
 
 def test_on_an_accelerator_times_are_its_own_and_of_no_single_step(exchange, training, clock):
     module = Module(clock, "cuda")
-    exchange.watch(module)
+    exchange.add_module(module)
     for _ in range(3):
         module.forward()
         module.backward()
         training.end_step()
-    assert exchange.take() == GradientSyncTotals(2, 2, 6 * MS, 2 * MS, is_on_host=False)
+    assert exchange.drain() == GradientSyncTotals(2, 2, 6 * MS, 2 * MS, is_on_host=False)
 
 
 def test_between_looks_by_itself_an_accelerator_is_not_looked_at_twice(exchange, training, clock):
     """DDP looks at every hundredth exchange there; all since its last look are taken to be like that."""
     module = Module(clock, "cuda")
-    exchange.watch(module)
+    exchange.add_module(module)
     module.forward()
     module.backward()
     module.iteration = 99
     module.forward()
     for _ in range(3):
         training.end_step()
-    assert exchange.take()[:4] == (100, 1, 300 * MS, 100 * MS)
+    assert exchange.drain()[:4] == (100, 1, 300 * MS, 100 * MS)
 
 
 def test_after_the_first_128_steps_only_every_other_block_is_read_step_by_step(exchange, module, training):
@@ -272,13 +272,13 @@ def test_after_the_first_128_steps_only_every_other_block_is_read_step_by_step(e
         module.forward()
         module.backward(0.3, 0.1)
         training.end_step(0.0001)
-    steps = [step for step, _ in exchange.take().of_steps]
+    steps = [step for step, _ in exchange.drain().of_steps]
     assert steps == [*range(144), *range(160, 176)]
 
 
 def test_a_run_after_another_counts_its_own_exchanges(exchange, module, clock):
     for _ in range(2):
-        exchange.begin_anew()
+        exchange.start_run()
         training = Training(exchange, clock)
         for _ in range(3):
             module.forward()
@@ -286,7 +286,7 @@ def test_a_run_after_another_counts_its_own_exchanges(exchange, module, clock):
             training.end_step()
     exchange.read()
     # The third of the run before, which shows with the first forward pass of this one, is one of these.
-    assert exchange.take()[:4] == (3, 3, 9 * MS, 3 * MS)
+    assert exchange.drain()[:4] == (3, 3, 9 * MS, 3 * MS)
 
 
 @pytest.mark.parametrize("name", ["iteration", "backward_comm_time_start", "backward_comm_time_end"])
@@ -298,8 +298,8 @@ def test_statistics_that_lack_a_name_say_so_once_and_nothing_else(exchange, modu
     training.end_step()
     training.end_step()
     assert exchange.modules == []
-    assert exchange.take() == GradientSyncTotals()
-    assert exchange.note() == f"DDP's exchange of gradients is not measured: KeyError: '{name}'"
+    assert exchange.drain() == GradientSyncTotals()
+    assert exchange.note() == f"DDP's gradient synchronization is not measured: KeyError: '{name}'"
 
 
 def test_statistics_that_raise_say_so_and_nothing_else(exchange, module, training):
@@ -308,12 +308,12 @@ def test_statistics_that_raise_say_so_and_nothing_else(exchange, module, trainin
 
     module._get_ddp_logging_data = fail
     training.end_step()
-    assert exchange.note() == "DDP's exchange of gradients is not measured: RuntimeError: no logger"
+    assert exchange.note() == "DDP's gradient synchronization is not measured: RuntimeError: no logger"
 
 
 def test_a_module_of_another_kind_is_not_measured_and_nothing_is_raised(exchange):
-    exchange.watch(object())
-    assert exchange.note().startswith("DDP's exchange of gradients is not measured: ")
+    exchange.add_module(object())
+    assert exchange.note().startswith("DDP's gradient synchronization is not measured: ")
 
 
 def test_another_thread_reads_nothing(exchange, module, training):
@@ -324,9 +324,9 @@ def test_another_thread_reads_nothing(exchange, module, training):
     other = threading.Thread(target=exchange.read)
     other.start()
     other.join()
-    assert exchange.take()[:4] == (0, 0, 0, 0)
+    assert exchange.drain()[:4] == (0, 0, 0, 0)
     exchange.read()
-    assert exchange.take()[:4] == (1, 1, 3 * MS, MS)
+    assert exchange.drain()[:4] == (1, 1, 3 * MS, MS)
 
 
 def test_exchanges_of_the_steps_that_ranks_compare_are_meetings(exchange, module, training, meetings):
@@ -335,7 +335,7 @@ def test_exchanges_of_the_steps_that_ranks_compare_are_meetings(exchange, module
         module.backward()
         training.end_step()
     first_ns = WALL_NS + 1_000
-    assert meetings.seen == [
+    assert meetings.kept == [
         ("ddp0:1", first_ns, first_ns + 3 * MS),
         ("ddp0:2", first_ns + 103 * MS, first_ns + 106 * MS),
     ]
@@ -344,10 +344,10 @@ def test_exchanges_of_the_steps_that_ranks_compare_are_meetings(exchange, module
 def test_a_module_of_some_ranks_makes_no_meetings(exchange, training, clock, meetings):
     module = Module(clock)
     module.process_group = type("Half", (), {"size": lambda self: 1})()
-    exchange.watch(module)
+    exchange.add_module(module)
     for _ in range(3):
         module.forward()
         module.backward()
         training.end_step()
-    assert exchange.take().exchanges == 2
-    assert meetings.seen == []
+    assert exchange.drain().exchanges == 2
+    assert meetings.kept == []

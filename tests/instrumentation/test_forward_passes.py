@@ -133,7 +133,7 @@ class Moving:
         begin_ns = self.training.clock()
         self.training.spend(1)
         if not self.training.is_busy:
-            self.training.pending.note_span(begin_ns, self.training.codes.data_transfer)
+            self.training.pending.record_span(begin_ns, self.training.codes.data_transfer)
 
 
 def test_only_the_first_call_of_a_class_is_looked_into(training, optimizer):

@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from tests.support.fake_training import EPOCH, FakeLoader, FakeModule, FakeOptimizer, Loss
-from training_profiler.instrumentation.loop_detection.pending_events import MOST_HELD
+from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
 
 
 def test_a_training_loop_is_steps_of_fetch_forward_backward_and_update(training, model, optimizer, loader):
@@ -119,7 +119,7 @@ def test_steps_by_hand_leave_none_to_be_inferred(training, model, optimizer, loa
         training.backward()
         training.update(optimizer)
         training.spend(1)
-        training.detector.steps_come_by_hand()
+        training.detector.use_manual_steps()
         training._end_step(training.clock())
     stats = training.finish()
     assert stats.counts == EPOCH
@@ -131,7 +131,7 @@ def test_a_step_that_waits_is_dropped_when_steps_come_by_hand(training, model, o
     model(batch)
     training.backward()
     training.update(optimizer)
-    training.detector.steps_come_by_hand()
+    training.detector.use_manual_steps()
     training.finish()
     assert training.steps == 0
 
@@ -231,7 +231,7 @@ def test_gradients_of_gradients_within_an_update_are_one_backward_pass_each(trai
 def test_an_update_that_raised_is_closed_by_the_next(training, model, optimizer):
     training.detector.update_begins()
     training.spend(1)
-    training.detector.update.ends()
+    training.detector.update.end()
     training.spend(1)
     training.update(optimizer)
     stats = training.finish()
@@ -240,12 +240,12 @@ def test_an_update_that_raised_is_closed_by_the_next(training, model, optimizer)
 
 
 def test_a_training_without_updates_is_drained_all_the_same(training, model):
-    for _ in range(MOST_HELD // 8 + 10):
+    for _ in range(MAX_PENDING // 8 + 10):
         model(0)
         training.backward()
-    assert len(training.pending.events) < MOST_HELD
+    assert len(training.pending.events) < MAX_PENDING
     stats = training.finish()
-    assert stats.counts == {"forward_pass": MOST_HELD // 8 + 10, "backward_pass": MOST_HELD // 8 + 10}
+    assert stats.counts == {"forward_pass": MAX_PENDING // 8 + 10, "backward_pass": MAX_PENDING // 8 + 10}
     assert stats.step_s == []
 
 

@@ -16,15 +16,15 @@ every_seam = pytest.mark.parametrize("name", PATCHES)
 
 
 def touched_by(patches):
-    return [owner for owner, _, _, _ in patches._made]
+    return [owner for owner, _, _, _ in patches._replaced]
 
 
 @every_seam
 def test_a_seam_that_is_taken_out_leaves_torch_exactly_as_it_was(name):
     before = state_of_torch()
-    watch = Instrumentation(Recorder(), lambda: None)
+    instrumentation = Instrumentation(Recorder(), lambda: None)
     patches = Patches()
-    PATCHES[name](patches, watch=watch, torch=torch)
+    PATCHES[name](patches, context=instrumentation.context, torch=torch)
     changed = state_of_torch() != before
     known = all(owner is sys or owner in OWNERS for owner in touched_by(patches))
     patches.undo()
@@ -35,11 +35,11 @@ def test_a_seam_that_is_taken_out_leaves_torch_exactly_as_it_was(name):
 
 def test_all_seams_together_leave_torch_exactly_as_it_was():
     before = state_of_torch()
-    watch = Instrumentation(Recorder(), lambda: None)
-    watch.install(torch)
-    assert watch.missing == {}
-    watch.uninstall()
-    watch.uninstall()
+    instrumentation = Instrumentation(Recorder(), lambda: None)
+    instrumentation.install(torch)
+    assert instrumentation.missing == {}
+    instrumentation.uninstall()
+    instrumentation.uninstall()
     assert state_of_torch() == before
 
 
@@ -53,7 +53,7 @@ def test_a_second_watch_in_the_same_process_leaves_torch_as_it_was():
     assert state_of_torch() == before
 
 
-def test_names_stay_those_of_torch(seen):
+def test_names_stay_those_of_torch(instrumented):
     assert torch.save.__name__ == "save"
     assert torch.save.__module__ == "torch.serialization"
     assert torch.Tensor.to.__name__ == "to"
@@ -94,28 +94,28 @@ LACKS = {
 @pytest.mark.parametrize("name", LACKS)
 def test_a_seam_whose_name_is_missing_stays_out_alone_and_is_named(name):
     before = state_of_torch()
-    watch = Instrumentation(Recorder(), lambda: None)
+    instrumentation = Instrumentation(Recorder(), lambda: None)
     try:
-        watch.install(Lacking(torch, LACKS[name]))
-        installed = set(watch._patches)
+        instrumentation.install(Lacking(torch, LACKS[name]))
+        installed = set(instrumentation._patches)
     finally:
-        watch.uninstall()
-    assert set(watch.missing) == {name}
+        instrumentation.uninstall()
+    assert set(instrumentation.missing) == {name}
     assert set(PATCHES) - installed == {name}
-    assert watch.notes() == [f"not watched: {name} (AttributeError: torch has no {LACKS[name]})"]
+    assert instrumentation.notes() == [f"not instrumented: {name} (AttributeError: torch has no {LACKS[name]})"]
     assert state_of_torch() == before
 
 
 def test_a_seam_that_is_half_in_place_when_a_name_is_missing_is_taken_out(monkeypatch):
     monkeypatch.delattr(OPTIMIZER, "register_optimizer_step_post_hook")
     before = state_of_torch()
-    watch = Instrumentation(Recorder(), lambda: None)
+    instrumentation = Instrumentation(Recorder(), lambda: None)
     try:
-        watch.install(torch)
+        instrumentation.install(torch)
         hooks = dict(OPTIMIZER._global_optimizer_pre_hooks)
     finally:
-        watch.uninstall()
-    assert set(watch.missing) == {"optimizer"}
+        instrumentation.uninstall()
+    assert set(instrumentation.missing) == {"optimizer"}
     assert hooks == {}
     assert state_of_torch() == before
 
@@ -128,50 +128,50 @@ def on_another_thread(work):
     return answers[0]
 
 
-def test_nothing_begins_before_the_first_event(seen):
-    assert seen.begun == 0
-    assert seen.watch.detector is None
-    assert not seen.watch.is_training
-    assert seen.watch.ready() is seen.watch.detector
-    assert seen.begun == 1
-    assert seen.watch.ready() is seen.watch.detector
-    assert seen.begun == 1
+def test_nothing_begins_before_the_first_event(instrumented):
+    assert instrumented.sessions == 0
+    assert instrumented.context.detector is None
+    assert not instrumented.instrumentation.is_training
+    assert instrumented.context.current_detector() is instrumented.context.detector
+    assert instrumented.sessions == 1
+    assert instrumented.context.current_detector() is instrumented.context.detector
+    assert instrumented.sessions == 1
 
 
-def test_a_thread_that_is_not_the_training_s_has_nothing_to_tell(seen):
-    seen.watch.ready()
-    assert on_another_thread(seen.watch.ready) is None
+def test_a_thread_that_is_not_the_training_s_has_nothing_to_tell(instrumented):
+    instrumented.context.current_detector()
+    assert on_another_thread(instrumented.context.current_detector) is None
 
 
-def test_a_thread_that_trains_takes_over_from_one_that_did_not(seen):
-    first = seen.watch.ready()
+def test_a_thread_that_trains_takes_over_from_one_that_did_not(instrumented):
+    first = instrumented.context.current_detector()
     with ThreadPoolExecutor(1) as other:
-        second = other.submit(seen.watch.training).result()
+        second = other.submit(instrumented.context.confirm_training).result()
         assert second is not None
         assert second is not first
         assert second.pending.events is not first.pending.events
-        assert seen.watch.ready() is None
-        assert seen.watch.training() is None
+        assert instrumented.context.current_detector() is None
+        assert instrumented.context.confirm_training() is None
 
 
-def test_a_thread_that_trains_after_the_one_that_did_has_ended_is_told_apart(seen):
-    first = on_another_thread(seen.watch.training)
-    second = seen.watch.training()
+def test_a_thread_that_trains_after_the_one_that_did_has_ended_is_told_apart(instrumented):
+    first = on_another_thread(instrumented.context.confirm_training)
+    second = instrumented.context.confirm_training()
     assert second is not None
     assert second is not first
-    assert seen.watch.training() is second
+    assert instrumented.context.confirm_training() is second
 
 
 def test_where_the_process_is_to_have_no_session_all_seams_are_taken_out():
     before = state_of_torch()
-    watch = Instrumentation(Recorder(), lambda: None)
-    watch.install(torch)
+    instrumentation = Instrumentation(Recorder(), lambda: None)
+    instrumentation.install(torch)
     try:
-        assert watch.ready() is None
+        assert instrumentation.context.current_detector() is None
         assert state_of_torch() == before
-        assert watch.training() is None
+        assert instrumentation.context.confirm_training() is None
     finally:
-        watch.uninstall()
+        instrumentation.uninstall()
 
 
 def test_a_session_that_cannot_begin_is_said_once_and_the_training_goes_on(caplog):
@@ -179,14 +179,17 @@ def test_a_session_that_cannot_begin_is_said_once_and_the_training_goes_on(caplo
         raise RuntimeError("can't start new thread")
 
     before = state_of_torch()
-    watch = Instrumentation(Recorder(), begin)
-    watch.install(torch)
+    instrumentation = Instrumentation(Recorder(), begin)
+    instrumentation.install(torch)
     try:
         with caplog.at_level(logging.WARNING, "training_profiler"):
             output = torch.nn.Linear(2, 1)(torch.ones(1, 2))
             output.sum().backward()
     finally:
-        watch.uninstall()
+        instrumentation.uninstall()
     assert state_of_torch() == before
     assert len(caplog.records) == 1
-    assert watch.why_nothing() == "watching had to be switched off (RuntimeError: can't start new thread)"
+    assert (
+        instrumentation.why_nothing()
+        == "the instrumentation was disabled after an error (RuntimeError: can't start new thread)"
+    )

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
-from training_profiler.instrumentation.loop_detection.loaders import MOST_LOADERS, KnownLoaders
-from training_profiler.recording.data_loader import TRAIN, VAL, LoaderBook, LoaderCounts, ProfiledLoader
+from training_profiler.instrumentation.loop_detection.loaders import MAX_LOADERS, KnownLoaders
+from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, LoaderRegistry, ProfiledLoader
 
 SEVEN = TensorDataset(torch.zeros(7, 2))
 
 
 @pytest.fixture
 def known() -> KnownLoaders:
-    return KnownLoaders(LoaderBook())
+    return KnownLoaders(LoaderRegistry())
 
 
 def names_of(known, *iterators):
@@ -76,9 +76,9 @@ def test_a_users_batch_sampler_is_known_again(known):
 
 
 def test_further_loaders_than_can_be_told_apart_share_one(known):
-    loaders = [DataLoader(SEVEN) for _ in range(MOST_LOADERS + 3)]
+    loaders = [DataLoader(SEVEN) for _ in range(MAX_LOADERS + 3)]
     names = names_of(known, *map(iter, loaders))
-    assert names[MOST_LOADERS - 1 :] == [str(MOST_LOADERS - 1), *["(other loaders)"] * 3]
+    assert names[MAX_LOADERS - 1 :] == [str(MAX_LOADERS - 1), *["(other loaders)"] * 3]
 
 
 def test_what_has_none_of_the_attributes_is_not_known(known):
@@ -99,9 +99,9 @@ def train(loader, model, optimizer, evaluated=()):
 
 
 @pytest.fixture
-def book(seen):
-    seen.watch.loaders = LoaderBook()
-    return seen.watch.loaders
+def book(instrumented):
+    instrumented.instrumentation.loaders = LoaderRegistry()
+    return instrumented.instrumentation.loaders
 
 
 @pytest.fixture
@@ -116,52 +116,52 @@ def told(book):
     }
 
 
-def test_batches_and_samples_of_a_training_nobody_edited_are_counted_by_phase(seen, book, model):
+def test_batches_and_samples_of_a_training_nobody_edited_are_counted_by_phase(instrumented, book, model):
     loader, val_loader = DataLoader(SEVEN, batch_size=2), DataLoader(SEVEN, batch_size=3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(2):
         train(loader, model, optimizer, val_loader)
     assert told(book) == {"0": [(8, 14), (0, 0)], "1": [(0, 0), (6, 14)]}
-    seen.counts()
+    instrumented.counts()
 
 
-def test_a_loader_is_noted_only_where_another_follows(seen, book, model):
+def test_a_loader_is_noted_only_where_another_follows(instrumented, book, model):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loader = DataLoader(SEVEN, batch_size=2)
     train(loader, model, optimizer)
     train(loader, model, optimizer)
-    seen.watch.finish()
-    sums = seen.run.totals().loaders
+    instrumented.instrumentation.close()
+    sums = instrumented.run.totals().loaders
     (serial,) = sums.tables
     assert sums.table(serial)[:4, 1].tolist() == [8, 8, 8, 8]
-    assert serial == book.all[0].serial
+    assert serial == book.all[0].loader_id
 
 
-def test_a_loader_by_hand_is_not_counted_twice(seen, book, model):
+def test_a_loader_by_hand_is_not_counted_twice(instrumented, book, model):
     counts = LoaderCounts("main")
-    run = seen.run
+    run = instrumented.run
     loader = ProfiledLoader(
         DataLoader(SEVEN, batch_size=2), run.section, run.clock, counts, lambda: True, run.recorder.buffer
     )
     train(loader, model, torch.optim.SGD(model.parameters(), 0.1))
     assert book.all == []
     assert (counts.batches, counts.samples) == (4, 7)
-    assert seen.counts()["data_loading"] == 4
-    (serial,) = seen.run.totals().loaders.tables
-    assert serial == counts.serial
+    assert instrumented.counts()["data_loading"] == 4
+    (serial,) = instrumented.run.totals().loaders.tables
+    assert serial == counts.loader_id
 
 
-def test_a_batch_of_unknown_size_leaves_the_samples_unknown(seen, book, model):
+def test_a_batch_of_unknown_size_leaves_the_samples_unknown(instrumented, book, model):
     loader = DataLoader(SEVEN, batch_size=2, collate_fn=lambda rows: ("text", torch.stack([row for (row,) in rows])))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _, inputs in loader:
         model(inputs).sum().backward()
         optimizer.step()
     assert told(book)["0"][0] == (4, None)
-    seen.counts()
+    instrumented.counts()
 
 
-def test_many_passes_of_one_batch_are_not_kept(seen, book, model):
+def test_many_passes_of_one_batch_are_not_kept(instrumented, book, model):
     loader, optimizer = DataLoader(SEVEN, batch_size=2), torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(400):
         (inputs,) = next(iter(loader))
@@ -170,10 +170,10 @@ def test_many_passes_of_one_batch_are_not_kept(seen, book, model):
     (counts,) = book.all
     assert counts.of(TRAIN).batches == 400
     assert len(counts.passes) <= 256
-    seen.counts()
+    instrumented.counts()
 
 
-def test_every_timing_of_loaders_in_turn_belongs_to_the_one_the_batch_came_from(seen, book, model):
+def test_every_timing_of_loaders_in_turn_belongs_to_the_one_the_batch_came_from(instrumented, book, model):
     first, second = (DataLoader(TensorDataset(torch.zeros(20, 2)), batch_size=2) for _ in range(2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     iterators = iter(first), iter(second)
@@ -182,7 +182,7 @@ def test_every_timing_of_loaders_in_turn_belongs_to_the_one_the_batch_came_from(
         model(inputs).sum().backward()
         if i % 3 == 2:
             optimizer.step()
-    seen.watch.finish()
-    sums = seen.run.totals().loaders
-    counts = [sums.table(counts.serial)[:5, 1].tolist() for counts in book.all]
+    instrumented.instrumentation.close()
+    sums = instrumented.run.totals().loaders
+    counts = [sums.table(counts.loader_id)[:5, 1].tolist() for counts in book.all]
     assert counts == [[10, 10, 10, 0, 9], [5, 5, 5, 5, 5]]  # data, forward, backward, optimizer, between

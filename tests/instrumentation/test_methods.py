@@ -5,7 +5,7 @@ from types import CodeType
 
 import pytest
 
-from training_profiler.instrumentation.loop_detection.modules import MOST_FRAMES, MethodFrames
+from training_profiler.instrumentation.loop_detection.modules import MAX_FRAMES, MethodFrames
 
 
 class Root:
@@ -128,7 +128,7 @@ def test_a_function_inside_of_a_method_is_none():
 
 
 def test_only_the_innermost_frames_are_looked_at():
-    assert Policy().nested(3 * MOST_FRAMES) is not None
+    assert Policy().nested(3 * MAX_FRAMES) is not None
 
 
 def test_without_a_frame_there_is_no_method():

@@ -2,11 +2,11 @@ import sys
 
 import pytest
 
-from training_profiler.instrumentation.patches.optimizer import Updates
+from training_profiler.instrumentation.patches.optimizer import OpenUpdates
 
 
 class Optimizer:
-    """Updates as one of torch: around ``step`` its hooks are called; ``inner`` steps within, and may raise."""
+    """OpenUpdates as one of torch: around ``step`` its hooks are called; ``inner`` steps within, and may raise."""
 
     def __init__(self, updates, inner=None, error=None):
         self.updates = updates
@@ -25,8 +25,8 @@ class Optimizer:
 
 
 @pytest.fixture
-def updates() -> Updates:
-    return Updates()
+def updates() -> OpenUpdates:
+    return OpenUpdates()
 
 
 def test_an_update_is_an_outermost_one(updates):

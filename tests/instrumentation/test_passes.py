@@ -1,6 +1,6 @@
 import gc
 
-from training_profiler.instrumentation.loop_detection.phase_detector import MOST_PASSES, Passes, Phase
+from training_profiler.instrumentation.loop_detection.phase_detector import MAX_PASSES, Passes, Phase
 
 
 class Iterator:
@@ -55,7 +55,7 @@ def test_an_iterator_lives_no_longer_for_its_pass():
 
 def test_of_too_many_passes_the_oldest_are_forgotten():
     passes = Passes()
-    iterators = [Iterator() for _ in range(MOST_PASSES + 1)]
+    iterators = [Iterator() for _ in range(MAX_PASSES + 1)]
     begun = [passes.of(iterator, True) for iterator in iterators]
     assert passes.of(iterators[1], False) is begun[1]
     assert passes.of(iterators[0], False) is not begun[0]
@@ -63,18 +63,18 @@ def test_of_too_many_passes_the_oldest_are_forgotten():
 
 def test_of_too_many_passes_that_are_to_be_settled_the_oldest_are_forgotten():
     passes = Passes()
-    iterators = [Iterator() for _ in range(MOST_PASSES + 1)]
+    iterators = [Iterator() for _ in range(MAX_PASSES + 1)]
     for iterator in iterators:
-        passes.wait_for(passes.of(iterator, True))
-    assert len(passes.unknown) == MOST_PASSES
+        passes.add_unknown(passes.of(iterator, True))
+    assert len(passes.unknown) == MAX_PASSES
     assert passes.unknown[-1].iterator() is iterators[-1]
 
 
 def test_a_pass_that_is_settled_is_waited_for_no_longer():
     passes, iterator = Passes(), Iterator()
     begun = passes.of(iterator, True)
-    passes.wait_for(begun)
-    passes.settle(begun, Phase.EVALUATION)
-    passes.settle(begun, Phase.EVALUATION)
+    passes.add_unknown(begun)
+    passes.resolve(begun, Phase.EVALUATION)
+    passes.resolve(begun, Phase.EVALUATION)
     assert passes.unknown == []
     assert begun.kind is Phase.EVALUATION

@@ -1,5 +1,5 @@
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes, time_only
-from training_profiler.recording.section import DISCARDED, INFERRED, SECTION_MASK, TIME_ONLY
+from training_profiler.recording.event_codes import DISCARDED, INFERRED, SECTION_MASK, TIME_ONLY
 from training_profiler.recording.section_names import SectionNames
 
 
@@ -25,7 +25,7 @@ def test_marks_leave_room_for_that_of_a_cancelled_exit():
 
 def test_within_evaluation_calls_without_gradient_are_forward_passes():
     codes = SectionCodes(SectionNames())
-    assert codes.renamed_in_evaluation == {
+    assert codes.codes_in_evaluation == {
         codes.no_grad: codes.forward,
         -codes.no_grad: -codes.forward,
         time_only(codes.no_grad): time_only(codes.forward),

@@ -46,8 +46,8 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("what", FAILURES)
-def test_a_traceback_is_shown_without_code_of_ours(seen, model, what):
-    seen.watch.ready()
+def test_a_traceback_is_shown_without_code_of_ours(instrumented, model, what):
+    instrumented.context.current_detector()
     with pytest.raises(Exception) as raised:  # noqa: PT011
         FAILURES[what](model)
     names = names_shown(raised.value)

@@ -2,7 +2,7 @@ import pytest
 
 from tests.support.fake_training import FakeModule
 from training_profiler.instrumentation.loop_detection import modules
-from training_profiler.instrumentation.loop_detection.modules import LOOKED_AT_EACH, Trainable, is_bare
+from training_profiler.instrumentation.loop_detection.modules import CALLS_PER_CHECK, TrainableModules, is_bare
 
 
 class Counted(FakeModule):
@@ -18,8 +18,8 @@ class Counted(FakeModule):
 
 
 @pytest.fixture
-def trainable() -> Trainable:
-    return Trainable()
+def trainable() -> TrainableModules:
+    return TrainableModules()
 
 
 def test_a_module_with_a_parameter_that_wants_a_gradient_is_trainable(trainable):
@@ -64,7 +64,7 @@ def test_what_nobody_asked_about_was_not_trained(trainable):
 
 def test_a_frozen_module_is_looked_through_again_now_and_then(trainable):
     module = Counted(requires_grad=False)
-    for _ in range(10 * LOOKED_AT_EACH):
+    for _ in range(10 * CALLS_PER_CHECK):
         trainable.is_trainable(module)
     assert module.looked == 8 + 9
 
@@ -74,8 +74,8 @@ def test_a_module_that_is_frozen_at_first_is_found_to_be_trainable_some_calls_af
     for _ in range(100):
         assert not trainable.is_trainable(module)
     module._parameters["0"].requires_grad = True
-    answers = [trainable.is_trainable(module) for _ in range(LOOKED_AT_EACH)]
-    assert answers.index(True) < LOOKED_AT_EACH
+    answers = [trainable.is_trainable(module) for _ in range(CALLS_PER_CHECK)]
+    assert answers.index(True) < CALLS_PER_CHECK
     assert answers[-1]
 
 
@@ -87,7 +87,7 @@ def test_of_a_parametrization_nothing_is_asked(trainable, monkeypatch):
 
 
 def test_it_remembers_no_more_modules_than_it_may(trainable, monkeypatch):
-    monkeypatch.setattr(modules, "MOST_MODULES", 10)
+    monkeypatch.setattr(modules, "MAX_MODULES", 10)
     kept = [Counted(requires_grad=number % 2 == 0) for number in range(40)]
     assert [trainable.is_trainable(module) for module in kept] == [True, False] * 20
     assert len(trainable._trainable) + len(trainable._frozen) <= 11

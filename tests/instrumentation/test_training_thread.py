@@ -32,10 +32,10 @@ def other():
 def test_a_thread_that_trains_beyond_doubt_takes_the_place_of_one_that_only_asked(other):
     training_thread = TrainingThread()
     training_thread.is_current()
-    training_thread.busy = FORWARD
+    training_thread.busy_with = FORWARD
 
     def train():
-        return training_thread.claim(), training_thread.is_current(), training_thread.busy
+        return training_thread.claim(), training_thread.is_current(), training_thread.busy_with
 
     assert other(train) == (True, True, FREE)
     assert not training_thread.is_current()
@@ -44,24 +44,24 @@ def test_a_thread_that_trains_beyond_doubt_takes_the_place_of_one_that_only_aske
 def test_the_main_thread_takes_over_where_it_is_likely_to_train():
     training_thread = TrainingThread()
     assert on_another_thread(training_thread.is_current)
-    training_thread.busy = FETCH
+    training_thread.busy_with = FETCH
     assert not training_thread.is_current()
-    assert training_thread.is_current(is_likely=True)
-    assert training_thread.busy == FREE
+    assert training_thread.is_current(is_module_call=True)
+    assert training_thread.busy_with == FREE
     assert not on_another_thread(training_thread.is_current)
 
 
 def test_no_other_thread_takes_over_from_one_as_likely_to_train():
     training_thread = TrainingThread()
-    training_thread.is_current(is_likely=True)
-    assert not on_another_thread(lambda: training_thread.is_current(is_likely=True))
+    training_thread.is_current(is_module_call=True)
+    assert not on_another_thread(lambda: training_thread.is_current(is_module_call=True))
     assert training_thread.is_current()
 
 
 def test_another_thread_takes_over_where_the_first_only_fetched():
     training_thread = TrainingThread()
     training_thread.is_current()
-    assert on_another_thread(lambda: training_thread.is_current(is_likely=True))
+    assert on_another_thread(lambda: training_thread.is_current(is_module_call=True))
     assert not training_thread.is_current()
 
 
@@ -71,42 +71,42 @@ def test_a_thread_inside_of_a_fetch_keeps_no_other_from_training():
     fetch = training_thread.fetch_begins()
 
     def train():
-        return training_thread.busy, training_thread.claim()
+        return training_thread.busy_with, training_thread.claim()
 
     assert on_another_thread(train) == (FREE, True)
-    assert not training_thread.is_current(is_likely=True)
-    training_thread.busy = FORWARD
+    assert not training_thread.is_current(is_module_call=True)
+    training_thread.busy_with = FORWARD
     training_thread.fetch_ends(fetch)
-    assert training_thread.busy == FORWARD
+    assert training_thread.busy_with == FORWARD
 
 
 def test_what_runs_inside_of_a_fetch_is_not_looked_at():
     training_thread = TrainingThread()
     training_thread.is_current()
     fetch = training_thread.fetch_begins()
-    assert not training_thread.is_current(is_likely=True)
+    assert not training_thread.is_current(is_module_call=True)
     assert not training_thread.claim()
     training_thread.fetch_ends(fetch)
     assert training_thread.claim()
     fetch = training_thread.fetch_begins()
-    assert training_thread.busy == FETCH
+    assert training_thread.busy_with == FETCH
     training_thread.fetch_ends(fetch)
-    assert training_thread.busy == FREE
+    assert training_thread.busy_with == FREE
 
 
 def test_a_forked_child_begins_anew():
     training_thread = TrainingThread()
     training_thread.claim()
-    training_thread.busy = FETCH
-    training_thread.begin_anew()
+    training_thread.busy_with = FETCH
+    training_thread.reset()
     assert on_another_thread(training_thread.claim)
-    assert training_thread.busy == FREE
+    assert training_thread.busy_with == FREE
 
 
 def test_the_main_thread_does_not_take_over_from_one_that_has_trained(other):
     training_thread = TrainingThread()
     assert other(training_thread.claim)
-    assert not training_thread.is_current(is_likely=True)
+    assert not training_thread.is_current(is_module_call=True)
 
 
 def test_once_the_thread_that_has_trained_is_gone_another_may_train():
@@ -130,9 +130,9 @@ def test_a_thread_that_has_trained_stays_the_training_s():
 def test_a_claim_of_the_same_thread_leaves_what_it_is_inside_of():
     training_thread = TrainingThread()
     training_thread.is_current()
-    training_thread.busy = FETCH
+    training_thread.busy_with = FETCH
     assert training_thread.claim()
-    assert training_thread.busy == FETCH
+    assert training_thread.busy_with == FETCH
     assert training_thread.is_confirmed
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.support.instrumented import watched
+from tests.support.instrumented import instrumented_torch
 
 
 class Training:
@@ -53,7 +53,7 @@ def plain() -> Training:
 
 
 @pytest.fixture
-def trained(seen) -> Training:
+def trained(instrumented) -> Training:
     """One trained under a watch that is still there."""
     return Training().run()
 
@@ -118,7 +118,7 @@ def test_a_whole_model_is_saved_and_loaded(trained):
 
 
 def test_a_whole_model_that_was_saved_under_the_watch_loads_without_it():
-    with watched():
+    with instrumented_torch():
         training = Training().run()
         buffer = saved(training.model)
     loaded = torch.load(buffer, weights_only=False)
@@ -142,7 +142,7 @@ def test_the_training_is_the_same_bit_for_bit(plain, trained):
         assert torch.equal(theirs, ours)
 
 
-def test_a_model_that_is_gone_is_not_kept(seen):
+def test_a_model_that_is_gone_is_not_kept(instrumented):
     training = Training().run()
     kept = [weakref.ref(one) for one in (training.model, training.optimizer, training.loader)]
     del training

@@ -13,7 +13,7 @@ class Training:
         self.recorder, self.clock = recorder, clock
         self.said, self.steps = [], 0
         accumulator = Accumulator(recorder.names, clock(), None)
-        self.hang_detector = HangDetector(recorder, accumulator, recorder.thread_serial, "node0", self.said.append)
+        self.hang_detector = HangDetector(recorder, accumulator, recorder.thread_id, "node0", self.said.append)
         self.hang_detector.steps = lambda: self.steps
 
     def train(self, steps, seconds):

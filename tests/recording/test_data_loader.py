@@ -4,13 +4,13 @@ from tests.support.recording import FakeRun
 from training_profiler.recording.data_loader import (
     TRAIN,
     VAL,
-    LoaderBook,
     LoaderCounts,
+    LoaderRegistry,
     ProfiledIterator,
     ProfiledLoader,
     batch_size,
 )
-from training_profiler.recording.section import LOADER
+from training_profiler.recording.event_codes import LOADER
 
 
 class Tensor:
@@ -204,17 +204,17 @@ def test_a_batch_that_does_not_like_to_be_looked_at_is_of_unknown_size():
 
 
 def test_what_all_loaders_gave_for_training_is_taken_once():
-    book = LoaderBook()
-    assert book.take() == (None, None)
+    book = LoaderRegistry()
+    assert book.drain_interval() == (None, None)
     first, second = book.counts_of("a", "first"), book.counts_of("b", "second")
-    assert book.take() == (0, 0)
+    assert book.drain_interval() == (0, 0)
     first.add(32, 0, True)
     second.add(8, 0, True)
     second.add(100, 0, False)
-    assert book.take() == (2, 40)
-    assert book.take() == (0, 0)
+    assert book.drain_interval() == (2, 40)
+    assert book.drain_interval() == (0, 0)
     first.add(None, 0, True)
-    assert book.take() == (1, None)
+    assert book.drain_interval() == (1, None)
 
 
 class Pass:
@@ -230,23 +230,23 @@ def test_a_fetch_says_once_which_loader_follows(run):
     list(first)
     list(second)
     codes = [code - LOADER for code in run.recorder.buffer().events[1::2] if code >= LOADER]
-    assert codes == [counts.serial, other.serial]
+    assert codes == [counts.loader_id, other.loader_id]
 
 
 def test_seams_are_to_look_away_while_a_fetch_by_hand_goes_on(run):
     def batches():
-        seen.append(run.recorder.buffer().is_fetching)
+        states.append(run.recorder.buffer().is_fetching)
         yield Tensor(1)
 
-    seen = []
+    states = []
     list(profiled(run, batches())[0])
-    assert (seen, run.recorder.buffer().is_fetching) == ([True], False)
+    assert (states, run.recorder.buffer().is_fetching) == ([True], False)
 
 
 def test_what_nobody_listens_to_leaves_no_loader_behind(run):
-    run.recorder.buffer().comes_from(3, 0)
+    run.recorder.buffer().record_loader(3, 0)
     run.recorder.discard()
-    assert run.recorder.buffer().loader == 0
+    assert run.recorder.buffer().loader_id == 0
 
 
 def test_a_pass_counts_as_what_it_turns_out_to_be():
@@ -268,16 +268,16 @@ def test_a_pass_that_ended_is_counted_once():
 
 
 def test_batches_that_seams_saw_are_part_of_an_epoch():
-    book = LoaderBook()
-    watched = book.begin_watched()
+    book = LoaderRegistry()
+    watched = book.add_inferred()
     watched.passes.append(Pass(2, 8, TRAIN))
     book.begin_epoch()
     watched.passes.append(Pass(3, 12, TRAIN))
     watched.passes.append(Pass(5, 20, VAL))
-    assert book.of_epoch() == (3, 12)
+    assert book.epoch_counts() == (3, 12)
 
 
 def test_loaders_without_a_name_are_numbered_past_the_names_of_others():
-    book = LoaderBook()
-    names = [book.counts_of(object(), "1").name, book.begin_watched().name, book.begin_watched().name]
+    book = LoaderRegistry()
+    names = [book.counts_of(object(), "1").name, book.add_inferred().name, book.add_inferred().name]
     assert names == ["1", "0", "2"]

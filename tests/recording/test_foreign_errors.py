@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.support.recording import FakeClock
-from training_profiler.recording.foreign_errors import let_through
+from training_profiler.recording.foreign_errors import reraise_if_foreign
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.health import ProfilerHealth
 
@@ -52,4 +52,4 @@ def test_an_error_of_our_own_is_not_let_through(handled):
 
 
 def test_an_error_without_a_traceback_is_let_go(handled):
-    let_through(ValueError())
+    reraise_if_foreign(ValueError())

@@ -5,7 +5,8 @@ import weakref
 
 import pytest
 
-from training_profiler.recording.recorder import LOOP_BEGIN, MAX_MARKS, STEP_END
+from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END
+from training_profiler.recording.recorder import MAX_MARKS
 from training_profiler.recording.section import FLUSH_AT_MOST, ThreadBuffer
 
 
@@ -32,7 +33,7 @@ def test_marks_of_what_is_held_back_are_held_back(held, clock):
     held.mark(STEP_END, 1005)
     held.mark(LOOP_BEGIN)
     assert held.drain().marks == [(STEP_END, 1005)]
-    held.settle(clock())
+    held.release(clock())
     assert held.drain().marks == [(LOOP_BEGIN, 1030)]
 
 
@@ -75,7 +76,7 @@ def test_what_a_thread_that_has_ended_left_is_held_back_with_it(held):
 
 
 def test_letting_go_means_nothing_where_nothing_is_held_back(recorder):
-    recorder.settle(5)
+    recorder.release(5)
     assert recorder.watermark_ns is None
 
 
@@ -117,7 +118,7 @@ def test_a_drain_waits_for_a_thread_that_changes_what_it_recorded(recorder, cloc
         drained.set()
 
     thread = threading.Thread(target=drain)
-    with recorder.buffer().rewriting:
+    with recorder.buffer().rewrite_lock:
         thread.start()
         assert not drained.is_set()
         assert recorder.backlog() == 4

@@ -1,9 +1,9 @@
-from training_profiler.recording.recorder import inside_now
-from training_profiler.recording.section import INFERRED, LOADER
+from training_profiler.recording.event_codes import INFERRED, LOADER
+from training_profiler.recording.recorder import open_sections
 
 
 def inside(recorder, before=()):
-    return inside_now(recorder.buffer(), recorder.names.names, before)
+    return open_sections(recorder.buffer(), recorder.names.names, before)
 
 
 def test_open_sections_come_outermost_first_with_the_time_of_the_last(recorder, clock):

@@ -6,14 +6,15 @@ import weakref
 import pytest
 
 from tests.support.recording import FakeClock
-from training_profiler.recording.recorder import EPOCH_BEGIN, STEP_END, Recorder
+from training_profiler.recording.event_codes import EPOCH_BEGIN, STEP_END
+from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import FLUSH_AT_MOST, ThreadBuffer
 
 
 def events_of(recorder: Recorder) -> list[tuple[int, int]]:
     """Return the calling thread's events as (time, code), and forget them."""
-    serial = recorder.thread_serial()
-    flat = next(thread.events for thread in recorder.drain().threads if thread.serial == serial)
+    serial = recorder.thread_id()
+    flat = next(thread.events for thread in recorder.drain().threads if thread.thread_id == serial)
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -123,10 +124,10 @@ def test_making_a_section_begins_nothing_and_entering_it_does(recorder):
 
     def begin():
         begun.append("begun")
-        recorder.is_listened_to = True
+        recorder.has_session = True
 
-    recorder.is_listened_to = False
-    recorder.on_first = begin
+    recorder.has_session = False
+    recorder.on_first_section = begin
     section = recorder.section("a")
     decorated = recorder.section("b")(lambda: 1)
     assert begun == []
@@ -137,7 +138,7 @@ def test_making_a_section_begins_nothing_and_entering_it_does(recorder):
 
 
 def test_a_section_that_nobody_listens_to_is_not_recorded(recorder):
-    recorder.is_listened_to = False
+    recorder.has_session = False
     with recorder.section("a"):
         pass
     assert events_of(recorder) == []

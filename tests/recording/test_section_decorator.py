@@ -2,13 +2,13 @@ import asyncio
 
 import pytest
 
-from training_profiler.recording.section import DISCARDED
+from training_profiler.recording.event_codes import DISCARDED
 
 
 def spans_of(recorder) -> list[int]:
     """Return the durations of the calling thread's leaves in ns."""
-    serial = recorder.thread_serial()
-    flat = next(thread.events for thread in recorder.drain().threads if thread.serial == serial)
+    serial = recorder.thread_id()
+    flat = next(thread.events for thread in recorder.drain().threads if thread.thread_id == serial)
     return [end - begin for begin, end in zip(flat[::4], flat[2::4], strict=True)]
 
 
@@ -158,7 +158,7 @@ def test_decorating_what_cannot_be_called_says_what_was_given(recorder):
 def test_a_cancelled_span_says_so_in_its_exit(recorder):
     section = recorder.section("a")
     section.__enter__()
-    section.cancel()
-    serial = recorder.thread_serial()
-    flat = next(thread.events for thread in recorder.drain().threads if thread.serial == serial)
+    section.discard()
+    serial = recorder.thread_id()
+    flat = next(thread.events for thread in recorder.drain().threads if thread.thread_id == serial)
     assert flat[1::2] == [1, -1 - DISCARDED]

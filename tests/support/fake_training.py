@@ -9,7 +9,7 @@ from tests.support.recording import FakeRun
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
-from training_profiler.recording.recorder import LOOP_BEGIN, STEP_END
+from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END
 
 
 class Figures(NamedTuple):
@@ -50,7 +50,7 @@ class FakeTraining:
 
     def _end_step(self, at_ns: int) -> None:
         self.recorder.mark(STEP_END, at_ns)
-        self.recorder.settle(at_ns)
+        self.recorder.release(at_ns)
 
     @property
     def steps(self) -> int:
@@ -123,20 +123,20 @@ class FakeTraining:
         """Save a checkpoint."""
         if self.detector.phases.is_unresolved:
             self.detector.phases.checkpoint_begins()
-        self.pending.note(self.codes.checkpoint)
+        self.pending.record(self.codes.checkpoint)
         self.clock.advance(seconds)
-        self.pending.note(-self.codes.checkpoint)
+        self.pending.record(-self.codes.checkpoint)
 
     def finish(self) -> Figures:
         """End the run; its times add up, and nothing is left over."""
-        self.detector.finish()
+        self.detector.close()
         self.recorder.watermark_ns = None
         self.run.drain()
         totals, step_ns = self.run.accumulator.take_totals()
         sums, names = totals.sections, {0: "", **self.run.names.names}
         assert sums.self_ns.sum() == totals.wall_ns
         assert totals.dropped == 0
-        assert self.run.accumulator.open_sections(self.recorder.thread_serial()) == ()
+        assert self.run.accumulator.open_sections(self.recorder.thread_id()) == ()
         assert [ns for _, ns in self.marks] == sorted(ns for _, ns in self.marks)
 
         def column(values: Any, unit: Any) -> dict[str, Any]:

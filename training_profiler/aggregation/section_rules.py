@@ -7,7 +7,7 @@ import numpy as np
 
 from training_profiler.aggregation.histogram import Ints
 from training_profiler.aggregation.span_matching import Bools, Events
-from training_profiler.recording.section import DISCARDED, INFERRED, SECTION_MASK
+from training_profiler.recording.event_codes import DISCARDED, INFERRED, SECTION_MASK
 from training_profiler.recording.section_names import SectionNames
 
 OF_A_STEP: Final = (

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training_profiler.aggregation.histogram import Ints
-from training_profiler.recording.section import DISCARDED, SECTION_MASK, TIME_ONLY
+from training_profiler.recording.event_codes import DISCARDED, SECTION_MASK, TIME_ONLY
 
 Bools = NDArray[np.bool_]
 Rename = Callable[[int, int], int]  # (root, id) -> id

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.totals import Totals
-from training_profiler.instrumentation.patches.ddp import GradientSync
-from training_profiler.instrumentation.patches.sync_points import SyncPoints
+from training_profiler.instrumentation.ddp_statistics import GradientSync
+from training_profiler.instrumentation.sync_points import SyncPoints
 from training_profiler.ranks.channel import RankChannel, ReceivedMessage
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.identity import Rank
@@ -82,7 +82,7 @@ class RankExchange:
         """Book what DDP exchanged since the last flush as synchronization; return it."""
         if self.exchange is None:
             return GradientSyncTotals()
-        exchanged = self.exchange.take()
+        exchanged = self.exchange.drain()
         accumulator.add_exchange(exchanged)
         return exchanged
 
@@ -109,7 +109,7 @@ class RankExchange:
             self._channel.finish(is_hurried=self._ending.get("ended_by") is not None)
 
     def _sums(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
-        seen = () if self.meetings is None else tuple(meetings(list(self.meetings.seen)))
+        seen = () if self.meetings is None else tuple(meetings(list(self.meetings.kept)))
         return self._book.sums(
             self._rank.who,
             run,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from training_profiler.aggregation.totals import Totals
-from training_profiler.recording.foreign_errors import let_through
+from training_profiler.recording.foreign_errors import reraise_if_foreign
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import Clock
 from training_profiler.recording.section_names import OTHER_NAMES
@@ -84,7 +84,7 @@ class ProfilerHealth:
         try:
             work()
         except Exception as error:
-            let_through(error)
+            reraise_if_foreign(error)
             reason = f"{type(error).__name__}: {error}"
             self.disabled[part] = reason
             # What the operating system refuses needs no traceback; what we did wrong does.

@@ -13,7 +13,7 @@ from training_profiler.instrumentation.loop_detection.epoch_detector import Epoc
 from training_profiler.ranks.channel import ReceivedMessage
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.hang_detector import HangDetector
-from training_profiler.recording.data_loader import LoaderBook
+from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import Clock
 from training_profiler.runtime.health import REPORTS_SHARE, ProfilerHealth
@@ -88,7 +88,7 @@ class Pipeline:
         outputs: Outputs,
         left_out: Callable[[], tuple[int, int]],  # periodic reports, and turns of epochs
     ) -> None:
-        self.loaders = LoaderBook()
+        self.loaders = LoaderRegistry()
         if watch is not None:
             watch.loaders = self.loaders
         self.accumulator = Accumulator(recorder.names, begin_ns, settings.warmup)
@@ -106,7 +106,7 @@ class Pipeline:
         )
         self.peers = RankExchange(outputs.rank, outputs.channel, recorder.names, recorder.clock, outputs.tell, begin_ns)
         self.sums = RunSums(recorder.names, begin_ns, settings.warmup)
-        self.training_thread = recorder.thread_serial()
+        self.training_thread = recorder.thread_id()
         self.hang_detector = HangDetector(
             recorder, self.accumulator, lambda: self.training_thread, outputs.rank.who.host, self._report_hang
         )
@@ -141,7 +141,7 @@ class Pipeline:
         self.drain()
         exchanged = self.peers.book_exchange(self.accumulator)
         totals, step_ns = self.accumulator.take_totals()
-        totals.batches, totals.samples = self.loaders.take()
+        totals.batches, totals.samples = self.loaders.drain_interval()
         if self._watch is not None:
             totals.flops, totals.slow_steps = self._watch.flops.counted, self._watch.flops.slow_steps
         self.sums.add(totals, step_ns)
@@ -210,7 +210,7 @@ class Pipeline:
     def end_epoch(self, is_complete: bool) -> None:
         """End them, and report on the epoch."""
         self.flush()
-        self._end_epoch(*self.loaders.of_epoch(), is_complete)
+        self._end_epoch(*self.loaders.epoch_counts(), is_complete)
 
     def _end_epoch(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
         if self.sums.is_in_epoch:

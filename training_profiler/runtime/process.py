@@ -38,7 +38,7 @@ class Process:
         self.phase = "train"
         self.watch: Instrumentation | None = None
         self.watch_begin_ns: int | None = None
-        self.by_hand = RankPatches(lambda: recorder.clock())
+        self.by_hand = RankPatches(recorder)
         self._beginning = threading.RLock()
 
     def look_for_ranks(self) -> None:
@@ -68,7 +68,7 @@ class Process:
         if self.watch is None:
             self.by_hand.install()
         ranks = self.watch or self.by_hand
-        ranks.exchange.begin_anew()
+        ranks.context.gradient_sync.start_run()
         self.session = Session(self.recorder, self.settings, cost_ns, self.watch, self.watch_begin_ns, ranks)
         self.session.start(opens_files)
         return self.session
@@ -96,7 +96,7 @@ class Process:
         if self.session is not None:
             self.session.abandon()
             self.session = None
-        self.by_hand.in_child()
+        self.by_hand.after_fork_in_child()
         if self.watch is not None:
             self.watch_begin_ns = None
-            self.watch.in_child()
+            self.watch.after_fork_in_child()

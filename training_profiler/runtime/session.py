@@ -10,7 +10,8 @@ from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
 from training_profiler.instrumentation.rank_patches import RankPatches
 from training_profiler.recording.dynamo import without_tracing
-from training_profiler.recording.recorder import EPOCH_BEGIN, EPOCH_END, MAX_MARKS, STEP_END, Recorder
+from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
+from training_profiler.recording.recorder import MAX_MARKS, Recorder
 from training_profiler.recording.section import FLUSH_AT_MOST
 from training_profiler.runtime.health import PATCH_COST, Budget, ProfilerHealth
 from training_profiler.runtime.outputs import Outputs
@@ -67,8 +68,10 @@ class Session:
         )
         self._shutdown = Shutdown(self.finish)
         self._ranks = ranks  # what sees exchanges with other ranks
+        self._gradient_sync = None if ranks is None else ranks.context.gradient_sync
         if ranks is not None:
-            self._pipeline.peers.exchange, self._pipeline.peers.meetings = ranks.exchange, ranks.meetings
+            self._pipeline.peers.exchange = ranks.context.gradient_sync
+            self._pipeline.peers.meetings = ranks.context.sync_points
         self.loaders = self._pipeline.loaders
         self.samplers = self._pipeline.samplers
         self.captures = self._pipeline.captures
@@ -86,7 +89,7 @@ class Session:
         self._recorder.discard()
         self._recorder.names.limit = self.settings.max_names
         self._recorder.on_full = self._on_full
-        self._recorder.is_listened_to = True
+        self._recorder.has_session = True
         self._shutdown.install()
         self.is_running = True
         self.samplers.run(self.settings, self._begin_ns)
@@ -108,7 +111,7 @@ class Session:
     def step(self, at_ns: int | None = None) -> None:
         """End a training step, now or at a time that is still held back; report and flush where it is time."""
         if not self._steps_marked:
-            self._pipeline.training_thread = self._recorder.thread_serial()
+            self._pipeline.training_thread = self._recorder.thread_id()
             self.samplers.sample_this_thread()
             self._outputs.begin_training()
             self._lead = self._outputs.lead()
@@ -123,8 +126,8 @@ class Session:
             self.captures.look(now_ns)
         if self.captures.is_on:
             self.captures.step_ended(self._steps_marked, now_ns)
-        if self._ranks is not None and self._ranks.exchange.modules:
-            self._ranks.exchange.step_ended(self._steps_marked - 1, now_ns)
+        if self._gradient_sync is not None and self._gradient_sync.modules:
+            self._gradient_sync.step_ended(self._steps_marked - 1, now_ns)
         if self._steps_marked < COUNTED_BY and self.watch is not None and self.settings.flops:
             self.watch.flops.step_ended(self._steps_marked)
         if self.watch is not None and (turn := self.watch.epoch_boundary()) is not None:
@@ -151,15 +154,15 @@ class Session:
 
     def move_to_this_thread(self) -> None:
         """Let the run's time be the calling thread's: the one that trained before has ended."""
-        if self._steps_marked and self._pipeline.training_thread != self._recorder.thread_serial():
+        if self._steps_marked and self._pipeline.training_thread != self._recorder.thread_id():
             self._exclusively(self._flush, PATIENCE_S)
-            self._pipeline.training_thread = self._recorder.thread_serial()
+            self._pipeline.training_thread = self._recorder.thread_id()
             self.samplers.sample_this_thread()
 
     def begin_epoch(self, number: int) -> None:
         """Begin an epoch on the calling thread."""
         if not self._steps_marked:
-            self._pipeline.training_thread = self._recorder.thread_serial()
+            self._pipeline.training_thread = self._recorder.thread_id()
             self.samplers.sample_this_thread()
         self._mark_epoch(EPOCH_BEGIN)
         self._exclusively(lambda: self._pipeline.begin_epoch(number), PATIENCE_S)
@@ -171,7 +174,7 @@ class Session:
 
     def _mark_epoch(self, kind: int) -> None:
         if self.watch is not None:
-            self.watch.epoch_changes()
+            self.watch.use_manual_epochs()
         self._recorder.mark(kind)
 
     def snapshot(self) -> Snapshot:
@@ -230,7 +233,7 @@ class Session:
         ):  # nothing to drain before the step under way ends
             return
         if self._recorder.backlog() > OVERFULL:  # more than may be held back: what it was is left at the best guess
-            self._recorder.settle(self._recorder.clock())
+            self._recorder.release(self._recorder.clock())
         # A thread that records faster than others can drain has to wait for them, or memory had no bound.
         patience_s = PATIENCE_S if self._recorder.backlog() > OVERFULL else 0.0
         is_due = self._recorder.clock() >= self._next_flush_ns or len(self._pipeline.accumulator.step_ns) > MAX_MARKS
@@ -260,7 +263,7 @@ class Session:
         finally:
             self._busy_thread = None
             self._busy.release()
-            if self._recorder.thread_serial() == self._pipeline.training_thread:  # others do this beside the training
+            if self._recorder.thread_id() == self._pipeline.training_thread:  # others do this beside the training
                 self.profiler_health.spent_ns += self._recorder.clock() - begin_ns
         if self._ended_by is not None:
             self.finish(self._ended_by)
@@ -285,7 +288,7 @@ class Session:
 
     def _finish(self, ended_by: str | None) -> None:
         if self._ranks is not None:
-            self.profiler_health.guard("seams", self._ranks.finish)
+            self.profiler_health.guard("patches", self._ranks.close)
             self.profiler_health.notes += self._ranks.notes()
         has_trained = self.watch is None or self.watch.has_trained or self._steps_marked
         if not has_trained and self._outputs.run_folder is None:

@@ -1,15 +1,15 @@
-"""The sections that seams book time under, and their codes in the event stream."""
+"""The sections that patches record, and their codes in the event stream."""
 
-from training_profiler.recording.section import INFERRED, TIME_ONLY
+from training_profiler.recording.event_codes import INFERRED, time_only
 from training_profiler.recording.section_names import SectionNames
 
-NO_GRAD = "forward_without_grad"  # in a training step: a frozen teacher, an encoder that is not trained
-FIRST_FETCH = "first_fetch"  # nested in data_loading: the first of a pass, for which workers have to fill their queues
+NO_GRAD = "forward_without_grad"  # in a training step, e.g. of a frozen teacher
+FIRST_FETCH = "first_fetch"  # nested in data_loading: the first of a pass, in which workers fill their queues
 WORKER_START = "worker_start"
 
 
 class SectionCodes:
-    """Codes of enters; an exit has the negative."""
+    """Codes of enters; an exit has the negative code."""
 
     def __init__(self, names: SectionNames) -> None:
         def code(name: str) -> int:
@@ -28,11 +28,6 @@ class SectionCodes:
         self.checkpoint = code("checkpointing")
         self.synchronization = code("synchronization")
         self.validation = code("validation_epoch")
-        self.renamed_in_evaluation = {
+        self.codes_in_evaluation = {
             sign * change(self.no_grad): sign * change(self.forward) for sign in (1, -1) for change in (int, time_only)
         }
-
-
-def time_only(code: int) -> int:
-    """Return the code for time of a section that is no execution of it."""
-    return code | TIME_ONLY

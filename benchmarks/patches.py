@@ -1,7 +1,7 @@
 """Cost of the patches in one process, installed and removed in turns: ``python -m benchmarks.patches``.
 
 It measures a module call inside another, as nearly all module calls are; the step of the smallest training, with each
-patch alone and with all; and the fetch of a batch, from one loader and from two alternating ones. The costs of a session
+patch alone and with all; and the fetch of a batch, from one loader and from two alternating ones. Costs of a session
 (draining, sums, journal, reports, sampling) are not included; see ``watched_training``.
 """
 

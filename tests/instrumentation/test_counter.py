@@ -81,7 +81,7 @@ def flops_of(instrumented: InstrumentedTorch) -> int | None:
 
 
 @pytest.mark.parametrize(("make", "shape"), NETS)
-def test_flops_are_those_of_torchs_own_counter(instrumented, make, shape):
+def test_flops_match_torch_flop_counter(instrumented, make, shape):
     trainer = Trainer(make, *shape)
     with FlopCounterMode(display=False) as counter:
         trainer.model(trainer.x).square().mean().backward()
@@ -91,7 +91,7 @@ def test_flops_are_those_of_torchs_own_counter(instrumented, make, shape):
     assert instrumented.instrumentation.flops.counted == StepFlops(counter.get_total_flops(), "float32", "")
 
 
-def test_attention_on_the_cpu_counts_as_elsewhere(instrumented):
+def test_cpu_attention_is_counted(instrumented):
     trainer = Trainer(Attention, 2, 10, 32, instrumented=instrumented)
     for _ in range(3):
         trainer.step()
@@ -104,7 +104,7 @@ def test_attention_on_the_cpu_counts_as_elsewhere(instrumented):
 
 
 @pytest.mark.parametrize(("make", "shape"), SEVEN_NETS)
-def test_losses_are_bit_for_bit_the_same(make, shape):
+def test_counting_keeps_losses_bit_identical(make, shape):
     plain = Trainer(make, *shape)
     for _ in range(5):
         plain.step()
@@ -116,7 +116,7 @@ def test_losses_are_bit_for_bit_the_same(make, shape):
     assert counted.losses == plain.losses
 
 
-def test_a_step_of_several_micro_batches_counts_them_all():
+def test_all_micro_batches_of_a_step_are_counted():
     counts = []
     for micro_batches in (1, 3):
         with instrumented_torch() as instrumented:
@@ -127,7 +127,7 @@ def test_a_step_of_several_micro_batches_counts_them_all():
     assert counts[1] == 3 * counts[0]
 
 
-def test_what_checkpointing_computes_again_counts_again(instrumented):
+def test_checkpoint_recomputation_is_counted(instrumented):
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -145,7 +145,7 @@ def test_what_checkpointing_computes_again_counts_again(instrumented):
     assert flops_of(instrumented) == (2 + 1 + 3) * product
 
 
-def test_evaluation_without_gradient_counts_nothing(instrumented):
+def test_no_grad_evaluation_is_not_counted(instrumented):
     trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     for _ in range(3):
         trainer.step()
@@ -154,7 +154,7 @@ def test_evaluation_without_gradient_counts_nothing(instrumented):
     assert flops_of(instrumented) == 2 * 32 * (16 * 64 + 64 * 8) + 2 * 32 * (16 * 64 + 2 * 64 * 8)
 
 
-def test_a_step_with_evaluation_in_eval_mode_gives_way_to_one_without(instrumented):
+def test_step_with_eval_mode_calls_is_replaced_by_one_without(instrumented):
     trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     trainer.step()
     trainer.step()
@@ -167,7 +167,7 @@ def test_a_step_with_evaluation_in_eval_mode_gives_way_to_one_without(instrument
     assert flops_of(instrumented) == 2 * 32 * (16 * 64 + 64 * 8) + 2 * 32 * (16 * 64 + 2 * 64 * 8)
 
 
-def test_the_type_of_number_is_that_of_most_flops(instrumented):
+def test_dtype_is_that_of_most_flops(instrumented):
     trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     for _ in range(3):
         with torch.autocast("cpu", torch.bfloat16):
@@ -178,7 +178,7 @@ def test_the_type_of_number_is_that_of_most_flops(instrumented):
     assert instrumented.instrumentation.flops.counted.dtype == "bfloat16"
 
 
-def test_only_one_step_is_counted_and_then_all_is_as_before(instrumented):
+def test_one_step_is_counted_and_the_detector_restored(instrumented):
     trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     trainer.step()
     trainer.step()  # which ends the first: that it has a single optimizer shows here
@@ -189,7 +189,7 @@ def test_only_one_step_is_counted_and_then_all_is_as_before(instrumented):
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
-def test_an_exception_in_the_counted_pass_leaves_no_mode_behind(instrumented):
+def test_exception_in_counted_pass_leaves_no_mode(instrumented):
     class Failing(nn.Linear):
         fails = False
 
@@ -211,7 +211,7 @@ def test_an_exception_in_the_counted_pass_leaves_no_mode_behind(instrumented):
     assert flops_of(instrumented) == 2 * (2 * 4 * 16 * 8)
 
 
-def test_the_end_of_the_run_in_a_counted_step_leaves_nothing_behind(instrumented):
+def test_run_ending_in_counted_step_leaves_no_mode(instrumented):
     trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     trainer.step()
     trainer.step()
@@ -231,7 +231,7 @@ def refused(instrumented: InstrumentedTorch, trainer: Trainer, steps: int = COUN
     return instrumented.instrumentation.flops.note()
 
 
-def test_a_mode_of_the_program_is_left_alone(instrumented):
+def test_dispatch_mode_of_the_program_prevents_counting(instrumented):
     trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     with FlopCounterMode(display=False):
         for _ in range(3):
@@ -239,7 +239,7 @@ def test_a_mode_of_the_program_is_left_alone(instrumented):
     assert instrumented.instrumentation.flops.note() == "FLOPs were not counted: another dispatch mode is active"
 
 
-def test_custom_operations_are_named(instrumented):
+def test_custom_operation_is_named_in_the_note(instrumented):
     @library.custom_op("profiler_tests::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:
         return 2 * x
@@ -254,7 +254,7 @@ def test_custom_operations_are_named(instrumented):
     assert note == "FLOPs were not counted: profiler_tests.twice has no formula"
 
 
-def test_a_product_without_a_formula_is_named(instrumented):
+def test_product_without_formula_is_named(instrumented):
     class Summed(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.addbmm(super().forward(x), x[None, :, :8], x[None, :8, :8])
@@ -263,7 +263,7 @@ def test_a_product_without_a_formula_is_named(instrumented):
     assert note == "FLOPs were not counted: aten.addbmm has no formula"
 
 
-def test_a_kernel_of_attention_that_this_torch_has_no_formula_for_is_named(instrumented, monkeypatch):
+def test_attention_kernel_without_formula_is_named(instrumented, monkeypatch):
     formulas = importlib.import_module("torch.utils.flop_counter").flop_registry
     kernel = getattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", None)
     monkeypatch.delitem(formulas, kernel, raising=False)
@@ -273,7 +273,7 @@ def test_a_kernel_of_attention_that_this_torch_has_no_formula_for_is_named(instr
     assert counts.why_not == "aten._scaled_dot_product_cudnn_attention has no formula"
 
 
-def test_recurrent_kernels_are_named(instrumented):
+def test_recurrent_kernel_is_named(instrumented):
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -287,7 +287,7 @@ def test_recurrent_kernels_are_named(instrumented):
     assert note == "FLOPs were not counted: aten.mkldnn_rnn_layer has no formula"
 
 
-def test_parameters_of_another_class_are_named(instrumented):
+def test_tensor_subclass_is_named(instrumented):
     class Sharded(nn.Parameter):
         pass
 
@@ -299,7 +299,7 @@ def test_parameters_of_another_class_are_named(instrumented):
     assert "class Sharded" in refused(instrumented, Trainer(make, 4, 16, instrumented=instrumented))
 
 
-def test_modules_compiled_by_jit_are_left_alone(instrumented):
+def test_jit_modules_prevent_counting(instrumented):
     note = refused(
         instrumented,
         Trainer(lambda: torch.jit.script(nn.Sequential(nn.Linear(16, 8))), 4, 16, instrumented=instrumented),
@@ -307,7 +307,7 @@ def test_modules_compiled_by_jit_are_left_alone(instrumented):
     assert note == "FLOPs were not counted: it calls modules compiled by torch.jit"
 
 
-def test_a_forward_pass_that_is_mostly_outside_of_modules_makes_no_claim(instrumented):
+def test_forward_pass_outside_modules_gives_no_flops(instrumented):
     weight = torch.randn(64, 64, requires_grad=True)
     trainer = Trainer(lambda: nn.Linear(16, 1), 32, 16, instrumented=instrumented)
     for _ in range(4):
@@ -318,7 +318,7 @@ def test_a_forward_pass_that_is_mostly_outside_of_modules_makes_no_claim(instrum
     assert "much of the forward pass runs outside module calls" in instrumented.instrumentation.flops.note()
 
 
-def test_a_backward_pass_of_a_forward_pass_before_the_step_is_not_counted(instrumented):
+def test_backward_pass_of_an_earlier_step_is_not_counted(instrumented):
     trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     loss = trainer.model(trainer.x).square().mean()
     for _ in range(COUNTED_BY):
@@ -330,7 +330,7 @@ def test_a_backward_pass_of_a_forward_pass_before_the_step_is_not_counted(instru
     assert instrumented.instrumentation.flops.note() is None
 
 
-def test_what_counting_cannot_do_is_said_and_hurts_nothing(instrumented, monkeypatch):
+def test_error_in_counting_is_noted_and_harmless(instrumented, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.flop_counter", None)
     trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     for _ in range(3):
@@ -339,7 +339,7 @@ def test_what_counting_cannot_do_is_said_and_hurts_nothing(instrumented, monkeyp
     assert instrumented.counts()["forward_pass"] == 3
 
 
-def test_a_step_that_the_program_profiles_is_left_to_it(instrumented):
+def test_step_under_torch_profiler_is_not_counted(instrumented):
     trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     trainer.step()
     with torch.profiler.profile() as profile:

@@ -61,7 +61,7 @@ def show(error):
     sys.excepthook(type(error), error, error.__traceback__)
 
 
-def test_frames_of_seams_are_left_out(shown):
+def test_frames_of_patches_are_left_out(shown):
     error = caught(train)
     assert names_in(error) == ["caught", "train", "ours", "seam", "fail"]
     show(error)
@@ -69,14 +69,14 @@ def test_frames_of_seams_are_left_out(shown):
     assert names_in(error) == ["caught", "train", "ours", "fail"]
 
 
-def test_frames_of_seams_one_in_the_other_are_left_out(shown):
+def test_nested_frames_of_patches_are_left_out(shown):
     error = caught(ours, partial(ours, partial(ours, fail)))
     show(error)
     assert "seam" not in names_in(error)
     assert names_in(error)[-1] == "fail"
 
 
-def test_a_traceback_that_begins_in_a_seam_begins_with_the_program(shown):
+def test_traceback_beginning_in_a_patch_begins_with_the_program(shown):
     error = caught(ours, fail)
     while names_in(error)[0] != "seam":
         error.__traceback__ = error.__traceback__.tb_next
@@ -84,7 +84,7 @@ def test_a_traceback_that_begins_in_a_seam_begins_with_the_program(shown):
     assert names_in(error) == ["fail"]
 
 
-def test_a_traceback_of_seams_alone_is_empty(shown):
+def test_traceback_of_patches_alone_is_empty(shown):
     def seam_fails():
         source = "def seam():\n    raise ValueError\n"
         namespace = {}
@@ -97,7 +97,7 @@ def test_a_traceback_of_seams_alone_is_empty(shown):
     assert error.__traceback__ is None
 
 
-def test_a_traceback_without_seams_stays_as_it_is(shown):
+def test_traceback_without_patches_is_unchanged(shown):
     error = caught(fail)
     before = error.__traceback__
     show(error)
@@ -127,7 +127,7 @@ def fail_for_nothing():
 
 
 @pytest.mark.parametrize("function", [fail_because, fail_while_handling, fail_for_nothing])
-def test_frames_of_seams_are_left_out_of_causes_and_contexts(shown, function):
+def test_causes_and_contexts_are_cleaned_too(shown, function):
     error = caught(function)
     show(error)
     assert "seam" not in names_in(error)
@@ -136,7 +136,7 @@ def test_frames_of_seams_are_left_out_of_causes_and_contexts(shown, function):
     assert "seam" not in names_in(before)
 
 
-def test_an_exception_that_says_it_is_false_is_a_cause_all_the_same(shown):
+def test_falsy_exception_is_followed_as_cause(shown):
     class Empty(Exception):
         def __bool__(self):
             raise TypeError("neither true nor false")
@@ -150,14 +150,14 @@ def test_an_exception_that_says_it_is_false_is_a_cause_all_the_same(shown):
     assert "seam" not in names_in(error.__cause__)
 
 
-def test_a_chain_that_ends_in_itself_is_followed_to_no_end(shown):
+def test_cyclic_exception_chain_ends(shown):
     one, other = caught(ours, fail), caught(ours, fail)
     one.__cause__, other.__cause__ = other, one
     show(one)
     assert "seam" not in names_in(one) + names_in(other)
 
 
-def test_a_hook_of_the_program_is_left_alone(monkeypatch):
+def test_excepthook_of_the_program_is_left_alone(monkeypatch):
     monkeypatch.setattr(sys, "excepthook", theirs := (lambda *error: None))
     patches = Patches()
     excepthook.install(patches, None, None)

@@ -20,7 +20,7 @@ def touched_by(patches):
 
 
 @every_seam
-def test_a_seam_that_is_taken_out_leaves_torch_exactly_as_it_was(name):
+def test_uninstalling_a_patch_restores_torch_exactly(name):
     before = state_of_torch()
     instrumentation = Instrumentation(Recorder(), lambda: None)
     patches = Patches()
@@ -33,7 +33,7 @@ def test_a_seam_that_is_taken_out_leaves_torch_exactly_as_it_was(name):
     assert state_of_torch() == before
 
 
-def test_all_seams_together_leave_torch_exactly_as_it_was():
+def test_uninstalling_all_patches_restores_torch_exactly():
     before = state_of_torch()
     instrumentation = Instrumentation(Recorder(), lambda: None)
     instrumentation.install(torch)
@@ -43,7 +43,7 @@ def test_all_seams_together_leave_torch_exactly_as_it_was():
     assert state_of_torch() == before
 
 
-def test_a_second_watch_in_the_same_process_leaves_torch_as_it_was():
+def test_two_instrumentations_restore_torch():
     before = state_of_torch()
     first, second = Instrumentation(Recorder(), lambda: None), Instrumentation(Recorder(), lambda: None)
     first.install(torch)
@@ -53,7 +53,7 @@ def test_a_second_watch_in_the_same_process_leaves_torch_as_it_was():
     assert state_of_torch() == before
 
 
-def test_names_stay_those_of_torch(instrumented):
+def test_patched_functions_keep_their_names(instrumented):
     assert torch.save.__name__ == "save"
     assert torch.save.__module__ == "torch.serialization"
     assert torch.Tensor.to.__name__ == "to"
@@ -92,7 +92,7 @@ LACKS = {
 
 
 @pytest.mark.parametrize("name", LACKS)
-def test_a_seam_whose_name_is_missing_stays_out_alone_and_is_named(name):
+def test_patch_without_its_target_is_skipped_and_noted(name):
     before = state_of_torch()
     instrumentation = Instrumentation(Recorder(), lambda: None)
     try:
@@ -106,7 +106,7 @@ def test_a_seam_whose_name_is_missing_stays_out_alone_and_is_named(name):
     assert state_of_torch() == before
 
 
-def test_a_seam_that_is_half_in_place_when_a_name_is_missing_is_taken_out(monkeypatch):
+def test_half_installed_patch_is_undone(monkeypatch):
     monkeypatch.delattr(OPTIMIZER, "register_optimizer_step_post_hook")
     before = state_of_torch()
     instrumentation = Instrumentation(Recorder(), lambda: None)
@@ -128,7 +128,7 @@ def on_another_thread(work):
     return answers[0]
 
 
-def test_nothing_begins_before_the_first_event(instrumented):
+def test_session_starts_at_the_first_event(instrumented):
     assert instrumented.sessions == 0
     assert instrumented.context.detector is None
     assert not instrumented.instrumentation.is_training
@@ -138,12 +138,12 @@ def test_nothing_begins_before_the_first_event(instrumented):
     assert instrumented.sessions == 1
 
 
-def test_a_thread_that_is_not_the_training_s_has_nothing_to_tell(instrumented):
+def test_other_thread_has_no_detector(instrumented):
     instrumented.context.current_detector()
     assert on_another_thread(instrumented.context.current_detector) is None
 
 
-def test_a_thread_that_trains_takes_over_from_one_that_did_not(instrumented):
+def test_training_thread_takes_over_from_idle_one(instrumented):
     first = instrumented.context.current_detector()
     with ThreadPoolExecutor(1) as other:
         second = other.submit(instrumented.context.confirm_training).result()
@@ -154,7 +154,7 @@ def test_a_thread_that_trains_takes_over_from_one_that_did_not(instrumented):
         assert instrumented.context.confirm_training() is None
 
 
-def test_a_thread_that_trains_after_the_one_that_did_has_ended_is_told_apart(instrumented):
+def test_successor_of_ended_training_thread_gets_its_own_detector(instrumented):
     first = on_another_thread(instrumented.context.confirm_training)
     second = instrumented.context.confirm_training()
     assert second is not None
@@ -162,7 +162,7 @@ def test_a_thread_that_trains_after_the_one_that_did_has_ended_is_told_apart(ins
     assert instrumented.context.confirm_training() is second
 
 
-def test_where_the_process_is_to_have_no_session_all_seams_are_taken_out():
+def test_without_a_session_all_patches_are_removed():
     before = state_of_torch()
     instrumentation = Instrumentation(Recorder(), lambda: None)
     instrumentation.install(torch)
@@ -174,7 +174,7 @@ def test_where_the_process_is_to_have_no_session_all_seams_are_taken_out():
         instrumentation.uninstall()
 
 
-def test_a_session_that_cannot_begin_is_said_once_and_the_training_goes_on(caplog):
+def test_failing_session_start_is_logged_once(caplog):
     def begin():
         raise RuntimeError("can't start new thread")
 

@@ -21,18 +21,18 @@ def names_of(known, *iterators):
     return [known.counts_of(iterator).name for iterator in iterators]
 
 
-def test_loaders_are_numbered_in_the_order_of_their_first_batch(known):
+def test_loaders_are_numbered_by_first_batch(known):
     one, other = DataLoader(SEVEN), DataLoader(SEVEN)
     assert names_of(known, iter(other), iter(one), iter(other)) == ["0", "1", "0"]
 
 
-def test_several_passes_over_one_loader_at_once_are_one_loader(known):
+def test_concurrent_passes_share_one_loader(known):
     loader = DataLoader(SEVEN)
     first, second = iter(loader), iter(loader)
     assert names_of(known, first, second, first) == ["0", "0", "0"]
 
 
-def test_a_loader_made_anew_for_each_epoch_is_the_one_before_it(known):
+def test_recreated_loader_continues_the_one_before(known):
     for _ in range(3):
         loader = DataLoader(SEVEN, batch_size=2, shuffle=True)
         for_evaluation = DataLoader(SEVEN, batch_size=2)
@@ -41,7 +41,7 @@ def test_a_loader_made_anew_for_each_epoch_is_the_one_before_it(known):
         gc.collect()
 
 
-def test_a_data_set_made_anew_as_well_is_the_one_before_it(known):
+def test_recreated_dataset_continues_the_one_before(known):
     for _ in range(3):
         loader = DataLoader(TensorDataset(torch.zeros(4)), batch_size=2, shuffle=True)
         assert names_of(known, iter(loader)) == ["0"]
@@ -49,13 +49,13 @@ def test_a_data_set_made_anew_as_well_is_the_one_before_it(known):
         gc.collect()
 
 
-def test_a_loader_of_another_kind_is_no_successor(known):
+def test_loader_with_other_signature_is_new(known):
     assert names_of(known, iter(DataLoader(SEVEN, batch_size=2))) == ["0"]
     gc.collect()
     assert names_of(known, iter(DataLoader(SEVEN, batch_size=3))) == ["1"]
 
 
-def test_an_iterable_data_set_has_a_loader_like_any_other(known):
+def test_iterable_dataset_has_a_loader(known):
     class Numbers(IterableDataset):
         def __iter__(self):
             return iter(range(5))
@@ -64,24 +64,24 @@ def test_an_iterable_data_set_has_a_loader_like_any_other(known):
     assert names_of(known, iter(one), iter(other), iter(one)) == ["0", "1", "0"]
 
 
-def test_a_batch_sampler_that_cannot_be_held_weakly_is_known_again(known):
+def test_sampler_without_weak_references_is_recognized(known):
     batches = [[0, 1], [2]]
     loader = DataLoader(SEVEN, batch_sampler=batches)
     assert names_of(known, iter(loader), iter(DataLoader([1, 2])), iter(loader)) == ["0", "1", "0"]
 
 
-def test_a_users_batch_sampler_is_known_again(known):
+def test_custom_batch_sampler_is_recognized(known):
     loader = DataLoader(SEVEN, batch_sampler=BatchSampler(SequentialSampler(SEVEN), 2, False))
     assert names_of(known, iter(loader), iter(loader)) == ["0", "0"]
 
 
-def test_further_loaders_than_can_be_told_apart_share_one(known):
+def test_loaders_beyond_the_limit_share_one(known):
     loaders = [DataLoader(SEVEN) for _ in range(MAX_LOADERS + 3)]
     names = names_of(known, *map(iter, loaders))
     assert names[MAX_LOADERS - 1 :] == [str(MAX_LOADERS - 1), *["(other loaders)"] * 3]
 
 
-def test_what_has_none_of_the_attributes_is_not_known(known):
+def test_iterator_without_expected_attributes_is_unknown(known):
     assert known.counts_of(object()) is None
 
 
@@ -116,7 +116,7 @@ def told(book):
     }
 
 
-def test_batches_and_samples_of_a_training_nobody_edited_are_counted_by_phase(instrumented, book, model):
+def test_inferred_batches_and_samples_are_counted_by_phase(instrumented, book, model):
     loader, val_loader = DataLoader(SEVEN, batch_size=2), DataLoader(SEVEN, batch_size=3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_batches_and_samples_of_a_training_nobody_edited_are_counted_by_phase(in
     instrumented.counts()
 
 
-def test_a_loader_is_noted_only_where_another_follows(instrumented, book, model):
+def test_loader_is_recorded_only_when_it_changes(instrumented, book, model):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loader = DataLoader(SEVEN, batch_size=2)
     train(loader, model, optimizer)
@@ -137,7 +137,7 @@ def test_a_loader_is_noted_only_where_another_follows(instrumented, book, model)
     assert serial == book.all[0].loader_id
 
 
-def test_a_loader_by_hand_is_not_counted_twice(instrumented, book, model):
+def test_manually_profiled_loader_is_not_counted_twice(instrumented, book, model):
     counts = LoaderCounts("main")
     run = instrumented.run
     loader = ProfiledLoader(
@@ -151,7 +151,7 @@ def test_a_loader_by_hand_is_not_counted_twice(instrumented, book, model):
     assert serial == counts.loader_id
 
 
-def test_a_batch_of_unknown_size_leaves_the_samples_unknown(instrumented, book, model):
+def test_unknown_batch_size_makes_samples_unknown(instrumented, book, model):
     loader = DataLoader(SEVEN, batch_size=2, collate_fn=lambda rows: ("text", torch.stack([row for (row,) in rows])))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _, inputs in loader:
@@ -161,7 +161,7 @@ def test_a_batch_of_unknown_size_leaves_the_samples_unknown(instrumented, book, 
     instrumented.counts()
 
 
-def test_many_passes_of_one_batch_are_not_kept(instrumented, book, model):
+def test_short_passes_are_not_kept(instrumented, book, model):
     loader, optimizer = DataLoader(SEVEN, batch_size=2), torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(400):
         (inputs,) = next(iter(loader))
@@ -173,7 +173,7 @@ def test_many_passes_of_one_batch_are_not_kept(instrumented, book, model):
     instrumented.counts()
 
 
-def test_every_timing_of_loaders_in_turn_belongs_to_the_one_the_batch_came_from(instrumented, book, model):
+def test_times_are_attributed_to_the_loader_of_the_batch(instrumented, book, model):
     first, second = (DataLoader(TensorDataset(torch.zeros(20, 2)), batch_size=2) for _ in range(2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     iterators = iter(first), iter(second)

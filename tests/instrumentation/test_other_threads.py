@@ -24,7 +24,7 @@ def optimizer(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def test_of_what_other_threads_do_only_their_fetches_are_seen(instrumented, model, optimizer):
+def test_only_fetches_of_other_threads_are_recorded(instrumented, model, optimizer):
     def serve():
         with torch.no_grad():
             nn.Linear(2, 1)(INPUTS).to("cpu")
@@ -42,7 +42,7 @@ def test_of_what_other_threads_do_only_their_fetches_are_seen(instrumented, mode
     assert instrumented.counts() == {"forward_pass": 2, "backward_pass": 2, "optimizer_step": 2, "data_loading": 8}
 
 
-def test_updates_on_another_thread_are_told_as_not_seen(instrumented, model, optimizer):
+def test_updates_on_other_threads_are_noted(instrumented, model, optimizer):
     def train():
         other = nn.Linear(2, 1)
         other(INPUTS).sum().backward()
@@ -59,7 +59,7 @@ def test_updates_on_another_thread_are_told_as_not_seen(instrumented, model, opt
     ]
 
 
-def test_a_fetch_on_another_thread_that_finds_nothing_is_no_batch(instrumented, model):
+def test_empty_fetch_on_other_thread_is_not_counted(instrumented, model):
     model(INPUTS).sum().backward()
     batches = iter(DataLoader(TensorDataset(INPUTS), batch_size=4))
     raised = []
@@ -78,7 +78,7 @@ def test_a_fetch_on_another_thread_that_finds_nothing_is_no_batch(instrumented, 
     assert instrumented.counts() == {"forward_pass": 1, "backward_pass": 1, "data_loading": 1}
 
 
-def test_a_drain_by_another_thread_waits_for_a_change_under_way():
+def test_drain_waits_for_rewriting():
     recorder = Recorder()
     pending = PendingEvents(recorder)
     pending.record_span(pending.clock(), SectionCodes(recorder.names).forward)

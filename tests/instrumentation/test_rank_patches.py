@@ -23,7 +23,7 @@ def rank_patches(clock):
     assert changed_since(before) == []
 
 
-def test_modules_and_meetings_are_seen(rank_patches, clock):
+def test_ddp_modules_and_sync_points_are_recorded(rank_patches, clock):
     with one_rank():
         torch.distributed.barrier()
         model = DistributedDataParallel(torch.nn.Linear(1, 1))
@@ -35,13 +35,13 @@ def test_modules_and_meetings_are_seen(rank_patches, clock):
     assert rank_patches.notes() == []
 
 
-def test_they_are_put_in_place_once(rank_patches):
+def test_patches_are_installed_once(rank_patches):
     barrier = torch.distributed.barrier
     rank_patches.install()
     assert torch.distributed.barrier is barrier
 
 
-def test_in_a_forked_child_they_are_out_and_nothing_was_seen(rank_patches):
+def test_forked_child_has_no_patches_and_no_data(rank_patches):
     before, points = torch.distributed.barrier, rank_patches.context.sync_points
     rank_patches.after_fork_in_child()
     assert torch.distributed.barrier is not before
@@ -49,7 +49,7 @@ def test_in_a_forked_child_they_are_out_and_nothing_was_seen(rank_patches):
     rank_patches.uninstall()
 
 
-def test_a_torch_that_is_different_leaves_them_out_and_says_so(clock, monkeypatch):
+def test_unexpected_torch_is_noted(clock, monkeypatch):
     monkeypatch.delattr(torch.distributed.distributed_c10d, "destroy_process_group")
     before = state_of_torch()
     rank_patches = RankPatches(Recorder(clock))
@@ -58,7 +58,7 @@ def test_a_torch_that_is_different_leaves_them_out_and_says_so(clock, monkeypatc
     assert "destroy_process_group" in rank_patches.notes()[0]
 
 
-def test_where_seams_for_all_are_to_come_these_stay_out(clock, monkeypatch):
+def test_automatic_instrumentation_replaces_rank_patches(clock, monkeypatch):
     class TorchFinder:
         def find_spec(self, name, path, target=None):
             return None
@@ -89,7 +89,7 @@ print(torch.distributed.barrier.__code__.co_filename.endswith("sync_points.py"))
 
 
 @pytest.mark.parametrize(("removes", "is_in_place"), [(False, "True"), (True, "False")])
-def test_they_wait_for_the_program_to_import_torch(removes, is_in_place):
+def test_patches_wait_for_the_import_of_torch(removes, is_in_place):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(removes=removes)], capture_output=True, text=True, timeout=100
     )

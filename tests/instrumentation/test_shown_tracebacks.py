@@ -46,7 +46,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("what", FAILURES)
-def test_a_traceback_is_shown_without_code_of_ours(instrumented, model, what):
+def test_printed_traceback_has_no_frames_of_ours(instrumented, model, what):
     instrumented.context.current_detector()
     with pytest.raises(Exception) as raised:  # noqa: PT011
         FAILURES[what](model)

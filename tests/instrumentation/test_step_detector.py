@@ -56,7 +56,7 @@ def test_each_update_of_a_single_optimizer_is_a_step(kind):
     assert ends_of("AAAA", kind) == [1, 2, 3, 4]
 
 
-def test_a_training_of_one_update_is_one_step():
+def test_single_update_is_one_step():
     assert ends_of("A") == [1]
 
 
@@ -64,7 +64,7 @@ def test_without_updates_there_is_no_step():
     assert ends_of("") == []
 
 
-def test_the_steps_of_a_single_optimizer_end_at_once_from_its_second_update_on():
+def test_single_optimizer_steps_end_at_once_from_the_second_update():
     updates = Updates()
     updates.of("A")
     assert updates.ends == []
@@ -74,11 +74,11 @@ def test_the_steps_of_a_single_optimizer_end_at_once_from_its_second_update_on()
     assert updates.ends == [1, 2, 3]
 
 
-def test_a_step_of_two_optimizers_in_turn_ends_with_the_second():
+def test_step_of_two_alternating_optimizers_ends_with_the_second():
     assert ends_of("ABABAB") == [2, 4, 6]
 
 
-def test_a_step_of_two_in_turn_ends_when_the_next_begins():
+def test_step_of_two_optimizers_ends_when_the_next_begins():
     updates = Updates()
     updates.of("AB")
     assert updates.ends == []
@@ -86,29 +86,29 @@ def test_a_step_of_two_in_turn_ends_when_the_next_begins():
     assert updates.ends == [2]
 
 
-def test_a_critic_that_leads_ends_a_step_with_each_update_and_the_generator_with_every_fifth():
+def test_critic_as_primary_ends_a_step_with_each_update():
     # The first generator update comes as a surprise: the critic's fifth step has ended before it.
     assert ends_of("CCCCCG" * 3) == [1, 2, 3, 4, 5, 7, 8, 9, 10, 12, 13, 14, 15, 16, 18]
 
 
-def test_a_generator_that_leads_ends_a_step_with_five_updates_of_the_critic():
+def test_generator_as_primary_has_five_critic_updates_per_step():
     assert ends_of("GCCCCC" * 3) == [6, 12, 18]
 
 
-def test_of_three_at_different_moments_the_first_leads():
+def test_first_of_three_optimizers_is_primary():
     # The actor is updated every second time, the temperature every fourth.
     assert ends_of("CCACCATCCA") == [1, 2, 4, 7, 8, 10]
 
 
-def test_eight_optimizers_one_a_parameter_make_one_step():
+def test_optimizer_per_parameter_makes_one_step():
     assert ends_of("ABCDEFGH" * 3) == [8, 16, 24]
 
 
-def test_another_that_comes_late_joins_the_steps_of_the_lead():
+def test_late_optimizer_joins_the_steps_of_the_primary():
     assert ends_of("AAAABAB") == [1, 2, 3, 4, 7]  # B at 5 comes after the step of A has ended
 
 
-def test_a_second_phase_below_the_threshold_is_part_of_the_step_while_the_lead_comes_back():
+def test_short_second_phase_is_part_of_the_step():
     updates = Updates()
     updates.of("AAA" + "B" * (MISSED_BY_NEW - 1) + "A")
     assert updates.ends == [1, 2, 3]  # the step of the last A is pending, because B may follow again
@@ -116,7 +116,7 @@ def test_a_second_phase_below_the_threshold_is_part_of_the_step_while_the_lead_c
     assert updates.ends == [1, 2, 3, 3 + MISSED_BY_NEW]
 
 
-def test_a_second_phase_at_the_threshold_is_followed_step_by_step():
+def test_second_phase_at_the_threshold_has_its_own_steps():
     updates = Updates()
     updates.of("AAA" + "B" * (MISSED_BY_NEW - 1))
     assert updates.ends == [1, 2, 3]
@@ -126,15 +126,15 @@ def test_a_second_phase_at_the_threshold_is_followed_step_by_step():
     assert updates.ends == list(range(1, 5 + MISSED_BY_NEW))
 
 
-def test_phases_that_take_turns_are_followed_there_and_back():
+def test_alternating_phases_keep_single_steps():
     assert ends_of(("A" * 20 + "B" * 20) * 2) == list(range(1, 81))
 
 
-def test_a_short_last_phase_is_followed_when_the_training_ends():
+def test_short_last_phase_has_its_own_steps_at_close():
     assert ends_of("AAABBB") == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_lead_of_which_no_round_is_known_waits_longer():
+def test_primary_without_completed_step_waits_longer():
     updates = Updates()
     updates.of("A" + "B" * MISSED_IN_FIRST_STEP)
     assert updates.ends == []
@@ -142,12 +142,12 @@ def test_a_lead_of_which_no_round_is_known_waits_longer():
     assert updates.ends == list(range(1, 3 + MISSED_IN_FIRST_STEP))
 
 
-def test_a_lead_of_a_single_update_is_followed_by_one_that_goes_on_when_the_training_ends():
+def test_primary_with_one_update_is_replaced_at_close():
     assert ends_of("ABBB") == [1, 2, 3, 4]
     assert ends_of("AB") == [2]
 
 
-def test_one_seen_beside_the_lead_may_update_some_times_more_than_before():
+def test_known_companion_may_update_more_often_than_before():
     usual = 2
     most = MISSED_RATIO * usual + MISSED_SLACK
     updates = Updates()
@@ -158,11 +158,11 @@ def test_one_seen_beside_the_lead_may_update_some_times_more_than_before():
     assert updates.ends == [3, 6, *range(9, 8 + most + 1)]
 
 
-def test_the_most_updates_of_any_round_are_what_is_usual():
+def test_maximum_updates_per_step_set_the_threshold():
     assert ends_of("ABBBBBB" + "AB" * 3 + "A" + "B" * 30 + "AB") == [7, 9, 11, 13, 44, 46]
 
 
-def test_a_lead_that_is_gone_is_followed_at_once():
+def test_deleted_primary_is_replaced_at_once():
     updates = Updates()
     updates.of("AAA")
     updates.drop("A", then="B")
@@ -172,7 +172,7 @@ def test_a_lead_that_is_gone_is_followed_at_once():
     assert updates.ends == [1, 2, 3, 4, 5]
 
 
-def test_a_lead_that_is_gone_leaves_its_step_as_long_as_it_was():
+def test_deleted_primary_keeps_the_length_of_its_step():
     updates = Updates()
     updates.of("ABAB")
     updates.drop("A")
@@ -181,7 +181,7 @@ def test_a_lead_that_is_gone_leaves_its_step_as_long_as_it_was():
     assert updates.ends == [2, 4, 5]
 
 
-def test_the_last_step_of_a_lead_that_is_gone_ends_with_the_others_as_before():
+def test_last_step_of_deleted_primary_includes_its_companions():
     updates = Updates()
     updates.of("ABA")
     updates.drop("A")
@@ -190,12 +190,12 @@ def test_the_last_step_of_a_lead_that_is_gone_ends_with_the_others_as_before():
     assert updates.ends == [2, 4]
 
 
-def test_two_optimizers_that_follow_two_others_have_steps_of_their_own():
+def test_second_pair_of_optimizers_has_its_own_steps():
     assert ends_of("ABAB" + "CDCD") == [2, 4, 6, 8]
     assert ends_of("ABABAB" + "CDCDCD" + "EFEFEF") == [2, 4, 6, 8, 10, 12, 14, 16, 18]
 
 
-def test_a_new_optimizer_every_round_is_followed_each_time():
+def test_new_optimizer_per_step_makes_single_steps():
     updates = Updates()
     for letter, next_letter in itertools.pairwise("ABCDEF"):
         updates.of(letter)
@@ -204,7 +204,7 @@ def test_a_new_optimizer_every_round_is_followed_each_time():
     assert updates.ends == [1, 2, 3, 4, 5]
 
 
-def test_a_new_optimizer_with_the_id_of_one_that_is_gone_leads_in_its_place():
+def test_new_optimizer_with_reused_id_becomes_primary():
     updates = Updates()
     for _ in range(5):
         updates.of("A")
@@ -213,7 +213,7 @@ def test_a_new_optimizer_with_the_id_of_one_that_is_gone_leads_in_its_place():
     assert updates.ends == [1, 2, 3, 4, 5]
 
 
-def test_forgetting_drops_the_step_that_waits():
+def test_discard_pending_drops_the_pending_step():
     updates = Updates()
     updates.of("AB")
     updates.detector.discard_pending()
@@ -221,7 +221,7 @@ def test_forgetting_drops_the_step_that_waits():
     assert updates.ends == []
 
 
-def test_forgetting_takes_back_no_step():
+def test_discard_pending_keeps_ended_steps():
     updates = Updates()
     updates.of("ABAB")
     updates.detector.discard_pending()
@@ -229,7 +229,7 @@ def test_forgetting_takes_back_no_step():
     assert updates.ends == [2]
 
 
-def test_finishing_ends_the_step_that_waits_once():
+def test_close_ends_the_pending_step_once():
     updates = Updates()
     updates.of("ABAB")
     updates.detector.close()
@@ -237,7 +237,7 @@ def test_finishing_ends_the_step_that_waits_once():
     assert updates.ends == [2, 4]
 
 
-def test_the_step_that_waits_can_be_ended_before_the_lead_comes_back():
+def test_pending_step_can_be_ended_early():
     updates = Updates()
     updates.of("ABAB")
     updates.detector.end_pending()
@@ -251,7 +251,7 @@ letters = st.sampled_from("ABCD")
 
 
 @given(st.lists(st.tuples(letters, st.integers(1, 100), st.sampled_from(("", "", "", "drop", "end_pending")))))
-def test_steps_end_in_order_at_updates_and_no_more_often(blocks):
+def test_steps_end_in_order_at_distinct_updates(blocks):
     updates = Updates()
     for letter, times, after in blocks:
         updates.of(letter * times)
@@ -266,5 +266,5 @@ def test_steps_end_in_order_at_updates_and_no_more_often(blocks):
 
 
 @given(st.text(st.sampled_from("ABCD"), min_size=1, max_size=MISSED_BY_NEW - 1), st.integers(2, 12))
-def test_what_repeats_itself_makes_a_step_of_each_update_of_its_first(pattern, times):
+def test_repeated_pattern_has_one_step_per_primary_update(pattern, times):
     assert len(ends_of(pattern * times)) == times * pattern.count(pattern[0])

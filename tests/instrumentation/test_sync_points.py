@@ -30,7 +30,7 @@ def keys(points):
     return [key for key, _, _ in points.kept]
 
 
-def test_barriers_and_collectives_that_the_host_waits_for_are_meetings_in_their_order(recorded):
+def test_blocking_collectives_are_sync_points_in_order(recorded):
     distributed.barrier()
     distributed.all_reduce(torch.ones(2))
     distributed.all_gather([torch.ones(2)], torch.ones(2), group=distributed.group.WORLD)
@@ -40,7 +40,7 @@ def test_barriers_and_collectives_that_the_host_waits_for_are_meetings_in_their_
     assert all(enter_ns <= leave_ns for _, enter_ns, leave_ns in recorded.kept)
 
 
-def test_what_some_leave_early_is_none(recorded):
+def test_non_blocking_collectives_are_not_sync_points(recorded):
     some = distributed.new_group([0])
     before = keys(recorded)  # making a group may wait for all
     distributed.broadcast(torch.ones(2), 0)
@@ -52,7 +52,7 @@ def test_what_some_leave_early_is_none(recorded):
     assert keys(recorded) == before
 
 
-def test_what_fails_is_counted_and_is_none(recorded):
+def test_failed_collective_is_counted_but_not_kept(recorded):
     with pytest.raises(ValueError, match="different dtypes"):
         distributed.all_gather([torch.ones(2), torch.ones(2, dtype=torch.int64)], torch.ones(2))
     distributed.barrier()
@@ -60,7 +60,7 @@ def test_what_fails_is_counted_and_is_none(recorded):
 
 
 @pytest.mark.parametrize("arguments", [(), (None,), ("words",), ([],)])
-def test_arguments_that_torch_will_not_like_raise_what_torch_raises(recorded, arguments):
+def test_invalid_arguments_raise_the_error_of_torch(recorded, arguments):
     with pytest.raises((TypeError, ValueError, AttributeError)) as ours:
         distributed.all_reduce(*arguments)
     with pytest.raises(type(ours.value)) as torchs:
@@ -69,7 +69,7 @@ def test_arguments_that_torch_will_not_like_raise_what_torch_raises(recorded, ar
     assert keys(recorded) == []
 
 
-def test_calls_of_another_thread_are_none(recorded):
+def test_calls_of_other_threads_are_not_sync_points(recorded):
     distributed.barrier()
     other = threading.Thread(target=distributed.barrier)
     other.start()
@@ -86,7 +86,7 @@ def kept(count):
     return [enter_ns for _, enter_ns, _ in points.kept]
 
 
-def test_the_first_16_are_kept_and_of_all_at_most_as_many_evenly():
+def test_first_16_and_at_most_16_spread_over_all_are_kept():
     assert kept(16) == list(range(16))
     assert kept(32) == [*range(16), *range(16, 32, 2)]
     assert kept(33) == [*range(16), *range(16, 33, 4)]
@@ -94,13 +94,13 @@ def test_the_first_16_are_kept_and_of_all_at_most_as_many_evenly():
 
 
 @pytest.mark.parametrize("count", [100, 5_000])
-def test_a_rank_that_is_ahead_has_kept_those_of_the_others(count):
+def test_rank_ahead_keeps_the_points_of_the_others(count):
     behind, ahead = set(kept(count)), set(kept(count * 2 - 1))
     assert len(ahead) <= 32
     assert {number for number in ahead if number < count} <= behind
 
 
-def test_meetings_that_were_not_all_told_are_thinned_in_the_same_way():
+def test_gaps_in_numbers_do_not_change_what_is_kept():
     points = SyncPoints()
     for number in (0, 15, 17, 18, 40, 1024):
         points.add("ddp", number, f"ddp0:{number}", 0, 1)

@@ -35,14 +35,14 @@ def interrupted():
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def test_a_limit_that_the_program_set_ends_what_it_was_set_for(handled):
+def test_time_limit_of_the_program_is_reraised(handled):
     profiler_health = ProfilerHealth(Recorder(FakeClock()), 0.0)
     with pytest.raises(TimeoutError, match="the program's own limit"):
         profiler_health.guard("statistics", interrupted)
     assert profiler_health.disabled == {}
 
 
-def test_an_error_of_our_own_is_not_let_through(handled):
+def test_error_of_our_own_is_not_reraised(handled):
     def fails():
         raise TimeoutError("ours")
 
@@ -51,5 +51,5 @@ def test_an_error_of_our_own_is_not_let_through(handled):
     assert profiler_health.disabled == {"statistics": "TimeoutError: ours"}
 
 
-def test_an_error_without_a_traceback_is_let_go(handled):
+def test_error_without_traceback_is_not_reraised(handled):
     reraise_if_foreign(ValueError())

@@ -26,7 +26,7 @@ def on_another_thread(work):
 
 
 @pytest.mark.parametrize("method", ["call_begins", "call_ends", "backward_begins", "backward_ends", "update_begins"])
-def test_an_error_of_ours_takes_out_all_seams_and_the_training_goes_on(instrumented, monkeypatch, caplog, method):
+def test_error_of_ours_removes_all_patches_and_training_continues(instrumented, monkeypatch, caplog, method):
     def fails(*args):
         raise ZeroDivisionError("ours")
 
@@ -48,7 +48,7 @@ def test_an_error_of_ours_takes_out_all_seams_and_the_training_goes_on(instrumen
 
 
 @pytest.mark.parametrize("method", ["fetch_begins", "fetch_ends", "fetch_fails"])
-def test_an_error_of_ours_loses_no_batch(instrumented, monkeypatch, method):
+def test_error_of_ours_loses_no_batch(instrumented, monkeypatch, method):
     def fails(*args):
         raise ZeroDivisionError("ours")
 
@@ -57,7 +57,7 @@ def test_an_error_of_ours_loses_no_batch(instrumented, monkeypatch, method):
     assert instrumented.context.detector is None
 
 
-def test_an_error_of_ours_loses_no_checkpoint(instrumented, monkeypatch, tmp_path):
+def test_error_of_ours_loses_no_checkpoint(instrumented, monkeypatch, tmp_path):
     def fails():
         raise ZeroDivisionError("ours")
 
@@ -67,7 +67,7 @@ def test_an_error_of_ours_loses_no_checkpoint(instrumented, monkeypatch, tmp_pat
     assert "all patches" in instrumented.instrumentation.missing
 
 
-def test_an_error_at_the_end_leaves_nothing_behind(instrumented, monkeypatch):
+def test_error_at_close_leaves_nothing_behind(instrumented, monkeypatch):
     def fails():
         raise ZeroDivisionError("ours")
 
@@ -86,7 +86,7 @@ def train(steps=2):
         optimizer.step()
 
 
-def test_a_training_that_was_seen_needs_no_words(instrumented):
+def test_recorded_training_has_no_notes(instrumented):
     train()
     assert instrumented.instrumentation.is_training
     instrumented.instrumentation.close()
@@ -94,7 +94,7 @@ def test_a_training_that_was_seen_needs_no_words(instrumented):
     assert instrumented.instrumentation.notes() == []
 
 
-def test_gradients_without_updates_are_said_to_make_no_steps(instrumented):
+def test_gradients_without_updates_are_noted(instrumented):
     model = torch.nn.Linear(2, 1)
     for _ in range(3):
         model(torch.ones(1, 2)).sum().backward()
@@ -104,14 +104,14 @@ def test_gradients_without_updates_are_said_to_make_no_steps(instrumented):
     assert note.startswith("steps could not be detected: gradients were computed 3 times")
 
 
-def test_gradients_without_updates_are_fine_where_steps_come_by_hand(instrumented):
+def test_gradients_without_updates_are_fine_with_manual_steps(instrumented):
     torch.nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()
     instrumented.instrumentation.use_manual_steps()
     instrumented.instrumentation.close()
     assert instrumented.instrumentation.notes() == []
 
 
-def test_without_gradients_it_says_how_many_forward_passes_there_were(instrumented):
+def test_without_gradients_the_reason_counts_forward_passes(instrumented):
     with torch.no_grad():
         for _ in range(3):
             torch.nn.Linear(2, 1)(torch.ones(1, 2))
@@ -122,13 +122,13 @@ def test_without_gradients_it_says_how_many_forward_passes_there_were(instrument
     )
 
 
-def test_without_any_event_it_says_that_no_training_was_seen(instrumented):
+def test_without_events_the_reason_is_no_training(instrumented):
     instrumented.instrumentation.close()
     assert "no training was found" in instrumented.instrumentation.why_nothing()
     assert instrumented.sessions == 0
 
 
-def test_what_the_program_puts_in_the_place_of_a_seam_is_said(instrumented, monkeypatch):
+def test_patch_replaced_by_the_program_is_noted(instrumented, monkeypatch):
     ours = torch.autograd.backward
     monkeypatch.setattr(torch.autograd, "backward", lambda *args, **kwargs: ours(*args, **kwargs))
     train()
@@ -138,7 +138,7 @@ def test_what_the_program_puts_in_the_place_of_a_seam_is_said(instrumented, monk
     torch.autograd.backward = ours.__wrapped__  # theirs stayed, and held on to ours
 
 
-def test_a_hook_for_uncaught_exceptions_of_the_program_is_not_worth_a_word(instrumented, monkeypatch):
+def test_replaced_excepthook_is_not_noted(instrumented, monkeypatch):
     ours = sys.excepthook
     monkeypatch.setattr(sys, "excepthook", lambda *error: ours(*error))
     train()
@@ -148,7 +148,7 @@ def test_a_hook_for_uncaught_exceptions_of_the_program_is_not_worth_a_word(instr
     sys.excepthook = sys.__excepthook__
 
 
-def test_a_child_begins_anew_whatever_its_parent_was_inside_of(instrumented):
+def test_forked_child_starts_again(instrumented):
     instrumentation = instrumented.instrumentation
     train()
     instrumentation.context.training_thread.busy_with = FORWARD
@@ -175,7 +175,7 @@ def test_a_torch_without_tracing_context_is_never_tracing(monkeypatch):
     assert not context.is_tracing()
 
 
-def test_what_is_held_back_begins_with_the_first_event():
+def test_watermark_starts_at_the_first_event():
     instrumented = InstrumentedTorch()
     instrumented.instrumentation.install(torch)
     try:

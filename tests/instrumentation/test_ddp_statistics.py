@@ -99,13 +99,13 @@ def training(exchange, clock):
     return Training(exchange, clock)
 
 
-def test_without_modules_there_is_nothing_to_say(exchange, training):
+def test_without_modules_nothing_is_reported(exchange, training):
     training.end_step()
     assert exchange.drain() == GradientSyncTotals()
     assert exchange.note() is None
 
 
-def test_a_module_that_has_not_exchanged_anything_is_not_worth_a_word(exchange, module, training):
+def test_module_without_synchronization_reports_zero(exchange, module, training):
     for _ in range(3):
         module.forward()
         training.end_step()
@@ -113,17 +113,17 @@ def test_a_module_that_has_not_exchanged_anything_is_not_worth_a_word(exchange, 
     assert exchange.note() is None
 
 
-def test_a_module_on_the_processor_is_asked_to_look_at_every_exchange(module):
+def test_cpu_module_is_set_to_time_every_iteration(module):
     assert module.rate == 1
 
 
-def test_a_module_on_an_accelerator_is_left_as_it_is(clock, exchange):
+def test_accelerator_module_keeps_its_sample_rate(clock, exchange):
     module = Module(clock, "cuda")
     exchange.add_module(module)
     assert module.rate is None
 
 
-def test_each_exchange_is_told_with_the_step_it_was_part_of(exchange, module, training):
+def test_synchronization_is_attributed_to_its_step(exchange, module, training):
     for comm_ms in (3, 5, 7, 9):
         module.forward()
         module.backward(comm_ms)
@@ -135,7 +135,7 @@ def test_each_exchange_is_told_with_the_step_it_was_part_of(exchange, module, tr
     assert exchange.drain() == GradientSyncTotals()
 
 
-def test_a_step_that_is_marked_late_is_told_as_well(exchange, module, training, clock):
+def test_step_marked_late_is_attributed_too(exchange, module, training, clock):
     """With several optimizers it is marked when the next one is under way, and its exchange is there to be read."""
     ends_ns = []
     for comm_ms in (3, 5, 7, 9):
@@ -148,7 +148,7 @@ def test_a_step_that_is_marked_late_is_told_as_well(exchange, module, training, 
     assert exchange.drain().of_steps == ((0, 2 * MS), (1, 4 * MS))
 
 
-def test_two_steps_that_are_marked_at_once_keep_their_own(exchange, module, clock):
+def test_two_steps_marked_at_once_keep_their_own(exchange, module, clock):
     module.forward()
     module.backward(3)
     first_end_ns = clock()
@@ -161,7 +161,7 @@ def test_two_steps_that_are_marked_at_once_keep_their_own(exchange, module, cloc
     assert exchange.drain().of_steps == ((0, 2 * MS), (1, 4 * MS))
 
 
-def test_what_is_accumulated_without_an_exchange_is_none(exchange, module, training):
+def test_no_sync_iterations_are_not_counted(exchange, module, training):
     for _ in range(3):
         module.forward()  # the others are in no_sync, and DDP does not count them
         module.backward()
@@ -169,9 +169,7 @@ def test_what_is_accumulated_without_an_exchange_is_none(exchange, module, train
     assert exchange.drain() == GradientSyncTotals(2, 2, 6 * MS, 2 * MS, of_steps=((0, 2 * MS), (1, 2 * MS)))
 
 
-def test_the_same_exchange_is_not_counted_again_by_forward_passes_that_no_backward_pass_follows(
-    exchange, module, training
-):
+def test_forward_passes_without_backward_count_nothing_again(exchange, module, training):
     module.forward()
     module.backward()
     training.end_step()
@@ -181,7 +179,7 @@ def test_the_same_exchange_is_not_counted_again_by_forward_passes_that_no_backwa
     assert exchange.drain()[:4] == (1, 1, 3 * MS, MS)
 
 
-def test_forward_passes_that_share_a_backward_pass_share_its_exchange(meetings, clock):
+def test_forward_passes_sharing_a_backward_pass_count_once(meetings, clock):
     backwards = 0
     exchange = GradientSync(meetings, clock, lambda: WALL_NS + clock(), lambda: backwards)
     training, module = Training(exchange, clock), Module(clock)
@@ -195,7 +193,7 @@ def test_forward_passes_that_share_a_backward_pass_share_its_exchange(meetings, 
     assert exchange.drain()[:4] == (3, 3, 9 * MS, 3 * MS)
 
 
-def test_exchanges_that_were_not_looked_at_are_taken_to_be_like_the_next_that_was(exchange, module, training):
+def test_unread_synchronizations_are_assumed_like_the_next(exchange, module, training):
     for _ in range(5):
         module.forward()
         module.backward()
@@ -215,7 +213,7 @@ def test_several_modules_are_summed_up(exchange, training, clock):
     assert exchange.drain() == GradientSyncTotals(4, 4, 16 * MS, 4 * MS, of_steps=((0, 6 * MS), (1, 6 * MS)))
 
 
-def test_a_module_that_is_gone_has_said_what_it_did(exchange, training, clock):
+def test_deleted_module_keeps_its_totals(exchange, training, clock):
     module = Module(clock)
     exchange.add_module(module)
     for _ in range(3):
@@ -228,7 +226,7 @@ def test_a_module_that_is_gone_has_said_what_it_did(exchange, training, clock):
     assert exchange.drain()[:4] == (2, 2, 6 * MS, 2 * MS)
 
 
-def test_no_more_can_be_hidden_than_there_was(exchange, module, training):
+def test_hidden_time_is_capped_by_total(exchange, module, training):
     for _ in range(2):
         module.forward()
         module.backward(comm_ms=1, hidden_ms=2)
@@ -236,7 +234,7 @@ def test_no_more_can_be_hidden_than_there_was(exchange, module, training):
     assert exchange.drain() == GradientSyncTotals(1, 1, MS, MS, of_steps=((0, 0),))
 
 
-def test_a_begin_and_an_end_of_two_exchanges_are_none(exchange, module, training):
+def test_begin_and_end_of_different_iterations_are_ignored(exchange, module, training):
     module.forward()
     module.backward(comm_ms=-3)
     module.forward()
@@ -244,7 +242,7 @@ def test_a_begin_and_an_end_of_two_exchanges_are_none(exchange, module, training
     assert exchange.drain()[:4] == (0, 0, 0, 0)
 
 
-def test_on_an_accelerator_times_are_its_own_and_of_no_single_step(exchange, training, clock):
+def test_accelerator_times_are_not_attributed_to_steps(exchange, training, clock):
     module = Module(clock, "cuda")
     exchange.add_module(module)
     for _ in range(3):
@@ -254,7 +252,7 @@ def test_on_an_accelerator_times_are_its_own_and_of_no_single_step(exchange, tra
     assert exchange.drain() == GradientSyncTotals(2, 2, 6 * MS, 2 * MS, is_on_host=False)
 
 
-def test_between_looks_by_itself_an_accelerator_is_not_looked_at_twice(exchange, training, clock):
+def test_accelerator_is_not_read_between_intervals(exchange, training, clock):
     """DDP looks at every hundredth exchange there; all since its last look are taken to be like that."""
     module = Module(clock, "cuda")
     exchange.add_module(module)
@@ -267,7 +265,7 @@ def test_between_looks_by_itself_an_accelerator_is_not_looked_at_twice(exchange,
     assert exchange.drain()[:4] == (100, 1, 300 * MS, 100 * MS)
 
 
-def test_after_the_first_128_steps_only_every_other_block_is_read_step_by_step(exchange, module, training):
+def test_after_128_steps_every_other_block_is_read(exchange, module, training):
     for _ in range(180):
         module.forward()
         module.backward(0.3, 0.1)
@@ -276,7 +274,7 @@ def test_after_the_first_128_steps_only_every_other_block_is_read_step_by_step(e
     assert steps == [*range(144), *range(160, 176)]
 
 
-def test_a_run_after_another_counts_its_own_exchanges(exchange, module, clock):
+def test_second_run_counts_its_own(exchange, module, clock):
     for _ in range(2):
         exchange.start_run()
         training = Training(exchange, clock)
@@ -290,7 +288,7 @@ def test_a_run_after_another_counts_its_own_exchanges(exchange, module, clock):
 
 
 @pytest.mark.parametrize("name", ["iteration", "backward_comm_time_start", "backward_comm_time_end"])
-def test_statistics_that_lack_a_name_say_so_once_and_nothing_else(exchange, module, training, name):
+def test_missing_statistic_is_noted_once(exchange, module, training, name):
     module.forward()
     module.backward()
     module.forward()
@@ -302,7 +300,7 @@ def test_statistics_that_lack_a_name_say_so_once_and_nothing_else(exchange, modu
     assert exchange.note() == f"DDP's gradient synchronization is not measured: KeyError: '{name}'"
 
 
-def test_statistics_that_raise_say_so_and_nothing_else(exchange, module, training):
+def test_failing_statistics_are_noted(exchange, module, training):
     def fail():
         raise RuntimeError("no logger")
 
@@ -311,12 +309,12 @@ def test_statistics_that_raise_say_so_and_nothing_else(exchange, module, trainin
     assert exchange.note() == "DDP's gradient synchronization is not measured: RuntimeError: no logger"
 
 
-def test_a_module_of_another_kind_is_not_measured_and_nothing_is_raised(exchange):
+def test_unexpected_module_is_noted_and_not_raised(exchange):
     exchange.add_module(object())
     assert exchange.note().startswith("DDP's gradient synchronization is not measured: ")
 
 
-def test_another_thread_reads_nothing(exchange, module, training):
+def test_other_thread_reads_nothing(exchange, module, training):
     training.end_step()
     module.forward()
     module.backward()
@@ -329,7 +327,7 @@ def test_another_thread_reads_nothing(exchange, module, training):
     assert exchange.drain()[:4] == (1, 1, 3 * MS, MS)
 
 
-def test_exchanges_of_the_steps_that_ranks_compare_are_meetings(exchange, module, training, meetings):
+def test_synchronizations_of_compared_steps_are_sync_points(exchange, module, training, meetings):
     for _ in range(3):
         module.forward()
         module.backward()
@@ -341,7 +339,7 @@ def test_exchanges_of_the_steps_that_ranks_compare_are_meetings(exchange, module
     ]
 
 
-def test_a_module_of_some_ranks_makes_no_meetings(exchange, training, clock, meetings):
+def test_module_of_some_ranks_makes_no_sync_points(exchange, training, clock, meetings):
     module = Module(clock)
     module.process_group = type("Half", (), {"size": lambda self: 1})()
     exchange.add_module(module)

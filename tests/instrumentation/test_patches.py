@@ -22,7 +22,7 @@ def optimizer(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def test_a_training_loop_is_seen_as_it_is(instrumented, model, optimizer):
+def test_training_loop_is_recorded(instrumented, model, optimizer):
     criterion = nn.MSELoss()
     for _ in range(2):
         for inputs, targets in DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=2):
@@ -40,7 +40,7 @@ def test_a_training_loop_is_seen_as_it_is(instrumented, model, optimizer):
     }
 
 
-def test_evaluation_is_seen_as_it_is(instrumented, model, optimizer):
+def test_evaluation_is_recorded(instrumented, model, optimizer):
     loader = DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=2)
     for _ in range(2):
         for inputs, targets in loader:
@@ -55,14 +55,14 @@ def test_evaluation_is_seen_as_it_is(instrumented, model, optimizer):
     assert counts["forward_pass"] == counts["data_loading"] == 4
 
 
-def test_what_raises_in_a_forward_pass_reaches_the_program(instrumented, model):
+def test_exception_in_forward_pass_reaches_the_program(instrumented, model):
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model(torch.ones(1, 7))
     model(INPUTS).sum().backward()
     assert instrumented.counts() == {"forward_pass": 2, "backward_pass": 1}
 
 
-def test_hooks_and_keyword_arguments_of_modules_work_as_ever(instrumented):
+def test_module_hooks_and_keyword_arguments_still_work(instrumented):
     class Model(nn.Module):
         def forward(self, x, *, scale):
             return scale * x
@@ -74,13 +74,13 @@ def test_hooks_and_keyword_arguments_of_modules_work_as_ever(instrumented):
     assert len(calls) == 1
 
 
-def test_a_gradient_by_autograd_grad_is_a_backward_pass(instrumented, model):
+def test_autograd_grad_is_a_backward_pass(instrumented, model):
     (gradient,) = torch.autograd.grad(model(INPUTS).sum(), [model[0].weight])
     assert gradient.shape == (3, 2)
     assert instrumented.counts() == {"forward_pass": 1, "backward_pass": 1}
 
 
-def test_gradients_for_several_losses_are_a_backward_pass_each(instrumented, model):
+def test_each_backward_call_is_a_backward_pass(instrumented, model):
     output = model(INPUTS)
     output.sum().backward(retain_graph=True)
     output.mean().backward()
@@ -88,21 +88,21 @@ def test_gradients_for_several_losses_are_a_backward_pass_each(instrumented, mod
     assert instrumented.counts() == {"forward_pass": 2, "backward_pass": 3}
 
 
-def test_a_gradient_of_a_gradient_is_a_backward_pass_of_its_own(instrumented, model):
+def test_second_order_gradient_is_a_backward_pass(instrumented, model):
     inputs = INPUTS.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
     gradient.norm().backward()
     assert instrumented.counts() == {"forward_pass": 1, "backward_pass": 2}
 
 
-def test_what_a_checkpoint_computes_again_is_part_of_the_backward_pass(instrumented, model):
+def test_checkpoint_recomputation_is_part_of_the_backward_pass(instrumented, model):
     for use_reentrant in (True, False):
         inputs = INPUTS.clone().requires_grad_()
         checkpoint(model, inputs, use_reentrant=use_reentrant).sum().backward()
     assert instrumented.counts()["backward_pass"] == 2
 
 
-def test_an_update_that_raises_is_raised_and_the_next_counts(instrumented, model):
+def test_failing_update_raises_and_the_next_counts(instrumented, model):
     class Failing(torch.optim.SGD):
         fails = True
 
@@ -123,7 +123,7 @@ def test_an_update_that_raises_is_raised_and_the_next_counts(instrumented, model
     assert instrumented.steps == 2
 
 
-def test_an_update_with_a_closure_is_one_step_with_its_forward_and_backward_passes(instrumented, model):
+def test_update_with_closure_is_one_step(instrumented, model):
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, tolerance_grad=0, tolerance_change=0)
     evaluations = 0
 
@@ -142,7 +142,7 @@ def test_an_update_with_a_closure_is_one_step_with_its_forward_and_backward_pass
     assert instrumented.steps == 2
 
 
-def test_clearing_gradients_is_time_of_the_optimizer_and_no_step(instrumented, model, optimizer):
+def test_zero_grad_adds_optimizer_time_without_a_step(instrumented, model, optimizer):
     for clear in (optimizer.zero_grad, model.zero_grad):
         model(INPUTS).sum().backward()
         clear()
@@ -152,7 +152,7 @@ def test_clearing_gradients_is_time_of_the_optimizer_and_no_step(instrumented, m
 
 
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_", "get_total_norm"])
-def test_norms_of_gradients_are_metrics(instrumented, model, clip):
+def test_gradient_norms_are_metrics(instrumented, model, clip):
     model(INPUTS).sum().backward()
     function = getattr(nn.utils, clip)
     gradients = [parameter.grad for parameter in model.parameters()]
@@ -160,7 +160,7 @@ def test_norms_of_gradients_are_metrics(instrumented, model, clip):
     assert instrumented.counts() == {"forward_pass": 1, "backward_pass": 1, "metrics_computation": 1}
 
 
-def test_moving_to_a_device_is_a_transfer_and_to_another_dtype_none(instrumented, model):
+def test_device_move_is_a_transfer_and_dtype_change_is_not(instrumented, model):
     instrumented.context.current_detector()
     INPUTS.to("cpu")
     INPUTS.to(torch.device("cpu"), torch.float64)
@@ -172,7 +172,7 @@ def test_moving_to_a_device_is_a_transfer_and_to_another_dtype_none(instrumented
     assert instrumented.counts() == {"data_transfer": 5}
 
 
-def test_a_transfer_within_a_forward_pass_is_part_of_that(instrumented):
+def test_transfer_within_a_forward_pass_is_part_of_it(instrumented):
     class Model(nn.Linear):
         def forward(self, inputs):
             return super().forward(inputs.to("cpu"))
@@ -183,7 +183,7 @@ def test_a_transfer_within_a_forward_pass_is_part_of_that(instrumented):
     assert instrumented.counts() == {"forward_pass": 3, "backward_pass": 3}
 
 
-def test_saving_is_a_checkpoint_by_either_path(instrumented, model, tmp_path):
+def test_saving_by_either_path_is_a_checkpoint(instrumented, model, tmp_path):
     instrumented.context.current_detector()
     torch.save(model.state_dict(), tmp_path / "model.pt")
     torch.serialization.save({}, tmp_path / "more.pt")
@@ -191,14 +191,14 @@ def test_saving_is_a_checkpoint_by_either_path(instrumented, model, tmp_path):
     model.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
 
 
-def test_what_cannot_be_saved_raises_and_is_a_checkpoint_that_has_ended(instrumented):
+def test_failing_save_raises_and_ends_its_span(instrumented):
     instrumented.context.current_detector()
     with pytest.raises(RuntimeError, match="does not exist"):
         torch.save([1], "no/such/folder/model.pt")
     assert instrumented.counts() == {"checkpointing": 1}
 
 
-def test_averaging_weights_is_an_ema_update(instrumented, model, optimizer):
+def test_weight_averaging_is_an_ema_update(instrumented, model, optimizer):
     average = torch.optim.swa_utils.AveragedModel(model)
     for _ in range(2):
         model(INPUTS).sum().backward()
@@ -209,7 +209,7 @@ def test_averaging_weights_is_an_ema_update(instrumented, model, optimizer):
     assert instrumented.steps == 2
 
 
-def test_a_gradient_scaler_ends_a_step_only_where_it_updates(instrumented, model, optimizer):
+def test_gradient_scaler_ends_a_step_only_with_an_update(instrumented, model, optimizer):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for factor in (1.0, float("inf"), 1.0):
         optimizer.zero_grad()
@@ -222,7 +222,7 @@ def test_a_gradient_scaler_ends_a_step_only_where_it_updates(instrumented, model
     assert (counts["forward_pass"], counts["backward_pass"], counts["optimizer_step"]) == (3, 3, 2)
 
 
-def test_collectives_are_synchronization_also_within_a_forward_pass(instrumented, monkeypatch):
+def test_collectives_within_a_forward_pass_are_synchronization(instrumented, monkeypatch):
     distributed = torch.distributed
 
     class Model(nn.Linear):
@@ -246,7 +246,7 @@ def test_collectives_are_synchronization_also_within_a_forward_pass(instrumented
     assert counts == {"synchronization": 3, "forward_pass": 2, "backward_pass": 2}
 
 
-def test_a_dataset_that_calls_modules_makes_no_forward_passes(instrumented):
+def test_modules_in_a_dataset_make_no_forward_passes(instrumented):
     class Augmented(TensorDataset):
         normalize = nn.LayerNorm(2)
 
@@ -259,7 +259,7 @@ def test_a_dataset_that_calls_modules_makes_no_forward_passes(instrumented):
     assert instrumented.counts() == {"data_loading": 2, "first_fetch": 1}
 
 
-def test_a_loader_that_is_iterated_by_hand_or_measured_works_as_ever(instrumented):
+def test_manual_iteration_and_len_of_a_loader_still_work(instrumented):
     loader = DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=2)
     batches = iter(loader)
     assert len(batches) == 2
@@ -270,7 +270,7 @@ def test_a_loader_that_is_iterated_by_hand_or_measured_works_as_ever(instrumente
     assert instrumented.counts() == {"data_loading": 2, "first_fetch": 1}
 
 
-def test_a_dataset_that_raises_raises_and_gives_no_batch(instrumented):
+def test_failing_dataset_raises_and_counts_no_batch(instrumented):
     class Broken(TensorDataset):
         def __getitem__(self, index):
             raise OSError("disk")
@@ -280,7 +280,7 @@ def test_a_dataset_that_raises_raises_and_gives_no_batch(instrumented):
     assert instrumented.counts() == {}
 
 
-def test_what_goes_on_after_the_end_is_not_seen_and_works_as_ever(instrumented, model, optimizer):
+def test_work_after_close_is_not_recorded(instrumented, model, optimizer):
     step = optimizer.step
     model(INPUTS).sum().backward()
     step()

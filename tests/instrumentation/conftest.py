@@ -1,4 +1,4 @@
-"""What the tests of inference share."""
+"""Fixtures of the instrumentation tests."""
 
 from collections.abc import Iterator
 
@@ -37,6 +37,6 @@ def val_loader(training) -> FakeLoader:
 
 @pytest.fixture
 def instrumented() -> Iterator[InstrumentedTorch]:
-    """What a watch over real torch sees; torch is afterwards as it was before."""
+    """The instrumentation of real torch; torch is restored afterwards."""
     with instrumented_torch() as one:
         yield one

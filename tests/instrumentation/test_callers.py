@@ -1,11 +1,11 @@
-"""Who calls a model: a function, a method of a module that is never called itself, a trainer that is a module."""
+"""Callers of a model: a function, a method of a module that is not called itself, a trainer module."""
 
 from tests.support.fake_training import EPOCH, FakeModule, Loss
 from training_profiler.instrumentation.loop_detection.loop_detector import TRAINER_DEPTH
 
 
 class Policy(FakeModule):
-    """Has two modules and methods that call them."""
+    """A module with two submodules, and methods that call them."""
 
     def __init__(self, training):
         super().__init__(training, FakeModule(training, seconds=1), FakeModule(training, seconds=1))
@@ -71,7 +71,7 @@ def test_repeated_module_in_a_method_begins_another_forward_pass(training):
 def test_method_called_in_every_step_is_a_forward_pass_each_time(training):
     policy = Policy(training)
     for _ in range(5):
-        policy.act()  # its frames may be the same, one after the other
+        policy.act()  # both calls may have the same frame
     assert training.finish().counts == {"forward_pass": 5}
 
 

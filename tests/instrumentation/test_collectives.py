@@ -1,4 +1,4 @@
-"""Collectives over real torch: each is one span of ``synchronization``, whichever way it is called and waited for."""
+"""Collectives of real torch: each is one span of ``synchronization``, synchronous or not."""
 
 import sys
 
@@ -78,7 +78,7 @@ def test_collective_in_backward_pass_counts(group):
 
 
 def test_dynamo_table_filled_meanwhile_names_torch_functions():
-    """Else dynamo would not know them any more once they are back in place."""
+    """Otherwise dynamo would not recognize the functions after the patches are removed."""
     before = distributed.all_reduce
     instrumentation = Instrumentation(Recorder(), lambda: None)
     instrumentation.install(torch)

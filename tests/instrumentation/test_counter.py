@@ -1,4 +1,4 @@
-"""FLOPs of one step of real trainings: as torch's own counter has them, and without a trace in the losses."""
+"""FLOPs of one step of real trainings: equal to those of torch's own counter, with unchanged losses."""
 
 import importlib
 import sys
@@ -42,7 +42,7 @@ def encoder() -> nn.Module:
 
 
 class Trainer:
-    """A training of some steps, each of so many micro-batches."""
+    """A training with micro-batches."""
 
     def __init__(
         self, make: Callable[[], nn.Module], *shape: int, instrumented: InstrumentedTorch | None = None
@@ -96,9 +96,9 @@ def test_cpu_attention_is_counted(instrumented):
     for _ in range(3):
         trainer.step()
     linear = 2 * 20 * (32 * 96 + 32 * 8)
-    attention = 2 * 2 * (2 * 4) * 10 * 10 * 8  # two products, for each of the heads
-    # Backward, a product for the weights and one for the inputs, which the first layer's do not need; attention
-    # computes its scores again besides.
+    attention = 2 * 2 * (2 * 4) * 10 * 10 * 8  # two products for each head
+    # Backward: a product for the weights and one for the inputs, except in the first layer. Attention also
+    # recomputes its scores.
     assert flops_of(instrumented) == 3 * linear - 2 * 20 * 32 * 96 + attention + attention * 5 // 2
     assert instrumented.instrumentation.flops.counted.attention == "flash_attention_for_cpu"
 
@@ -140,7 +140,7 @@ def test_checkpoint_recomputation_is_counted(instrumented):
     for _ in range(3):
         trainer.step()
     product = 2 * 4 * 16 * 16
-    # Forward; again as far as something was saved, such as the first layer's output; the gradients of two weights and
+    # Forward; recomputation where something was saved, such as the first layer's output; gradients of two weights and
     # of one input.
     assert flops_of(instrumented) == (2 + 1 + 3) * product
 
@@ -181,7 +181,7 @@ def test_dtype_is_that_of_most_flops(instrumented):
 def test_one_step_is_counted_and_the_detector_restored(instrumented):
     trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     trainer.step()
-    trainer.step()  # which ends the first: that it has a single optimizer shows here
+    trainer.step()  # ends the first step, because now the training has a single optimizer
     assert vars(instrumented.context.detector).keys() >= set(SHADOWED)
     trainer.step()
     assert not vars(instrumented.context.detector).keys() & set(SHADOWED)

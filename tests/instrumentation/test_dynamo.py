@@ -11,7 +11,7 @@ from training_profiler.instrumentation.patches import dynamo, module_call
 
 @pytest.fixture
 def skipped(monkeypatch):
-    """The code that a stand-in for dynamo was told to skip."""
+    """The code that a fake dynamo is asked to skip."""
     codes = []
     frames = types.ModuleType(dynamo.DYNAMO)
     frames.skip_code = codes.append

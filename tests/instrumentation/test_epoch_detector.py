@@ -1,4 +1,4 @@
-"""Which passes over data loaders are epochs of a training that marks none."""
+"""Which passes over data loaders are epochs if the training marks none."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from training_profiler.instrumentation.loop_detection.phase_detector import Load
 
 
 class Iterator:
-    """What a pass is over; held weakly, as a loader's is."""
+    """An iterator, held weakly."""
 
 
 def a_pass(begin_ns: int, *, loader: int = 1, fetches: int = 10, samples: int | None = 40, has_ended: bool = True):

@@ -45,7 +45,7 @@ def test_separate_loss_adds_time_to_the_forward_pass(training, model, optimizer)
 
 def test_frozen_encoder_adds_time_to_the_forward_pass(training, model, optimizer):
     encoder = FakeModule(training, requires_grad=False, seconds=5)
-    model(0)  # what is trained has been seen
+    model(0)  # finds the trainable module
     for _ in range(2):
         encoder(0)
         model(0)
@@ -124,7 +124,7 @@ def test_explored_first_call_is_recorded_like_others(training, optimizer):
 
 
 class Moving:
-    """What moves a tensor to a device, for a second, where the seam of that looks at it."""
+    """Moves a tensor to a device in a second, if the patch records it."""
 
     def __init__(self, training):
         self.training = training
@@ -137,11 +137,11 @@ class Moving:
 
 
 def test_only_the_first_call_of_a_class_is_explored(training, optimizer):
-    told = []
+    calls = []
     begins = training.detector.call_begins
 
     def call_begins(module, *about):
-        told.append(module)
+        calls.append(module)
         return begins(module, *about)
 
     class Model(FakeModule):
@@ -152,7 +152,7 @@ def test_only_the_first_call_of_a_class_is_explored(training, optimizer):
     training.detector.call_begins = call_begins
     model(0)
     model(0)
-    assert told == [model, inner, model]
+    assert calls == [model, inner, model]
 
 
 def test_compiled_code_is_not_explored(training):

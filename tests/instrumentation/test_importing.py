@@ -13,7 +13,7 @@ NAME = "awaited_module"
 
 @pytest.fixture
 def imported(tmp_path, monkeypatch):
-    """A list that modules note their import in, such as ``awaited_module``. The import system stays as it was."""
+    """A list to which modules such as ``awaited_module`` add their import. Restores the import system."""
     monkeypatch.syspath_prepend(str(tmp_path))
     path = list(sys.meta_path)
     sys.imported = []
@@ -28,11 +28,11 @@ def imported(tmp_path, monkeypatch):
 
 @pytest.fixture
 def wait(imported):
-    """Wait for a module, and note when it is there; nobody waits any longer after the test."""
+    """Wait for a module and record its import; cancelled after the test."""
     called_off = []
 
     def wait_for(name=NAME):
-        off = after_import(name, lambda: imported.append(f"told of {name in sys.modules}"))
+        off = after_import(name, lambda: imported.append(f"in sys.modules: {name in sys.modules}"))
         called_off.append(off)
         return off
 
@@ -44,7 +44,7 @@ def wait(imported):
 def test_action_runs_right_after_the_import(wait, imported):
     wait()
     module = importlib.import_module(NAME)
-    assert imported == ["imported", "told of True"]
+    assert imported == ["imported", "in sys.modules: True"]
     assert module.value == 7
 
 
@@ -54,13 +54,13 @@ def test_find_spec_does_not_import_or_stop_waiting(wait, imported):
         assert importlib.util.find_spec(NAME).name == NAME
     assert imported == []
     importlib.import_module(NAME)
-    assert imported == ["imported", "told of True"]
+    assert imported == ["imported", "in sys.modules: True"]
 
 
 def test_action_runs_once(wait, imported):
     wait()
     importlib.reload(importlib.import_module(NAME))
-    assert imported == ["imported", "told of True", "imported"]
+    assert imported == ["imported", "in sys.modules: True", "imported"]
 
 
 def test_first_executed_spec_runs_the_action(wait, imported):
@@ -70,7 +70,7 @@ def test_first_executed_spec_runs_the_action(wait, imported):
         module = importlib.util.module_from_spec(spec)
         sys.modules[NAME] = module
         spec.loader.exec_module(module)
-    assert imported == ["imported", "told of True", "imported"]
+    assert imported == ["imported", "in sys.modules: True", "imported"]
 
 
 def test_finder_is_removed_after_the_import(wait, imported):
@@ -129,7 +129,7 @@ def test_other_modules_are_ignored(wait, imported):
 
 
 class SameLoader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the module itself, and gives one loader for all specs."""
+    """Finds the module itself, with one loader for all specs."""
 
     def find_spec(self, name, path, target=None):
         return importlib.machinery.ModuleSpec(name, self) if name == NAME else None
@@ -145,16 +145,16 @@ def test_loader_used_twice_runs_the_action_once(wait, imported):
     importlib.util.find_spec(NAME)
     importlib.util.find_spec(NAME)
     importlib.import_module(NAME)
-    assert imported == ["imported", "told of True"]
+    assert imported == ["imported", "in sys.modules: True"]
     assert vars(finder) == {}
 
 
 class OldFinder:
-    """A finder from before specs, that the import system passes over as well."""
+    """A finder without find_spec, which the import system skips too."""
 
 
 class ClassLoader(importlib.abc.MetaPathFinder):
-    """A loader that is a class, as those of built-in modules are."""
+    """A loader that is a class, as for built-in modules."""
 
     @staticmethod
     def find_spec(name, path, target=None):
@@ -173,7 +173,7 @@ def test_finder_without_find_spec_is_skipped(wait, imported):
     sys.meta_path.insert(0, OldFinder())
     wait()
     importlib.import_module(NAME)
-    assert imported == ["imported", "told of True"]
+    assert imported == ["imported", "in sys.modules: True"]
 
 
 def test_class_loader_is_left_alone(wait, imported):

@@ -12,14 +12,14 @@ from training_profiler.instrumentation.instrumentation import PATCHES, Instrumen
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.recorder import Recorder
 
-every_seam = pytest.mark.parametrize("name", PATCHES)
+every_patch = pytest.mark.parametrize("name", PATCHES)
 
 
 def touched_by(patches):
     return [owner for owner, _, _, _ in patches._replaced]
 
 
-@every_seam
+@every_patch
 def test_uninstalling_a_patch_restores_torch_exactly(name):
     before = state_of_torch()
     instrumentation = Instrumentation(Recorder(), lambda: None)
@@ -62,7 +62,7 @@ def test_patched_functions_keep_their_names(instrumented):
 
 
 class Lacking:
-    """A module that lacks a name, given as a dotted path; what is replaced in it stays in here."""
+    """A module that lacks a name, given as a dotted path; replacements are stored here."""
 
     def __init__(self, module, lacks, path=""):
         self.__dict__["_about"] = (module, lacks, path)
@@ -87,7 +87,7 @@ LACKS = {
     "weight averaging": "optim.swa_utils",
     "checkpoints": "serialization",
     "collectives": "distributed.distributed_c10d",
-    "gradient exchange": "nn.parallel.DistributedDataParallel",
+    "gradient synchronization": "nn.parallel.DistributedDataParallel",
 }
 
 

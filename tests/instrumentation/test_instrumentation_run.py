@@ -1,4 +1,4 @@
-"""What a watch says and does where something goes wrong, at the end of a run, and in a child."""
+"""Instrumentation after errors, at the end of a run, and in a forked child."""
 
 import logging
 import sys
@@ -14,7 +14,7 @@ from training_profiler.instrumentation.instrumentation import PATCHES
 from training_profiler.instrumentation.training_thread import FORWARD, FREE
 from training_profiler.recording.recorder import Recorder
 
-every_seam = pytest.mark.parametrize("name", PATCHES)
+every_patch = pytest.mark.parametrize("name", PATCHES)
 
 
 def on_another_thread(work):
@@ -135,7 +135,7 @@ def test_patch_replaced_by_the_program_is_noted(instrumented, monkeypatch):
     instrumented.instrumentation.close()
     assert instrumented.instrumentation.notes() == ["another library or the program replaced the 'backward pass' patch"]
     monkeypatch.undo()
-    torch.autograd.backward = ours.__wrapped__  # theirs stayed, and held on to ours
+    torch.autograd.backward = ours.__wrapped__  # the program's function stayed, and referred to ours
 
 
 def test_replaced_excepthook_is_not_noted(instrumented, monkeypatch):

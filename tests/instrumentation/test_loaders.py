@@ -1,4 +1,4 @@
-"""Which loader a pass is over, by real torch loaders."""
+"""The loader of a pass, with real torch loaders."""
 
 import gc
 
@@ -99,7 +99,7 @@ def train(loader, model, optimizer, evaluated=()):
 
 
 @pytest.fixture
-def book(instrumented):
+def registry(instrumented):
     instrumented.instrumentation.loaders = LoaderRegistry()
     return instrumented.instrumentation.loaders
 
@@ -109,71 +109,71 @@ def model():
     return torch.nn.Linear(2, 1)
 
 
-def told(book):
+def counts_of(registry):
     return {
         counts.name: [(counts.of(phase).batches, counts.of(phase).samples) for phase in (TRAIN, VAL)]
-        for counts in book.all
+        for counts in registry.all
     }
 
 
-def test_inferred_batches_and_samples_are_counted_by_phase(instrumented, book, model):
+def test_inferred_batches_and_samples_are_counted_by_phase(instrumented, registry, model):
     loader, val_loader = DataLoader(SEVEN, batch_size=2), DataLoader(SEVEN, batch_size=3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(2):
         train(loader, model, optimizer, val_loader)
-    assert told(book) == {"0": [(8, 14), (0, 0)], "1": [(0, 0), (6, 14)]}
+    assert counts_of(registry) == {"0": [(8, 14), (0, 0)], "1": [(0, 0), (6, 14)]}
     instrumented.counts()
 
 
-def test_loader_is_recorded_only_when_it_changes(instrumented, book, model):
+def test_loader_is_recorded_only_when_it_changes(instrumented, registry, model):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loader = DataLoader(SEVEN, batch_size=2)
     train(loader, model, optimizer)
     train(loader, model, optimizer)
     instrumented.instrumentation.close()
     sums = instrumented.run.totals().loaders
-    (serial,) = sums.tables
-    assert sums.table(serial)[:4, 1].tolist() == [8, 8, 8, 8]
-    assert serial == book.all[0].loader_id
+    (loader_id,) = sums.tables
+    assert sums.table(loader_id)[:4, 1].tolist() == [8, 8, 8, 8]
+    assert loader_id == registry.all[0].loader_id
 
 
-def test_manually_profiled_loader_is_not_counted_twice(instrumented, book, model):
+def test_manually_profiled_loader_is_not_counted_twice(instrumented, registry, model):
     counts = LoaderCounts("main")
     run = instrumented.run
     loader = ProfiledLoader(
         DataLoader(SEVEN, batch_size=2), run.section, run.clock, counts, lambda: True, run.recorder.buffer
     )
     train(loader, model, torch.optim.SGD(model.parameters(), 0.1))
-    assert book.all == []
+    assert registry.all == []
     assert (counts.batches, counts.samples) == (4, 7)
     assert instrumented.counts()["data_loading"] == 4
-    (serial,) = instrumented.run.totals().loaders.tables
-    assert serial == counts.loader_id
+    (loader_id,) = instrumented.run.totals().loaders.tables
+    assert loader_id == counts.loader_id
 
 
-def test_unknown_batch_size_makes_samples_unknown(instrumented, book, model):
+def test_unknown_batch_size_makes_samples_unknown(instrumented, registry, model):
     loader = DataLoader(SEVEN, batch_size=2, collate_fn=lambda rows: ("text", torch.stack([row for (row,) in rows])))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _, inputs in loader:
         model(inputs).sum().backward()
         optimizer.step()
-    assert told(book)["0"][0] == (4, None)
+    assert counts_of(registry)["0"][0] == (4, None)
     instrumented.counts()
 
 
-def test_short_passes_are_not_kept(instrumented, book, model):
+def test_short_passes_are_not_kept(instrumented, registry, model):
     loader, optimizer = DataLoader(SEVEN, batch_size=2), torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(400):
         (inputs,) = next(iter(loader))
         model(inputs).sum().backward()
         optimizer.step()
-    (counts,) = book.all
+    (counts,) = registry.all
     assert counts.of(TRAIN).batches == 400
     assert len(counts.passes) <= 256
     instrumented.counts()
 
 
-def test_times_are_attributed_to_the_loader_of_the_batch(instrumented, book, model):
+def test_times_are_attributed_to_the_loader_of_the_batch(instrumented, registry, model):
     first, second = (DataLoader(TensorDataset(torch.zeros(20, 2)), batch_size=2) for _ in range(2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     iterators = iter(first), iter(second)
@@ -184,5 +184,5 @@ def test_times_are_attributed_to_the_loader_of_the_batch(instrumented, book, mod
             optimizer.step()
     instrumented.instrumentation.close()
     sums = instrumented.run.totals().loaders
-    counts = [sums.table(counts.loader_id)[:5, 1].tolist() for counts in book.all]
+    counts = [sums.table(counts.loader_id)[:5, 1].tolist() for counts in registry.all]
     assert counts == [[10, 10, 10, 0, 9], [5, 5, 5, 5, 5]]  # data, forward, backward, optimizer, between

@@ -110,7 +110,7 @@ def test_evaluation_and_drains_keep_step_times_of_two_optimizers(training, optim
         training.spend(2)
     stats = training.finish()
     assert stats.counts["validation_epoch"] == 3
-    assert stats.step_s == [13.0, 15.0, 15.0]  # with the two seconds after the one before
+    assert stats.step_s == [13.0, 15.0, 15.0]  # includes the two seconds after the step before
 
 
 def test_manual_steps_replace_inferred_steps(training, model, optimizer, loader):
@@ -287,6 +287,6 @@ def test_drain_times_do_not_change_results(training, model, optimizer, loader, v
     assert stats.counts["validation_epoch"] == 2
     assert stats.counts["validation_epoch/forward_pass"] == 8
     assert (stats.counts["data_loading"], stats.counts["forward_pass"]) == (6, 6)
-    assert stats.total_s["forward_pass"] == 6 * 3.5  # with what is between model and loss
+    assert stats.total_s["forward_pass"] == 6 * 3.5  # includes the time between model and loss
     assert stats.total_s["validation_epoch"] == 2 * 4 * 3.5
     assert stats.step_s == [9.5, 10.0, 10.0, 10.25, 10.0, 10.0]

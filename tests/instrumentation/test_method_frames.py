@@ -9,7 +9,7 @@ from training_profiler.instrumentation.loop_detection.modules import MAX_FRAMES,
 
 
 class Root:
-    """Stands for ``torch.nn.Module``."""
+    """A stand-in for ``torch.nn.Module``."""
 
 
 def here():
@@ -56,7 +56,7 @@ class Policy(Root):
 
 
 class Other:
-    """No module, though it has a method of the same name."""
+    """Not a module, but with a method of the same name."""
 
     def act(self):
         return here(), frames.outermost(here())
@@ -141,10 +141,10 @@ def test_frames_are_not_kept():
 
 
 def test_known_code_is_not_searched_again(monkeypatch):
-    looked = []
+    checked = []
     is_of_module = frames._is_of_module
-    monkeypatch.setattr(frames, "_is_of_module", lambda code: looked.append(code) or is_of_module(code))
+    monkeypatch.setattr(frames, "_is_of_module", lambda code: checked.append(code) or is_of_module(code))
     policy = Policy()
     for _ in range(3):
         policy.act()
-    assert looked.count(Policy.act.__code__) == 1
+    assert checked.count(Policy.act.__code__) == 1

@@ -19,7 +19,7 @@ def conv(precision):
         ({"allow_tf32": False}, "float32"),
         ({"allow_tf32": True}, "tf32"),
         ({"allow_tf32": False, "fp32_precision": "none"}, "float32"),
-        ({"fp32_precision": "tf32"}, "tf32"),  # to ask for the other would raise
+        ({"fp32_precision": "tf32"}, "tf32"),  # reading the other setting would raise
         ({"fp32_precision": "ieee"}, "float32"),
         ({"fp32_precision": "none"}, "float32 or tf32"),
     ],

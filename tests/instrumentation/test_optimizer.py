@@ -6,7 +6,7 @@ from training_profiler.instrumentation.patches.optimizer import OpenUpdates
 
 
 class Optimizer:
-    """OpenUpdates as one of torch: around ``step`` its hooks are called; ``inner`` steps within, and may raise."""
+    """A fake optimizer: calls its hooks around ``step``; ``inner`` steps inside and may raise."""
 
     def __init__(self, updates, inner=None, error=None):
         self.updates = updates

@@ -1,4 +1,4 @@
-"""What other threads do meanwhile."""
+"""Events of other threads."""
 
 import threading
 

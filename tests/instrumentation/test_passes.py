@@ -41,7 +41,7 @@ def test_alternating_iterators_keep_their_passes():
 def test_reused_iterator_address_begins_a_pass():
     passes, iterator = Passes(), Iterator()
     begun = passes.of(iterator, True)
-    begun.iterator = lambda: None  # as a weak reference of one that is gone
+    begun.iterator = lambda: None  # as a dead weak reference
     assert passes.of(iterator, False) is not begun
 
 

@@ -1,4 +1,4 @@
-"""Each seam over real torch: what is one span of its section, what is none, and what it returns."""
+"""Each patch on real torch: which calls are spans of its section, and what they return."""
 
 import sys
 
@@ -234,7 +234,7 @@ def test_collectives_within_a_forward_pass_are_synchronization(instrumented, mon
     model = Model(2, 1)
     instrumented.context.current_detector()
     with monkeypatch.context() as undone:
-        undone.setattr(sys, "excepthook", sys.excepthook)  # a process group puts one of its own there
+        undone.setattr(sys, "excepthook", sys.excepthook)  # a process group sets one of its own
         distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
         try:
             distributed.barrier()

@@ -20,7 +20,7 @@ class Owner(Base):
 
 
 def named(name):
-    """Return what makes a function into another that says ``name`` first."""
+    """Return a wrapper of functions that adds ``name`` first."""
 
     def make(original):
         return lambda *args: f"{name}+{original(*args)}"
@@ -30,7 +30,7 @@ def named(name):
 
 @pytest.fixture
 def owner():
-    """A class of its own, as it was before the test when the test is over."""
+    """A class that is restored after the test."""
     return type("Owner", (Base,), dict(vars(Owner)))
 
 

@@ -1,4 +1,4 @@
-"""What is part of a step, and what is evaluation, where either could be."""
+"""Cases in which calls could belong to a step or to evaluation."""
 
 import itertools
 
@@ -66,7 +66,7 @@ def test_no_grad_call_of_trained_module_within_step_is_not_evaluation(training, 
     for batch in loader:
         model(batch)
         with training.no_grad():
-            model(batch)  # the target of a double estimate, say
+            model(batch)  # e.g. the target of double Q-learning
         training.backward()
         training.update(optimizer)
     stats = training.finish()
@@ -100,7 +100,7 @@ def test_sampling_without_a_loader_ends_with_its_last_call(training, model, opti
     stats = training.finish()
     assert stats.counts["validation_epoch/forward_pass"] == 3
     assert stats.total_s["validation_epoch"] == 6.0
-    assert stats.step_s == [6.0, 6.5, 6.5]  # what follows the last is part of none
+    assert stats.step_s == [6.0, 6.5, 6.5]  # time after the last step is outside steps
 
 
 def test_evaluation_can_begin_with_module_without_parameters(training, model, optimizer, loader):
@@ -208,7 +208,7 @@ def test_long_evaluation_after_unresolved_fetch_is_recognized(training, optimize
 def test_pass_mistaken_for_evaluation_becomes_training_after_some_steps(training, model, optimizer):
     with training.no_grad():
         batches = iter(FakeLoader(training, 20))
-        model(next(batches))  # to look at a first batch
+        model(next(batches))  # to inspect a first batch
     for batch in itertools.islice(batches, 10):
         model(batch)
         training.backward()
@@ -243,7 +243,7 @@ def test_evaluation_between_fetch_and_forward_pass_is_outside_the_step(training,
         training.update(optimizer)
     stats = training.finish()
     assert stats.counts == epochs(1, **phases(4, times=3))
-    assert stats.step_s == [6.0, 7.0, 7.0]  # the first batch was handed out when nobody knew of a training yet
+    assert stats.step_s == [6.0, 7.0, 7.0]  # the first batch was drained before the training was detected
 
 
 def test_evaluation_between_micro_batches_is_outside_the_step(training, model, optimizer, val_loader):

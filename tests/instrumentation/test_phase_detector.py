@@ -1,4 +1,4 @@
-"""What belongs to an evaluation, and is told apart."""
+"""Which fetches and calls belong to an evaluation."""
 
 import pytest
 
@@ -211,7 +211,7 @@ def test_evaluation_with_read_ahead_is_recognized(training, model, optimizer, lo
 
 
 def ahead(loader):
-    """Give each batch once the next is fetched."""
+    """Yield each batch after the next is fetched."""
     waiting = []
     for batch in loader:
         waiting.append(batch)

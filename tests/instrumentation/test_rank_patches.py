@@ -1,4 +1,4 @@
-"""Seams of a training that writes its sections itself: few, exactly undone, and torch is not imported for them."""
+"""Patches of a manually instrumented training: undone exactly, and without importing torch."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a program is shown of its own errors, which went through seams."""
+"""Tracebacks of the program's errors that passed through patches."""
 
 import sys
 import traceback
@@ -56,7 +56,7 @@ def test_printed_traceback_has_no_frames_of_ours(instrumented, model, what):
 
 
 def names_shown(error):
-    """Return the modules of the frames that an uncaught exception is shown with."""
+    """Return the modules of the frames printed for an uncaught exception."""
     patches = Patches()
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(sys, "__excepthook__", lambda *error: None)

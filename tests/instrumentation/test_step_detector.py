@@ -24,7 +24,7 @@ class SlottedOptimizer:
 
 
 class Updates:
-    """Updates at 1, 2, 3, ... ns, and the ends of the steps they make."""
+    """Updates at 1, 2, 3, ... ns, and the resulting ends of steps."""
 
     def __init__(self, kind=Optimizer):
         self.ends = []
@@ -96,7 +96,7 @@ def test_generator_as_primary_has_five_critic_updates_per_step():
 
 
 def test_first_of_three_optimizers_is_primary():
-    # The actor is updated every second time, the temperature every fourth.
+    # The actor updates every second time, the temperature every fourth.
     assert ends_of("CCACCATCCA") == [1, 2, 4, 7, 8, 10]
 
 

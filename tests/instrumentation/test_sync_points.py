@@ -1,4 +1,4 @@
-"""Moments that all ranks know: which calls are one, and which of them are kept."""
+"""Which calls are sync points, and which of them are kept."""
 
 import threading
 
@@ -42,7 +42,7 @@ def test_blocking_collectives_are_sync_points_in_order(recorded):
 
 def test_non_blocking_collectives_are_not_sync_points(recorded):
     some = distributed.new_group([0])
-    before = keys(recorded)  # making a group may wait for all
+    before = keys(recorded)  # creating a group may synchronize
     distributed.broadcast(torch.ones(2), 0)
     distributed.all_reduce(torch.ones(0))
     distributed.all_reduce(torch.ones(2), group=some)
@@ -79,7 +79,7 @@ def test_calls_of_other_threads_are_not_sync_points(recorded):
 
 
 def kept(count):
-    """Return the numbers that are kept of so many meetings."""
+    """Return the numbers kept of so many sync points."""
     points = SyncPoints()
     for number in range(count):
         points.add("all", number, f"all:{number}", number, number + 1)

@@ -6,14 +6,14 @@ from training_profiler.instrumentation.loop_detection.modules import CALLS_PER_C
 
 
 class Counted(FakeModule):
-    """Counts how often it is looked through."""
+    """Counts how often its parameters are checked."""
 
     def __init__(self, *inner, parameters=1, requires_grad=True):
         super().__init__(None, *inner, parameters=parameters, requires_grad=requires_grad)
-        self.looked = 0
+        self.checked = 0
 
     def parameters(self):
-        self.looked += 1
+        self.checked += 1
         return super().parameters()
 
 
@@ -46,7 +46,7 @@ def test_frozen_module_in_train_mode_is_trainable(trainable):
 def test_trainable_module_is_checked_once(trainable):
     module = Counted()
     assert all(trainable.is_trainable(module) for _ in range(100))
-    assert module.looked == 1
+    assert module.checked == 1
     assert trainable.is_any
 
 
@@ -66,7 +66,7 @@ def test_frozen_module_is_rechecked_now_and_then(trainable):
     module = Counted(requires_grad=False)
     for _ in range(10 * CALLS_PER_CHECK):
         trainable.is_trainable(module)
-    assert module.looked == 8 + 9
+    assert module.checked == 8 + 9
 
 
 def test_unfrozen_module_is_found_some_calls_later(trainable):
@@ -83,7 +83,7 @@ def test_parametrization_is_not_checked(trainable, monkeypatch):
     monkeypatch.setattr(Counted, "__module__", "torch.nn.utils.parametrize")
     module = Counted()
     assert not trainable.is_trainable(module)
-    assert module.looked == 0
+    assert module.checked == 0
 
 
 def test_number_of_remembered_modules_is_limited(trainable, monkeypatch):

@@ -7,7 +7,7 @@ from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FR
 
 
 def on_another_thread(work):
-    """Return what ``work`` returns on a thread that is alive beside this one."""
+    """Return the result of ``work`` on another thread that stays alive."""
     answers = []
     thread = threading.Thread(target=lambda: answers.append(work()))
     thread.start()

@@ -1,4 +1,4 @@
-"""Nothing is left on what the program made: people copy models, pickle them and load them against an allow-list."""
+"""Objects of the program stay unchanged, so copying, pickling and loading with an allow-list still work."""
 
 import copy
 import gc
@@ -15,7 +15,7 @@ from tests.support.instrumented import instrumented_torch
 
 
 class Training:
-    """A short training with a validation, an average of the weights and a schedule; the same each time."""
+    """A short deterministic training with validation, weight averaging and a schedule."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -54,7 +54,7 @@ def plain() -> Training:
 
 @pytest.fixture
 def trained(instrumented) -> Training:
-    """One trained under a watch that is still there."""
+    """A model trained while instrumented, with the patches still installed."""
     return Training().run()
 
 
@@ -69,7 +69,7 @@ def test_objects_keep_their_attributes(plain, trained, name):
 
 
 class Reading(pickle.Unpickler):
-    """Notes which classes and functions it is asked for."""
+    """Records the classes and functions it is asked for."""
 
     def __init__(self, data):
         super().__init__(io.BytesIO(data))

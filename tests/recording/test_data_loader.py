@@ -19,7 +19,7 @@ class Tensor:
 
 
 class SlowLoader:
-    """Gives batches of the given sizes, each after 2 s."""
+    """Yields batches of the given sizes, each after 2 s."""
 
     def __init__(self, run, sizes):
         self.run = run
@@ -30,7 +30,7 @@ class SlowLoader:
         for size in self.sizes:
             self.run.clock.advance(2)
             yield Tensor(size)
-        self.run.clock.advance(1)  # it takes time to find that nothing is left
+        self.run.clock.advance(1)  # finding the end takes time
 
     def __len__(self):
         return len(self.sizes)
@@ -73,7 +73,7 @@ def test_drain_during_the_last_fetch_leaves_no_section_open(run):
     run.clock.advance(7)
     sections = run.snapshot().sections
     assert sections["data_loading"].count == 1
-    assert sections["data_loading"].self_s == 3.0  # 1 s of it was handed out before its end was known
+    assert sections["data_loading"].self_s == 3.0  # 1 s was drained before the fetch ended
     assert sections["forward_pass"].parent is None
     assert sections["other"].self_s == 7.0
 
@@ -204,21 +204,21 @@ def test_failing_batch_has_unknown_size():
 
 
 def test_drain_interval_returns_each_batch_once():
-    book = LoaderRegistry()
-    assert book.drain_interval() == (None, None)
-    first, second = book.counts_of("a", "first"), book.counts_of("b", "second")
-    assert book.drain_interval() == (0, 0)
+    registry = LoaderRegistry()
+    assert registry.drain_interval() == (None, None)
+    first, second = registry.counts_of("a", "first"), registry.counts_of("b", "second")
+    assert registry.drain_interval() == (0, 0)
     first.add(32, 0, True)
     second.add(8, 0, True)
     second.add(100, 0, False)
-    assert book.drain_interval() == (2, 40)
-    assert book.drain_interval() == (0, 0)
+    assert registry.drain_interval() == (2, 40)
+    assert registry.drain_interval() == (0, 0)
     first.add(None, 0, True)
-    assert book.drain_interval() == (1, None)
+    assert registry.drain_interval() == (1, None)
 
 
 class Pass:
-    """What a seam counts of one pass."""
+    """The counts of one inferred pass."""
 
     def __init__(self, batches, samples, phase=None):
         self.batches, self.samples, self.phase = batches, samples, phase
@@ -268,16 +268,16 @@ def test_ended_pass_is_counted_once():
 
 
 def test_inferred_batches_are_part_of_an_epoch():
-    book = LoaderRegistry()
-    watched = book.add_inferred()
-    watched.passes.append(Pass(2, 8, TRAIN))
-    book.begin_epoch()
-    watched.passes.append(Pass(3, 12, TRAIN))
-    watched.passes.append(Pass(5, 20, VAL))
-    assert book.epoch_counts() == (3, 12)
+    registry = LoaderRegistry()
+    inferred = registry.add_inferred()
+    inferred.passes.append(Pass(2, 8, TRAIN))
+    registry.begin_epoch()
+    inferred.passes.append(Pass(3, 12, TRAIN))
+    inferred.passes.append(Pass(5, 20, VAL))
+    assert registry.epoch_counts() == (3, 12)
 
 
 def test_unnamed_loaders_skip_numbers_in_use():
-    book = LoaderRegistry()
-    names = [book.counts_of(object(), "1").name, book.add_inferred().name, book.add_inferred().name]
+    registry = LoaderRegistry()
+    names = [registry.counts_of(object(), "1").name, registry.add_inferred().name, registry.add_inferred().name]
     assert names == ["1", "0", "2"]

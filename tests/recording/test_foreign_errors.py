@@ -1,4 +1,4 @@
-"""What a signal handler of the program's raises amid our own code is not kept from it."""
+"""An exception raised by a signal handler of the program inside our code is raised again."""
 
 import functools
 import os

@@ -33,7 +33,7 @@ def test_blocks_are_compared_as_a_whole():
 
 
 def test_dropped_blocks_stay_dropped():
-    # 8 blocks twice as far apart: each that is compared from now on is one of those.
+    # 8 blocks twice as far apart, of which all later compared steps are part.
     assert blocks_before(4096)[-4:] == [2048, 2560, 3072, 3584]
 
 

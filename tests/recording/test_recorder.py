@@ -12,9 +12,9 @@ from training_profiler.recording.section import FLUSH_AT_MOST, ThreadBuffer
 
 
 def events_of(recorder: Recorder) -> list[tuple[int, int]]:
-    """Return the calling thread's events as (time, code), and forget them."""
-    serial = recorder.thread_id()
-    flat = next(thread.events for thread in recorder.drain().threads if thread.thread_id == serial)
+    """Drain the calling thread's events and return them as (time, code)."""
+    thread_id = recorder.thread_id()
+    flat = next(thread.events for thread in recorder.drain().threads if thread.thread_id == thread_id)
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -73,7 +73,7 @@ def test_ended_thread_is_drained_once_more_and_removed(recorder):
     thread.join()
     del thread
     gc.collect()
-    assert [thread.is_alive for thread in recorder.drain().threads] == [True, False]  # the first is this one
+    assert [thread.is_alive for thread in recorder.drain().threads] == [True, False]  # the first is the calling thread
     assert [thread.is_alive for thread in recorder.drain().threads] == [True]
 
 
@@ -96,7 +96,7 @@ def test_marks_carry_kind_and_time(recorder, clock):
 def test_full_buffer_requests_a_drain(recorder, clock):
     asked = []
     recorder.on_full = lambda: asked.append(True)
-    for _ in range(FLUSH_AT_MOST):  # more than any buffer is to hold
+    for _ in range(FLUSH_AT_MOST):  # more than a buffer holds
         with recorder.section("a"):
             pass
     assert asked
@@ -147,7 +147,7 @@ def test_section_without_session_is_not_recorded(recorder):
 def test_later_events_are_left_for_the_next_drain(recorder, clock):
     alive = threading.Event()
     other = ThreadBuffer("other", weakref.ref(alive))
-    other.events += [900, 1, 1001, -1]  # the clock stands at 1000: that thread went on meanwhile
+    other.events += [900, 1, 1001, -1]  # the clock stands at 1000, so the last event comes later
     recorder.buffers.append(other)
 
     def other_events(batch):

@@ -6,9 +6,9 @@ from training_profiler.recording.event_codes import DISCARDED
 
 
 def spans_of(recorder) -> list[int]:
-    """Return the durations of the calling thread's leaves in ns."""
-    serial = recorder.thread_id()
-    flat = next(thread.events for thread in recorder.drain().threads if thread.thread_id == serial)
+    """Return the durations of the calling thread's leaf spans in ns."""
+    thread_id = recorder.thread_id()
+    flat = next(thread.events for thread in recorder.drain().threads if thread.thread_id == thread_id)
     return [end - begin for begin, end in zip(flat[::4], flat[2::4], strict=True)]
 
 
@@ -39,7 +39,7 @@ def test_decorated_generator_is_timed_without_its_consumer(recorder, clock):
 
     for _ in batches():
         clock.advance_ns(100)
-    assert spans_of(recorder) == [1, 2, 0]  # the last resumption finds the end
+    assert spans_of(recorder) == [1, 2, 0]  # the last resumption reaches the end
 
 
 def test_decorated_generator_forwards_sent_and_returned_values(recorder):
@@ -159,6 +159,6 @@ def test_discarded_span_marks_its_exit(recorder):
     section = recorder.section("a")
     section.__enter__()
     section.discard()
-    serial = recorder.thread_id()
-    flat = next(thread.events for thread in recorder.drain().threads if thread.thread_id == serial)
+    thread_id = recorder.thread_id()
+    flat = next(thread.events for thread in recorder.drain().threads if thread.thread_id == thread_id)
     assert flat[1::2] == [1, -1 - DISCARDED]

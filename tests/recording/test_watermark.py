@@ -1,4 +1,4 @@
-"""What may still be rewritten is held back; what is handed out stays in order."""
+"""Events above the watermark are not drained, and batches stay in order."""
 
 import threading
 import weakref
@@ -12,7 +12,7 @@ from training_profiler.recording.section import FLUSH_AT_MOST, ThreadBuffer
 
 @pytest.fixture
 def held(recorder, clock):
-    """A recorder with a span up to 1010 and another from there on, of which what is after 1010 is held back."""
+    """A recorder with one span until 1010 and one from there on; the watermark is 1010."""
     for name in ("a", "b"):
         with recorder.section(name):
             clock.advance_ns(10)

@@ -43,7 +43,7 @@ PATCHES: Final[dict[str, Install]] = {
     "transfer": transfer.install,
     **{name: functools.partial(simple_spans.install, spans) for name, spans in SIMPLE_SPANS.items()},
     "collectives": collectives.install,
-    "gradient exchange": ddp.install,
+    "gradient synchronization": ddp.install,
     "tracebacks": excepthook.install,
 }
 

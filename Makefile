@@ -5,27 +5,31 @@ VENV := .venv
 INTEGRATIONS := .venv-integrations
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: profile test test-programs test-gpu test-integrations lint bench dist dev venv clean
+# Processes that share the tests, one a core by default; `make test JOBS=0` runs them in one process.
+JOBS ?= auto
+SHARED := -n $(JOBS) --dist loadgroup
+
+.PHONY: profile test test-programs test-gpu test-integrations lint bench docs dist dev venv clean
 
 profile: venv
 	$(VENV)/bin/python profile_training.py
 
 test: venv
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest $(SHARED)
 
-# The real trainings that would make `make test` long: most of tests/programs, each alone and under the profiler, most of
-# tests/ranks, and most of what can happen to a capture window.
+# Real trainings, which take long: most of tests/programs, each alone and under the profiler, groups of ranks, and most
+# tests of capture windows.
 test-programs: venv
-	$(VENV)/bin/python -m pytest -m programs tests/system tests/examples
+	$(VENV)/bin/python -m pytest $(SHARED) -m programs tests/system tests/examples
 
-# What only an accelerator can tell; skipped, with the reason, where torch finds none. -rP shows the figures.
+# Tests that need an accelerator; skipped, with the reason, where torch finds none. -rP shows the figures.
 test-gpu: venv
 	$(VENV)/bin/python -m pytest -m gpu -rPs tests/gpu
 	$(VENV)/bin/python -m benchmarks.device
 
 # Frameworks that bring many packages stay out of the environment of `make test`.
 test-integrations: $(INTEGRATIONS)/.made
-	$(INTEGRATIONS)/bin/python -m pytest -m integrations tests/integrations
+	$(INTEGRATIONS)/bin/python -m pytest $(SHARED) -m integrations tests/integrations
 
 lint: venv
 	$(VENV)/bin/ruff check .
@@ -34,6 +38,17 @@ lint: venv
 
 bench: $(INTEGRATIONS)/.made
 	$(INTEGRATIONS)/bin/python -m benchmarks
+
+# The site in build/docs. Any warning, such as a link to a heading that does not exist, is an error. Needs no network
+# once the packages are installed.
+docs: $(VENV)/.made-docs
+	$(VENV)/bin/python docs/reference.py --check
+	$(VENV)/bin/python -m sphinx -n -W --keep-going -q -b html -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
+
+$(VENV)/.made-docs: $(VENV)/.made
+	$(VENV)/bin/python $(PIP) --editable '.[docs]'
+	@touch $@
 
 # The files of a release in dist/, checked as the package index checks them. The wheel is built from the sdist, so it
 # also shows that the sdist is complete.

@@ -15,9 +15,9 @@ from benchmarks import (
     switched,
     trace_analysis,
     training_ratio,
-    watched_training,
+    unmodified_training,
 )
-from benchmarks.stats import Figure, print_figures
+from benchmarks.figures import Figure, print_figures
 
 ALL = (
     import_off,
@@ -34,7 +34,7 @@ ALL = (
     device,
     capture,
     training_ratio,
-    watched_training,
+    unmodified_training,
 )
 
 

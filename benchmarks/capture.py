@@ -1,7 +1,7 @@
 """Cost of windows of deep capture in char_gpt: ``python -m benchmarks.capture [--steps N]``.
 
-One training, in which stretches of 40 steps with a window at their begin and without any take turns, so that a change
-of the machine's speed meets both. What a window takes is what the run itself prints of it.
+One training alternates between stretches of 40 steps that begin with a window and stretches without one, so that a
+change of the machine's speed affects both. The cost of a window is what the run itself prints about it.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from benchmarks.children import environment
-from benchmarks.stats import Figure, print_figures, print_table
+from benchmarks.figures import Figure, print_figures, print_table
 
 ROOT: Final = Path(__file__).parents[1]
 TARGET_RATIO: Final = 1.005
 STRETCH: Final = 40  # steps; a window begins with the third
 NEAR: Final = 14  # first steps of a stretch: the window, and those beside which it is written
-TOLD: Final = re.compile(
+WINDOW_NOTE: Final = re.compile(
     r"steps took ([\d.]+) times the median outside, start ([\d.]+) s, stop ([\d.]+) s, export ([\d.]+) s "
     r"\(other Python code held for ([\d.]+) s of it\), clearing memory ([\d.]+) s, ([\d.]+) MB"
 )
@@ -41,7 +41,7 @@ def run(steps: int = 4000) -> list[Figure]:
         (run_folder,) = (folder / "runs").iterdir()
         records = [json.loads(line) for line in (run_folder / "rank0.jsonl").read_text().splitlines()]
         notes = json.loads((run_folder / "report.json").read_text())["health"]["notes"]
-    windows = [[float(number) for number in found.groups()] for note in notes if (found := TOLD.search(note))]
+    windows = [[float(number) for number in found.groups()] for note in notes if (found := WINDOW_NOTE.search(note))]
     middles = [f"{median(column):.3f}" for column in zip(*windows, strict=True)]
     headers = [
         "steps in it, over those outside",

@@ -1,7 +1,7 @@
 """What device time costs a training on an accelerator, on over off in one process: ``python -m benchmarks.device``.
 
-As ``switched`` does: one process trains, and seams, line sampler and stamps are put in or taken out block by block. A
-block ends when the device has done all its work. Without an accelerator nothing is measured, and the reason is said.
+One process trains, as in ``switched``; patches, line sampler and device events are switched on and off block by block.
+A block ends when the device has finished its work. Without an accelerator nothing is measured; the reason is printed.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from time import perf_counter_ns
 from typing import Any, Final
 
 from benchmarks.children import result_of
-from benchmarks.stats import Figure, median_cells, print_figures, print_table
+from benchmarks.figures import Figure, median_cells, print_figures, print_table
 from benchmarks.switched import Watching
 
 BLOCK_S: Final = 0.5
@@ -48,7 +48,7 @@ def run(pairs: int = PAIRS) -> list[Figure]:
         cells = [f"{found['off ms']:.2f}", len(found["wall"]), *median_cells(found["wall"])]
         rows.append([name, *cells, f"{found['stamp us']:.1f}", found["spans"], found["left out"]])
         stats.append(Figure(f"{name} {what}", median(found["wall"]), TARGET, "", 4))
-    print(f"Seams, sampler, sums, journal and stamps on over off, in turns in one process, on {found['device']}")
+    print(f"Everything on over off, alternating in one process, on {found['device']}")
     headers = ["steps", "ms", "pairs", "wall", "+-", "us a stamp", "spans measured", "left out for their cost"]
     print_table(headers, rows)
     print_figures(stats)
@@ -103,7 +103,7 @@ def measure(size: Size, pairs: int) -> dict[str, Any]:
 
     def block(is_on: bool) -> int:
         watching.switch(is_on)
-        for _ in range(max(1, steps // 2)):  # a changed class makes the interpreter look up anew what it had
+        for _ in range(max(1, steps // 2)):  # a changed class empties the interpreter's caches
             step()
         synchronize()
         begin_ns = perf_counter_ns()
@@ -128,7 +128,7 @@ def _stamped() -> dict[str, Any]:
     time = session.samplers.device
     api.snapshot()
     stats = time.stats()
-    assert stats is not None, session.profiler_health.disabled
+    assert stats is not None, session.guard.disabled
     left_out = sum(stats.unmeasured.values())
     return {"device": stats.name, "stamp us": time._stamp_ns / 1e3, "spans": stats.spans, "left out": left_out}
 

@@ -6,7 +6,7 @@ import sys
 from statistics import median
 
 from benchmarks.children import ROOT, cpu_s_of, environment
-from benchmarks.stats import Figure, print_figures, print_table, spread
+from benchmarks.figures import Figure, print_figures, print_table, spread
 
 TARGET_MS = 15
 HEAVY = ("torch", "numpy", "tabulate")

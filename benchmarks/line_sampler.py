@@ -1,8 +1,8 @@
-"""What the line sampler sees and what it costs: ``python -m benchmarks.line_sampler [--seconds S]``.
+"""Accuracy and cost of the line sampler: ``python -m benchmarks.line_sampler [--seconds S]``.
 
-Seen: a thread that spends a known part of its time in Python code, which keeps the GIL, and the rest in matrix
-products, which do not. Cost: a thread that does nothing but read the clock; where a sample was taken there is a hole in
-its readings. Both once with CPython's own time to hand over the GIL and once with the sampler's.
+Accuracy: a thread spends a known part of its time in Python code, which keeps the GIL, and the rest in matrix products,
+which release it. Cost: a thread only reads the clock; each sample leaves a hole in its readings. Both are measured with
+CPython's own switch interval and with the sampler's.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from time import perf_counter_ns
 
 import torch
 
-from benchmarks.stats import Figure, print_figures, print_table, spread
+from benchmarks.figures import Figure, print_figures, print_table, spread
 from training_profiler.sampling import line_sampler
 from training_profiler.sampling.line_sampler import HANDOVER_S, LineSampler, Sample
 from training_profiler.units import NS_PER_S, NS_PER_US
@@ -58,12 +58,12 @@ def _sampled(handover_s: float, work: Callable[[], None]) -> tuple[list[Sample],
     """Return the samples of ``work``, taken with this time to hand over the GIL."""
     line_sampler.HANDOVER_S = handover_s  # type: ignore[misc]
     sampler = LineSampler(perf_counter_ns, lambda _, part: part())
-    sampler.run_at(HZ, perf_counter_ns())
+    sampler.start(HZ, perf_counter_ns())
     try:
         sampler.take()
         work()
     finally:
-        sampler.stop()
+        sampler.close()
         line_sampler.HANDOVER_S = HANDOVER_S  # type: ignore[misc]
     return sampler.take(), sampler
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.children import result_of
-from benchmarks.stats import Figure, print_figures, print_table
+from benchmarks.figures import Figure, print_figures, print_table
 
 TARGET_MB: Final = 1.0
 MILLIONS: Final = 5

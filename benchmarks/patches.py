@@ -2,7 +2,7 @@
 
 It measures a module call inside another, as nearly all module calls are; the step of the smallest training, with each
 patch alone and with all; and the fetch of a batch, from one loader and from two alternating ones. Costs of a session
-(draining, sums, journal, reports, sampling) are not included; see ``watched_training``.
+(draining, sums, journal, reports, sampling) are not included; see ``unmodified_training``.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from benchmarks.children import result_of
-from benchmarks.stats import Figure, print_figures, print_table, spread
+from benchmarks.figures import Figure, print_figures, print_table, spread
 
 INNER_TARGET_US: Final = 0.2
 INNER_CALLS: Final = 1000
@@ -84,8 +84,8 @@ class SwitchablePatches:
         self.names = tuple(PATCHES)
         self._all, self._table = dict(PATCHES), PATCHES
         self._recorder = Recorder()  # without a session: events are discarded
-        self._instrumentation = Instrumentation(self._recorder, lambda: lambda at_ns: None)
-        self._instrumentation.loaders = LoaderRegistry()
+        loaders = LoaderRegistry()
+        self._instrumentation = Instrumentation(self._recorder, lambda: lambda at_ns: None, lambda: loaders)
 
     def install(self, names: tuple[str, ...]) -> None:
         """Install the patches of these names, and no others."""

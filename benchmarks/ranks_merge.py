@@ -16,12 +16,12 @@ from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 from benchmarks.children import ROOT, environment
-from benchmarks.stats import Figure, print_figures, print_table
+from benchmarks.figures import Figure, print_figures, print_table
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.ranks.summary import (
     BLOCK_STEPS,
     MOST_BLOCKS,
-    MOST_PACES,
+    MOST_BUCKETS,
     RankSection,
     RankSummary,
     StepTimeBucket,
@@ -189,13 +189,13 @@ def tellings(who: RankId, steps: int) -> RankSummary:
     while (steps + 1) / (BLOCK_STEPS * every) > MOST_BLOCKS:
         every *= 2
     firsts = range(0, steps - BLOCK_STEPS + 1, BLOCK_STEPS * every)
-    pace = max(1, steps // MOST_PACES)
+    pace = max(1, steps // MOST_BUCKETS)
     sync_ns, total_ns = step_ns["synchronization"], sum(step_ns.values())
     return RankSummary(
         who=who,
         number=steps // STEPS_AN_INTERVAL,
         begin_ns=BEGAN_NS,
-        told_ns=BEGAN_NS + total_ns * steps,
+        sent_ns=BEGAN_NS + total_ns * steps,
         steps=steps,
         settled_steps=steps - 3,
         settled_ns=total_ns * (steps - 3),
@@ -206,10 +206,10 @@ def tellings(who: RankId, steps: int) -> RankSummary:
         sampled=steps // 100 + 10,
         exchange_ns=30_000_000 * steps,
         exchange_hidden_ns=20_000_000 * steps,
-        paces=[StepTimeBucket(pace, total_ns * pace, sync_ns * pace) for _ in range(min(MOST_PACES, steps))],
+        step_times=[StepTimeBucket(pace, total_ns * pace, sync_ns * pace) for _ in range(min(MOST_BUCKETS, steps))],
         blocks={first: [round(sync_ns * chance.random() * 2) for _ in range(BLOCK_STEPS)] for first in firsts},
         places={name: f"train.py:{100 + i} train_step" for i, name in enumerate(SECTIONS)},
-        meetings=[
+        sync_points=[
             SyncPoint(
                 f"all:{k}", BEGAN_NS + k * NS_PER_S + chance.randrange(10**7), BEGAN_NS + k * NS_PER_S + 11 * 10**6
             )

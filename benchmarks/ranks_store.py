@@ -15,7 +15,7 @@ from statistics import median
 
 from torch.distributed import TCPStore
 
-from benchmarks.stats import Figure, print_figures, print_table
+from benchmarks.figures import Figure, print_figures, print_table
 from training_profiler.ranks.channel import RankChannel
 from training_profiler.ranks.exchange import AHEAD_A_SECOND, AT_A_REPORT, update_to_bytes
 from training_profiler.ranks.identity import Rank
@@ -24,7 +24,7 @@ from training_profiler.ranks.store import connect
 from training_profiler.ranks.summary import (
     BLOCK_STEPS,
     MOST_BLOCKS,
-    MOST_PACES,
+    MOST_BUCKETS,
     RankSection,
     RankSummary,
     StepTimeBucket,
@@ -111,7 +111,7 @@ def _sums(rank: int) -> RankSummary:
         RankId(rank, 1024, "worker-node-17.cluster", rank // 8, rank % 8),
         number=1000,
         begin_ns=now_ns - 3600 * NS_PER_S,
-        told_ns=now_ns,
+        sent_ns=now_ns,
         steps=123_456,
         settled_steps=123_450,
         settled_ns=3_500_000_000_000,
@@ -123,16 +123,16 @@ def _sums(rank: int) -> RankSummary:
         exchanges=123_456,
         exchange_ns=310_123_456_789,
         exchange_hidden_ns=110_123_456_789,
-        paces=[StepTimeBucket(4096, 110_123_456_789, 10_123_456_789)] * MOST_PACES,
+        step_times=[StepTimeBucket(4096, 110_123_456_789, 10_123_456_789)] * MOST_BUCKETS,
         blocks={16 * 1024 * block: [2_123_456 + block] * BLOCK_STEPS for block in range(MOST_BLOCKS)},
         places=dict.fromkeys(names[:8], "trainer.py:123 Trainer.train_step"),
-        meetings=[SyncPoint(f"ddp0:{1024 * number}", now_ns, now_ns + 1_000_000) for number in range(MEETINGS)],
+        sync_points=[SyncPoint(f"ddp0:{1024 * number}", now_ns, now_ns + 1_000_000) for number in range(MEETINGS)],
         inside=("backward_pass",),
     )
 
 
 def _tell_us() -> float:
-    """Return what a telling takes of the training thread, as ``Outputs.tell`` does it."""
+    """Return what a telling takes of the training thread, as ``Pipeline`` does it."""
     channel = RankChannel(Rank(RankId(1, 2)), 0.0, False, lambda _, work: work())
     sums, took_ns = _sums(1), []
     with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +141,7 @@ def _tell_us() -> float:
             begin_ns = time.perf_counter_ns()
             told = sums.to_data()
             journal.write_rank(told)
-            channel.tell(update_to_bytes(told))
+            channel.send(update_to_bytes(told))
             took_ns.append(time.perf_counter_ns() - begin_ns)
             time.sleep(0.001)  # or the processor's caches would hold all of it
     return median(took_ns) / NS_PER_US

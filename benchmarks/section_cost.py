@@ -10,8 +10,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.children import result_of
+from benchmarks.figures import Figure, print_figures, print_table, spread
 from benchmarks.section_rounds import REFERENCE, ROUNDS, SECTIONS_A_STEP, STEPS_A_ROUND
-from benchmarks.stats import Figure, print_figures, print_table, spread
 
 OFF_TARGET_NS = 150
 OFF_TARGET_RATIO = 1.0

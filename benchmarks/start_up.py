@@ -1,7 +1,7 @@
 """CPU time that ``training-profiler run`` adds to a program: ``python -m benchmarks.start_up [--pairs N]``.
 
-Of a program that does nothing, and of one that imports torch and trains for three steps; from the start of the process
-to the end of the last one, reports and all. Where it goes by is told by the CPU clock of the process at some points:
+Measured on a program that does nothing and on one that imports torch and trains for three steps, from the start of the
+process to the end of the last one, including reports. The CPU clock of the process at some points shows where it goes:
 the profiler becomes the program, so there is one process and one clock.
 """
 
@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from benchmarks.children import ROOT, environment, wait_cpu_s
-from benchmarks.stats import Figure, print_figures, print_table, spread
+from benchmarks.figures import Figure, print_figures, print_table, spread
 
 TARGET_MS: Final = 100
 PROGRAMS: Final = ROOT / "benchmarks" / "programs"
@@ -28,11 +28,11 @@ def run(pairs: int = 15) -> list[Figure]:
     for name, points in POINTS.items():
         program = PROGRAMS / f"{name}.py"
         plain = [sys.executable, str(program)]
-        watched = [_command(), "run", str(program)]
+        profiled = [_command(), "run", str(program)]
         cpu_ms: dict[bool, list[list[float]]] = {False: [], True: []}
         for pair in range(-1, pairs):  # one to fill the caches of files and bytecode
             for is_on in (True, False) if pair % 2 else (False, True):
-                at_ms, still_there = _measure(watched if is_on else plain, is_on)
+                at_ms, still_there = _measure(profiled if is_on else plain, is_on)
                 left += still_there
                 if pair >= 0:
                     cpu_ms[is_on].append(at_ms)
@@ -99,7 +99,7 @@ def _print(name: str, points: tuple[str, ...], cpu_ms: dict[bool, list[list[floa
         lower, middle, upper = spread(added)
         times = [f"{median(off):.0f}", f"{median(on):.0f}"]
         rows.append([f"it {point}", *times, f"{min(on) - min(off):.1f}", f"{middle:.1f}", f"{lower:.1f} - {upper:.1f}"])
-    print_table(["until", "plain", "watched", "added, of the best", "added, median", "quartiles"], rows)
+    print_table(["until", "plain", "profiled", "added, of the best", "added, median", "quartiles"], rows)
     return Figure(f"start-up and end, CPU added to {name}", median(added), TARGET_MS, "ms", 1)
 
 

@@ -1,7 +1,7 @@
 """Cost of automatic instrumentation in one process: ``python -m benchmarks.switched [--only WORD]``.
 
 Two processes of the same training differ by up to 4 % because of their memory layout, which is more than the cost
-(``watched_training`` compares processes). Here one process trains, and every fifth of a second the patches, the line
+(``unmodified_training`` compares processes). Here one process trains, and every fifth of a second the patches, the line
 sampler and the machine monitor are switched on or off. Drains, sums, the journal and the trackers (JSON lines, and
 TensorBoard if installed) run while they are on. A pair is two successive blocks. Blocks of long steps last a second, so
 that the monitor samples as often as in a training.
@@ -16,8 +16,8 @@ from time import perf_counter_ns, process_time_ns
 from typing import Any, Final
 
 from benchmarks.children import result_of
-from benchmarks.stats import Figure, median_cells, print_figures, print_table
-from benchmarks.watched_training import KINDS, TINY_TARGET_US, step_of
+from benchmarks.figures import Figure, median_cells, print_figures, print_table
+from benchmarks.unmodified_training import KINDS, TINY_TARGET_US, step_of
 
 BLOCK_MS: Final = 200
 LONG_BLOCK_MS: Final = 1000  # the monitor's interval
@@ -33,7 +33,7 @@ def run(only: str = "") -> list[Figure]:
     """Measure, print and return the ratios of wall times, on over off; takes about 6 minutes."""
     stats = []
     rows = []
-    chosen = result_of("benchmarks.watched_training", "--batches", is_on=False)
+    chosen = result_of("benchmarks.unmodified_training", "--batches", is_on=False)
     for ms, kind in LOOPS.items():
         if only not in f"{ms} ms":
             continue
@@ -67,7 +67,7 @@ class SwitchableProfiling:
 
         from training_profiler import api
 
-        api.instrument(perf_counter_ns())
+        api.start_instrumentation(perf_counter_ns())
         self._torch, self._process = torch, api._process
         self._is_on = True
 
@@ -81,12 +81,12 @@ class SwitchableProfiling:
         assert session is not None
         if is_on:
             instrumentation.install(self._torch)
-            session.samplers.lines.run_at(session.settings.sample_hz, perf_counter_ns())
-            session.samplers.machine.run_every(session.settings.monitor_s)
+            session.samplers.lines.start(session.settings.sample_hz, perf_counter_ns())
+            session.samplers.machine.start(session.settings.monitor_s)
         else:
             instrumentation.context.guarded(instrumentation.close)
-            session.samplers.lines.stop()
-            session.samplers.machine.stop()
+            session.samplers.lines.close()
+            session.samplers.machine.close()
 
 
 def measure(ms: float, batch: int, *size: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 ``python -m benchmarks.timed_training REPORT_FD GO_FD BLOCK_STEPS MODULE [arguments of the module]``
 
 After every block it writes ``cpu_ns wall_ns`` to REPORT_FD and waits for a byte from GO_FD: two
-trainings take turns, and the time of waiting is part of no block. A block ends right after an
+trainings alternate, and no block includes the time of waiting. A block ends right after an
 optimizer step, so each holds as many reports and flushes of the profiler as any other.
 """
 
@@ -28,7 +28,7 @@ def turn_taker(report: int, go: int, block_steps: int) -> Callable[..., None]:
         line = f"{process_time_ns() - cpu_ns} {perf_counter_ns() - wall_ns}\n"
         os.write(report, line.encode())
         if not os.read(go, 1):
-            raise SystemExit("nobody measures any more")
+            raise SystemExit("the measuring process has ended")
         cpu_ns, wall_ns = process_time_ns(), perf_counter_ns()
 
     return after_step

@@ -21,7 +21,7 @@ from time import process_time
 from typing import Any, Final
 
 from benchmarks.children import result_of
-from benchmarks.stats import Figure, print_figures, print_table
+from benchmarks.figures import Figure, print_figures, print_table
 
 TRACES: Final = Path(__file__).resolve().parents[2] / "shared" / "traces"
 LARGEST: Final = "a100_ddp_rank3of8.pt.trace.json.gz"

@@ -1,4 +1,4 @@
-"""Two trainings that take turns block by block, so that a change of the machine's speed meets both."""
+"""Two trainings that alternate block by block, so that a change of the machine's speed affects both."""
 
 import os
 import subprocess
@@ -110,7 +110,7 @@ def run_pair(plan: Plan, folder: Path, on_first: bool) -> dict[bool, Taken]:
     """
     order = [on_first, not on_first]
     with Training(plan, order[0], folder / "first") as first:
-        first.finish_block()  # alone: start-up is no block to compare
+        first.finish_block()  # alone: start-up is not compared
         with Training(plan, order[1], folder / "second") as second:
             second.finish_block()
             pair = [first, second]

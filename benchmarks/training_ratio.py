@@ -1,6 +1,6 @@
 """Cost of a whole training, profiling on against off: ``python -m benchmarks.training_ratio [--pairs N]``.
 
-A pair is two processes that train the same, one profiled; they take turns every 50 steps. Ratios are of
+A pair is two processes that train the same, one profiled; they alternate every 50 steps. Ratios are of
 the steps, without imports and the first 50; those of the whole processes stand beside them.
 """
 
@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Final
 
-from benchmarks.stats import Figure, print_figures, print_table, spread
+from benchmarks.figures import Figure, print_figures, print_table, spread
 from benchmarks.training_pair import Plan, Taken, run_pair
 
 TARGET_RATIO: Final = 1.005
@@ -51,7 +51,7 @@ def _measure(pairs: int, run_s: float, module: str) -> dict[str, list[float]]:
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         plan = _plan(run_s, module, folder)
-        print(f"{module}, profiling on against off: {pairs} pairs of {plan.steps} steps, turns of {BLOCK_STEPS} steps")
+        print(f"{module}, profiling on against off: {pairs} pairs of {plan.steps} steps, in blocks of {BLOCK_STEPS}")
         rows: list[list[object]] = []
         pairs_begin_s = monotonic()
         for pair in range(pairs):

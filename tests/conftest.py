@@ -1,4 +1,4 @@
-"""What holds for every test: profiling is off before it, and it leaves nothing behind."""
+"""For every test: profiling is off before it, and nothing is left behind after it."""
 
 import os
 import signal
@@ -13,19 +13,36 @@ from tests.support.recording import FakeClock
 from training_profiler.recording.recorder import Recorder
 
 PREFIX = "RECTIFIED_FLOW_PROFILE"
-# These keep one thread for the life of the process; it is theirs, and no test's.
+# These libraries keep one thread for the life of the process.
 LASTING_THREADS = ("tqdm.", "torch.")
+MOST_WORKERS = 8
 
 for _name in [name for name in os.environ if name.startswith(PREFIX)]:
     del os.environ[_name]
 
-# A shell starts what runs in its background, such as `make test &`, deaf to Ctrl-C, and children of tests inherit that.
+# A shell starts background jobs such as `make test &` with Ctrl-C ignored, and children of tests inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("unit", deadline=None, max_examples=100, derandomize=True, database=None)
 settings.register_profile("search", deadline=None, max_examples=600, database=None)
 settings.load_profile("unit")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of workers for ``-n auto``: one for each core that this process may use, at most 8."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_WORKERS)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests that share a fixture of their module in one worker, which then makes it once."""
+    for item in items:
+        definitions = getattr(item, "_fixtureinfo").name2fixturedefs.values()  # noqa: B009 - private, but stable
+        if any(definition.scope == "module" for of_name in definitions for definition in of_name):
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 @pytest.fixture
@@ -67,5 +84,5 @@ def _running_session() -> list[str]:
     session = live._process.session if live is not None else None
     if session is None or not session.is_running:
         return []
-    session.finish()
+    session.close()
     return ["running session"]

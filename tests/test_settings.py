@@ -1,14 +1,21 @@
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
+from training_profiler import settings
 from training_profiler.errors import SettingsError
 from training_profiler.settings import (
     Launch,
     Settings,
+    describe,
     launch_id,
     read_settings,
     unknown_variables,
     variables,
 )
+from training_profiler.sinks.registry import TRACKERS
 from training_profiler.switch import ROOT
 
 PREFIX = "RECTIFIED_FLOW_PROFILE_"
@@ -33,7 +40,7 @@ SUFFIXES = [
 ]
 
 
-def test_without_variables_the_defaults_hold():
+def test_defaults_without_variables():
     assert read_settings(environ={}) == Settings(
         log_every=50,
         format="table",
@@ -84,12 +91,12 @@ def test_without_variables_the_defaults_hold():
         ("CHECKLIST", "yes", True),
     ],
 )
-def test_a_variable_sets_its_setting(name, given, read):
+def test_variable_sets_its_setting(name, given, read):
     assert getattr(read_settings(environ={PREFIX + name: given}), name.lower()) == read
 
 
 @pytest.mark.parametrize("name", SUFFIXES)
-def test_a_variable_of_nothing_but_blanks_is_as_good_as_none(name):
+def test_blank_variable_counts_as_unset(name):
     assert read_settings(environ={PREFIX + name: "  "}) == Settings()
 
 
@@ -117,31 +124,31 @@ def test_a_variable_of_nothing_but_blanks_is_as_good_as_none(name):
         ("SAMPLE_HZ", "often", "50"),
     ],
 )
-def test_a_bad_value_is_told_with_its_variable_and_an_example(name, given, example):
+def test_error_names_variable_value_and_example(name, given, example):
     with pytest.raises(SettingsError) as error:
         read_settings(environ={PREFIX + name: given})
     assert str(error.value).startswith(f"{PREFIX}{name}={given!r} is ")
     assert str(error.value).endswith(f"; example: {example}")
 
 
-def test_the_whole_message_of_a_bad_value_is_this():
+def test_whole_error_message():
     with pytest.raises(SettingsError) as error:
         read_settings(environ={PREFIX + "LOG_EVERY": "5s"})
     assert str(error.value) == (
-        "RECTIFIED_FLOW_PROFILE_LOG_EVERY='5s' is not a positive integer (steps between reports); example: 50"
+        "RECTIFIED_FLOW_PROFILE_LOG_EVERY='5s' is not a positive integer (steps between periodic reports); example: 50"
     )
 
 
-def test_an_argument_wins_over_its_variable():
+def test_argument_wins_over_variable():
     assert read_settings({"log_every": 3}, {PREFIX + "LOG_EVERY": "7"}).log_every == 3
 
 
-def test_an_argument_of_none_leaves_the_variable():
+def test_argument_of_none_leaves_the_variable():
     assert read_settings({"log_every": None}, {PREFIX + "LOG_EVERY": "7"}).log_every == 7
 
 
 @pytest.mark.parametrize(("name", "given"), [("log_every", True), ("log_every", []), ("flush_s", True), ("dir", 3)])
-def test_a_bad_argument_is_told_with_its_call(name, given):
+def test_error_names_the_call_of_a_bad_argument(name, given):
     with pytest.raises(SettingsError) as error:
         read_settings({name: given}, {})
     assert str(error.value).startswith(f"start_training_profiling({name}={given!r}) is not ")
@@ -151,18 +158,20 @@ def test_a_bad_argument_is_told_with_its_call(name, given):
     ("name", "given", "message"),
     [
         ("SINKS", "wandb,tensorbord", "names 'tensorbord', which is not one of wandb, tensorboard, jsonl, prometheus, "
-         "mlflow, csv; did you mean tensorboard?; example: jsonl,csv"),
-        ("THRESHOLDS", "unexplaned=0.2", "names 'unexplaned', which is no rule; did you mean unexplained? "
+         "mlflow, csv; did you mean tensorboard? (trackers that receive metrics); example: jsonl,csv"),
+        ("THRESHOLDS", "unexplaned=0.2", "names 'unexplaned', which is not a rule; did you mean unexplained? "
          "example: data-loading-bound=0.2,unexplained=0.15"),
-        ("THRESHOLDS", "unexplained", "has '' for unexplained, which is no number of at least 0; "
+        ("THRESHOLDS", "unexplained", "has '' for unexplained, which is not a number >= 0; "
          "example: data-loading-bound=0.2,unexplained=0.15"),
-        ("MONITOR_S", "-1", "is not a number of seconds of at least 0 (between looks at the machine, 0 for none); "
+        ("MONITOR_S", "-1", "is not a number of seconds >= 0 "
+         "(time between two samples of CPU, memory and GPU, in s, 0 for none); example: 1"),
+        ("CHECKLIST", "maybe", "is neither yes nor no (whether the final summary ends with the quick checklist); "
          "example: 1"),
-        ("CHECKLIST", "maybe", "is neither yes nor no (whether the final summary ends with the checklist); example: 1"),
-        ("TIMING", "gpu", "is not one of auto, host, events, sync; example: auto"),
+        ("TIMING", "gpu", "is not one of auto, host, events, sync "
+         "(how sections are timed on an accelerator); example: auto"),
     ],
 )  # fmt: skip
-def test_a_value_that_cannot_be_used_is_told_with_an_example(name, given, message):
+def test_error_messages_show_what_is_possible(name, given, message):
     with pytest.raises(SettingsError) as error:
         read_settings(environ={PREFIX + name: given})
     assert str(error.value) == f"{PREFIX}{name}={given!r} {message}"
@@ -176,10 +185,10 @@ def test_thresholds_may_be_a_mapping():
     assert read_settings({"thresholds": {"unexplained": 0.5}}, {}).thresholds == {"unexplained": 0.5}
 
 
-def test_an_unknown_argument_is_told_with_the_nearest():
+def test_unknown_argument_suggests_the_nearest():
     with pytest.raises(SettingsError) as error:
         read_settings({"log_evry": 3}, {})
-    assert str(error.value) == "start_training_profiling(log_evry=...) is no setting; did you mean log_every?"
+    assert str(error.value) == "start_training_profiling(log_evry=...) is not a setting; did you mean log_every?"
 
 
 def test_a_settings_error_is_a_value_error():
@@ -188,35 +197,35 @@ def test_a_settings_error_is_a_value_error():
 
 
 @pytest.mark.parametrize(("rank", "read"), [("3", 3), ("", 0), ("first", 0), ("-1", 0)])
-def test_the_rank_is_what_the_launcher_says(rank, read):
+def test_rank_comes_from_the_launcher(rank, read):
     assert read_settings(environ={"RANK": rank}).rank == read
 
 
-def test_an_unknown_variable_is_told_with_the_nearest():
+def test_unknown_variable_suggests_the_nearest():
     assert unknown_variables({PREFIX + "LOG_EVRY": "3", "HOME": "/"}) == [
-        "RECTIFIED_FLOW_PROFILE_LOG_EVRY is no setting of the profiler and has no effect; "
+        "RECTIFIED_FLOW_PROFILE_LOG_EVRY is not a setting of the profiler and has no effect; "
         "did you mean RECTIFIED_FLOW_PROFILE_LOG_EVERY?"
     ]
 
 
-def test_a_misspelt_switch_is_told():
+def test_misspelt_switch_is_reported():
     (sentence,) = unknown_variables({"RECTIFIED_FLOW_PROFILER": "1"})
     assert sentence.endswith("did you mean RECTIFIED_FLOW_PROFILE?")
 
 
-def test_known_variables_are_not_told():
+def test_known_variables_are_not_reported():
     assert unknown_variables(dict.fromkeys(variables(), "1")) == []
 
 
-def test_these_are_all_the_variables():
+def test_list_of_variables():
     assert variables() == ["RECTIFIED_FLOW_PROFILE", *(PREFIX + suffix for suffix in SUFFIXES)]
 
 
-def test_the_identity_of_a_launch_is_no_unknown_variable():
+def test_launch_id_is_not_an_unknown_variable():
     assert unknown_variables({ROOT: "1:x"}) == []
 
 
-def test_processes_of_a_launch_share_its_identity():
+def test_processes_of_a_launch_share_its_id():
     assert launch_id({ROOT: "12:12-a5"}) == "12-a5"
     assert launch_id({}) is None
 
@@ -231,14 +240,51 @@ TORCHRUN = {
 }
 
 
-def test_what_torchrun_tells_is_read():
+def test_torchrun_variables_are_read():
     assert read_settings(environ=TORCHRUN).launch == Launch(4, 1, 0, 2, "job7", has_agent_store=True, is_torchrun=True)
 
 
-def test_an_id_that_all_launches_have_is_none():
+def test_default_run_id_of_torchrun_is_ignored():
     assert read_settings(environ={"TORCHELASTIC_RUN_ID": "none"}).launch == Launch(is_torchrun=True)
 
 
-def test_a_job_of_slurm_is_one_with_its_step():
+def test_slurm_job_includes_its_step():
     assert read_settings(environ={"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"}).launch.job == "12.0"
     assert read_settings(environ={"SLURM_JOB_ID": "12"}).launch.job is None
+
+
+def start_function():
+    """Return the syntax tree of ``start_training_profiling``: importing the API would begin its work."""
+    tree = ast.parse(Path(settings.__file__).with_name("api.py").read_text(encoding="utf-8"))
+    (function,) = (node for node in tree.body if getattr(node, "name", "") == "start_training_profiling")
+    return function
+
+
+def test_description_has_a_row_per_argument_in_its_order():
+    arguments = [argument.arg for argument in (*start_function().args.args, *start_function().args.kwonlyargs)]
+    assert [row.argument for row in describe()] == arguments
+    assert [row.variable for row in describe()] == [PREFIX + name.upper() for name in arguments]
+
+
+@pytest.mark.parametrize("row", describe(), ids=lambda row: row.argument)
+def test_described_example_can_be_read(row):
+    assert getattr(read_settings(environ={row.variable: row.example}), row.argument) is not None
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in describe() if row.argument not in ("sinks", "thresholds", "capture")],
+    ids=lambda row: row.argument,
+)
+def test_described_default_is_the_default(row):
+    assert read_settings(environ={row.variable: row.default}) == Settings()
+
+
+def test_docstring_of_start_documents_every_argument():
+    documented = re.findall(r"^    (\w+): ", ast.get_docstring(start_function()), re.M)
+    assert documented == [row.argument for row in describe()]
+
+
+def test_docstring_of_start_names_every_tracker():
+    (line,) = re.findall(r"^    sinks: .*", ast.get_docstring(start_function()), re.M)
+    assert [name for name in TRACKERS if name not in line] == []

@@ -6,24 +6,24 @@ from training_profiler.errors import SettingsError
 from training_profiler.switch import ROOT, SWITCH, is_switched_on, launch_environment
 
 
-def test_profiling_is_off_unless_asked_for(monkeypatch):
+def test_profiling_is_off_by_default(monkeypatch):
     monkeypatch.delenv(SWITCH, raising=False)
     assert is_switched_on() is False
 
 
-@pytest.mark.parametrize("word", ["1", "true", "yes", "on", "True", " ON "])
-def test_these_words_switch_it_on(monkeypatch, word):
+@pytest.mark.parametrize("word", ["1", "true", "yes", "on", "True", "YES", " on ", " ON "])
+def test_on_words_enable_profiling(monkeypatch, word):
     monkeypatch.setenv(SWITCH, word)
     assert is_switched_on() is True
 
 
 @pytest.mark.parametrize("word", ["0", "false", "no", "off", "", " ", "OFF"])
-def test_these_words_leave_it_off(monkeypatch, word):
+def test_off_words_disable_profiling(monkeypatch, word):
     monkeypatch.setenv(SWITCH, word)
     assert is_switched_on() is False
 
 
-def test_any_other_word_is_told_with_all_that_would_do(monkeypatch):
+def test_any_other_word_is_an_error_that_lists_the_valid_words(monkeypatch):
     monkeypatch.setenv(SWITCH, "maybe")
     with pytest.raises(SettingsError) as error:
         is_switched_on()
@@ -49,7 +49,7 @@ def test_our_own_command_is_never_profiled(monkeypatch, words, orig):
 
 
 @pytest.mark.parametrize("words", [[], ["-m"], ["-m", "training_profiler"], ["train.py", "training-profiler"], [""]])
-def test_other_programs_are(monkeypatch, words):
+def test_other_programs_are_profiled(monkeypatch, words):
     monkeypatch.setattr("sys.argv", words)
     monkeypatch.setattr("sys.orig_argv", ["python", *words])
     monkeypatch.setenv(SWITCH, "1")
@@ -71,27 +71,27 @@ def composed(environ, is_python=True):
         ({"PYTHONPATH": "/x::/y"}, "/b:/x::/y"),
     ],
 )
-def test_a_launch_has_the_bootstrap_first_on_pythonpath_and_once(before, after):
+def test_launch_puts_the_bootstrap_first_on_pythonpath_once(before, after):
     assert composed(before)["PYTHONPATH"] == after
 
 
 @pytest.mark.parametrize(
     ("given", "on"), [(None, "1"), ("", "1"), ("0", "1"), ("off", "1"), ("1", "1"), ("Yes", "Yes")]
 )
-def test_a_launch_is_switched_on(given, on):
+def test_launch_switches_profiling_on(given, on):
     assert composed({} if given is None else {"RECTIFIED_FLOW_PROFILE": given})["RECTIFIED_FLOW_PROFILE"] == on
 
 
-def test_a_launch_with_a_switch_that_is_neither_on_nor_off_is_refused():
+def test_launch_with_an_invalid_switch_raises():
     with pytest.raises(SettingsError, match=f"^{SWITCH}='maybe' "):
         composed({"RECTIFIED_FLOW_PROFILE": "maybe"})
 
 
-def test_a_launch_of_python_has_an_identity_of_its_own_that_its_first_process_owns():
+def test_launch_of_python_gets_an_identity_owned_by_its_first_process():
     root = composed({})[ROOT]
     assert root.startswith(f"{os.getpid()}:")
     assert ROOT not in composed({ROOT: f"{os.getpid()}:x"}, is_python=False)
 
 
-def test_a_launch_inside_of_a_launch_is_part_of_it():
+def test_nested_launch_keeps_the_outer_identity():
     assert composed({ROOT: "1:x"})[ROOT] == composed({ROOT: "1:x"}, is_python=False)[ROOT] == "1:x"

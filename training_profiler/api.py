@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import TypeVar
 
 from training_profiler.errors import ProfilerWarning
-from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.recording.data_loader import ProfiledIterator, ProfiledLoader
+from training_profiler.recording.known_sections import VALIDATION_EPOCH
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.process import Process, usable_settings
 from training_profiler.runtime.shutdown import at_fork, is_being_spawned, is_worker
@@ -20,10 +20,8 @@ T = TypeVar("T")
 
 
 _process = Process(Recorder())
-_process.recorder.has_session = False
-_process.recorder.on_first_section = _process.begin_at_first_section
 profile_section = _process.recorder.section
-at_fork(lambda: _process.fall_silent())
+at_fork(lambda: _process.after_fork_in_child())
 _process.look_for_ranks()
 for _sentence in unknown_variables():
     warnings.warn(_sentence, ProfilerWarning, stacklevel=2)
@@ -81,23 +79,12 @@ def start_training_profiling(
         return  # a daemonic child serves a DataLoader or a pool; one that trains is an ordinary process
     if _process.is_silent and multiprocessing.parent_process() is None:
         return  # forked by hand: its run is its parent's
-    _process.is_silent = False
-    _process.settings = settings
-    session = _process.session
-    if session is not None and session.is_running:
-        session.reconfigure(settings)
-    else:
-        _process.begin(opens_files=True)
-    _process.was_stopped = False
+    _process.start(settings)
 
 
 def stop_training_profiling() -> None:
     """End the run: print the final summary and write it to the run folder. Does nothing without a run."""
-    session = _process.session
-    _process.was_stopped = True
-    _process.by_hand.uninstall()
-    if session is not None:
-        session.finish()
+    _process.stop()
 
 
 def profile_step() -> None:
@@ -140,15 +127,14 @@ class _Epoch(_Context):
 
 class _Validation(_Context):
     def __enter__(self) -> None:
-        self._phase_before = _process.phase
-        _process.phase = "validation"
-        self._section = profile_section("validation_epoch")
+        self._phase_before = _process.enter_phase("validation")
+        self._section = profile_section(VALIDATION_EPOCH)
         self._section.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _process.phase = self._phase_before
+        _process.enter_phase(self._phase_before)
         self._section.__exit__(kind, error, traceback)
 
 
@@ -188,7 +174,7 @@ def _note(sentence: str) -> None:
         and sentence not in session.profiler_health.notes
         and len(session.profiler_health.notes) < 20
     ):
-        session.profiler_health.notes.append(sentence)
+        session.profiler_health.add_note(sentence)
 
 
 def profile_dataloader(loader: Iterable[T], name: str | None = None, proportion: float | None = None) -> Iterable[T]:
@@ -229,17 +215,13 @@ def _share(proportion: object) -> float | None:
     return None
 
 
-def instrument(begin_ns: int) -> None:
-    """Instrument this process automatically; torch has just been imported.
+def start_instrumentation(begin_ns: int) -> None:
+    """Watch the training of this process, whose code nobody edited; torch has just been imported.
 
     Args:
         begin_ns: when the process began, by the recorder's clock.
     """
-    if _process.watch is None and not _process.was_stopped:
-        _process.by_hand.uninstall()
-        _process.watch = Instrumentation(_process.recorder, _process.begin_watched)
-        _process.watch_begin_ns = begin_ns
-        _process.watch.install(sys.modules["torch"])
+    _process.instrument(sys.modules["torch"], begin_ns)
 
 
 def why_nothing() -> str | None:
@@ -248,7 +230,7 @@ def why_nothing() -> str | None:
     if session is not None and (session.watch is None or session.has_reported):
         return None
     if _process.watch is None:
-        return "torch was imported, but could not be instrumented"
+        return "torch was imported, but could not be watched"
     return _process.watch.why_nothing()
 
 

@@ -1,102 +1,70 @@
-"""Every setting, its variable, its default, and what it may be; the one reader of the environment."""
+"""Every setting: its variable, default, meaning, parser and example. Only this module reads the environment."""
 
 import difflib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from training_profiler.errors import SettingsError
-from training_profiler.switch import PREFIX, ROOT, SWITCH
+from training_profiler.sinks.registry import TRACKERS
+from training_profiler.switch import OFF_WORDS, ON_WORDS, PREFIX, ROOT, SWITCH
 from training_profiler.torch_capture.plan import CapturePlan, read_plan
 
 FORMATS: Final = ("table", "lines")
-MOST_SAMPLE_HZ: Final = 1000  # a look takes 0.1 ms
-MOST_NAMES: Final = 4000  # each name costs 15 kB of histogram, in four sums
 STREAMS: Final = ("stdout", "stderr")
 TIMINGS: Final = ("auto", "host", "events", "sync")
-SINKS: Final = ("wandb", "tensorboard", "jsonl", "prometheus", "mlflow", "csv")
-YES: Final = ("1", "true", "yes", "on")
-NO: Final = ("0", "false", "no", "off")
+MAX_SAMPLE_HZ: Final = 1000  # a sample takes 0.1 ms
+MAX_NAMES: Final = 4000  # each name needs 15 kB of histograms in each of four totals
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What a launcher such as torchrun told this process; None is unknown."""
+class Parser(NamedTuple):
+    """How a setting is read from an argument or a variable."""
 
-    world_size: int | None = None
-    local_rank: int | None = None
-    node: int | None = None
-    attempt: int = 0
-    """How often the launcher had started the training anew before."""
-    run_id: str | None = None
-    """What all processes of the training have in common, in all attempts; None where it would not tell two apart."""
-    has_agent_store: bool = False
-    """Whether the store of the processes is kept by the launcher, and not by rank 0."""
-    job: str | None = None
-    """SLURM's job and the step of it."""
-    is_torchrun: bool = False
-    """Whether it is torchrun that told: a world size from elsewhere may be left over in a shell."""
+    parse: Callable[[object], Any]
+    """Returns the value; the message of its error continues the given value."""
+    meaning: str
+    example: str
+    default: str
+    """The default as users write it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a session works with."""
+class SettingDescription(NamedTuple):
+    """A row of the table of settings."""
 
-    log_every: int = 50
-    """Steps between periodic reports."""
-    format: str = "table"
-    """Layout of the reports: table, or lines to grep."""
-    dir: str = "runs"
-    """Folder in which each run makes a folder of its own."""
-    stream: str = "stdout"
-    """Where reports are printed: stdout or stderr."""
-    warmup: int | None = None
-    """First steps left out of averages; None tells them apart by their length, in step averages alone."""
-    flush_s: float = 10.0
-    """Longest time between two writes to the journal, in s."""
-    max_names: int = 500
-    """Section names that get a row of their own; the rest share one."""
-    sample_hz: int = 50
-    """How often a second the line sampler looks at the training thread; 0 for never."""
-    timing: str = "auto"
-    """What sections are timed by on an accelerator: auto, host, events or sync."""
-    monitor_s: float = 1.0
-    """Time between two looks at the machine, in s; 0 for none."""
-    flops: bool = True
-    """Whether the FLOPs of the model are counted, once, in an early step."""
-    sinks: tuple[str, ...] = ()
-    """Trackers that get the metrics."""
-    log_scalars_every_n_steps: int | None = None
-    """Steps between two rows of a loader's metrics; None for every step, as far as trackers can follow."""
-    thresholds: Mapping[str, float] = field(default_factory=dict)
-    """Thresholds of rules that differ from the default, by the rule's code."""
-    checklist: bool = False
-    """Whether the final summary ends with the quick checklist."""
-    rank_wait_s: float = 2.0
-    """Longest time that a rank waits for others at its end, in s; 0 for none."""
-    capture: CapturePlan = field(default_factory=CapturePlan)
-    """When deep capture records, and the limits of its windows."""
-    rank: int = 0
-    """This process's number in a distributed training; only rank 0 reports."""
-    launch: Launch = field(default_factory=Launch)
-    """What else the launcher told."""
+    variable: str
+    argument: str
+    default: str
+    meaning: str
+    example: str
 
 
-def _count(given: object, least: int, what: str, example: object, most: int | None = None) -> int:
+class _InvalidValueError(ValueError):
+    """A value cannot be used; the meaning and the example of the setting complete the message."""
+
+
+def _setting(
+    default: Any, meaning: str, parse: Callable[[object], Any], example: object, default_text: str | None = None
+) -> Any:
+    text = str(default) if default_text is None else default_text
+    kind = {"default_factory": default} if callable(default) else {"default": default}
+    return field(**kind, metadata={Parser: Parser(parse, meaning, str(example), text)})
+
+
+def _count(given: object, least: int = 1, most: int | None = None) -> int:
     try:
         number = int(str(given).strip()) if not isinstance(given, bool) else None
     except ValueError:
         number = None
     if number is None or number < least:
-        kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
-        raise SettingsError(f"is not {kind} ({what}); example: {example}")
+        raise _InvalidValueError("is not a positive integer" if least == 1 else f"is not an integer >= {least}")
     if most is not None and number > most:
-        raise SettingsError(f"is more than {most} ({what}); example: {example}")
+        raise _InvalidValueError(f"is more than {most}")
     return number
 
 
-def _seconds(given: object, what: str, example: object, may_be_zero: bool = False) -> float:
+def _seconds(given: object, may_be_zero: bool = False) -> float:
     try:
         seconds = float(str(given)) if not isinstance(given, bool) else -1.0
     except ValueError:
@@ -104,73 +72,30 @@ def _seconds(given: object, what: str, example: object, may_be_zero: bool = Fals
     if seconds == 0 and may_be_zero:
         return 0.0
     if not 0 < seconds < float("inf"):
-        kind = "a number of seconds of at least 0" if may_be_zero else "a positive number of seconds"
-        raise SettingsError(f"is not {kind} ({what}); example: {example}")
+        raise _InvalidValueError(
+            "is not a number of seconds >= 0" if may_be_zero else "is not a positive number of seconds"
+        )
     return seconds
 
 
-def _yes_or_no(given: object, what: str) -> bool:
+def _yes_or_no(given: object) -> bool:
     word = str(given).strip().lower()
-    if word not in YES + NO:
-        raise SettingsError(f"is neither yes nor no ({what}); example: 1")
-    return word in YES
-
-
-def _every(given: object) -> int | None:
-    if str(given).strip().lower() in ("none", "auto"):
-        return None
-    return _count(given, 1, "steps between two rows of a loader's metrics, or none for every step", 10)
-
-
-def _sinks(given: object) -> tuple[str, ...]:
-    names = given.split(",") if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
-    words = [str(name).strip().lower() for name in names if str(name).strip()]
-    for word in words:
-        if word not in SINKS:
-            close = difflib.get_close_matches(word, SINKS, n=1)
-            meant = f"; did you mean {close[0]}?" if close else ""
-            raise SettingsError(f"names {word!r}, which is not one of {', '.join(SINKS)}{meant}; example: jsonl,csv")
-    return tuple(dict.fromkeys(words))
-
-
-def _thresholds(given: object) -> dict[str, float]:
-    from training_profiler.diagnosis import THRESHOLDS  # here, for hardly anybody sets any, and imports take time
-
-    return read_thresholds(given, THRESHOLDS, "example: data-loading-bound=0.2,unexplained=0.15")
-
-
-def read_thresholds(given: object, known: Collection[str], example: str) -> dict[str, float]:
-    """Return the threshold of each rule that ``given`` names, a mapping or a text such as ``unexplained=0.15``.
-
-    Raises:
-        SettingsError: a rule is none of ``known``, or a threshold is no number of at least 0.
-    """
-    if isinstance(given, Mapping):
-        pairs = [(str(code), value) for code, value in given.items()]
-    else:
-        parts = [part.partition("=") for part in str(given).split(",") if part.strip()]
-        pairs = [(code, value) for code, _, value in parts]
-    thresholds = {}
-    for code, value in pairs:
-        code = code.strip()
-        if code not in known:
-            close = difflib.get_close_matches(code, known, n=1, cutoff=0.0)
-            raise SettingsError(f"names {code!r}, which is no rule; did you mean {close[0]}? {example}")
-        try:
-            number = float(str(value))
-        except ValueError:
-            number = -1.0
-        if not 0 <= number < float("inf"):
-            raise SettingsError(f"has {str(value)!r} for {code}, which is no number of at least 0; {example}")
-        thresholds[code] = number
-    return thresholds
+    if not word or word not in ON_WORDS + OFF_WORDS:
+        raise _InvalidValueError("is neither yes nor no")
+    return word in ON_WORDS
 
 
 def _word(given: object, words: tuple[str, ...]) -> str:
     word = str(given).strip().lower()
     if word not in words:
-        raise SettingsError(f"is not one of {', '.join(words)}; example: {words[0]}")
+        raise _InvalidValueError(f"is not one of {', '.join(words)}")
     return word
+
+
+def _count_or_none(given: object, none_words: tuple[str, ...], least: int = 1) -> int | None:
+    if str(given).strip().lower() in none_words:
+        return None
+    return _count(given, least)
 
 
 def _folder(given: object) -> str:
@@ -179,62 +104,154 @@ def _folder(given: object) -> str:
     except TypeError:
         folder = None
     if not isinstance(folder, str) or not folder.strip() or "\0" in folder:
-        raise SettingsError("is not the path of a folder (where runs are kept); example: runs")
+        raise _InvalidValueError("is not the path of a folder")
     return folder
 
 
-def _warmup(given: object) -> int | None:
-    if given is None or str(given).strip().lower() == "auto":
-        return None
-    return _count(given, 0, "first steps left out of averages, or auto", 3)
+def _sinks(given: object) -> tuple[str, ...]:
+    names = given.split(",") if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    words = [str(name).strip().lower() for name in names if str(name).strip()]
+    for word in words:
+        if word not in TRACKERS:
+            nearest = difflib.get_close_matches(word, TRACKERS, n=1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise _InvalidValueError(f"names {word!r}, which is not one of {', '.join(TRACKERS)}{hint}")
+    return tuple(dict.fromkeys(words))
 
 
-_CHECKS: Final[Mapping[str, Callable[[object], Any]]] = {
-    "log_every": lambda given: _count(given, 1, "steps between reports", 50),
-    "format": lambda given: _word(given, FORMATS),
-    "dir": _folder,
-    "stream": lambda given: _word(given, STREAMS),
-    "warmup": _warmup,
-    "flush_s": lambda given: _seconds(given, "between writes to the journal", 10),
-    "max_names": lambda given: _count(given, 1, "section names with a row of their own", 500, most=MOST_NAMES),
-    "sample_hz": lambda given: _count(given, 0, "samples of the line that runs, a second", 50, most=MOST_SAMPLE_HZ),
-    "timing": lambda given: _word(given, TIMINGS),
-    "monitor_s": lambda given: _seconds(given, "between looks at the machine, 0 for none", 1, may_be_zero=True),
-    "flops": lambda given: _yes_or_no(given, "whether the FLOPs of the model are counted"),
-    "sinks": _sinks,
-    "log_scalars_every_n_steps": _every,
-    "thresholds": _thresholds,
-    "checklist": lambda given: _yes_or_no(given, "whether the final summary ends with the checklist"),
-    "rank_wait_s": lambda given: _seconds(given, "that a rank waits for others at its end", 2, may_be_zero=True),
-    "capture": read_plan,
+def _thresholds(given: object) -> dict[str, float]:
+    # Here, because few runs override a threshold, and importing the rules takes time.
+    from training_profiler.diagnosis import THRESHOLDS
+    from training_profiler.findings.thresholds import read_thresholds
+
+    return read_thresholds(given, THRESHOLDS, f"example: {_THRESHOLDS_EXAMPLE}")
+
+
+_THRESHOLDS_EXAMPLE: Final = "data-loading-bound=0.2,unexplained=0.15"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The variables that a launcher such as torchrun sets; None is unknown."""
+
+    world_size: int | None = None
+    local_rank: int | None = None
+    node: int | None = None
+    attempt: int = 0
+    """How often the launcher had restarted the training."""
+    run_id: str | None = None
+    """An id shared by all processes and attempts of the training; None if other trainings could have the same."""
+    has_agent_store: bool = False
+    """Whether the launcher, not rank 0, hosts the store of the process group."""
+    job: str | None = None
+    """SLURM's job and job step, such as ``12.0``."""
+    is_torchrun: bool = False
+    """Whether torchrun set these variables. Otherwise a world size may be left over in a shell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a session. ``describe`` returns the meaning of each."""
+
+    log_every: int = _setting(50, "steps between periodic reports", _count, 50)
+    format: str = _setting("table", "layout of the reports", partial(_word, words=FORMATS), "table")
+    dir: str = _setting("runs", "folder for run folders", _folder, "runs")
+    stream: str = _setting("stdout", "where reports are printed", partial(_word, words=STREAMS), "stdout")
+    warmup: int | None = _setting(
+        None,
+        "first steps left out of averages, or auto",
+        partial(_count_or_none, none_words=("auto",), least=0),
+        3,
+        default_text="auto",
+    )
+    flush_s: float = _setting(10.0, "longest time between two writes to the journal, in s", _seconds, 10, "10")
+    max_names: int = _setting(500, "section names with a row of their own", partial(_count, most=MAX_NAMES), 500)
+    sample_hz: int = _setting(
+        50, "samples per second of the running line, 0 for none", partial(_count, least=0, most=MAX_SAMPLE_HZ), 50
+    )
+    timing: str = _setting("auto", "how sections are timed on an accelerator", partial(_word, words=TIMINGS), "auto")
+    monitor_s: float = _setting(
+        1.0,
+        "time between two samples of CPU, memory and GPU, in s, 0 for none",
+        partial(_seconds, may_be_zero=True),
+        1,
+        "1",
+    )
+    flops: bool = _setting(True, "whether the FLOPs of the model are counted, once", _yes_or_no, 0, "yes")
+    sinks: tuple[str, ...] = _setting((), "trackers that receive metrics", _sinks, "jsonl,csv", "none")
+    log_scalars_every_n_steps: int | None = _setting(
+        None,
+        "steps between two rows of a loader's metrics, or none for every step",
+        partial(_count_or_none, none_words=("none", "auto")),
+        10,
+        "none",
+    )
+    thresholds: Mapping[str, float] = _setting(
+        dict, "thresholds of rules that differ from the default", _thresholds, _THRESHOLDS_EXAMPLE, "none"
+    )
+    checklist: bool = _setting(False, "whether the final summary ends with the quick checklist", _yes_or_no, 1, "no")
+    rank_wait_s: float = _setting(
+        2.0,
+        "longest time rank 0 waits for other ranks at its end, in s, 0 for none",
+        partial(_seconds, may_be_zero=True),
+        2,
+        "2",
+    )
+    capture: CapturePlan = _setting(  # noqa: RUF009 - a field
+        CapturePlan, "when deep capture records, and its limits", read_plan, "steps=100-103", "on request"
+    )
+    # No variable of ours sets these two: the launcher does.
+    rank: int = 0
+    """This process's rank. Only rank 0 reports."""
+    launch: Launch = field(default_factory=Launch)
+    """What else the launcher's variables contain."""
+
+
+_PARSERS: Final[Mapping[str, Parser]] = {
+    setting.name: setting.metadata[Parser] for setting in fields(Settings) if Parser in setting.metadata
 }
 
 
+def describe() -> list[SettingDescription]:
+    """Return one row per setting, in the order of the arguments of ``start_training_profiling``."""
+    return [
+        SettingDescription(_variable(name), name, parser.default, parser.meaning, parser.example)
+        for name, parser in _PARSERS.items()
+    ]
+
+
 def read_settings(arguments: Mapping[str, object] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Return the settings: an argument wins over its variable, a variable over the default.
+    """Return the settings. An argument wins over its variable, and a variable over the default.
 
     Raises:
-        SettingsError: a value cannot be used, or an argument has no such name.
+        SettingsError: a value cannot be used, or an argument is unknown.
     """
     arguments = {name: value for name, value in (arguments or {}).items() if value is not None}
     values: dict[str, Any] = {"rank": _number(environ, "RANK") or 0, "launch": _launch(environ)}
     for name in arguments:
-        if name not in _CHECKS:
-            raise SettingsError(f"start_training_profiling({name}=...) is no setting{_nearest(name, list(_CHECKS))}")
-    for name, check in _CHECKS.items():
-        variable = PREFIX + name.upper()
+        if name not in _PARSERS:
+            raise SettingsError(f"start_training_profiling({name}=...) is not a setting{_nearest(name, _PARSERS)}")
+    for name, parser in _PARSERS.items():
+        variable = _variable(name)
         if name in arguments:
-            values[name] = _checked(f"start_training_profiling({name}={arguments[name]!r})", check, arguments[name])
+            source = f"start_training_profiling({name}={arguments[name]!r})"
+            values[name] = _parsed(source, parser, arguments[name])
         elif environ.get(variable, "").strip():
-            values[name] = _checked(f"{variable}={environ[variable]!r}", check, environ[variable])
+            values[name] = _parsed(f"{variable}={environ[variable]!r}", parser, environ[variable])
     return Settings(**values)
 
 
-def _checked(what: str, check: Callable[[object], Any], given: object) -> Any:
+def _parsed(source: str, parser: Parser, given: object) -> Any:
     try:
-        return check(given)
+        return parser.parse(given)
+    except _InvalidValueError as error:
+        raise SettingsError(f"{source} {error} ({parser.meaning}); example: {parser.example}") from None
     except SettingsError as error:
-        raise SettingsError(f"{what} {error}") from None
+        raise SettingsError(f"{source} {error}") from None
+
+
+def _variable(name: str) -> str:
+    return PREFIX + name.upper()
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
@@ -250,7 +267,7 @@ def _launch(environ: Mapping[str, str]) -> Launch:
         local_rank=_number(environ, "LOCAL_RANK"),
         node=_number(environ, "GROUP_RANK"),
         attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT") or 0,
-        run_id=None if run_id in (None, "", "none") else run_id,  # torchrun's own without --rdzv-id is "none"
+        run_id=None if run_id in (None, "", "none") else run_id,  # torchrun without --rdzv-id sets "none"
         has_agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
         job=f"{job}.{job_step}" if job and job_step else None,
         is_torchrun=run_id is not None,
@@ -259,24 +276,24 @@ def _launch(environ: Mapping[str, str]) -> Launch:
 
 def variables() -> list[str]:
     """Return the names of all variables the profiler reads."""
-    return [SWITCH, *(PREFIX + field.name.upper() for field in fields(Settings) if field.name in _CHECKS)]
+    return [SWITCH, *map(_variable, _PARSERS)]
 
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return one sentence for each variable with our prefix that no setting reads."""
+    """Return one sentence for each variable with our prefix that is not a setting."""
     known = variables()
     return [
-        f"{name} is no setting of the profiler and has no effect{_nearest(name, known)}"
+        f"{name} is not a setting of the profiler and has no effect{_nearest(name, known)}"
         for name in sorted(environ)
         if name.startswith(SWITCH) and name not in known and name != ROOT
     ]
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return f"; did you mean {close[0]}?" if close else ""
+def _nearest(name: str, known: Collection[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return what all processes of this launch have in common; None where the bootstrap is not at work."""
+    """Return the id shared by all processes of this launch; None if the bootstrap did not start them."""
     return environ.get(ROOT, "").partition(":")[2] or None

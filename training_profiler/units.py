@@ -1,6 +1,7 @@
 """Every conversion factor of the project, and how a duration is written."""
 
 NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
 NS_PER_US = 1_000
 MS_PER_S = 1_000
 S_PER_HOUR = 3600

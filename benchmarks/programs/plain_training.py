@@ -1,6 +1,6 @@
 """A training as people write it, and with nothing of the profiler in it: what ``watched_training`` runs.
 
-``python plain_training.py SIZE BATCH BLOCK_STEPS``; the last lets it take turns with others.
+``python plain_training.py SIZE BATCH BLOCK_STEPS``; the last makes it alternate with others.
 """
 
 import sys

@@ -21,13 +21,7 @@ from examples.char_gpt.data import (
     validation_loader,
 )
 from examples.char_gpt.model import GPT, next_character_loss, write
-from training_profiler import (
-    profile_dataloader,
-    profile_epoch,
-    profile_phase,
-    profile_section,
-    profile_step,
-)
+from training_profiler import profile_dataloader, profile_epoch, profile_phase, profile_section, profile_step
 
 BEGINNING = "\nclass "
 TEMPERATURE = 0.6

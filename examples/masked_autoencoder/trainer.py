@@ -17,13 +17,7 @@ from examples.masked_autoencoder.patches import PATCH, draw_order, patchify, unp
 from examples.rectified_flow.data import IMAGE_SIZE
 from examples.rectified_flow.ema import MovingAverage
 from examples.rectified_flow.images import save_grid
-from training_profiler import (
-    profile_dataloader,
-    profile_epoch,
-    profile_phase,
-    profile_section,
-    profile_step,
-)
+from training_profiler import profile_dataloader, profile_epoch, profile_phase, profile_section, profile_step
 
 SHOWN = 10  # images in the picture
 

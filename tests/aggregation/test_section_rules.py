@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tests.support.brute_force import BruteForce
 from tests.support.recording import FakeRun
 from training_profiler.aggregation.accumulator import Accumulator
-from training_profiler.aggregation.section_rules import APART, OF_A_STEP
 from training_profiler.recording.event_codes import DISCARDED, EPOCH_BEGIN, INFERRED, STEP_END, TIME_ONLY
+from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS, STEP_PARTS
 from training_profiler.recording.recorder import Batch, ThreadEvents
 from training_profiler.recording.section_names import SectionNames
 
@@ -65,7 +65,7 @@ def test_an_inferred_section_within_one_of_the_same_name_by_hand_is_not_counted_
     assert run.stats() == ({"forward_pass": 1}, {"forward_pass": 3.0}, {"forward_pass": 3.0})
 
 
-@pytest.mark.parametrize("by_hand", OF_A_STEP)
+@pytest.mark.parametrize("by_hand", STEP_PARTS)
 def test_within_a_part_of_a_step_by_hand_nothing_is_inferred(run, by_hand):
     with run.section(by_hand):
         for name in ("data_loading", "forward_pass", "backward_pass", "forward_without_grad", "checkpointing"):
@@ -90,7 +90,7 @@ def test_sections_by_hand_one_in_the_other_cover_until_the_outer_ends(run):
     assert run.stats()[0] == {"forward_pass": 1, "data_transfer": 1, "backward_pass": 1}
 
 
-@pytest.mark.parametrize("by_hand", APART)
+@pytest.mark.parametrize("by_hand", OUTSIDE_STEPS_SECTIONS)
 @pytest.mark.parametrize("inferred", ["validation_epoch", "checkpointing"])
 def test_within_what_is_apart_by_hand_nothing_else_that_is_apart_is_inferred(run, by_hand, inferred):
     with run.section(by_hand):
@@ -309,7 +309,7 @@ def batches_of(operations):
         now_ns += ns
         inferred = [at for at, code in enumerate(opened) if code & INFERRED]
         if what == "enter":
-            is_apart = NAMES[id - 1] in APART
+            is_apart = NAMES[id - 1] in OUTSIDE_STEPS_SECTIONS
             opened.append(id | (flags & ~TIME_ONLY if is_apart else flags))  # of these, all are counted
             flat.append((now_ns, opened[-1]))
         elif what == "leave" and opened:
@@ -336,8 +336,9 @@ def admitted(batches):
         for ns, code in flat:
             id, is_inferred, is_uncounted = abs(code) % INFERRED, abs(code) & INFERRED, abs(code) & TIME_ONLY
             if code > 0 and is_inferred:
-                is_covered = any(name in OF_A_STEP for name in by_hand)
-                is_covered |= names[id] in APART and any(name in APART for name in by_hand)
+                is_covered = any(name in STEP_PARTS for name in by_hand)
+                outside = OUTSIDE_STEPS_SECTIONS
+                is_covered |= names[id] in outside and any(name in outside for name in by_hand)
                 opened.append((code, not is_covered))
                 is_kept = not is_covered
             elif is_inferred:

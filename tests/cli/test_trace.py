@@ -267,8 +267,8 @@ def test_a_threshold_may_be_another(path, capsys):
         ((), "nothing to read; example: training-profiler trace runs/20261121-142530/captures"),
         (("--memory-snapshot", "x", "--view", "memory"), "--memory-snapshot alone has one view"),
         (("t", "--compare", "x", "--threshold", "gpu-idle=1"), "--compare prints one table"),
-        (("t", "--threshold", "gpu-idel=1"), "'gpu-idel', which is no rule; did you mean gpu-idle?"),
-        (("t", "--threshold", "gpu-idle=much"), "'much' for gpu-idle, which is no number of at least 0"),
+        (("t", "--threshold", "gpu-idel=1"), "'gpu-idel', which is not a rule; did you mean gpu-idle?"),
+        (("t", "--threshold", "gpu-idle=much"), "'much' for gpu-idle, which is not a number >= 0"),
         (("--memory-snapshot", "nowhere"), "nowhere cannot be read"),
     ],
 )

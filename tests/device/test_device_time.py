@@ -416,7 +416,7 @@ def test_a_forked_child_calls_no_driver_and_frees_no_event(run):
     run.flush()
     events = [weakref.ref(event) for event in run.device.events]
     run.device.calls.clear()
-    run.time.abandon()
+    run.time.after_fork_in_child()
     run.work("forward_pass", device_s=0.5)
     run.drain()
     assert run.device.calls == []
@@ -428,7 +428,7 @@ def test_a_forked_child_calls_no_driver_and_frees_no_event(run):
 
 def test_another_timing_holds_from_the_next_look(run):
     run.work("forward_pass", device_s=0.5)
-    run.time.run("sync")
+    run.time.start("sync")
     run.clock.advance(60)
     run.look()
     run.work("forward_pass", device_s=0.5)

@@ -100,8 +100,8 @@ def train(loader, model, optimizer, evaluated=()):
 
 @pytest.fixture
 def registry(instrumented):
-    instrumented.instrumentation.loaders = LoaderRegistry()
-    return instrumented.instrumentation.loaders
+    instrumented.loaders = LoaderRegistry()
+    return instrumented.loaders
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import free_port
 from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.snapshot import (
@@ -124,9 +124,7 @@ def served(tmp_path: Path) -> Iterator[str]:
     for row in rows():
         sink.write([row])
     sink.close()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen(
         [sys.executable, "-m", "tensorboard.main", "--logdir", tmp_path, "--host", "127.0.0.1", "--port", str(port)],
         stdout=subprocess.DEVNULL,

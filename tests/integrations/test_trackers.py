@@ -211,5 +211,5 @@ def test_a_program_that_never_uses_a_tracker_never_imports_it_and_is_told_so(tmp
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "\nset()\n" in done.stdout
-    assert "- wandb sink: no run was seen (wandb.init())" in done.stdout
-    assert "- mlflow sink: no active run was seen (mlflow.start_run())" in done.stdout
+    assert "- wandb sink: no run was found (wandb.init())" in done.stdout
+    assert "- mlflow sink: no active run was found (mlflow.start_run())" in done.stdout

@@ -25,8 +25,8 @@ def server(monkeypatch):
     return server
 
 
-def board_of(rank, clock, world_size=2, wait_s=2.0):
-    return RankChannel(rank_of(rank, world_size), wait_s, False, guard, clock)
+def board_of(rank, clock, world_size=2, wait_s=2.0, heartbeat=Heartbeat):
+    return RankChannel(rank_of(rank, world_size), wait_s, False, guard, clock, heartbeat)
 
 
 def message_of(server, rank):
@@ -35,25 +35,24 @@ def message_of(server, rank):
 
 def test_what_was_told_last_is_sent_and_what_lies_between_is_not(server, clock):
     channel = board_of(1, clock)
-    channel.tell(b"one")
-    channel.tell(b"two")
-    assert not channel.turn()
+    channel.send(b"one")
+    channel.send(b"two")
+    assert not channel.poll_once()
     assert message_of(server, 1).data == b"two"
     assert server.calls.count("set") == 1
 
 
 def test_a_rank_that_tells_nothing_new_gives_a_sign_of_life_every_interval(server, clock):
-    channel = board_of(1, clock)
-    channel.alive = lambda: Heartbeat(7, ("backward_pass",), 3.0, "node1")
-    channel.turn()
-    channel.turn()
+    channel = board_of(1, clock, heartbeat=lambda: Heartbeat(7, ("backward_pass",), 3.0, "node1"))
+    channel.poll_once()
+    channel.poll_once()
     assert server.calls.count("set") == 1
     assert message_of(server, 1).data == b""
     clock.advance(1.0)
-    channel.tell(b"one")
-    channel.turn()
+    channel.send(b"one")
+    channel.poll_once()
     clock.advance(1.0)
-    channel.turn()
+    channel.poll_once()
     last = message_of(server, 1)
     assert (last.data, last.alive, last.beat) == (b"one", Heartbeat(7, ("backward_pass",), 3.0, "node1"), 3)
 
@@ -61,34 +60,34 @@ def test_a_rank_that_tells_nothing_new_gives_a_sign_of_life_every_interval(serve
 def test_what_could_not_be_sent_is_sent_when_there_is_a_way(server, clock, tmp_path):
     channel = board_of(1, clock)
     server.is_up = False
-    channel.tell(b"one")
-    channel.turn()
+    channel.send(b"one")
+    channel.poll_once()
     assert "was not told to rank 0" in channel.notes()[0]
-    channel.folder = tmp_path
-    channel.turn()
+    channel.use_folder(tmp_path)
+    channel.poll_once()
     assert unpack((tmp_path / "ranks" / "1.json").read_bytes()).data == b"one"
     assert channel.notes() == []
 
 
 def test_rank_0_hears_of_all_and_is_through_when_all_have_told_their_last(server, clock):
     first, second = board_of(0, clock), board_of(1, clock)
-    second.tell(b"one")
-    second.turn()
-    assert not first.turn()
+    second.send(b"one")
+    second.poll_once()
+    assert not first.poll_once()
     first._until_ns = clock() + 10**9
-    assert not first.turn()
-    second.tell(b"last", is_final=True)
-    second.turn()
-    assert first.turn()
-    assert (first.told()[1].data, first.told()[1].is_final) == (b"last", True)
+    assert not first.poll_once()
+    second.send(b"last", is_final=True)
+    second.poll_once()
+    assert first.poll_once()
+    assert (first.received()[1].data, first.received()[1].is_final) == (b"last", True)
 
 
 def test_rank_0_gives_up_waiting_when_its_time_is_up(server, clock):
     channel = board_of(0, clock)
     channel._until_ns = clock() + 10**9
-    assert not channel.turn()
+    assert not channel.poll_once()
     clock.advance(1.0)
-    assert channel.turn()
+    assert channel.poll_once()
 
 
 def test_the_thread_carries_beside_the_training_and_is_gone_after_finish(server, monkeypatch):
@@ -97,13 +96,13 @@ def test_the_thread_carries_beside_the_training_and_is_gone_after_finish(server,
     before = threading.active_count()
     first.name_run("run")
     for channel in (first, second):
-        channel.begin()
-        channel.begin()
+        channel.start()
+        channel.start()
     assert threading.active_count() == before + 2
-    second.tell(b"last", is_final=True)
-    second.finish()
-    first.finish()
-    assert first.told()[1].data == b"last"
+    second.send(b"last", is_final=True)
+    second.close()
+    first.close()
+    assert first.received()[1].data == b"last"
     for thread in threading.enumerate():
         if thread.name == "training_profiler ranks":
             thread.join(5)
@@ -113,8 +112,8 @@ def test_the_thread_carries_beside_the_training_and_is_gone_after_finish(server,
 def test_where_there_is_one_rank_there_is_no_thread(clock):
     channel = board_of(0, clock, world_size=1)
     before = threading.active_count()
-    channel.begin()
-    channel.finish()
+    channel.start()
+    channel.close()
     assert threading.active_count() == before
 
 
@@ -128,11 +127,11 @@ def test_a_server_that_hangs_holds_nobody_at_the_end(server, monkeypatch):
     monkeypatch.setattr(FakeStore, "set", hang)
     monkeypatch.setattr(channel_module, "OWN_SEND_S", 0.01)
     channel = RankChannel(rank_of(1, 2), 0.0, False, guard)
-    channel.begin()
+    channel.start()
     thread = channel._thread
     assert stuck.wait(5)
-    channel.tell(b"last", is_final=True)
-    channel.finish()
+    channel.send(b"last", is_final=True)
+    channel.close()
     assert thread.is_alive()
     release.set()
     thread.join(5)
@@ -147,15 +146,15 @@ def test_signs_of_life_and_asking_get_rarer_with_the_number_of_ranks(server, clo
 
 def test_rank_0_reads_before_a_report_but_not_before_each_where_they_come_in_no_time(server, clock):
     first, second = board_of(0, clock), board_of(1, clock)
-    first.turn()
+    first.poll_once()
     for number, is_read in ((1, True), (2, False)):
         clock.advance(0.1)
-        second.tell(b"%d" % number)
-        second.turn()
-        first.turn()
+        second.send(b"%d" % number)
+        second.poll_once()
+        first.poll_once()
         first.read_soon()
-        first.turn()
-        assert (first.told()[1].data == b"%d" % number) is is_read
+        first.poll_once()
+        assert (first.received()[1].data == b"%d" % number) is is_read
 
 
 def test_the_only_rank_has_nobody_to_read(server, clock):
@@ -170,9 +169,9 @@ def test_where_no_thread_can_be_started_any_more_the_end_waits_for_nobody(server
 
     monkeypatch.setattr(threading.Thread, "start", start)
     channel = board_of(1, clock)
-    channel.begin()
-    channel.tell(b"one", is_final=True)
-    channel.finish()
+    channel.start()
+    channel.send(b"one", is_final=True)
+    channel.close()
     assert server.calls.count("set") == 0
     assert channel.notes() == [
         "ranks: what this one measured last was not told to rank 0: can't create new thread at interpreter shutdown"

@@ -176,7 +176,7 @@ def test_an_attempt_before_is_nothing_to_be_taken_off():
 
 
 def test_a_rank_that_became_slower_is_told_with_the_step():
-    one = told(1, steps=600, sync_ms=2.0, paces=paces(*[30.0] * 6, *[45.0] * 6))
+    one = told(1, steps=600, sync_ms=2.0, step_times=paces(*[30.0] * 6, *[45.0] * 6))
     slow = all_ranks_stats([told(0, steps=600), one], 2).ranks[1]
     assert (slow.slower_since_step, slow.against_itself) == (300, 1.5)
 
@@ -222,9 +222,9 @@ any_sums = st.builds(
     sync_ns=counts,
     knows_sync=st.booleans(),
     sections=sections,
-    paces=st.lists(st.builds(StepTimeBucket, counts, counts, counts), max_size=12),
+    step_times=st.lists(st.builds(StepTimeBucket, counts, counts, counts), max_size=12),
     blocks=blocks,
-    meetings=st.lists(st.builds(SyncPoint, st.sampled_from("xy"), counts, counts), max_size=2),
+    sync_points=st.lists(st.builds(SyncPoint, st.sampled_from("xy"), counts, counts), max_size=2),
 )
 
 

@@ -11,17 +11,24 @@ from training_profiler.ranks.exchange import RankExchange, update_to_bytes
 from training_profiler.ranks.message import Heartbeat
 from training_profiler.ranks.summary import RankSummary
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.snapshot.ranks import RankId
 
 
 class FakeBoard:
     def __init__(self):
-        self.of_others, self.finished = {}, []
+        self.of_others, self.finished, self.sent, self.is_started = {}, [], [], False
 
-    def told(self):
+    def start(self):
+        self.is_started = True
+
+    def send(self, data, is_final):
+        self.sent.append((data, is_final))
+
+    def received(self):
         return self.of_others
 
-    def finish(self, is_hurried):
+    def close(self, is_hurried):
         self.finished.append(is_hurried)
 
     def notes(self):
@@ -36,8 +43,24 @@ class Ranks:
         monkeypatch.setattr(exchange_module, "all_ranks_stats", self._figures)
         wall_clock = lambda: 1_000_000 + clock()  # noqa: E731
         self.peers = RankExchange(
-            rank_of(rank, world_size), self.channel, SectionNames(), clock, self.told.append, 400, wall_clock
+            rank_of(rank, world_size),
+            self.channel,
+            SectionNames(),
+            clock,
+            FaultGuard().run,
+            begin_ns=400,
+            wall_clock=wall_clock,
         )
+
+    def tell(self, inside=()):
+        """Keep the summary that is due, if one is."""
+        summary = self.peers.due_summary(RUN, inside=inside)
+        self.told += [] if summary is None else [summary]
+
+    def tell_last(self, inside=(), ended_by=None):
+        """Keep the final summary, if there are other ranks."""
+        summary = self.peers.final_summary(RUN, inside=inside, ended_by=ended_by)
+        self.told += [] if summary is None else [summary]
 
     def _figures(self, told, world_size, **rest):
         self.asked.append((told, world_size, rest))
@@ -59,20 +82,20 @@ RUN = Totals(0, 0)
 @pytest.mark.parametrize(("world_size", "every_s"), [(2, 1.0), (1024, 10.24), (16384, 163.84)])
 def test_a_rank_tells_at_most_every_so_often(monkeypatch, clock, world_size, every_s):
     ranks = Ranks(monkeypatch, clock, 1, world_size)
-    ranks.peers.tell(RUN, inside=())
+    ranks.tell()
     clock.advance(every_s - 0.01)
-    ranks.peers.tell(RUN, inside=())
+    ranks.tell()
     assert len(ranks.told) == 1
     clock.advance(0.01)
-    ranks.peers.tell(RUN, inside=("forward_pass",))
+    ranks.tell(inside=("forward_pass",))
     assert ranks.told[1].inside == ("forward_pass",)
 
 
 def test_the_only_rank_tells_nothing_and_has_no_figures(monkeypatch, clock):
     alone = Ranks(monkeypatch, clock, world_size=1)
-    alone.peers.tell(RUN, inside=())
-    alone.peers.close(RUN, inside=(), ended_by=None)
-    alone.peers.finish()
+    alone.tell()
+    alone.tell_last(inside=(), ended_by=None)
+    alone.peers.close()
     assert alone.peers.stats(RUN) is None
     assert (alone.told, alone.asked, alone.channel.finished) == ([], [], [])
 
@@ -80,16 +103,16 @@ def test_the_only_rank_tells_nothing_and_has_no_figures(monkeypatch, clock):
 def test_what_is_told_bears_the_wall_clocks_time_of_the_begin_and_of_now(ranks, clock):
     assert clock() == 1_000
     clock.advance_ns(500)
-    ranks.peers.tell(RUN, inside=())
-    assert (ranks.told[0].begin_ns, ranks.told[0].told_ns) == (1_000_400, 1_001_500)
+    ranks.tell()
+    assert (ranks.told[0].begin_ns, ranks.told[0].sent_ns) == (1_000_400, 1_001_500)
 
 
 @pytest.mark.parametrize(("ended_by", "is_hurried"), [(None, False), ("SIGTERM", True), ("ValueError", True)])
 def test_the_last_is_told_at_once_and_a_rank_that_fails_does_not_wait_long(ranks, ended_by, is_hurried):
-    ranks.peers.tell(RUN, inside=())
-    ranks.peers.close(RUN, inside=("forward_pass",), ended_by=ended_by)
+    ranks.tell()
+    ranks.tell_last(inside=("forward_pass",), ended_by=ended_by)
     assert ranks.channel.finished == []
-    ranks.peers.finish()
+    ranks.peers.close()
     assert (ranks.told[1].is_final, ranks.told[1].ended_by) == (True, ended_by)
     assert ranks.channel.finished == [is_hurried]
 
@@ -179,7 +202,7 @@ def test_what_another_thread_has_decoded_is_ready_for_the_report(ranks, monkeypa
     seen = decoded(ranks, monkeypatch)
     ranks.hear(1, steps=40)
     clock.advance(1.0)
-    ranks.peers.read_ahead(ranks.channel.told())
+    ranks.peers.read_ahead(ranks.channel.received())
     ranks.peers.stats(RUN)
     assert seen == [1]
     assert [one.who.rank for one in ranks.asked[0][0]] == [0, 1]
@@ -192,12 +215,12 @@ def test_beside_the_training_twenty_ranks_a_second_are_decoded_in_turn(monkeypat
         ranks.hear(rank, steps=40)
     for _ in range(4):
         clock.advance(1.0)
-        ranks.peers.read_ahead(ranks.channel.told())
+        ranks.peers.read_ahead(ranks.channel.received())
     assert seen == list(range(1, 51))
     clock.advance(1000.0)
     for rank in range(1, 51):
         ranks.hear(rank, steps=41)
-    ranks.peers.read_ahead(ranks.channel.told())
+    ranks.peers.read_ahead(ranks.channel.received())
     assert seen[50:] == list(range(1, 21))
 
 
@@ -216,14 +239,14 @@ def test_a_periodic_report_decodes_a_part_of_many_and_the_last_one_all(monkeypat
 
 
 def test_when_the_run_is_over_its_figures_are_made_once(ranks):
-    ranks.peers.close(RUN, inside=(), ended_by=None)
+    ranks.tell_last(inside=(), ended_by=None)
     assert ranks.peers.stats(RUN) == ranks.peers.stats(RUN)
     assert len(ranks.asked) == 1
 
 
 def test_told_data_is_json_of_the_sums():
     sums = RankSummary(RankId(1, 3), steps=5)
-    assert json.loads(update_to_bytes(sums.to_data()))["who"]["rank"] == dataclasses.asdict(sums)["who"]["rank"]
+    assert json.loads(update_to_bytes(sums.to_data()))["who"]["rank"] == dataclasses.asdict(sums.who)["rank"]
 
 
 def test_without_a_group_there_are_no_ranks_before_another_is_heard_of(ranks):

@@ -13,18 +13,19 @@ class Training:
         self.recorder, self.clock = recorder, clock
         self.said, self.steps = [], 0
         accumulator = Accumulator(recorder.names, clock(), None)
-        self.hang_detector = HangDetector(recorder, accumulator, recorder.thread_id, "node0", self.said.append)
-        self.hang_detector.steps = lambda: self.steps
+        self.hang_detector = HangDetector(
+            recorder, accumulator, recorder.thread_id, "node0", self.said.append, lambda: self.steps
+        )
 
     def train(self, steps, seconds):
         for _ in range(steps):
             self.clock.advance(seconds)
             self.steps += 1
-            self.hang_detector.look({})
+            self.hang_detector.check({}, 1.0)
 
-    def wait(self, seconds, told=None):
+    def wait(self, seconds, told=None, interval_s=1.0):
         self.clock.advance(seconds)
-        self.hang_detector.look(told or {})
+        self.hang_detector.check(told or {}, interval_s)
 
 
 @pytest.fixture
@@ -104,6 +105,5 @@ def test_of_many_ranks_the_few_that_are_elsewhere_are_named():
 
 def test_of_many_ranks_none_is_silent_that_is_only_heard_of_seldom(training):
     training.train(10, 0.1)
-    training.hang_detector.interval_s = 10.24
-    training.wait(60.0, {1: ReceivedMessage(b"", 40.0, Heartbeat(10, (), None, "node1"))})
+    training.wait(60.0, {1: ReceivedMessage(b"", 40.0, Heartbeat(10, (), None, "node1"))}, interval_s=10.24)
     assert training.said == ["Profiler: no training step for 60 s: rank 0 is in no section"]

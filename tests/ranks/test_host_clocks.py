@@ -11,7 +11,7 @@ from training_profiler.snapshot.ranks import ClockStats, RankId
 
 
 def on(host: str, rank: int, *meetings: tuple[str, int, int]):
-    return told(rank, who=RankId(rank, 4, host), meetings=[SyncPoint(*one) for one in meetings])
+    return told(rank, who=RankId(rank, 4, host), sync_points=[SyncPoint(*one) for one in meetings])
 
 
 def test_one_machine_has_one_clock():

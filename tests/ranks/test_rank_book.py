@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.recording import FakeRun
 from training_profiler.ranks.summary import (
-    MOST_PACES,
+    MOST_BUCKETS,
     UNKNOWN_NS,
     RankSection,
     RankSummary,
@@ -156,7 +156,7 @@ def test_paces_are_of_steps_and_their_synchronization():
         for _ in range(5):
             book.run.step(forward_pass=ms / 1000, synchronization=0.001)
         book.flush()
-    assert book.told().paces == [StepTimeBucket(5, 55 * MS, 5 * MS), StepTimeBucket(5, 105 * MS, 5 * MS)]
+    assert book.told().step_times == [StepTimeBucket(5, 55 * MS, 5 * MS), StepTimeBucket(5, 105 * MS, 5 * MS)]
 
 
 def test_synchronization_of_a_flush_without_a_step_counts_for_the_next():
@@ -166,7 +166,7 @@ def test_synchronization_of_a_flush_without_a_step_counts_for_the_next():
     book.flush(GradientSyncTotals(1, 1, 3 * MS, MS, is_on_host=False))
     book.run.step(forward_pass=0.01)
     book.flush()
-    assert book.told().paces == [StepTimeBucket(1, 10 * MS, 0), StepTimeBucket(1, 10 * MS, 2 * MS)]
+    assert book.told().step_times == [StepTimeBucket(1, 10 * MS, 0), StepTimeBucket(1, 10 * MS, 2 * MS)]
 
 
 def test_paces_are_bounded_and_lose_nothing():
@@ -174,8 +174,8 @@ def test_paces_are_bounded_and_lose_nothing():
     for _ in range(1000):
         book.run.step(forward_pass=0.01)
         book.flush()
-    paces = book.told().paces
-    assert len(paces) <= MOST_PACES
+    paces = book.told().step_times
+    assert len(paces) <= MOST_BUCKETS
     assert sum(pace.steps for pace in paces) == 1000
     assert sum(pace.step_ns for pace in paces) == 1000 * 10 * MS
     assert max(pace.steps for pace in paces) <= 64
@@ -275,7 +275,7 @@ def test_what_is_told_survives_json():
         book.run.step(forward_pass=0.01, synchronization=0.001)
     book.flush(GradientSyncTotals(1, 1, MS, 0))
     told = book.told(
-        told_ns=5, meetings=[SyncPoint("all:0", 1, 2)], inside=["forward_pass"], is_final=True, ended_by="SIGTERM"
+        sent_ns=5, sync_points=[SyncPoint("all:0", 1, 2)], inside=["forward_pass"], is_final=True, ended_by="SIGTERM"
     )
     assert rank_summary_from_data(json.loads(json.dumps(told.to_data(), allow_nan=False))) == told
 
@@ -299,6 +299,12 @@ def test_names_of_other_processes_are_made_fit_to_print():
         {"schema": 2},
         {"who": {"rank": "x", "world_size": 2}},
         {"who": None},
+        {"who": {"rank": 1}},
+        {"who": {"rank": -1, "world_size": 2}},
+        {"who": {"rank": 1, "world_size": 2**63}},
+        {"knows_sync": "yes"},
+        {"sections": None},
+        {"paces": [[1, 2, 3, 4]]},
         {"sections": {"a": ["b"]}},
         {"steps": float("inf")},
         {"blocks": {"a": [0] * 16}},
@@ -314,6 +320,19 @@ def test_data_of_another_form_is_refused(change):
     data = {**RankSummary(who=WHO).to_data(), **change}
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError, OverflowError)):
         rank_summary_from_data(data)
+
+
+@pytest.mark.parametrize("key", ["who", "sections", "paces", "blocks", "places", "meetings", "inside", "is_final"])
+def test_a_summary_without_a_required_key_is_refused(key):
+    data = RankSummary(who=WHO).to_data()
+    del data[key]
+    with pytest.raises(KeyError, match=key):
+        rank_summary_from_data(data)
+
+
+def test_columns_of_a_later_version_are_ignored():
+    data = {**RankSummary(who=WHO).to_data(), "sections": {"forward_pass": list(range(12))}}
+    assert rank_summary_from_data(data).sections["forward_pass"] == RankSection(*range(8))
 
 
 def test_the_number_of_tellings_grows():

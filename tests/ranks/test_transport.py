@@ -202,7 +202,7 @@ def test_files_of_ranks_that_cannot_be_and_of_other_attempts_are_left_alone(worl
 def test_rank_0_awaits_those_that_have_not_ended_but_none_that_was_long_silent(world, clock):
     first, second = world.transport(0), world.transport(1)
     assert first.awaited() == 2
-    clock.advance(5.1)  # rank 2 was never heard of
+    clock.advance(10.1)  # rank 2 was never heard of
     second.send(message(b"one"))
     first.read(is_now=True)
     assert first.awaited() == 1

@@ -6,10 +6,8 @@ import signal
 
 import pytest
 
-from tests.support.recording import FakeClock
 from training_profiler.recording.foreign_errors import reraise_if_foreign
-from training_profiler.recording.recorder import Recorder
-from training_profiler.runtime.health import ProfilerHealth
+from training_profiler.safety.fault_guard import FaultGuard
 
 
 def limit(signum, frame):
@@ -36,19 +34,19 @@ def interrupted():
 
 
 def test_time_limit_of_the_program_is_reraised(handled):
-    profiler_health = ProfilerHealth(Recorder(FakeClock()), 0.0)
+    guard = FaultGuard()
     with pytest.raises(TimeoutError, match="the program's own limit"):
-        profiler_health.guard("statistics", interrupted)
-    assert profiler_health.disabled == {}
+        guard.run("statistics", interrupted)
+    assert guard.disabled == {}
 
 
 def test_error_of_our_own_is_not_reraised(handled):
     def fails():
         raise TimeoutError("ours")
 
-    profiler_health = ProfilerHealth(Recorder(FakeClock()), 0.0)
-    profiler_health.guard("statistics", fails)
-    assert profiler_health.disabled == {"statistics": "TimeoutError: ours"}
+    guard = FaultGuard()
+    guard.run("statistics", fails)
+    assert guard.disabled == {"statistics": "TimeoutError: ours"}
 
 
 def test_error_without_traceback_is_not_reraised(handled):

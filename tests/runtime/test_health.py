@@ -1,6 +1,7 @@
 from tests.support.recording import FakeClock, FakeRun
 from training_profiler.aggregation.totals import Totals
 from training_profiler.runtime.health import REPORTS_FREE, REPORTS_SHARE, Budget, ProfilerHealth
+from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.units import NS_PER_S
 
 REPORT_NS = NS_PER_S // 100
@@ -42,7 +43,7 @@ def test_reports_that_are_cheap_at_their_pace_are_all_printed():
 
 def test_the_cost_of_the_profiler_is_that_of_its_work_and_of_each_section():
     run = FakeRun()
-    profiler_health = ProfilerHealth(run.recorder, section_cost_ns=500.0)
+    profiler_health = ProfilerHealth(run.recorder, section_cost_ns=500.0, guard=FaultGuard())
     profiler_health.spent_ns = 1_000_000
     totals = Totals(0)
     totals.training_spans = 2000

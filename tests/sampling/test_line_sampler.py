@@ -1,6 +1,7 @@
 """The sampler thread: what it sees of another thread, and that it leaves nothing behind."""
 
 import logging
+import signal
 import sys
 import threading
 from dataclasses import dataclass
@@ -8,8 +9,8 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.recording import FakeClock
-from training_profiler.recording.recorder import Recorder
-from training_profiler.runtime.health import ProfilerHealth
+from training_profiler.safety import background_thread
+from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling import line_sampler
 from training_profiler.sampling.line_sampler import LineSampler, Location, function_name
 from training_profiler.sampling.user_code import Places
@@ -36,19 +37,19 @@ def look():
 
 
 @pytest.fixture
-def profiler_health(recorder: Recorder) -> ProfilerHealth:
-    return ProfilerHealth(recorder, 0.0)
+def guard() -> FaultGuard:
+    return FaultGuard()
 
 
 @pytest.fixture
-def sampler(clock: FakeClock, profiler_health: ProfilerHealth):
-    sampler = LineSampler(clock, profiler_health.guard, lambda: PLACES)
+def sampler(clock: FakeClock, guard: FaultGuard):
+    sampler = LineSampler(clock, guard.run, lambda: PLACES)
     yield sampler
-    sampler.stop()
+    sampler.close()
 
 
 def started(sampler: LineSampler, hz: int = 1000) -> LineSampler:
-    sampler.run_at(hz, sampler._clock())
+    sampler.start(hz, sampler._clock())
     return sampler
 
 
@@ -69,19 +70,19 @@ def frame_of_program():
 
 
 def test_a_sample_is_the_innermost_line_of_the_users_code(sampler):
-    started(sampler).stop()
+    started(sampler).close()
     assert sampler.locate(frame_of_program()) == Location("train.py", 9, "step")
 
 
 def test_where_nothing_is_the_users_there_is_no_line(sampler):
-    started(sampler).stop()
+    started(sampler).close()
     frame = run_as(f"{SITE}/library.py", LIBRARY, {"frame": lambda: sys._getframe(1)})["look"]()
     sampler._user_code = line_sampler.UserCode(Places("/elsewhere/train.py", "/", ("/",), ()))
     assert sampler.locate(frame) is None
 
 
 def test_what_a_dataclass_generates_is_of_the_line_that_calls_it(sampler):
-    started(sampler).stop()
+    started(sampler).close()
     seen = []
 
     @dataclass
@@ -122,7 +123,7 @@ def test_the_rest_of_a_function_after_a_graph_break_goes_by_its_name():
 def test_it_samples_the_thread_that_made_it(sampler, clock):
     started(sampler).take()
     wait_for_samples(sampler, sampler.samples + 3)
-    sampler.stop()
+    sampler.close()
     samples = sampler.take()
     assert {ns for ns, _ in samples} == {clock()}
     assert "wait_for_samples" in {location.function for _, location in samples}
@@ -142,7 +143,7 @@ def test_it_samples_the_thread_it_is_told_to(sampler, clock):
     thread = threading.Thread(target=train_elsewhere)
     thread.start()
     is_over.wait()
-    sampler.stop()
+    sampler.close()
     thread.join()
     functions = {location.function for _, location in sampler.take() if location}
     assert "wait_for_samples" in functions
@@ -151,7 +152,7 @@ def test_it_samples_the_thread_it_is_told_to(sampler, clock):
 
 def test_without_samples_to_take_there_is_no_thread(sampler):
     before = threading.enumerate()
-    sampler.run_at(0, 0)
+    sampler.start(0, 0)
     assert threading.enumerate() == before
     assert sampler.cost(1_000) is None
 
@@ -159,26 +160,26 @@ def test_without_samples_to_take_there_is_no_thread(sampler):
 def test_another_rate_needs_no_other_thread(sampler):
     started(sampler, 1000)
     thread = sampler._thread
-    sampler.run_at(500, 0)
+    sampler.start(500, 0)
     assert sampler._thread is thread
-    sampler.run_at(0, 0)
+    sampler.start(0, 0)
     assert not thread.is_alive()
 
 
 def test_it_can_be_switched_on_again_and_counts_on(sampler):
     wait_for_samples(started(sampler), 2)
-    sampler.run_at(0, 0)
+    sampler.start(0, 0)
     before = sampler.samples, sampler.cpu_ns
     wait_for_samples(started(sampler), before[0] + 2)
-    sampler.stop()
+    sampler.close()
     assert sampler.cpu_ns > before[1] > 0
 
 
 def test_time_that_went_by_unseen_is_nobodys_line(sampler, clock):
     begin_ns = clock()
     clock.advance(2)
-    sampler.run_at(50, begin_ns)
-    sampler.stop()
+    sampler.start(50, begin_ns)
+    sampler.close()
     unseen = sampler.take()[:100]
     assert unseen == [(begin_ns + i * 20_000_000, None) for i in range(100)]
 
@@ -188,19 +189,19 @@ def test_samples_that_nobody_takes_are_bounded(sampler, monkeypatch):
     wait_for_samples(started(sampler), 5)
     for _ in range(20):
         sampler._sample()
-    sampler.stop()
+    sampler.close()
     assert len(sampler.take()) == 5
 
 
 def test_lines_are_bounded(sampler, monkeypatch):
-    started(sampler).stop()
+    started(sampler).close()
     monkeypatch.setattr(line_sampler, "MOST_LOCATIONS", 0)
     sampler._locations.clear()
     assert sampler.locate(sys._getframe()) is None
 
 
 def test_a_thread_that_has_ended_has_no_lines(sampler):
-    started(sampler).stop()
+    started(sampler).close()
     sampler.take()
     before = sampler.samples
     thread = threading.Thread(target=sampler.sample_this_thread)
@@ -210,24 +211,24 @@ def test_a_thread_that_has_ended_has_no_lines(sampler):
     assert sampler.samples == before
 
 
-def test_a_sampler_that_fails_is_switched_off_and_said(profiler_health, caplog):
+def test_a_sampler_that_fails_is_switched_off_and_said(guard, caplog):
     def broken() -> int:
         raise RuntimeError("no clock")
 
-    sampler = LineSampler(broken, profiler_health.guard, lambda: PLACES)
+    sampler = LineSampler(broken, guard.run, lambda: PLACES)
     sampler._hz = 1000
     with caplog.at_level(logging.ERROR):
-        profiler_health.guard(line_sampler.PART, sampler._start)
-        sampler._thread.join()
-    sampler.stop()
-    assert profiler_health.disabled == {"line sampler": "RuntimeError: no clock"}
+        guard.run(line_sampler.PART, sampler._start)
+        sampler._thread.join(10)
+    sampler.close()
+    assert guard.disabled == {"line sampler": "RuntimeError: no clock"}
 
 
 def test_the_time_to_hand_over_the_gil_is_as_before_when_it_ends(sampler):
     before = sys.getswitchinterval()
     started(sampler)
     assert sys.getswitchinterval() == pytest.approx(line_sampler.HANDOVER_S)
-    sampler.stop()
+    sampler.close()
     assert sys.getswitchinterval() == before
 
 
@@ -236,21 +237,21 @@ def test_a_program_that_sets_the_time_to_hand_over_itself_keeps_it(sampler):
     try:
         started(sampler)
         sys.setswitchinterval(0.002)
-        sampler.stop()
+        sampler.close()
         assert sys.getswitchinterval() == pytest.approx(0.002)
     finally:
         sys.setswitchinterval(before)
 
 
 def test_the_cost_is_told_with_the_number_of_samples(sampler):
-    started(sampler).stop()
-    sampler.samples, sampler.cpu_ns = 1234, 41_000_000
+    started(sampler).close()
+    sampler.samples, sampler._ended_cpu_ns = 1234, 41_000_000
     assert sampler.cost(58_000_000_000) == "line sampler: 1234 samples, 0.041s of CPU (0.07% of the run)"
     assert sampler.cost(0) == "line sampler: 1234 samples, 0.041s of CPU"
 
 
 def test_signals_are_left_to_the_other_threads(sampler, monkeypatch):
     blocked = []
-    monkeypatch.setattr(line_sampler.signal, "pthread_sigmask", lambda how, mask: blocked.append((how, set(mask))))
+    monkeypatch.setattr(background_thread.signal, "pthread_sigmask", lambda how, mask: blocked.append((how, set(mask))))
     wait_for_samples(started(sampler), 1)
-    assert blocked == [(line_sampler.signal.SIG_BLOCK, line_sampler.signal.valid_signals())]
+    assert blocked == [(signal.SIG_BLOCK, signal.valid_signals())]

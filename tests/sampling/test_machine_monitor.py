@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.recording import FakeClock
 from training_profiler.recording.recorder import Recorder
-from training_profiler.runtime.health import ProfilerHealth
+from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.cgroup import Container
 from training_profiler.sampling.gpu import GpuReading
 from training_profiler.sampling.host import HostReading
@@ -63,11 +63,9 @@ def eyes(clock: FakeClock, host: FakeHost) -> MachineReader:
 @pytest.fixture
 def monitor(clock: FakeClock, recorder: Recorder, tmp_path: Path):
     gpus = FakeGpus()
-    monitor = MachineSampler(
-        clock, ProfilerHealth(recorder, 0.0).guard, lambda: FakeHost(clock), lambda: gpus, tmp_path
-    )
+    monitor = MachineSampler(clock, FaultGuard().run, lambda: FakeHost(clock), lambda: gpus, tmp_path)
     yield monitor
-    monitor.stop()
+    monitor.close()
 
 
 def threads() -> list[str]:
@@ -140,40 +138,40 @@ def test_accelerators_go_by_torchs_index(eyes):
 
 
 def test_a_run_that_is_shorter_than_the_wait_has_a_look_at_its_begin_and_one_at_its_end(monitor):
-    monitor.run_every(3600)
-    monitor.stop()
+    monitor.start(3600)
+    monitor.close()
     assert len(monitor.take()) == 2
     assert monitor.take() == []
     assert monitor.cost(0).startswith("machine monitor: 2 looks, 0.0")
 
 
 def test_none_a_second_starts_no_thread(monitor):
-    monitor.run_every(0)
+    monitor.start(0)
     assert threads() == []
     assert monitor.cost(10) is None
 
 
 def test_the_thread_ends_with_the_run_and_lets_go_of_the_devices(monitor):
-    monitor.run_every(3600)
+    monitor.start(3600)
     assert threads() == [NAME]
-    monitor.stop()
+    monitor.close()
     assert threads() == []
     assert monitor._eyes.gpus.closed == 1
 
 
 def test_another_time_between_looks_takes_effect_at_once(monitor):
-    monitor.run_every(3600)
-    monitor.run_every(0.001)
+    monitor.start(3600)
+    monitor.start(0.001)
     while monitor.looks < 10:
         sum(range(1000))
-    monitor.run_every(0)
+    monitor.start(0)
     assert threads() == []
 
 
 def test_the_same_time_again_goes_on_with_the_same_thread(monitor):
-    monitor.run_every(3600)
+    monitor.start(3600)
     thread = monitor._thread
-    monitor.run_every(3600)
+    monitor.start(3600)
     assert monitor._thread is thread
 
 
@@ -182,11 +180,11 @@ def test_what_fails_switches_the_monitor_off_alone(clock, recorder, tmp_path, ca
         def read(self) -> HostReading:
             raise ZeroDivisionError("no such thing")
 
-    profiler_health = ProfilerHealth(recorder, 0.0)
-    monitor = MachineSampler(clock, profiler_health.guard, lambda: Failing(clock), FakeGpus, tmp_path)
-    monitor.run_every(3600)
-    monitor.stop()
-    assert profiler_health.disabled == {"machine monitor": "ZeroDivisionError: no such thing"}
+    guard = FaultGuard()
+    monitor = MachineSampler(clock, guard.run, lambda: Failing(clock), FakeGpus, tmp_path)
+    monitor.start(3600)
+    monitor.close()
+    assert guard.disabled == {"machine monitor": "ZeroDivisionError: no such thing"}
     assert "machine monitor switched off, the training goes on" in caplog.text
 
 
@@ -194,7 +192,7 @@ def test_a_package_that_is_not_installed_is_named(clock, recorder, tmp_path):
     def missing() -> FakeHost:
         raise ModuleNotFoundError("No module named 'psutil'", name="psutil")
 
-    monitor = MachineSampler(clock, ProfilerHealth(recorder, 0.0).guard, missing, FakeGpus, tmp_path)
-    monitor.run_every(1)
+    monitor = MachineSampler(clock, FaultGuard().run, missing, FakeGpus, tmp_path)
+    monitor.start(1)
     assert monitor.cost(10) == "machine monitor: package psutil is not installed; pip install psutil"
     assert threads() == []

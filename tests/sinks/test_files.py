@@ -93,9 +93,9 @@ def test_mlflow_gets_names_that_it_allows(name, key):
 
 def test_mlflow_is_not_imported_and_its_absence_is_told():
     sink = MlflowRun()
-    assert not sink.look()
+    assert not sink.poll()
     sink.write(ROWS)
-    assert sink.notes() == ["mlflow sink: no active run was seen (mlflow.start_run()), so no metrics went to MLflow"]
+    assert sink.notes() == ["mlflow sink: no active run was found (mlflow.start_run()), so no metrics went to MLflow"]
 
 
 def percentages(step, **shares):

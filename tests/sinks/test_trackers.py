@@ -4,12 +4,11 @@ import threading
 
 import pytest
 
-from tests.support.recording import FakeRun
 from training_profiler.errors import MissingExtraError
-from training_profiler.runtime.health import ProfilerHealth
+from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sinks import extras, writer
 from training_profiler.sinks.extras import require_packages
-from training_profiler.sinks.sink import MOST_HELD, Held, MetricRow, Sink
+from training_profiler.sinks.sink import MAX_HELD_ROWS, HeldRows, MetricRow, Sink
 from training_profiler.sinks.trackers import Trackers
 from training_profiler.sinks.writer import MOST_ROWS
 
@@ -43,9 +42,9 @@ class Chosen:
     """Trackers of stand-ins, as a session has them."""
 
     def __init__(self, *sinks):
-        self.profiler_health = ProfilerHealth(FakeRun().recorder, 0.0)
+        self.guard = FaultGuard()
         self.sinks = {sink.name: sink for sink in sinks}
-        self.trackers = Trackers(self.profiler_health.guard, sinks=self.sinks.__getitem__)
+        self.trackers = Trackers(self.guard.run, sinks=self.sinks.__getitem__)
         self.trackers.choose(list(self.sinks), lambda: None)
 
     def send(self, *steps):
@@ -90,7 +89,7 @@ def test_a_sink_that_fails_is_switched_off_alone_and_named(caplog):
     chosen.send(2)
     chosen.end()
     assert good.steps == [1, 2]
-    assert chosen.profiler_health.disabled == {"bad sink": "ConnectionError: no route to host"}
+    assert chosen.guard.disabled == {"bad sink": "ConnectionError: no route to host"}
     assert len(caplog.records) == 1
     wait_for_threads()
 
@@ -154,7 +153,7 @@ def test_a_forked_child_sends_nothing():
     one = Memory("one")
     chosen = Chosen(one)
     writers = list(chosen.trackers._writers.values())
-    chosen.trackers.abandon()
+    chosen.trackers.after_fork_in_child()
     chosen.send(1)
     chosen.end()
     assert one.steps == []
@@ -164,11 +163,11 @@ def test_a_forked_child_sends_nothing():
 
 
 def test_rows_that_wait_for_a_tracker_are_thinned_out_evenly():
-    held = Held()
-    held.add([MetricRow(step, 0.0, {}) for step in range(MOST_HELD + 1)])
-    steps = [row.step for row in held.take()]
-    assert steps == list(range(1, MOST_HELD + 1, 2))
-    assert held.thinned == MOST_HELD + 1 - len(steps)
+    held = HeldRows()
+    held.add([MetricRow(step, 0.0, {}) for step in range(MAX_HELD_ROWS + 1)])
+    steps = [row.step for row in held.drain()]
+    assert steps == list(range(1, MAX_HELD_ROWS + 1, 2))
+    assert held.thinned == MAX_HELD_ROWS + 1 - len(steps)
     assert len(held) == 0
 
 

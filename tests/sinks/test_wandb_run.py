@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from training_profiler.sinks.sink import MetricRow
+from training_profiler.sinks.sink import MetricRow, SinkContext
 from training_profiler.sinks.wandb_run import WandbRun
 
 
@@ -57,9 +57,10 @@ def wandb(monkeypatch):
 
 @pytest.fixture
 def sink():
-    sink = WandbRun(lambda work: work(), lambda: None)
+    sink = WandbRun()
+    sink.connect(SinkContext(guard=lambda work: work(), flush=lambda: None))
     yield sink
-    sink.abandon()
+    sink.after_fork_in_child()
 
 
 def row(step):
@@ -72,7 +73,7 @@ def ours(step):
 
 def test_a_row_of_the_users_takes_the_newest_along(wandb, sink):
     wandb.run = run = Run()
-    assert sink.look()
+    assert sink.poll()
     run.log({"loss": 1})
     sink.write([row(50)])
     sink.write([row(60)])
@@ -83,7 +84,7 @@ def test_a_row_of_the_users_takes_the_newest_along(wandb, sink):
 
 def test_explicit_steps_of_the_user_stay_as_they_are(wandb, sink):
     wandb.run = run = Run()
-    sink.look()
+    sink.poll()
     for step in (1, 2, 3):
         run.log({"loss": step}, step=step)
         sink.write([row(step)])
@@ -94,7 +95,7 @@ def test_explicit_steps_of_the_user_stay_as_they_are(wandb, sink):
 
 def test_where_the_user_logs_nothing_rows_are_committed_when_the_run_ends(wandb, sink):
     wandb.run = run = Run()
-    sink.look()
+    sink.poll()
     sink.write([row(50)])
     sink.write([row(100)])
     assert run.rows == []
@@ -103,10 +104,10 @@ def test_where_the_user_logs_nothing_rows_are_committed_when_the_run_ends(wandb,
 
 
 def test_rows_wait_for_a_run_to_begin(wandb, sink):
-    assert not sink.look()
+    assert not sink.poll()
     sink.write([row(50)])
     wandb.run = run = Run()
-    assert sink.look()
+    assert sink.poll()
     sink.write([])
     run.finish()
     assert run.rows == [(0, ours(50))]
@@ -114,20 +115,20 @@ def test_rows_wait_for_a_run_to_begin(wandb, sink):
 
 def test_a_run_that_has_ended_gets_nothing_though_wandb_still_shows_it(wandb, sink):
     wandb.run = run = Run()
-    sink.look()
+    sink.poll()
     run.finish()
-    assert not sink.look()
+    assert not sink.poll()
     sink.write([row(50)])
     assert run.rows == []
 
 
 def test_a_run_that_follows_gets_its_own_rows(wandb, sink):
     wandb.run = first = Run()
-    sink.look()
+    sink.poll()
     sink.write([row(50)])
     first.finish()
     wandb.run = second = Run()
-    assert sink.look()
+    assert sink.poll()
     sink.write([row(100)])
     second.finish()
     assert (first.rows, second.rows) == ([(0, ours(50))], [(0, ours(100))])
@@ -135,7 +136,7 @@ def test_a_run_that_follows_gets_its_own_rows(wandb, sink):
 
 def test_metrics_have_an_axis_of_their_own_each_by_its_name(wandb, sink):
     wandb.run = run = Run()
-    sink.look()
+    sink.poll()
     run.log({"loss": 1})
     sink.write([row(50)])
     assert run.defined == {
@@ -145,13 +146,13 @@ def test_metrics_have_an_axis_of_their_own_each_by_its_name(wandb, sink):
 
 
 def test_without_a_run_that_is_said(sink):
-    sink.look()
+    sink.poll()
     sink.write([row(50)])
-    assert sink.notes() == ["wandb sink: no run was seen (wandb.init()), so no metrics went to W&B"]
+    assert sink.notes() == ["wandb sink: no run was found (wandb.init()), so no metrics went to W&B"]
 
 
 def test_what_wandb_keeps_private_may_be_gone(wandb, sink, monkeypatch):
     monkeypatch.delitem(sys.modules, "wandb.sdk.wandb_run")
     wandb.run = Run()
-    assert sink.look()
+    assert sink.poll()
     assert wandb.run._teardown_hooks == []

@@ -345,6 +345,7 @@ PARTS = [
     ("sections", "forward_pass"),
     ("sections", "forward_pass", "count"),
     ("sections", "forward_pass", "bins"),
+    ("sections", "forward_pass", "mean_ns"),
     ("sections", "forward_pass", "coupling"),
     ("parents",),
     ("coupling",),

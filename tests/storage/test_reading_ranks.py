@@ -23,7 +23,7 @@ def test_the_last_that_each_rank_told_is_read(tmp_path):
         write_rank(tmp_path, rank, steps=10 + 5 * rank)
     told = read_ranks(tmp_path)
     assert [sums.who for sums in told.sums] == [who(rank) for rank in range(4)]
-    assert [sums.told_ns - BEGAN_S * S for sums in told.sums] == [10 * S, 15 * S, 20 * S, 25 * S]
+    assert [sums.sent_ns - BEGAN_S * S for sums in told.sums] == [10 * S, 15 * S, 20 * S, 25 * S]
     assert told.sums[1].sections == told_by(1, 15, 15).sections
     assert (told.world_size, told.left_out) == (4, ())
 

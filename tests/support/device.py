@@ -118,7 +118,7 @@ class DeviceRun(FakeRun):
         self.paid_ns = 0
         self.found: Callable[[], Accelerator | None] = self.device.accelerator
         self.time = DeviceTime(self.recorder, self.accumulator, self.guard, self.pay)
-        self.time.run(timing)
+        self.time.start(timing)
 
     def guard(self, part: str, work: Callable[[], None]) -> None:
         if part not in self.disabled:
@@ -157,7 +157,7 @@ class DeviceRun(FakeRun):
 
     def finish(self) -> Snapshot:
         """End as a session does."""
-        self.time.stop()
+        self.time.close()
         return self.snapshot()
 
     def stats(self) -> DeviceTimingStats:

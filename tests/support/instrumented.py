@@ -13,6 +13,7 @@ import torch.utils.data
 
 from tests.support.recording import FakeClock, FakeRun
 from training_profiler.instrumentation.instrumentation import Instrumentation
+from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.event_codes import STEP_END
 
 OPTIMIZER = importlib.import_module("torch.optim.optimizer")
@@ -83,7 +84,8 @@ class InstrumentedTorch:
         self.clock = self.run.clock = self.run.recorder.clock = TickingClock(self.run.clock())
         self.steps = 0
         self.sessions = 0
-        self.instrumentation = Instrumentation(self.run.recorder, self._begin)
+        self.loaders: LoaderRegistry | None = None
+        self.instrumentation = Instrumentation(self.run.recorder, self._begin, lambda: self.loaders)
         self.context = self.instrumentation.context
 
     def _begin(self) -> Any:

@@ -29,7 +29,7 @@ def told_by(rank: int, steps: int, told_s: float, attempt: int = 0, **others: An
     return RankSummary(
         who(rank, attempt),
         begin_ns=BEGAN_S * S,
-        told_ns=BEGAN_S * S + round(told_s * S),
+        sent_ns=BEGAN_S * S + round(told_s * S),
         steps=steps,
         sections=sections,
         **others,

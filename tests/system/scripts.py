@@ -1,5 +1,6 @@
-"""Runs small scripts in processes of their own and returns what came of them."""
+"""Runs small scripts in their own processes, and commands in this one; returns how they ended."""
 
+import io
 import json
 import os
 import re
@@ -8,16 +9,18 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from training_profiler.cli import main
+
 ROOT = Path(__file__).parents[2]
 SWITCH = "RECTIFIED_FLOW_PROFILE"
-TIMEOUT_S = 60  # bounds a hang; nothing here takes long
+TIMEOUT_S = 240  # ends a script that hangs; each takes a few seconds on an idle machine
 SUMMARY = re.compile(r"^=== Final Profiling Summary \((\d+) steps\) ===$", re.MULTILINE)
 
-# Three short steps; most tests only vary how such a training ends.
+# Three short steps; most tests only vary the end of such a training.
 THREE_STEPS = """
 from training_profiler import *
 start_training_profiling(log_every=1000)
@@ -29,7 +32,7 @@ for step in range(3):
 
 
 class Outcome(NamedTuple):
-    """What a script left behind."""
+    """How a script or a command ended, and its folder."""
 
     status: int
     stdout: str
@@ -38,7 +41,7 @@ class Outcome(NamedTuple):
 
     @property
     def summaries(self) -> int:
-        """How many final summaries were printed."""
+        """The number of final summaries printed."""
         return len(SUMMARY.findall(self.stdout))
 
     @property
@@ -54,12 +57,12 @@ class Outcome(NamedTuple):
 
     @property
     def report(self) -> dict[str, Any]:
-        """The data contract that the run left in its folder."""
+        """The contents of the run's report.json."""
         return dict(json.loads((self.folder / "report.json").read_text()))
 
 
 def environment(profile: str | None = "1", **variables: str) -> dict[str, str]:
-    """Return this process's environment with the given profiler variables and no others."""
+    """Return the environment of this process with only the given profiler variables."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(SWITCH)}
     switch = {} if profile is None else {SWITCH: profile}
     return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **switch, **variables}
@@ -73,7 +76,7 @@ def write_script(cwd: Path, text: str) -> Path:
 
 
 def start(cwd: Path, text: str, profile: str | None = "1", **options: Any) -> "subprocess.Popen[str]":
-    """Start ``text`` as a script in ``cwd`` and in a process group of its own."""
+    """Start ``text`` as a script in ``cwd``, in its own process group."""
     variables: Mapping[str, str] = options.pop("variables", {})
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     return subprocess.Popen(
@@ -87,10 +90,10 @@ def start(cwd: Path, text: str, profile: str | None = "1", **options: Any) -> "s
 
 
 def finish(process: "subprocess.Popen[str]", cwd: Path, read_so_far: str = "") -> Outcome:
-    """Wait for the process, whose stdout was read up to ``read_so_far``, and return its outcome."""
+    """Wait for the process and return its outcome; ``read_so_far`` was already read from its stdout."""
     try:
         stdout, stderr = process.communicate(timeout=TIMEOUT_S)
-    except BaseException:  # it hangs, or pytest gave it up; its children would outlive it
+    except BaseException:  # a time limit, here or of pytest; its children would outlive it
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         raise
@@ -107,20 +110,26 @@ def wait_for(process: "subprocess.Popen[str]", line: str) -> str:
     assert process.stdout is not None
     read = ""
     while not read.endswith(line + "\n"):
-        one = process.stdout.readline()
-        assert one, f"the script ended before it printed {line!r}: {read}"
-        read += one
+        part = process.stdout.readline()
+        assert part, f"the script ended before it printed {line!r}: {read}"
+        read += part
     return read
 
 
+def command(cwd: Path, *words: str) -> Outcome:
+    """Run ``training-profiler`` with ``words`` in this process, as if it had been started in ``cwd``.
+
+    An interpreter of its own takes half a second; tests/system/test_commands.py starts one for each command.
+    """
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with chdir(cwd), redirect_stdout(stdout), redirect_stderr(stderr):
+        try:
+            status = main(words)
+        except SystemExit as end:  # of argparse
+            status = int(end.code or 0)
+    return Outcome(status, stdout.getvalue(), stderr.getvalue(), cwd)
+
+
 def report_command(cwd: Path, *words: str) -> Outcome:
-    """Run ``training-profiler report`` with ``words``."""
-    done = subprocess.run(
-        [sys.executable, "-m", "training_profiler", "report", *words],
-        cwd=cwd,
-        env=environment(None),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    return Outcome(done.returncode, done.stdout, done.stderr, cwd)
+    """Run ``training-profiler report`` with ``words`` in this process."""
+    return command(cwd, "report", *words)

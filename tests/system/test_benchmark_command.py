@@ -1,13 +1,14 @@
-"""``training-profiler benchmark MODULE:FACTORY``, as a person types it."""
+"""``training-profiler benchmark MODULE:FACTORY``, typed in a shell."""
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.system.scripts import environment
+from tests.system.scripts import ROOT, TIMEOUT_S, Outcome, command, environment
 from training_profiler.cli.run import BOOTSTRAP
 
 MODEL = """
@@ -29,21 +30,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def benchmark(
-    folder: Path, *words: str, switch: str | None = None, is_prepared: bool = False
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "training_profiler", "benchmark", *words]
-    environ = environment(switch) | {"OMP_NUM_THREADS": "1"}
-    if is_prepared:
-        environ["PYTHONPATH"] = BOOTSTRAP
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
+@pytest.fixture
+def benchmark(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Return a function that runs the command in this process and imports the model anew each time."""
+
+    def run(*words: str) -> Outcome:
+        monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+        monkeypatch.delitem(sys.modules, "model", raising=False)
+        return command(folder, "benchmark", *words)
+
+    return run
 
 
-def test_it_prints_a_table_and_writes_the_same_as_json(folder):
+def benchmark_process(folder: Path, *words: str, pythonpath: str = str(ROOT)) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, with the switch on."""
+    return subprocess.run(
+        [sys.executable, "-m", "training_profiler", "benchmark", *words],
+        cwd=folder,
+        env=environment("1", PYTHONPATH=pythonpath),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def test_table_is_printed_and_json_is_written(folder):
     words = ("model:factory", "--min-run-time", "0.01", "--threads", "1", "--json", "out.json")
-    told = benchmark(folder, *words, switch="1")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.startswith("made\n=== Component Benchmark ===\nSequential of model:factory: 58 parameters")
+    done = benchmark_process(folder, *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("made\n=== Component Benchmark ===\nSequential of model:factory: 58 parameters")
     data = json.loads((folder / "out.json").read_text())
     assert list(data["passes"]) == ["forward", "forward + loss", "backward", "optimizer step"]
     assert sorted(row["kind"] for row in data["root"]["children"]) == ["Linear", "Linear", "ReLU"]
@@ -51,17 +67,18 @@ def test_it_prints_a_table_and_writes_the_same_as_json(folder):
     assert not (folder / "runs").exists()
 
 
-def test_in_a_shell_where_every_program_is_profiled_it_is_none(folder):
-    told = benchmark(folder, "model:factory", "--min-run-time", "0.01", "--depth", "0", switch="1", is_prepared=True)
-    assert (told.returncode, told.stderr) == (0, "")
-    assert "Profiling" not in told.stdout
+def test_command_is_not_profiled_in_a_prepared_shell(folder):
+    words = ("model:factory", "--min-run-time", "0.01", "--depth", "0")
+    done = benchmark_process(folder, *words, pythonpath=BOOTSTRAP)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Profiling" not in done.stdout
     assert not (folder / "runs").exists()
 
 
-def test_json_on_stdout_stands_alone(folder):
-    told = benchmark(folder, "./model.py:factory", "--min-run-time", "0.01", "--no-backward", "--depth", "0", "--json")
-    assert told.stderr == "made\n"
-    data = json.loads(told.stdout)
+def test_json_on_stdout_stands_alone(benchmark):
+    done = benchmark("./model.py:factory", "--min-run-time", "0.01", "--no-backward", "--depth", "0", "--json")
+    assert done.stderr == "made\n"
+    data = json.loads(done.stdout)
     assert (list(data["passes"]), data["root"]["children"]) == (["forward"], [])
 
 
@@ -73,14 +90,14 @@ def test_json_on_stdout_stands_alone(folder):
         ("model:misfit", "training-profiler: the model of model:misfit raised RuntimeError: ", ["in forward"]),
     ],
 )
-def test_bad_input_ends_with_one_line_and_status_2_below_the_users_own_traceback(folder, source, line, shown):
-    told = benchmark(folder, source)
-    assert told.returncode == 2
-    *traceback, last = told.stderr.splitlines()
+def test_bad_input_ends_with_status_2_and_one_line_below_the_traceback(benchmark, source, line, shown):
+    done = benchmark(source)
+    assert done.status == 2
+    *traceback, last = done.stderr.splitlines()
     assert last.startswith(line)
     assert bool(traceback) == bool(shown)
-    assert [words for words in shown if words not in told.stderr] == []
-    assert f"training_profiler{'/'}components" not in told.stderr
+    assert [words for words in shown if words not in done.stderr] == []
+    assert f"training_profiler{'/'}component_benchmark" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -93,7 +110,7 @@ def test_bad_input_ends_with_one_line_and_status_2_below_the_users_own_traceback
         ("--json", "no/such/folder.json", "--min-run-time", "0.001"),
     ],
 )
-def test_options_that_make_no_sense_end_with_status_2(folder, words):
-    told = benchmark(folder, "model:factory", *words)
-    assert told.returncode == 2
-    assert words[0] in told.stderr.splitlines()[-1]
+def test_invalid_options_end_with_status_2(benchmark, words):
+    done = benchmark("model:factory", *words)
+    assert done.status == 2
+    assert words[0] in done.stderr.splitlines()[-1]

@@ -18,7 +18,7 @@ from training_profiler.switch import ROOT as ROOT_VARIABLE
 # Stands in for the profiler: tells on stdout what was asked of it.
 LIVE = """
 import sys, time
-def watch(begin_ns):
+def start_instrumentation(begin_ns):
     assert 0 < time.perf_counter_ns() - begin_ns < 60e9
     print("watching", "torch" in sys.modules, flush=True)
 def why_nothing():
@@ -95,7 +95,7 @@ print([type(finder).__name__ for finder in sys.meta_path if "istutils" not in st
 importlib.reload(torch)
 print(sorted(vars(torch)), vars(torch.__loader__))
 """
-    plain, ours = both(tmp_path, text, look, live="def watch(begin_ns): pass\ndef why_nothing(): pass")
+    plain, ours = both(tmp_path, text, look, live="def start_instrumentation(begin_ns): pass\ndef why_nothing(): pass")
     assert (plain.status, plain.stderr) == (0, "")
     assert ours == plain
 
@@ -233,8 +233,8 @@ def test_a_module_of_the_users_that_has_our_name_is_left_alone(tmp_path: Path) -
     ("live", "said"),
     [
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
-        ("def watch(begin_ns): raise ValueError('bad')", "ValueError: bad"),
-        ("old = True", "AttributeError: module 'training_profiler.api' has no attribute 'watch'"),
+        ("def start_instrumentation(begin_ns): raise ValueError('bad')", "ValueError: bad"),
+        ("old = True", "AttributeError: module 'training_profiler.api' has no attribute 'start_instrumentation'"),
     ],
 )
 def test_a_profiler_that_fails_is_one_line_and_the_program_goes_on(tmp_path: Path, live: str, said: str) -> None:

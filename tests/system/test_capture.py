@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.scripts import Outcome, environment, finish, run, start, wait_for
+from tests.system.scripts import Outcome, command, environment, finish, run, start, wait_for
 
 # A training whose steps end by hand; ``each`` is what a test does in the middle of a step.
 TRAINING = """
@@ -103,14 +103,12 @@ def test_a_window_is_a_trace_in_which_operators_lie_in_the_sections_that_called_
 @pytest.mark.programs
 def test_the_analysis_of_traces_maps_operators_to_sections(tmp_path):
     outcome = trained(tmp_path, "start_training_profiling(); train(30)")
-    command = [sys.executable, "-m", "training_profiler", "trace", str(outcome.folder / "captures")]
-    told = subprocess.run(
-        [*command, "--view", "operators"], capture_output=True, text=True, env=environment(None), cwd=tmp_path
-    )
-    assert told.returncode == 0, told.stderr
-    (row,) = [line for line in told.stdout.splitlines() if line.startswith("aten::sinh ")][:1]
+    folder = str(outcome.folder / "captures")
+    operators_view = command(tmp_path, "trace", folder, "--view", "operators")
+    assert operators_view.status == 0, operators_view.stderr
+    (row,) = [line for line in operators_view.stdout.splitlines() if line.startswith("aten::sinh ")][:1]
     assert "inner" in row
-    assert "ProfilerStep#5" in subprocess.run(command, capture_output=True, text=True, env=environment(None)).stdout
+    assert "ProfilerStep#5" in command(tmp_path, "trace", folder).stdout
 
 
 # How two profilers may meet; each by the exit status of a process, for where they do the process crashes.
@@ -396,12 +394,6 @@ def test_steps_that_end_within_a_backward_pass_open_no_window(tmp_path):
     assert "within a backward pass" in said(outcome)
 
 
-def capture_command(cwd: Path, *words: str) -> Outcome:
-    command = [sys.executable, "-m", "training_profiler", "capture", *words]
-    done = subprocess.run(command, cwd=cwd, env=environment(None), capture_output=True, text=True)
-    return Outcome(done.returncode, done.stdout, done.stderr, cwd)
-
-
 def test_a_window_opens_on_request(tmp_path):
     text = (
         "start_training_profiling(log_every=10**9); train(20); print('ready', flush=True)\n"
@@ -411,14 +403,14 @@ def test_a_window_opens_on_request(tmp_path):
     process = start(tmp_path, TRAINING + text)
     read = wait_for(process, "ready")
     (folder,) = (tmp_path / "runs").iterdir()
-    asked = capture_command(tmp_path, str(folder), "--steps", "2")
+    asked = command(tmp_path, "capture", str(folder), "--steps", "2")
     outcome = finish(process, tmp_path, read)
     assert (asked.status, asked.stderr) == (0, "")
     assert asked.stdout.startswith("Asked for: rank 0 records 2 steps")
     assert outcome.status == 0, outcome.stderr
     (name,) = captures(outcome)
     assert len(annotations(trace(outcome, name), "ProfilerStep#")) == 2
-    again = capture_command(tmp_path, str(folder))
+    again = command(tmp_path, "capture", str(folder))
     assert again.status == 2
     assert "does not run any more" in again.stderr
 
@@ -427,7 +419,7 @@ def test_a_window_opens_on_request(tmp_path):
     ("words", "why"), [(["nowhere"], "is no folder"), (["."], "no journal"), ([".", "--steps", "0"], "number of steps")]
 )
 def test_what_cannot_be_asked_for_is_said(tmp_path, words, why):
-    asked = capture_command(tmp_path, *words)
+    asked = command(tmp_path, "capture", *words)
     assert asked.status == 2
     assert why in asked.stderr
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tests.system.scripts import Outcome, environment
-from tests.system.test_capture import PLAN, annotations, capture_command, captures, leftovers, said, trace, trained
+from tests.system.scripts import Outcome, command, environment, report_command
+from tests.system.test_capture import PLAN, annotations, captures, leftovers, said, trace, trained
 
 pytestmark = pytest.mark.programs  # most take over 3 s
 START = "start_training_profiling(log_every=1000)\n"
@@ -134,25 +134,19 @@ def test_steps_of_a_window_are_not_told_as_the_trainings_own(tmp_path):
     assert step["disturbed_count"] >= 4
     assert step["max_s"] < 0.5
     assert step["avg_s"] < step["settled_s"] / step["settled_count"]
-    told = subprocess.run(
-        [sys.executable, "-m", "training_profiler", "report", str(outcome.folder)],
-        capture_output=True, text=True, env=environment(None), cwd=tmp_path,
-    )  # fmt: skip
+    from_files = report_command(tmp_path, str(outcome.folder))
     assert f"without {step['disturbed_count']} in or after a capture window" in outcome.stdout
-    assert f"without {step['disturbed_count']} in or after a capture window" in told.stdout
+    assert f"without {step['disturbed_count']} in or after a capture window" in from_files.stdout
 
 
 def test_steps_that_never_came_are_said(tmp_path):
     outcome = trained(tmp_path, START + "train(12)", "steps=100-103")
     assert (outcome.status, captures(outcome)) == (0, [])
     assert "no capture of steps 100-103: the run ended after 12 steps" in said(outcome)
-    asked = subprocess.run(
-        [sys.executable, "-m", "training_profiler", "trace", str(outcome.folder)],
-        capture_output=True, text=True, env=environment(None), cwd=tmp_path,
-    )  # fmt: skip
-    assert asked.returncode == 2
+    asked = command(tmp_path, "trace", str(outcome.folder))
+    assert asked.status == 2
     assert "is the folder of a run that captured no steps" in asked.stderr
-    assert capture_command(tmp_path, str(outcome.folder)).status == 2
+    assert command(tmp_path, "capture", str(outcome.folder)).status == 2
 
 
 def test_steps_that_were_over_before_the_window_opened_are_not_in_it(tmp_path):
@@ -163,9 +157,9 @@ def test_steps_that_were_over_before_the_window_opened_are_not_in_it(tmp_path):
         "for x in torch.utils.data.DataLoader(torch.randn(400, 64), batch_size=8):\n"
         "    model(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()\n"
     )
-    command = [sys.executable, "-m", "training_profiler", "run", sys.executable, "train.py"]
+    words = [sys.executable, "-m", "training_profiler", "run", sys.executable, "train.py"]
     done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(None, **{PLAN: "steps=2-4"}), cwd=tmp_path
+        words, capture_output=True, text=True, env=environment(None, **{PLAN: "steps=2-4"}), cwd=tmp_path
     )
     outcome = Outcome(done.returncode, done.stdout, done.stderr, tmp_path)
     assert outcome.status == 0, outcome.stderr
@@ -177,7 +171,7 @@ def test_steps_that_were_over_before_the_window_opened_are_not_in_it(tmp_path):
 
 def test_a_folder_of_runs_is_no_run_to_ask(tmp_path):
     outcome = trained(tmp_path, START + "train(3)", "every=100")
-    asked = capture_command(tmp_path, "runs")
+    asked = command(tmp_path, "capture", "runs")
     assert (asked.status, asked.stdout) == (2, "")
     assert f"give that itself, e.g. runs/{outcome.folder.name}" in asked.stderr
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [outcome.folder.name]

@@ -7,7 +7,7 @@ from tests.system.scripts import report_command, run
 DEVICE = """
 import os, time
 from training_profiler import *
-from training_profiler.device import accelerator
+from training_profiler.device import backends
 
 class Device:
     pid = os.getpid()
@@ -33,8 +33,8 @@ def synchronize():
     call()
     time.sleep(max(0.0, Device.idle_from - time.perf_counter()))
 
-found = accelerator.Accelerator("cuda", "NVIDIA Fake", Event, lambda: 0, lambda: False, synchronize)
-accelerator.find_accelerator = lambda: found
+found = backends.Accelerator("cuda", "NVIDIA Fake", Event, lambda: 0, lambda: False, synchronize)
+backends.find_accelerator = lambda: found
 
 def queue(seconds):
     Device.idle_from = max(Device.idle_from, time.perf_counter()) + seconds
@@ -123,7 +123,7 @@ def test_sync_books_what_the_host_saw(tmp_path: Path) -> None:
 
 
 def test_events_that_were_asked_for_without_an_accelerator_are_said_to_be_missing(tmp_path: Path) -> None:
-    plain = DEVICE + "accelerator.find_accelerator = lambda: None\nfor _ in range(10):\n    step()\n"
+    plain = DEVICE + "backends.find_accelerator = lambda: None\nfor _ in range(10):\n    step()\n"
     outcome = run(tmp_path, plain, variables={"RECTIFIED_FLOW_PROFILE_TIMING": "events"})
     (note,) = [note for note in outcome.report["health"]["notes"] if "device" in note]
     assert note == "device time was asked for (timing=events), but the training used no accelerator"

@@ -291,13 +291,14 @@ def test_ctrl_c_right_after_our_own_work_is_summed_up_once(tmp_path: Path) -> No
     assert_summed_up_once(outcome, steps=2)
 
 
-@pytest.mark.parametrize("moment", ["Recorder.drain", "Session._report", "Session._finish", "Console.print"])
+@pytest.mark.parametrize("moment", ["Recorder.drain", "Session._report", "Pipeline._close", "Console.print"])
 def test_sigterm_in_the_middle_of_our_own_work_waits_for_its_end(tmp_path: Path, moment: str) -> None:
     kind, method = moment.split(".")
     script = f"""
         import os, signal
         from training_profiler import *
         from training_profiler.recording.recorder import Recorder
+        from training_profiler.runtime.pipeline import Pipeline
         from training_profiler.runtime.session import Session
         from training_profiler.sinks.console import Console
 

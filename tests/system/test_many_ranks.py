@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.ports import free_port
 from tests.system.scripts import ROOT, TIMEOUT_S, environment
+
+pytestmark = pytest.mark.programs  # each starts several ranks
 
 PROGRAMS = ROOT / "tests" / "rank_programs"
 SUMMARY = "=== Final Profiling Summary"
@@ -44,12 +46,6 @@ class Training:
 
     def told_by(self, pattern: str) -> list[str]:
         return sorted(re.findall(pattern, self.stdout))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def launch(ranks: int, *launcher: str) -> list[str]:
@@ -109,7 +105,7 @@ def report_of(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 TOLD = r"rank \d: \d+ collectives, losses \[.*\]"
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp2", marks=pytest.mark.programs)])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_profiling_adds_no_collective_and_changes_no_loss(tmp_path: Path, parallel: str) -> None:
     plain = train(tmp_path / "plain", "--parallel", parallel, is_watched=False)
     ours = train(tmp_path / "ours", "--parallel", parallel)
@@ -124,7 +120,6 @@ def test_profiling_adds_no_collective_and_changes_no_loss(tmp_path: Path, parall
     assert ours.report["sections"]["synchronization"]["step_self_s"] > 0
 
 
-@pytest.mark.programs
 def test_a_single_rank_has_nothing_to_compare(tmp_path: Path) -> None:
     training = train(tmp_path, ranks=1)
     assert training.status == 0
@@ -136,11 +131,11 @@ def test_a_single_rank_has_nothing_to_compare(tmp_path: Path) -> None:
     ("parallel", "slow", "cause"),
     [
         ("ddp", "data", "data_loading"),
-        pytest.param("ddp", "forward", "forward_pass", marks=pytest.mark.programs),
-        pytest.param("ddp", "sleep", "other", marks=pytest.mark.programs),
-        pytest.param("fsdp2", "data", "data_loading", marks=pytest.mark.programs),
-        pytest.param("fsdp2", "forward", "forward_pass", marks=pytest.mark.programs),
-        pytest.param("fsdp2", "sleep", "other", marks=pytest.mark.programs),
+        ("ddp", "forward", "forward_pass"),
+        ("ddp", "sleep", "other"),
+        ("fsdp2", "data", "data_loading"),
+        ("fsdp2", "forward", "forward_pass"),
+        ("fsdp2", "sleep", "other"),
     ],
 )
 def test_a_planted_straggler_is_named_with_its_cause(tmp_path: Path, parallel: str, slow: str, cause: str) -> None:
@@ -155,7 +150,6 @@ def test_a_planted_straggler_is_named_with_its_cause(tmp_path: Path, parallel: s
         assert training.report["ranks"]["waiting_share"] > training.report["ranks"]["transfer_share"]
 
 
-@pytest.mark.programs
 def test_of_four_ranks_the_slow_one_is_named(tmp_path: Path) -> None:
     training = train(tmp_path, "--slow", "data", "--slow-rank", "2", ranks=4)
     assert training.status == 0, training.stderr
@@ -164,7 +158,6 @@ def test_of_four_ranks_the_slow_one_is_named(tmp_path: Path) -> None:
     assert len(training.report["ranks"]["ranks"]) == 4
 
 
-@pytest.mark.programs
 def test_a_rank_that_is_killed_is_told_of_and_the_rest_is_reported(tmp_path: Path) -> None:
     words = ("--steps", "200", "--fail", "kill", "--fail-step", "150", "--slow", "sleep")
     training = train(tmp_path, *words, RECTIFIED_FLOW_PROFILE_FLUSH_S="0.05")
@@ -178,7 +171,6 @@ def test_a_rank_that_is_killed_is_told_of_and_the_rest_is_reported(tmp_path: Pat
     assert merged.stdout.count(SUMMARY) == 1
 
 
-@pytest.mark.programs
 def test_when_a_rank_raises_the_others_end_by_sigterm_and_report(tmp_path: Path) -> None:
     training = train(tmp_path, "--fail", "raise")
     assert training.status == 1
@@ -188,7 +180,6 @@ def test_when_a_rank_raises_the_others_end_by_sigterm_and_report(tmp_path: Path)
     assert failed["ended_by"] == "RuntimeError"
 
 
-@pytest.mark.programs
 def test_a_rank_that_torchrun_ends_because_another_failed_reports_all_the_same(tmp_path: Path) -> None:
     # Without a collective in the loop rank 0 learns of it by SIGTERM alone.
     words = ("--fail", "raise", "--fail-step", "3000", "--parallel", "none", "--steps", "90000")
@@ -200,7 +191,6 @@ def test_a_rank_that_torchrun_ends_because_another_failed_reports_all_the_same(t
     assert (failed["is_final"], failed["ended_by"], failed["steps"]) == (True, "RuntimeError", 3000)
 
 
-@pytest.mark.programs
 def test_ranks_may_have_different_sections(tmp_path: Path) -> None:
     training = train(tmp_path, program="sections.py", is_watched=False, RECTIFIED_FLOW_PROFILE="1")
     assert training.status == 0, training.stderr
@@ -210,7 +200,6 @@ def test_ranks_may_have_different_sections(tmp_path: Path) -> None:
     assert "only_here" not in training.report["sections"]  # which is rank 0's
 
 
-@pytest.mark.programs
 def test_two_machines_without_a_common_disk_are_merged_from_their_files(tmp_path: Path) -> None:
     port = free_port()
     nodes = [tmp_path / "node0", tmp_path / "node1"]
@@ -242,7 +231,6 @@ def test_two_machines_without_a_common_disk_are_merged_from_their_files(tmp_path
     assert merged["ranks"]["missing"] == []
 
 
-@pytest.mark.programs
 def test_a_training_that_is_started_anew_has_a_part_for_each_attempt(tmp_path: Path) -> None:
     launcher = launch(2, "--standalone", "--max-restarts=1")
     words = [str(PROGRAMS / "training.py"), "--fail", "raise", "--fail-step", "20"]

@@ -1,4 +1,4 @@
-"""Real trainings, not edited, with one thing wrong with each: the diagnosis finds it, and nothing in a healthy one."""
+"""Unmodified trainings with one planted fault each: the diagnosis finds it, and finds nothing in a healthy one."""
 
 import json
 import signal
@@ -11,15 +11,17 @@ import pytest
 
 from .scripts import ROOT, TIMEOUT_S, environment
 
+pytestmark = pytest.mark.programs  # each is a real training
+
 PLANTED = ROOT / "tests" / "planted"
-# A machine that is shared makes any training's steps vary; how much is no matter of the program.
+# On a shared machine the steps of every training vary, whatever the program does.
 NOISE = "step-time-varies=1,slowing-down=1,warm-up=1000"
 
 
-def insights_of(
+def findings_of(
     program: str, cwd: Path, thresholds: str = "step-time-varies=1,slowing-down=9", **variables: str
 ) -> list[dict[str, Any]]:
-    """Run a planted training under the profiler and return what the diagnosis says of it, in order."""
+    """Run a planted training under the profiler and return its findings in order."""
     variables |= {"RECTIFIED_FLOW_PROFILE_THRESHOLDS": thresholds, "PYTHONFAULTHANDLER": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "training_profiler", "run", sys.executable, str(PLANTED / f"{program}.py")],
@@ -32,7 +34,7 @@ def insights_of(
     try:
         stdout, stderr = process.communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGABRT)  # every thread's stack goes to stderr
+        process.send_signal(signal.SIGABRT)  # prints the stack of every thread to stderr
         pytest.fail(process.communicate()[1])
     assert process.returncode == 0, stderr
     assert "Final Profiling Summary" in stdout + stderr
@@ -41,26 +43,26 @@ def insights_of(
     return list(report["insights"])
 
 
-def found(findings: list[dict[str, Any]], code: str) -> dict[str, Any]:
+def find(findings: list[dict[str, Any]], code: str) -> dict[str, Any]:
     assert code in [finding["code"] for finding in findings], findings
     return next(finding for finding in findings if finding["code"] == code)
 
 
-def test_a_healthy_training_is_told_so_and_warned_of_nothing(tmp_path: Path) -> None:
-    codes = [finding["code"] for finding in insights_of("healthy", tmp_path, NOISE)]
+def test_healthy_training_gets_no_warning(tmp_path: Path) -> None:
+    codes = [finding["code"] for finding in findings_of("healthy", tmp_path, NOISE)]
     assert codes == ["healthy", "slowest-component", "data-loading-efficient"]
 
 
-def test_a_slow_dataset_is_the_costliest_finding(tmp_path: Path) -> None:
-    first, *_ = insights_of("slow_dataset", tmp_path)
+def test_slow_dataset_is_the_costliest_finding(tmp_path: Path) -> None:
+    first, *_ = findings_of("slow_dataset", tmp_path)
     assert first["code"] == "data-loading-bound"
     assert first["evidence"]["share_of_step"] > 0.5
     assert first["step_if_gone_s"] < first["step_s"] / 2
 
 
-def test_a_synchronizing_item_is_named_with_its_line_and_not_unexplained_as_well(tmp_path: Path) -> None:
-    findings = insights_of("synchronizing_item", tmp_path)
-    finding = found(findings, "waits-for-device")
+def test_synchronizing_item_is_found_with_its_line_only_once(tmp_path: Path) -> None:
+    findings = findings_of("synchronizing_item", tmp_path)
+    finding = find(findings, "waits-for-device")
     assert "unexplained" not in [finding["code"] for finding in findings]
     source = (PLANTED / "synchronizing_item.py").read_text().splitlines()
     line = source.index("            norm.item()") + 1
@@ -68,19 +70,17 @@ def test_a_synchronizing_item_is_named_with_its_line_and_not_unexplained_as_well
     assert finding["evidence"]["share_of_step"] > 0.3
 
 
-def test_a_slow_checkpoint_is_the_costliest_finding(tmp_path: Path) -> None:
-    first, *_ = insights_of("slow_checkpoint", tmp_path)
+def test_slow_checkpoint_is_the_costliest_finding(tmp_path: Path) -> None:
+    first, *_ = findings_of("slow_checkpoint", tmp_path)
     assert first["code"] == "checkpointing-heavy"
     assert first["evidence"]["count"] == 50
 
 
-@pytest.mark.programs
-def test_steps_that_become_slower_are_told(tmp_path: Path) -> None:
-    finding = found(insights_of("slowing_step", tmp_path, "step-time-varies=9"), "slowing-down")
+def test_slowing_steps_are_found(tmp_path: Path) -> None:
+    finding = find(findings_of("slowing_step", tmp_path, "step-time-varies=9"), "slowing-down")
     assert finding["evidence"]["rise"] > 0.3
 
 
-@pytest.mark.programs
-def test_a_leak_is_told(tmp_path: Path) -> None:
-    findings = insights_of("leaking_losses", tmp_path, RECTIFIED_FLOW_PROFILE_MONITOR_S="0.05")
-    assert found(findings, "memory-growth")["evidence"]["growth_bytes"] > 100 * 2**20
+def test_memory_leak_is_found(tmp_path: Path) -> None:
+    findings = findings_of("leaking_losses", tmp_path, RECTIFIED_FLOW_PROFILE_MONITOR_S="0.05")
+    assert find(findings, "memory-growth")["evidence"]["growth_bytes"] > 100 * 2**20

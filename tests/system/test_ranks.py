@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.system.scripts import environment
 
 TIMEOUT_S = 90  # bounds a hang; two processes that import torch on a busy machine take 20
@@ -101,12 +101,6 @@ class Group:
     def told(self) -> dict[str, list[object]]:
         """Return (steps, is_final, ended_by, inside) of what rank 0 knew of each rank at its end."""
         return dict(json.loads((self.cwd / "told.json").read_text()))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def journal_kinds(cwd: Path, rank: int) -> list[str]:

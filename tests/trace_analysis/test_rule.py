@@ -3,7 +3,9 @@
 import pytest
 
 from tests.support.traces import AUTOGRAD, Trace, gpu
-from training_profiler.trace_analysis.rules.run_rules import RULES, recommendations
+from training_profiler.trace_analysis.rules.recommendations import recommendations
+from training_profiler.trace_analysis.rules.registry import RULES
+from training_profiler.trace_analysis.trace_json import saving_ms
 
 GIB = 2**30
 STEP = 1000  # us, of all traces here: one us is 0.1 % of step time
@@ -202,20 +204,20 @@ def test_every_rule_is_tested_and_named_once():
 
 def test_the_most_valuable_comes_first_and_what_has_no_known_worth_last(tmp_path):
     found = recommendations(data_loading(400).copy("HtoD (Pageable -> Device)", 1000, 500).analysed(tmp_path))
-    worth = [one.worth_ms for one in found]
+    worth = [saving_ms(one) for one in found]
     known = [one for one in worth if one is not None]
     assert worth == sorted(known, reverse=True) + [None] * (len(worth) - len(known))
 
 
 def test_a_loader_without_workers_is_named(tmp_path):
     one = recommendations(data_loading(200).analysed(tmp_path))[0]
-    assert one.finding == "20.0% of step time is waiting for batches from a DataLoader without workers"
+    assert one.message == "20.0% of step time is waiting for batches from a DataLoader without workers"
     assert one.evidence == {"share_of_step": 0.2, "threshold": 0.15, "waited_ms": 0.2}
 
 
 def test_a_loader_with_workers_is_not_called_one_without(tmp_path):
     trace = busy(stepped().mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 200))
-    assert recommendations(trace.analysed(tmp_path))[0].finding == "20.0% of step time is waiting for batches"
+    assert recommendations(trace.analysed(tmp_path))[0].message == "20.0% of step time is waiting for batches"
 
 
 def test_a_healthy_trace_has_no_recommendation(tmp_path):
@@ -226,5 +228,5 @@ def test_what_is_worth_is_told_of_each_device_and_not_of_all_together(tmp_path):
     trace = stepped().op("aten::mm", 100, 300)
     for device in (0, 1):
         trace.kernel("k", 0, 100, device=device).kernel("k", 400, 600, device=device, launched=(398, 1))
-    found = {one.code: one.worth_ms for one in recommendations(trace.analysed(tmp_path))}
+    found = {one.code: saving_ms(one) for one in recommendations(trace.analysed(tmp_path))}
     assert found["launch-bound"] == pytest.approx(0.3)

@@ -1,7 +1,6 @@
 """Turns the recorder's batches into totals; keeps what reaches from one batch into the next."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -29,13 +28,11 @@ from training_profiler.aggregation.step_totals import FIRST_STEPS, CaptureAffect
 from training_profiler.aggregation.totals import Totals, rows_for
 from training_profiler.recording.event_codes import SECTION_MASK
 from training_profiler.recording.gradient_sync import GradientSyncTotals
+from training_profiler.recording.known_sections import DATA_LOADING, LOOP_SECTIONS
 from training_profiler.recording.recorder import Batch
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.line_sampler import Sample
 from training_profiler.snapshot.snapshot import PROFILER
-
-DATA_LOADING: Final = "data_loading"
-IN_A_LOOP: Final = (DATA_LOADING, "data_generation", "data_transfer", "forward_pass", "backward_pass")
 
 
 class Accumulator:
@@ -46,10 +43,12 @@ class Accumulator:
     spans, without the begins.
     """
 
-    def __init__(self, names: SectionNames, begin_ns: int, warmup_steps: int | None = None) -> None:
+    def __init__(
+        self, names: SectionNames, begin_ns: int, warmup_steps: int | None = None, has_inferred: bool = False
+    ) -> None:
         self.totals = Totals(begin_ns)
         self.step_ns: list[int] = []  # durations of the steps in ``totals``
-        self.inferred = Inferred(names)
+        self.inferred = Inferred(names, has_inferred)
         self.on_spans: Callable[[Ints, Ints, Ints, Ints, int], None] | None = None
         self.on_every_span: Callable[[Ints, Ints, Ints, int], None] | None = None
         self.disturbed = CaptureAffectedSteps()
@@ -65,6 +64,18 @@ class Accumulator:
         self._complete = 0  # how many steps the batch under way completes
         self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step that is under way
         self._unfinished_total = np.zeros(1, np.int64)  # and the spans that ended in it
+
+    def reconfigure(self, warmup_steps: int | None) -> None:
+        """Go on with another number of warm-up steps."""
+        self.warmup_steps = warmup_steps
+
+    def send_spans(self, to: Callable[[Ints, Ints, Ints, Ints, int], None] | None) -> None:
+        """Call ``to`` with the spans that count for averages from now on; None: with none."""
+        self.on_spans = to
+
+    def send_every_span(self, to: Callable[[Ints, Ints, Ints, int], None] | None) -> None:
+        """Call ``to`` with all spans of the training thread from now on; None: with none."""
+        self.on_every_span = to
 
     @property
     def steps(self) -> int:
@@ -131,7 +142,7 @@ class Accumulator:
         """
         if self._timeline.has_begun or self.inferred.is_needed:  # a mark will tell
             return None
-        times_ns = training.times_ns[np.isin(training.codes, self._ids_of(IN_A_LOOP))]
+        times_ns = training.times_ns[np.isin(training.codes, self._ids_of(LOOP_SECTIONS))]
         if not len(times_ns) and has_marks:
             times_ns = training.times_ns
         return int(times_ns[0]) if len(times_ns) else None

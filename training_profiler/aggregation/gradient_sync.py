@@ -1,17 +1,14 @@
 """Books what DDP says of its exchange of gradients, which is part of backward passes, as time of its own."""
 
 from collections import deque
-from typing import Final
 
 import numpy as np
 
 from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.totals import Totals, rows_for
 from training_profiler.recording.gradient_sync import GradientSyncTotals
+from training_profiler.recording.known_sections import BACKWARD_PASS, SYNCHRONIZATION
 from training_profiler.recording.section_names import SectionNames
-
-BACKWARD: Final = "backward_pass"
-SYNCHRONIZATION: Final = "synchronization"
 
 
 class GradientSyncAttribution:
@@ -37,7 +34,7 @@ class GradientSyncAttribution:
         self._early.extend((step, ns) for step, ns in exchanged.of_steps if ns and step < FIRST_STEPS)
         if not late_ns and not self._waiting_ns and not self._early:
             return
-        backward = next((id for id, name in list(self._names.names.items()) if name == BACKWARD), None)
+        backward = next((id for id, name in list(self._names.names.items()) if name == BACKWARD_PASS), None)
         if backward is None:  # which section the backward passes are part of is not known
             self._waiting_ns = self._spans = 0
             self._early.clear()
@@ -83,11 +80,11 @@ class GradientSyncAttribution:
 def move_late(sums: Totals, names: SectionNames, later: Totals) -> None:
     """Move exchange that ``later``, now part of ``sums``, tells of backward passes before it, where these are too."""
     ns = later.late_exchange_ns if sums.begin_ns < later.begin_ns else 0
-    ids = {name: id for id, name in list(names.names.items()) if name in (BACKWARD, SYNCHRONIZATION)}
+    ids = {name: id for id, name in list(names.names.items()) if name in (BACKWARD_PASS, SYNCHRONIZATION)}
     if not ns or len(ids) < 2 or max(ids.values()) >= sums.sections.rows:
         return
     sections = sums.sections
-    backward, synchronization = ids[BACKWARD], ids[SYNCHRONIZATION]
+    backward, synchronization = ids[BACKWARD_PASS], ids[SYNCHRONIZATION]
     moved_ns = min(ns, int(sections.self_ns[backward]), int(sections.step_self_ns[backward]))
     if moved_ns <= 0:
         return

@@ -8,10 +8,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from training_profiler.aggregation.histogram import Ints
-from training_profiler.aggregation.section_rules import APART
 from training_profiler.aggregation.span_matching import Bools, Events
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
 from training_profiler.recording.event_codes import LOADER, SECTION_MASK, STEP_END
+from training_profiler.recording.known_sections import LOADER_SECTIONS, OUTSIDE_STEPS_SECTIONS, VALIDATION_EPOCH
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.snapshot import PROFILER, LoaderStats
 from training_profiler.units import NS_PER_S
@@ -20,13 +20,8 @@ from training_profiler.units import NS_PER_S
 # the arrival of one batch to that of the next.
 DATA, FORWARD, BACKWARD, OPTIMIZER, BETWEEN = range(5)
 KINDS: Final = 5
-SECTIONS: Final = {
-    "data_loading": DATA,
-    "forward_pass": FORWARD,
-    "backward_pass": BACKWARD,
-    "optimizer_step": OPTIMIZER,
-}
-IN_VALIDATION: Final = "validation_epoch/"
+KIND_OF: Final = dict(zip(LOADER_SECTIONS, (DATA, FORWARD, BACKWARD, OPTIMIZER), strict=True))
+IN_VALIDATION: Final = f"{VALIDATION_EPOCH}/"
 NEITHER, IS_APART = -1, -2  # of the table from section to kind
 NO_LOADER: Final = 0  # the serial of none
 MOST_CHANGES: Final = 4096  # of loader, that a section still open may have seen
@@ -258,12 +253,12 @@ class LoaderBooking:
 
 
 def _kind_of(name: str) -> int:
-    if name in APART or name == PROFILER:
+    if name in OUTSIDE_STEPS_SECTIONS or name == PROFILER:
         return IS_APART
     if name.startswith(IN_VALIDATION):
-        kind = SECTIONS.get(name.removeprefix(IN_VALIDATION))
+        kind = KIND_OF.get(name.removeprefix(IN_VALIDATION))
         return NEITHER if kind is None else KINDS + kind
-    return SECTIONS.get(name, NEITHER)
+    return KIND_OF.get(name, NEITHER)
 
 
 def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[LoaderStats, ...]:

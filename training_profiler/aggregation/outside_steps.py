@@ -4,15 +4,15 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.aggregation.section_rules import APART as APART_FROM_STEPS
 from training_profiler.aggregation.span_matching import OutsideSections
 from training_profiler.aggregation.totals import rows_for
+from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.snapshot import PROFILER
 
 WITHIN: Final = "/"  # validation_epoch/forward_pass: the forward passes of validation
 # Work between training steps, wherever in the loop it is called; it makes no step longer.
-APART: Final = (*APART_FROM_STEPS, PROFILER)
+APART: Final = (*OUTSIDE_STEPS_SECTIONS, PROFILER)
 
 
 class OutsideSteps:

@@ -33,6 +33,10 @@ class RunSums:
         self._names = names
         self.warmup_steps = warmup_steps
 
+    def reconfigure(self, warmup_steps: int | None) -> None:
+        """Go on with another number of warm-up steps."""
+        self.warmup_steps = warmup_steps
+
     @property
     def steps(self) -> int:
         """How many steps are complete."""

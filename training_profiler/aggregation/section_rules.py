@@ -1,27 +1,14 @@
 """Sections that a seam inferred give way to those that the user wrote by hand."""
 
 from collections import Counter
-from typing import Final
 
 import numpy as np
 
 from training_profiler.aggregation.histogram import Ints
 from training_profiler.aggregation.span_matching import Bools, Events
 from training_profiler.recording.event_codes import DISCARDED, INFERRED, SECTION_MASK
+from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS, STEP_PARTS
 from training_profiler.recording.section_names import SectionNames
-
-OF_A_STEP: Final = (
-    "data_loading",
-    "data_generation",
-    "data_transfer",
-    "forward_pass",
-    "backward_pass",
-    "metrics_computation",
-    "optimizer_step",
-    "ema_update",
-    "synchronization",
-)
-APART: Final = ("validation_epoch", "sampling", "checkpointing", "visualization_generation")
 
 
 class Inferred:
@@ -31,8 +18,8 @@ class Inferred:
     step, such as validation, no other that is none.
     """
 
-    def __init__(self, names: SectionNames) -> None:
-        self.is_needed = False  # whether anything is inferred in this run
+    def __init__(self, names: SectionNames, is_needed: bool = False) -> None:
+        self.is_needed = is_needed  # whether anything is inferred in this run
         self._names = names
         self._open: dict[int, tuple[int, int]] = {}  # thread serial -> sections by hand that are open: (step, apart)
         self._dropped: dict[int, Counter[int]] = {}  # thread serial -> enters dropped whose exits are still to come
@@ -46,12 +33,12 @@ class Inferred:
         ids = codes & SECTION_MASK
         sign = np.sign(events.codes)
         steps_before, apart_before = self._open.pop(serial, (0, 0))
-        in_step = np.cumsum(sign * self._by_hand(ids, is_inferred, OF_A_STEP)) + steps_before
-        in_apart = np.cumsum(sign * self._by_hand(ids, is_inferred, APART)) + apart_before
+        in_step = np.cumsum(sign * self._by_hand(ids, is_inferred, STEP_PARTS)) + steps_before
+        in_apart = np.cumsum(sign * self._by_hand(ids, is_inferred, OUTSIDE_STEPS_SECTIONS)) + apart_before
         still_open = (max(0, int(in_step[-1])), max(0, int(in_apart[-1])))
         if still_open != (0, 0):
             self._open[serial] = still_open
-        covered = (in_step > 0) | ((in_apart > 0) & np.isin(ids, self._ids(APART)))
+        covered = (in_step > 0) | ((in_apart > 0) & np.isin(ids, self._ids(OUTSIDE_STEPS_SECTIONS)))
         kept = ~(is_inferred & covered)
         if serial in self._dropped or not kept.all():
             self._keep_in_pairs(serial, events.codes, is_inferred, kept)

@@ -7,15 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from training_profiler.aggregation.accumulator import DATA_LOADING
-from training_profiler.aggregation.gradient_sync import SYNCHRONIZATION
 from training_profiler.aggregation.histogram import quantile_ns
 from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.aggregation.outside_steps import APART, WITHIN
-from training_profiler.aggregation.section_rules import OF_A_STEP
 from training_profiler.aggregation.step_totals import WARMUP_NEEDS
 from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.trend import trend
+from training_profiler.recording.known_sections import DATA_LOADING, STEP_PARTS, SYNCHRONIZATION
 from training_profiler.sampling.line_sampler import Location
 from training_profiler.snapshot.snapshot import (
     OTHER,
@@ -93,7 +91,7 @@ def _plain_where_alone(totals: Totals, names: Mapping[int, str]) -> dict[int, st
     within = {}
     for id, name in names.items():
         root, slash, plain = name.partition(WITHIN)
-        if slash and root in APART and (plain not in OF_A_STEP or root == PROFILER):
+        if slash and root in APART and (plain not in STEP_PARTS or root == PROFILER):
             within[id] = plain
     uses = Counter(plain for id, plain in within.items() if id in seen)
     uses.update(name for id, name in names.items() if id in seen and id not in within)

@@ -104,7 +104,7 @@ class ProcessHook:
             return
         before = {name for name in sys.modules if name.partition(".")[0] == PACKAGE}
         try:
-            _import_api().instrument(self.begin_ns)
+            _import_api().start_instrumentation(self.begin_ns)
         except Exception as error:
             self.report("nothing is measured: " + _reason(error))
             for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.errors import ProfilerError, TraceError
-from training_profiler.settings import read_thresholds
+from training_profiler.findings.thresholds import read_thresholds
 from training_profiler.torch_capture.request import FOLDER as CAPTURES
 from training_profiler.trace_analysis.analysis import Analysis, analyse
 from training_profiler.trace_analysis.communication import RankCollective, over_ranks
@@ -22,7 +22,7 @@ from training_profiler.trace_analysis.report.comparison import render_comparison
 from training_profiler.trace_analysis.report.memory_snapshot import render_snapshot
 from training_profiler.trace_analysis.report.ranks import are_ranks, render_ranks
 from training_profiler.trace_analysis.report.views import VIEWS, render_view
-from training_profiler.trace_analysis.rules.run_rules import THRESHOLDS
+from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS
 from training_profiler.trace_analysis.trace_json import trace_data
 
 PATTERNS: Final = ("*.json", "*.json.gz")

@@ -10,6 +10,7 @@ from training_profiler.device import backends
 from training_profiler.device.event_clock import DeviceClock, DeviceEvent
 from training_profiler.device.span_pairing import SWITCHED_OFF, UNFINISHED, Ints, SpanPairing
 from training_profiler.recording.recorder import Recorder
+from training_profiler.safety.fault_guard import Guard
 from training_profiler.snapshot.snapshot import PROFILER, DeviceTimingStats
 from training_profiler.units import NS_PER_S
 
@@ -25,7 +26,8 @@ POLL_S: Final = 0.001
 class SpanTotals(Protocol):
     """The sums that device time is added to."""
 
-    on_spans: Callable[[Ints, Ints, Ints, Ints, int], None] | None
+    def send_spans(self, to: Callable[[Ints, Ints, Ints, Ints, int], None] | None) -> None:
+        """Call ``to`` with the spans that count for averages from now on; None: with none."""
 
     def add_device_time(self, id: int, ns: int) -> None:
         """Add the device time of one span of section ``id``."""
@@ -41,7 +43,7 @@ class DeviceTime:
         self,
         recorder: Recorder,
         accumulator: SpanTotals,
-        guard: Callable[[str, Callable[[], None]], None],
+        guard: Guard,
         spend: Callable[[int], None],
     ) -> None:
         self._recorder = recorder
@@ -63,7 +65,7 @@ class DeviceTime:
         self._is_ending = False
         recorder.host_only |= {PROFILER}
 
-    def run(self, timing: str) -> None:
+    def start(self, timing: str) -> None:
         """Time sections by ``timing``, one of settings.TIMINGS, from now on."""
         if timing != self._timing and self._clock is not None:
             self._let_go()
@@ -113,7 +115,7 @@ class DeviceTime:
         if before is not None:  # with another timing
             self._pairing.spans, self._pairing.unmeasured = before.spans, before.unmeasured
         self._device, self._clock, self._paid = found, clock, 0
-        self._accumulator.on_spans = self._add
+        self._accumulator.send_spans(self._add)
         self._recorder.use_clock(self._buffer, clock.waiting() if is_sync else clock.stamping())
 
     def _calibrate(self, clock: DeviceClock) -> None:
@@ -172,7 +174,7 @@ class DeviceTime:
         pairs.give_up(UNFINISHED)
         self._let_go()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stamp no more; the next ``book`` is the last."""
         self._is_ending = True
         self._recorder.use_clock(self._buffer, None)
@@ -184,10 +186,10 @@ class DeviceTime:
         if self._clock is not None:
             self._clock.close()
         self._recorder.use_clock(self._buffer, None)
-        self._accumulator.on_spans = None
+        self._accumulator.send_spans(None)
         self._clock = None
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Forget it all in a forked child, without a call of the driver, which is the parent's.
 
         An event that is freed calls it. So these never are.
@@ -197,7 +199,8 @@ class DeviceTime:
             self._recorder.use_clock(self._buffer, None)
             _never_free(self._clock.made)
         self._timing = "host"
-        self._clock = self._pairing = self._accumulator.on_spans = None
+        self._accumulator.send_spans(None)
+        self._clock = self._pairing = None
 
     def stats(self) -> DeviceTimingStats | None:
         """Return where device time was measured, and of how many spans; None where it was not."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from training_profiler.diagnosis.memory import LOOKS_NEEDED
-from training_profiler.diagnosis.rule import has_enough_steps, rule
+from training_profiler.diagnosis.registry import RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.snapshot import Snapshot
 
@@ -24,7 +24,7 @@ CAUSES: Final = (  # of an idle device, by their codes
 )
 
 
-@rule("gpu-utilization", threshold=0.80)
+@RULES.rule("gpu-utilization", threshold=0.80)
 def gpu_utilization(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag devices with a kernel running in less than 80 % of the time; None below 5 looks of the monitor."""
     machine, step = snapshot.machine, snapshot.step

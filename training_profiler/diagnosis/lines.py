@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from training_profiler.diagnosis.rule import MIN_SAVING_S, has_enough_steps, rule
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot
 from training_profiler.units import seconds_text
@@ -11,7 +11,7 @@ SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
 IDLE_AT_LEAST: Final = 0.1  # of the wait; a device that works on meanwhile is no worse off
 
 
-@rule("waits-for-device", threshold=0.05)
+@RULES.rule("waits-for-device", threshold=0.05)
 def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag calls such as ``.item()`` in which Python waits for the device, for over 5 % of step time.
 
@@ -49,7 +49,7 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@rule("unexplained", threshold=0.10)
+@RULES.rule("unexplained", threshold=0.10)
 def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step time that no section covers, above 10 %; None below 10 steps.
 
@@ -59,7 +59,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     if other is None or snapshot.step is None or not has_enough_steps(snapshot) or not snapshot.step.settled_s:
         return None
     total_s = other.settled_total_s
-    if waits_for_device(snapshot) is not None:
+    if waits_for_device(snapshot, snapshot.thresholds) is not None:
         total_s -= sum(line.waiting_share for line in snapshot.lines.get(OTHER, ())) * snapshot.wall_s
     idle_s = snapshot.idle_device_s()
     if idle_s is not None:  # a host that waits for a busy device makes no step longer

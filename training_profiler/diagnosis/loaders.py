@@ -2,8 +2,9 @@
 
 from typing import Final
 
-from training_profiler.diagnosis.rule import MIN_SAVING_S, rule
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.findings.finding import Finding
+from training_profiler.findings.registry import Saving
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 from training_profiler.units import seconds_text
 
@@ -12,7 +13,7 @@ SLOW_SHARE: Final = 0.01  # of the run that waiting for it takes; less is not wo
 CHANCE: Final = 3.0  # standard deviations of a mix drawn at random; a true one is beyond in 0.3 % of the runs
 
 
-@rule("loader-slow", threshold=2.0)  # times the mean of the others
+@RULES.rule("loader-slow", threshold=2.0)  # times the mean of the others
 def loader_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a loader whose batch takes over twice as long as those of the others, and over 1 % of the run in all."""
     known = [(one.data_avg_s, one) for one in _training(snapshot) if one.data_avg_s is not None]
@@ -43,7 +44,7 @@ def loader_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@rule("loader-mix", threshold=0.01, is_of_step=False)  # of all batches
+@RULES.rule("loader-mix", threshold=0.01, saving=Saving.UNKNOWN)  # of all batches
 def loader_mix(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag loaders whose share of the batches is not the one asked for: by over 1 point, and more than by chance."""
     loaders = _training(snapshot)

@@ -2,9 +2,10 @@
 
 from typing import Final
 
-from training_profiler.diagnosis.rule import has_enough_steps, rule
+from training_profiler.diagnosis.registry import RULES, has_enough_steps
 from training_profiler.diagnosis.shares import severity_of
 from training_profiler.findings.finding import Finding
+from training_profiler.findings.registry import Saving
 from training_profiler.snapshot.snapshot import GpuStats, Growth, Level, Snapshot
 from training_profiler.units import S_PER_HOUR, S_PER_MINUTE, bytes_text
 
@@ -15,7 +16,7 @@ GROWTH_P_VALUE: Final = 0.001
 GROWTH_AT_LEAST: Final = 16 * 2**20  # bytes; caches and fragmentation come and go by that much
 
 
-@rule("host-memory", threshold=0.85, is_of_step=False)
+@RULES.rule("host-memory", threshold=0.85, saving=Saving.UNKNOWN)
 def host_memory(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a peak above 85 % of the memory there is: the container's limit, or the host's where there is none."""
     machine = snapshot.machine
@@ -35,7 +36,7 @@ def host_memory(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@rule("gpu-memory-high", threshold=0.90, is_of_step=False)
+@RULES.rule("gpu-memory-high", threshold=0.90, saving=Saving.UNKNOWN)
 def gpu_memory_high(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a device that was filled above 90 %; above 98 % it may run out."""
     found = fullest(snapshot)
@@ -57,7 +58,7 @@ def gpu_memory_high(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@rule("gpu-memory-low", threshold=0.50, is_of_step=False)
+@RULES.rule("gpu-memory-low", threshold=0.50, saving=Saving.UNKNOWN)
 def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag devices of which none was filled by half; None before a few steps and looks have been seen."""
     found = fullest(snapshot)
@@ -76,7 +77,7 @@ def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@rule("memory-growth", threshold=0.05, is_of_step=False)  # of what was held on average
+@RULES.rule("memory-growth", threshold=0.05, saving=Saving.UNKNOWN)  # of what was held on average
 def memory_growth(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag memory that grows steadily by over 5 %: of a device, or of the process where no device's does."""
     machine = snapshot.machine

@@ -2,10 +2,11 @@
 
 from typing import Final
 
-from training_profiler.diagnosis.rule import MIN_SAVING_S, has_enough_steps, rule
-from training_profiler.diagnosis.shares import of_step
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.diagnosis.shares import StepShare
 from training_profiler.diagnosis.stragglers import host_slow, straggler
 from training_profiler.findings.finding import Evidence, Finding
+from training_profiler.findings.registry import Saving
 from training_profiler.snapshot.ranks import RankStats
 from training_profiler.snapshot.snapshot import Snapshot
 
@@ -13,7 +14,7 @@ MOST_NAMED: Final = 4
 EXPLAINED: Final = 0.5  # of the waiting, from which on one cause is told as what the others wait for
 
 
-@rule("rank-silent", threshold=0.0, is_of_step=False)  # share of ranks
+@RULES.rule("rank-silent", threshold=0.0, saving=Saving.UNKNOWN)  # share of ranks
 def rank_silent(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Name ranks that fell silent before their end, or were never heard of."""
     ranks = snapshot.ranks
@@ -43,7 +44,7 @@ def rank_silent(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@rule("uneven-work", threshold=0.10)  # of step time, spent waiting
+@RULES.rule("uneven-work", threshold=0.10)  # of step time, spent waiting
 def uneven_work(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag ranks that wait for each other for over 10 % of step time though none of them is slower on average."""
     ranks, step = snapshot.ranks, snapshot.step
@@ -52,7 +53,7 @@ def uneven_work(snapshot: Snapshot, threshold: float) -> Finding | None:
     potential_saving_s = ranks.waiting_share * step.settled_s
     if ranks.waiting_share <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
-    if straggler(snapshot) is not None or host_slow(snapshot) is not None:
+    if any(rule(snapshot, snapshot.thresholds) for rule in (straggler, host_slow)):
         return None
     message = f"ranks wait for each other for {ranks.waiting_share:.1%} of step time, and none is slower on average"
     evidence: dict[str, float | int | str] = {
@@ -76,7 +77,7 @@ def uneven_work(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@rule("synchronization-heavy", threshold=0.10)
+@RULES.rule("synchronization-heavy", threshold=0.10)
 def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag steps of which exchange and waiting for other ranks are over 10 %: the mean over ranks where it is known.
 
@@ -87,14 +88,13 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | Non
     if snapshot.exchange is not None:
         fix = "larger DDP buckets (bucket_cap_mb), gradient accumulation under no_sync(), a faster network"
     if ranks is None or ranks.sync_share is None or step is None or not has_enough_steps(snapshot):
-        return of_step(
-            snapshot,
+        return StepShare(
+            "synchronization-heavy",
             "synchronization",
             threshold,
-            "synchronization-heavy",
             "waiting for other ranks",
             f"look for the slowest rank first; then {fix}",
-        )
+        ).find(snapshot, threshold)
     total_s = ranks.sync_share * step.settled_s
     if ranks.sync_share <= threshold or total_s < MIN_SAVING_S:
         return None
@@ -107,7 +107,8 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | Non
     if ranks.waiting_share is not None and ranks.transfer_share is not None:
         message += f": {ranks.waiting_share:.1%} waiting for slower ranks, {ranks.transfer_share:.1%} exchange as such"
         evidence |= {"waiting_share": ranks.waiting_share, "transfer_share": ranks.transfer_share}
-    others = [found for one in (straggler, host_slow, uneven_work) if (found := one(snapshot)) is not None]
+    rules = (straggler, host_slow, uneven_work)
+    others = [finding for rule in rules if (finding := rule(snapshot, snapshot.thresholds)) is not None]
     claimed_s = sum(other.potential_saving_s for other in others)
     first = next((name for name in (_named(other) for other in others) if name), "")
     waiting_s = (ranks.sync_share if ranks.waiting_share is None else ranks.waiting_share) * step.settled_s

@@ -3,64 +3,31 @@
 from collections.abc import Mapping
 from typing import Final
 
-from training_profiler.diagnosis import device, lines, loaders, memory, ranks, shares, steps, stragglers
-from training_profiler.diagnosis.rule import STEPS_NEEDED, Rule, has_enough_steps, thresholds
-from training_profiler.diagnosis.rule import threshold as threshold_of
+# Importing a module of rules registers them.
+from training_profiler.diagnosis import device, lines, loaders, memory, ranks, shares, steps, stragglers  # noqa: F401
+from training_profiler.diagnosis.registry import RULES, STEPS_NEEDED, has_enough_steps, threshold_of, with_step_time
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochStats, Snapshot
 from training_profiler.units import seconds_text
 
-RULES: Final[tuple[Rule, ...]] = (
-    shares.data_loading,
-    shares.data_generation,
-    shares.data_transfer,
-    loaders.loader_slow,
-    loaders.loader_mix,
-    shares.forward_dominates,
-    shares.backward_against_forward,
-    shares.optimizer_heavy,
-    shares.metrics_heavy,
-    shares.logging_heavy,
-    shares.ema_heavy,
-    ranks.rank_silent,
-    stragglers.straggler,
-    stragglers.host_slow,
-    ranks.uneven_work,
-    ranks.synchronization_heavy,
-    shares.validation_heavy,
-    shares.sampling_heavy,
-    shares.checkpointing_heavy,
-    lines.unexplained,
-    lines.waits_for_device,
-    device.gpu_utilization,
-    memory.host_memory,
-    memory.gpu_memory_high,
-    memory.gpu_memory_low,
-    memory.memory_growth,
-    steps.step_time_varies,
-    steps.slowing_down,
-    steps.first_batch_slow,
-)
-THRESHOLDS: Final = thresholds()
+THRESHOLDS: Final = RULES.thresholds()
 FIRST: Final = ("rank-silent",)  # worth no time that is known, and nothing else matters before
+HARMLESS: Final = ("warm-up",)  # a run with nothing else is healthy: it is over when it is seen
 NO_COMPONENTS: Final = (PROFILER, "first_fetch", "worker_start")  # the last two are parts of data_loading
 
 
 def diagnose(snapshot: Snapshot) -> list[Finding]:
     """Return what the rules find, the most valuable first, then remarks that ask for no change."""
-    found = [finding for rule in RULES if (finding := rule(snapshot)) is not None]
+    findings = [with_step_time(finding, snapshot) for finding in RULES.findings(snapshot, snapshot.thresholds)]
+    problems = [finding for finding in findings if finding.code not in HARMLESS]
     remarks = [
-        None if found else _healthy(snapshot),
-        _slowest_component(snapshot, found),
-        _data_loading_efficient(snapshot, found),
+        None if problems else _healthy(snapshot),
+        _slowest_component(snapshot, problems),
+        _data_loading_efficient(snapshot, problems),
     ]
-    warm = steps.warm_up(snapshot)  # said even of a healthy run: it is over when it is seen
-    found = device.with_cause(shares.with_specifics(found))
-    found = sorted(
-        [*found, *([warm] if warm else [])],
-        key=lambda finding: (finding.code not in FIRST, -finding.potential_saving_s),
-    )
-    return [*found, *(remark for remark in remarks if remark is not None)]
+    findings = device.with_cause(shares.with_specifics(findings))
+    findings.sort(key=lambda finding: (finding.code not in FIRST, -finding.potential_saving_s))
+    return [*findings, *(remark for remark in remarks if remark is not None)]
 
 
 def _slowest_component(snapshot: Snapshot, found: list[Finding]) -> Finding | None:
@@ -96,7 +63,7 @@ def _data_loading_efficient(snapshot: Snapshot, found: list[Finding]) -> Finding
     if any(finding.evidence.get("cause") in stragglers.ON_INPUT for finding in found):
         return None
     share = snapshot.share_of_step("data_loading")
-    threshold = threshold_of(snapshot, "data-loading-bound")
+    threshold = threshold_of("data-loading-bound", snapshot)
     if share is None or not has_enough_steps(snapshot) or share >= threshold:
         return None
     # As the reports have it, of all time; the threshold is of step time, of which it is a little more.
@@ -116,7 +83,7 @@ def _healthy(snapshot: Snapshot) -> Finding | None:
         return None
     step = snapshot.step
     variation = step.std_s / step.avg_s if step.avg_s else 0.0
-    cheap = " at no cost worth a word" if variation > threshold_of(snapshot, "step-time-varies") else ""
+    cheap = " at no cost worth a word" if variation > threshold_of("step-time-varies", snapshot) else ""
     return Finding(
         code="healthy",
         message=f"Healthy: no rule fires ({step.count} steps, {seconds_text(step.avg_s)} avg, "
@@ -141,14 +108,16 @@ def too_little_data(snapshot: Snapshot) -> str | None:
 def epoch_warnings(epoch: EpochStats, thresholds: Mapping[str, float] = THRESHOLDS) -> list[str]:
     """Return the bottleneck warnings that hold in one epoch, each with its figure."""
     warnings = []
-    generation, memory = (thresholds.get(code, THRESHOLDS[code]) for code in ("data-generation-bound", "host-memory"))
+    of_generation, of_memory = (
+        thresholds.get(code, THRESHOLDS[code]) for code in ("data-generation-bound", "host-memory")
+    )
     busy_s = epoch.wall_s if not epoch.avg_batch_s or not epoch.batches else epoch.avg_batch_s * epoch.batches
     share = min(1.0, epoch.self_s.get("data_generation", 0.0) / busy_s) if busy_s else 0.0
-    if share > generation:
-        severity = shares.severity_of(share, generation)
+    if share > of_generation:
+        severity = shares.severity_of(share, of_generation)
         warnings.append(f"Data generation bottleneck: {share:.1%} of batch time (severity {severity:.2f})")
     ram = None if epoch.machine is None else epoch.machine.ram_share
-    if ram is not None and ram.max > memory:
-        pressure = shares.severity_of(ram.max, memory)
+    if ram is not None and ram.max > of_memory:
+        pressure = shares.severity_of(ram.max, of_memory)
         warnings.append(f"Memory bottleneck: RAM {ram.max:.1%} at its peak (pressure {pressure:.2f})")
     return warnings

@@ -1,179 +1,203 @@
 """Rules about sections that take too much of the step, or of the run. Thresholds: PROFILING.md, "Rules"."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final
 
-from training_profiler.diagnosis.rule import MIN_SAVING_S, has_enough_steps, rule
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
+from training_profiler.findings.registry import Rule, Saving
 from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import seconds_text
 
 MOST_OF_IT: Final = 0.5  # of the waiting for batches
 
 
-@rule("data-loading-bound", threshold=0.15)
-def data_loading(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag steps that wait for the next batch for 15 % of their time or more."""
-    return of_step(
-        snapshot,
-        "data_loading",
-        threshold,
-        "data-loading-bound",
-        "waiting for the next batch",
-        "raise DataLoader(num_workers=...), then pin_memory=True, persistent_workers=True and a larger "
+def _waits_in_passes(snapshot: Snapshot) -> float:
+    """Return the time of exchange with other ranks if it is part of the passes, as FSDP's is of both; else 0."""
+    waits = snapshot.sections.get("synchronization")
+    if waits is None or waits.parent not in ("forward_pass", "backward_pass"):
+        return 0.0
+    return snapshot.total_of_step_s("synchronization") or 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepShare:
+    """A row of the table of rules about one section's share of step time."""
+
+    code: str
+    section: str
+    threshold: float
+    activity: str  # "% of step time is spent ..."
+    fix: str
+    saved: float = 1.0  # the part of the section's time that a realistic change saves
+    fires_at_threshold: bool = False
+    has_severity: bool = False
+    foreign_s: Callable[[Snapshot], float] | None = None  # time in the section that does not count as the section's
+
+    def find(self, snapshot: Snapshot, threshold: float) -> Finding | None:
+        """Return a finding if the section takes too much of the step; None below 10 steps, or without the section."""
+        share, total_s, step = (
+            snapshot.share_of_step(self.section),
+            snapshot.total_of_step_s(self.section),
+            snapshot.step,
+        )
+        if share is None or total_s is None or step is None or not has_enough_steps(snapshot):
+            return None
+        if share < threshold or (share == threshold and not self.fires_at_threshold):
+            return None
+        if self.saved * total_s < MIN_SAVING_S:
+            return None
+        foreign_s = 0.0 if self.foreign_s is None else self.foreign_s(snapshot)
+        if foreign_s and share - foreign_s / step.settled_s <= threshold:
+            return None
+        per_step_s = total_s / step.settled_count
+        where = " on the device" if snapshot.is_by_device(self.section) else ""
+        evidence: dict[str, float | int | str] = {
+            "share_of_step": share,
+            "threshold": threshold,
+            "seconds_per_step": per_step_s,
+            "steps": step.settled_count,
+        }
+        if self.has_severity:
+            evidence["severity"] = severity_of(share, threshold)
+        return Finding(
+            code=self.code,
+            message=f"{share:.1%} of step time is spent {self.activity} "
+            f"({self.section}: {seconds_text(per_step_s)} a step{where})",
+            evidence=evidence,
+            potential_saving_s=self.saved * total_s,
+            fix=self.fix,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunShare:
+    """A row of the table of rules about work between steps: one section's share of the whole run."""
+
+    code: str
+    section: str
+    threshold: float
+    activity: str  # "% of the run is spent ..."
+    fix: str
+
+    def find(self, snapshot: Snapshot, threshold: float) -> Finding | None:
+        """Return a finding if the section takes too much of the run; None below 10 steps, or without the section."""
+        section = snapshot.sections.get(self.section)
+        if section is None or not section.count or not snapshot.wall_s or not has_enough_steps(snapshot):
+            return None
+        share = section.total_s / snapshot.wall_s
+        if share <= threshold or section.total_s < MIN_SAVING_S:
+            return None
+        return Finding(
+            code=self.code,
+            message=f"{share:.1%} of the run is spent {self.activity} "
+            f"({self.section}: {section.count} times, {section.avg_s or 0:.4f}s avg)",
+            evidence={
+                "share_of_run": share,
+                "threshold": threshold,
+                "seconds": section.total_s,
+                "count": section.count,
+            },
+            potential_saving_s=section.total_s / 2,  # half as often
+            fix=self.fix,
+        )
+
+
+STEP_SHARES: Final = (
+    StepShare(
+        code="data-loading-bound",
+        section="data_loading",
+        threshold=0.15,
+        activity="waiting for the next batch",
+        fix="raise DataLoader(num_workers=...), then pin_memory=True, persistent_workers=True and a larger "
         "prefetch_factor; else faster storage or less preprocessing",
         fires_at_threshold=True,
-    )
-
-
-@rule("data-generation-bound", threshold=0.30)
-def data_generation(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag steps that make their data for over 30 % of their time."""
-    found = of_step(
-        snapshot,
-        "data_generation",
-        threshold,
-        "data-generation-bound",
-        "generating data",
-        "generate in DataLoader workers, generate ahead of time, or use a faster generator",
-    )
-    if found is None:
-        return None
-    severity = severity_of(float(found.evidence["share_of_step"]), threshold)
-    return _with_evidence(found, severity=severity)
-
-
-@rule("data-transfer", threshold=0.10)
-def data_transfer(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag steps that move their batch to the device for over 10 % of their time."""
-    return of_step(
-        snapshot,
-        "data_transfer",
-        threshold,
-        "data-transfer",
-        "moving batches to the device",
-        "pin_memory=True in the DataLoader together with .to(device, non_blocking=True); prefetch to the device",
-    )
-
-
-@rule("forward-dominates", threshold=0.60)
-def forward_dominates(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag steps of which the forward pass is over 60 %; a realistic change saves half of it."""
-    found = of_step(
-        snapshot,
-        "forward_pass",
-        threshold,
-        "forward-dominates",
-        "in the forward pass",
-        "mixed precision (torch.autocast), torch.compile, or a leaner architecture",
+    ),
+    StepShare(
+        code="data-generation-bound",
+        section="data_generation",
+        threshold=0.30,
+        activity="generating data",
+        fix="generate in DataLoader workers, generate ahead of time, or use a faster generator",
+        has_severity=True,
+    ),
+    StepShare(
+        code="data-transfer",
+        section="data_transfer",
+        threshold=0.10,
+        activity="moving batches to the device",
+        fix="pin_memory=True in the DataLoader together with .to(device, non_blocking=True); prefetch to the device",
+    ),
+    StepShare(
+        code="forward-dominates",
+        section="forward_pass",
+        threshold=0.60,
+        activity="in the forward pass",
+        fix="mixed precision (torch.autocast), torch.compile, or a leaner architecture",
         saved=0.5,
-    )
-    waits_s = (snapshot.total_of_step_s("synchronization") or 0.0) if _waits_in_passes(snapshot) else 0.0
-    if found is None or snapshot.step is None or not waits_s:
-        return found
-    without = float(found.evidence["share_of_step"]) - waits_s / snapshot.step.settled_s
-    return None if without <= threshold else found
-
-
-def _waits_in_passes(snapshot: Snapshot) -> bool:
-    """Return whether exchange with other ranks is part of the passes, as FSDP's is of both."""
-    waits = snapshot.sections.get("synchronization")
-    return waits is not None and waits.parent in ("forward_pass", "backward_pass")
-
-
-@rule("optimizer-heavy", threshold=0.15)
-def optimizer_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag steps of which the update is over 15 %; a realistic change saves half of it."""
-    return of_step(
-        snapshot,
-        "optimizer_step",
-        threshold,
-        "optimizer-heavy",
-        "in the optimizer",
-        "fused=True or foreach=True in the optimizer; accumulate gradients over several batches",
+        foreign_s=_waits_in_passes,
+    ),
+    StepShare(
+        code="optimizer-heavy",
+        section="optimizer_step",
+        threshold=0.15,
+        activity="in the optimizer",
+        fix="fused=True or foreach=True in the optimizer; accumulate gradients over several batches",
         saved=0.5,
-    )
+    ),
+    StepShare(
+        code="metrics-heavy",
+        section="metrics_computation",
+        threshold=0.05,
+        activity="computing metrics and norms",
+        fix="compute them every n-th step, and norms with torch._foreach_norm or clip_grad_norm_'s return value",
+    ),
+    StepShare(
+        code="logging-heavy",
+        section="logging",
+        threshold=0.05,
+        activity="logging",
+        fix="log every n-th step, and call .item() only there",
+    ),
+    StepShare(
+        code="ema-heavy",
+        section="ema_update",
+        threshold=0.05,
+        activity="updating the moving average of the weights",
+        fix="torch._foreach_lerp_ over all parameters at once, or update every n-th step",
+    ),
+)
+RUN_SHARES: Final = (
+    RunShare(
+        code="validation-heavy",
+        section="validation_epoch",
+        threshold=0.10,
+        activity="validating",
+        fix="validate less often, on fewer batches, or with a larger batch size",
+    ),
+    RunShare(
+        code="sampling-heavy",
+        section="sampling",
+        threshold=0.10,
+        activity="generating samples",
+        fix="sample less often, fewer or with fewer steps",
+    ),
+    RunShare(
+        code="checkpointing-heavy",
+        section="checkpointing",
+        threshold=0.10,
+        activity="saving checkpoints",
+        fix="save less often, or asynchronously (torch.distributed.checkpoint.async_save)",
+    ),
+)
+for step_row in STEP_SHARES:
+    RULES.add(Rule(step_row.code, step_row.threshold, step_row.find))
+for run_row in RUN_SHARES:
+    RULES.add(Rule(run_row.code, run_row.threshold, run_row.find, Saving.RUN))
 
 
-@rule("metrics-heavy", threshold=0.05)
-def metrics_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag steps that compute metrics and norms for over 5 % of their time."""
-    return of_step(
-        snapshot,
-        "metrics_computation",
-        threshold,
-        "metrics-heavy",
-        "computing metrics and norms",
-        "compute them every n-th step, and norms with torch._foreach_norm or clip_grad_norm_'s return value",
-    )
-
-
-@rule("logging-heavy", threshold=0.05)
-def logging_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag steps that log for over 5 % of their time."""
-    return of_step(
-        snapshot,
-        "logging",
-        threshold,
-        "logging-heavy",
-        "logging",
-        "log every n-th step, and call .item() only there",
-    )
-
-
-@rule("ema-heavy", threshold=0.05)
-def ema_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag steps that average the weights for over 5 % of their time."""
-    return of_step(
-        snapshot,
-        "ema_update",
-        threshold,
-        "ema-heavy",
-        "updating the moving average of the weights",
-        "torch._foreach_lerp_ over all parameters at once, or update every n-th step",
-    )
-
-
-@rule("validation-heavy", threshold=0.10, is_of_step=False)
-def validation_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag runs that validate for over 10 % of their time."""
-    return _of_run(
-        snapshot,
-        "validation_epoch",
-        threshold,
-        "validation-heavy",
-        "validating",
-        "validate less often, on fewer batches, or with a larger batch size",
-    )
-
-
-@rule("sampling-heavy", threshold=0.10, is_of_step=False)
-def sampling_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag runs that generate samples for over 10 % of their time."""
-    return _of_run(
-        snapshot,
-        "sampling",
-        threshold,
-        "sampling-heavy",
-        "generating samples",
-        "sample less often, fewer or with fewer steps",
-    )
-
-
-@rule("checkpointing-heavy", threshold=0.10, is_of_step=False)
-def checkpointing_heavy(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag runs that save checkpoints for over 10 % of their time."""
-    return _of_run(
-        snapshot,
-        "checkpointing",
-        threshold,
-        "checkpointing-heavy",
-        "saving checkpoints",
-        "save less often, or asynchronously (torch.distributed.checkpoint.async_save)",
-    )
-
-
-@rule("backward-slow", threshold=3.0)  # twice is what the arithmetic asks for
+@RULES.rule("backward-slow", threshold=3.0)  # twice is what the arithmetic asks for
 def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag a backward pass longer than three forward passes; None where either was not seen."""
     forward_s = snapshot.total_of_step_s("forward_pass")
@@ -222,63 +246,3 @@ def with_specifics(found: list[Finding]) -> list[Finding]:
 def severity_of(share: float, threshold: float) -> float:
     """Return how far a share is above its threshold: 0 at the threshold, 1 where all is that."""
     return min(1.0, max(0.0, (share - threshold) / (1 - threshold))) if threshold < 1 else 0.0
-
-
-def _with_evidence(found: Finding, **more: float) -> Finding:
-    return Finding(found.code, found.message, {**found.evidence, **more}, found.potential_saving_s, found.fix)
-
-
-def of_step(
-    snapshot: Snapshot,
-    section: str,
-    threshold: float,
-    code: str,
-    what: str,
-    fix: str,
-    saved: float = 1.0,
-    fires_at_threshold: bool = False,
-) -> Finding | None:
-    """Return what to say of a section with more than its share of step time; None below 10 steps, or without it."""
-    share = snapshot.share_of_step(section)
-    total_s = snapshot.total_of_step_s(section)
-    if share is None or total_s is None or not has_enough_steps(snapshot) or snapshot.step is None:
-        return None
-    if share < threshold or (share == threshold and not fires_at_threshold) or saved * total_s < MIN_SAVING_S:
-        return None
-    per_step_s = total_s / snapshot.step.settled_count
-    where = " on the device" if snapshot.is_by_device(section) else ""
-    return Finding(
-        code=code,
-        message=f"{share:.1%} of step time is spent {what} ({section}: {seconds_text(per_step_s)} a step{where})",
-        evidence={
-            "share_of_step": share,
-            "threshold": threshold,
-            "seconds_per_step": per_step_s,
-            "steps": snapshot.step.settled_count,
-        },
-        potential_saving_s=saved * total_s,
-        fix=fix,
-    )
-
-
-def _of_run(snapshot: Snapshot, name: str, threshold: float, code: str, what: str, fix: str) -> Finding | None:
-    """Return what to say of work between steps with more than its share of the run; None below 10 steps."""
-    section = snapshot.sections.get(name)
-    if section is None or not section.count or not snapshot.wall_s or not has_enough_steps(snapshot):
-        return None
-    share = section.total_s / snapshot.wall_s
-    if share <= threshold or section.total_s < MIN_SAVING_S:
-        return None
-    return Finding(
-        code=code,
-        message=f"{share:.1%} of the run is spent {what} "
-        f"({name}: {section.count} times, {section.avg_s or 0:.4f}s avg)",
-        evidence={
-            "share_of_run": share,
-            "threshold": threshold,
-            "seconds": section.total_s,
-            "count": section.count,
-        },
-        potential_saving_s=section.total_s / 2,  # half as often
-        fix=fix,
-    )

@@ -2,8 +2,9 @@
 
 from typing import Final
 
-from training_profiler.diagnosis.rule import MIN_SAVING_S, rule
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.findings.finding import Finding
+from training_profiler.findings.registry import Saving
 from training_profiler.snapshot.snapshot import OTHER, SectionStats, Snapshot
 from training_profiler.units import seconds_text
 
@@ -27,7 +28,7 @@ _WHY = {
 }
 
 
-@rule("step-time-varies", threshold=0.10)  # standard deviation over mean
+@RULES.rule("step-time-varies", threshold=0.10)  # standard deviation over mean
 def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step times whose deviation is above 10 % of their mean; None below 20 steps after warm-up."""
     step = snapshot.step
@@ -74,7 +75,7 @@ def _waits_in(snapshot: Snapshot, cause: str) -> str:
     return "synchronization" if waits.step_self_s >= MOSTLY * section.step_total_s else cause
 
 
-@rule("warm-up", threshold=3.0, is_of_step=False)  # of the steps' median
+@RULES.rule("warm-up", threshold=3.0, saving=Saving.RUN)  # of the steps' median
 def warm_up(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Tell first steps that took more than 3 medians apart; None without such."""
     step = snapshot.step
@@ -97,7 +98,7 @@ def warm_up(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@rule("slowing-down", threshold=0.05)  # over the run
+@RULES.rule("slowing-down", threshold=0.05)  # over the run
 def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step times that rise by more than 5 % over the run, with confidence; None below 100 steps."""
     step = snapshot.step
@@ -122,7 +123,7 @@ def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@rule("first-batch-slow", threshold=5.0, is_of_step=False)  # of the median fetch
+@RULES.rule("first-batch-slow", threshold=5.0, saving=Saving.RUN)  # of the median fetch
 def first_batch_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag first fetches, workers' start included, of over 5 median fetches and 1 % of step time, or of the epoch."""
     first, fetches = snapshot.sections.get("first_fetch"), snapshot.sections.get("data_loading")

@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from training_profiler.diagnosis.rule import MIN_SAVING_S, STEPS_NEEDED, has_enough_steps, rule
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, STEPS_NEEDED, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.snapshot.ranks import RankStats
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
@@ -24,7 +24,7 @@ class Slow(NamedTuple):
     saved_s: float  # by which a step would be shorter, were it like the next slowest
 
 
-@rule("straggler", threshold=0.10)  # of work, beyond the median of the other ranks
+@RULES.rule("straggler", threshold=0.10)  # of work, beyond the median of the other ranks
 def straggler(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Name the rank with the most work a step, if that is 10 % beyond the other ranks' median; None below 10 steps."""
     found = _slowest_rank(snapshot, threshold)
@@ -63,7 +63,7 @@ def straggler(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@rule("host-slow", threshold=0.10)  # of work, beyond the median of the ranks on other hosts
+@RULES.rule("host-slow", threshold=0.10)  # of work, beyond the median of the ranks on other hosts
 def host_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Name the machine of which all ranks work 10 % longer than the median elsewhere; None of a single rank on it."""
     slow = _slowest_host(snapshot, threshold)
@@ -101,7 +101,7 @@ def _slowest_rank(snapshot: Snapshot, threshold: float) -> tuple[RankStats, int,
         return None
     if not _is_waited_for(slowest, others, _work_s(slowest) - others_s):
         return None
-    host = host_slow(snapshot)
+    host = host_slow(snapshot, snapshot.thresholds)
     neighbours = [_work_s(one) for one in others if _host_of(one) == _host_of(slowest)]
     if host is not None and neighbours and _work_s(slowest) <= _median(neighbours) * (1 + threshold):
         return None

@@ -8,11 +8,11 @@ Evidence = Mapping[str, float | int | str]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rule found, the measured figures behind it, and what to change.
+    """What is wrong, the measured numbers behind it, and what to change.
 
-    ``potential_saving_s`` is how much shorter this run would have been without the cost; 0 where that is not known
-    or nothing needs to change. ``step_s`` is the mean step and ``step_if_gone_s`` the same without the cost; both
-    are None for a cost outside of steps.
+    ``potential_saving_s`` is how much shorter the measured run, or the recorded steps of a trace, would have been
+    without the cost. It is 0 if that is not known or nothing needs to change. ``step_s`` is the mean step and
+    ``step_if_gone_s`` the same without the cost; both are None for a cost outside of steps, and in traces.
     """
 
     code: str

@@ -54,13 +54,19 @@ class Instrumentation:
     Args:
         recorder: of this process.
         begin: starts a session at the first event; returns a function that ends a step, or None for no session.
+        loaders: returns the loaders of the session under way.
     """
 
-    def __init__(self, recorder: Recorder, begin: Callable[[], Callable[[int], None] | None]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        begin: Callable[[], Callable[[int], None] | None],
+        loaders: Callable[[], LoaderRegistry | None] = lambda: None,
+    ) -> None:
         self._recorder = recorder
         self.context: Final = PatchContext(recorder, self._first_event, self.disable)
         self.flops = Flops(self.context)
-        self.loaders: LoaderRegistry | None = None  # of the session under way
+        self._loaders = loaders
         self.missing: dict[str, str] = {}  # patches that could not be installed, and why
         self._begin = begin
         self._patches: dict[str, Patches] = {}
@@ -125,10 +131,13 @@ class Instrumentation:
 
     def _loader_of(self, iterator: Any) -> LoaderCounts | None:
         """Return the counts of the loader behind ``iterator``; None if ``profile_dataloader`` counts its batches."""
-        if self.loaders is None or self._recorder.buffer().is_fetching:
+        if self._recorder.buffer().is_fetching:
             return None
         if self._known_loaders is None:
-            self._known_loaders = KnownLoaders(self.loaders)
+            loaders = self._loaders()
+            if loaders is None:
+                return None
+            self._known_loaders = KnownLoaders(loaders)
         return self._known_loaders.counts_of(iterator)
 
     def disable(self, error: Exception) -> None:
@@ -226,7 +235,7 @@ class Instrumentation:
         """Start again in a forked process; the training before the fork is the parent's."""
         self.context.use_detector(None)
         self.flops = Flops(self.context)
-        self.loaders = self._known_loaders = None
+        self._known_loaders = None
         self.epochs = EpochDetector()
         self.context.reset_rank_observations()
         self._recorder.watermark_ns = None

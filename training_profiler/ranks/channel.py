@@ -1,8 +1,6 @@
 """Where each rank tells what it has measured, and rank 0 reads it: c10d's store, or files in the run folder."""
 
 import itertools
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,6 +12,8 @@ from typing import Final
 from training_profiler.ranks.identity import Rank
 from training_profiler.ranks.message import Heartbeat, Message
 from training_profiler.ranks.transport import RankTransport, ReceivedMessage
+from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.fault_guard import Guard
 from training_profiler.units import NS_PER_S
 
 __all__ = ["RankChannel", "ReceivedMessage"]
@@ -26,18 +26,19 @@ SOON_OF_INTERVAL: Final = 50  # where there are many ranks: so many times in the
 BEGINNING_S: Final = 2.0  # for which the folder is asked for that often; at least ten times
 REST: Final = 10  # times as long as it took to read is not read again
 _serials = itertools.count()
-Guard = Callable[[str, Callable[[], None]], None]
 
 
 class RankChannel:
-    """What ranks tell each other. No call but ``finish`` waits for anybody; a thread carries what is told.
+    """What ranks tell each other. No call but ``close`` waits for anybody; a thread carries what is told.
 
     Args:
         rank: whose board it is.
-        wait_s: the longest time that ``finish`` may take.
+        wait_s: the longest time that ``close`` may take.
         has_agent_store: whether the store outlives the process group, because the launcher keeps it.
-        guard: runs what may fail, and switches it off for good where it does.
-        clock: ns, not of the wall.
+        guard: runs what may fail, and disables it if it does.
+        clock: monotonic, in ns.
+        heartbeat: returns how this rank is doing; called on the thread.
+        on_messages: called with the latest messages of all ranks, on rank 0, on the thread, before the end of the run.
     """
 
     def __init__(
@@ -47,20 +48,18 @@ class RankChannel:
         has_agent_store: bool,
         guard: Guard,
         clock: Callable[[], int] = time.monotonic_ns,
+        heartbeat: Callable[[], Heartbeat] = Heartbeat,
+        on_messages: Callable[[Mapping[int, ReceivedMessage]], None] = lambda messages: None,
     ) -> None:
-        self.wait_s = wait_s
-        self.cpu_ns = 0  # of the thread
-        self.alive: Callable[[], Heartbeat] = Heartbeat  # how this rank is; the thread asks
-        self.watch: Callable[[Mapping[int, ReceivedMessage]], None] | None = (
-            None  # on rank 0, called by the thread now and then
-        )
+        self._wait_s = wait_s
+        self._heartbeat = heartbeat
+        self._on_messages = on_messages
         self._rank = rank
         self._guard = guard
         self._clock = clock
         self._transport = RankTransport(rank, has_agent_store, clock)
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._wakes: SimpleQueue[None] = SimpleQueue()  # put() may be interrupted by itself
-        self._done = threading.Event()
         self._name: str | None = None
         self._outbox: deque[tuple[bytes, bool]] = deque(maxlen=1)  # told and not yet taken, and whether it is the last
         self._unsent: tuple[bytes, bool] | None = None  # taken and not yet sent
@@ -77,21 +76,26 @@ class RankChannel:
         """The run's folder, once this rank has it."""
         return self._transport.folder
 
-    @folder.setter
-    def folder(self, folder: Path | None) -> None:
+    def use_folder(self, folder: Path) -> None:
+        """Carry messages through files of this run folder, where the ranks have no store."""
         if folder != self._transport.folder:
-            self._transport.folder = folder
+            self._transport.use_folder(folder)
             self._wakes.put(None)
 
-    def begin(self) -> None:
+    def reconfigure(self, wait_s: float) -> None:
+        """Let ``close`` take at most ``wait_s`` from now on."""
+        self._wait_s = wait_s
+
+    def start(self) -> None:
         """Start to carry, where there are other ranks and not yet a thread."""
         if self._thread is None and not self._is_over and self._rank.is_one_of_many():
-            self._transport.serial = next(_serials)
-            self._thread = threading.Thread(target=self._run, name="training_profiler ranks", daemon=True)
+            self._transport.begin(next(_serials))
+            self._thread = BackgroundThread("ranks", self._run, self._guard, PART)
             try:
                 self._thread.start()
             except RuntimeError as error:  # too many, or (from Python 3.12 on) the interpreter is about to end
-                self._thread, self._is_over, self._transport.lost = None, True, str(error)
+                self._thread, self._is_over = None, True
+                self._transport.fail(str(error))
 
     @property
     def every_s(self) -> float:
@@ -109,8 +113,8 @@ class RankChannel:
             self._name = name
             self._wakes.put(None)
 
-    def tell(self, data: bytes, is_final: bool = False) -> None:
-        """Tell the others what this rank has measured so far, in place of what it told before."""
+    def send(self, data: bytes, is_final: bool = False) -> None:
+        """Send what this rank has measured so far, in place of anything still unsent; never waits."""
         self._outbox.append((data, is_final))
         self._wakes.put(None)
 
@@ -122,24 +126,24 @@ class RankChannel:
             self._wants_read = True
             self._wakes.put(None)
 
-    def told(self) -> Mapping[int, ReceivedMessage]:
-        """Return what other ranks told last, as far as it has arrived, by their number."""
+    def received(self) -> Mapping[int, ReceivedMessage]:
+        """Return the latest message of each other rank that has arrived, by rank."""
         return self._transport.told()
 
-    def finish(self, is_hurried: bool = False) -> None:
+    def close(self, is_hurried: bool = False) -> None:
         """Carry what was told last, and on rank 0 wait for the others' last, no longer than ``wait_s``."""
         thread, self._thread, self._is_over = self._thread, None, True
         if thread is None:
             return
-        wait_s = 0.0 if self._rank.who.rank else min(self.wait_s, HURRIED_S) if is_hurried else self.wait_s
-        wait_s = max(wait_s, min(self.wait_s, OWN_SEND_S))
+        wait_s = 0.0 if self._rank.who.rank else min(self._wait_s, HURRIED_S) if is_hurried else self._wait_s
+        wait_s = max(wait_s, min(self._wait_s, OWN_SEND_S))
         self._until_ns = self._clock() + int(wait_s * NS_PER_S)
         self._wakes.put(None)
         # A thread that waits for a server that hangs is left to itself: it ends with the process.
-        self._done.wait(wait_s + OWN_SEND_S)
+        thread.join(wait_s + OWN_SEND_S)
 
-    def abandon(self) -> None:
-        """Forget it without a word: in a forked child it is the parent's."""
+    def after_fork_in_child(self) -> None:
+        """Drop the thread: in a forked child the channel is the parent's."""
         self._thread = None
         self._is_over = True
 
@@ -152,19 +156,12 @@ class RankChannel:
             notes.append(f"ranks: what this one measured last was not told to rank 0: {transport.lost}")
         return notes
 
-    def _run(self) -> None:
-        if hasattr(signal, "pthread_sigmask"):  # Ctrl-C is for the training's thread and has to wake that one
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    def _run(self, thread: BackgroundThread) -> None:
         try:
-            self._guard(PART, self._carry)
+            while not self.poll_once():
+                self._sleep()
         finally:
             self._transport.close()
-            self._done.set()
-
-    def _carry(self) -> None:
-        while not self.turn():
-            self.cpu_ns = time.thread_time_ns()
-            self._sleep()
 
     def _sleep(self) -> None:
         try:
@@ -184,7 +181,7 @@ class RankChannel:
             return soon_s
         return transport.every_s
 
-    def turn(self) -> bool:
+    def poll_once(self) -> bool:
         """Carry once; return whether all is done that the end has to wait for."""
         transport, begin_ns = self._transport, self._clock()
         is_ending = self._until_ns is not None  # asked first: what was told before the end is sent
@@ -193,8 +190,8 @@ class RankChannel:
         if self._rank.who.rank == 0:
             wants_read, self._wants_read = self._wants_read, False
             transport.read(is_now=is_ending or wants_read)
-            if self.watch is not None and not is_ending:
-                self.watch(transport.told())
+            if not is_ending:
+                self._on_messages(transport.told())
             is_through = not transport.awaited()
         else:
             is_through = self._send()
@@ -217,4 +214,4 @@ class RankChannel:
     def _send_message(self, data: bytes, is_final: bool) -> bool:
         self._beat += 1
         self._next_beat_ns = self._clock() + int(self._transport.every_s * NS_PER_S)
-        return self._transport.send(Message(self.alive(), data, is_final, self._beat))
+        return self._transport.send(Message(self._heartbeat(), data, is_final, self._beat))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from training_profiler.aggregation.section_totals import Floats
 from training_profiler.aggregation.step_totals import FIRST_STEPS
@@ -87,7 +88,7 @@ def since(now: RankSummary, before: RankSummary | None) -> RankSummary:
     """
     if before is None or before.who.attempt != now.who.attempt or before.number > now.number:
         return now
-    return replace(
+    return structs.replace(
         now,
         settled_steps=max(0, now.settled_steps - before.settled_steps),
         settled_ns=max(0, now.settled_ns - before.settled_ns),
@@ -241,7 +242,7 @@ def _scored(rows: Sequence[RankStats], found: Sequence[Cause | None], told: Sequ
             scored[at] = replace(rows[at], against_best=against_best)
             continue
         sums, cause = told[at], found[at]
-        history = history_of(sums.paces, sums.steps - sums.settled_steps)
+        history = history_of(sums.step_times, sums.steps - sums.settled_steps)
         scored[at] = replace(
             rows[at],
             against_best=against_best,

@@ -3,31 +3,35 @@
 import json
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.totals import Totals
 from training_profiler.instrumentation.ddp_statistics import GradientSync
 from training_profiler.instrumentation.sync_points import SyncPoints
-from training_profiler.ranks.channel import RankChannel, ReceivedMessage
+from training_profiler.ranks.channel import PART, RankChannel, ReceivedMessage
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.identity import Rank
+from training_profiler.ranks.liveness import message_interval_s, unresponsive_after_s
 from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
-from training_profiler.ranks.summary_builder import RankSummaryBuilder, meetings
+from training_profiler.ranks.summary_builder import RankSummaryBuilder, sync_points
 from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.section import Clock
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.safety.fault_guard import Guard
+from training_profiler.settings import Settings
 from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats, RankId
 from training_profiler.units import NS_PER_S
 
-TELL_EVERY_S: Final = 1.0  # at most; where there are over 100 ranks, a hundredth of a second for each
+LEAD: Final = 2  # steps: in the first a rank publishes, in the second rank 0 reads
 LEAST_STEPS: Final = 8  # of a rank since the last report; else its figures are those of all its steps
 # To decode what one rank told takes 60 to 130 us (benchmarks/ranks_store.py).
 AHEAD_A_SECOND: Final = 20  # ranks decoded beside the training: 0.3 % of rank 0's time, in which it has the GIL
 AT_A_REPORT: Final = 128  # and by a periodic report: of more, what they told before will do
-LEAST_SILENT_S: Final = 10.0  # without a word, and beyond five times the time between two: the rank is silent
 _GARBLED: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
@@ -36,10 +40,12 @@ class RankExchange:
 
     Args:
         rank: which this one is.
-        board: where ranks tell.
+        channel: carries summaries between ranks.
         names: of sections.
         clock: the recorder's.
-        tell: takes what this rank has measured so far.
+        guard: disables the part of the profiler that fails.
+        gradient_sync: what DDP reports; None where DDP is not observed.
+        sync_points: where ranks wait for each other; None where those are not observed.
         begin_ns: when the run began, by that clock.
         wall_clock: ns.
     """
@@ -50,18 +56,19 @@ class RankExchange:
         channel: RankChannel,
         names: SectionNames,
         clock: Clock,
-        tell: Callable[[RankSummary], None],
+        guard: Guard,
+        gradient_sync: GradientSync | None = None,
+        sync_points: SyncPoints | None = None,
         begin_ns: int | None = None,
         wall_clock: Clock = time.time_ns,
     ) -> None:
-        self.exchange: GradientSync | None = None  # what DDP says, where it was seen being made
-        self.meetings: SyncPoints | None = None
+        self._gradient_sync, self._sync_points = gradient_sync, sync_points
         self._rank, self._channel = rank, channel
         self._names, self._clock, self._wall_clock = names, clock, wall_clock
-        self._tell = tell
+        self._guard = guard
         self._book = RankSummaryBuilder(names)
         self._begin_ns = wall_clock() - (0 if begin_ns is None else clock() - begin_ns)
-        self._next_tell_ns = 0
+        self._next_publish_ns = 0
         self._ending: dict[str, Any] = {}
         self._final: AllRanksStats | None = None  # of the run, once it is over
         self._now: dict[int, RankSummary] = {}  # what was known of each rank when figures were made last,
@@ -72,17 +79,46 @@ class RankExchange:
 
     @property
     def _every_s(self) -> float:
-        return max(TELL_EVERY_S, self._rank.who.world_size / 100)
+        return message_interval_s(self._rank.who.world_size)
 
-    def reconfigure(self, warmup_steps: int | None) -> None:
-        """Go on with another number of warm-up steps."""
-        self._book.warmup_steps = warmup_steps
+    def start(self) -> None:
+        """Start the thread of the channel, where there are other ranks; does nothing the second time."""
+        self._guard(PART, self._channel.start)
 
-    def book_exchange(self, accumulator: Accumulator) -> GradientSyncTotals:
-        """Book what DDP exchanged since the last flush as synchronization; return it."""
-        if self.exchange is None:
+    def reconfigure(self, settings: Settings) -> None:
+        """Go on with other settings."""
+        self._book.reconfigure(settings.warmup)
+        self._channel.reconfigure(settings.rank_wait_s)
+
+    def after_fork_in_child(self) -> None:
+        """Drop the channel's thread: it is the parent's."""
+        self._channel.after_fork_in_child()
+
+    @property
+    def run_name(self) -> str | None:
+        """Name of the run's folder as rank 0 sent it; None as long as that is unknown."""
+        return self._channel.run_name
+
+    def share_folder(self, folder: Path) -> None:
+        """Use the run's folder for messages; rank 0 sends its name to the other ranks."""
+        if self._rank.is_one_of_many():
+            self._channel.use_folder(folder)
+            if self._rank.is_primary():
+                self._channel.name_run(folder.name)
+
+    def steps_ahead(self) -> int:
+        """Return how many steps before rank 0 this rank publishes, so that rank 0 has its summary when it reports."""
+        return LEAD if self._rank.is_one_of_many() and not self._rank.is_primary() else 0
+
+    def read_soon(self) -> None:
+        """Have the channel read the other ranks' messages soon: a report is due."""
+        self._channel.read_soon()
+
+    def drain_gradient_sync(self, accumulator: Accumulator) -> GradientSyncTotals:
+        """Attribute what DDP synchronized since the last flush to synchronization; return it."""
+        if self._gradient_sync is None:
             return GradientSyncTotals()
-        exchanged = self.exchange.drain()
+        exchanged = self._gradient_sync.drain()
         accumulator.add_exchange(exchanged)
         return exchanged
 
@@ -90,33 +126,43 @@ class RankExchange:
         """Add a flush interval."""
         self._book.add(totals, step_ns, exchanged)
 
-    def tell(self, run: Totals, *, inside: tuple[str, ...]) -> None:
-        """Tell the others what this rank has measured so far, where that is due."""
+    def due_summary(self, run: Totals, *, inside: tuple[str, ...]) -> RankSummary | None:
+        """Return what this rank has measured so far, where it is time to publish it; else None."""
         now_ns = self._clock()
-        if self._rank.is_one_of_many() and now_ns >= self._next_tell_ns:
-            self._next_tell_ns = now_ns + int(self._every_s * NS_PER_S)
-            self._tell(self._sums(run, inside))
+        if not self._rank.is_one_of_many() or now_ns < self._next_publish_ns:
+            return None
+        self._next_publish_ns = now_ns + int(self._every_s * NS_PER_S)
+        return self._sums(run, inside)
 
-    def close(self, run: Totals, *, inside: tuple[str, ...], ended_by: str | None) -> None:
-        """Tell the others the last of this rank."""
-        if self._rank.is_one_of_many():
-            self._ending = {"is_final": True, "ended_by": ended_by}
-            self._tell(self._sums(run, inside))
+    def final_summary(self, run: Totals, *, inside: tuple[str, ...], ended_by: str | None) -> RankSummary | None:
+        """Return the last summary of this rank; None where it is the only one."""
+        if not self._rank.is_one_of_many():
+            return None
+        self._ending = {"is_final": True, "ended_by": ended_by}
+        return self._sums(run, inside)
 
-    def finish(self) -> None:
-        """See it carried, and on rank 0 wait a moment for the others' last."""
+    def publish(self, data: Mapping[str, Any], is_final: bool) -> None:
+        """Send the data of this rank's summary to rank 0; rank 0 sends none."""
+        if not is_final:  # at the end of the interpreter no thread can be started
+            self.start()
+        if not self._rank.is_primary():
+            self._guard(PART, lambda: self._channel.send(update_to_bytes(data), is_final))
+
+    def close(self) -> None:
+        """Have the final summary sent; on rank 0 wait a moment for those of the other ranks."""
         if self._rank.is_one_of_many():
-            self._channel.finish(is_hurried=self._ending.get("ended_by") is not None)
+            is_hurried = self._ending.get("ended_by") is not None
+            self._guard(PART, lambda: self._channel.close(is_hurried))
 
     def _sums(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
-        seen = () if self.meetings is None else tuple(meetings(list(self.meetings.kept)))
+        seen = () if self._sync_points is None else tuple(sync_points(list(self._sync_points.kept)))
         return self._book.sums(
             self._rank.who,
             run,
             self._names.names,
             begin_ns=self._begin_ns,
-            told_ns=self._wall_clock(),
-            meetings=seen,
+            sent_ns=self._wall_clock(),
+            sync_points=seen,
             inside=inside,
             **self._ending,
         )
@@ -132,7 +178,7 @@ class RankExchange:
             return None
         if self._final is not None and not of_interval:
             return self._final
-        told = self._channel.told()
+        told = self._channel.received()
         if not told and not self._rank.has_group:  # started by a rank, it has its environment and nothing to do with it
             return None
         self._now = {0: self._sums(run)}
@@ -155,7 +201,7 @@ class RankExchange:
             self._rank.who.world_size,
             before=before or None,
             heard_s_ago={0: 0.0, **{rank: one.heard_s_ago for rank, one in told.items()}},
-            silent_after_s=max(LEAST_SILENT_S, 5 * self._every_s),
+            silent_after_s=unresponsive_after_s(self._every_s),
         )
         if self._ending and not of_interval:
             self._final = stats
@@ -208,7 +254,7 @@ class RankExchange:
         _, sums = self._read.get(rank, (b"", None))
         if sums is None or sums.is_final or one.alive.steps < sums.steps:
             return sums
-        return replace(sums, inside=one.alive.inside)
+        return msgspec.structs.replace(sums, inside=one.alive.inside)
 
     def notes(self) -> list[str]:
         """Return sentences on what of the others could not be used."""

@@ -6,16 +6,16 @@ from typing import Final
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.ranks.channel import ReceivedMessage
+from training_profiler.ranks.liveness import unresponsive_after_s
 from training_profiler.ranks.message import Heartbeat
+from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS
 from training_profiler.recording.recorder import Recorder, open_sections
 from training_profiler.snapshot.snapshot import PROFILER
 from training_profiler.units import NS_PER_S
 
 QUIET_S: Final = 60.0  # without a step, and
 QUIET_STEPS: Final = 20  # times what a step took before: then it is said
-SILENT_S: Final = 10.0  # without a sign of life, and beyond five times the time between two
 MOST_NAMED: Final = 4  # ranks
-NO_STEPS: Final = frozenset({"validation_epoch", "sampling", "checkpointing", "visualization_generation"})
 
 
 class HangDetector:
@@ -27,6 +27,7 @@ class HangDetector:
         training_thread: returns the serial of that thread.
         host: name of this machine.
         say: takes the line, once for each stop.
+        steps: returns how many steps have ended.
     """
 
     def __init__(
@@ -36,9 +37,9 @@ class HangDetector:
         training_thread: Callable[[], int],
         host: str,
         say: Callable[[str], None],
+        steps: Callable[[], int],
     ) -> None:
-        self.steps: Callable[[], int] = lambda: 0
-        self.interval_s = 1.0  # between two signs of life of a rank
+        self._steps_ended = steps
         self._recorder, self._accumulator = recorder, accumulator
         self._training_thread = training_thread
         self._host = host
@@ -47,7 +48,7 @@ class HangDetector:
         self._last_steps, self._last_ns = 0, recorder.clock()
         self._has_said = False
 
-    def alive(self) -> Heartbeat:
+    def heartbeat(self) -> Heartbeat:
         """Return how many steps have ended, and where the training thread is."""
         thread = self._training_thread()
         before = self._accumulator.open_sections(thread)
@@ -56,12 +57,17 @@ class HangDetector:
             if buffer.thread_id == thread:
                 inside, since_ns = open_sections(buffer, self._recorder.names.names, before)
                 since_s = None if since_ns is None else max(0.0, (self._recorder.clock() - since_ns) / NS_PER_S)
-        return Heartbeat(self.steps(), tuple(name for name in inside if name != PROFILER), since_s, self._host)
+        return Heartbeat(self._steps_ended(), tuple(name for name in inside if name != PROFILER), since_s, self._host)
 
-    def look(self, told: Mapping[int, ReceivedMessage]) -> None:
-        """Say where the ranks are, if the training has made steps and makes none any more."""
-        now_ns, own = self._recorder.clock(), self.alive()
-        if own.steps != self._last_steps or NO_STEPS & set(own.inside):
+    def check(self, told: Mapping[int, ReceivedMessage], interval_s: float) -> None:
+        """Report where the ranks are if the training has made steps and has stopped making them.
+
+        Args:
+            told: the latest message of each other rank.
+            interval_s: time between two heartbeats of a rank.
+        """
+        now_ns, own = self._recorder.clock(), self.heartbeat()
+        if own.steps != self._last_steps or not set(OUTSIDE_STEPS_SECTIONS).isdisjoint(own.inside):
             if self._last_steps and own.steps != self._last_steps and not self._has_said:
                 self._steps += own.steps - self._last_steps
                 self._steps_ns += now_ns - self._last_ns
@@ -73,7 +79,7 @@ class HangDetector:
             return
         if quiet_ns * self._steps >= QUIET_STEPS * self._steps_ns:
             self._has_said = True
-            self._say(hang_text(quiet_ns / NS_PER_S, own, told, max(SILENT_S, 5 * self.interval_s)))
+            self._say(hang_text(quiet_ns / NS_PER_S, own, told, unresponsive_after_s(interval_s)))
 
 
 def hang_text(quiet_s: float, own: Heartbeat, told: Mapping[int, ReceivedMessage], silent_s: float) -> str:

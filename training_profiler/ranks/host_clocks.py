@@ -32,7 +32,7 @@ def clock_offsets(told: Sequence[RankSummary]) -> dict[HostKey, Offset | None]:
     meetings: dict[HostKey, dict[str, tuple[int, int]]] = {}  # the last to enter on a machine, the first to leave
     for one in sorted(told, key=lambda one: one.who.rank):
         of_host = meetings.setdefault(host_of(one), {})
-        for key, enter_ns, leave_ns in one.meetings:
+        for key, enter_ns, leave_ns in one.sync_points:
             last_ns, first_ns = of_host.get(key, (enter_ns, leave_ns))
             of_host[key] = max(last_ns, enter_ns), min(first_ns, leave_ns)
     if not meetings:

@@ -1,8 +1,8 @@
 """What one rank tells the others: a line on how it is just now, and below it what it has measured."""
 
-import json
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +25,27 @@ class Message:
     beat: int = 0  # counts up, so that each one differs from the one before
 
     def pack(self) -> bytes:
-        """Return it as bytes."""
-        head = [self.beat, int(self.is_final), self.alive.steps, self.alive.inside, self.alive.since_s, self.alive.host]
-        return json.dumps(head, separators=(",", ":")).encode() + b"\n" + self.data
+        """Return the message as bytes: a line with the heartbeat, then the data."""
+        alive = self.alive
+        head = _Head(self.beat, int(self.is_final), alive.steps, alive.inside, alive.since_s, alive.host)
+        return msgspec.json.encode(head) + b"\n" + self.data
+
+
+class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    beat: int
+    is_final: int
+    steps: int
+    inside: tuple[str, ...]
+    since_s: float | None
+    host: str
 
 
 def unpack(packed: bytes) -> Message:
-    """Return what ``pack`` was called on.
+    """Return the message that ``pack`` was called on.
 
     Raises:
-        ValueError, TypeError: it is not of that form.
+        ValueError: the bytes have another form.
     """
-    head, _, data = packed.partition(b"\n")
-    given: Any = json.loads(head)
-    beat, is_final, steps, inside, since_s, host = given
-    alive = Heartbeat(int(steps), tuple(map(str, inside)), None if since_s is None else float(since_s), str(host))
-    return Message(alive, data, bool(is_final), int(beat))
+    line, _, data = packed.partition(b"\n")
+    head = msgspec.json.decode(line, type=_Head)
+    return Message(Heartbeat(head.steps, head.inside, head.since_s, head.host), data, bool(head.is_final), head.beat)

@@ -6,17 +6,17 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.aggregation.gradient_sync import SYNCHRONIZATION
 from training_profiler.aggregation.histogram import Ints
 from training_profiler.aggregation.section_totals import Floats
 from training_profiler.ranks.summary import RankSection, RankSummary
+from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, SYNCHRONIZATION
 from training_profiler.snapshot.ranks import RankId, SectionSpread
 from training_profiler.units import NS_PER_S
 
 MOST_SECTIONS: Final = 60  # told of, those with most time over all ranks: each rank may have names of its own
 NO_SECTION: Final = RankSection()
 # In these ranks wait for each other (DDP's exchange, FSDP's): with that, the rank that waits would be the slowest.
-PASSES: Final = ("forward_pass", "backward_pass")
+PASSES: Final = (FORWARD_PASS, BACKWARD_PASS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,147 +1,118 @@
-"""What one rank has measured so far, small enough to be told to others every few seconds."""
+"""The summary a rank sends to the other ranks: small enough for one message every few seconds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
 
 from training_profiler.recording.gradient_sync import BLOCK_STEPS
 from training_profiler.recording.section_names import printable
 from training_profiler.snapshot.ranks import RankId
 
 SCHEMA: Final = 1
-MOST_PACES: Final = 32
-UNKNOWN_NS: Final = -1  # in a block: of this step it is not known
+MOST_BUCKETS: Final = 32
+UNKNOWN_NS: Final = -1  # in a block: the time of this step is unknown
+
+MAX_COUNT: Final = 2**62  # leaves room for sums over all ranks
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+BlockNs = Annotated[int, msgspec.Meta(ge=UNKNOWN_NS, le=MAX_COUNT)]
+Block = Annotated[Sequence[BlockNs], msgspec.Meta(min_length=BLOCK_STEPS, max_length=BLOCK_STEPS)]
 
 
 class RankSection(NamedTuple):
     """One section on one rank: sums in ns, on the training thread."""
 
-    spans: int = 0
-    total_ns: int = 0
-    step_ns: int = 0  # within steps after warm-up, nested sections included
-    own_step_ns: int = 0  # the same without nested sections
-    device_count: int = 0
-    device_ns: int = 0
-    device_step_ns: int = 0  # as step_ns, by the accelerator's clock; 0 where that is not known
-    device_own_ns: int = 0  # as own_step_ns
+    spans: Count = 0
+    total_ns: Count = 0
+    step_ns: Count = 0  # within steps after warm-up, nested sections included
+    own_step_ns: Count = 0  # the same without nested sections
+    device_count: Count = 0
+    device_ns: Count = 0
+    device_step_ns: Count = 0  # like step_ns, on the accelerator's clock; 0 if unknown
+    device_own_ns: Count = 0  # like own_step_ns, on the accelerator's clock
 
 
 class StepTimeBucket(NamedTuple):
-    """Some steps in a row."""
+    """Consecutive steps and their time."""
 
-    steps: int
-    step_ns: int
-    sync_ns: int
+    steps: Count
+    step_ns: Count
+    sync_ns: Count
 
 
 class SyncPoint(NamedTuple):
-    """A moment that all ranks of the world know: nobody leaves it before all have come. Wall clock of the rank."""
+    """A barrier that every rank passes; no rank leaves before the last has entered. Times are the rank's wall clock."""
 
     key: str  # the same on every rank
-    enter_ns: int
-    leave_ns: int
+    enter_ns: Count
+    leave_ns: Count
 
 
-@dataclass(frozen=True, slots=True)
-class RankSummary:
-    """What one rank has measured since its run began. Sums only grow, so that what is lost in between does no harm."""
+class RankSummary(msgspec.Struct, frozen=True):
+    """The measurements of one rank since its run began. Sums only grow, so a lost message does no harm."""
 
     who: RankId
-    number: int = 0  # how often it has told before
-    begin_ns: int = 0  # by its wall clock: when its run began,
-    told_ns: int = 0  # and up to when this reaches
-    steps: int = 0
-    settled_steps: int = 0  # after warm-up
-    settled_ns: int = 0  # their time
-    sync_ns: int = 0  # of that, in ``synchronization`` and in DDP's exchange as far as it was not hidden
-    knows_sync: bool = False  # some exchange between ranks was seen, and none that is known to have no time
-    sections: Mapping[str, RankSection] = field(default_factory=dict)
-    exchanges: int = 0  # of gradients, by DDP
-    sampled: int = 0  # of how many DDP took the times
-    exchange_ns: int = 0
-    exchange_hidden_ns: int = 0  # while gradients were still computed
-    paces: Sequence[StepTimeBucket] = ()  # all steps, the earliest first
-    blocks: Mapping[int, Sequence[int]] = field(default_factory=dict)  # first step -> synchronization of 16 steps, ns
-    places: Mapping[str, str] = field(default_factory=dict)  # section -> file:line function with most of its time
-    meetings: Sequence[SyncPoint] = ()
-    inside: Sequence[str] = ()
+    number: Count = 0  # summaries sent before this one
+    begin_ns: Count = 0  # wall clock at the begin of the run
+    sent_ns: Count = msgspec.field(default=0, name="told_ns")  # wall clock at the end of these measurements
+    steps: Count = 0
+    settled_steps: Count = 0  # after warm-up
+    settled_ns: Count = 0  # the time of these
+    sync_ns: Count = 0  # the part of settled_ns in ``synchronization`` and in exposed gradient sync
+    knows_sync: bool = False  # communication between ranks was seen, and its time is known
+    sections: Mapping[str, RankSection] = {}
+    exchanges: Count = 0  # gradient syncs of DDP
+    sampled: Count = 0  # how many of these DDP timed
+    exchange_ns: Count = 0
+    exchange_hidden_ns: Count = 0  # overlapped with the backward pass
+    step_times: Sequence[StepTimeBucket] = msgspec.field(default=(), name="paces")  # all steps, in order
+    blocks: Mapping[int, Block] = {}  # first step -> synchronization of 16 steps, ns
+    places: Mapping[str, str] = {}  # section -> "file:line function" of its hottest line
+    sync_points: Sequence[SyncPoint] = msgspec.field(default=(), name="meetings")
+    inside: Sequence[str] = ()  # open sections, outermost first
     is_final: bool = False
     ended_by: str | None = None
 
     def to_data(self) -> dict[str, Any]:
-        """Return it as data that JSON holds exactly."""
-        return {
-            "schema": SCHEMA,
-            **{name: getattr(self, name) for name in _NAMES},
-            "who": asdict(self.who),
-            "sections": {name: list(row) for name, row in self.sections.items()},
-            "blocks": {str(first): list(ns) for first, ns in self.blocks.items()},
-        }
+        """Return the summary as plain data that JSON represents exactly."""
+        return {"schema": SCHEMA, **msgspec.to_builtins(self, str_keys=True)}
 
 
-_MOST: Final = 2**62
-_NAMES: Final = tuple(one.name for one in fields(RankSummary))
-_COUNTS: Final = (
-    "number", "begin_ns", "told_ns", "steps", "settled_steps", "settled_ns", "sync_ns", "exchanges", "sampled",
-    "exchange_ns", "exchange_hidden_ns",
-)  # fmt: skip
+_REQUIRED: Final = frozenset({"who", "sections", "paces", "blocks", "places", "meetings", "inside", "is_final"})
 
 
 def rank_summary_from_data(data: Mapping[str, Any]) -> RankSummary:
-    """Return what ``to_data`` was called on; keys that this version does not know are passed over.
+    """Return the summary that ``to_data`` was called on; unknown keys and columns are ignored.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError, OverflowError: the data is not of that form, or of another
-            version.
+        ValueError, KeyError, TypeError, AttributeError: the data has another form, or comes from another version.
     """
     if data["schema"] != SCHEMA:
-        raise ValueError(f"it is of schema {data['schema']!r}, this version reads {SCHEMA}")
-    ended_by = data.get("ended_by")
-    return RankSummary(
-        who=_who(data["who"]),
-        **{name: _count(data.get(name, 0)) for name in _COUNTS},
-        knows_sync=bool(data.get("knows_sync")),
-        sections={
-            _clean(name): RankSection(*map(_count, row[: len(RankSection._fields)]))
-            for name, row in data["sections"].items()
-        },
-        paces=[StepTimeBucket(*map(_count, pace)) for pace in data["paces"]],
-        blocks={int(first): _block(ns) for first, ns in data["blocks"].items()},
-        places={_clean(name): _clean(place) for name, place in data["places"].items()},
-        meetings=[SyncPoint(_clean(key), _count(enter), _count(leave)) for key, enter, leave in data["meetings"]],
-        inside=[_clean(name) for name in data["inside"]],
-        is_final=bool(data["is_final"]),
-        ended_by=None if ended_by is None else _clean(ended_by),
+        raise ValueError(f"schema {data['schema']!r} is not supported, this version reads {SCHEMA}")
+    missing = _REQUIRED - data.keys()
+    if missing:
+        raise KeyError(*sorted(missing))
+    who = data["who"]
+    if not (0 <= who["rank"] <= MAX_COUNT and 0 <= who["world_size"] <= MAX_COUNT):
+        raise ValueError(f"rank {who['rank']} of {who['world_size']} is out of range")
+    columns = len(RankSection._fields)
+    known = {**data, "sections": {name: row[:columns] for name, row in data["sections"].items()}}
+    return _printable(msgspec.convert(known, RankSummary, str_keys=True))
+
+
+def _printable(summary: RankSummary) -> RankSummary:
+    """Return the summary with all text fit for a terminal: another process may send anything."""
+    who = summary.who
+    return msgspec.structs.replace(
+        summary,
+        who=RankId(who.rank, who.world_size, _clean(who.host), who.node, who.local_rank, who.attempt),
+        sections={_clean(name): section for name, section in summary.sections.items()},
+        places={_clean(name): _clean(place) for name, place in summary.places.items()},
+        sync_points=[point._replace(key=_clean(point.key)) for point in summary.sync_points],
+        inside=[_clean(name) for name in summary.inside],
+        ended_by=None if summary.ended_by is None else _clean(summary.ended_by),
     )
 
 
-def _who(data: Mapping[str, Any]) -> RankId:
-    node, local_rank = data.get("node"), data.get("local_rank")
-    return RankId(
-        rank=_count(data["rank"]),
-        world_size=_count(data["world_size"]),
-        host=_clean(data.get("host", "")),
-        node=None if node is None else int(node),
-        local_rank=None if local_rank is None else int(local_rank),
-        attempt=int(data.get("attempt", 0)),
-    )
-
-
-def _count(value: object) -> int:
-    """Return a number that sums over ranks have room for."""
-    if not isinstance(value, int) or not 0 <= value <= _MOST:
-        raise ValueError(f"{value!r} is no number of spans, steps or ns")
-    return int(value)
-
-
-def _block(ns: Sequence[object]) -> list[int]:
-    if len(ns) != BLOCK_STEPS:
-        raise ValueError(f"a block has {BLOCK_STEPS} steps, and not {len(ns)}")
-    return [UNKNOWN_NS if one == UNKNOWN_NS else _count(one) for one in ns]
-
-
-def _clean(text: object) -> str:
-    """Return a name fit for any table; what another process says is data."""
-    if not isinstance(text, str):
-        raise TypeError(f"{text!r} is no name")
+def _clean(text: str) -> str:
     return text if len(text) <= 120 and text.isprintable() else printable(text)

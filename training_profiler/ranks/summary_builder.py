@@ -7,14 +7,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from training_profiler.aggregation.gradient_sync import BACKWARD, SYNCHRONIZATION
 from training_profiler.aggregation.histogram import Ints
 from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.summary import SAMPLES_NEEDED, warmup_steps
 from training_profiler.aggregation.totals import Totals
-from training_profiler.ranks.summary import MOST_PACES, UNKNOWN_NS, RankSection, RankSummary, StepTimeBucket, SyncPoint
+from training_profiler.ranks.summary import (
+    MOST_BUCKETS,
+    UNKNOWN_NS,
+    RankSection,
+    RankSummary,
+    StepTimeBucket,
+    SyncPoint,
+)
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, block_stride, is_compared
+from training_profiler.recording.known_sections import BACKWARD_PASS, SYNCHRONIZATION
 from training_profiler.recording.section_names import SectionNames, printable
 from training_profiler.sampling.line_sampler import Location
 from training_profiler.snapshot.ranks import GradientSyncStats, RankId
@@ -95,6 +102,10 @@ class RankSummaryBuilder:
         self._of_line: Counter[tuple[int, Location]] = Counter()
         self._hottest: dict[int, Location] = {}
 
+    def reconfigure(self, warmup_steps: int | None) -> None:
+        """Go on with another number of warm-up steps; None leaves it to the steps' durations."""
+        self.warmup_steps = warmup_steps
+
     def add(self, totals: Totals, step_ns: Sequence[int], exchanged: GradientSyncTotals) -> None:
         """Add a flush interval, and what DDP exchanged in it."""
         sync_id = self._id_of(SYNCHRONIZATION)
@@ -147,7 +158,7 @@ class RankSummaryBuilder:
             self._paces[-1] = _together(self._paces[-1], pace)
         else:
             self._paces.append(pace)
-        if len(self._paces) > MOST_PACES:
+        if len(self._paces) > MOST_BUCKETS:
             pairs = zip(self._paces[::2], self._paces[1::2], strict=False)
             left_over = self._paces[len(self._paces) // 2 * 2 :]
             self._paces = [_together(one, next_one) for one, next_one in pairs] + left_over
@@ -200,7 +211,7 @@ class RankSummaryBuilder:
             sampled=seen.sampled,
             exchange_ns=seen.total_ns,
             exchange_hidden_ns=seen.hidden_ns,
-            paces=list(self._paces),
+            step_times=list(self._paces),
             blocks=self._blocks.told(),
             places=self._places(run, names, sections),
             **rest,
@@ -218,7 +229,7 @@ class RankSummaryBuilder:
         for id, parent in parents.items():  # what is nested in a section by the device's clock as well
             if device_ns[parent]:
                 device_own_ns[parent] -= device_ns[id]
-        backward = self._id_of(BACKWARD)
+        backward = self._id_of(BACKWARD_PASS)
         if backward and device_own_ns[backward]:
             device_own_ns[backward] -= beside_ns
         device_own_ns = np.maximum(device_own_ns, device_ns > 0)
@@ -246,7 +257,7 @@ class RankSummaryBuilder:
         early_ns, own_ns = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         early_ns[: run.early_ns.shape[1]] = run.early_ns[:warmup].sum(axis=0)[:rows]
         own_ns[: self._early_ns.shape[1]] = self._early_ns[:warmup].sum(axis=0)[:rows]
-        backward, sync = self._id_of(BACKWARD), self._id_of(SYNCHRONIZATION)
+        backward, sync = self._id_of(BACKWARD_PASS), self._id_of(SYNCHRONIZATION)
         if self._exchanges.is_on_host and 0 < backward < rows and 0 < sync < rows:
             moved_ns = min(int(self._early_exchange_ns[:warmup].sum()), int(own_ns[backward]))
             own_ns[backward] -= moved_ns
@@ -303,9 +314,9 @@ def _knows_sync(sections: Mapping[str, RankSection], seen: GradientSyncTotals) -
     sync = sections.get(SYNCHRONIZATION)
     if sync is None or not sync.step_ns:
         return False
-    return bool(sync.device_step_ns) or not sections.get(BACKWARD, RankSection()).device_step_ns
+    return bool(sync.device_step_ns) or not sections.get(BACKWARD_PASS, RankSection()).device_step_ns
 
 
-def meetings(seen: Iterable[tuple[str, int, int]]) -> list[SyncPoint]:
+def sync_points(seen: Iterable[tuple[str, int, int]]) -> list[SyncPoint]:
     """Return meetings as they are told."""
     return [SyncPoint(*meeting) for meeting in seen]

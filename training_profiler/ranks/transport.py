@@ -7,14 +7,11 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.ranks.folder import FolderStore
 from training_profiler.ranks.identity import Rank
+from training_profiler.ranks.liveness import message_interval_s, unresponsive_after_s
 from training_profiler.ranks.message import Heartbeat, Message, unpack
 from training_profiler.ranks.store import GroupStore, connect, default_store, group_mark
 from training_profiler.units import NS_PER_S
 
-EVERY_S: Final = 1.0  # between two readings, and two signs of life; where there are over 100 ranks,
-RANKS_A_SECOND: Final = 100  # so many of each a second on all ranks together
-SILENT: Final = 5  # such intervals without a sign of life, and it is not waited for at the end
-LEAST_SILENT_S: Final = 5.0
 TRIES: Final = 5  # to connect to a group's store: it may just be in use
 RUN_NAME: Final = re.compile(r"[\w.-]{1,200}")
 BY_STORE, BY_FILE = range(2)
@@ -69,7 +66,19 @@ class RankTransport:
     @property
     def every_s(self) -> float:
         """Time between two readings, and between two signs of life of a rank, in s."""
-        return max(EVERY_S, self.rank.who.world_size / RANKS_A_SECOND)
+        return message_interval_s(self.rank.who.world_size)
+
+    def use_folder(self, folder: Path) -> None:
+        """Use files in this run folder where there is no store."""
+        self.folder = folder
+
+    def begin(self, serial: int) -> None:
+        """Set how many sessions of this process used other ranks' messages before this one."""
+        self.serial = serial
+
+    def fail(self, reason: str) -> None:
+        """Keep why the latest message cannot be sent."""
+        self.lost = reason
 
     def look(self) -> None:
         """Connect where that is possible by now, and let go of a connection that would no longer serve."""
@@ -180,7 +189,7 @@ class RankTransport:
         if not self.heard and not self.rank.has_group:  # a program that a rank has started has no others
             return 0
         now_ns, world_size = self._clock(), self.rank.who.world_size
-        patience_ns = int(max(LEAST_SILENT_S, SILENT * self.every_s) * NS_PER_S)
+        patience_ns = int(unresponsive_after_s(self.every_s) * NS_PER_S)
         waiting = 0
         for rank in range(1, world_size):
             heard = self.heard.get(rank)

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.recording.section import Section, ThreadBuffer
 from training_profiler.recording.section_names import printable
 
@@ -191,7 +192,7 @@ class ProfiledLoader(Generic[Batch]):
         Raises:
             StopIteration: the loader is empty.
         """
-        section, buffer = self._section("data_loading"), self._buffer()
+        section, buffer = self._section(DATA_LOADING), self._buffer()
         begin_ns = self._clock()
         buffer.record_loader(self._counts.loader_id, begin_ns)
         section.__enter__()

@@ -208,6 +208,30 @@ class Recorder:
             buffer.loader_id = 0  # so that it is recorded again
         del self.marks[:]
 
+    def wait_for_first_section(self, on_first: Callable[[], None]) -> None:
+        """Record nothing until a session listens; ``on_first`` is called when a section is entered before that."""
+        self.has_session = False
+        self.on_first_section = on_first
+
+    def listen(self, on_full: Callable[[], None]) -> None:
+        """Record for a session from now on; ``on_full`` is called when a buffer should be drained."""
+        self.discard()
+        self.on_full = on_full
+        self.has_session = True
+
+    def stop_listening(self) -> None:
+        """Discard what is recorded from now on."""
+        self.on_full = self.discard
+
+    def limit_names(self, most: int) -> None:
+        """Give at most so many section names a row of their own."""
+        self.names.limit = most
+
+    def move_watermark(self, to_ns: int | None) -> int | None:
+        """Hold back what is later than ``to_ns``, or nothing if that is None; return the watermark before."""
+        before_ns, self.watermark_ns = self.watermark_ns, to_ns
+        return before_ns
+
     def backlog(self) -> int:
         """Return how many integers the calling thread has recorded since the last drain."""
         return len(self._local.buffer.events)

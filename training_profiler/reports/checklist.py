@@ -4,6 +4,14 @@ from typing import Final
 
 from training_profiler.diagnosis.memory import fullest
 from training_profiler.findings.check import FAIL, PASS, UNKNOWN, Check, check, check_lines
+from training_profiler.recording.known_sections import (
+    BACKWARD_PASS,
+    DATA_GENERATION,
+    DATA_LOADING,
+    DATA_TRANSFER,
+    FORWARD_PASS,
+    OPTIMIZER_STEP,
+)
 from training_profiler.snapshot.snapshot import Snapshot
 
 
@@ -37,27 +45,27 @@ def _gpu_memory(snapshot: Snapshot) -> Check:
 
 
 def _data(snapshot: Snapshot) -> Check:
-    shares = [snapshot.share_of_step(name) for name in ("data_loading", "data_generation")]
+    shares = [snapshot.share_of_step(name) for name in (DATA_LOADING, DATA_GENERATION)]
     known = [share for share in shares if share is not None]
     return check("data time", "< 10%", sum(known) if known else None, lambda share: share < 0.10)
 
 
 def _forward(snapshot: Snapshot) -> Check:
-    share = snapshot.share_of_step("forward_pass")
+    share = snapshot.share_of_step(FORWARD_PASS)
     return check("forward", "35-40%", share, lambda share: 0.35 <= share <= 0.40)
 
 
 def _backward(snapshot: Snapshot) -> Check:
-    share = snapshot.share_of_step("backward_pass")
+    share = snapshot.share_of_step(BACKWARD_PASS)
     return check("backward", "40-45%", share, lambda share: 0.40 <= share <= 0.45)
 
 
 def _optimizer(snapshot: Snapshot) -> Check:
-    return check("optimizer", "< 15%", snapshot.share_of_step("optimizer_step"), lambda share: share < 0.15)
+    return check("optimizer", "< 15%", snapshot.share_of_step(OPTIMIZER_STEP), lambda share: share < 0.15)
 
 
 def _both_passes(snapshot: Snapshot) -> Check:
-    forward, backward = (snapshot.share_of_step(name) for name in ("forward_pass", "backward_pass"))
+    forward, backward = (snapshot.share_of_step(name) for name in (FORWARD_PASS, BACKWARD_PASS))
     together = None if forward is None or backward is None else forward + backward
     return check("forward + backward dominate", "> 50%", together, lambda share: share > 0.50)
 
@@ -71,8 +79,8 @@ def _flash_attention(snapshot: Snapshot) -> Check:
 
 
 def _transfer_gaps(snapshot: Snapshot) -> Check:
-    what, known = "CPU-GPU transfer gaps", snapshot.is_by_device("data_transfer")
-    share = snapshot.share_of_step("data_transfer") if known else None
+    what, known = "CPU-GPU transfer gaps", snapshot.is_by_device(DATA_TRANSFER)
+    share = snapshot.share_of_step(DATA_TRANSFER) if known else None
     return check(what, "< 1% of the device's time", share, lambda share: share < 0.01)
 
 

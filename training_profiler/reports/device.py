@@ -2,12 +2,12 @@
 
 from typing import Final
 
+from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.snapshot.snapshot import SectionStats, Snapshot
 from training_profiler.units import seconds_text
 
 HEADER: Final = "device avg"
 HOST: Final = "host"  # in a row of which the host's time alone is known
-DATA_LOADING: Final = "data_loading"
 
 
 def device_cells(snapshot: Snapshot, section: SectionStats) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def _greppable(rows: list[tuple[str, ...]]) -> list[str]:
 
 def _findings(snapshot: Snapshot) -> list[str]:
     """Return a sentence on the loader that is slow, and one on whether the mix is the one asked for."""
-    slow, mix = loader_slow(snapshot), loader_mix(snapshot)
+    slow, mix = (rule(snapshot, snapshot.thresholds) for rule in (loader_slow, loader_mix))
     lines = [_capitalized(found.message) for found in (slow, mix) if found is not None]
     asked = [one for one in snapshot.loaders if one.phase == TRAIN and one.asked_proportion is not None]
     if asked and mix is None:

@@ -1,19 +1,16 @@
-"""What the profiler knows of itself: its cost, and which of its parts had to be switched off."""
+"""The cost of the profiler, and what the report says under "Profiler health"."""
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from training_profiler.aggregation.totals import Totals
-from training_profiler.recording.foreign_errors import reraise_if_foreign
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import Clock
 from training_profiler.recording.section_names import OTHER_NAMES
-from training_profiler.snapshot.snapshot import Health
+from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.snapshot.snapshot import PROFILER, Health
 from training_profiler.units import NS_PER_S
-
-log: Final = logging.getLogger("training_profiler")
 
 CALIBRATION_SPANS: Final = 2000  # about 1 ms
 # What a span that seams see costs, in empty sections: 8 in steps of 0.1 ms and 18 in steps of 5 ms, by which the
@@ -60,45 +57,37 @@ class Budget:
 
 
 class ProfilerHealth:
-    """Runs the parts of a session such that none can hurt the training, and keeps count of it."""
+    """Adds up what the profiler costs the training thread, and keeps sentences for the report."""
 
-    def __init__(self, recorder: Recorder, section_cost_ns: float) -> None:
+    def __init__(self, recorder: Recorder, section_cost_ns: float, guard: FaultGuard) -> None:
         self.spent_ns = 0
-        self.disabled: dict[str, str] = {}
         self.notes: list[str] = []
+        self._guard = guard
         self._recorder = recorder
         self._section_cost_ns = section_cost_ns
 
     def spend(self, ns: int) -> None:
-        """Note what the training thread paid for something that lies within its own time."""
+        """Add what the training thread paid for something that lies within its own time."""
         self.spent_ns += ns
 
-    def guard(self, part: str, work: Callable[[], None]) -> None:
-        """Do ``work``; where it fails say so once and never try that part again.
+    def add_note(self, sentence: str) -> None:
+        """Keep a sentence for the report."""
+        self.notes.append(sentence)
 
-        Raises:
-            Exception: what a signal handler of the program's raised meanwhile.
-        """
-        if part in self.disabled:
-            return
+    def run_as_overhead(self, work: Callable[[], None]) -> None:
+        """Do ``work`` on the training thread and attribute its time to the profiler."""
+        begin_ns = self._recorder.clock()
         try:
-            work()
-        except Exception as error:
-            reraise_if_foreign(error)
-            reason = f"{type(error).__name__}: {error}"
-            self.disabled[part] = reason
-            # What the operating system refuses needs no traceback; what we did wrong does.
-            is_ours = not isinstance(error, OSError)
-            try:
-                log.warning("%s switched off, the training goes on: %s", part, reason, exc_info=is_ours)
-            except Exception:  # a user's log handler may fail as well
-                return
+            with self._recorder.section(PROFILER):
+                work()
+        finally:
+            self.spend(self._recorder.clock() - begin_ns)
 
     def health(self, run: Totals, reports_left_out: int, costs: Sequence[str] = ()) -> Health:
         """Return how the profiler fared so far in a run of these totals."""
         return Health(
             dropped=run.dropped,
-            disabled=tuple(f"{part} ({reason})" for part, reason in self.disabled.items()),
+            disabled=tuple(f"{part} ({reason})" for part, reason in self._guard.disabled.items()),
             overhead_s=(self.spent_ns + run.training_spans * self._section_cost_ns) / NS_PER_S,
             notes=(
                 *self.notes,

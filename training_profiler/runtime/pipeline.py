@@ -1,202 +1,120 @@
-"""The books of one session: what was recorded is summed up here, and handed on an interval at a time."""
+"""From the recorder to the reports: drain, add up, write the journal, publish to rank 0, report."""
 
-from collections.abc import Callable, Mapping
-
-from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.loaders import interval_stats
-from training_profiler.aggregation.run import RunSums
-from training_profiler.aggregation.totals import Totals
-from training_profiler.device.device_time import DeviceTime
 from training_profiler.diagnosis import diagnose
-from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
-from training_profiler.ranks.channel import ReceivedMessage
-from training_profiler.ranks.exchange import RankExchange
-from training_profiler.ranks.hang_detector import HangDetector
-from training_profiler.recording.data_loader import LoaderRegistry
-from training_profiler.recording.recorder import Recorder
-from training_profiler.recording.section import Clock
-from training_profiler.runtime.health import REPORTS_SHARE, ProfilerHealth
-from training_profiler.runtime.outputs import Outputs
-from training_profiler.sampling.line_sampler import LineSampler
-from training_profiler.sampling.machine_sampler import MachineSampler
+from training_profiler.ranks.summary import RankSummary
+from training_profiler.recording.recorder import MAX_MARKS
+from training_profiler.runtime.health import REPORTS_SHARE
+from training_profiler.runtime.parts import Parts
 from training_profiler.settings import Settings
-from training_profiler.snapshot.snapshot import PROFILER, Health, Snapshot
-from training_profiler.torch_capture.controller import Captures
-from training_profiler.torch_capture.trace_writer import OutputLocation
-
-
-class Samplers:
-    """The line sampler of one session, its clock of the accelerator, and its machine monitor."""
-
-    def __init__(self, clock: Clock, guard: Callable[[str, Callable[[], None]], None], device: DeviceTime) -> None:
-        self.lines = LineSampler(clock, guard)
-        self.device = device
-        self.machine = MachineSampler(clock, guard)
-
-    def run(self, settings: Settings, since_ns: int) -> None:
-        """Start with these settings, or go on with them."""
-        self.lines.run_at(settings.sample_hz, since_ns)
-        self.device.run(settings.timing)
-        self.machine.run_every(settings.monitor_s)
-
-    def sample_this_thread(self) -> None:
-        """Look at the calling thread: it trains."""
-        self.lines.sample_this_thread()
-        self.device.sample_this_thread()
-
-    def look(self, now_ns: int) -> None:
-        """Do what is to be done now and then at the end of a step."""
-        self.device.look(now_ns)
-
-    def add_to(self, accumulator: Accumulator) -> None:
-        """Hand over what was seen beside the events of the batch that was just added."""
-        self.device.book()
-        accumulator.totals.machine.look(self.machine.take())
-
-    def stop(self) -> None:
-        """End all threads."""
-        self.lines.stop()
-        self.device.stop()
-        self.machine.stop()
-
-    def abandon(self) -> None:
-        """Forget the threads: in a forked child there are none."""
-        self.lines.abandon()
-        self.device.abandon()
-        self.machine.abandon()
-
-    def costs(self, run: Totals) -> list[str]:
-        """Return a sentence for each on what it saw of the run, and what that cost."""
-        costs = [cost for cost in (self.lines.cost(run.wall_ns), self.machine.cost(run.wall_ns)) if cost]
-        return [*costs, *self.device.notes()]
+from training_profiler.snapshot.snapshot import Health, Snapshot
 
 
 class Pipeline:
-    """Sums of the run, of the interval since the last report, and of the epoch; one thread at a time may call.
+    """Drains the recorder, adds up, writes the journal, publishes to rank 0, and reports; one thread at a time calls.
 
-    ``training_thread`` is the serial of the thread whose time is the run's.
+    Keeps the sums of the run, of the interval since the last report, and of the epoch.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        settings: Settings,
-        begin_ns: int,
-        watch: Instrumentation | None,
-        profiler_health: ProfilerHealth,
-        outputs: Outputs,
-        left_out: Callable[[], tuple[int, int]],  # periodic reports, and turns of epochs
-    ) -> None:
-        self.loaders = LoaderRegistry()
-        if watch is not None:
-            watch.loaders = self.loaders
-        self.accumulator = Accumulator(recorder.names, begin_ns, settings.warmup)
-        self.accumulator.inferred.is_needed = watch is not None
-        device = DeviceTime(recorder, self.accumulator, profiler_health.guard, profiler_health.spend)
-        self.samplers = Samplers(recorder.clock, profiler_health.guard, device)
-        self.captures = Captures(
-            recorder.clock,
-            profiler_health.guard,
-            self._do_as_own,
-            self._place,
-            self._say,
-            self.accumulator,
-            recorder.names.names,
-        )
-        self.peers = RankExchange(outputs.rank, outputs.channel, recorder.names, recorder.clock, outputs.tell, begin_ns)
-        self.sums = RunSums(recorder.names, begin_ns, settings.warmup)
-        self.training_thread = recorder.thread_id()
-        self.hang_detector = HangDetector(
-            recorder, self.accumulator, lambda: self.training_thread, outputs.rank.who.host, self._report_hang
-        )
-        outputs.channel.alive, outputs.channel.watch = self.hang_detector.alive, self._look_at_others
-        self._recorder = recorder
-        self._watch = watch
-        self._health_of_profiler = profiler_health
-        self._outputs = outputs
-        self._left_out = left_out
-        self.reconfigure(settings)
+    def __init__(self, settings: Settings, parts: Parts) -> None:
+        self.has_reported = False
+        self.loaders = parts.loaders
+        self._parts = parts
+        self._recorder, self._progress, self._watch = parts.recorder, parts.progress, parts.instrumentation
+        self._accumulator, self._sums = parts.accumulator, parts.sums
+        self._samplers, self._captures = parts.samplers, parts.captures
+        self._exchange, self._outputs = parts.exchange, parts.outputs
+        self._guard, self._health_of_profiler = parts.guard, parts.health
+        self._settings = settings
+        self._apply(settings)
+
+    def start(self) -> None:
+        """Open the outputs."""
+        self._outputs.start()
 
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings."""
+        self._apply(settings)
+        self._outputs.reconfigure(settings)
+
+    def _apply(self, settings: Settings) -> None:
         self._settings = settings
-        self.accumulator.loaders.wants_rows(bool(settings.sinks), settings.log_scalars_every_n_steps)
-        self.accumulator.warmup_steps = self.sums.warmup_steps = settings.warmup
-        self.peers.reconfigure(settings.warmup)
-        self.captures.reconfigure(settings.capture)
+        self._accumulator.loaders.wants_rows(bool(settings.sinks), settings.log_scalars_every_n_steps)
+        self._accumulator.reconfigure(settings.warmup)
+        self._sums.reconfigure(settings.warmup)
+        self._exchange.reconfigure(settings)
+
+    def begin_training(self) -> None:
+        """Share the run's folder with the other ranks and start the trackers: the first step is about to end."""
+        self._parts.rank.note()
+        if self._parts.rank.is_one_of_many():
+            self._outputs.open_journal()
+            self._exchange.start()
+        self._outputs.start_trackers()
+
+    def has_room(self) -> bool:
+        """Return whether the accumulator can take more steps before a flush."""
+        return len(self._accumulator.step_ns) <= MAX_MARKS
+
+    def is_blocked(self) -> bool:
+        """Return whether nothing can be drained before the step under way ends."""
+        return self._recorder.is_blocked_at(self._accumulator.at_ns)
 
     def drain(self) -> None:
-        """Sum up what was recorded since the last drain."""
-        self.accumulator.add(self._recorder.drain(), self.training_thread, self.samplers.lines.take())
-        self.samplers.add_to(self.accumulator)
-        self._tell_of_loaders()
+        """Add up what was recorded since the last drain."""
+        self._accumulator.add(self._recorder.drain(), self._progress.thread_id, self._samplers.lines.take())
+        self._samplers.add_to(self._accumulator)
+        self._send_loader_rows()
 
-    def _tell_of_loaders(self, is_last: bool = False) -> None:
-        for row in self.accumulator.loaders.take_rows(is_last):
+    def _send_loader_rows(self, is_last: bool = False) -> None:
+        for row in self._accumulator.loaders.take_rows(is_last):
             self._outputs.loader_row(row.step, interval_stats(row, self.loaders.all))
 
     def flush(self) -> None:
-        """Drain, and write the journal's next line."""
+        """Drain, write the journal's next line, and publish to rank 0."""
         self.drain()
-        exchanged = self.peers.book_exchange(self.accumulator)
-        totals, step_ns = self.accumulator.take_totals()
+        synchronized = self._exchange.drain_gradient_sync(self._accumulator)
+        totals, step_ns = self._accumulator.take_totals()
         totals.batches, totals.samples = self.loaders.drain_interval()
         if self._watch is not None:
             totals.flops, totals.slow_steps = self._watch.flops.counted, self._watch.flops.slow_steps
-        self.sums.add(totals, step_ns)
-        inside, device = self.accumulator.open_sections(self.training_thread), self.samplers.device.stats()
+        self._sums.add(totals, step_ns)
+        inside, device = self._open_sections(), self._samplers.device.stats()
         self._outputs.journal(
             lambda journal: journal.write_interval(totals, step_ns, self.health(), self.loaders.all, inside, device)
         )
-        self.peers.add(totals, step_ns, exchanged)
-        self.peers.tell(self.sums.run, inside=inside)
+        self._exchange.add(totals, step_ns, synchronized)
+        self._publish(self._exchange.due_summary(self._sums.run, inside=inside))
+
+    def _open_sections(self) -> tuple[str, ...]:
+        return self._accumulator.open_sections(self._progress.thread_id)
+
+    def _publish(self, summary: RankSummary | None) -> None:
+        if summary is not None:
+            data = summary.to_data()
+            self._outputs.journal(lambda journal: journal.write_rank(data))
+            self._exchange.publish(data, summary.is_final)
 
     def report(self) -> None:
         """Print and send the interval since the last report."""
         self.flush()
         if self._outputs.is_primary():
             self._outputs.periodic(self._interval())
-            self.peers.new_interval()
-        self.sums.new_interval()
-
-    def _look_at_others(self, told: Mapping[int, ReceivedMessage]) -> None:
-        self.peers.read_ahead(told)
-        self.hang_detector.interval_s = self._outputs.channel.every_s
-        self.hang_detector.look(told)
-
-    def _report_hang(self, line: str) -> None:
-        self._health_of_profiler.notes.append(line.removeprefix("Profiler: "))
-        self._outputs.say(line)
-
-    def _say(self, sentence: str) -> None:
-        self._report_hang(f"Profiler: {sentence}")
-
-    def _do_as_own(self, work: Callable[[], None]) -> None:
-        """Do ``work`` on the training thread, as a cost of the profiler's."""
-        begin_ns = self._recorder.clock()
-        try:
-            with self._recorder.section(PROFILER):
-                work()
-        finally:
-            self._health_of_profiler.spend(self._recorder.clock() - begin_ns)
-
-    def _place(self, is_needed: bool) -> OutputLocation:
-        if is_needed and self._outputs.run_folder is None:
-            self._outputs.journal(lambda journal: None)
-        return OutputLocation(self._outputs.run_folder, self._outputs.rank.who.rank, self._outputs.rank.who.attempt)
+            self._exchange.new_interval()
+        self._sums.new_interval()
 
     def send_interval(self, tracker: str | None = None) -> None:
         """Send what was measured since the last report, to one tracker or to all."""
         self._outputs.interval_row(self._interval(), tracker)
 
     def _interval(self) -> Snapshot:
-        return self.sums.snapshot(
+        return self._sums.snapshot(
             self.health(),
             of_interval=True,
-            device=self.samplers.device.stats(),
-            ranks=self.peers.stats(self.sums.run, of_interval=True),
-            exchange=self.peers.gradient_sync_stats(),
+            device=self._samplers.device.stats(),
+            ranks=self._exchange.stats(self._sums.run, of_interval=True),
+            exchange=self._exchange.gradient_sync_stats(),
             thresholds=self._settings.thresholds,
         )
 
@@ -204,7 +122,7 @@ class Pipeline:
         """Begin the sums of an epoch."""
         self.flush()
         self.loaders.begin_epoch()
-        self.sums.begin_epoch(number)
+        self._sums.begin_epoch(number)
         self._outputs.journal(lambda journal: journal.write_epoch_begin(number))
 
     def end_epoch(self, is_complete: bool) -> None:
@@ -213,25 +131,25 @@ class Pipeline:
         self._end_epoch(*self.loaders.epoch_counts(), is_complete)
 
     def _end_epoch(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
-        if self.sums.is_in_epoch:
+        if self._sums.is_in_epoch:
             self._outputs.journal(lambda journal: journal.write_epoch_end(batches, samples, is_complete))
-            stats = self.sums.end_epoch(batches, samples, is_complete)
+            stats = self._sums.end_epoch(batches, samples, is_complete)
             if stats is not None:
-                self._outputs.epoch(stats, self.sums.steps)
+                self._outputs.epoch(stats, self._sums.steps)
 
     def roll_over_epoch(self, turn: EpochBoundary | None) -> None:
         """End the epoch that seams saw and begin the next, where what is recorded is held back; None: there is none."""
         if turn is None:
-            self.sums.drop_epoch()
+            self._sums.drop_epoch()
             return
         self.flush()
         self._end_seen_epoch(turn.batches, turn.samples, is_complete=True)
-        self.sums.begin_epoch(turn.number)
+        self._sums.begin_epoch(turn.number)
         self._outputs.journal(lambda journal: journal.write_epoch_begin(turn.number))
 
     def _end_seen_epoch(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
-        if batches is not None and self.sums.epoch_steps > batches:  # they were used more than once: this was no pass
-            self.sums.drop_epoch()
+        if batches is not None and self._sums.epoch_steps > batches:  # they were used more than once: this was no pass
+            self._sums.drop_epoch()
         else:
             self._end_epoch(batches, samples, is_complete)
 
@@ -242,55 +160,78 @@ class Pipeline:
             return
         last = epochs.last()
         if last is None:
-            self.sums.drop_epoch()
+            self._sums.drop_epoch()
         else:
             self._end_seen_epoch(*last)
 
     def close(self, ended_by: str | None) -> None:
         """Report on the run, which is over."""
-        self._health_of_profiler.guard(
-            "statistics", self.flush
-        )  # should it fail, what was summed up before is still told
-        self._health_of_profiler.guard("capture", self.captures.finish)
-        if self.sums.is_in_epoch:
+        self._guard.run("final summary", lambda: self._close(ended_by))
+
+    def _close(self, ended_by: str | None) -> None:
+        self._close_patches()
+        has_trained = self._watch is None or self._watch.has_trained or self._progress.steps
+        if not has_trained and self._outputs.run_folder is None:
+            return  # the bootstrap reports once why nothing was measured
+        self.has_reported = True
+        self._guard.run("statistics", self.flush)  # if it fails, what was added up before is still reported
+        self._guard.run("capture", self._captures.wait_for_file)
+        if self._sums.is_in_epoch:
             self._end_last_epoch()
-        self._health_of_profiler.guard("trackers", lambda: self._tell_of_loaders(is_last=True))
-        inside = self.accumulator.open_sections(self.training_thread)
-        self._health_of_profiler.guard(
-            "ranks", lambda: self.peers.close(self.sums.run, inside=inside, ended_by=ended_by)
-        )
+        self._guard.run("trackers", lambda: self._send_loader_rows(is_last=True))
+        self._guard.run("ranks", lambda: self._publish_last(ended_by))
         if not self._outputs.is_primary():
-            self._outputs.close(self.health, ended_by)  # which may find the run's folder, if nobody told of it
-            self._health_of_profiler.guard("ranks", self.peers.finish)
+            self._outputs.close(self.health, ended_by)  # may find the run's folder, which the channel then uses
+            self._exchange.close()
             return
-        self._health_of_profiler.guard("ranks", self.peers.finish)
+        self._exchange.close()
         self.send_interval()
         self._outputs.final(lambda: self.stats(ended_by), diagnose(self.stats(ended_by)), self.health)
 
+    def _close_patches(self) -> None:
+        patches = self._parts.rank_patches
+        if patches is not None:
+            self._guard.run("patches", patches.close)
+            for note in patches.notes():
+                self._health_of_profiler.add_note(note)
+
+    def _publish_last(self, ended_by: str | None) -> None:
+        inside = self._open_sections()
+        self._publish(self._exchange.final_summary(self._sums.run, inside=inside, ended_by=ended_by))
+
+    def after_fork_in_child(self) -> None:
+        """Drop trackers and channel: in a forked child they are the parent's."""
+        self._outputs.after_fork_in_child()
+        self._exchange.after_fork_in_child()
+
+    def notes(self) -> list[str]:
+        """Return sentences on what was left out."""
+        if not self._parts.epoch_budget.left_out or self._watch is None:
+            return []
+        number = self._watch.epochs.number
+        missing = number - len(self._sums.epochs) - self._sums.is_in_epoch
+        return [
+            f"{missing} of {number} epochs have no figures: at this pace they would cost over {REPORTS_SHARE:.2%} of "
+            f"the run"
+        ]
+
     def stats(self, ended_by: str | None = None) -> Snapshot:
         """Return the figures of the run as far as they are summed up."""
-        return self.sums.snapshot(
+        return self._sums.snapshot(
             self.health(),
             loaders=self.loaders.all,
-            device=self.samplers.device.stats(),
-            open_sections=self.accumulator.open_sections(self.training_thread),
+            device=self._samplers.device.stats(),
+            open_sections=self._open_sections(),
             run_folder=self._outputs.run_folder,
             ended_by=ended_by,
-            ranks=self.peers.stats(self.sums.run),
-            exchange=self.peers.gradient_sync_stats(),
+            ranks=self._exchange.stats(self._sums.run),
+            exchange=self._exchange.gradient_sync_stats(),
             attempts=self._outputs.attempts,
             thresholds=self._settings.thresholds,
         )
 
     def health(self) -> Health:
         """Return how the profiler fared so far."""
-        reports, has_left_out = self._left_out()
-        notes = [*self.samplers.costs(self.sums.run), *self._outputs.notes(), *self.peers.notes()]
-        if has_left_out and self._watch is not None:
-            seen = self._watch.epochs.number
-            missing = seen - len(self.sums.epochs) - self.sums.is_in_epoch
-            notes.append(
-                f"{missing} of {seen} epochs have no figures: at this pace they would cost over {REPORTS_SHARE:.2%} of "
-                f"the run"
-            )
-        return self._health_of_profiler.health(self.sums.run, reports, notes)
+        components = (self._samplers, self._outputs, self._exchange, self)
+        notes = [note for component in components for note in component.notes()]
+        return self._health_of_profiler.health(self._sums.run, self._parts.report_budget.left_out, notes)

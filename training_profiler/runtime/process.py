@@ -2,13 +2,16 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.rank_patches import RankPatches
+from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.health import measure_section_cost_ns
 from training_profiler.runtime.session import Session
 from training_profiler.runtime.shutdown import is_loader_worker, is_worker
+from training_profiler.runtime.wiring import RunContext, build_session
 from training_profiler.settings import Settings, read_settings
 from training_profiler.sinks.extras import require_packages
 
@@ -30,6 +33,7 @@ class Process:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
+        recorder.wait_for_first_section(self.begin_at_first_section)
         self.session: Session | None = None
         self.settings = usable_settings()  # so that a wrong variable is an error now, and not in the training
         self.is_silent = False  # for good in a forked child; in other workers until they start by name
@@ -40,6 +44,40 @@ class Process:
         self.watch_begin_ns: int | None = None
         self.by_hand = RankPatches(recorder)
         self._beginning = threading.RLock()
+
+    def start(self, settings: Settings) -> None:
+        """Begin a session, or go on with other settings."""
+        self.is_silent = False
+        self.settings = settings
+        if self.session is not None and self.session.is_running:
+            self.session.reconfigure(settings)
+        else:
+            self.begin(opens_files=True)
+        self.was_stopped = False
+
+    def stop(self) -> None:
+        """End the session, if there is one, and begin none at the next section."""
+        self.was_stopped = True
+        self.by_hand.uninstall()
+        if self.session is not None:
+            self.session.close()
+
+    def enter_phase(self, phase: str) -> str:
+        """Enter ``"train"`` or ``"validation"``; return the phase before."""
+        before, self.phase = self.phase, phase
+        return before
+
+    def instrument(self, torch: Any, begin_ns: int) -> None:
+        """Patch ``torch``, which has just been imported; do nothing if that has happened or profiling was stopped."""
+        if self.watch is None and not self.was_stopped:
+            self.by_hand.uninstall()
+            self.watch = Instrumentation(self.recorder, self.begin_watched, self.loaders)
+            self.watch_begin_ns = begin_ns
+            self.watch.install(torch)
+
+    def loaders(self) -> LoaderRegistry | None:
+        """Return the loaders of the session; None without one."""
+        return None if self.session is None else self.session.loaders
 
     def look_for_ranks(self) -> None:
         """See what the program does with other ranks, before its first section: it may be made for them by then."""
@@ -67,10 +105,12 @@ class Process:
         cost_ns = measure_section_cost_ns()
         if self.watch is None:
             self.by_hand.install()
-        ranks = self.watch or self.by_hand
-        ranks.context.gradient_sync.start_run()
-        self.session = Session(self.recorder, self.settings, cost_ns, self.watch, self.watch_begin_ns, ranks)
-        self.session.start(opens_files)
+        patches = self.watch or self.by_hand
+        patches.context.gradient_sync.start_run()
+        begin_ns = self.recorder.clock() if self.watch_begin_ns is None else self.watch_begin_ns
+        context = RunContext(self.recorder, cost_ns, begin_ns, opens_files, self.watch, patches)
+        self.session = build_session(self.settings, context)
+        self.session.start()
         return self.session
 
     def begin_watched(self) -> Callable[[int], None] | None:
@@ -87,14 +127,14 @@ class Process:
         session.move_to_this_thread()
         return session.step
 
-    def fall_silent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Stop recording in a forked child, whose run is its parent's."""
         self.is_silent = True
         self._beginning = threading.RLock()  # a thread that is not here any more may have held it
         # Where the parent trains, its children serve it; where it only waits, a child may be what trains.
         self.is_bystander |= self.watch is not None and self.watch.is_training
         if self.session is not None:
-            self.session.abandon()
+            self.session.after_fork_in_child()
             self.session = None
         self.by_hand.after_fork_in_child()
         if self.watch is not None:

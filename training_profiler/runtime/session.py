@@ -1,4 +1,4 @@
-"""The composition root: wires recorder, sums, reports and run folder, from start to the final summary."""
+"""The life cycle of a run: start, step, epoch, close, fork; ``runtime/wiring.py`` makes its parts."""
 
 import threading
 import time
@@ -6,15 +6,12 @@ from collections.abc import Callable
 from typing import Final
 
 from training_profiler.instrumentation.flops.counter import COUNTED_BY
-from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
-from training_profiler.instrumentation.rank_patches import RankPatches
 from training_profiler.recording.dynamo import without_tracing
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
-from training_profiler.recording.recorder import MAX_MARKS, Recorder
 from training_profiler.recording.section import FLUSH_AT_MOST
-from training_profiler.runtime.health import PATCH_COST, Budget, ProfilerHealth
-from training_profiler.runtime.outputs import Outputs
+from training_profiler.runtime.component import Component
+from training_profiler.runtime.parts import Parts
 from training_profiler.runtime.pipeline import Pipeline
 from training_profiler.runtime.shutdown import Shutdown
 from training_profiler.settings import Settings
@@ -28,142 +25,118 @@ WAIT_FOR_DRAIN_S: Final = 5.0  # at the end, for another thread that is just dra
 
 
 class Session:
-    """One profiled run, from ``start`` to ``finish``.
+    """One profiled run, from ``start`` to ``close``.
 
-    Any thread may record; the one that holds ``_busy`` drains and reports. Nobody waits for it: who
+    Any thread may record; the one that holds ``_busy`` drains and reports. No thread waits for it: one that
     finds it taken comes back at the next full buffer or step.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        settings: Settings,
-        section_cost_ns: float = 0.0,
-        watch: Instrumentation | None = None,
-        begin_ns: int | None = None,
-        ranks: RankPatches | Instrumentation | None = None,
-    ) -> None:
+    def __init__(self, settings: Settings, begin_ns: int, parts: Parts, pipeline: Pipeline, shutdown: Shutdown) -> None:
         self.settings = settings
-        self.watch = watch  # what infers sections and steps, where nobody edited the training
+        self.watch = parts.instrumentation
         self.is_running = False
-        self.has_reported = False
-        self.profiler_health = ProfilerHealth(
-            recorder, section_cost_ns if watch is None else PATCH_COST * section_cost_ns
-        )
-        self._recorder = recorder
+        self.guard, self.profiler_health = parts.guard, parts.health
+        self.loaders, self.samplers = parts.loaders, parts.samplers
+        # Captures close before the samplers, whose threads take a moment to end; the pipeline drains both at last.
+        self._components: tuple[Component, ...] = (parts.captures, parts.samplers, pipeline)
+        self._recorder, self._progress = parts.recorder, parts.progress
+        self._gradient_sync = None if parts.rank_patches is None else parts.rank_patches.context.gradient_sync
+        self._captures, self._pipeline, self._shutdown = parts.captures, pipeline, shutdown
+        self._rank, self._exchange = parts.rank, parts.exchange
+        self._budget, self._epoch_budget = parts.report_budget, parts.epoch_budget
         self._busy = threading.Lock()
         self._busy_thread: int | None = None
         self._waiting = 0  # threads that wait for _busy
-        self._begin_ns = recorder.clock() if begin_ns is None else begin_ns
-        self._budget, self._epoch_budget = Budget(recorder.clock), Budget(recorder.clock)
-        self._outputs = Outputs(settings, recorder.names, self._begin_ns, self.profiler_health, self._send_last_row)
-        self._pipeline = Pipeline(
-            recorder,
-            settings,
-            self._begin_ns,
-            watch,
-            self.profiler_health,
-            self._outputs,
-            lambda: (self._budget.left_out, self._epoch_budget.left_out),
-        )
-        self._shutdown = Shutdown(self.finish)
-        self._ranks = ranks  # what sees exchanges with other ranks
-        self._gradient_sync = None if ranks is None else ranks.context.gradient_sync
-        if ranks is not None:
-            self._pipeline.peers.exchange = ranks.context.gradient_sync
-            self._pipeline.peers.meetings = ranks.context.sync_points
-        self.loaders = self._pipeline.loaders
-        self.samplers = self._pipeline.samplers
-        self.captures = self._pipeline.captures
-        self.captures.ask_flush = self._flush_soon
-        self._steps_marked = 0
-        self._pipeline.hang_detector.steps = lambda: self._steps_marked
         self._next_report = settings.log_every
-        self._lead = 0  # so many steps before rank 0 reports has this one summed up and told
-        self._next_flush_ns = self._begin_ns + self._flush_ns
+        self._steps_ahead = 0  # so many steps before rank 0 reports, this rank publishes
+        self._next_flush_ns = begin_ns + self._flush_ns
         self._next_look_ns = 0
         self._ended_by: str | None = None
 
-    def start(self, opens_files: bool = True) -> None:
-        """Begin to listen to the recorder; open the run folder now, or when there is something to write."""
-        self._recorder.discard()
-        self._recorder.names.limit = self.settings.max_names
-        self._recorder.on_full = self._on_full
-        self._recorder.has_session = True
+    @property
+    def has_reported(self) -> bool:
+        """Whether the final summary has begun."""
+        return self._pipeline.has_reported
+
+    def start(self) -> None:
+        """Begin to listen to the recorder."""
+        self._recorder.limit_names(self.settings.max_names)
+        self._recorder.listen(self._on_full)
         self._shutdown.install()
         self.is_running = True
-        self.samplers.run(self.settings, self._begin_ns)
-        if opens_files:
-            self._outputs.open()
+        for component in self._components:
+            component.start()
 
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings: a session that a section began, and that is now started by name."""
         self.settings = settings
-        self._outputs.reconfigure(settings)
-        self._pipeline.reconfigure(settings)
-        self._recorder.names.limit = settings.max_names
-        self._next_report = self._steps_marked + settings.log_every
+        self._recorder.limit_names(settings.max_names)
+        self._next_report = self._progress.steps + settings.log_every
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
-        self.samplers.run(settings, self._recorder.clock())
         self._shutdown.install()  # the section that began the run may have been on another thread
-        self._outputs.open()
+        for component in self._components:
+            component.reconfigure(settings)
 
     def step(self, at_ns: int | None = None) -> None:
         """End a training step, now or at a time that is still held back; report and flush where it is time."""
-        if not self._steps_marked:
-            self._pipeline.training_thread = self._recorder.thread_id()
-            self.samplers.sample_this_thread()
-            self._outputs.begin_training()
-            self._lead = self._outputs.lead()
-            if self._outputs.rank.is_one_of_many():
-                self.profiler_health.guard("end by SIGTERM", self._shutdown.end_where_stuck)
+        if not self._progress.steps:
+            self._begin_training()
         now_ns = self._recorder.mark(STEP_END, at_ns)
-        self._steps_marked += 1
+        steps = self._progress.end_step()
         is_look = now_ns >= self._next_look_ns
         if is_look:
             self._next_look_ns = now_ns + LOOK_NS
-            self.samplers.look(now_ns)
-            self.captures.look(now_ns)
-        if self.captures.is_on:
-            self.captures.step_ended(self._steps_marked, now_ns)
+            self.samplers.poll(now_ns)
+            self._captures.look(now_ns)
+        if self._captures.is_on:
+            self._captures.step_ended(steps, now_ns)
         if self._gradient_sync is not None and self._gradient_sync.modules:
-            self._gradient_sync.step_ended(self._steps_marked - 1, now_ns)
-        if self._steps_marked < COUNTED_BY and self.watch is not None and self.settings.flops:
-            self.watch.flops.step_ended(self._steps_marked)
+            self._gradient_sync.step_ended(steps - 1, now_ns)
+        if steps < COUNTED_BY and self.watch is not None and self.settings.flops:
+            self.watch.flops.step_ended(steps)
         if self.watch is not None and (turn := self.watch.epoch_boundary()) is not None:
             self._roll_over_epoch(turn)
-        steps = self._steps_marked + self._lead
+        steps += self._steps_ahead
         if steps >= self._next_report:
             self._next_report += self.settings.log_every
             if self._budget.allows():
                 self._exclusively(self._report, PATIENCE_S)
             return
         if steps + 1 == self._next_report:
-            self._outputs.channel.read_soon()
+            self._exchange.read_soon()
         if is_look and (now_ns >= self._next_flush_ns or self._recorder.is_backed_up()):
             self._on_full()
 
+    def _begin_training(self) -> None:
+        self._trains_here()
+        self._pipeline.begin_training()
+        self._steps_ahead = self._exchange.steps_ahead()
+        if self._rank.is_one_of_many():
+            self.guard.run("end by SIGTERM", self._shutdown.end_where_stuck)
+
+    def _trains_here(self) -> None:
+        self._progress.move_to(self._recorder.thread_id())
+        self.samplers.sample_this_thread()
+
     def _roll_over_epoch(self, turn: EpochBoundary) -> None:
         """Let an epoch end and the next begin at a time that is still held back."""
-        held_ns, self._recorder.watermark_ns = self._recorder.watermark_ns, turn.at_ns
+        held_ns = self._recorder.move_watermark(turn.at_ns)
         is_shown = self._epoch_budget.allows()
         begin_ns = time.thread_time_ns()
         self._exclusively(lambda: self._pipeline.roll_over_epoch(turn if is_shown else None), PATIENCE_S)
         self._epoch_budget.spend(time.thread_time_ns() - begin_ns)
-        self._recorder.watermark_ns = held_ns
+        self._recorder.move_watermark(held_ns)
 
     def move_to_this_thread(self) -> None:
         """Let the run's time be the calling thread's: the one that trained before has ended."""
-        if self._steps_marked and self._pipeline.training_thread != self._recorder.thread_id():
+        if self._progress.steps and self._progress.thread_id != self._recorder.thread_id():
             self._exclusively(self._flush, PATIENCE_S)
-            self._pipeline.training_thread = self._recorder.thread_id()
-            self.samplers.sample_this_thread()
+            self._trains_here()
 
     def begin_epoch(self, number: int) -> None:
         """Begin an epoch on the calling thread."""
-        if not self._steps_marked:
-            self._pipeline.training_thread = self._recorder.thread_id()
-            self.samplers.sample_this_thread()
+        if not self._progress.steps:
+            self._trains_here()
         self._mark_epoch(EPOCH_BEGIN)
         self._exclusively(lambda: self._pipeline.begin_epoch(number), PATIENCE_S)
 
@@ -182,7 +155,7 @@ class Session:
         self._exclusively(self._flush, PATIENCE_S)
         return self._pipeline.stats()
 
-    def finish(self, ended_by: str | None = None) -> bool:
+    def close(self, ended_by: str | None = None) -> bool:
         """Print the final summary and close the run folder, once.
 
         Returns:
@@ -197,11 +170,10 @@ class Session:
         try:
             if self.is_running:
                 self.is_running = False
-                self.captures.stop(ended_by)
-                self.samplers.stop()
-                self.profiler_health.guard("final summary", lambda: self._finish(ended_by))
+                for component in self._components:
+                    component.close(ended_by)
         finally:
-            self._recorder.on_full = self._recorder.discard
+            self._recorder.stop_listening()
             self._shutdown.remove()
             self._busy_thread = None
             if is_free:
@@ -210,33 +182,31 @@ class Session:
             self._shutdown.exit_by_sigterm()
         return True
 
-    def abandon(self) -> None:
-        """Forget the run without a word: in a forked child it is the parent's."""
+    def after_fork_in_child(self) -> None:
+        """Drop the run without output: in a forked child it is the parent's."""
         self.is_running = False
-        self._recorder.watermark_ns = None
-        self.samplers.abandon()
-        self.captures.abandon()
-        self._outputs.abandon()
+        self._recorder.move_watermark(None)
+        for component in self._components:
+            component.after_fork_in_child()
         self._shutdown.remove()  # a worker stuck in C must die of SIGTERM at once, as it would without us
-        self._recorder.on_full = self._recorder.discard
+        self._recorder.stop_listening()
 
     @property
     def _flush_ns(self) -> int:
         return int(self.settings.flush_s * NS_PER_S)
 
-    def _flush_soon(self) -> None:
+    def flush_soon(self) -> None:
+        """Flush at the next end of a step where that is possible."""
         self._next_flush_ns = 0
 
     def _on_full(self) -> None:
-        if self._recorder.is_blocked_at(
-            self._pipeline.accumulator.at_ns
-        ):  # nothing to drain before the step under way ends
+        if self._pipeline.is_blocked():
             return
         if self._recorder.backlog() > OVERFULL:  # more than may be held back: what it was is left at the best guess
             self._recorder.release(self._recorder.clock())
         # A thread that records faster than others can drain has to wait for them, or memory had no bound.
         patience_s = PATIENCE_S if self._recorder.backlog() > OVERFULL else 0.0
-        is_due = self._recorder.clock() >= self._next_flush_ns or len(self._pipeline.accumulator.step_ns) > MAX_MARKS
+        is_due = self._recorder.clock() >= self._next_flush_ns or not self._pipeline.has_room()
         self._exclusively(self._flush if is_due else self._pipeline.drain, patience_s)
 
     def _exclusively(self, work: Callable[[], None], patience_s: float = 0.0) -> None:
@@ -259,14 +229,14 @@ class Session:
             self._busy_thread = thread
             with self._recorder.section(PROFILER):
                 if self.is_running:
-                    without_tracing(lambda: self.profiler_health.guard("statistics", work))
+                    without_tracing(lambda: self.guard.run("statistics", work))
         finally:
             self._busy_thread = None
             self._busy.release()
-            if self._recorder.thread_id() == self._pipeline.training_thread:  # others do this beside the training
-                self.profiler_health.spent_ns += self._recorder.clock() - begin_ns
+            if self._recorder.thread_id() == self._progress.thread_id:  # others do this beside the training
+                self.profiler_health.spend(self._recorder.clock() - begin_ns)
         if self._ended_by is not None:
-            self.finish(self._ended_by)
+            self.close(self._ended_by)
 
     def _flush(self) -> None:
         self._pipeline.flush()
@@ -278,20 +248,10 @@ class Session:
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
         self._budget.spend(time.thread_time_ns() - begin_ns)
 
-    def _send_last_row(self, tracker: str) -> None:
+    def send_last_row(self, tracker: str) -> None:
         """Send what was measured since the last report to a tracker whose run the program is about to end."""
         self._exclusively(lambda: self._flush_and_send(tracker), PATIENCE_S)
 
     def _flush_and_send(self, tracker: str) -> None:
         self._flush()
         self._pipeline.send_interval(tracker)
-
-    def _finish(self, ended_by: str | None) -> None:
-        if self._ranks is not None:
-            self.profiler_health.guard("patches", self._ranks.close)
-            self.profiler_health.notes += self._ranks.notes()
-        has_trained = self.watch is None or self.watch.has_trained or self._steps_marked
-        if not has_trained and self._outputs.run_folder is None:
-            return  # why nothing was measured is said elsewhere, and once
-        self.has_reported = True
-        self._pipeline.close(ended_by)

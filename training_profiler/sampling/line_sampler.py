@@ -1,16 +1,16 @@
 """The line sampler: looks many times a second which line of the user's code the training thread is at."""
 
 import opcode
-import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Final, NamedTuple
 
 from training_profiler.recording.section import Clock
 from training_profiler.recording.section_names import printable
+from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.frames import current_frames
 from training_profiler.sampling.user_code import MOST_FILES, Places, UserCode, places_of_this_process
 from training_profiler.units import NS_PER_S
@@ -87,11 +87,10 @@ class LineSampler:
     def __init__(
         self,
         clock: Clock,
-        guard: Callable[[str, Callable[[], None]], None],
+        guard: Guard,
         places: Callable[[], Places] = places_of_this_process,
     ) -> None:
         self.samples = 0
-        self.cpu_ns = 0
         self._watched = threading.get_ident()
         self._clock = clock
         self._guard = guard
@@ -101,11 +100,16 @@ class LineSampler:
         self._locations: dict[Location, Location] = {}
         self._user_code: UserCode | None = None
         self._hz = 0
-        self._thread: threading.Thread | None = None
-        self._end = threading.Lock()
+        self._thread: BackgroundThread | None = None
+        self._ended_cpu_ns = 0  # of threads that have ended
         self._handover_before_s: float | None = None
 
-    def run_at(self, hz: int, since_ns: int) -> None:
+    @property
+    def cpu_ns(self) -> int:
+        """CPU time that sampling took so far, in ns."""
+        return self._ended_cpu_ns + (0 if self._thread is None else self._thread.cpu_ns)
+
+    def start(self, hz: int, since_ns: int) -> None:
         """Sample ``hz`` times a second from now on; 0 for not at all. Never raises.
 
         What went by from ``since_ns`` until now without being looked at is booked as nobody's line, or the lines seen
@@ -113,7 +117,7 @@ class LineSampler:
         """
         self._hz = hz
         if not hz:
-            self.stop()
+            self.close()
         elif self._thread is None:
             unseen = range(since_ns, self._clock(), NS_PER_S // hz)
             self._waiting += [(ns, None) for ns in unseen[: MOST_WAITING // 2]]
@@ -130,17 +134,18 @@ class LineSampler:
         samples, self._waiting = self._waiting, []
         return [(ns, None if place is None else self._location(*place)) for ns, place in samples]
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End the thread; waits for it, but not for long."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        self._end.release()
+        thread.stop()
         thread.join(PATIENCE_S)
+        self._ended_cpu_ns += thread.cpu_ns
         self._hand_over_as_before()
 
-    def abandon(self) -> None:
-        """Forget the thread: in a forked child there is none."""
+    def after_fork_in_child(self) -> None:
+        """Drop the thread: a forked child has none."""
         self._thread = None
         self._hand_over_as_before()
 
@@ -153,11 +158,7 @@ class LineSampler:
 
     def _start(self) -> None:
         self._user_code = UserCode(self._places())
-        self._end = threading.Lock()
-        self._end.acquire()
-        end, spent_ns = self._end, self.cpu_ns
-        work = (PART, lambda: self._run(end, spent_ns))
-        thread = threading.Thread(target=self._guard, args=work, name="training_profiler lines", daemon=True)
+        thread = BackgroundThread("lines", self._run, self._guard, PART)
         thread.start()
         self._thread = thread
         if sys.getswitchinterval() > HANDOVER_S:
@@ -170,15 +171,11 @@ class LineSampler:
             sys.setswitchinterval(self._handover_before_s)
         self._handover_before_s = None
 
-    def _run(self, end: threading.Lock, spent_ns: int) -> None:
-        """Sample until ``end`` is released; a lock can be waited for without a condition's Python code."""
-        if hasattr(signal, "pthread_sigmask"):  # Ctrl-C is for the training's thread and has to wake that one
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        turn = 0.5
-        while not end.acquire(timeout=(1 + JITTER * (2 * turn - 1)) / max(1, self._hz)):
-            turn = (turn + GOLDEN) % 1
+    def _run(self, thread: BackgroundThread) -> None:
+        phase = 0.5
+        while not thread.wait_for_stop((1 + JITTER * (2 * phase - 1)) / max(1, self._hz)):
+            phase = (phase + GOLDEN) % 1
             self._sample()
-            self.cpu_ns = spent_ns + time.thread_time_ns()
 
     def _sample(self) -> None:
         # The GIL is ours from here on, so the clock and the frame tell of one moment. No frame outlives this call:

@@ -1,14 +1,13 @@
 """The machine monitor: looks once in a while at processors, memory and accelerators, from a thread of its own."""
 
-import signal
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.recording.section import Clock
+from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.cgroup import Container, find_container, read_usage
 from training_profiler.sampling.gpu import Gpus
 from training_profiler.sampling.host import Host, HostReading
@@ -36,28 +35,32 @@ class MachineSampler:
     def __init__(
         self,
         clock: Clock,
-        guard: Callable[[str, Callable[[], None]], None],
+        guard: Guard,
         host: Callable[[], Any] = Host,
         gpus: Callable[[], Any] = Gpus,
         root: Path = Path("/"),
     ) -> None:
         self.looks = 0
-        self.cpu_ns = 0
         self._clock = clock
         self._guard = guard
         self._make_host, self._make_gpus, self._root = host, gpus, root
         self._every_s = 0.0
         self._waiting: list[MachineSample] = []
-        self._thread: threading.Thread | None = None
-        self._end = threading.Lock()
+        self._thread: BackgroundThread | None = None
+        self._ended_cpu_ns = 0  # of threads that have ended
         self._eyes: MachineReader | None = None
         self._missing: str | None = None  # a package
 
-    def run_every(self, seconds: float) -> None:
+    @property
+    def cpu_ns(self) -> int:
+        """CPU time that sampling took so far, in ns."""
+        return self._ended_cpu_ns + (0 if self._thread is None else self._thread.cpu_ns)
+
+    def start(self, seconds: float) -> None:
         """Look every so many seconds from now on; 0 for not at all. Never raises."""
         if seconds == self._every_s and self._thread is not None:
             return
-        self.stop()
+        self.close()
         self._every_s = seconds
         if seconds:
             self._guard(PART, self._start)
@@ -67,15 +70,16 @@ class MachineSampler:
         looks, self._waiting = self._waiting, []
         return looks
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End the thread after a last look; waits for it, but not for long."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._end.release()
+            thread.stop()
             thread.join(PATIENCE_S)
+            self._ended_cpu_ns += thread.cpu_ns
 
-    def abandon(self) -> None:
-        """Forget the thread: in a forked child there is none."""
+    def after_fork_in_child(self) -> None:
+        """Drop the thread: a forked child has none."""
         self._thread = None
         self._waiting = []
 
@@ -97,17 +101,12 @@ class MachineSampler:
                 self._missing = error.name
                 return
             self._eyes = MachineReader(self._clock, host, self._make_gpus(), find_container(self._root))
-        self._end = threading.Lock()
-        self._end.acquire()
-        end, spent_ns, every_s, eyes = self._end, self.cpu_ns, self._every_s, self._eyes
-        work = (PART, lambda: self._run(end, spent_ns, every_s, eyes))
-        thread = threading.Thread(target=self._guard, args=work, name="training_profiler machine", daemon=True)
+        every_s, eyes = self._every_s, self._eyes
+        thread = BackgroundThread("machine", lambda thread: self._run(thread, every_s, eyes), self._guard, PART)
         thread.start()
         self._thread = thread
 
-    def _run(self, end: threading.Lock, spent_ns: int, every_s: float, eyes: "MachineReader") -> None:
-        if hasattr(signal, "pthread_sigmask"):  # Ctrl-C is for the training's thread and has to wake that one
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    def _run(self, thread: BackgroundThread, every_s: float, eyes: "MachineReader") -> None:
         is_over = False
         try:
             while True:
@@ -115,10 +114,9 @@ class MachineSampler:
                 if len(self._waiting) < MOST_WAITING:
                     self._waiting.append(look)
                 self.looks += 1
-                self.cpu_ns = spent_ns + time.thread_time_ns()
                 if is_over:
                     return
-                is_over = end.acquire(timeout=every_s)
+                is_over = thread.wait_for_stop(every_s)
         finally:
             eyes.gpus.close()
 

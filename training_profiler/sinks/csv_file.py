@@ -1,4 +1,4 @@
-"""``metrics.csv`` in the run folder: one line a value, so that a name that comes later breaks no columns."""
+"""``metrics.csv`` in the run folder: one line per value, so later names need no new columns."""
 
 import csv
 import io
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from training_profiler.sinks.registry import CSV
 from training_profiler.sinks.sink import MetricRow, Sink, append_to, folder_for, write_whole
 
 FILE: Final = "metrics.csv"
@@ -14,21 +15,21 @@ COLUMNS: Final = ("step", "time", "name", "value")
 
 
 class CsvFile(Sink):
-    """Appends to the file; a row once written survives SIGKILL."""
+    """Appends to the file. A written row survives SIGKILL."""
 
-    name = "csv"
+    name = CSV.name
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
 
     def open(self, folder: Path | None) -> None:
-        """Make the file with its header; an attempt that goes on in the folder of another appends to it."""
+        """Create the file with its header; a restarted attempt appends to the existing file."""
         self._descriptor = append_to(folder_for(folder) / FILE)
         if not os.fstat(self._descriptor).st_size:
             write_whole(self._descriptor, ",".join(COLUMNS) + "\n")
 
     def write(self, rows: Sequence[MetricRow]) -> None:
-        """Append a line a value: step, time in s since 1970, name, value."""
+        """Append one line per value: step, time in s since 1970, name, value."""
         if self._descriptor is not None:
             text = io.StringIO()
             lines = csv.writer(text, lineterminator="\n")

@@ -1,36 +1,29 @@
-"""Which package a tracker needs; looked for at the start, imported when it is needed."""
+"""Checks at start-up that the packages of the chosen trackers are installed."""
 
 import importlib.util
 from collections.abc import Iterable
-from typing import Final
 
 from training_profiler.errors import MissingExtraError
-
-_PACKAGES: Final = {  # tracker -> (module, extra)
-    "wandb": ("wandb", "wandb"),
-    "tensorboard": ("tensorboard", "tensorboard"),
-    "prometheus": ("prometheus_client", "prometheus"),
-    "mlflow": ("mlflow", "mlflow"),
-}
+from training_profiler.sinks.registry import TRACKERS
 
 
 def require_packages(names: Iterable[str]) -> None:
-    """Check that the packages of these trackers are there, without importing them.
+    """Check that the packages of these trackers are installed, without importing them.
 
     Raises:
-        MissingExtraError: one is not.
+        MissingExtraError: a package is missing.
     """
     for name in names:
-        module, extra = _PACKAGES.get(name, (None, None))
-        if module is not None and not _is_there(module):
-            package = module.replace("_", "-")
+        tracker = TRACKERS.get(name)
+        if tracker is not None and tracker.needs is not None and not _is_installed(tracker.needs):
             raise MissingExtraError(
-                f"The {name} sink needs {package}: pip install 'training-profiler[{extra}]', or pip install {package}"
+                f"The {name} sink needs {tracker.package}: pip install 'training-profiler[{tracker.extra}]', "
+                f"or pip install {tracker.package}"
             )
 
 
-def _is_there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # something odd under that name is there already
+    except (ImportError, ValueError):  # a module without a spec was imported under this name
         return True

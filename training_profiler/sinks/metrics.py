@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from training_profiler.diagnosis.rule import threshold
+from training_profiler.diagnosis.registry import threshold_of
 from training_profiler.diagnosis.shares import severity_of
+from training_profiler.recording.known_sections import DATA_GENERATION, DATA_LOADING, DATA_TRANSFER
 from training_profiler.snapshot.snapshot import (
     OTHER,
     OUTSIDE_STEPS,
@@ -24,8 +25,8 @@ Metrics = Mapping[str, float]
 STEP: Final = "profiling/step"  # the axis, where a backend needs one of its own: optimizer steps
 # section -> (seconds a batch, percentage of batch time)
 _OF_A_BATCH: Final = {
-    "data_generation": ("data_generation_time", "data_gen_percentage"),
-    "data_transfer": ("data_transfer_time", "transfer_percentage"),
+    DATA_GENERATION: ("data_generation_time", "data_gen_percentage"),
+    DATA_TRANSFER: ("data_transfer_time", "transfer_percentage"),
 }
 
 
@@ -38,7 +39,7 @@ def interval_metrics(snapshot: Snapshot) -> dict[str, float]:
     found |= {f"interval_{name}_percentage": 100 * share for name, share in _shares(snapshot).items()}
     found |= _batch_metrics(snapshot)
     if snapshot.machine is not None:
-        limits = threshold(snapshot, "host-memory"), threshold(snapshot, "gpu-memory-high")
+        limits = threshold_of("host-memory", snapshot), threshold_of("gpu-memory-high", snapshot)
         found |= _machine_metrics(snapshot.machine, *limits)
     if snapshot.throughput is not None:
         found |= _throughput_metrics(snapshot.throughput)
@@ -101,7 +102,7 @@ def _batch_metrics(snapshot: Snapshot) -> dict[str, float | None]:
     step = snapshot.step
     if step is None or not step.count or not step.avg_s:
         return {}
-    fetches = snapshot.sections.get("data_loading")
+    fetches = snapshot.sections.get(DATA_LOADING)
     batches_a_step = fetches.count / step.count if fetches is not None and fetches.count else 1.0
     batch_s = step.avg_s / batches_a_step
     found: dict[str, float | None] = {
@@ -113,10 +114,10 @@ def _batch_metrics(snapshot: Snapshot) -> dict[str, float | None]:
         share = snapshot.share_of_step(section)
         if share is not None:
             found |= {time_name: share * batch_s, percentage_name: 100 * share}
-    generation = snapshot.share_of_step("data_generation")
+    generation = snapshot.share_of_step(DATA_GENERATION)
     return found | _pressure(
         generation,
-        threshold(snapshot, "data-generation-bound"),
+        threshold_of("data-generation-bound", snapshot),
         "bottleneck_data_generation",
         "data_gen_bottleneck_severity",
     )

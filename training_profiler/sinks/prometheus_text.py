@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.sinks.registry import PROMETHEUS
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
 
 FILE: Final = "metrics.prom"
-# (pattern of a name, name for Prometheus, name as the guide has it)
+# (pattern of a metric's name, its name for Prometheus, its name in the documentation)
 _LABELLED: Final = tuple(
-    (re.compile(pattern), called, told)
-    for pattern, called, told in (
+    (re.compile(pattern), prometheus_name, documented_name)
+    for pattern, prometheus_name, documented_name in (
         (r"profiling/timing_(?P<section>.+)_avg", "profiling_timing_avg", "profiling/timing_{section}_avg"),
         (
             r"profiling/(?P<rest>interval|epoch)_(?P<section>.+)_percentage",
@@ -39,20 +40,20 @@ _LABELLED: Final = tuple(
 
 
 def prometheus_name(name: str) -> tuple[str, dict[str, str], str]:
-    """Return what a metric is called for Prometheus, its labels, and its name with labels in braces."""
-    for pattern, called, told in _LABELLED:
+    """Return a metric's name for Prometheus, its labels, and its documented name with the labels in braces."""
+    for pattern, short_name, documented_name in _LABELLED:
         match = pattern.fullmatch(name)
         if match is not None:
             labels = match.groupdict()
             rest = labels.pop("rest", "")
-            return called.replace("{rest}", rest), labels, told.replace("{rest}", rest)
+            return short_name.replace("{rest}", rest), labels, documented_name.replace("{rest}", rest)
     return re.sub(r"[^a-zA-Z0-9_:]", "_", name), {}, name
 
 
 class PrometheusText(Sink):
-    """Writes the file anew with each row, in one piece."""
+    """Replaces the file with each write; readers never see a part of it."""
 
-    name = "prometheus"
+    name = PROMETHEUS.name
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -69,7 +70,7 @@ class PrometheusText(Sink):
         self._registry = prometheus_client.CollectorRegistry()
 
     def write(self, rows: Sequence[MetricRow]) -> None:
-        """Write the values as they are after these rows."""
+        """Write the newest value of each metric."""
         if self._path is None or not rows:
             return
         for row in rows:
@@ -81,10 +82,10 @@ class PrometheusText(Sink):
         os.replace(draft, self._path)
 
     def _set(self, name: str, value: float) -> None:
-        called, labels, told = prometheus_name(name)
-        gauge = self._gauges.get(called)
+        gauge_name, labels, documented_name = prometheus_name(name)
+        gauge = self._gauges.get(gauge_name)
         if gauge is None:
-            help_text = f"{told} (PROFILING.md, Trackers)"
-            gauge = self._client.Gauge(called, help_text, list(labels), registry=self._registry)
-            self._gauges[called] = gauge
+            help_text = f"{documented_name} (PROFILING.md, Trackers)"
+            gauge = self._client.Gauge(gauge_name, help_text, list(labels), registry=self._registry)
+            self._gauges[gauge_name] = gauge
         (gauge.labels(**labels) if labels else gauge).set(value)

@@ -1,13 +1,13 @@
-"""What a tracker gets, and what it has to be able to do."""
+"""The interface of a tracker's sink, and the rows it gets."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from training_profiler.sinks.metrics import Metrics
 
-MOST_HELD: Final = 1000
+MAX_HELD_ROWS: Final = 1000
 
 
 class MetricRow(NamedTuple):
@@ -18,29 +18,41 @@ class MetricRow(NamedTuple):
     metrics: Metrics
 
 
+class SinkContext(NamedTuple):
+    """What a sink may use of the run that it belongs to."""
+
+    guard: Callable[[Callable[[], None]], None]
+    """Runs work of the sink; an exception disables this sink alone."""
+    flush: Callable[[], None]
+    """Sends the rows measured so far to this sink and returns when they are written."""
+
+
 class Sink:
-    """One tracker. ``look`` is called by the training and must be instant; all else by the tracker's own thread."""
+    """One tracker. The training calls ``poll``, which must be instant; the tracker's thread calls everything else."""
 
     name = ""
 
-    def look(self) -> bool:
-        """Look what the program has on the calling thread; return whether there is anything new."""
+    def connect(self, context: SinkContext) -> None:
+        """Get the run's services, once, before any other call."""
+
+    def poll(self) -> bool:
+        """Check for a tracker run opened by the program on the calling thread; return True if it is new."""
         return False
 
     def open(self, folder: Path | None) -> None:
-        """Import and open what is needed; ``folder`` is the run's, None where it could not be made."""
+        """Import and open what the tracker needs. ``folder`` is the run's; None if it could not be created."""
 
     def write(self, rows: Sequence[MetricRow]) -> None:
-        """Take rows, in order; there may be none, where ``look`` has found something."""
+        """Write rows, in order. There may be none after ``poll`` has returned True."""
 
     def close(self) -> None:
-        """Take no more rows."""
+        """Close the tracker; no rows follow."""
 
-    def abandon(self) -> None:
-        """Forget all: in a forked child it is the parent's."""
+    def after_fork_in_child(self) -> None:
+        """Drop everything that belongs to the parent process."""
 
     def notes(self) -> list[str]:
-        """Return sentences on what did not reach the tracker."""
+        """Return sentences on rows that did not reach the tracker."""
         return []
 
 
@@ -48,7 +60,7 @@ def folder_for(folder: Path | None) -> Path:
     """Return the run folder.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no run folder.
     """
     if folder is None:
         raise FileNotFoundError("there is no run folder to write to")
@@ -61,14 +73,14 @@ def append_to(path: Path) -> int:
 
 
 def write_whole(descriptor: int, text: str) -> None:
-    """Write ``text``; a disk that fills up takes a part first and raises at the rest."""
+    """Write ``text`` completely; a full disk writes a part of it and raises."""
     data = text.encode("utf-8", "backslashreplace")
     while data:
         data = data[os.write(descriptor, data) :]
 
 
-class Held:
-    """Rows that wait for a tracker to appear; of too many every second one goes, so that they span the run."""
+class HeldRows:
+    """Rows that wait until a tracker appears. If there are too many, every second row is dropped: they span the run."""
 
     def __init__(self) -> None:
         self.thinned = 0
@@ -81,12 +93,12 @@ class Held:
         """Keep ``rows``."""
         for row in rows:
             self._rows.append(row)
-            if len(self._rows) > MOST_HELD:
+            if len(self._rows) > MAX_HELD_ROWS:
                 kept = self._rows[1::2]
                 self.thinned += len(self._rows) - len(kept)
                 self._rows = kept
 
-    def take(self) -> list[MetricRow]:
+    def drain(self) -> list[MetricRow]:
         """Return the rows, in order, and keep none."""
         rows, self._rows = self._rows, []
         return rows

@@ -1,4 +1,4 @@
-"""TensorBoard: an event file in the run folder, and a page of charts laid out under "Custom Scalars"."""
+"""TensorBoard: an event file in the run folder, and a page of charts under "Custom Scalars"."""
 
 import os
 import socket
@@ -7,33 +7,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.sinks.registry import TENSORBOARD
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
 from training_profiler.sinks.tensorboard_layout import Stack, categories
 
-FOLDER: Final = "tensorboard"
-LAYOUT_TAG: Final = "custom_scalars__config__"  # of the plugin: what it looks for
+FOLDER: Final = TENSORBOARD.name  # in the run folder
+LAYOUT_TAG: Final = "custom_scalars__config__"  # the tag that TensorBoard's plugin reads
 LAYOUT_PLUGIN: Final = "custom_scalars"
 DT_STRING: Final = 7
 
 
 class TensorboardEvents(Sink):
-    """Writes scalars by their names, and the layout anew when there is more to show.
+    """Writes scalars by their names, and the layout again whenever there are new ones.
 
-    Needs the package tensorboard and nothing else: its writer for files on other machines would import TensorFlow
-    where that is installed.
+    Needs the package tensorboard alone. Its writer for remote files would import TensorFlow if that is installed.
     """
 
-    name = "tensorboard"
+    name = TENSORBOARD.name
 
     def __init__(self) -> None:
         self._records: Any = None
         self._protos: Any = None
         self._layouts: Any = None
         self._stack = Stack()
-        self._seen: set[str] = set()
+        self._tags: set[str] = set()
 
     def open(self, folder: Path | None) -> None:
-        """Import what writes the format, and make the file."""
+        """Import the writer of the format, and create the file."""
         from tensorboard.compat.proto import event_pb2
         from tensorboard.plugins.custom_scalar import layout_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -52,8 +52,8 @@ class TensorboardEvents(Sink):
             return
         for row in rows:
             stacked = self._stack.rows(row)
-            if not row.metrics.keys() <= self._seen:
-                self._seen |= row.metrics.keys()
+            if not row.metrics.keys() <= self._tags:
+                self._tags |= row.metrics.keys()
                 self._write_layout(row)
             for part in (row, *stacked):
                 event = self._event(part)
@@ -75,7 +75,7 @@ class TensorboardEvents(Sink):
 
     def _write_layout(self, row: MetricRow) -> None:
         layout = self._layouts.Layout()
-        for category in categories(self._seen, self._stack):
+        for category in categories(self._tags, self._stack):
             charts = layout.category.add(title=category.title).chart
             for title, series in category.bands.items():
                 margin = charts.add(title=title).margin

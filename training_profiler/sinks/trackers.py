@@ -7,20 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from training_profiler.safety.fault_guard import Guard
 from training_profiler.sinks.metrics import Metrics
-from training_profiler.sinks.sink import MetricRow, Sink
-from training_profiler.sinks.writer import Guard, TrackerThread
+from training_profiler.sinks.registry import TRACKERS
+from training_profiler.sinks.sink import MetricRow, Sink, SinkContext
+from training_profiler.sinks.writer import TrackerThread
 
 PATIENCE_S: Final = 3.0  # for all trackers together, at the end
 SETTLE_S: Final = 2.0  # for what is queued, where the program's own run ends
-_CLASSES: Final = {  # tracker -> (module, class); most runs have no tracker, and shall not wait for imports
-    "wandb": ("wandb_run", "WandbRun"),
-    "tensorboard": ("tensorboard_events", "TensorboardEvents"),
-    "jsonl": ("jsonl_file", "JsonlFile"),
-    "prometheus": ("prometheus_text", "PrometheusText"),
-    "mlflow": ("mlflow_run", "MlflowRun"),
-    "csv": ("csv_file", "CsvFile"),
-}
 
 
 class Trackers:
@@ -41,7 +35,7 @@ class Trackers:
     ) -> None:
         self._guard = guard
         self._last_row = last_row
-        self._make = sinks or self._sink
+        self._make = sinks or (lambda name: _class_of(name)())
         self._writers: dict[str, TrackerThread] = {}
         self._ended: list[TrackerThread] = []
         self._starting = threading.Lock()
@@ -61,7 +55,7 @@ class Trackers:
                 self._ended[-1].end()
             for name in names:
                 if name not in self._writers:
-                    self._writers[name] = TrackerThread(self._make(name), self._guard, folder())
+                    self._writers[name] = TrackerThread(self._connected(name), self._guard, folder())
         finally:
             self._starting.release()
 
@@ -101,10 +95,10 @@ class Trackers:
             if not writer.wait(until_s) and is_last:
                 writer.give_up()
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Forget the threads: in a forked child there are none."""
         for writer in (*self._writers.values(), *self._ended):
-            writer.sink.abandon()
+            writer.sink.after_fork_in_child()
         self._writers, self._ended = {}, []
         self._starting = threading.Lock()
 
@@ -112,20 +106,22 @@ class Trackers:
         """Return sentences on what did not reach a tracker."""
         return [note for writer in (*self._ended, *self._writers.values()) for note in writer.notes()]
 
-    def _sink(self, name: str) -> Sink:
-        made = _class_of(name)
-        if name == "wandb":
-            return made(lambda work: self._guard("wandb sink", work), self._before_its_end)
-        return made()
+    def _connected(self, name: str) -> Sink:
+        sink = self._make(name)
+        sink.connect(SinkContext(lambda work: self._guard(f"{name} sink", work), lambda: self._flush(name)))
+        return sink
 
-    def _before_its_end(self) -> None:
-        self._last_row("wandb")
-        writer = self._writers.get("wandb")
+    def _flush(self, name: str) -> None:
+        self._last_row(name)
+        writer = self._writers.get(name)
         if writer is not None:
             writer.settle(SETTLE_S)
 
 
-def _class_of(name: str) -> Callable[..., Sink]:
-    module, of_class = _CLASSES[name]
-    found: Callable[..., Sink] = getattr(importlib.import_module(f"training_profiler.sinks.{module}"), of_class)
-    return found
+def _class_of(name: str) -> Callable[[], Sink]:
+    # Imported when it is chosen: most runs have no tracker and must not wait for imports.
+    tracker = TRACKERS[name]
+    sink: Callable[[], Sink] = getattr(
+        importlib.import_module(f"training_profiler.sinks.{tracker.module}"), tracker.sink
+    )
+    return sink

@@ -1,22 +1,22 @@
 """A thread that hands rows of metrics to one tracker: whatever that one does, the training does not wait for it."""
 
-import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
+from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.fault_guard import Guard
 from training_profiler.sinks.sink import MetricRow, Sink
+from training_profiler.units import NS_PER_S
 
 MOST_ROWS: Final = 1000  # waiting for one tracker
 MOST_AT_ONCE: Final = 100
 FREE_S: Final = 0.2  # CPU time that a writer may take before it is looked at
 FREQUENT_SHARE: Final = 0.001  # of the time: while it writes Python, the training waits for the GIL
 NOTHING: Final = None  # wakes the writer: the tracker may look at what it has found
-Guard = Callable[[str, Callable[[], None]], None]
 
 
 class TrackerThread:
@@ -32,18 +32,17 @@ class TrackerThread:
         self._rows: SimpleQueue[MetricRow | threading.Event | None] = (
             SimpleQueue()
         )  # put() may be interrupted by itself
-        self._done = threading.Event()
         self._is_closing = False
         self._begin_s = time.monotonic()
         self._spent_s = 0.0
-        self._thread = threading.Thread(
-            target=self._run, args=(folder,), name=f"training_profiler {sink.name}", daemon=True
+        self._thread = BackgroundThread(
+            sink.name, lambda thread: self._run(thread, folder), guard, f"{self.part} thread"
         )
         self._thread.start()
 
     def look(self) -> None:
         """Let the sink look at the program from the calling thread."""
-        if self.sink.look():
+        if self.sink.poll():
             self._rows.put(NOTHING)
 
     def can_afford(self) -> bool:
@@ -62,7 +61,7 @@ class TrackerThread:
 
     def settle(self, patience_s: float) -> None:
         """Wait until all that was sent has been written, at most ``patience_s``."""
-        if threading.current_thread() is not self._thread:
+        if not self._thread.is_current():
             written = threading.Event()
             self._rows.put(written)
             written.wait(patience_s)
@@ -75,7 +74,7 @@ class TrackerThread:
 
     def wait(self, until_s: float) -> bool:
         """Wait for the end until this moment of the monotonic clock; return whether it has come."""
-        return self._done.wait(max(0.0, until_s - time.monotonic()))
+        return self._thread.join(max(0.0, until_s - time.monotonic()))
 
     def give_up(self) -> None:
         """Leave the sink to itself: what is queued counts as dropped."""
@@ -99,18 +98,16 @@ class TrackerThread:
             )
         return notes
 
-    def _run(self, folder: Path | None) -> None:
-        if hasattr(signal, "pthread_sigmask"):  # Ctrl-C is for the training's thread and has to wake that one
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            self._guard(self.part, lambda: self.sink.open(folder))
-            opened_s = time.thread_time()
-            while not (self._is_closing and self._rows.empty()):
-                self._write_some()
-                self._spent_s = time.thread_time() - opened_s
-            self._guard(self.part, self.sink.close)
-        finally:
-            self._done.set()
+    def _run(self, thread: BackgroundThread, folder: Path | None) -> None:
+        # Each call is guarded by itself: after a failure the rows that still come are dropped here.
+        self._guard(self.part, lambda: self.sink.open(folder))
+        thread.measure_cpu()
+        opened_ns = thread.cpu_ns
+        while not (self._is_closing and self._rows.empty()):
+            self._write_some()
+            thread.measure_cpu()
+            self._spent_s = (thread.cpu_ns - opened_ns) / NS_PER_S
+        self._guard(self.part, self.sink.close)
 
     def _write_some(self) -> None:
         rows, reached = [], []

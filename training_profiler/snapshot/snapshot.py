@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
 from training_profiler.snapshot.machine import GpuStats as GpuStats
 from training_profiler.snapshot.machine import Growth as Growth
 from training_profiler.snapshot.machine import Level as Level
@@ -218,11 +219,11 @@ class Snapshot:
         What it waits for input counts as taken: that is told by ``data_loading`` itself. Unknown too where a section
         is around the backward pass: its own device time has the idle times between the parts in it.
         """
-        if self.step is None or not self.is_by_device("backward_pass"):
+        if self.step is None or not self.is_by_device(BACKWARD_PASS):
             return None
-        forward = self.sections.get("forward_pass")
-        is_forward_unknown = forward is not None and forward.step_total_s > 0 and not self.is_by_device("forward_pass")
-        if is_forward_unknown or self.sections["backward_pass"].parent in self.sections:
+        forward = self.sections.get(FORWARD_PASS)
+        is_forward_unknown = forward is not None and forward.step_total_s > 0 and not self.is_by_device(FORWARD_PASS)
+        if is_forward_unknown or self.sections[BACKWARD_PASS].parent in self.sections:
             return None
         outermost = [name for name, section in self.sections.items() if section.parent not in self.sections]
         taken_s = sum(self.total_of_step_s(name) or 0.0 for name in outermost if self.is_by_device(name))

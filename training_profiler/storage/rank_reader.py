@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from training_profiler.errors import RunFolderError
 from training_profiler.ranks.comparison import all_ranks_stats
+from training_profiler.ranks.liveness import outdated_after_s
 from training_profiler.ranks.summary import RankSummary, rank_summary_from_data
 from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats
 from training_profiler.storage.journal_discovery import NO_JOURNAL, Found, choose, find_journals, find_own_folders
@@ -15,9 +16,6 @@ from training_profiler.storage.launch import is_running
 from training_profiler.storage.run_lookup import read_meta
 from training_profiler.units import NS_PER_S
 
-SILENT_AFTER_S: Final = 60.0
-FLUSHES: Final = 3  # and not before so many are missing
-RANKS_A_SECOND: Final = 100  # where there are many, each tells so seldom that no more do
 MOST_SENTENCES: Final = 8
 MOST_RANKS: Final = 1_000_000  # a number beyond is no world's size, and would take memory
 
@@ -116,13 +114,13 @@ def received_ranks(journals: Sequence[Found], left_out: Sequence[str] = ()) -> R
         sentences.append(f"the last line is torn, the one before it was read: {_enumerated(torn)}")
     told = tuple(by_rank[rank] for rank in sorted(by_rank))
     world_size = max([sums.who.world_size for sums in told] + [_world_size(one) for one in journals], default=1)
-    last_ns = max((sums.told_ns for sums in told), default=0)
+    last_ns = max((sums.sent_ns for sums in told), default=0)
     return ReceivedRanks(
         told,
         world_size,
         tuple(_bounded(sentences)),
-        {sums.who.rank: (last_ns - sums.told_ns) / NS_PER_S for sums in told},
-        max(SILENT_AFTER_S, FLUSHES * _flush_s(journals), FLUSHES * world_size / RANKS_A_SECOND),
+        {sums.who.rank: (last_ns - sums.sent_ns) / NS_PER_S for sums in told},
+        outdated_after_s(_flush_s(journals), world_size),
     )
 
 
@@ -144,7 +142,7 @@ def _unended(journals: Sequence[Found]) -> list[str]:
 def _sums(record: dict[str, Any]) -> RankSummary:
     sums = rank_summary_from_data({key: value for key, value in record.items() if key != "kind"})
     who = sums.who
-    numbers = (who.rank, who.world_size, who.attempt, sums.told_ns, sums.begin_ns, sums.steps)
+    numbers = (who.rank, who.world_size, who.attempt, sums.sent_ns, sums.begin_ns, sums.steps)
     if not all(type(number) is int for number in numbers) or not 0 <= who.rank < who.world_size <= MOST_RANKS:
         raise ValueError(f"{who} is no rank")
     return sums

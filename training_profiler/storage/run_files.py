@@ -72,8 +72,18 @@ class RunFiles:
         self._journal: Journal | None = None
         self._next_look_ns, self._look_every_ns = 0, FIRST_LOOK_NS
 
-    def open(self, who: RankId) -> Journal:
-        """Return the journal of rank ``who``, making folder and files where they are not there yet."""
+    def reconfigure(self, settings: Settings) -> None:
+        """Go on with other settings."""
+        self.settings = settings
+
+    def open(self, who: RankId, run_name: str | None = None) -> Journal:
+        """Return the journal of rank ``who``, making folder and files where they are not there yet.
+
+        Args:
+            who: the rank that this process is by now.
+            run_name: name of the run's folder as rank 0 sent it; None as long as it is unknown.
+        """
+        self.run_name = run_name or self.run_name
         if self._journal is None:
             self._who = who
             self._parent = Path(self.settings.dir).absolute()  # the program may go to another folder

@@ -5,9 +5,10 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from training_profiler.recording.section import Clock
+from training_profiler.safety.fault_guard import Guard
 from training_profiler.torch_capture.conflicts import blocker, end_past_destructors, is_in_backward, is_main_thread
 from training_profiler.torch_capture.main_thread_signal import MainThreadInterrupt
 from training_profiler.torch_capture.plan import CapturePlan
@@ -23,7 +24,7 @@ from training_profiler.torch_capture.schedule import (
     Schedule,
 )
 from training_profiler.torch_capture.trace_file import SpanBook, SpanSource
-from training_profiler.torch_capture.trace_writer import OutputLocation, TraceWriter
+from training_profiler.torch_capture.trace_writer import PART, OutputLocation, TraceWriter
 from training_profiler.torch_capture.window import Window
 from training_profiler.units import NS_PER_S
 
@@ -63,10 +64,11 @@ class Recording:
                 self.writer = None
                 return why_not
             self._source.disturbed.begin(window.first)
-            book = window.spans = SpanBook(self._names, window.begin_ns)
-            self._source.on_every_span = book.add
+            book = SpanBook(self._names, window.begin_ns)
+            window.keep_spans(book)
+            self._source.send_every_span(book.add)
             writer.begin_s = (window.begin_ns - begin_ns) / NS_PER_S
-            writer.start()
+            writer.thread.start()
             atexit.register(self._at_exit)
             return None
         except BaseException:
@@ -113,7 +115,7 @@ class Recording:
         """Record no more, and forget what was recorded."""
         if self.window is not None:
             self.window.discard()
-        self._source.on_every_span = None
+        self._source.send_every_span(None)
         self._forget()
 
     def _forget(self) -> None:
@@ -135,21 +137,28 @@ class Recording:
         """Return the writer, which has ended or is left alone, and be done with it; steps are slowed but one more."""
         writer, self.writer = self.writer, None
         if writer is not None:
-            self._source.on_every_span = None
+            self._source.send_every_span(None)
             self._source.disturbed.end(last_step + 1)  # memory is cleared after it, and with it the caches
         return writer
 
-    def abandon(self) -> None:
-        """Forget it in a forked child."""
+    def after_fork_in_child(self) -> None:
+        """Forget the window: it is the parent's."""
         window, self.window, self.writer = self.window, None, None
-        self._source.on_every_span = None
+        self._source.send_every_span(None)
         if window is not None:
             self.wake.disarm()
             atexit.unregister(self._at_exit)
-            window.abandon()
+            window.after_fork_in_child()
 
 
-PART: Final = "capture"
+class CaptureSettings(Protocol):
+    """Settings of the run, of which only the plan is read."""
+
+    @property
+    def capture(self) -> CapturePlan:
+        """When windows are to open."""
+
+
 LOOK_NS: Final = NS_PER_S  # between two looks for a request
 GIVE_WAY_S: Final = 30.0  # at most, for the main thread to end a window before a profiler starts on another
 JOIN_S: Final = 20.0  # at most, for the last file at the end of a run
@@ -157,33 +166,37 @@ HURRY_S: Final = 5.0  # where SIGTERM ends it: who sends that kills before long
 
 
 class Captures:
-    """The windows of one session; all is called by the thread that trains, but ``finish``.
+    """The windows of one session; all is called by the thread that trains, but ``wait_for_file``.
 
     Args:
         own: does work on the training thread, whose time is booked as the profiler's own.
         place: asked now and then; given True, the run folder is to be made where there is none.
         say: prints a line and keeps it for the report.
         source: where sections come from, and what is told which steps windows slow.
+        plan: when windows are to open.
+        ask_flush: has what is recorded summed up soon.
     """
 
     def __init__(
         self,
         clock: Clock,
-        guard: Callable[[str, Callable[[], None]], None],
+        guard: Guard,
         own: Callable[[Callable[[], None]], None],
         place: Callable[[bool], OutputLocation],
         say: Callable[[str], None],
         source: SpanSource,
         names: Mapping[int, str],
+        plan: CapturePlan,
+        ask_flush: Callable[[], None],
     ) -> None:
-        self.is_on = False  # whether ends of steps are to be told
-        self.ask_flush: Callable[[], None] = _nothing  # has what is recorded summed up soon
+        self._ask_flush = ask_flush
         self._clock, self._guard_part, self._own = clock, guard, own
         self._place, self._say = place, say
         self._messages = CaptureMessages(say)
         self._recording = Recording(clock, source, names, self._woken, self._at_exit)
         self._pace = RecentStepTimes()
-        self._schedule = Schedule(CapturePlan(), self._pace)
+        self._schedule = Schedule(plan, self._pace)
+        self.is_on = not self._schedule.is_idle  # whether ends of steps are to be told
         self._box = RequestBox(time.time_ns())
         self._is_left = False  # the run ended while nothing could be done about a window
         self._has_recorded = False
@@ -192,9 +205,12 @@ class Captures:
         self._patience_s = JOIN_S
         self._next_look_ns = 0
 
-    def reconfigure(self, plan: CapturePlan) -> None:
+    def start(self) -> None:
+        """Do nothing yet: windows open where steps end."""
+
+    def reconfigure(self, settings: CaptureSettings) -> None:
         """Go on with another plan."""
-        self._schedule.plan = plan
+        self._schedule.reconfigure(settings.capture)
         self._turn()
 
     def _turn(self) -> None:
@@ -254,7 +270,7 @@ class Captures:
             self._pace.step_ended(now_ns)
         else:  # what it does beside must not make an outlier of a step
             self._pace.interrupt()
-            if not writer.is_alive():
+            if not writer.thread.is_alive():
                 self._own(self._tell)
         length = self._schedule.due(step + 1, now_ns)
         if length and self._recording.writer is None:
@@ -287,7 +303,7 @@ class Captures:
 
     def _open(self, step: int, length: int, begin_ns: int) -> str | None:
         window = Window(sys.modules["torch"], self._clock, step, step + length - 1)
-        writer = TraceWriter(window, self._plan, self._recording.wake.ring)
+        writer = TraceWriter(window, self._plan, self._recording.wake.ring, self._guard_part)
         writer.median_ns = self._pace.median_ns
         self._has_recorded = True  # somebody has: also where others do
         why_not = self._recording.open(window, writer, self._give_way, begin_ns)
@@ -297,7 +313,7 @@ class Captures:
     def _end(self) -> None:
         self._pace.interrupt()
         self._recording.end(self._place)
-        self.ask_flush()
+        self._ask_flush()
 
     def _tell(self) -> None:
         """Say what became of a window whose writer has ended."""
@@ -340,7 +356,7 @@ class Captures:
         self._schedule.later(self._clock(), window.last - window.first + 1)
         self._messages.gave_way()
 
-    def stop(self, ended_by: str | None) -> None:
+    def close(self, ended_by: str | None) -> None:
         """End the window that is open, for the run ends: it is kept where that is no accident."""
         self.is_on = False
         if ended_by == "SIGTERM":
@@ -359,7 +375,7 @@ class Captures:
         if window.must_end == LEFT or (not window.ends_ns and window.must_end is None):
             self._say(f"a capture window of step {window.first} on was dropped: {LEFT}")
 
-    def finish(self) -> None:
+    def wait_for_file(self) -> None:
         """Wait for the last file, a moment, and say what became of it; and of windows that never opened."""
         if not self._is_left:
             self._wait_for_file()
@@ -371,10 +387,10 @@ class Captures:
         if writer is not None:
             if self._place(True).run_folder is None:  # of a rank that heard of none
                 writer.call_off()
-            writer.join(self._patience_s)
-            if writer.is_alive():
+            writer.thread.join(self._patience_s)
+            if writer.thread.is_alive():
                 writer.call_off()
-                writer.join(1.0)
+                writer.thread.join(1.0)
             self._recording.told(self._steps)
             if writer.is_told:
                 if writer.path is None and writer.error is None:
@@ -385,13 +401,13 @@ class Captures:
         if not self.is_on:  # else the run has not ended yet, and will end it
             self._recording.give_up()
 
-    def abandon(self) -> None:
-        """Forget it all in a forked child."""
+    def notes(self) -> list[str]:
+        """Return nothing: what became of windows is reported when it happens."""
+        return []
+
+    def after_fork_in_child(self) -> None:
+        """Forget it all: in a forked child it is the parent's."""
         self.is_on = False
-        self._recording.abandon()
+        self._recording.after_fork_in_child()
         if self._has_recorded:
             end_past_destructors()
-
-
-def _nothing() -> None:
-    pass

@@ -1,24 +1,22 @@
 """A window on request: a file that a command drops in the run folder, and a training looks for."""
 
-import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 REQUEST: Final = "capture-request.json"
 FOLDER: Final = "captures"  # in the run folder, where traces go
 MOST_STEPS: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What was asked for."""
+class Request(msgspec.Struct, frozen=True):
+    """How many steps to record, and on which ranks."""
 
-    steps: int | None = None
-    ranks: tuple[int, ...] | None = (0,)
-    """None: all."""
+    steps: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)] | None = None  # None: as many as the settings say
+    ranks: tuple[int, ...] | None = (0,)  # None: all
 
     def is_of(self, rank: int) -> bool:
         """Return whether ``rank`` is to record."""
@@ -32,7 +30,7 @@ def write_request(folder: Path, steps: int | None, ranks: Sequence[int] | None) 
         OSError: it cannot be written.
     """
     draft = folder / f"{REQUEST}.{os.getpid()}.part"
-    draft.write_text(json.dumps({"steps": steps, "ranks": None if ranks is None else list(ranks)}), encoding="utf-8")
+    draft.write_bytes(msgspec.json.encode(Request(steps, None if ranks is None else tuple(ranks))))
     os.replace(draft, folder / REQUEST)
 
 
@@ -59,13 +57,9 @@ class RequestBox:
 
 
 def _read(path: Path) -> Request | None:
+    """Return the request in a file; None if the file is not one of ours."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        steps, ranks = told["steps"], told["ranks"]
-        is_count = steps is None or (isinstance(steps, int) and 0 < steps <= MOST_STEPS)
-        are_ranks = ranks is None or all(isinstance(rank, int) for rank in ranks)
-    except (OSError, ValueError, KeyError, TypeError):
+        data = msgspec.json.decode(path.read_bytes())
+        return msgspec.convert(data, Request) if {"steps", "ranks"} <= data.keys() else None
+    except (OSError, ValueError, AttributeError):
         return None
-    if not is_count or not are_ranks:  # somebody else's file
-        return None
-    return Request(steps, None if ranks is None else tuple(ranks))

@@ -104,6 +104,10 @@ class Schedule:
         self._is_asked_for = False  # by somebody who waits for it, but not for certain steps
         self._retry_at_ns, self._retry_ns = 0, FIRST_RETRY_NS
 
+    def reconfigure(self, plan: CapturePlan) -> None:
+        """Go on with another plan."""
+        self.plan = plan
+
     @property
     def is_idle(self) -> bool:
         """Whether nothing can come to be wanted but by request."""

@@ -108,7 +108,8 @@ class Disturbed(Protocol):
 class SpanSource(Protocol):
     """What tells of the training thread's spans."""
 
-    on_every_span: Callable[[Any, Any, Any, int], None] | None
+    def send_every_span(self, to: Callable[[Any, Any, Any, int], None] | None) -> None:
+        """Call ``to`` with all spans of the training thread from now on; None: with none."""
 
     @property
     def disturbed(self) -> "Disturbed":

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.fault_guard import Guard
 from training_profiler.torch_capture.plan import CapturePlan
 from training_profiler.torch_capture.request import FOLDER
 from training_profiler.torch_capture.schedule import CALLED_OFF
@@ -26,11 +28,14 @@ class OutputLocation(NamedTuple):
     attempt: int
 
 
-class TraceWriter(threading.Thread):
+PART: Final = "capture"
+
+
+class TraceWriter:
     """Begins with the window: at the end of a process no thread can be started any more."""
 
-    def __init__(self, window: Window, plan: CapturePlan, ring: Callable[[], None]) -> None:
-        super().__init__(name="training_profiler capture", daemon=True)
+    def __init__(self, window: Window, plan: CapturePlan, ring: Callable[[], None], guard: Guard) -> None:
+        self.thread = BackgroundThread("capture", self._run, guard, PART)
         self.window, self.plan = window, plan
         self.path: Path | None = None  # of the file, when it is there
         self.bytes = 0
@@ -64,8 +69,7 @@ class TraceWriter(threading.Thread):
         self._is_called_off = True
         self._is_over.set()
 
-    def run(self) -> None:
-        """Watch, then write."""
+    def _run(self, thread: BackgroundThread) -> None:
         try:
             self._watch()
             if self._place is not None:

@@ -39,6 +39,10 @@ class Window:
         """Whether its last step has ended."""
         return self.first + len(self.ends_ns) > self.last
 
+    def keep_spans(self, spans: SpanBook) -> None:
+        """Have the sections that ``spans`` collects written beside torch's own events."""
+        self.spans = spans
+
     def start(self, give_way: Callable[[], None]) -> str | None:
         """Begin to record; ``give_way`` is called before a profiler starts, this one too.
 
@@ -91,8 +95,8 @@ class Window:
             self.profile = None
         self._patches.undo()
 
-    def abandon(self) -> None:
-        """Forget it in a forked child."""
+    def after_fork_in_child(self) -> None:
+        """Forget it: in a forked child it is the parent's."""
         self._patches.undo()
         if self.profile is not None:
             stop_in_child(self._torch, self.profile)

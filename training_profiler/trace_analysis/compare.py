@@ -98,8 +98,8 @@ def _difference(name: str, before: Sequence[int], after: Sequence[int]) -> Diffe
     return Difference(name, float(one.mean()), float(other.mean()), band)
 
 
-def _calls_a_step(found: Analysis) -> dict[str, float]:
-    return {one.name: one.calls / len(found.steps) for one in found.operators if one.name.startswith("aten::")}
+def _calls_a_step(analysis: Analysis) -> dict[str, float]:
+    return {one.name: one.calls / len(analysis.steps) for one in analysis.operators if one.name.startswith("aten::")}
 
 
 def _alike(one: Mapping[str, float], other: Mapping[str, float]) -> float:

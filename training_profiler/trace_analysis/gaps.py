@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.intervals import NOTHING, Intervals, covered, gaps, together, union
 from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
@@ -23,9 +24,9 @@ LAUNCH_BOUND: Final = "launch-bound"
 UNKNOWN: Final = "unknown"
 _CALLS: Final = {
     DATA_LOADER: re.compile(r"^enumerate\(DataLoader\)|^data_loading$|dataloader\.py\(\d+\): (__next__|_next_data)"),
-    ALLOCATION: re.compile(r"^(cuda|hip)(Malloc|Free|HostAlloc|HostMalloc|HostFree|HostRegister|MemCreate|MemMap)"),
-    BLOCKING_COPY: re.compile(r"^(cuda|hip)Mem(cpy|set)|^cuMemcpy"),
-    SYNCHRONIZE: re.compile(r"^(cuda|hip)\w*Synchronize$|^cu(Stream|Ctx|Event)Synchronize"),
+    ALLOCATION: runtime_calls.ALLOCATE_ANY,
+    BLOCKING_COPY: runtime_calls.COPY_OR_FILL,
+    SYNCHRONIZE: runtime_calls.SYNCHRONIZE,
 }
 # What of a moment goes to whom, where several would claim it.
 _IN_ORDER: Final = (DATA_LOADER, ALLOCATION, BLOCKING_COPY, SYNCHRONIZE, LAUNCH_BOUND, PYTHON, UNKNOWN)

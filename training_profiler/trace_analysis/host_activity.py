@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.intervals import Intervals, union
 from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
@@ -14,9 +15,6 @@ from training_profiler.trace_analysis.nesting import Nesting, nearest
 DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
 # The same wait, as our own sections name it.
 WAITS_FOR_BATCH: Final = re.compile(r"^enumerate\(DataLoader\)|^data_loading$")
-SYNCHRONIZE: Final = re.compile(r"^(cuda|hip)\w*Synchronize$|^cu(Stream|Ctx|Event)Synchronize")
-ALLOCATE: Final = re.compile(r"^(cuda|hip)(Malloc|Free)(Async|Managed|Pitch)?$")
-_WAITS: Final = re.compile(r"^(cuda|hip)(Memcpy|StreamSynchronize|EventSynchronize)")
 READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
 
 
@@ -51,12 +49,14 @@ def copies(columns: Columns) -> list[ModuleCalls]:
 
 def synchronizations(columns: Columns) -> list[ModuleCalls]:
     """Return the calls in which the host waited for a device."""
-    return calls_named(columns, np.flatnonzero(columns.named(SYNCHRONIZE.search, columns.is_of("cuda_runtime"))))
+    return calls_named(
+        columns, np.flatnonzero(columns.named(runtime_calls.SYNCHRONIZE.search, columns.is_of("cuda_runtime")))
+    )
 
 
 def is_allocation(columns: Columns) -> Bools:
     """Return which events are calls that get memory from the driver, or give it back."""
-    return columns.named(ALLOCATE.search, columns.is_of("cuda_runtime"))
+    return columns.named(runtime_calls.ALLOCATE.search, columns.is_of("cuda_runtime"))
 
 
 def data_loading(columns: Columns) -> ModuleCalls:
@@ -83,7 +83,7 @@ def device_reads(columns: Columns, nesting: Nesting, launches: Launches) -> Ints
     outermost = _outermost_operator(nesting, is_operator)
     to_host = columns.named(lambda name: "DtoH" in name or "DeviceToHost" in name, columns.is_of("gpu_memcpy"))
     by = launches.operator[to_host]
-    calls = columns.named(lambda name: bool(_WAITS.search(name)), columns.is_of("cuda_runtime"))
+    calls = columns.named(runtime_calls.COPY_OR_WAIT.search, columns.is_of("cuda_runtime"))
     named = nearest(nesting, columns.named(lambda name: name in READS, is_operator))[calls]
     return np.unique(outermost[np.concatenate([by[by != NONE], named[named != NONE]])])
 

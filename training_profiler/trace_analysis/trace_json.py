@@ -5,14 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from training_profiler.findings.finding import Finding
+from training_profiler.findings.registry import Saving
 from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.device_activity import OneDevice, StepParts
 from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
 from training_profiler.trace_analysis.operators import SORT_KEYS, sorted_by
-from training_profiler.trace_analysis.rules.run_rules import THRESHOLDS, recommendations
+from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, recommendations
+from training_profiler.trace_analysis.rules.registry import RULES
+from training_profiler.units import NS_PER_MS, NS_PER_S
 
-NS_PER_MS: Final = 1_000_000
 MOST_GAPS: Final = 5
 MOST_KERNELS: Final = 10
 MOST_NAME: Final = 160  # characters
@@ -25,6 +28,7 @@ OF_DEVICE: Final = (  # unknown where no work of a device was recorded
     "attention_kernel_ms",
 )
 DIGITS: Final = 3  # of steps' lengths in ms
+NS_DIGITS: Final = 3  # of savings, which are ns and halves of them
 
 
 def ms(ns: float) -> float:
@@ -33,36 +37,38 @@ def ms(ns: float) -> float:
 
 
 def trace_data(
-    found: Analysis, sort: str = SORT_KEYS[0], thresholds: Mapping[str, float] = THRESHOLDS
+    analysis: Analysis, sort: str = SORT_KEYS[0], thresholds: Mapping[str, float] = THRESHOLDS
 ) -> dict[str, Any]:
     """Return all figures of a trace; unknown ones are None. ``sort`` is the order of the operators."""
-    data = _figures(found, sort, thresholds)
-    return data if found.has_gpu else data | dict.fromkeys(OF_DEVICE)
+    data = _figures(analysis, sort, thresholds)
+    return data if analysis.has_gpu else data | dict.fromkeys(OF_DEVICE)
 
 
-def _figures(found: Analysis, sort: str, thresholds: Mapping[str, float]) -> dict[str, Any]:
-    kernels = found.kernels
-    communication_ns = found.device.communication.total_ns
+def _figures(analysis: Analysis, sort: str, thresholds: Mapping[str, float]) -> dict[str, Any]:
+    kernels = analysis.kernels
+    communication_ns = analysis.device.communication.total_ns
     return {
-        "file": found.path.name,
-        "gpu": _gpu_name(found),
-        "rank": found.rank,
-        "world": found.world_size,
-        "n_events": found.events,
-        "n_gpu_events": found.gpu_events,
+        "file": analysis.path.name,
+        "gpu": _gpu_name(analysis),
+        "rank": analysis.rank,
+        "world": analysis.world_size,
+        "n_events": analysis.events,
+        "n_gpu_events": analysis.gpu_events,
         "n_kernels": kernels.count,
-        "span_ms": ms(found.span_ns),
-        "busy_ms": ms(found.device.busy.total_ns) if found.has_gpu else None,
-        "idle_pct": 100 * (1 - found.device.busy.total_ns / found.span_ns) if found.has_gpu and found.span_ns else None,
-        "steps": [[step.name, round(ms(step.wall_ns), DIGITS)] for step in found.steps],
-        "gpu_util_in_steps_pct": _percent(found.utilization_in_steps),
-        "step_parts_ns": _steps(found.steps, found.has_gpu),
-        "devices": [_device(one) for one in found.devices],
-        "step_variation_pct": _percent(found.step_variation),
-        "compute_union_ms": ms(found.device.compute.total_ns),
+        "span_ms": ms(analysis.span_ns),
+        "busy_ms": ms(analysis.device.busy.total_ns) if analysis.has_gpu else None,
+        "idle_pct": 100 * (1 - analysis.device.busy.total_ns / analysis.span_ns)
+        if analysis.has_gpu and analysis.span_ns
+        else None,
+        "steps": [[step.name, round(ms(step.wall_ns), DIGITS)] for step in analysis.steps],
+        "gpu_util_in_steps_pct": _percent(analysis.utilization_in_steps),
+        "step_parts_ns": _steps(analysis.steps, analysis.has_gpu),
+        "devices": [_device(one) for one in analysis.devices],
+        "step_variation_pct": _percent(analysis.step_variation),
+        "compute_union_ms": ms(analysis.device.compute.total_ns),
         "comm_union_ms": ms(communication_ns),
-        "comm_exposed_ms": ms(found.exposed_communication_ns),
-        "overlap_pct": 100 * (1 - found.exposed_communication_ns / communication_ns) if communication_ns else None,
+        "comm_exposed_ms": ms(analysis.exposed_communication_ns),
+        "overlap_pct": 100 * (1 - analysis.exposed_communication_ns / communication_ns) if communication_ns else None,
         "kernel_sum_ms": ms(kernels.total_ns),
         "kernels_lt10us": kernels.short_count,
         "kernels_lt10us_time_pct": _percent(kernels.short_share),
@@ -74,45 +80,67 @@ def _figures(found: Analysis, sort: str, thresholds: Mapping[str, float]) -> dic
         "tensorcore_named_pct": _percent(kernels.tensor_core_share),
         "unclassified_pct": _percent(kernels.unclassified_share),
         "kernel_kinds_ms": {kind: ms(ns) for kind, ns in kernels.by_kind_ns.items()},
-        "largest_gaps_ms": [ms(ns) for ns in found.gap_lengths_ns[:MOST_GAPS]],
-        "gaps_lt30us_ms": ms(sum(ns for ns in found.gap_lengths_ns if ns < LEAST_GAP_NS)),
-        "gaps_ge30us_ms": ms(sum(ns for ns in found.gap_lengths_ns if ns >= LEAST_GAP_NS)),
-        "gap_causes_ms": gap_causes(found),
-        "gaps": [_gap(found, place) for place in found.gaps],
+        "largest_gaps_ms": [ms(ns) for ns in analysis.gap_lengths_ns[:MOST_GAPS]],
+        "gaps_lt30us_ms": ms(sum(ns for ns in analysis.gap_lengths_ns if ns < LEAST_GAP_NS)),
+        "gaps_ge30us_ms": ms(sum(ns for ns in analysis.gap_lengths_ns if ns >= LEAST_GAP_NS)),
+        "gap_causes_ms": gap_causes(analysis),
+        "gaps": [_gap(analysis, place) for place in analysis.gaps],
         "memcpy": {
-            calls.name: {"n": calls.count, "ms": ms(calls.total_ns), "bytes": calls.bytes} for calls in found.copies
+            calls.name: {"n": calls.count, "ms": ms(calls.total_ns), "bytes": calls.bytes} for calls in analysis.copies
         },
-        "syncs": {calls.name: {"n": calls.count, "ms": ms(calls.total_ns)} for calls in found.synchronizations},
-        "allocations": {calls.name: {"n": calls.count, "ms": ms(calls.total_ns)} for calls in found.allocations},
-        "dataloader": {"n": found.data_loading.count, "ms": ms(found.data_loading.total_ns)},
+        "syncs": {calls.name: {"n": calls.count, "ms": ms(calls.total_ns)} for calls in analysis.synchronizations},
+        "allocations": {calls.name: {"n": calls.count, "ms": ms(calls.total_ns)} for calls in analysis.allocations},
+        "dataloader": {"n": analysis.data_loading.count, "ms": ms(analysis.data_loading.total_ns)},
         "gpu_events_without_launch": kernels.without_launch,
         "top_kernels": [
             {"name": kernel.name[:MOST_NAME], "calls": kernel.calls, "ms": ms(kernel.total_ns), "kind": kernel.kind}
             for kernel in kernels.rows[:MOST_KERNELS]
         ],
-        "streams": found.streams,
-        "operators": [_operator(one, found.has_gpu) for one in sorted_by(found.operators, sort)],
-        "communication": [asdict(one) for one in found.collectives],
-        "memory": [asdict(one) for one in found.memory],
-        "checklist": [check._asdict() for check in checks(found)],
-        "recommendations": [asdict(one) for one in recommendations(found, thresholds)],
+        "streams": analysis.streams,
+        "operators": [_operator(one, analysis.has_gpu) for one in sorted_by(analysis.operators, sort)],
+        "communication": [asdict(one) for one in analysis.collectives],
+        "memory": [asdict(one) for one in analysis.memory],
+        "checklist": [check._asdict() for check in checks(analysis)],
+        "recommendations": [_recommendation(finding) for finding in recommendations(analysis, thresholds)],
     }
 
 
-def gap_causes(found: Analysis) -> dict[str, float]:
+def gap_causes(analysis: Analysis) -> dict[str, float]:
     """Return the ms of gaps of 30 us or more by their cause, the largest first."""
     causes: Counter[str] = Counter()
-    for place in found.gaps:
+    for place in analysis.gaps:
         causes[place.gap.cause] += place.gap.length_ns
     return {cause: ms(ns) for cause, ns in causes.most_common()}
+
+
+def saving_ms(finding: Finding) -> float | None:
+    """Return what a finding could save of all recorded steps, in ms; None where its rule does not know."""
+    if RULES[finding.code].saving is Saving.UNKNOWN:
+        return None
+    return ms(round(finding.potential_saving_s * NS_PER_S, NS_DIGITS))
+
+
+def _recommendation(finding: Finding) -> dict[str, Any]:
+    return {
+        "code": finding.code,
+        "finding": finding.message,
+        "evidence": dict(finding.evidence),
+        "worth_ms": saving_ms(finding),
+        "remedy": finding.fix,
+    }
 
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def _gpu_name(found: Analysis) -> str | None:
-    return next((name for name in (*(one.name for one in found.devices), *found.device_names) if name), None)
+def _idle_percent(analysis: Analysis) -> float | None:
+    known = analysis.has_gpu and analysis.span_ns
+    return 100 * (1 - analysis.device.busy.total_ns / analysis.span_ns) if known else None
+
+
+def _gpu_name(analysis: Analysis) -> str | None:
+    return next((name for name in (*(one.name for one in analysis.devices), *analysis.device_names) if name), None)
 
 
 def _steps(steps: Sequence[StepParts], has_gpu: bool = True) -> list[dict[str, Any]]:
@@ -134,10 +162,10 @@ def _device(one: OneDevice) -> dict[str, Any]:
     }
 
 
-def _gap(found: Analysis, place: AttributedGap) -> dict[str, Any]:
+def _gap(analysis: Analysis, place: AttributedGap) -> dict[str, Any]:
     return {
         "device": place.gap.device,
-        "at_ms": ms(place.gap.begin_ns - found.begin_ns),
+        "at_ms": ms(place.gap.begin_ns - analysis.begin_ns),
         "ms": ms(place.gap.length_ns),
         "cause": place.gap.cause,
         "covered_pct": 100 * place.gap.part,

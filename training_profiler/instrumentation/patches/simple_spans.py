@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import OTHER_PATCH
+from training_profiler.recording.known_sections import CHECKPOINTING, EMA_UPDATE, METRICS_COMPUTATION
 
 
 class SimpleSpan(NamedTuple):
@@ -17,14 +17,14 @@ class SimpleSpan(NamedTuple):
 
     owner: str  # a module, or a class in one
     functions: tuple[str, ...]
-    code: Callable[[SectionCodes], int]
+    section: str
     also_in: str | None = None  # the package that has the same functions under its own name
     is_optional: bool = False  # the module may be imported later, or never
     ends_evaluation: bool = False  # a call is not part of the evaluation before it
 
 
 def _checkpoint(owner: str, *functions: str, **rest: Any) -> SimpleSpan:
-    return SimpleSpan(owner, functions, lambda codes: codes.checkpoint, ends_evaluation=True, **rest)
+    return SimpleSpan(owner, functions, CHECKPOINTING, ends_evaluation=True, **rest)
 
 
 # The name of the patch in reports, and its functions.
@@ -33,7 +33,7 @@ SIMPLE_SPANS: Final[dict[str, tuple[SimpleSpan, ...]]] = {
         SimpleSpan(
             "torch.nn.utils.clip_grad",
             ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_"),
-            lambda codes: codes.metrics,
+            METRICS_COMPUTATION,
             also_in="torch.nn.utils",
         ),
     ),
@@ -41,7 +41,7 @@ SIMPLE_SPANS: Final[dict[str, tuple[SimpleSpan, ...]]] = {
         SimpleSpan(
             "torch.optim.swa_utils.AveragedModel",
             ("update_parameters",),
-            lambda codes: codes.averaging,
+            EMA_UPDATE,
         ),
     ),
     "checkpoints": (
@@ -59,7 +59,7 @@ def install(spans: tuple[SimpleSpan, ...], patches: Patches, context: PatchConte
         AttributeError: this version of torch has none of the functions of a row.
     """
     for span in spans:
-        make = recorded_as(context, span.code, span.ends_evaluation)
+        make = recorded_as(context, span.section, span.ends_evaluation)
         if span.is_optional:
             replace = functools.partial(_replace_if_imported, span, patches, make)
             context.after_import(span.owner, replace, patches)
@@ -94,14 +94,12 @@ def _at(torch: Any, path: str | None) -> Any:
     return functools.reduce(getattr, path.split(".")[1:], torch)
 
 
-def recorded_as(
-    context: PatchContext, code_of: Callable[[SectionCodes], int], ends_evaluation: bool = False
-) -> Callable[[Any], Any]:
+def recorded_as(context: PatchContext, section: str, ends_evaluation: bool = False) -> Callable[[Any], Any]:
     """Return a wrapper for functions whose calls on the training thread are spans.
 
     Args:
         context: of the patches.
-        code_of: returns the section's code.
+        section: name of the section.
         ends_evaluation: whether a call is not part of the evaluation before it.
     """
     training_thread, is_compiling, get_ident = context.training_thread, context.is_compiling, threading.get_ident
@@ -114,7 +112,7 @@ def recorded_as(
             detector = training_thread.confirmed_detector or context.detector
             if detector is None or training_thread.busy_with or get_ident() != training_thread.ident:
                 return original(*args, **kwargs)
-            code = code_of(detector.codes)
+            code = detector.codes.by_name[section]
             try:
                 if ends_evaluation and detector.phases.is_unresolved:
                     detector.phases.checkpoint_begins()

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from training_profiler.findings.finding import Finding
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.report.tables import counted, ms, percent, short, table, us
-from training_profiler.trace_analysis.rules.rule import Recommendation
-from training_profiler.trace_analysis.rules.run_rules import THRESHOLDS, recommendations
+from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, recommendations
+from training_profiler.trace_analysis.trace_json import saving_ms
 
 
 def render_ranks(
@@ -72,25 +73,23 @@ def communication_over_ranks(over_ranks: Sequence[RankCollective]) -> str:
 
 def _recommendations(traces: Sequence[Analysis], thresholds: Mapping[str, float]) -> str:
     called = _names(traces)
-    told: dict[str, list[tuple[Analysis, Recommendation]]] = {}
+    told: dict[str, list[tuple[Analysis, Finding]]] = {}
     for found in traces:
         for one in recommendations(found, thresholds):
             told.setdefault(one.code, []).append((found, one))
     if not told:
         return "Nothing stands out."
 
-    def worth(where: tuple[Analysis, Recommendation]) -> float:
-        return -1.0 if where[1].worth_ms is None else where[1].worth_ms
+    def worth(where: tuple[Analysis, Finding]) -> float:
+        worth_ms = saving_ms(where[1])
+        return -1.0 if worth_ms is None else worth_ms
 
     lines = []
     for places in sorted(told.values(), key=lambda places: -worth(max(places, key=worth))):
         found, one = max(places, key=worth)
         names = "all" if len(places) == len(traces) > 1 else ", ".join(called[where.path] for where, _ in places)
-        most = f"; most on {called[found.path]}" if len(places) > 1 and one.worth_ms is not None else ""
-        value = (
-            ""
-            if one.worth_ms is None
-            else f" Worth up to {one.worth_ms:.1f} ms of {counted(len(found.steps), 'step')}."
-        )
-        lines += [f"- ({names}{most}) {one.finding}.{value}", f"  {one.remedy}"]
+        most = f"; most on {called[found.path]}" if len(places) > 1 and saving_ms(one) is not None else ""
+        saved_ms = saving_ms(one)
+        value = "" if saved_ms is None else f" Worth up to {saved_ms:.1f} ms of {counted(len(found.steps), 'step')}."
+        lines += [f"- ({names}{most}) {one.message}.{value}", f"  {one.fix}"]
     return "\n".join(lines)

@@ -10,8 +10,8 @@ from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.operators import sorted_by
 from training_profiler.trace_analysis.report.ranks import communication_over_ranks
 from training_profiler.trace_analysis.report.tables import amount, counted, kernel, ms, percent, short, table, us
-from training_profiler.trace_analysis.rules.run_rules import THRESHOLDS, recommendations
-from training_profiler.trace_analysis.trace_json import gap_causes
+from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, recommendations
+from training_profiler.trace_analysis.trace_json import gap_causes, saving_ms
 
 MOST_ROWS: Final = 25
 MOST_GAPS: Final = 10
@@ -29,72 +29,73 @@ VIEWS: Final = (
 
 def render_view(
     name: str,
-    found: Analysis,
+    analysis: Analysis,
     sort: str,
     over_ranks: Sequence[RankCollective] = (),
     thresholds: Mapping[str, float] = THRESHOLDS,
 ) -> str:
     """Return one of ``VIEWS`` as text, with its heading."""
     if name == "operators":
-        body = _operators(found, sort)
+        body = _operators(analysis, sort)
     elif name == "communication":
-        body = _communication(found, over_ranks)
+        body = _communication(analysis, over_ranks)
     elif name == "recommendations":
-        body = _recommendations(found, thresholds)
+        body = _recommendations(analysis, thresholds)
     else:
-        body = _RENDERERS[name](found)
+        body = _RENDERERS[name](analysis)
     return f"=== {name.capitalize()} ===\n{body}\n"
 
 
-def _overview(found: Analysis) -> str:
-    lines = [_title(found), ""]
-    if found.steps:
-        lines += [_steps(found), ""]
+def _overview(analysis: Analysis) -> str:
+    lines = [_title(analysis), ""]
+    if analysis.steps:
+        lines += [_steps(analysis), ""]
     else:
         lines += ["No steps are marked (profiler.step() after each step marks them).", ""]
-    if len(found.devices) > 1:
-        lines += [_devices(found), ""]
-    if found.has_gpu:
-        if found.utilization_in_steps is not None:
-            lines.append(f"GPU utilization: {found.utilization_in_steps:.1%} of the steps")
-        busy = found.device.busy.total_ns
+    if len(analysis.devices) > 1:
+        lines += [_devices(analysis), ""]
+    if analysis.has_gpu:
+        if analysis.utilization_in_steps is not None:
+            lines.append(f"GPU utilization: {analysis.utilization_in_steps:.1%} of the steps")
+        busy = analysis.device.busy.total_ns
         lines.append(
-            f"Over the whole span of {ms(found.span_ns)}: {busy / max(1, found.span_ns):.1%} busy ({ms(busy)}), "
-            f"{counted(len(found.gaps), 'gap')} of 30 us or more"
+            f"Over the whole span of {ms(analysis.span_ns)}: {busy / max(1, analysis.span_ns):.1%} busy ({ms(busy)}), "
+            f"{counted(len(analysis.gaps), 'gap')} of 30 us or more"
         )
-    if found.data_loading.count:
-        lines.append(
-            f"DataLoader: {ms(found.data_loading.total_ns)} in {counted(found.data_loading.count, 'wait')} for a batch"
-        )
-    if found.step_variation is not None:
-        lines.append(f"Step time varies by {found.step_variation:.1%} (coefficient of variation)")
+    loading = analysis.data_loading
+    if loading.count:
+        lines.append(f"DataLoader: {ms(loading.total_ns)} in {counted(loading.count, 'wait')} for a batch")
+    if analysis.step_variation is not None:
+        lines.append(f"Step time varies by {analysis.step_variation:.1%} (coefficient of variation)")
     return "\n".join(lines)
 
 
-def _title(found: Analysis) -> str:
-    devices = ", ".join(dict.fromkeys(one.name for one in found.devices if one.name))
+def _title(analysis: Analysis) -> str:
+    devices = ", ".join(dict.fromkeys(one.name for one in analysis.devices if one.name))
     where = f" on {devices}" if devices else ""
     rank = (
-        "" if found.rank is None else f", rank {found.rank}" + (f" of {found.world_size}" if found.world_size else "")
+        ""
+        if analysis.rank is None
+        else f", rank {analysis.rank}" + (f" of {analysis.world_size}" if analysis.world_size else "")
     )
-    return f"{found.path.name}: {found.events} events, {found.gpu_events} of a device{where}{rank}"
+    return f"{analysis.path.name}: {analysis.events} events, {analysis.gpu_events} of a device{where}{rank}"
 
 
-def _steps(found: Analysis) -> str:
-    if not found.has_gpu:
-        return table(("step", "wall"), [(step.name, ms(step.wall_ns)) for step in found.steps])
+def _steps(analysis: Analysis) -> str:
+    if not analysis.has_gpu:
+        return table(("step", "wall"), [(step.name, ms(step.wall_ns)) for step in analysis.steps])
     headers = ("step", "wall", "compute", "exposed communication", "exposed copies", "idle")
     keys = ("wall_ns", "compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
     rows: list[Sequence[object]] = [
-        (short(step.name), *(ms(getattr(step, key)) for key in keys)) for step in found.steps[:MOST_ROWS]
+        (short(step.name), *(ms(getattr(step, key)) for key in keys)) for step in analysis.steps[:MOST_ROWS]
     ]
-    sums = [sum(getattr(step, key) for step in found.steps) for key in keys]
-    rows.append((f"all {len(found.steps)}", *(ms(value) for value in sums)))
+    sums = [sum(getattr(step, key) for step in analysis.steps) for key in keys]
+    rows.append((f"all {len(analysis.steps)}", *(ms(value) for value in sums)))
     rows.append(("", *(percent(value / max(1, sums[0])) for value in sums)))
     return table(headers, rows)
 
 
-def _devices(found: Analysis) -> str:
+def _devices(analysis: Analysis) -> str:
     """Return the devices of the file, each for itself; above they are taken together."""
     keys = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
     rows = [
@@ -104,15 +105,15 @@ def _devices(found: Analysis) -> str:
             percent(one.utilization_in_steps),
             *(ms(sum(getattr(step, key) for step in one.steps)) for key in keys),
         )
-        for one in found.devices
+        for one in analysis.devices
     ]
     headers = ("", "busy", "of the steps", "compute", "exposed communication", "exposed copies", "idle")
     return table(headers, rows)
 
 
-def _operators(found: Analysis, sort: str) -> str:
-    chosen = found.operators_by_shape or found.operators
-    on_device = ("device self", "device total") if found.has_gpu else ()
+def _operators(analysis: Analysis, sort: str) -> str:
+    chosen = analysis.operators_by_shape or analysis.operators
+    on_device = ("device self", "device total") if analysis.has_gpu else ()
     rows = [
         (
             short(one.name, 44),
@@ -130,8 +131,8 @@ def _operators(found: Analysis, sort: str) -> str:
     return table(headers, rows) + (f"\n({more} more; --json has all)" if more > 0 else "")
 
 
-def _kernels(found: Analysis) -> str:
-    kernels = found.kernels
+def _kernels(analysis: Analysis) -> str:
+    kernels = analysis.kernels
     if not kernels.count:
         return "No kernel of a device is in this trace."
     rows = [
@@ -165,21 +166,21 @@ def _kernels(found: Analysis) -> str:
     return "\n".join(lines)
 
 
-def _trace(found: Analysis) -> str:
-    if not found.has_gpu:
+def _trace(analysis: Analysis) -> str:
+    if not analysis.has_gpu:
         return "No work of a device is in this trace, so there are no gaps to explain."
-    total = sum(place.gap.length_ns for place in found.gaps)
-    lines = [f"{counted(len(found.gaps), 'gap')} of 30 us or more, {ms(total)} in all"]
+    total = sum(place.gap.length_ns for place in analysis.gaps)
+    lines = [f"{counted(len(analysis.gaps), 'gap')} of 30 us or more, {ms(total)} in all"]
     lines += [
-        f"  {cause}: {value:.3f} ms ({percent(value * 1e6 / total)})" for cause, value in gap_causes(found).items()
+        f"  {cause}: {value:.3f} ms ({percent(value * 1e6 / total)})" for cause, value in gap_causes(analysis).items()
     ]
-    longest = sorted(range(len(found.gaps)), key=lambda i: -found.gaps[i].gap.length_ns)[:MOST_GAPS]
+    longest = sorted(range(len(analysis.gaps)), key=lambda i: -analysis.gaps[i].gap.length_ns)[:MOST_GAPS]
     rows = []
     for i in longest:
-        place, gap = found.gaps[i], found.gaps[i].gap
+        place, gap = analysis.gaps[i], analysis.gaps[i].gap
         rows.append(
             (
-                ms(gap.begin_ns - found.begin_ns),
+                ms(gap.begin_ns - analysis.begin_ns),
                 ms(gap.length_ns),
                 gap.cause,
                 short(place.operator, 30),
@@ -190,18 +191,18 @@ def _trace(found: Analysis) -> str:
     lines += ["", table(("at", "length", "cause", "launched by", "step", "ended by"), rows, left=0)]
     copies = [
         (short(one.name), one.count, ms(one.total_ns), "" if one.bytes is None else amount(one.bytes))
-        for one in found.copies
+        for one in analysis.copies
     ]
     if copies:
         lines += ["", table(("copy", "count", "time", "amount"), copies)]
-    waits = [(one.name, one.count, ms(one.total_ns)) for one in (*found.synchronizations, *found.allocations)]
+    waits = [(one.name, one.count, ms(one.total_ns)) for one in (*analysis.synchronizations, *analysis.allocations)]
     if waits:
         lines += ["", table(("call of the host", "count", "time"), waits)]
     return "\n".join(lines)
 
 
-def _memory(found: Analysis) -> str:
-    if not found.memory:
+def _memory(analysis: Analysis) -> str:
+    if not analysis.memory:
         return "Memory was not recorded (torch.profiler.profile(profile_memory=True))."
     rows = [
         (
@@ -213,13 +214,13 @@ def _memory(found: Analysis) -> str:
             "" if one.unused_at_peak_bytes is None else amount(one.unused_at_peak_bytes),
             "yes" if one.grows else "no" if len(one.step_end_bytes) > 3 else "",
         )
-        for one in found.memory
+        for one in analysis.memory
     ]
     return table(("device", "peak", "in step", "in section", "reserved", "unused at peak", "grows"), rows)
 
 
-def _communication(found: Analysis, over_ranks: Sequence[RankCollective]) -> str:
-    if not found.collectives:
+def _communication(analysis: Analysis, over_ranks: Sequence[RankCollective]) -> str:
+    if not analysis.collectives:
         return "No communication is in this trace."
     rows = [
         (
@@ -229,7 +230,7 @@ def _communication(found: Analysis, over_ranks: Sequence[RankCollective]) -> str
             ms(one.total_ns),
             percent(one.hidden_ns / one.total_ns if one.total_ns else None),
         )
-        for one in found.collectives
+        for one in analysis.collectives
     ]
     lines = [table(("collective", "count", "sent", "time", "behind compute"), rows)]
     if over_ranks:
@@ -237,22 +238,19 @@ def _communication(found: Analysis, over_ranks: Sequence[RankCollective]) -> str
     return "\n".join(lines)
 
 
-def _checklist(found: Analysis) -> str:
-    return "\n".join(check_lines(checks(found)))
+def _checklist(analysis: Analysis) -> str:
+    return "\n".join(check_lines(checks(analysis)))
 
 
-def _recommendations(found: Analysis, thresholds: Mapping[str, float]) -> str:
-    told = recommendations(found, thresholds)
-    if not told:
+def _recommendations(analysis: Analysis, thresholds: Mapping[str, float]) -> str:
+    findings = recommendations(analysis, thresholds)
+    if not findings:
         return "Nothing stands out."
     lines = []
-    for one in told:
-        worth = (
-            ""
-            if one.worth_ms is None
-            else f" Worth up to {one.worth_ms:.1f} ms of {counted(len(found.steps), 'step')}."
-        )
-        lines += [f"- {one.finding}.{worth}", f"  {one.remedy}"]
+    for finding in findings:
+        saved_ms = saving_ms(finding)
+        worth = "" if saved_ms is None else f" Worth up to {saved_ms:.1f} ms of {counted(len(analysis.steps), 'step')}."
+        lines += [f"- {finding.message}.{worth}", f"  {finding.fix}"]
     return "\n".join(lines)
 
 

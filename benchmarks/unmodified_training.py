@@ -1,11 +1,11 @@
-"""Cost of a training that nobody edited, watched against not, and beside others that watch one.
+"""Cost of profiling an unmodified training: on against off, and beside other profilers.
 
-``python -m benchmarks.watched_training [--rounds N] [--only WORD]``
+``python -m benchmarks.unmodified_training [--rounds N] [--only WORD]``
 
-Batches are chosen such that a step takes what its row says, on the machine as it is. A round starts each program
-once, and they take turns every quarter of a second. A pair is a program's turn and the one of the bare training
-nearest to it; ``bare, again`` is what two trainings differ by that are the same. What comes more seldom than turns do
-is only in the sums. Where a few per mille are the question, ``switched`` tells more.
+Batch sizes are chosen so that a step takes as long as its row says on this machine. A round starts each program once,
+and the programs alternate every quarter of a second. A pair is a program's block and the nearest block of the bare
+training; ``bare, again`` shows how far two equal trainings differ. Rare work, such as a final report, only enters the
+sums. To resolve a few per mille, use ``switched``.
 """
 
 import argparse
@@ -24,22 +24,22 @@ from time import monotonic, perf_counter_ns
 from typing import Final
 
 from benchmarks.children import ROOT, environment, result_of
-from benchmarks.stats import Figure, median_cells, print_figures, print_table
+from benchmarks.figures import Figure, median_cells, print_figures, print_table
 from benchmarks.turns import Contender, Taken, take_turns
 
 PROGRAMS: Final = ROOT / "benchmarks" / "programs"
 TINY_TARGET_US: Final = 15
-CLOSE: Final = 0.07  # of a step to what it shall take
+CLOSE: Final = 0.07  # relative, of a step's time to the wanted one
 MOST_S: Final = 450.0  # no round begins that would probably end later
 BARE, AGAIN, OURS = "bare", "bare, again", "training-profiler run"
-TRACEML: Final = "traceml run"  # of a loop of one's own: it sees no steps there
+TRACEML: Final = "traceml run"  # for a hand-written loop, where it finds no steps
 EDITED: Final = "traceml run, trace_step() in the script"
 SIMPLE: Final = "Trainer(profiler='simple')"
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A training to be watched, in turns of ``block_steps``."""
+    """A training to be profiled, in blocks of ``block_steps``."""
 
     what: str
     program: str
@@ -51,14 +51,14 @@ class Kind:
     others: tuple[str, ...] = ()
 
     def contenders(self, folder: Path, batch: int) -> dict[str, Contender]:
-        """Return the programs that take turns."""
+        """Return the programs that alternate."""
         arguments = (*self.arguments, str(batch), str(self.block_steps))
         script = str(PROGRAMS / self.program)
         bare = Contender([sys.executable, script, *arguments], environment(is_on=False, folder=""))
-        watched = environment(is_on=True, folder=str(folder / "runs"))
+        profiled = environment(is_on=True, folder=str(folder / "runs"))
         made = {
             BARE: bare,
-            OURS: Contender([sys.executable, "-m", "training_profiler", "run", script, *arguments], watched),
+            OURS: Contender([sys.executable, "-m", "training_profiler", "run", script, *arguments], profiled),
         }
         for other in self.others:
             made[other] = _other(other, script, arguments)
@@ -158,7 +158,7 @@ def run(rounds: int = 3, only: str = "") -> list[Figure]:
     """Measure, print and return the ratios and what a tiny step costs; takes at most about 8 minutes."""
     kinds = [kind for kind in _kinds() if only in kind.what]
     taken: dict[str, list[Times]] = {kind.what: [] for kind in kinds}
-    batches = result_of("benchmarks.watched_training", "--batches", is_on=False)
+    batches = result_of("benchmarks.unmodified_training", "--batches", is_on=False)
     begin_s = monotonic()
     with TemporaryDirectory() as temporary:
         for number in range(rounds):
@@ -196,12 +196,12 @@ def _figures(kind: Kind, rounds: list[Times]) -> list[Figure]:
     """Print what each program took, and return ours against the targets and the others."""
     if not rounds:
         return [Figure(f"{kind.what}: not measured", None, kind.target or TINY_TARGET_US)]
-    walls = {name: _pairing(rounds, name, "wall_ns") for name in rounds[0]}
-    cpus = {name: _pairing(rounds, name, "cpu_ns") for name in rounds[0]}
+    walls = {name: _pairs(rounds, name, "wall_ns") for name in rounds[0]}
+    cpus = {name: _pairs(rounds, name, "cpu_ns") for name in rounds[0]}
     bare_us = {name: median(_steps_us(kind, rounds, BARE, name)) for name in ("wall_ns", "cpu_ns")}
     print(
         f"{kind.what}, {bare_us['wall_ns'] / 1e3:.2f} ms as measured: time over that of the bare training, "
-        f"median of {len(walls[OURS])} pairs of turns and its standard error"
+        f"median of {len(walls[OURS])} pairs of blocks and its standard error"
     )
     rows = []
     for name in rounds[0]:
@@ -218,7 +218,7 @@ def _figures(kind: Kind, rounds: list[Times]) -> list[Figure]:
             f"{apart_s:+.1f}",
         ]
         rows.append(row)
-    headers = ["watched by", "wall", "+-", "of the sums", "CPU", "+-", "of the sums", "CPU us a step", "CPU s beside"]
+    headers = ["profiled by", "wall", "+-", "of the sums", "CPU", "+-", "of the sums", "CPU us a step", "CPU s beside"]
     print_table(headers, rows)
     if kind.target is None and not kind.others:
         cost_us = bare_us["cpu_ns"] * (median(cpus[OURS]) - 1)
@@ -229,8 +229,8 @@ def _figures(kind: Kind, rounds: list[Times]) -> list[Figure]:
     return stats + [Figure(f"{beside} {other}", wall, median(walls[other]), "", 4) for other in kind.others]
 
 
-def _pairing(rounds: list[Times], name: str, kind_ns: str) -> list[float]:
-    """Return the ratios of neighbouring turns, of the program over the bare training; the first turn warms up."""
+def _pairs(rounds: list[Times], name: str, kind_ns: str) -> list[float]:
+    """Return the ratios of neighbouring blocks, of the program over the bare training; the first block warms up."""
     return [
         own / bare
         for times in rounds

@@ -1,0 +1,112 @@
+"""Write docs/reference/commands.md from the parsers of the command line, or check that it is up to date.
+
+    python docs/reference.py            # write it, after a change to a command or its help
+    python docs/reference.py --check    # exit status 1 where the file differs; `make docs` runs this
+
+The other reference pages are written by people; tests/docs compares them with the code.
+"""
+
+import argparse
+import sys
+import textwrap
+from importlib import import_module
+from pathlib import Path
+
+from training_profiler.cli import COMMANDS
+
+PAGE = Path(__file__).parent / "reference" / "commands.md"
+PROGRAM = "training-profiler"
+WIDTH = 110
+HEAD = """\
+# Commands
+
+<!-- Written by docs/reference.py from the parsers of the command line: do not edit. -->
+
+Every command is a subcommand of `training-profiler`; `python -m training_profiler` is the same program.
+A command exits with status 0, or with 2 and one line on stderr if it cannot use its input.
+`run` exits with the status of your program.
+
+| command | purpose |
+| --- | --- |
+"""
+
+
+def page() -> str:
+    """Return the text of docs/reference/commands.md."""
+    rows = "".join(f"| [`{name}`](#{name}) | {_summary(name)} |\n" for name in COMMANDS)
+    return HEAD + rows + "".join(f"\n{_section(name)}" for name in COMMANDS)
+
+
+def _documentation(name: str) -> str:
+    return (import_module(f"training_profiler.cli.{name}").__doc__ or "").strip()
+
+
+def _summary(name: str) -> str:
+    return _documentation(name).splitlines()[0]
+
+
+def _section(name: str) -> str:
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} {name}")
+    import_module(f"training_profiler.cli.{name}").prepare_parser(parser)
+    actions = [action for action in parser._actions if "--help" not in action.option_strings]
+    lines = [f"## {name}", "", _documentation(name), "", "```text", _usage(parser, actions), "```", ""]
+    for action in actions:
+        text = f"{_synopsis(action)}: {' '.join((action.help or '').split())}"
+        lines += textwrap.wrap(text, WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _usage(parser: argparse.ArgumentParser, actions: list[argparse.Action]) -> str:
+    if parser.usage:
+        return parser.usage
+    options = [action for action in actions if action.option_strings]
+    positionals = [action for action in actions if not action.option_strings]
+    words = [f"[{_words(action)}]" for action in options]
+    words += [f"[{_value(action)}]" if action.nargs == "?" else _value(action) for action in positionals]
+    indent = " " * (len(parser.prog) + 1)
+    return textwrap.fill(
+        f"{parser.prog} {' '.join(word.replace(' ', chr(160)) for word in words)}",
+        90,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    ).replace(chr(160), " ")
+
+
+def _words(action: argparse.Action) -> str:
+    """Return an option with its value, such as ``--attempt N``."""
+    name = " | ".join(action.option_strings)
+    if action.nargs == 0:
+        return name
+    return f"{name} [{_value(action)}]" if action.nargs == "?" else f"{name} {_value(action)}"
+
+
+def _value(action: argparse.Action) -> str:
+    if isinstance(action.metavar, str):
+        return action.metavar
+    return action.dest.upper()
+
+
+def _synopsis(action: argparse.Action) -> str:
+    words = _words(action) if action.option_strings else _value(action)
+    choices = f", one of {', '.join(f'`{choice}`' for choice in action.choices)}" if action.choices else ""
+    return f"`{words}`{choices}"
+
+
+def main(words: list[str]) -> int:
+    """Write the page, or with ``--check`` return 1 where it is out of date."""
+    if words not in ([], ["--check"]):
+        sys.stderr.write(__doc__ or "")
+        return 2
+    text = page()
+    if not words:
+        PAGE.write_text(text, encoding="utf-8")
+        return 0
+    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
+        return 0
+    sys.stderr.write("docs/reference/commands.md is out of date; run: python docs/reference.py\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,34 @@
+"""Every command starts from a shell; the other tests of commands call them in their own process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.system.scripts import TIMEOUT_S, command, environment
+from training_profiler.cli import COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_prints_the_same_help_in_a_process_of_its_own(tmp_path: Path, name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "training_profiler", name, "--help"],
+        cwd=tmp_path,
+        env=environment(None),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    here = command(tmp_path, name, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert here.status == 0
+    assert here.stdout.removeprefix("usage: ").split() == done.stdout.removeprefix("usage: ").split()
+
+
+@pytest.mark.parametrize("name", ["report", "capture"])
+def test_command_without_its_argument_ends_with_status_2(tmp_path: Path, name: str) -> None:
+    outcome = command(tmp_path, name)
+    assert outcome.status == 2
+    assert outcome.stdout == ""
+    assert outcome.stderr.startswith(f"usage: training-profiler {name} ")

@@ -1,0 +1,73 @@
+"""Rules, and the registry that collects them. Runs have one registry, traces another."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Final, Generic, TypeVar
+
+from training_profiler.findings.finding import Finding
+
+Measured = TypeVar("Measured")  # what the rules of a registry read: a snapshot of a run, an analysis of a trace
+Find = Callable[[Measured, float], Finding | None]
+
+DEFAULTS: Final[Mapping[str, float]] = MappingProxyType({})  # no threshold is overridden
+
+
+class Saving(Enum):
+    """What would be shorter without the cost that a rule finds."""
+
+    STEPS = "every step"
+    RUN = "the run, but not its steps"
+    UNKNOWN = "not known"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[Measured]):
+    """A function that returns a finding or None, with its default threshold."""
+
+    code: str
+    threshold: float
+    find: Find[Measured]
+    saving: Saving = Saving.STEPS
+
+    def __call__(self, measured: Measured, thresholds: Mapping[str, float] = DEFAULTS) -> Finding | None:
+        """Return what the rule finds; ``thresholds`` holds the overridden thresholds by code."""
+        return self.find(measured, thresholds.get(self.code, self.threshold))
+
+
+class Registry(Generic[Measured]):
+    """The rules of one kind of measurement, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._rules: dict[str, Rule[Measured]] = {}
+
+    def rule(
+        self, code: str, threshold: float, saving: Saving = Saving.STEPS
+    ) -> Callable[[Find[Measured]], Rule[Measured]]:
+        """Return a decorator that makes a function a rule of this registry."""
+
+        def register(find: Find[Measured]) -> Rule[Measured]:
+            return self.add(Rule(code, threshold, find, saving))
+
+        return register
+
+    def add(self, rule: Rule[Measured]) -> Rule[Measured]:
+        """Add a rule and return it."""
+        assert rule.code not in self._rules, f"two rules are called {rule.code}"
+        self._rules[rule.code] = rule
+        return rule
+
+    def __iter__(self) -> Iterator[Rule[Measured]]:
+        return iter(self._rules.values())
+
+    def __getitem__(self, code: str) -> Rule[Measured]:
+        return self._rules[code]
+
+    def thresholds(self) -> Mapping[str, float]:
+        """Return the default threshold of every rule by its code."""
+        return MappingProxyType({rule.code: rule.threshold for rule in self})
+
+    def findings(self, measured: Measured, thresholds: Mapping[str, float] = DEFAULTS) -> list[Finding]:
+        """Return what all rules find; ``thresholds`` holds the overridden thresholds by code."""
+        return [finding for rule in self if (finding := rule(measured, thresholds)) is not None]

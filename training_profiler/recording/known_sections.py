@@ -1,0 +1,84 @@
+"""The section names that have a meaning, one row each; any other name is free for manual instrumentation."""
+
+from typing import Final, NamedTuple
+
+# A part of a training step. A manual section with this name hides the inferred sections inside it.
+STEP_PART: Final = "part of a step"
+# Work between training steps, wherever the loop calls it: it makes no step longer.
+OUTSIDE_STEPS: Final = "outside steps"
+# A part of another section, never a component of its own.
+NESTED: Final = "nested"
+# Recorded like any name of the user's; only rules know it.
+FREE: Final = "free"
+
+
+class KnownSection(NamedTuple):
+    """What the profiler knows of a section, by its name."""
+
+    name: str
+    kind: str
+    starts_loop: bool = False
+    """Whether its first span shows that the training loop has begun, where no step end does."""
+    per_loader: bool = False
+    """Whether its time is also added up for each data loader."""
+    on_input: bool = False
+    """Whether a slow rank should look at its data pipeline."""
+    on_device: bool = False
+    """Whether a slow rank should look at its device."""
+
+
+DATA_LOADING: Final = "data_loading"
+DATA_GENERATION: Final = "data_generation"
+DATA_TRANSFER: Final = "data_transfer"
+FORWARD_PASS: Final = "forward_pass"
+BACKWARD_PASS: Final = "backward_pass"
+METRICS_COMPUTATION: Final = "metrics_computation"
+OPTIMIZER_STEP: Final = "optimizer_step"
+EMA_UPDATE: Final = "ema_update"
+SYNCHRONIZATION: Final = "synchronization"
+VALIDATION_EPOCH: Final = "validation_epoch"
+SAMPLING: Final = "sampling"
+CHECKPOINTING: Final = "checkpointing"
+VISUALIZATION_GENERATION: Final = "visualization_generation"
+FIRST_FETCH: Final = "first_fetch"
+WORKER_START: Final = "worker_start"
+FORWARD_WITHOUT_GRAD: Final = "forward_without_grad"
+GRADIENT_CLIPPING: Final = "gradient_clipping"
+LOGGING: Final = "logging"
+
+KNOWN_SECTIONS: Final = (
+    KnownSection(DATA_LOADING, STEP_PART, starts_loop=True, per_loader=True, on_input=True),
+    KnownSection(DATA_GENERATION, STEP_PART, starts_loop=True, on_input=True),
+    KnownSection(DATA_TRANSFER, STEP_PART, starts_loop=True),
+    KnownSection(FORWARD_PASS, STEP_PART, starts_loop=True, per_loader=True, on_device=True),
+    KnownSection(BACKWARD_PASS, STEP_PART, starts_loop=True, per_loader=True, on_device=True),
+    # Under `training-profiler run` this is gradient clipping.
+    KnownSection(METRICS_COMPUTATION, STEP_PART, on_device=True),
+    KnownSection(OPTIMIZER_STEP, STEP_PART, per_loader=True, on_device=True),
+    KnownSection(EMA_UPDATE, STEP_PART, on_device=True),
+    KnownSection(SYNCHRONIZATION, STEP_PART),
+    KnownSection(VALIDATION_EPOCH, OUTSIDE_STEPS),
+    KnownSection(SAMPLING, OUTSIDE_STEPS),
+    KnownSection(CHECKPOINTING, OUTSIDE_STEPS),
+    KnownSection(VISUALIZATION_GENERATION, OUTSIDE_STEPS),
+    # Parts of data_loading: the first fetch of a pass waits until the workers have filled their queues.
+    KnownSection(FIRST_FETCH, NESTED, on_input=True),
+    KnownSection(WORKER_START, NESTED, on_input=True),
+    # In a training step: a frozen teacher, or an encoder that is not trained.
+    KnownSection(FORWARD_WITHOUT_GRAD, FREE, on_device=True),
+    KnownSection(GRADIENT_CLIPPING, FREE, on_device=True),
+    KnownSection(LOGGING, FREE),
+)
+
+
+def _names(kind: str) -> tuple[str, ...]:
+    return tuple(section.name for section in KNOWN_SECTIONS if section.kind == kind)
+
+
+STEP_PARTS: Final = _names(STEP_PART)
+OUTSIDE_STEPS_SECTIONS: Final = _names(OUTSIDE_STEPS)
+NESTED_SECTIONS: Final = _names(NESTED)
+LOOP_SECTIONS: Final = tuple(section.name for section in KNOWN_SECTIONS if section.starts_loop)
+LOADER_SECTIONS: Final = tuple(section.name for section in KNOWN_SECTIONS if section.per_loader)
+INPUT_SECTIONS: Final = tuple(section.name for section in KNOWN_SECTIONS if section.on_input)
+DEVICE_SECTIONS: Final = tuple(section.name for section in KNOWN_SECTIONS if section.on_device)

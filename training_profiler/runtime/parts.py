@@ -1,0 +1,40 @@
+"""What pipeline and session work with."""
+
+from dataclasses import dataclass
+
+from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.aggregation.run import RunSums
+from training_profiler.instrumentation.instrumentation import Instrumentation
+from training_profiler.instrumentation.rank_patches import RankPatches
+from training_profiler.ranks.exchange import RankExchange
+from training_profiler.ranks.identity import Rank
+from training_profiler.recording.data_loader import LoaderRegistry
+from training_profiler.recording.recorder import Recorder
+from training_profiler.runtime.health import Budget, ProfilerHealth
+from training_profiler.runtime.outputs import Outputs
+from training_profiler.runtime.progress import TrainingProgress
+from training_profiler.runtime.samplers import Samplers
+from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.torch_capture.controller import Captures
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of one session, as ``runtime/wiring.py`` has made them."""
+
+    recorder: Recorder
+    instrumentation: Instrumentation | None  # infers sections and steps of a training that nobody edited
+    rank_patches: RankPatches | Instrumentation | None  # sees synchronization with other ranks
+    guard: FaultGuard
+    health: ProfilerHealth
+    report_budget: Budget
+    epoch_budget: Budget
+    rank: Rank
+    progress: TrainingProgress
+    accumulator: Accumulator
+    sums: RunSums
+    loaders: LoaderRegistry
+    exchange: RankExchange
+    outputs: Outputs
+    samplers: Samplers
+    captures: Captures

@@ -1,0 +1,83 @@
+"""The parts that measure beside the training: lines of code, the accelerator, the machine."""
+
+from collections.abc import Callable
+
+from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.device.device_time import DeviceTime
+from training_profiler.recording.section import Clock
+from training_profiler.sampling.line_sampler import LineSampler
+from training_profiler.sampling.machine_sampler import MachineSampler
+from training_profiler.settings import Settings
+
+
+class Samplers:
+    """Line sampler, device time and machine sampler of one session.
+
+    Args:
+        lines: samples the training thread's stack.
+        device: measures time on the accelerator.
+        machine: samples processors, memory and accelerators.
+        settings: those the run begins with.
+        clock: the recorder's.
+        begin_ns: when the run began, by ``clock``.
+        run_ns: returns the wall time of the run so far.
+    """
+
+    def __init__(
+        self,
+        lines: LineSampler,
+        device: DeviceTime,
+        machine: MachineSampler,
+        settings: Settings,
+        clock: Clock,
+        begin_ns: int,
+        run_ns: Callable[[], int],
+    ) -> None:
+        self.lines, self.device, self.machine = lines, device, machine
+        self._settings, self._clock = settings, clock
+        self._begin_ns, self._run_ns = begin_ns, run_ns
+
+    def start(self) -> None:
+        """Start sampling."""
+        self._apply(self._settings, self._begin_ns)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Go on with other settings."""
+        self._apply(settings, self._clock())
+
+    def _apply(self, settings: Settings, since_ns: int) -> None:
+        self.lines.start(settings.sample_hz, since_ns)
+        self.device.start(settings.timing)
+        self.machine.start(settings.monitor_s)
+
+    def sample_this_thread(self) -> None:
+        """Sample the calling thread from now on: it trains."""
+        self.lines.sample_this_thread()
+        self.device.sample_this_thread()
+
+    def poll(self, now_ns: int) -> None:
+        """Do what is due now and then at the end of a step."""
+        self.device.look(now_ns)
+
+    def add_to(self, accumulator: Accumulator) -> None:
+        """Hand over what was sampled beside the events of the batch that was just added."""
+        self.device.book()
+        accumulator.totals.machine.look(self.machine.take())
+
+    def close(self, ended_by: str | None) -> None:
+        """End all threads."""
+        self.lines.close()
+        self.device.close()
+        self.machine.close()
+
+    def after_fork_in_child(self) -> None:
+        """Drop the threads: a forked child has none."""
+        self.lines.after_fork_in_child()
+        self.device.after_fork_in_child()
+        self.machine.after_fork_in_child()
+
+    def notes(self) -> list[str]:
+        """Return a sentence on what each measured and what that cost."""
+        run_ns = self._run_ns()
+        costs = [cost for cost in (self.lines.cost(run_ns), self.machine.cost(run_ns)) if cost]
+        return [*costs, *self.device.notes()]

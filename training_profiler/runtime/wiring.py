@@ -1,0 +1,189 @@
+"""Constructs and connects the parts of a session; no part is changed from outside afterwards."""
+
+import multiprocessing
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.aggregation.run import RunSums
+from training_profiler.device.device_time import DeviceTime
+from training_profiler.instrumentation.instrumentation import Instrumentation
+from training_profiler.instrumentation.rank_patches import RankPatches
+from training_profiler.ranks.channel import RankChannel, ReceivedMessage
+from training_profiler.ranks.exchange import RankExchange
+from training_profiler.ranks.hang_detector import HangDetector
+from training_profiler.ranks.identity import Rank
+from training_profiler.recording.data_loader import LoaderRegistry
+from training_profiler.recording.recorder import Recorder
+from training_profiler.runtime.health import PATCH_COST, Budget, ProfilerHealth
+from training_profiler.runtime.outputs import Outputs
+from training_profiler.runtime.parts import Parts
+from training_profiler.runtime.pipeline import Pipeline
+from training_profiler.runtime.progress import TrainingProgress
+from training_profiler.runtime.samplers import Samplers
+from training_profiler.runtime.session import Session
+from training_profiler.runtime.shutdown import Shutdown
+from training_profiler.runtime.terminal import Terminal
+from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.sampling.line_sampler import LineSampler
+from training_profiler.sampling.machine_sampler import MachineSampler
+from training_profiler.settings import Settings
+from training_profiler.sinks.trackers import Trackers
+from training_profiler.snapshot.ranks import RankId
+from training_profiler.storage.run_files import RunFiles
+from training_profiler.torch_capture.controller import Captures
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a process gives its session."""
+
+    recorder: Recorder
+    section_cost_ns: float  # of an empty section on this machine
+    begin_ns: int  # when the run began, by the recorder's clock
+    opens_files: bool  # whether the run folder is made at the start; else when there is something to write
+    instrumentation: Instrumentation | None = None  # infers sections and steps of a training that nobody edited
+    rank_patches: RankPatches | Instrumentation | None = None  # sees synchronization with other ranks
+
+
+def build_session(settings: Settings, context: RunContext) -> Session:
+    """Return a session that has not started."""
+    recorder, begin_ns = context.recorder, context.begin_ns
+    is_inferred = context.instrumentation is not None
+    session: Session  # some parts call back into it while it runs
+
+    guard = FaultGuard()
+    health = ProfilerHealth(recorder, context.section_cost_ns * (PATCH_COST if is_inferred else 1), guard)
+    rank, progress = rank_of(settings), TrainingProgress(recorder.thread_id())
+    accumulator = Accumulator(recorder.names, begin_ns, settings.warmup, is_inferred)
+    sums = RunSums(recorder.names, begin_ns, settings.warmup)
+    terminal = Terminal(rank, guard, health, settings.stream)
+    hang_detector = HangDetector(
+        recorder, accumulator, lambda: progress.thread_id, rank.who.host, terminal.report, lambda: progress.steps
+    )
+    exchange = _build_exchange(settings, context, rank, guard, hang_detector)
+    trackers = Trackers(guard.run, last_row=lambda tracker: session.send_last_row(tracker))
+    outputs = Outputs(
+        settings,
+        context.opens_files,
+        rank,
+        guard,
+        terminal,
+        RunFiles(settings, recorder.names, begin_ns),
+        trackers,
+        run_name=lambda: exchange.run_name,
+        share_folder=exchange.share_folder,
+    )
+    parts = Parts(
+        recorder=recorder,
+        instrumentation=context.instrumentation,
+        rank_patches=context.rank_patches,
+        guard=guard,
+        health=health,
+        report_budget=Budget(recorder.clock),
+        epoch_budget=Budget(recorder.clock),
+        rank=rank,
+        progress=progress,
+        accumulator=accumulator,
+        sums=sums,
+        loaders=LoaderRegistry(),
+        exchange=exchange,
+        outputs=outputs,
+        samplers=_build_samplers(settings, context, guard, health, accumulator, lambda: sums.run.wall_ns),
+        captures=_build_captures(
+            settings, recorder, guard, health, accumulator, outputs, terminal, lambda: session.flush_soon()
+        ),
+    )
+    shutdown = Shutdown(lambda ended_by: session.close(ended_by))
+    session = Session(settings, begin_ns, parts, Pipeline(settings, parts), shutdown)
+    return session
+
+
+def rank_of(settings: Settings) -> Rank:
+    """Return which rank this process is, as its launcher says; a process group may correct it later."""
+    launch = settings.launch
+    return Rank(
+        RankId(
+            settings.rank,
+            (launch.is_torchrun and launch.world_size) or 1,  # of other launchers, a process group has to confirm it
+            socket.gethostname(),
+            launch.node,
+            launch.local_rank,
+            launch.attempt,
+        ),
+        is_certain=launch.is_torchrun or multiprocessing.parent_process() is None,
+    )
+
+
+def _build_exchange(
+    settings: Settings, context: RunContext, rank: Rank, guard: FaultGuard, hang_detector: HangDetector
+) -> RankExchange:
+    recorder, patches = context.recorder, context.rank_patches
+
+    def on_messages(messages: Mapping[int, ReceivedMessage]) -> None:
+        exchange.read_ahead(messages)
+        hang_detector.check(messages, channel.every_s)
+
+    channel = RankChannel(
+        rank,
+        settings.rank_wait_s,
+        settings.launch.has_agent_store,
+        guard.run,
+        heartbeat=hang_detector.heartbeat,
+        on_messages=on_messages,
+    )
+    exchange = RankExchange(
+        rank,
+        channel,
+        recorder.names,
+        recorder.clock,
+        guard.run,
+        None if patches is None else patches.context.gradient_sync,
+        None if patches is None else patches.context.sync_points,
+        context.begin_ns,
+    )
+    return exchange
+
+
+def _build_samplers(
+    settings: Settings,
+    context: RunContext,
+    guard: FaultGuard,
+    health: ProfilerHealth,
+    accumulator: Accumulator,
+    run_ns: Callable[[], int],
+) -> Samplers:
+    recorder = context.recorder
+    return Samplers(
+        LineSampler(recorder.clock, guard.run),
+        DeviceTime(recorder, accumulator, guard.run, health.spend),
+        MachineSampler(recorder.clock, guard.run),
+        settings,
+        recorder.clock,
+        context.begin_ns,
+        run_ns,
+    )
+
+
+def _build_captures(
+    settings: Settings,
+    recorder: Recorder,
+    guard: FaultGuard,
+    health: ProfilerHealth,
+    accumulator: Accumulator,
+    outputs: Outputs,
+    terminal: Terminal,
+    ask_flush: Callable[[], None],
+) -> Captures:
+    return Captures(
+        recorder.clock,
+        guard.run,
+        health.run_as_overhead,
+        outputs.location,
+        terminal.report,
+        accumulator,
+        recorder.names.names,
+        settings.capture,
+        ask_flush,
+    )

@@ -1,0 +1,1 @@
+"""Keeps the profiler's own errors and threads from harming the training."""

@@ -1,0 +1,74 @@
+"""The profiler's threads beside the training."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from training_profiler.safety.fault_guard import Guard
+
+
+class BackgroundThread:
+    """A daemon thread that takes no signals: Ctrl-C has to wake the training's thread.
+
+    If ``work`` raises, ``guard`` disables ``part``. The thread does not exist in a forked child, so its owner drops it
+    there.
+
+    Args:
+        name: follows ``training_profiler`` in the name of the thread.
+        work: called with this object; returns soon after ``wait_for_stop`` returns True.
+    """
+
+    def __init__(self, name: str, work: Callable[["BackgroundThread"], None], guard: Guard, part: str) -> None:
+        self.cpu_ns = 0  # as of the latest ``measure_cpu``
+        self._work, self._guard, self._part = work, guard, part
+        # A lock can be waited for without running a condition's Python code.
+        self._stop = threading.Lock()
+        self._stop.acquire()
+        self._thread = threading.Thread(target=self._run, name=f"training_profiler {name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread.
+
+        Raises:
+            RuntimeError: no thread can be started: there are too many, or the interpreter is about to end.
+        """
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Have ``wait_for_stop`` return True once."""
+        with suppress(RuntimeError):  # it was asked to before
+            self._stop.release()
+
+    def wait_for_stop(self, timeout_s: float) -> bool:
+        """Wait at most ``timeout_s`` for ``stop``, on the thread itself; return whether it was called."""
+        self.measure_cpu()
+        return self._stop.acquire(timeout=timeout_s)
+
+    def measure_cpu(self) -> None:
+        """Update ``cpu_ns``, on the thread itself."""
+        self.cpu_ns = time.thread_time_ns()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait at most ``timeout_s`` for the thread to end; return whether it has. On the thread itself, never wait."""
+        if self.is_current():
+            return False
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def is_alive(self) -> bool:
+        """Return whether the thread has started and not ended."""
+        return self._thread.is_alive()
+
+    def is_current(self) -> bool:
+        """Return whether the caller runs on this thread."""
+        return threading.current_thread() is self._thread
+
+    def _run(self) -> None:
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._guard(self._part, lambda: self._work(self))
+        finally:
+            self.measure_cpu()

@@ -1,0 +1,20 @@
+"""THE table of runtime calls: which calls of CUDA and HIP copy, wait and allocate, by their names.
+
+Another device's runtime is one more alternative in ``_RUNTIME``.
+"""
+
+import re
+from typing import Final
+
+_RUNTIME: Final = r"^(cuda|hip)"
+_DRIVER: Final = r"^cu"
+
+SYNCHRONIZE: Final = re.compile(rf"{_RUNTIME}\w*Synchronize$|{_DRIVER}(Stream|Ctx|Event)Synchronize")
+# Device memory alone: these calls in steady state mean that the allocator's cache is not enough.
+ALLOCATE: Final = re.compile(rf"{_RUNTIME}(Malloc|Free)(Async|Managed|Pitch)?$")
+# With pinned host memory and virtual memory: all of them can hold up the host.
+ALLOCATE_ANY: Final = re.compile(
+    rf"{_RUNTIME}(Malloc|Free|HostAlloc|HostMalloc|HostFree|HostRegister|MemCreate|MemMap)"
+)
+COPY_OR_FILL: Final = re.compile(rf"{_RUNTIME}Mem(cpy|set)|{_DRIVER}Memcpy")
+COPY_OR_WAIT: Final = re.compile(rf"{_RUNTIME}(Memcpy|StreamSynchronize|EventSynchronize)")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from benchmarks.children import result_of
 from benchmarks.figures import Figure, median_cells, print_figures, print_table
-from benchmarks.switched import Watching
+from benchmarks.switched import SwitchableProfiling
 
 BLOCK_S: Final = 0.5
 PAIRS: Final = 40
@@ -88,7 +88,7 @@ def step_of(size: Size) -> Callable[[], None]:
 
 def measure(size: Size, pairs: int) -> dict[str, Any]:
     """Return wall times of neighbouring blocks, on over off, and what was stamped."""
-    watching = Watching()
+    watching = SwitchableProfiling()
     import torch
 
     step, synchronize = step_of(size), torch.accelerator.synchronize

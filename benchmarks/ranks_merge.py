@@ -19,8 +19,9 @@ from benchmarks.children import ROOT, environment
 from benchmarks.figures import Figure, print_figures, print_table
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.ranks.summary import MOST_BUCKETS, RankSection, RankSummary, StepTimeBucket, SyncPoint
+from training_profiler.recording.event_codes import STEP_END
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, MOST_BLOCKS
-from training_profiler.recording.recorder import STEP_END, Recorder
+from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.snapshot.snapshot import Health
@@ -123,7 +124,7 @@ def recorded(variant: int, folder: Path) -> bytes:
     accumulator = Accumulator(names, clock())
 
     def drain() -> None:
-        accumulator.add(recorder.drain(), recorder.thread_serial(), [])
+        accumulator.add(recorder.drain(), recorder.thread_id(), [])
 
     recorder.on_full = drain
     path = folder / f"variant{variant}.jsonl"

@@ -1,10 +1,10 @@
-"""What watching costs a training, switched on and off in one process: ``python -m benchmarks.switched [--only WORD]``.
+"""Cost of automatic instrumentation in one process: ``python -m benchmarks.switched [--only WORD]``.
 
-Two processes of the same training differ by up to 4 % for where their memory happens to lie, which is more than is
-measured here (``unmodified_training`` has processes side by side). One process trains, and every fifth of a second the
-seams, the line sampler and the machine monitor are put in or taken out; drains, sums, the journal and the trackers
-(JSON lines, and TensorBoard where it is installed) go on in what is on. A pair is two blocks that follow each other.
-Blocks of long steps last a second, so that the monitor looks as often as it does in a training.
+Two processes of the same training differ by up to 4 % because of their memory layout, which is more than the cost
+(``unmodified_training`` compares processes). Here one process trains, and every fifth of a second the patches, the line
+sampler and the machine monitor are switched on or off. Drains, sums, the journal and the trackers (JSON lines, and
+TensorBoard if installed) run while they are on. A pair is two successive blocks. Blocks of long steps last a second, so
+that the monitor samples as often as in a training.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from benchmarks.figures import Figure, median_cells, print_figures, print_table
 from benchmarks.unmodified_training import KINDS, TINY_TARGET_US, step_of
 
 BLOCK_MS: Final = 200
-LONG_BLOCK_MS: Final = 1000  # the monitor's time between two looks
+LONG_BLOCK_MS: Final = 1000  # the monitor's interval
 LONG_STEP_MS: Final = 20
-PAIRS_MS: Final = 60 * BLOCK_MS  # what the blocks of a kind last in a process
+PAIRS_MS: Final = 60 * BLOCK_MS  # of one state in a process
 SINKS: Final = ",".join(name for name in ("tensorboard", "jsonl") if name == "jsonl" or find_spec(name))
-WARM_UP_SHARE: Final = 0.5  # of a block: a changed class makes the interpreter look up anew what it had specialized
+WARM_UP_SHARE: Final = 0.5  # of a block: changing a class resets the interpreter's specialized lookups
 PROCESSES: Final = 3
 LOOPS: Final = {f"{kind.step_ms:g}": kind for kind in KINDS if kind.what.startswith("loop")}
 
@@ -37,13 +37,13 @@ def run(only: str = "") -> list[Figure]:
     for ms, kind in LOOPS.items():
         if only not in f"{ms} ms":
             continue
-        found = [
+        results = [
             result_of("benchmarks.switched", "--inside", ms, str(chosen[str(kind.step_ms)]), is_on=True, sinks=SINKS)
             for _ in range(PROCESSES)
         ]
-        walls = [ratio for one in found for ratio in one["wall"]]
-        cpus = [ratio for one in found for ratio in one["cpu"]]
-        off_ms = median(one["off ms"] for one in found)
+        walls = [ratio for result in results for ratio in result["wall"]]
+        cpus = [ratio for result in results for ratio in result["cpu"]]
+        off_ms = median(result["off ms"] for result in results)
         added_us = 1e3 * off_ms * (median(cpus) - 1)
         rows.append(
             [f"{ms} ms", f"{off_ms:.2f}", len(walls), *median_cells(walls), *median_cells(cpus), f"{added_us:+.1f}"]
@@ -52,15 +52,15 @@ def run(only: str = "") -> list[Figure]:
             stats.append(Figure(f"step of {ms} ms: CPU added, all on", added_us, TINY_TARGET_US, "us", 1))
         else:
             stats.append(Figure(f"steps of {ms} ms: wall, all on over off", median(walls), kind.target, "", 4))
-    print(f"Seams, sampler, monitor, sums, journal and trackers ({SINKS}) on over off, in turns in one process:")
+    print(f"Patches, sampler, monitor, sums, journal and trackers ({SINKS}) on over off, alternating in one process:")
     print("medians and their standard errors")
     print_table(["steps of", "ms measured", "pairs", "wall", "+-", "CPU", "+-", "CPU us a step"], rows)
     print_figures(stats)
     return stats
 
 
-class Watching:
-    """All that watches this process, to be switched on and off."""
+class SwitchableProfiling:
+    """The instrumentation and the samplers of this process, to be switched on and off."""
 
     def __init__(self) -> None:
         import torch
@@ -72,29 +72,29 @@ class Watching:
         self._is_on = True
 
     def switch(self, is_on: bool) -> None:
-        """Put seams and sampler in place, or take them out."""
+        """Install patches and samplers, or remove them."""
         if is_on == self._is_on:
             return
         self._is_on = is_on
-        watch, session = self._process.watch, self._process.session
-        assert watch is not None
+        instrumentation, session = self._process.watch, self._process.session
+        assert instrumentation is not None
         assert session is not None
         if is_on:
-            watch.install(self._torch)
+            instrumentation.install(self._torch)
             session.samplers.lines.start(session.settings.sample_hz, perf_counter_ns())
             session.samplers.machine.start(session.settings.monitor_s)
         else:
-            watch.guarded(watch.finish)
+            instrumentation.context.guarded(instrumentation.close)
             session.samplers.lines.close()
             session.samplers.machine.close()
 
 
 def measure(ms: float, batch: int, *size: str) -> dict[str, Any]:
-    """Return wall and CPU time of neighbouring blocks, on over off, and the step's length without."""
+    """Return the ratios of wall and CPU time of neighbouring blocks, on over off, and the step time when off."""
     import torch
 
     torch.set_num_threads(1)
-    watching = Watching()
+    profiling = SwitchableProfiling()
     step = step_of(batch, *size)
     for _ in range(20):
         step()
@@ -102,7 +102,7 @@ def measure(ms: float, batch: int, *size: str) -> dict[str, Any]:
     steps = max(2, round(block_ms / ms))
 
     def block(is_on: bool) -> tuple[int, int]:
-        watching.switch(is_on)
+        profiling.switch(is_on)
         for _ in range(max(1, round(WARM_UP_SHARE * steps))):
             step()
         wall_ns, cpu_ns = perf_counter_ns(), process_time_ns()
@@ -110,14 +110,14 @@ def measure(ms: float, batch: int, *size: str) -> dict[str, Any]:
             step()
         return perf_counter_ns() - wall_ns, process_time_ns() - cpu_ns
 
-    found: dict[str, list[float]] = {"wall": [], "cpu": []}
+    ratios: dict[str, list[float]] = {"wall": [], "cpu": []}
     off_ns = []
     for pair in range(max(20, PAIRS_MS // block_ms)):
         times = {is_on: block(is_on) for is_on in ((True, False) if pair % 2 else (False, True))}
         for at, name in enumerate(("wall", "cpu")):
-            found[name].append(times[True][at] / times[False][at])
+            ratios[name].append(times[True][at] / times[False][at])
         off_ns.append(times[False][0])
-    return found | {"off ms": median(off_ns) / steps / 1e6}
+    return ratios | {"off ms": median(off_ns) / steps / 1e6}
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def profile_step() -> None:
     session = _process.running()
     if session is not None and _process.phase == "train":
         if session.watch is not None:
-            session.watch.steps_come_by_hand()
+            session.watch.use_manual_steps()
         session.step()
 
 
@@ -193,7 +193,7 @@ def profile_dataloader(loader: Iterable[T], name: str | None = None, proportion:
         return loader
     counts = session.loaders.counts_of(loader, name)
     if proportion is not None:
-        counts.asked = _share(proportion)
+        counts.requested_share = _share(proportion)
     kind = ProfiledIterator if hasattr(loader, "__next__") else ProfiledLoader
     recorder = _process.recorder
     is_training = lambda: _process.phase == "train"  # noqa: E731

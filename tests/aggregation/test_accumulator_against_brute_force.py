@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.support.brute_force import BruteForce, Reading
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.histogram import bins_of
-from training_profiler.recording.recorder import EPOCH_BEGIN, EPOCH_END, STEP_END, Batch, ThreadEvents
+from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
+from training_profiler.recording.recorder import Batch, ThreadEvents
 from training_profiler.recording.section_names import SectionNames
 
 NAMES = ("data_loading", "forward_pass", "a", "b", "validation_epoch", "sampling", "(profiler)")
@@ -68,7 +69,7 @@ def in_one_batch(batches: list[Batch]) -> Batch:
     flat = {serial: [] for serial in (1, 2, 3)}
     for batch in batches:
         for thread in batch.threads:
-            flat[thread.serial] += thread.events
+            flat[thread.thread_id] += thread.events
     return Batch(
         batches[-1].until_ns,
         [ThreadEvents(serial, "", True, events) for serial, events in flat.items()],
@@ -90,7 +91,7 @@ def brute_force(batches: list[Batch]) -> Reading:
     reader = BruteForce(dict(enumerate(NAMES, 1)), BEGIN_NS, TRAINING)
     for batch in batches:
         threads = {
-            thread.serial: (thread.is_alive, list(zip(thread.events[::2], thread.events[1::2], strict=True)))
+            thread.thread_id: (thread.is_alive, list(zip(thread.events[::2], thread.events[1::2], strict=True)))
             for thread in batch.threads
         }
         reader.add(batch.until_ns, threads, batch.marks)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.recording import FakeRun
 from training_profiler.aggregation.lines import IN_STEPS
-from training_profiler.recording.recorder import STEP_END
+from training_profiler.recording.event_codes import STEP_END
 from training_profiler.sampling.line_sampler import Location
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, LineStats
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.recording import FakeRun
 from training_profiler.aggregation.loaders import KINDS, MOST_CHANGES, interval_stats, loader_stats
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
-from training_profiler.recording.section import LOADER, TIME_ONLY
+from training_profiler.recording.event_codes import LOADER, TIME_ONLY
 
 KIND_NAMES = ("data", "forward", "backward", "optimizer", "between")
 KIND_OF = {"data_loading": 0, "forward_pass": 1, "backward_pass": 2, "optimizer_step": 3}
@@ -43,7 +43,7 @@ class LoaderRun(FakeRun):
         self.recorder.buffer().events.extend((self.clock(), sign * (self.names.id_of(name) | code)))
 
     def comes_from(self, serial):
-        self.recorder.buffer().comes_from(serial, self.clock())
+        self.recorder.buffer().record_loader(serial, self.clock())
 
     def found(self):
         """Return {(loader, phase, kind): (ns, count)} without zeros."""
@@ -223,7 +223,7 @@ def test_without_a_named_loader_nothing_is_summed():
 
 def test_fetches_on_other_threads_belong_to_no_loader():
     run = LoaderRun()
-    run.recorder.thread_serial()
+    run.recorder.thread_id()
     run.accumulator.add(run.recorder.drain(), training_thread=0)
     run.batch(1)
     run.accumulator.add(run.recorder.drain(), training_thread=0)
@@ -251,7 +251,7 @@ def test_an_interval_has_its_means_and_the_mix_so_far():
     run.drain()
     rows = run.accumulator.loaders.pop_intervals()
     counts = counts_of(1, 2)
-    counts[0].asked = 0.25
+    counts[0].requested_share = 0.25
     shares = [
         (row.step, [(one.name, one.batches, one.data_avg_s, one.proportion) for one in interval_stats(row, counts)])
         for row in rows

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tests.support.brute_force import BruteForce
 from tests.support.recording import FakeRun
 from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.recording.event_codes import DISCARDED, EPOCH_BEGIN, INFERRED, STEP_END, TIME_ONLY
 from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS, STEP_PARTS
-from training_profiler.recording.recorder import EPOCH_BEGIN, STEP_END, Batch, ThreadEvents
-from training_profiler.recording.section import DISCARDED, INFERRED, TIME_ONLY
+from training_profiler.recording.recorder import Batch, ThreadEvents
 from training_profiler.recording.section_names import SectionNames
 
 
@@ -36,7 +36,7 @@ class WatchedRun(FakeRun):
         sums, names = totals.sections, {0: "", **self.names.names}
         assert sums.self_ns.sum() == totals.wall_ns
         assert totals.dropped == 0
-        assert self.accumulator.open_sections(self.recorder.thread_serial()) == ()
+        assert self.accumulator.open_sections(self.recorder.thread_id()) == ()
         return tuple(
             {names[id]: value / unit for id, value in enumerate(column.tolist()) if value}
             for column, unit in ((sums.count, 1), (sums.total_ns, 1e9), (sums.self_ns, 1e9))

@@ -1,5 +1,5 @@
 from training_profiler.aggregation.step_timeline import OUTSIDE, Timeline
-from training_profiler.recording.recorder import EPOCH_BEGIN, EPOCH_END, STEP_END
+from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
 
 
 def cut(timeline, marks, until_ns, first_section_ns=None):

@@ -1,1 +1,1 @@
-"""Tests of the seams and of what they infer; a package, for its modules share a training that is driven by hand."""
+"""Tests of the patches and of what is inferred from them. They share a fake training."""

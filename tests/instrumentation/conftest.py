@@ -1,11 +1,11 @@
-"""What the tests of inference share."""
+"""Fixtures of the instrumentation tests."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer, FakeTraining
-from tests.support.instrumented import Watched, watched
+from tests.support.instrumented import InstrumentedTorch, instrumented_torch
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def val_loader(training) -> FakeLoader:
 
 
 @pytest.fixture
-def seen() -> Iterator[Watched]:
-    """What a watch over real torch sees; torch is afterwards as it was before."""
-    with watched() as one:
+def instrumented() -> Iterator[InstrumentedTorch]:
+    """The instrumentation of real torch; torch is restored afterwards."""
+    with instrumented_torch() as one:
         yield one

@@ -1,11 +1,11 @@
-"""Who calls a model: a function, a method of a module that is never called itself, a trainer that is a module."""
+"""Callers of a model: a function, a method of a module that is not called itself, a trainer module."""
 
 from tests.support.fake_training import EPOCH, FakeModule, Loss
 from training_profiler.instrumentation.loop_detection.loop_detector import TRAINER_DEPTH
 
 
 class Policy(FakeModule):
-    """Has two modules and methods that call them."""
+    """A module with two submodules, and methods that call them."""
 
     def __init__(self, training):
         super().__init__(training, FakeModule(training, seconds=1), FakeModule(training, seconds=1))
@@ -24,7 +24,7 @@ class Policy(FakeModule):
         self.body(0)
 
 
-def test_what_one_method_of_a_module_calls_is_one_forward_pass(training, optimizer):
+def test_calls_of_one_method_are_one_forward_pass(training, optimizer):
     policy = Policy(training)
     for _ in range(3):
         policy.act()
@@ -35,7 +35,7 @@ def test_what_one_method_of_a_module_calls_is_one_forward_pass(training, optimiz
     assert stats.total_s["forward_pass"] == 6.0
 
 
-def test_a_module_without_parameters_between_two_calls_of_a_method_parts_them_not(training, optimizer):
+def test_module_without_parameters_does_not_split_a_method_forward_pass(training, optimizer):
     class Rectified(Policy):
         relu = Loss(training)
 
@@ -54,7 +54,7 @@ def test_a_module_without_parameters_between_two_calls_of_a_method_parts_them_no
     assert stats.total_s["forward_pass"] == 12.0
 
 
-def test_what_a_method_calls_through_another_is_one_forward_pass(training, optimizer):
+def test_nested_methods_are_one_forward_pass(training, optimizer):
     policy = Policy(training)
     for _ in range(3):
         policy.outer()
@@ -63,19 +63,19 @@ def test_what_a_method_calls_through_another_is_one_forward_pass(training, optim
     assert training.finish().counts["forward_pass"] == 3
 
 
-def test_a_module_that_a_method_calls_again_begins_another_forward_pass(training):
+def test_repeated_module_in_a_method_begins_another_forward_pass(training):
     Policy(training).twice()
     assert training.finish().counts == {"forward_pass": 2}
 
 
-def test_a_method_called_step_after_step_is_a_forward_pass_each_time(training):
+def test_method_called_in_every_step_is_a_forward_pass_each_time(training):
     policy = Policy(training)
     for _ in range(5):
-        policy.act()  # its frames may be the same, one after the other
+        policy.act()  # both calls may have the same frame
     assert training.finish().counts == {"forward_pass": 5}
 
 
-def test_what_a_plain_function_calls_are_forward_passes_of_their_own(training):
+def test_calls_of_a_plain_function_are_separate_forward_passes(training):
     policy = Policy(training)
 
     def act():
@@ -87,7 +87,7 @@ def test_what_a_plain_function_calls_are_forward_passes_of_their_own(training):
     assert training.finish().counts == {"forward_pass": 4}
 
 
-def test_a_fetch_between_calls_of_one_method_begins_another_forward_pass(training, loader):
+def test_fetch_within_a_method_begins_another_forward_pass(training, loader):
     class Trainer(Policy):
         def fit(self):
             self.body(next(batches))
@@ -98,7 +98,7 @@ def test_a_fetch_between_calls_of_one_method_begins_another_forward_pass(trainin
     assert training.finish().counts["forward_pass"] == 2
 
 
-def test_a_trainer_that_is_a_module_and_fetches_is_no_forward_pass(training, model, optimizer, loader):
+def test_trainer_module_with_loader_is_not_a_forward_pass(training, model, optimizer, loader):
     class Trainer(FakeModule):
         pass
 
@@ -111,7 +111,7 @@ def test_a_trainer_that_is_a_module_and_fetches_is_no_forward_pass(training, mod
     assert stats.self_s[""] == 2.0
 
 
-def test_a_trainer_that_is_a_module_and_has_no_loader_is_no_forward_pass(training, model, optimizer):
+def test_trainer_module_without_loader_is_not_a_forward_pass(training, model, optimizer):
     class Trainer(FakeModule):
         pass
 
@@ -127,7 +127,7 @@ def test_a_trainer_that_is_a_module_and_has_no_loader_is_no_forward_pass(trainin
     assert stats.step_s == [6.0] * 3
 
 
-def test_a_trainer_within_a_trainer_is_no_forward_pass(training, model, optimizer):
+def test_nested_trainer_is_not_a_forward_pass(training, model, optimizer):
     class Outer(FakeModule):
         pass
 
@@ -147,7 +147,7 @@ def test_a_trainer_within_a_trainer_is_no_forward_pass(training, model, optimize
     assert stats.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
 
 
-def test_a_trainer_called_for_each_step_is_never_a_forward_pass(training, model, optimizer, loader):
+def test_trainer_called_for_each_step_is_never_a_forward_pass(training, model, optimizer, loader):
     class Trainer(FakeModule):
         pass
 
@@ -164,7 +164,7 @@ def test_a_trainer_called_for_each_step_is_never_a_forward_pass(training, model,
     assert stats.step_s == [7.5] * 3
 
 
-def test_a_trainer_without_parameters_leaves_the_forward_pass_before_it_one(training, model, optimizer, loader):
+def test_trainer_without_parameters_keeps_the_forward_pass_before_it(training, model, optimizer, loader):
     trainer = Loss(training)
     trainer.work = lambda: training.train(model, loader, optimizer)
     model(0)  # to see its output
@@ -173,7 +173,7 @@ def test_a_trainer_without_parameters_leaves_the_forward_pass_before_it_one(trai
     assert stats.counts == EPOCH | {"forward_pass": 4}
 
 
-def test_a_trainer_whose_enter_was_handed_out_is_no_forward_pass(training, model, optimizer):
+def test_trainer_is_not_a_forward_pass_even_if_its_enter_was_drained(training, model, optimizer):
     class Trainer(FakeModule):
         pass
 

@@ -1,4 +1,4 @@
-"""FLOPs of one step of real trainings: as torch's own counter has them, and without a trace in the losses."""
+"""FLOPs of one step of real trainings: equal to those of torch's own counter, with unchanged losses."""
 
 import importlib
 import sys
@@ -11,7 +11,7 @@ from torch import library, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.support.instrumented import Watched, watched
+from tests.support.instrumented import InstrumentedTorch, instrumented_torch
 from training_profiler.instrumentation.flops.counter import COUNTED_BY
 from training_profiler.instrumentation.flops.operations import Operations
 from training_profiler.recording.step_flops import StepFlops
@@ -42,14 +42,16 @@ def encoder() -> nn.Module:
 
 
 class Trainer:
-    """A training of some steps, each of so many micro-batches."""
+    """A training with micro-batches."""
 
-    def __init__(self, make: Callable[[], nn.Module], *shape: int, seen: Watched | None = None) -> None:
+    def __init__(
+        self, make: Callable[[], nn.Module], *shape: int, instrumented: InstrumentedTorch | None = None
+    ) -> None:
         torch.manual_seed(0)
         self.model, self.x = make(), torch.randn(*shape)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.losses: list[str] = []
-        self.seen = seen
+        self.instrumented = instrumented
 
     def step(self, micro_batches: int = 1) -> None:
         for _ in range(micro_batches):
@@ -61,8 +63,8 @@ class Trainer:
         self.ended()
 
     def ended(self) -> None:
-        if self.seen is not None:
-            self.seen.watch.flops.step_ended(self.seen.steps)
+        if self.instrumented is not None:
+            self.instrumented.instrumentation.flops.step_ended(self.instrumented.steps)
 
 
 NETS: list[Any] = [
@@ -73,59 +75,59 @@ NETS: list[Any] = [
 SEVEN_NETS = [*NETS, pytest.param(Attention, (2, 10, 32), id="attention")]
 
 
-def flops_of(seen: Watched) -> int | None:
-    counted = seen.watch.flops.counted
+def flops_of(instrumented: InstrumentedTorch) -> int | None:
+    counted = instrumented.instrumentation.flops.counted
     return None if counted is None else counted.flops
 
 
 @pytest.mark.parametrize(("make", "shape"), NETS)
-def test_flops_are_those_of_torchs_own_counter(seen, make, shape):
+def test_flops_match_torch_flop_counter(instrumented, make, shape):
     trainer = Trainer(make, *shape)
     with FlopCounterMode(display=False) as counter:
         trainer.model(trainer.x).square().mean().backward()
-    watched_trainer = Trainer(make, *shape, seen=seen)
+    watched_trainer = Trainer(make, *shape, instrumented=instrumented)
     for _ in range(3):
         watched_trainer.step()
-    assert seen.watch.flops.counted == StepFlops(counter.get_total_flops(), "float32", "")
+    assert instrumented.instrumentation.flops.counted == StepFlops(counter.get_total_flops(), "float32", "")
 
 
-def test_attention_on_the_cpu_counts_as_elsewhere(seen):
-    trainer = Trainer(Attention, 2, 10, 32, seen=seen)
+def test_cpu_attention_is_counted(instrumented):
+    trainer = Trainer(Attention, 2, 10, 32, instrumented=instrumented)
     for _ in range(3):
         trainer.step()
     linear = 2 * 20 * (32 * 96 + 32 * 8)
-    attention = 2 * 2 * (2 * 4) * 10 * 10 * 8  # two products, for each of the heads
-    # Backward, a product for the weights and one for the inputs, which the first layer's do not need; attention
-    # computes its scores again besides.
-    assert flops_of(seen) == 3 * linear - 2 * 20 * 32 * 96 + attention + attention * 5 // 2
-    assert seen.watch.flops.counted.attention == "flash_attention_for_cpu"
+    attention = 2 * 2 * (2 * 4) * 10 * 10 * 8  # two products for each head
+    # Backward: a product for the weights and one for the inputs, except in the first layer. Attention also
+    # recomputes its scores.
+    assert flops_of(instrumented) == 3 * linear - 2 * 20 * 32 * 96 + attention + attention * 5 // 2
+    assert instrumented.instrumentation.flops.counted.attention == "flash_attention_for_cpu"
 
 
 @pytest.mark.parametrize(("make", "shape"), SEVEN_NETS)
-def test_losses_are_bit_for_bit_the_same(make, shape):
+def test_counting_keeps_losses_bit_identical(make, shape):
     plain = Trainer(make, *shape)
     for _ in range(5):
         plain.step()
-    with watched() as seen:
-        counted = Trainer(make, *shape, seen=seen)
+    with instrumented_torch() as instrumented:
+        counted = Trainer(make, *shape, instrumented=instrumented)
         for _ in range(5):
             counted.step()
-    assert seen.watch.flops.counted is not None
+    assert instrumented.instrumentation.flops.counted is not None
     assert counted.losses == plain.losses
 
 
-def test_a_step_of_several_micro_batches_counts_them_all():
+def test_all_micro_batches_of_a_step_are_counted():
     counts = []
     for micro_batches in (1, 3):
-        with watched() as seen:
-            trainer = Trainer(mlp, 32, 16, seen=seen)
+        with instrumented_torch() as instrumented:
+            trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
             for _ in range(3):
                 trainer.step(micro_batches)
-            counts.append(flops_of(seen))
+            counts.append(flops_of(instrumented))
     assert counts[1] == 3 * counts[0]
 
 
-def test_what_checkpointing_computes_again_counts_again(seen):
+def test_checkpoint_recomputation_is_counted(instrumented):
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -134,60 +136,60 @@ def test_what_checkpointing_computes_again_counts_again(seen):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return checkpoint(self.inner, x, use_reentrant=False)
 
-    trainer = Trainer(Checkpointed, 4, 16, seen=seen)
+    trainer = Trainer(Checkpointed, 4, 16, instrumented=instrumented)
     for _ in range(3):
         trainer.step()
     product = 2 * 4 * 16 * 16
-    # Forward; again as far as something was saved, such as the first layer's output; the gradients of two weights and
+    # Forward; recomputation where something was saved, such as the first layer's output; gradients of two weights and
     # of one input.
-    assert flops_of(seen) == (2 + 1 + 3) * product
+    assert flops_of(instrumented) == (2 + 1 + 3) * product
 
 
-def test_evaluation_without_gradient_counts_nothing(seen):
-    trainer = Trainer(mlp, 32, 16, seen=seen)
+def test_no_grad_evaluation_is_not_counted(instrumented):
+    trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     for _ in range(3):
         trainer.step()
         with torch.no_grad():
             trainer.model(trainer.x)
-    assert flops_of(seen) == 2 * 32 * (16 * 64 + 64 * 8) + 2 * 32 * (16 * 64 + 2 * 64 * 8)
+    assert flops_of(instrumented) == 2 * 32 * (16 * 64 + 64 * 8) + 2 * 32 * (16 * 64 + 2 * 64 * 8)
 
 
-def test_a_step_with_evaluation_in_eval_mode_gives_way_to_one_without(seen):
-    trainer = Trainer(mlp, 32, 16, seen=seen)
+def test_step_with_eval_mode_calls_is_replaced_by_one_without(instrumented):
+    trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     trainer.step()
     trainer.step()
     trainer.model.eval()
     trainer.model(trainer.x)
     trainer.model.train()
     trainer.step()
-    assert flops_of(seen) is None
+    assert flops_of(instrumented) is None
     trainer.step()
-    assert flops_of(seen) == 2 * 32 * (16 * 64 + 64 * 8) + 2 * 32 * (16 * 64 + 2 * 64 * 8)
+    assert flops_of(instrumented) == 2 * 32 * (16 * 64 + 64 * 8) + 2 * 32 * (16 * 64 + 2 * 64 * 8)
 
 
-def test_the_type_of_number_is_that_of_most_flops(seen):
-    trainer = Trainer(mlp, 32, 16, seen=seen)
+def test_dtype_is_that_of_most_flops(instrumented):
+    trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     for _ in range(3):
         with torch.autocast("cpu", torch.bfloat16):
             loss = trainer.model(trainer.x).square().mean()
         loss.backward()
         trainer.optimizer.step()
         trainer.ended()
-    assert seen.watch.flops.counted.dtype == "bfloat16"
+    assert instrumented.instrumentation.flops.counted.dtype == "bfloat16"
 
 
-def test_only_one_step_is_counted_and_then_all_is_as_before(seen):
-    trainer = Trainer(mlp, 32, 16, seen=seen)
+def test_one_step_is_counted_and_the_detector_restored(instrumented):
+    trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     trainer.step()
-    trainer.step()  # which ends the first: that it has a single optimizer shows here
-    assert vars(seen.watch.detector).keys() >= set(SHADOWED)
+    trainer.step()  # ends the first step, because now the training has a single optimizer
+    assert vars(instrumented.context.detector).keys() >= set(SHADOWED)
     trainer.step()
-    assert not vars(seen.watch.detector).keys() & set(SHADOWED)
-    assert seen.watch.flops.slow_steps == 3
+    assert not vars(instrumented.context.detector).keys() & set(SHADOWED)
+    assert instrumented.instrumentation.flops.slow_steps == 3
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
-def test_an_exception_in_the_counted_pass_leaves_no_mode_behind(seen):
+def test_exception_in_counted_pass_leaves_no_mode(instrumented):
     class Failing(nn.Linear):
         fails = False
 
@@ -196,7 +198,7 @@ def test_an_exception_in_the_counted_pass_leaves_no_mode_behind(seen):
                 raise ValueError("the user's own")
             return super().forward(x)
 
-    trainer = Trainer(lambda: Failing(16, 8), 4, 16, seen=seen)
+    trainer = Trainer(lambda: Failing(16, 8), 4, 16, instrumented=instrumented)
     trainer.step()
     trainer.step()
     trainer.model.fails = True
@@ -206,38 +208,38 @@ def test_an_exception_in_the_counted_pass_leaves_no_mode_behind(seen):
     trainer.model.fails = False
     trainer.step()
     trainer.step()
-    assert flops_of(seen) == 2 * (2 * 4 * 16 * 8)
+    assert flops_of(instrumented) == 2 * (2 * 4 * 16 * 8)
 
 
-def test_the_end_of_the_run_in_a_counted_step_leaves_nothing_behind(seen):
-    trainer = Trainer(mlp, 32, 16, seen=seen)
+def test_run_ending_in_counted_step_leaves_no_mode(instrumented):
+    trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     trainer.step()
     trainer.step()
     trainer.model(trainer.x)
-    detector = seen.watch.detector
-    seen.watch.finish()
+    detector = instrumented.context.detector
+    instrumented.instrumentation.close()
     assert not vars(detector).keys() & set(SHADOWED)
-    assert flops_of(seen) is None
-    assert seen.watch.flops.note() is None
+    assert flops_of(instrumented) is None
+    assert instrumented.instrumentation.flops.note() is None
 
 
-def refused(seen: Watched, trainer: Trainer, steps: int = COUNTED_BY) -> str | None:
+def refused(instrumented: InstrumentedTorch, trainer: Trainer, steps: int = COUNTED_BY) -> str | None:
     for _ in range(steps):
         trainer.step()
-    assert flops_of(seen) is None
+    assert flops_of(instrumented) is None
     assert torch._C._len_torch_dispatch_stack() == 0
-    return seen.watch.flops.note()
+    return instrumented.instrumentation.flops.note()
 
 
-def test_a_mode_of_the_program_is_left_alone(seen):
-    trainer = Trainer(mlp, 32, 16, seen=seen)
+def test_dispatch_mode_of_the_program_prevents_counting(instrumented):
+    trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     with FlopCounterMode(display=False):
         for _ in range(3):
             trainer.step()
-    assert seen.watch.flops.note() == "FLOPs were not counted: another dispatch mode is at work"
+    assert instrumented.instrumentation.flops.note() == "FLOPs were not counted: another dispatch mode is active"
 
 
-def test_custom_operations_are_named(seen):
+def test_custom_operation_is_named_in_the_note(instrumented):
     @library.custom_op("profiler_tests::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:
         return 2 * x
@@ -248,30 +250,30 @@ def test_custom_operations_are_named(seen):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return twice(super().forward(x))
 
-    note = refused(seen, Trainer(lambda: Custom(16, 8), 4, 16, seen=seen))
-    assert note == "FLOPs were not counted: there is no formula for profiler_tests.twice"
+    note = refused(instrumented, Trainer(lambda: Custom(16, 8), 4, 16, instrumented=instrumented))
+    assert note == "FLOPs were not counted: profiler_tests.twice has no formula"
 
 
-def test_a_product_without_a_formula_is_named(seen):
+def test_product_without_formula_is_named(instrumented):
     class Summed(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.addbmm(super().forward(x), x[None, :, :8], x[None, :8, :8])
 
-    note = refused(seen, Trainer(lambda: Summed(16, 8), 8, 16, seen=seen))
-    assert note == "FLOPs were not counted: there is no formula for aten.addbmm"
+    note = refused(instrumented, Trainer(lambda: Summed(16, 8), 8, 16, instrumented=instrumented))
+    assert note == "FLOPs were not counted: aten.addbmm has no formula"
 
 
-def test_a_kernel_of_attention_that_this_torch_has_no_formula_for_is_named(seen, monkeypatch):
+def test_attention_kernel_without_formula_is_named(instrumented, monkeypatch):
     formulas = importlib.import_module("torch.utils.flop_counter").flop_registry
     kernel = getattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", None)
     monkeypatch.delitem(formulas, kernel, raising=False)
     counts = Operations(torch)
     q = torch.zeros(1, 2, 4, 8)
     counts.add(torch.ops.aten._scaled_dot_product_cudnn_attention.default, (), (q, q, q), {}, (q,))
-    assert counts.why_not == "there is no formula for aten._scaled_dot_product_cudnn_attention"
+    assert counts.why_not == "aten._scaled_dot_product_cudnn_attention has no formula"
 
 
-def test_recurrent_kernels_are_named(seen):
+def test_recurrent_kernel_is_named(instrumented):
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -281,11 +283,11 @@ def test_recurrent_kernels_are_named(seen):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.out(self.inner(x)[0])
 
-    note = refused(seen, Trainer(Recurrent, 5, 3, 16, seen=seen))
-    assert note == "FLOPs were not counted: there is no formula for aten.mkldnn_rnn_layer"
+    note = refused(instrumented, Trainer(Recurrent, 5, 3, 16, instrumented=instrumented))
+    assert note == "FLOPs were not counted: aten.mkldnn_rnn_layer has no formula"
 
 
-def test_parameters_of_another_class_are_named(seen):
+def test_tensor_subclass_is_named(instrumented):
     class Sharded(nn.Parameter):
         pass
 
@@ -294,54 +296,57 @@ def test_parameters_of_another_class_are_named(seen):
         model.weight = Sharded(model.weight.data)
         return model
 
-    assert "class Sharded take part" in refused(seen, Trainer(make, 4, 16, seen=seen))
+    assert "class Sharded" in refused(instrumented, Trainer(make, 4, 16, instrumented=instrumented))
 
 
-def test_modules_compiled_by_jit_are_left_alone(seen):
-    note = refused(seen, Trainer(lambda: torch.jit.script(nn.Sequential(nn.Linear(16, 8))), 4, 16, seen=seen))
-    assert note == "FLOPs were not counted: modules compiled by torch.jit take part"
+def test_jit_modules_prevent_counting(instrumented):
+    note = refused(
+        instrumented,
+        Trainer(lambda: torch.jit.script(nn.Sequential(nn.Linear(16, 8))), 4, 16, instrumented=instrumented),
+    )
+    assert note == "FLOPs were not counted: it calls modules compiled by torch.jit"
 
 
-def test_a_forward_pass_that_is_mostly_outside_of_modules_makes_no_claim(seen):
+def test_forward_pass_outside_modules_gives_no_flops(instrumented):
     weight = torch.randn(64, 64, requires_grad=True)
-    trainer = Trainer(lambda: nn.Linear(16, 1), 32, 16, seen=seen)
+    trainer = Trainer(lambda: nn.Linear(16, 1), 32, 16, instrumented=instrumented)
     for _ in range(4):
         ((weight @ weight).sum() + trainer.model(trainer.x).sum()).backward()
         trainer.optimizer.step()
         trainer.ended()
-    assert flops_of(seen) is None
-    assert "much of the forward pass is not in the call of a module" in seen.watch.flops.note()
+    assert flops_of(instrumented) is None
+    assert "much of the forward pass runs outside module calls" in instrumented.instrumentation.flops.note()
 
 
-def test_a_backward_pass_of_a_forward_pass_before_the_step_is_not_counted(seen):
-    trainer = Trainer(mlp, 32, 16, seen=seen)
+def test_backward_pass_of_an_earlier_step_is_not_counted(instrumented):
+    trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     loss = trainer.model(trainer.x).square().mean()
     for _ in range(COUNTED_BY):
         loss.backward()
         trainer.optimizer.step()
         loss = trainer.model(trainer.x).square().mean()
         trainer.ended()
-    assert flops_of(seen) is None
-    assert seen.watch.flops.note() is None
+    assert flops_of(instrumented) is None
+    assert instrumented.instrumentation.flops.note() is None
 
 
-def test_what_counting_cannot_do_is_said_and_hurts_nothing(seen, monkeypatch):
+def test_error_in_counting_is_noted_and_harmless(instrumented, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.flop_counter", None)
-    trainer = Trainer(mlp, 32, 16, seen=seen)
+    trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     for _ in range(3):
         trainer.step()
-    assert "FLOPs were not counted: ModuleNotFoundError" in seen.watch.flops.note()
-    assert seen.counts()["forward_pass"] == 3
+    assert "FLOPs were not counted: ModuleNotFoundError" in instrumented.instrumentation.flops.note()
+    assert instrumented.counts()["forward_pass"] == 3
 
 
-def test_a_step_that_the_program_profiles_is_left_to_it(seen):
-    trainer = Trainer(mlp, 32, 16, seen=seen)
+def test_step_under_torch_profiler_is_not_counted(instrumented):
+    trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
     trainer.step()
     with torch.profiler.profile() as profile:
         for _ in range(3):
             trainer.step()
     assert {row.key: row.count for row in profile.key_averages()}["aten::addmm"] == 6
-    assert flops_of(seen) is None
+    assert flops_of(instrumented) is None
     trainer.step()
     trainer.step()
-    assert flops_of(seen) is not None
+    assert flops_of(instrumented) is not None

@@ -11,7 +11,7 @@ from training_profiler.instrumentation.patches import dynamo, module_call
 
 @pytest.fixture
 def skipped(monkeypatch):
-    """The code that a stand-in for dynamo was told to skip."""
+    """The code that a fake dynamo is asked to skip."""
     codes = []
     frames = types.ModuleType(dynamo.DYNAMO)
     frames.skip_code = codes.append
@@ -21,20 +21,20 @@ def skipped(monkeypatch):
 
 
 def test_functions_and_methods_of_the_package_are_skipped(skipped):
-    assert PendingEvents.note.__code__ in skipped
+    assert PendingEvents.record.__code__ in skipped
     assert module_call.install.__code__ in skipped
 
 
-def test_functions_inside_of_functions_are_skipped(skipped):
+def test_inner_functions_are_skipped(skipped):
     inner = {code.co_name for code in skipped if code.co_filename == module_call.__file__}
     assert {"install", "outermost", "ends", "__call__", "call_as_torch"} <= inner
 
 
-def test_nothing_of_others_is_skipped(skipped):
+def test_functions_of_other_packages_are_not_skipped(skipped):
     folder = Path(pending_events.__file__).parents[2]
     assert {code.co_filename for code in skipped if folder not in Path(code.co_filename).parents} == set()
 
 
-def test_a_dynamo_that_cannot_be_told_is_left_alone(monkeypatch):
+def test_dynamo_without_skip_code_is_left_alone(monkeypatch):
     monkeypatch.setitem(sys.modules, dynamo.DYNAMO, types.ModuleType(dynamo.DYNAMO))
     dynamo.hide_from_dynamo()

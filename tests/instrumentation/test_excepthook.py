@@ -10,11 +10,11 @@ from training_profiler.instrumentation.patching import Patches
 
 
 def ours(function, *args):
-    """Call ``function`` through a function of a seam."""
-    source = "def seam(function, *args):\n    return function(*args)\n"
+    """Call ``function`` through a function of a patch."""
+    source = "def patch(function, *args):\n    return function(*args)\n"
     namespace = {}
-    exec(compile(source, os.path.join(excepthook.FOLDER, "seam.py"), "exec"), namespace)
-    return namespace["seam"](function, *args)
+    exec(compile(source, os.path.join(excepthook.FOLDER, "patch.py"), "exec"), namespace)
+    return namespace["patch"](function, *args)
 
 
 def names_in(error):
@@ -22,7 +22,7 @@ def names_in(error):
 
 
 def caught(function, *args):
-    """Return what ``function`` raises."""
+    """Return the exception of ``function``."""
     try:
         function(*args)
     except BaseException as error:
@@ -40,7 +40,7 @@ def train():
 
 @pytest.fixture
 def shown(monkeypatch):
-    """The errors shown by the hook that stands there without us; ours is put before it, and taken out again."""
+    """The errors shown by the hook without us; ours is installed in front of it, and removed again."""
     shown = []
 
     def show_in_tests(kind, error, error_traceback):
@@ -61,35 +61,35 @@ def show(error):
     sys.excepthook(type(error), error, error.__traceback__)
 
 
-def test_frames_of_seams_are_left_out(shown):
+def test_frames_of_patches_are_left_out(shown):
     error = caught(train)
-    assert names_in(error) == ["caught", "train", "ours", "seam", "fail"]
+    assert names_in(error) == ["caught", "train", "ours", "patch", "fail"]
     show(error)
     assert shown == [error]
     assert names_in(error) == ["caught", "train", "ours", "fail"]
 
 
-def test_frames_of_seams_one_in_the_other_are_left_out(shown):
+def test_nested_frames_of_patches_are_left_out(shown):
     error = caught(ours, partial(ours, partial(ours, fail)))
     show(error)
-    assert "seam" not in names_in(error)
+    assert "patch" not in names_in(error)
     assert names_in(error)[-1] == "fail"
 
 
-def test_a_traceback_that_begins_in_a_seam_begins_with_the_program(shown):
+def test_traceback_beginning_in_a_patch_begins_with_the_program(shown):
     error = caught(ours, fail)
-    while names_in(error)[0] != "seam":
+    while names_in(error)[0] != "patch":
         error.__traceback__ = error.__traceback__.tb_next
     show(error)
     assert names_in(error) == ["fail"]
 
 
-def test_a_traceback_of_seams_alone_is_empty(shown):
+def test_traceback_of_patches_alone_is_empty(shown):
     def seam_fails():
-        source = "def seam():\n    raise ValueError\n"
+        source = "def patch():\n    raise ValueError\n"
         namespace = {}
-        exec(compile(source, os.path.join(excepthook.FOLDER, "seam.py"), "exec"), namespace)
-        return namespace["seam"]
+        exec(compile(source, os.path.join(excepthook.FOLDER, "patch.py"), "exec"), namespace)
+        return namespace["patch"]
 
     error = caught(seam_fails())
     error.__traceback__ = error.__traceback__.tb_next
@@ -97,7 +97,7 @@ def test_a_traceback_of_seams_alone_is_empty(shown):
     assert error.__traceback__ is None
 
 
-def test_a_traceback_without_seams_stays_as_it_is(shown):
+def test_traceback_without_patches_is_unchanged(shown):
     error = caught(fail)
     before = error.__traceback__
     show(error)
@@ -127,16 +127,16 @@ def fail_for_nothing():
 
 
 @pytest.mark.parametrize("function", [fail_because, fail_while_handling, fail_for_nothing])
-def test_frames_of_seams_are_left_out_of_causes_and_contexts(shown, function):
+def test_causes_and_contexts_are_cleaned_too(shown, function):
     error = caught(function)
     show(error)
-    assert "seam" not in names_in(error)
+    assert "patch" not in names_in(error)
     before = error.__cause__ or error.__context__
     assert names_in(before)[-1] == "fail"
-    assert "seam" not in names_in(before)
+    assert "patch" not in names_in(before)
 
 
-def test_an_exception_that_says_it_is_false_is_a_cause_all_the_same(shown):
+def test_falsy_exception_is_followed_as_cause(shown):
     class Empty(Exception):
         def __bool__(self):
             raise TypeError("neither true nor false")
@@ -147,17 +147,17 @@ def test_an_exception_that_says_it_is_false_is_a_cause_all_the_same(shown):
     error = caught(fail)
     error.__cause__ = caught(ours, fail_with_empty)
     show(error)
-    assert "seam" not in names_in(error.__cause__)
+    assert "patch" not in names_in(error.__cause__)
 
 
-def test_a_chain_that_ends_in_itself_is_followed_to_no_end(shown):
+def test_cyclic_exception_chain_ends(shown):
     one, other = caught(ours, fail), caught(ours, fail)
     one.__cause__, other.__cause__ = other, one
     show(one)
-    assert "seam" not in names_in(one) + names_in(other)
+    assert "patch" not in names_in(one) + names_in(other)
 
 
-def test_a_hook_of_the_program_is_left_alone(monkeypatch):
+def test_excepthook_of_the_program_is_left_alone(monkeypatch):
     monkeypatch.setattr(sys, "excepthook", theirs := (lambda *error: None))
     patches = Patches()
     excepthook.install(patches, None, None)

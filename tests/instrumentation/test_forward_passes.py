@@ -4,7 +4,7 @@ from tests.support.fake_training import EPOCH, FakeModule, Loss
 from training_profiler.instrumentation.loop_detection.loop_detector import MAX_FAST_PATH_CALLS
 
 
-def test_a_loss_is_part_of_the_forward_pass_it_follows(training, model, optimizer, loader):
+def test_loss_extends_the_forward_pass(training, model, optimizer, loader):
     loss, penalty = Loss(training), Loss(training)
     for batch in loader:
         model(batch)
@@ -17,7 +17,7 @@ def test_a_loss_is_part_of_the_forward_pass_it_follows(training, model, optimize
     assert stats.total_s["forward_pass"] == 3 * 4.0
 
 
-def test_what_lies_between_model_and_loss_is_part_of_the_forward_pass(training, model):
+def test_time_between_model_and_loss_is_forward_pass(training, model):
     loss = Loss(training)
     model(0)
     training.spend(0.5)
@@ -28,7 +28,7 @@ def test_what_lies_between_model_and_loss_is_part_of_the_forward_pass(training, 
     assert stats.total_s["forward_pass"] == 3.5
 
 
-def test_a_loss_that_follows_something_else_is_time_of_the_forward_pass_and_no_other(training, model, optimizer):
+def test_separate_loss_adds_time_to_the_forward_pass(training, model, optimizer):
     loss = Loss(training)
     for _ in range(2):
         model(0)
@@ -43,9 +43,9 @@ def test_a_loss_that_follows_something_else_is_time_of_the_forward_pass_and_no_o
     assert stats.self_s["augment"] == 2.0
 
 
-def test_a_frozen_encoder_under_gradients_is_time_of_the_forward_pass(training, model, optimizer):
+def test_frozen_encoder_adds_time_to_the_forward_pass(training, model, optimizer):
     encoder = FakeModule(training, requires_grad=False, seconds=5)
-    model(0)  # what is trained has been seen
+    model(0)  # finds the trainable module
     for _ in range(2):
         encoder(0)
         model(0)
@@ -56,7 +56,7 @@ def test_a_frozen_encoder_under_gradients_is_time_of_the_forward_pass(training, 
     assert stats.total_s["forward_pass"] == 16.0
 
 
-def test_a_frozen_network_by_which_an_image_is_optimized_has_forward_passes(training, optimizer):
+def test_frozen_network_optimizing_an_image_has_forward_passes(training, optimizer):
     class Image:
         requires_grad = True
 
@@ -69,7 +69,7 @@ def test_a_frozen_network_by_which_an_image_is_optimized_has_forward_passes(trai
     assert stats.counts == {"forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
 
 
-def test_each_call_of_a_model_is_a_forward_pass(training, model, optimizer):
+def test_each_model_call_is_a_forward_pass(training, model, optimizer):
     for _ in range(3):
         model(0)
         model(1)
@@ -78,7 +78,7 @@ def test_each_call_of_a_model_is_a_forward_pass(training, model, optimizer):
     assert training.finish().counts["forward_pass"] == 6
 
 
-def test_calls_within_a_forward_pass_are_no_others(training, optimizer):
+def test_inner_calls_are_not_forward_passes(training, optimizer):
     inner = FakeModule(training, seconds=1)
     model = FakeModule(training, inner, FakeModule(training, inner, seconds=1), seconds=1)
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_calls_within_a_forward_pass_are_no_others(training, optimizer):
     assert stats.step_s == [8.0] * 3
 
 
-def test_the_loop_begins_with_the_outermost_call_of_its_first_forward_pass(training, optimizer):
+def test_loop_begins_with_its_first_outermost_call(training, optimizer):
     model = FakeModule(training, FakeModule(training, FakeModule(training, FakeModule(training))), seconds=1)
     training.spend(1)
     model(0)
@@ -101,7 +101,7 @@ def test_the_loop_begins_with_the_outermost_call_of_its_first_forward_pass(train
     assert training.finish().step_s == [11.0]
 
 
-def test_a_first_call_is_booked_as_all_others_whatever_it_does_within(training, optimizer):
+def test_explored_first_call_is_recorded_like_others(training, optimizer):
     teacher = FakeModule(training, requires_grad=False)
     mover = Moving(training)
 
@@ -124,7 +124,7 @@ def test_a_first_call_is_booked_as_all_others_whatever_it_does_within(training, 
 
 
 class Moving:
-    """What moves a tensor to a device, for a second, where the seam of that looks at it."""
+    """Moves a tensor to a device in a second, if the patch records it."""
 
     def __init__(self, training):
         self.training = training
@@ -133,15 +133,15 @@ class Moving:
         begin_ns = self.training.clock()
         self.training.spend(1)
         if not self.training.is_busy:
-            self.training.pending.note_span(begin_ns, self.training.codes.data_transfer)
+            self.training.pending.record_span(begin_ns, self.training.codes.data_transfer)
 
 
-def test_only_the_first_call_of_a_class_is_looked_into(training, optimizer):
-    told = []
+def test_only_the_first_call_of_a_class_is_explored(training, optimizer):
+    calls = []
     begins = training.detector.call_begins
 
     def call_begins(module, *about):
-        told.append(module)
+        calls.append(module)
         return begins(module, *about)
 
     class Model(FakeModule):
@@ -152,17 +152,17 @@ def test_only_the_first_call_of_a_class_is_looked_into(training, optimizer):
     training.detector.call_begins = call_begins
     model(0)
     model(0)
-    assert told == [model, inner, model]
+    assert calls == [model, inner, model]
 
 
-def test_compiled_code_is_not_looked_into(training):
+def test_compiled_code_is_not_explored(training):
     model = FakeModule(training)
     call = training.detector.call_begins(model, (), False, sys._getframe())
     assert not call.is_explored
     training.detector.call_ends(call, model)
 
 
-def test_a_forward_pass_that_raises_is_one(training, optimizer, loader):
+def test_failing_forward_pass_counts(training, optimizer, loader):
     def work(batch):
         if batch == 2:
             raise MemoryError
@@ -181,7 +181,7 @@ def test_a_forward_pass_that_raises_is_one(training, optimizer, loader):
     assert stats.step_s == [7.0, 10.0]
 
 
-def test_a_forward_pass_computed_again_within_the_backward_pass_is_part_of_that(training, model, optimizer):
+def test_recomputation_is_part_of_the_backward_pass(training, model, optimizer):
     for _ in range(2):
         model(0)
         training.backward(work=lambda: model(0))
@@ -191,7 +191,7 @@ def test_a_forward_pass_computed_again_within_the_backward_pass_is_part_of_that(
     assert stats.total_s["backward_pass"] == 10.0
 
 
-def test_a_forward_pass_of_a_class_whose_call_is_known_from_evaluation_may_train_all_the_same(training, optimizer):
+def test_class_confirmed_in_evaluation_may_still_train(training, optimizer):
     is_training = False
 
     def work(_):
@@ -209,7 +209,7 @@ def test_a_forward_pass_of_a_class_whose_call_is_known_from_evaluation_may_train
     assert stats.counts == {"forward_pass": 3, "backward_pass": 1}
 
 
-def test_of_more_models_than_are_remembered_each_call_is_a_forward_pass(training):
+def test_fast_path_overflow_keeps_counts(training):
     models = [FakeModule(training, seconds=0.001) for _ in range(MAX_FAST_PATH_CALLS + 10)]
     for model in models * 2:
         model(0)

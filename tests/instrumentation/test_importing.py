@@ -13,7 +13,7 @@ NAME = "awaited_module"
 
 @pytest.fixture
 def imported(tmp_path, monkeypatch):
-    """A list that modules note their import in, such as ``awaited_module``. The import system stays as it was."""
+    """A list to which modules such as ``awaited_module`` add their import. Restores the import system."""
     monkeypatch.syspath_prepend(str(tmp_path))
     path = list(sys.meta_path)
     sys.imported = []
@@ -28,11 +28,11 @@ def imported(tmp_path, monkeypatch):
 
 @pytest.fixture
 def wait(imported):
-    """Wait for a module, and note when it is there; nobody waits any longer after the test."""
+    """Wait for a module and record its import; cancelled after the test."""
     called_off = []
 
     def wait_for(name=NAME):
-        off = after_import(name, lambda: imported.append(f"told of {name in sys.modules}"))
+        off = after_import(name, lambda: imported.append(f"in sys.modules: {name in sys.modules}"))
         called_off.append(off)
         return off
 
@@ -41,39 +41,39 @@ def wait(imported):
         off()
 
 
-def test_the_action_comes_right_after_the_import(wait, imported):
+def test_action_runs_right_after_the_import(wait, imported):
     wait()
     module = importlib.import_module(NAME)
-    assert imported == ["imported", "told of True"]
+    assert imported == ["imported", "in sys.modules: True"]
     assert module.value == 7
 
 
-def test_looking_for_the_module_does_not_import_it_and_ends_nothing(wait, imported):
+def test_find_spec_does_not_import_or_stop_waiting(wait, imported):
     wait()
     for _ in range(3):
         assert importlib.util.find_spec(NAME).name == NAME
     assert imported == []
     importlib.import_module(NAME)
-    assert imported == ["imported", "told of True"]
+    assert imported == ["imported", "in sys.modules: True"]
 
 
-def test_the_action_comes_once(wait, imported):
+def test_action_runs_once(wait, imported):
     wait()
     importlib.reload(importlib.import_module(NAME))
-    assert imported == ["imported", "told of True", "imported"]
+    assert imported == ["imported", "in sys.modules: True", "imported"]
 
 
-def test_of_two_specs_the_first_that_is_executed_brings_the_action(wait, imported):
+def test_first_executed_spec_runs_the_action(wait, imported):
     wait()
     specs = [importlib.util.find_spec(NAME) for _ in range(2)]
     for spec in specs:
         module = importlib.util.module_from_spec(spec)
         sys.modules[NAME] = module
         spec.loader.exec_module(module)
-    assert imported == ["imported", "told of True", "imported"]
+    assert imported == ["imported", "in sys.modules: True", "imported"]
 
 
-def test_nobody_waits_after_the_import(wait, imported):
+def test_finder_is_removed_after_the_import(wait, imported):
     before = list(sys.meta_path)
     wait()
     assert len(sys.meta_path) == len(before) + 1
@@ -81,7 +81,7 @@ def test_nobody_waits_after_the_import(wait, imported):
     assert sys.meta_path == before
 
 
-def test_the_module_and_its_loader_are_as_they_would_have_been(wait, imported):
+def test_module_and_loader_are_unchanged(wait, imported):
     plain = dict(vars(importlib.import_module(NAME).__spec__.loader))
     del sys.modules[NAME]
     wait()
@@ -90,7 +90,7 @@ def test_the_module_and_its_loader_are_as_they_would_have_been(wait, imported):
     assert type(module.__loader__) is importlib.machinery.SourceFileLoader
 
 
-def test_calling_it_off_leaves_the_import_system_as_it_was(wait, imported):
+def test_cancelling_restores_the_import_system(wait, imported):
     before = list(sys.meta_path)
     off = wait()
     off()
@@ -100,7 +100,7 @@ def test_calling_it_off_leaves_the_import_system_as_it_was(wait, imported):
     assert imported == ["imported"]
 
 
-def test_a_spec_that_was_found_before_it_was_called_off_brings_no_action(wait, imported):
+def test_spec_found_before_cancelling_runs_no_action(wait, imported):
     off = wait()
     spec = importlib.util.find_spec(NAME)
     off()
@@ -108,7 +108,7 @@ def test_a_spec_that_was_found_before_it_was_called_off_brings_no_action(wait, i
     assert imported == ["imported"]
 
 
-def test_an_import_that_fails_is_waited_for_again(wait, imported):
+def test_failed_import_keeps_waiting(wait, imported):
     wait("failing_module")
     for _ in range(2):
         with pytest.raises(ImportError):
@@ -116,20 +116,20 @@ def test_an_import_that_fails_is_waited_for_again(wait, imported):
     assert imported == ["tried", "tried"]
 
 
-def test_a_module_that_nobody_finds_is_not_there(wait):
+def test_missing_module_stays_missing(wait):
     wait("module_that_is_nowhere")
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("module_that_is_nowhere")
 
 
-def test_other_modules_are_none_of_its_business(wait, imported):
+def test_other_modules_are_ignored(wait, imported):
     wait("module_that_is_nowhere")
     importlib.import_module(NAME)
     assert imported == ["imported"]
 
 
 class SameLoader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the module itself, and gives one loader for all specs."""
+    """Finds the module itself, with one loader for all specs."""
 
     def find_spec(self, name, path, target=None):
         return importlib.machinery.ModuleSpec(name, self) if name == NAME else None
@@ -138,23 +138,23 @@ class SameLoader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.imported.append("imported")
 
 
-def test_a_loader_that_is_asked_twice_brings_the_action_once(wait, imported):
+def test_loader_used_twice_runs_the_action_once(wait, imported):
     finder = SameLoader()
     sys.meta_path.insert(0, finder)
     wait()
     importlib.util.find_spec(NAME)
     importlib.util.find_spec(NAME)
     importlib.import_module(NAME)
-    assert imported == ["imported", "told of True"]
+    assert imported == ["imported", "in sys.modules: True"]
     assert vars(finder) == {}
 
 
 class OldFinder:
-    """A finder from before specs, that the import system passes over as well."""
+    """A finder without find_spec, which the import system skips too."""
 
 
 class ClassLoader(importlib.abc.MetaPathFinder):
-    """A loader that is a class, as those of built-in modules are."""
+    """A loader that is a class, as for built-in modules."""
 
     @staticmethod
     def find_spec(name, path, target=None):
@@ -169,14 +169,14 @@ class ClassLoader(importlib.abc.MetaPathFinder):
         sys.imported.append("imported")
 
 
-def test_a_finder_without_find_spec_is_passed_over(wait, imported):
+def test_finder_without_find_spec_is_skipped(wait, imported):
     sys.meta_path.insert(0, OldFinder())
     wait()
     importlib.import_module(NAME)
-    assert imported == ["imported", "told of True"]
+    assert imported == ["imported", "in sys.modules: True"]
 
 
-def test_a_loader_that_is_a_class_is_left_alone(wait, imported):
+def test_class_loader_is_left_alone(wait, imported):
     sys.meta_path.insert(0, ClassLoader)
     before = dict(vars(ClassLoader))
     wait()

@@ -12,19 +12,19 @@ from training_profiler.instrumentation.instrumentation import PATCHES, Instrumen
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.recorder import Recorder
 
-every_seam = pytest.mark.parametrize("name", PATCHES)
+every_patch = pytest.mark.parametrize("name", PATCHES)
 
 
 def touched_by(patches):
-    return [owner for owner, _, _, _ in patches._made]
+    return [owner for owner, _, _, _ in patches._replaced]
 
 
-@every_seam
-def test_a_seam_that_is_taken_out_leaves_torch_exactly_as_it_was(name):
+@every_patch
+def test_uninstalling_a_patch_restores_torch_exactly(name):
     before = state_of_torch()
-    watch = Instrumentation(Recorder(), lambda: None)
+    instrumentation = Instrumentation(Recorder(), lambda: None)
     patches = Patches()
-    PATCHES[name](patches, watch=watch, torch=torch)
+    PATCHES[name](patches, context=instrumentation.context, torch=torch)
     changed = state_of_torch() != before
     known = all(owner is sys or owner in OWNERS for owner in touched_by(patches))
     patches.undo()
@@ -33,17 +33,17 @@ def test_a_seam_that_is_taken_out_leaves_torch_exactly_as_it_was(name):
     assert state_of_torch() == before
 
 
-def test_all_seams_together_leave_torch_exactly_as_it_was():
+def test_uninstalling_all_patches_restores_torch_exactly():
     before = state_of_torch()
-    watch = Instrumentation(Recorder(), lambda: None)
-    watch.install(torch)
-    assert watch.missing == {}
-    watch.uninstall()
-    watch.uninstall()
+    instrumentation = Instrumentation(Recorder(), lambda: None)
+    instrumentation.install(torch)
+    assert instrumentation.missing == {}
+    instrumentation.uninstall()
+    instrumentation.uninstall()
     assert state_of_torch() == before
 
 
-def test_a_second_watch_in_the_same_process_leaves_torch_as_it_was():
+def test_two_instrumentations_restore_torch():
     before = state_of_torch()
     first, second = Instrumentation(Recorder(), lambda: None), Instrumentation(Recorder(), lambda: None)
     first.install(torch)
@@ -53,7 +53,7 @@ def test_a_second_watch_in_the_same_process_leaves_torch_as_it_was():
     assert state_of_torch() == before
 
 
-def test_names_stay_those_of_torch(seen):
+def test_patched_functions_keep_their_names(instrumented):
     assert torch.save.__name__ == "save"
     assert torch.save.__module__ == "torch.serialization"
     assert torch.Tensor.to.__name__ == "to"
@@ -62,7 +62,7 @@ def test_names_stay_those_of_torch(seen):
 
 
 class Lacking:
-    """A module that lacks a name, given as a dotted path; what is replaced in it stays in here."""
+    """A module that lacks a name, given as a dotted path; replacements are stored here."""
 
     def __init__(self, module, lacks, path=""):
         self.__dict__["_about"] = (module, lacks, path)
@@ -87,35 +87,35 @@ LACKS = {
     "weight averaging": "optim.swa_utils",
     "checkpoints": "serialization",
     "collectives": "distributed.distributed_c10d",
-    "gradient exchange": "nn.parallel.DistributedDataParallel",
+    "gradient synchronization": "nn.parallel.DistributedDataParallel",
 }
 
 
 @pytest.mark.parametrize("name", LACKS)
-def test_a_seam_whose_name_is_missing_stays_out_alone_and_is_named(name):
+def test_patch_without_its_target_is_skipped_and_noted(name):
     before = state_of_torch()
-    watch = Instrumentation(Recorder(), lambda: None)
+    instrumentation = Instrumentation(Recorder(), lambda: None)
     try:
-        watch.install(Lacking(torch, LACKS[name]))
-        installed = set(watch._patches)
+        instrumentation.install(Lacking(torch, LACKS[name]))
+        installed = set(instrumentation._patches)
     finally:
-        watch.uninstall()
-    assert set(watch.missing) == {name}
+        instrumentation.uninstall()
+    assert set(instrumentation.missing) == {name}
     assert set(PATCHES) - installed == {name}
-    assert watch.notes() == [f"not watched: {name} (AttributeError: torch has no {LACKS[name]})"]
+    assert instrumentation.notes() == [f"not instrumented: {name} (AttributeError: torch has no {LACKS[name]})"]
     assert state_of_torch() == before
 
 
-def test_a_seam_that_is_half_in_place_when_a_name_is_missing_is_taken_out(monkeypatch):
+def test_half_installed_patch_is_undone(monkeypatch):
     monkeypatch.delattr(OPTIMIZER, "register_optimizer_step_post_hook")
     before = state_of_torch()
-    watch = Instrumentation(Recorder(), lambda: None)
+    instrumentation = Instrumentation(Recorder(), lambda: None)
     try:
-        watch.install(torch)
+        instrumentation.install(torch)
         hooks = dict(OPTIMIZER._global_optimizer_pre_hooks)
     finally:
-        watch.uninstall()
-    assert set(watch.missing) == {"optimizer"}
+        instrumentation.uninstall()
+    assert set(instrumentation.missing) == {"optimizer"}
     assert hooks == {}
     assert state_of_torch() == before
 
@@ -128,65 +128,68 @@ def on_another_thread(work):
     return answers[0]
 
 
-def test_nothing_begins_before_the_first_event(seen):
-    assert seen.begun == 0
-    assert seen.watch.detector is None
-    assert not seen.watch.is_training
-    assert seen.watch.ready() is seen.watch.detector
-    assert seen.begun == 1
-    assert seen.watch.ready() is seen.watch.detector
-    assert seen.begun == 1
+def test_session_starts_at_the_first_event(instrumented):
+    assert instrumented.sessions == 0
+    assert instrumented.context.detector is None
+    assert not instrumented.instrumentation.is_training
+    assert instrumented.context.current_detector() is instrumented.context.detector
+    assert instrumented.sessions == 1
+    assert instrumented.context.current_detector() is instrumented.context.detector
+    assert instrumented.sessions == 1
 
 
-def test_a_thread_that_is_not_the_training_s_has_nothing_to_tell(seen):
-    seen.watch.ready()
-    assert on_another_thread(seen.watch.ready) is None
+def test_other_thread_has_no_detector(instrumented):
+    instrumented.context.current_detector()
+    assert on_another_thread(instrumented.context.current_detector) is None
 
 
-def test_a_thread_that_trains_takes_over_from_one_that_did_not(seen):
-    first = seen.watch.ready()
+def test_training_thread_takes_over_from_idle_one(instrumented):
+    first = instrumented.context.current_detector()
     with ThreadPoolExecutor(1) as other:
-        second = other.submit(seen.watch.training).result()
+        second = other.submit(instrumented.context.confirm_training).result()
         assert second is not None
         assert second is not first
         assert second.pending.events is not first.pending.events
-        assert seen.watch.ready() is None
-        assert seen.watch.training() is None
+        assert instrumented.context.current_detector() is None
+        assert instrumented.context.confirm_training() is None
 
 
-def test_a_thread_that_trains_after_the_one_that_did_has_ended_is_told_apart(seen):
-    first = on_another_thread(seen.watch.training)
-    second = seen.watch.training()
+def test_successor_of_ended_training_thread_gets_its_own_detector(instrumented):
+    first = on_another_thread(instrumented.context.confirm_training)
+    second = instrumented.context.confirm_training()
     assert second is not None
     assert second is not first
-    assert seen.watch.training() is second
+    assert instrumented.context.confirm_training() is second
 
 
-def test_where_the_process_is_to_have_no_session_all_seams_are_taken_out():
+def test_without_a_session_all_patches_are_removed():
     before = state_of_torch()
-    watch = Instrumentation(Recorder(), lambda: None)
-    watch.install(torch)
+    instrumentation = Instrumentation(Recorder(), lambda: None)
+    instrumentation.install(torch)
     try:
-        assert watch.ready() is None
+        assert instrumentation.context.current_detector() is None
         assert state_of_torch() == before
-        assert watch.training() is None
+        assert instrumentation.context.confirm_training() is None
     finally:
-        watch.uninstall()
+        instrumentation.uninstall()
 
 
-def test_a_session_that_cannot_begin_is_said_once_and_the_training_goes_on(caplog):
+def test_failing_session_start_is_logged_once(caplog):
     def begin():
         raise RuntimeError("can't start new thread")
 
     before = state_of_torch()
-    watch = Instrumentation(Recorder(), begin)
-    watch.install(torch)
+    instrumentation = Instrumentation(Recorder(), begin)
+    instrumentation.install(torch)
     try:
         with caplog.at_level(logging.WARNING, "training_profiler"):
             output = torch.nn.Linear(2, 1)(torch.ones(1, 2))
             output.sum().backward()
     finally:
-        watch.uninstall()
+        instrumentation.uninstall()
     assert state_of_torch() == before
     assert len(caplog.records) == 1
-    assert watch.why_nothing() == "watching had to be switched off (RuntimeError: can't start new thread)"
+    assert (
+        instrumentation.why_nothing()
+        == "the instrumentation was disabled after an error (RuntimeError: can't start new thread)"
+    )

@@ -1,4 +1,4 @@
-"""Which loader a pass is over, by real torch loaders."""
+"""The loader of a pass, with real torch loaders."""
 
 import gc
 
@@ -6,33 +6,33 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
-from training_profiler.instrumentation.loop_detection.loaders import MOST_LOADERS, KnownLoaders
-from training_profiler.recording.data_loader import TRAIN, VAL, LoaderBook, LoaderCounts, ProfiledLoader
+from training_profiler.instrumentation.loop_detection.loaders import MAX_LOADERS, KnownLoaders
+from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, LoaderRegistry, ProfiledLoader
 
 SEVEN = TensorDataset(torch.zeros(7, 2))
 
 
 @pytest.fixture
 def known() -> KnownLoaders:
-    return KnownLoaders(LoaderBook())
+    return KnownLoaders(LoaderRegistry())
 
 
 def names_of(known, *iterators):
     return [known.counts_of(iterator).name for iterator in iterators]
 
 
-def test_loaders_are_numbered_in_the_order_of_their_first_batch(known):
+def test_loaders_are_numbered_by_first_batch(known):
     one, other = DataLoader(SEVEN), DataLoader(SEVEN)
     assert names_of(known, iter(other), iter(one), iter(other)) == ["0", "1", "0"]
 
 
-def test_several_passes_over_one_loader_at_once_are_one_loader(known):
+def test_concurrent_passes_share_one_loader(known):
     loader = DataLoader(SEVEN)
     first, second = iter(loader), iter(loader)
     assert names_of(known, first, second, first) == ["0", "0", "0"]
 
 
-def test_a_loader_made_anew_for_each_epoch_is_the_one_before_it(known):
+def test_recreated_loader_continues_the_one_before(known):
     for _ in range(3):
         loader = DataLoader(SEVEN, batch_size=2, shuffle=True)
         for_evaluation = DataLoader(SEVEN, batch_size=2)
@@ -41,7 +41,7 @@ def test_a_loader_made_anew_for_each_epoch_is_the_one_before_it(known):
         gc.collect()
 
 
-def test_a_data_set_made_anew_as_well_is_the_one_before_it(known):
+def test_recreated_dataset_continues_the_one_before(known):
     for _ in range(3):
         loader = DataLoader(TensorDataset(torch.zeros(4)), batch_size=2, shuffle=True)
         assert names_of(known, iter(loader)) == ["0"]
@@ -49,13 +49,13 @@ def test_a_data_set_made_anew_as_well_is_the_one_before_it(known):
         gc.collect()
 
 
-def test_a_loader_of_another_kind_is_no_successor(known):
+def test_loader_with_other_signature_is_new(known):
     assert names_of(known, iter(DataLoader(SEVEN, batch_size=2))) == ["0"]
     gc.collect()
     assert names_of(known, iter(DataLoader(SEVEN, batch_size=3))) == ["1"]
 
 
-def test_an_iterable_data_set_has_a_loader_like_any_other(known):
+def test_iterable_dataset_has_a_loader(known):
     class Numbers(IterableDataset):
         def __iter__(self):
             return iter(range(5))
@@ -64,24 +64,24 @@ def test_an_iterable_data_set_has_a_loader_like_any_other(known):
     assert names_of(known, iter(one), iter(other), iter(one)) == ["0", "1", "0"]
 
 
-def test_a_batch_sampler_that_cannot_be_held_weakly_is_known_again(known):
+def test_sampler_without_weak_references_is_recognized(known):
     batches = [[0, 1], [2]]
     loader = DataLoader(SEVEN, batch_sampler=batches)
     assert names_of(known, iter(loader), iter(DataLoader([1, 2])), iter(loader)) == ["0", "1", "0"]
 
 
-def test_a_users_batch_sampler_is_known_again(known):
+def test_custom_batch_sampler_is_recognized(known):
     loader = DataLoader(SEVEN, batch_sampler=BatchSampler(SequentialSampler(SEVEN), 2, False))
     assert names_of(known, iter(loader), iter(loader)) == ["0", "0"]
 
 
-def test_further_loaders_than_can_be_told_apart_share_one(known):
-    loaders = [DataLoader(SEVEN) for _ in range(MOST_LOADERS + 3)]
+def test_loaders_beyond_the_limit_share_one(known):
+    loaders = [DataLoader(SEVEN) for _ in range(MAX_LOADERS + 3)]
     names = names_of(known, *map(iter, loaders))
-    assert names[MOST_LOADERS - 1 :] == [str(MOST_LOADERS - 1), *["(other loaders)"] * 3]
+    assert names[MAX_LOADERS - 1 :] == [str(MAX_LOADERS - 1), *["(other loaders)"] * 3]
 
 
-def test_what_has_none_of_the_attributes_is_not_known(known):
+def test_iterator_without_expected_attributes_is_unknown(known):
     assert known.counts_of(object()) is None
 
 
@@ -99,9 +99,9 @@ def train(loader, model, optimizer, evaluated=()):
 
 
 @pytest.fixture
-def book(seen):
-    seen.loaders = LoaderBook()
-    return seen.loaders
+def registry(instrumented):
+    instrumented.loaders = LoaderRegistry()
+    return instrumented.loaders
 
 
 @pytest.fixture
@@ -109,71 +109,71 @@ def model():
     return torch.nn.Linear(2, 1)
 
 
-def told(book):
+def counts_of(registry):
     return {
         counts.name: [(counts.of(phase).batches, counts.of(phase).samples) for phase in (TRAIN, VAL)]
-        for counts in book.all
+        for counts in registry.all
     }
 
 
-def test_batches_and_samples_of_a_training_nobody_edited_are_counted_by_phase(seen, book, model):
+def test_inferred_batches_and_samples_are_counted_by_phase(instrumented, registry, model):
     loader, val_loader = DataLoader(SEVEN, batch_size=2), DataLoader(SEVEN, batch_size=3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(2):
         train(loader, model, optimizer, val_loader)
-    assert told(book) == {"0": [(8, 14), (0, 0)], "1": [(0, 0), (6, 14)]}
-    seen.counts()
+    assert counts_of(registry) == {"0": [(8, 14), (0, 0)], "1": [(0, 0), (6, 14)]}
+    instrumented.counts()
 
 
-def test_a_loader_is_noted_only_where_another_follows(seen, book, model):
+def test_loader_is_recorded_only_when_it_changes(instrumented, registry, model):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loader = DataLoader(SEVEN, batch_size=2)
     train(loader, model, optimizer)
     train(loader, model, optimizer)
-    seen.watch.finish()
-    sums = seen.run.totals().loaders
-    (serial,) = sums.tables
-    assert sums.table(serial)[:4, 1].tolist() == [8, 8, 8, 8]
-    assert serial == book.all[0].serial
+    instrumented.instrumentation.close()
+    sums = instrumented.run.totals().loaders
+    (loader_id,) = sums.tables
+    assert sums.table(loader_id)[:4, 1].tolist() == [8, 8, 8, 8]
+    assert loader_id == registry.all[0].loader_id
 
 
-def test_a_loader_by_hand_is_not_counted_twice(seen, book, model):
+def test_manually_profiled_loader_is_not_counted_twice(instrumented, registry, model):
     counts = LoaderCounts("main")
-    run = seen.run
+    run = instrumented.run
     loader = ProfiledLoader(
         DataLoader(SEVEN, batch_size=2), run.section, run.clock, counts, lambda: True, run.recorder.buffer
     )
     train(loader, model, torch.optim.SGD(model.parameters(), 0.1))
-    assert book.all == []
+    assert registry.all == []
     assert (counts.batches, counts.samples) == (4, 7)
-    assert seen.counts()["data_loading"] == 4
-    (serial,) = seen.run.totals().loaders.tables
-    assert serial == counts.serial
+    assert instrumented.counts()["data_loading"] == 4
+    (loader_id,) = instrumented.run.totals().loaders.tables
+    assert loader_id == counts.loader_id
 
 
-def test_a_batch_of_unknown_size_leaves_the_samples_unknown(seen, book, model):
+def test_unknown_batch_size_makes_samples_unknown(instrumented, registry, model):
     loader = DataLoader(SEVEN, batch_size=2, collate_fn=lambda rows: ("text", torch.stack([row for (row,) in rows])))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _, inputs in loader:
         model(inputs).sum().backward()
         optimizer.step()
-    assert told(book)["0"][0] == (4, None)
-    seen.counts()
+    assert counts_of(registry)["0"][0] == (4, None)
+    instrumented.counts()
 
 
-def test_many_passes_of_one_batch_are_not_kept(seen, book, model):
+def test_short_passes_are_not_kept(instrumented, registry, model):
     loader, optimizer = DataLoader(SEVEN, batch_size=2), torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(400):
         (inputs,) = next(iter(loader))
         model(inputs).sum().backward()
         optimizer.step()
-    (counts,) = book.all
+    (counts,) = registry.all
     assert counts.of(TRAIN).batches == 400
     assert len(counts.passes) <= 256
-    seen.counts()
+    instrumented.counts()
 
 
-def test_every_timing_of_loaders_in_turn_belongs_to_the_one_the_batch_came_from(seen, book, model):
+def test_times_are_attributed_to_the_loader_of_the_batch(instrumented, registry, model):
     first, second = (DataLoader(TensorDataset(torch.zeros(20, 2)), batch_size=2) for _ in range(2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     iterators = iter(first), iter(second)
@@ -182,7 +182,7 @@ def test_every_timing_of_loaders_in_turn_belongs_to_the_one_the_batch_came_from(
         model(inputs).sum().backward()
         if i % 3 == 2:
             optimizer.step()
-    seen.watch.finish()
-    sums = seen.run.totals().loaders
-    counts = [sums.table(counts.serial)[:5, 1].tolist() for counts in book.all]
+    instrumented.instrumentation.close()
+    sums = instrumented.run.totals().loaders
+    counts = [sums.table(counts.loader_id)[:5, 1].tolist() for counts in registry.all]
     assert counts == [[10, 10, 10, 0, 9], [5, 5, 5, 5, 5]]  # data, forward, backward, optimizer, between

@@ -19,12 +19,12 @@ def conv(precision):
         ({"allow_tf32": False}, "float32"),
         ({"allow_tf32": True}, "tf32"),
         ({"allow_tf32": False, "fp32_precision": "none"}, "float32"),
-        ({"fp32_precision": "tf32"}, "tf32"),  # to ask for the other would raise
+        ({"fp32_precision": "tf32"}, "tf32"),  # reading the other setting would raise
         ({"fp32_precision": "ieee"}, "float32"),
         ({"fp32_precision": "none"}, "float32 or tf32"),
     ],
 )
-def test_what_matrix_products_of_float32_are_computed_in(matmul, computed_in):
+def test_precision_of_float32_matrix_products(matmul, computed_in):
     assert _float32_on_cuda(backends(matmul, {}), is_convolution=False) == computed_in
 
 
@@ -38,5 +38,5 @@ def test_what_matrix_products_of_float32_are_computed_in(matmul, computed_in):
         ({}, "float32 or tf32"),
     ],
 )
-def test_what_convolutions_of_float32_are_computed_in(cudnn, computed_in):
+def test_precision_of_float32_convolutions(cudnn, computed_in):
     assert _float32_on_cuda(backends({"allow_tf32": False}, cudnn), is_convolution=True) == computed_in

@@ -2,11 +2,11 @@ import sys
 
 import pytest
 
-from training_profiler.instrumentation.patches.optimizer import Updates
+from training_profiler.instrumentation.patches.optimizer import OpenUpdates
 
 
 class Optimizer:
-    """Updates as one of torch: around ``step`` its hooks are called; ``inner`` steps within, and may raise."""
+    """A fake optimizer: calls its hooks around ``step``; ``inner`` steps inside and may raise."""
 
     def __init__(self, updates, inner=None, error=None):
         self.updates = updates
@@ -25,11 +25,11 @@ class Optimizer:
 
 
 @pytest.fixture
-def updates() -> Updates:
-    return Updates()
+def updates() -> OpenUpdates:
+    return OpenUpdates()
 
 
-def test_an_update_is_an_outermost_one(updates):
+def test_single_update_is_outermost(updates):
     optimizer = Optimizer(updates)
     for _ in range(3):
         optimizer.step()
@@ -38,7 +38,7 @@ def test_an_update_is_an_outermost_one(updates):
     assert updates.open == []
 
 
-def test_an_update_within_another_is_part_of_that(updates):
+def test_nested_update_is_not_outermost(updates):
     inner = Optimizer(updates)
     outer = Optimizer(updates, inner.step)
     outer.step()
@@ -46,7 +46,7 @@ def test_an_update_within_another_is_part_of_that(updates):
     assert (outer.begun, outer.ended) == ([(True, False)], [True])
 
 
-def test_an_update_of_a_base_class_is_part_of_its_subclass_s(updates):
+def test_base_class_update_is_part_of_the_subclass_update(updates):
     class Subclass(Optimizer):
         def step(self):
             self.begun.append(self.updates.begin(self, sys._getframe()))
@@ -59,7 +59,7 @@ def test_an_update_of_a_base_class_is_part_of_its_subclass_s(updates):
     assert optimizer.ended == [False, True]
 
 
-def test_an_update_after_one_that_raised_is_an_outermost_one_and_tells_of_it(updates):
+def test_update_after_a_failed_one_is_outermost_and_reports_it(updates):
     optimizer = Optimizer(updates, error=ValueError())
     with pytest.raises(ValueError):  # noqa: PT011
         optimizer.step()
@@ -71,7 +71,7 @@ def test_an_update_after_one_that_raised_is_an_outermost_one_and_tells_of_it(upd
     assert optimizer.ended == [True, True]
 
 
-def test_an_inner_update_that_raised_ends_with_the_outer(updates):
+def test_failed_inner_update_ends_with_the_outer(updates):
     inner = Optimizer(updates, error=ValueError())
 
     def attempt():
@@ -84,10 +84,10 @@ def test_an_inner_update_that_raised_ends_with_the_outer(updates):
     assert updates.open == []
 
 
-def test_an_end_without_a_begin_is_none(updates):
+def test_end_without_begin_is_ignored(updates):
     assert not updates.end(Optimizer(updates))
 
 
-def test_an_update_without_a_frame_is_an_outermost_one(updates):
+def test_update_without_frame_is_outermost(updates):
     assert updates.begin(self_made := object(), None) == (True, False)
     assert updates.end(self_made)

@@ -1,4 +1,4 @@
-"""What other threads do meanwhile."""
+"""Events of other threads."""
 
 import threading
 
@@ -24,7 +24,7 @@ def optimizer(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def test_of_what_other_threads_do_only_their_fetches_are_seen(seen, model, optimizer):
+def test_only_fetches_of_other_threads_are_recorded(instrumented, model, optimizer):
     def serve():
         with torch.no_grad():
             nn.Linear(2, 1)(INPUTS).to("cpu")
@@ -39,10 +39,10 @@ def test_of_what_other_threads_do_only_their_fetches_are_seen(seen, model, optim
         model(INPUTS).sum().backward()
         on_another_thread()
         optimizer.step()
-    assert seen.counts() == {"forward_pass": 2, "backward_pass": 2, "optimizer_step": 2, "data_loading": 8}
+    assert instrumented.counts() == {"forward_pass": 2, "backward_pass": 2, "optimizer_step": 2, "data_loading": 8}
 
 
-def test_updates_on_another_thread_are_told_as_not_seen(seen, model, optimizer):
+def test_updates_on_other_threads_are_noted(instrumented, model, optimizer):
     def train():
         other = nn.Linear(2, 1)
         other(INPUTS).sum().backward()
@@ -53,13 +53,13 @@ def test_updates_on_another_thread_are_told_as_not_seen(seen, model, optimizer):
     thread = threading.Thread(target=train)
     thread.start()
     thread.join()
-    assert seen.counts() == {"forward_pass": 1, "backward_pass": 1, "optimizer_step": 1}
-    assert seen.watch.notes() == [
-        "1 updates of optimizers on threads beside the training's are in none of these figures: one thread is watched"
+    assert instrumented.counts() == {"forward_pass": 1, "backward_pass": 1, "optimizer_step": 1}
+    assert instrumented.instrumentation.notes() == [
+        "1 optimizer updates on other threads were not measured: only one training thread is instrumented"
     ]
 
 
-def test_a_fetch_on_another_thread_that_finds_nothing_is_no_batch(seen, model):
+def test_empty_fetch_on_other_thread_is_not_counted(instrumented, model):
     model(INPUTS).sum().backward()
     batches = iter(DataLoader(TensorDataset(INPUTS), batch_size=4))
     raised = []
@@ -75,13 +75,13 @@ def test_a_fetch_on_another_thread_that_finds_nothing_is_no_batch(seen, model):
     thread.start()
     thread.join()
     assert len(raised) == 1
-    assert seen.counts() == {"forward_pass": 1, "backward_pass": 1, "data_loading": 1}
+    assert instrumented.counts() == {"forward_pass": 1, "backward_pass": 1, "data_loading": 1}
 
 
-def test_a_drain_by_another_thread_waits_for_a_change_under_way():
+def test_drain_waits_for_rewriting():
     recorder = Recorder()
     pending = PendingEvents(recorder)
-    pending.note_span(pending.clock(), SectionCodes(recorder.names).forward)
+    pending.record_span(pending.clock(), SectionCodes(recorder.names).forward)
     drained = threading.Event()
 
     def drain():
@@ -96,6 +96,6 @@ def test_a_drain_by_another_thread_waits_for_a_change_under_way():
             return default
 
     thread = threading.Thread(target=drain)
-    pending.change(0, Renaming())
+    pending.recode(0, Renaming())
     thread.join()
     assert pending.events == []

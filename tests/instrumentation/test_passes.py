@@ -1,26 +1,26 @@
 import gc
 
-from training_profiler.instrumentation.loop_detection.phase_detector import MOST_PASSES, Passes, Phase
+from training_profiler.instrumentation.loop_detection.phase_detector import MAX_PASSES, Passes, Phase
 
 
 class Iterator:
     pass
 
 
-def test_an_iterator_goes_on_with_its_pass():
+def test_iterator_keeps_its_pass():
     passes, iterator = Passes(), Iterator()
     begun = passes.of(iterator, True)
     assert passes.of(iterator, False) is begun
     assert passes.latest is begun
 
 
-def test_an_iterator_seen_first_in_the_middle_has_a_pass_all_the_same():
+def test_iterator_found_midway_has_a_pass():
     passes, iterator = Passes(), Iterator()
     begun = passes.of(iterator, False)
     assert passes.of(iterator, False) is begun
 
 
-def test_an_iterator_that_begins_anew_begins_another_pass():
+def test_restarted_iterator_begins_another_pass():
     passes, iterator = Passes(), Iterator()
     begun = passes.of(iterator, True)
     begun.kind = Phase.TRAINING
@@ -30,7 +30,7 @@ def test_an_iterator_that_begins_anew_begins_another_pass():
     assert passes.of(iterator, False) is again
 
 
-def test_two_iterators_in_turn_keep_their_passes():
+def test_alternating_iterators_keep_their_passes():
     passes, one, other = Passes(), Iterator(), Iterator()
     first, second = passes.of(one, True), passes.of(other, True)
     assert passes.of(one, False) is first
@@ -38,14 +38,14 @@ def test_two_iterators_in_turn_keep_their_passes():
     assert passes.latest is second
 
 
-def test_an_iterator_at_the_address_of_one_that_is_gone_begins_a_pass():
+def test_reused_iterator_address_begins_a_pass():
     passes, iterator = Passes(), Iterator()
     begun = passes.of(iterator, True)
-    begun.iterator = lambda: None  # as a weak reference of one that is gone
+    begun.iterator = lambda: None  # as a dead weak reference
     assert passes.of(iterator, False) is not begun
 
 
-def test_an_iterator_lives_no_longer_for_its_pass():
+def test_pass_does_not_keep_its_iterator_alive():
     passes, iterator = Passes(), Iterator()
     begun = passes.of(iterator, True)
     del iterator
@@ -53,28 +53,28 @@ def test_an_iterator_lives_no_longer_for_its_pass():
     assert begun.iterator() is None
 
 
-def test_of_too_many_passes_the_oldest_are_forgotten():
+def test_oldest_passes_are_dropped_beyond_the_limit():
     passes = Passes()
-    iterators = [Iterator() for _ in range(MOST_PASSES + 1)]
+    iterators = [Iterator() for _ in range(MAX_PASSES + 1)]
     begun = [passes.of(iterator, True) for iterator in iterators]
     assert passes.of(iterators[1], False) is begun[1]
     assert passes.of(iterators[0], False) is not begun[0]
 
 
-def test_of_too_many_passes_that_are_to_be_settled_the_oldest_are_forgotten():
+def test_oldest_unknown_passes_are_dropped_beyond_the_limit():
     passes = Passes()
-    iterators = [Iterator() for _ in range(MOST_PASSES + 1)]
+    iterators = [Iterator() for _ in range(MAX_PASSES + 1)]
     for iterator in iterators:
-        passes.wait_for(passes.of(iterator, True))
-    assert len(passes.unknown) == MOST_PASSES
+        passes.add_unknown(passes.of(iterator, True))
+    assert len(passes.unknown) == MAX_PASSES
     assert passes.unknown[-1].iterator() is iterators[-1]
 
 
-def test_a_pass_that_is_settled_is_waited_for_no_longer():
+def test_resolved_pass_is_no_longer_unknown():
     passes, iterator = Passes(), Iterator()
     begun = passes.of(iterator, True)
-    passes.wait_for(begun)
-    passes.settle(begun, Phase.EVALUATION)
-    passes.settle(begun, Phase.EVALUATION)
+    passes.add_unknown(begun)
+    passes.resolve(begun, Phase.EVALUATION)
+    passes.resolve(begun, Phase.EVALUATION)
     assert passes.unknown == []
     assert begun.kind is Phase.EVALUATION

@@ -20,7 +20,7 @@ class Owner(Base):
 
 
 def named(name):
-    """Return what makes a function into another that says ``name`` first."""
+    """Return a wrapper of functions that adds ``name`` first."""
 
     def make(original):
         return lambda *args: f"{name}+{original(*args)}"
@@ -30,7 +30,7 @@ def named(name):
 
 @pytest.fixture
 def owner():
-    """A class of its own, as it was before the test when the test is over."""
+    """A class that is restored after the test."""
     return type("Owner", (Base,), dict(vars(Owner)))
 
 
@@ -41,12 +41,12 @@ def module():
     return module
 
 
-def test_a_name_is_replaced_by_what_is_made_of_it(owner):
+def test_attribute_is_replaced(owner):
     Patches().replace(owner, "own", named("ours"))
     assert owner().own() == "ours+own"
 
 
-def test_undoing_leaves_the_owner_as_it_was(owner, module):
+def test_undo_restores_the_owner(owner, module):
     before = dict(vars(owner)), dict(vars(module))
     patches = Patches()
     for name in ("own", "static"):
@@ -57,7 +57,7 @@ def test_undoing_leaves_the_owner_as_it_was(owner, module):
     assert isinstance(vars(owner)["static"], staticmethod)
 
 
-def test_undoing_an_inherited_name_leaves_the_owner_without_one(owner):
+def test_undo_deletes_an_inherited_attribute(owner):
     patches = Patches()
     patches.replace(owner, "inherited", named("ours"))
     assert owner().inherited() == "ours+base"
@@ -66,7 +66,7 @@ def test_undoing_an_inherited_name_leaves_the_owner_without_one(owner):
     assert owner().inherited() == "base"
 
 
-def test_a_name_replaced_twice_is_what_it_was_when_undone(owner):
+def test_attribute_replaced_twice_is_restored(owner):
     before = vars(owner)["own"]
     patches = Patches()
     patches.replace(owner, "own", named("first"))
@@ -76,7 +76,7 @@ def test_a_name_replaced_twice_is_what_it_was_when_undone(owner):
     assert vars(owner)["own"] is before
 
 
-def test_what_somebody_else_has_replaced_since_stays_theirs(owner):
+def test_attribute_replaced_by_others_is_kept(owner):
     patches = Patches()
     patches.replace(owner, "own", named("ours"))
     patches.replace(owner, "inherited", named("ours"))
@@ -86,7 +86,7 @@ def test_what_somebody_else_has_replaced_since_stays_theirs(owner):
     assert "inherited" not in vars(owner)
 
 
-def test_what_somebody_else_has_deleted_since_stays_deleted(owner):
+def test_attribute_deleted_by_others_stays_deleted(owner):
     patches = Patches()
     patches.replace(owner, "own", named("ours"))
     del owner.own
@@ -94,7 +94,7 @@ def test_what_somebody_else_has_deleted_since_stays_deleted(owner):
     assert "own" not in vars(owner)
 
 
-def test_all_are_in_place_until_somebody_replaces_one(owner):
+def test_patches_are_in_place_until_one_is_replaced(owner):
     patches = Patches()
     assert patches.are_in_place()
     patches.replace(owner, "own", named("ours"))
@@ -103,7 +103,7 @@ def test_all_are_in_place_until_somebody_replaces_one(owner):
     assert not patches.are_in_place()
 
 
-def test_a_name_that_is_not_there_is_an_error_and_nothing_is_replaced(owner):
+def test_missing_attribute_raises_and_replaces_nothing(owner):
     before = dict(vars(owner))
     patches = Patches()
     with pytest.raises(AttributeError, match="missing"):
@@ -112,7 +112,7 @@ def test_a_name_that_is_not_there_is_an_error_and_nothing_is_replaced(owner):
     assert dict(vars(owner)) == before
 
 
-def test_a_function_is_the_same_under_its_other_path(module):
+def test_repeated_patch_is_the_same_function(module):
     package = types.ModuleType("package")
     package.save = original = module.save
     patches = Patches()
@@ -124,13 +124,13 @@ def test_a_function_is_the_same_under_its_other_path(module):
     assert package.save is module.save is original
 
 
-def test_a_path_that_is_not_there_is_passed_over(module):
+def test_missing_alias_is_skipped(module):
     package = types.ModuleType("package")
     Patches().repeat(module, package, "save")
     assert not hasattr(package, "save")
 
 
-def test_what_was_done_elsewhere_is_undone_once_the_last_first():
+def test_kept_undo_functions_run_once_last_first():
     undone = []
     patches = Patches()
     patches.keep(lambda: undone.append("first"))

@@ -1,9 +1,9 @@
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes, time_only
-from training_profiler.recording.section import DISCARDED, INFERRED, SECTION_MASK, TIME_ONLY
+from training_profiler.recording.event_codes import DISCARDED, INFERRED, SECTION_MASK, TIME_ONLY
 from training_profiler.recording.section_names import SectionNames
 
 
-def test_a_code_is_the_id_of_its_section_marked_as_inferred():
+def test_code_is_the_section_id_with_the_inferred_bit():
     names = SectionNames()
     codes = SectionCodes(names)
     assert names.names[codes.forward & SECTION_MASK] == "forward_pass"
@@ -11,21 +11,21 @@ def test_a_code_is_the_id_of_its_section_marked_as_inferred():
     assert names.names[codes.validation & SECTION_MASK] == "validation_epoch"
 
 
-def test_uncounted_time_has_a_code_of_its_own_for_the_same_section():
+def test_time_only_code_keeps_its_section():
     code = SectionCodes(SectionNames()).optimizer
     assert time_only(code) != code
     assert time_only(code) & SECTION_MASK == code & SECTION_MASK
     assert time_only(code) & TIME_ONLY
 
 
-def test_marks_leave_room_for_that_of_a_cancelled_exit():
+def test_code_bits_do_not_overlap_the_discarded_bit():
     code = time_only(SectionCodes(SectionNames()).checkpoint)
     assert (code + DISCARDED) % DISCARDED == code
 
 
-def test_within_evaluation_calls_without_gradient_are_forward_passes():
+def test_no_grad_calls_become_forward_passes_in_evaluation():
     codes = SectionCodes(SectionNames())
-    assert codes.renamed_in_evaluation == {
+    assert codes.codes_in_evaluation == {
         codes.no_grad: codes.forward,
         -codes.no_grad: -codes.forward,
         time_only(codes.no_grad): time_only(codes.forward),
@@ -33,7 +33,7 @@ def test_within_evaluation_calls_without_gradient_are_forward_passes():
     }
 
 
-def test_names_that_the_program_uses_by_hand_keep_their_ids():
+def test_manual_section_names_keep_their_ids():
     names = SectionNames()
     id = names.id_of("forward_pass")
     assert SectionCodes(names).forward & SECTION_MASK == id

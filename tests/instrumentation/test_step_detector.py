@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training_profiler.instrumentation.loop_detection.step_detector import (
-    ENDED_AFTER_FIRST,
-    ENDED_AFTER_NEW,
-    ENDED_RATIO,
-    ENDED_SLACK,
+    MISSED_BY_NEW,
+    MISSED_IN_FIRST_STEP,
+    MISSED_RATIO,
+    MISSED_SLACK,
     StepDetector,
 )
 
@@ -18,36 +18,36 @@ class Optimizer:
 
 
 class SlottedOptimizer:
-    """One that no weak reference can be made to."""
+    """It allows no weak references."""
 
     __slots__ = ()
 
 
 class Updates:
-    """Updates at 1, 2, 3, ... ns, and the ends of the steps they make."""
+    """Updates at 1, 2, 3, ... ns, and the resulting ends of steps."""
 
     def __init__(self, kind=Optimizer):
         self.ends = []
-        self.rounds = StepDetector(self.ends.append)
+        self.detector = StepDetector(self.ends.append)
         self.optimizers = {}
         self.kind = kind
         self.now_ns = 0
 
     def of(self, pattern):
-        """Update the optimizers that the letters of ``pattern`` stand for, one after the other."""
+        """Update one optimizer for each letter of ``pattern``."""
         for letter in pattern:
             self.now_ns += 1
-            self.rounds.updated(self.optimizers.setdefault(letter, self.kind()), self.now_ns)
+            self.detector.updated(self.optimizers.setdefault(letter, self.kind()), self.now_ns)
 
     def drop(self, letter, then="spare"):
-        self.optimizers.setdefault(then, self.kind())  # made before, so that its id is another
+        self.optimizers.setdefault(then, self.kind())  # created first, so that it gets another id
         del self.optimizers[letter]
 
 
 def ends_of(pattern, kind=Optimizer):
     updates = Updates(kind)
     updates.of(pattern)
-    updates.rounds.finish()
+    updates.detector.close()
     return updates.ends
 
 
@@ -56,7 +56,7 @@ def test_each_update_of_a_single_optimizer_is_a_step(kind):
     assert ends_of("AAAA", kind) == [1, 2, 3, 4]
 
 
-def test_a_training_of_one_update_is_one_step():
+def test_single_update_is_one_step():
     assert ends_of("A") == [1]
 
 
@@ -64,7 +64,7 @@ def test_without_updates_there_is_no_step():
     assert ends_of("") == []
 
 
-def test_the_steps_of_a_single_optimizer_end_at_once_from_its_second_update_on():
+def test_single_optimizer_steps_end_at_once_from_the_second_update():
     updates = Updates()
     updates.of("A")
     assert updates.ends == []
@@ -74,11 +74,11 @@ def test_the_steps_of_a_single_optimizer_end_at_once_from_its_second_update_on()
     assert updates.ends == [1, 2, 3]
 
 
-def test_a_step_of_two_optimizers_in_turn_ends_with_the_second():
+def test_step_of_two_alternating_optimizers_ends_with_the_second():
     assert ends_of("ABABAB") == [2, 4, 6]
 
 
-def test_a_step_of_two_in_turn_ends_when_the_next_begins():
+def test_step_of_two_optimizers_ends_when_the_next_begins():
     updates = Updates()
     updates.of("AB")
     assert updates.ends == []
@@ -86,185 +86,185 @@ def test_a_step_of_two_in_turn_ends_when_the_next_begins():
     assert updates.ends == [2]
 
 
-def test_a_critic_that_leads_ends_a_step_with_each_update_and_the_generator_with_every_fifth():
-    # Of the first generator's update nothing is known beforehand: the critic's fifth step has ended before it.
+def test_critic_as_primary_ends_a_step_with_each_update():
+    # The first generator update comes as a surprise: the critic's fifth step has ended before it.
     assert ends_of("CCCCCG" * 3) == [1, 2, 3, 4, 5, 7, 8, 9, 10, 12, 13, 14, 15, 16, 18]
 
 
-def test_a_generator_that_leads_ends_a_step_with_five_updates_of_the_critic():
+def test_generator_as_primary_has_five_critic_updates_per_step():
     assert ends_of("GCCCCC" * 3) == [6, 12, 18]
 
 
-def test_of_three_at_different_moments_the_first_leads():
-    # The actor is updated every second time, the temperature every fourth.
+def test_first_of_three_optimizers_is_primary():
+    # The actor updates every second time, the temperature every fourth.
     assert ends_of("CCACCATCCA") == [1, 2, 4, 7, 8, 10]
 
 
-def test_eight_optimizers_one_a_parameter_make_one_step():
+def test_optimizer_per_parameter_makes_one_step():
     assert ends_of("ABCDEFGH" * 3) == [8, 16, 24]
 
 
-def test_another_that_comes_late_joins_the_steps_of_the_lead():
-    assert ends_of("AAAABAB") == [1, 2, 3, 4, 7]  # the update of B at 5 shows only after the step of A had ended
+def test_late_optimizer_joins_the_steps_of_the_primary():
+    assert ends_of("AAAABAB") == [1, 2, 3, 4, 7]  # B at 5 comes after the step of A has ended
 
 
-def test_a_second_phase_below_the_threshold_is_part_of_the_step_while_the_lead_comes_back():
+def test_short_second_phase_is_part_of_the_step():
     updates = Updates()
-    updates.of("AAA" + "B" * (ENDED_AFTER_NEW - 1) + "A")
-    assert updates.ends == [1, 2, 3]  # that of the last A waits, for B may follow it again
-    updates.rounds.finish()
-    assert updates.ends == [1, 2, 3, 3 + ENDED_AFTER_NEW]
+    updates.of("AAA" + "B" * (MISSED_BY_NEW - 1) + "A")
+    assert updates.ends == [1, 2, 3]  # the step of the last A is pending, because B may follow again
+    updates.detector.close()
+    assert updates.ends == [1, 2, 3, 3 + MISSED_BY_NEW]
 
 
-def test_a_second_phase_at_the_threshold_is_followed_step_by_step():
+def test_second_phase_at_the_threshold_has_its_own_steps():
     updates = Updates()
-    updates.of("AAA" + "B" * (ENDED_AFTER_NEW - 1))
+    updates.of("AAA" + "B" * (MISSED_BY_NEW - 1))
     assert updates.ends == [1, 2, 3]
     updates.of("B")
-    assert updates.ends == list(range(1, 4 + ENDED_AFTER_NEW))
+    assert updates.ends == list(range(1, 4 + MISSED_BY_NEW))
     updates.of("B")
-    assert updates.ends == list(range(1, 5 + ENDED_AFTER_NEW))
+    assert updates.ends == list(range(1, 5 + MISSED_BY_NEW))
 
 
-def test_phases_that_take_turns_are_followed_there_and_back():
+def test_alternating_phases_keep_single_steps():
     assert ends_of(("A" * 20 + "B" * 20) * 2) == list(range(1, 81))
 
 
-def test_a_short_last_phase_is_followed_when_the_training_ends():
+def test_short_last_phase_has_its_own_steps_at_close():
     assert ends_of("AAABBB") == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_lead_of_which_no_round_is_known_waits_longer():
+def test_primary_without_completed_step_waits_longer():
     updates = Updates()
-    updates.of("A" + "B" * ENDED_AFTER_FIRST)
+    updates.of("A" + "B" * MISSED_IN_FIRST_STEP)
     assert updates.ends == []
     updates.of("B")
-    assert updates.ends == list(range(1, 3 + ENDED_AFTER_FIRST))
+    assert updates.ends == list(range(1, 3 + MISSED_IN_FIRST_STEP))
 
 
-def test_a_lead_of_a_single_update_is_followed_by_one_that_goes_on_when_the_training_ends():
+def test_primary_with_one_update_is_replaced_at_close():
     assert ends_of("ABBB") == [1, 2, 3, 4]
     assert ends_of("AB") == [2]
 
 
-def test_one_seen_beside_the_lead_may_update_some_times_more_than_before():
+def test_known_companion_may_update_more_often_than_before():
     usual = 2
-    most = ENDED_RATIO * usual + ENDED_SLACK
+    most = MISSED_RATIO * usual + MISSED_SLACK
     updates = Updates()
     updates.of("ABB" * 2 + "A" + "B" * most)
     assert updates.ends == [3, 6]
     updates.of("B")
-    # The step of the last A has as many as those before, and each B after these has been one.
+    # The step of the last A has as many updates of B as before. Each later B is a step.
     assert updates.ends == [3, 6, *range(9, 8 + most + 1)]
 
 
-def test_the_most_updates_of_any_round_are_what_is_usual():
+def test_maximum_updates_per_step_set_the_threshold():
     assert ends_of("ABBBBBB" + "AB" * 3 + "A" + "B" * 30 + "AB") == [7, 9, 11, 13, 44, 46]
 
 
-def test_a_lead_that_is_gone_is_followed_at_once():
+def test_deleted_primary_is_replaced_at_once():
     updates = Updates()
     updates.of("AAA")
     updates.drop("A", then="B")
     updates.of("B")
-    assert updates.ends == [1, 2, 3]  # of a lead that is new nobody knows whether others follow
+    assert updates.ends == [1, 2, 3]  # others may follow the new primary
     updates.of("B")
     assert updates.ends == [1, 2, 3, 4, 5]
 
 
-def test_a_lead_that_is_gone_leaves_its_step_as_long_as_it_was():
+def test_deleted_primary_keeps_the_length_of_its_step():
     updates = Updates()
     updates.of("ABAB")
     updates.drop("A")
     updates.of("B")  # the step of A has had its B
-    updates.rounds.finish()
+    updates.detector.close()
     assert updates.ends == [2, 4, 5]
 
 
-def test_the_last_step_of_a_lead_that_is_gone_ends_with_the_others_as_before():
+def test_last_step_of_deleted_primary_includes_its_companions():
     updates = Updates()
     updates.of("ABA")
     updates.drop("A")
     updates.of("B")
-    updates.rounds.finish()
+    updates.detector.close()
     assert updates.ends == [2, 4]
 
 
-def test_two_optimizers_that_follow_two_others_have_steps_of_their_own():
+def test_second_pair_of_optimizers_has_its_own_steps():
     assert ends_of("ABAB" + "CDCD") == [2, 4, 6, 8]
     assert ends_of("ABABAB" + "CDCDCD" + "EFEFEF") == [2, 4, 6, 8, 10, 12, 14, 16, 18]
 
 
-def test_a_new_optimizer_every_round_is_followed_each_time():
+def test_new_optimizer_per_step_makes_single_steps():
     updates = Updates()
     for letter, next_letter in itertools.pairwise("ABCDEF"):
         updates.of(letter)
         updates.drop(letter, next_letter)
-    updates.rounds.finish()
+    updates.detector.close()
     assert updates.ends == [1, 2, 3, 4, 5]
 
 
-def test_a_new_optimizer_with_the_id_of_one_that_is_gone_leads_in_its_place():
+def test_new_optimizer_with_reused_id_becomes_primary():
     updates = Updates()
     for _ in range(5):
         updates.of("A")
         updates.optimizers.clear()
-    updates.rounds.finish()
+    updates.detector.close()
     assert updates.ends == [1, 2, 3, 4, 5]
 
 
-def test_forgetting_drops_the_step_that_waits():
+def test_discard_pending_drops_the_pending_step():
     updates = Updates()
     updates.of("AB")
-    updates.rounds.forget()
-    updates.rounds.finish()
+    updates.detector.discard_pending()
+    updates.detector.close()
     assert updates.ends == []
 
 
-def test_forgetting_takes_back_no_step():
+def test_discard_pending_keeps_ended_steps():
     updates = Updates()
     updates.of("ABAB")
-    updates.rounds.forget()
-    updates.rounds.finish()
+    updates.detector.discard_pending()
+    updates.detector.close()
     assert updates.ends == [2]
 
 
-def test_finishing_ends_the_step_that_waits_once():
+def test_close_ends_the_pending_step_once():
     updates = Updates()
     updates.of("ABAB")
-    updates.rounds.finish()
-    updates.rounds.finish()
+    updates.detector.close()
+    updates.detector.close()
     assert updates.ends == [2, 4]
 
 
-def test_the_step_that_waits_can_be_ended_before_the_lead_comes_back():
+def test_pending_step_can_be_ended_early():
     updates = Updates()
     updates.of("ABAB")
-    updates.rounds.end_waiting()
+    updates.detector.end_pending()
     assert updates.ends == [2, 4]
     updates.of("AB")
-    updates.rounds.finish()
+    updates.detector.close()
     assert updates.ends == [2, 4, 6]
 
 
 letters = st.sampled_from("ABCD")
 
 
-@given(st.lists(st.tuples(letters, st.integers(1, 100), st.sampled_from(("", "", "", "drop", "end_waiting")))))
-def test_steps_end_in_order_at_updates_and_no_more_often(blocks):
+@given(st.lists(st.tuples(letters, st.integers(1, 100), st.sampled_from(("", "", "", "drop", "end_pending")))))
+def test_steps_end_in_order_at_distinct_updates(blocks):
     updates = Updates()
     for letter, times, after in blocks:
         updates.of(letter * times)
         if after == "drop":
             updates.drop(letter)
         elif after:
-            updates.rounds.end_waiting()
-    updates.rounds.finish()
+            updates.detector.end_pending()
+    updates.detector.close()
     assert updates.ends == sorted(set(updates.ends))
     assert set(updates.ends) <= set(range(1, updates.now_ns + 1))
     assert bool(updates.ends) == bool(blocks)
 
 
-@given(st.text(st.sampled_from("ABCD"), min_size=1, max_size=ENDED_AFTER_NEW - 1), st.integers(2, 12))
-def test_what_repeats_itself_makes_a_step_of_each_update_of_its_first(pattern, times):
+@given(st.text(st.sampled_from("ABCD"), min_size=1, max_size=MISSED_BY_NEW - 1), st.integers(2, 12))
+def test_repeated_pattern_has_one_step_per_primary_update(pattern, times):
     assert len(ends_of(pattern * times)) == times * pattern.count(pattern[0])

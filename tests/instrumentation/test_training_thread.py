@@ -7,7 +7,7 @@ from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FR
 
 
 def on_another_thread(work):
-    """Return what ``work`` returns on a thread that is alive beside this one."""
+    """Return the result of ``work`` on another thread that stays alive."""
     answers = []
     thread = threading.Thread(target=lambda: answers.append(work()))
     thread.start()
@@ -15,7 +15,7 @@ def on_another_thread(work):
     return answers[0]
 
 
-def test_the_first_thread_to_ask_is_the_training_s():
+def test_first_thread_to_ask_is_the_training_thread():
     training_thread = TrainingThread()
     assert training_thread.is_current()
     assert not on_another_thread(training_thread.is_current)
@@ -29,87 +29,87 @@ def other():
         yield lambda work: thread.submit(work).result()
 
 
-def test_a_thread_that_trains_beyond_doubt_takes_the_place_of_one_that_only_asked(other):
+def test_confirmed_thread_takes_over(other):
     training_thread = TrainingThread()
     training_thread.is_current()
-    training_thread.busy = FORWARD
+    training_thread.busy_with = FORWARD
 
     def train():
-        return training_thread.claim(), training_thread.is_current(), training_thread.busy
+        return training_thread.claim(), training_thread.is_current(), training_thread.busy_with
 
     assert other(train) == (True, True, FREE)
     assert not training_thread.is_current()
 
 
-def test_the_main_thread_takes_over_where_it_is_likely_to_train():
+def test_main_thread_takes_over_with_a_module_call():
     training_thread = TrainingThread()
     assert on_another_thread(training_thread.is_current)
-    training_thread.busy = FETCH
+    training_thread.busy_with = FETCH
     assert not training_thread.is_current()
-    assert training_thread.is_current(is_likely=True)
-    assert training_thread.busy == FREE
+    assert training_thread.is_current(is_module_call=True)
+    assert training_thread.busy_with == FREE
     assert not on_another_thread(training_thread.is_current)
 
 
-def test_no_other_thread_takes_over_from_one_as_likely_to_train():
+def test_other_thread_does_not_take_over_from_an_equal():
     training_thread = TrainingThread()
-    training_thread.is_current(is_likely=True)
-    assert not on_another_thread(lambda: training_thread.is_current(is_likely=True))
+    training_thread.is_current(is_module_call=True)
+    assert not on_another_thread(lambda: training_thread.is_current(is_module_call=True))
     assert training_thread.is_current()
 
 
-def test_another_thread_takes_over_where_the_first_only_fetched():
+def test_other_thread_takes_over_from_one_that_only_fetched():
     training_thread = TrainingThread()
     training_thread.is_current()
-    assert on_another_thread(lambda: training_thread.is_current(is_likely=True))
+    assert on_another_thread(lambda: training_thread.is_current(is_module_call=True))
     assert not training_thread.is_current()
 
 
-def test_a_thread_inside_of_a_fetch_keeps_no_other_from_training():
+def test_fetching_thread_does_not_block_training_on_another():
     training_thread = TrainingThread()
     training_thread.is_current()
     fetch = training_thread.fetch_begins()
 
     def train():
-        return training_thread.busy, training_thread.claim()
+        return training_thread.busy_with, training_thread.claim()
 
     assert on_another_thread(train) == (FREE, True)
-    assert not training_thread.is_current(is_likely=True)
-    training_thread.busy = FORWARD
+    assert not training_thread.is_current(is_module_call=True)
+    training_thread.busy_with = FORWARD
     training_thread.fetch_ends(fetch)
-    assert training_thread.busy == FORWARD
+    assert training_thread.busy_with == FORWARD
 
 
-def test_what_runs_inside_of_a_fetch_is_not_looked_at():
+def test_calls_inside_a_fetch_are_ignored():
     training_thread = TrainingThread()
     training_thread.is_current()
     fetch = training_thread.fetch_begins()
-    assert not training_thread.is_current(is_likely=True)
+    assert not training_thread.is_current(is_module_call=True)
     assert not training_thread.claim()
     training_thread.fetch_ends(fetch)
     assert training_thread.claim()
     fetch = training_thread.fetch_begins()
-    assert training_thread.busy == FETCH
+    assert training_thread.busy_with == FETCH
     training_thread.fetch_ends(fetch)
-    assert training_thread.busy == FREE
+    assert training_thread.busy_with == FREE
 
 
-def test_a_forked_child_begins_anew():
+def test_reset_after_fork():
     training_thread = TrainingThread()
     training_thread.claim()
-    training_thread.busy = FETCH
-    training_thread.begin_anew()
+    training_thread.busy_with = FETCH
+    training_thread.reset()
     assert on_another_thread(training_thread.claim)
-    assert training_thread.busy == FREE
+    assert training_thread.busy_with == FREE
 
 
-def test_the_main_thread_does_not_take_over_from_one_that_has_trained(other):
+def test_main_thread_does_not_take_over_from_confirmed_thread(other):
     training_thread = TrainingThread()
     assert other(training_thread.claim)
-    assert not training_thread.is_current(is_likely=True)
+    assert not training_thread.is_current(is_module_call=True)
 
 
-def test_once_the_thread_that_has_trained_is_gone_another_may_train():
+def test_other_thread_may_train_after_the_end_of_the_confirmed_one():
     training_thread = TrainingThread()
     assert on_another_thread(training_thread.claim)
     assert training_thread.is_current()
@@ -118,7 +118,7 @@ def test_once_the_thread_that_has_trained_is_gone_another_may_train():
     assert not on_another_thread(training_thread.claim)
 
 
-def test_a_thread_that_has_trained_stays_the_training_s():
+def test_confirmed_thread_stays_the_training_thread():
     training_thread = TrainingThread()
     assert training_thread.claim()
     assert not on_another_thread(training_thread.claim)
@@ -127,16 +127,16 @@ def test_a_thread_that_has_trained_stays_the_training_s():
     assert training_thread.is_current()
 
 
-def test_a_claim_of_the_same_thread_leaves_what_it_is_inside_of():
+def test_claim_of_the_same_thread_keeps_busy_with():
     training_thread = TrainingThread()
     training_thread.is_current()
-    training_thread.busy = FETCH
+    training_thread.busy_with = FETCH
     assert training_thread.claim()
-    assert training_thread.busy == FETCH
+    assert training_thread.busy_with == FETCH
     assert training_thread.is_confirmed
 
 
-def test_asking_alone_proves_nothing():
+def test_asking_does_not_confirm():
     training_thread = TrainingThread()
     training_thread.is_current()
     assert not training_thread.is_confirmed

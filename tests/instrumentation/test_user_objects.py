@@ -1,4 +1,4 @@
-"""Nothing is left on what the program made: people copy models, pickle them and load them against an allow-list."""
+"""Objects of the program stay unchanged, so copying, pickling and loading with an allow-list still work."""
 
 import copy
 import gc
@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.support.instrumented import watched
+from tests.support.instrumented import instrumented_torch
 
 
 class Training:
-    """A short training with a validation, an average of the weights and a schedule; the same each time."""
+    """A short deterministic training with validation, weight averaging and a schedule."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -53,13 +53,13 @@ def plain() -> Training:
 
 
 @pytest.fixture
-def trained(seen) -> Training:
-    """One trained under a watch that is still there."""
+def trained(instrumented) -> Training:
+    """A model trained while instrumented, with the patches still installed."""
     return Training().run()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_object_has_the_attributes_it_has_without_us(plain, trained, name):
+def test_objects_keep_their_attributes(plain, trained, name):
     theirs, ours = plain.objects[name], trained.objects[name]
     assert list(vars(ours)) == list(vars(theirs))
     assert {key: type(value) for key, value in vars(ours).items()} == {
@@ -69,7 +69,7 @@ def test_an_object_has_the_attributes_it_has_without_us(plain, trained, name):
 
 
 class Reading(pickle.Unpickler):
-    """Notes which classes and functions it is asked for."""
+    """Records the classes and functions it is asked for."""
 
     def __init__(self, data):
         super().__init__(io.BytesIO(data))
@@ -87,20 +87,20 @@ def names_in(data):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_object_pickles_as_it_does_without_us(plain, trained, name):
+def test_objects_pickle_identically(plain, trained, name):
     theirs, ours = pickle.dumps(plain.objects[name]), pickle.dumps(trained.objects[name])
     assert names_in(ours) == names_in(theirs)
     assert not any("profiler" in word for names in names_in(ours) for word in names)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_object_is_copied_as_it_is_without_us(plain, trained, name):
+def test_objects_are_copied_identically(plain, trained, name):
     theirs, ours = copy.deepcopy(plain.objects[name]), copy.deepcopy(trained.objects[name])
     assert type(ours) is type(theirs)
     assert list(vars(ours)) == list(vars(theirs))
 
 
-def test_a_copied_model_computes_the_same(trained):
+def test_copied_model_computes_the_same(trained):
     inputs = torch.ones(1, 2)
     assert torch.equal(copy.deepcopy(trained.model)(inputs), trained.model(inputs))
 
@@ -112,13 +112,13 @@ def saved(value):
     return buffer
 
 
-def test_a_whole_model_is_saved_and_loaded(trained):
+def test_whole_model_is_saved_and_loaded(trained):
     loaded = torch.load(saved(trained.model), weights_only=False)
     assert torch.equal(loaded[0].weight, trained.model[0].weight)
 
 
-def test_a_whole_model_that_was_saved_under_the_watch_loads_without_it():
-    with watched():
+def test_model_saved_while_instrumented_loads_without_us():
+    with instrumented_torch():
         training = Training().run()
         buffer = saved(training.model)
     loaded = torch.load(buffer, weights_only=False)
@@ -126,23 +126,23 @@ def test_a_whole_model_that_was_saved_under_the_watch_loads_without_it():
 
 
 @pytest.mark.parametrize("name", ["model", "optimizer", "schedule", "average"])
-def test_a_state_is_loaded_against_the_allow_list_of_weights(trained, name):
+def test_state_loads_with_weights_only(trained, name):
     loaded = torch.load(saved(getattr(trained, name).state_dict()), weights_only=True)
     assert list(loaded) == list(getattr(trained, name).state_dict())
 
 
-def test_a_whole_model_is_loaded_against_an_allow_list_of_its_classes(trained):
+def test_whole_model_loads_with_allow_list_of_its_classes(trained):
     with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.ReLU]):
         loaded = torch.load(saved(trained.model), weights_only=True)
     assert torch.equal(loaded[2].bias, trained.model[2].bias)
 
 
-def test_the_training_is_the_same_bit_for_bit(plain, trained):
+def test_training_is_bit_identical(plain, trained):
     for theirs, ours in zip(plain.model.parameters(), trained.model.parameters(), strict=True):
         assert torch.equal(theirs, ours)
 
 
-def test_a_model_that_is_gone_is_not_kept(seen):
+def test_deleted_model_is_not_kept_alive(instrumented):
     training = Training().run()
     kept = [weakref.ref(one) for one in (training.model, training.optimizer, training.loader)]
     del training

@@ -14,7 +14,7 @@ class Training:
         self.said, self.steps = [], 0
         accumulator = Accumulator(recorder.names, clock(), None)
         self.hang_detector = HangDetector(
-            recorder, accumulator, recorder.thread_serial, "node0", self.said.append, lambda: self.steps
+            recorder, accumulator, recorder.thread_id, "node0", self.said.append, lambda: self.steps
         )
 
     def train(self, steps, seconds):

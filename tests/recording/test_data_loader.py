@@ -4,13 +4,13 @@ from tests.support.recording import FakeRun
 from training_profiler.recording.data_loader import (
     TRAIN,
     VAL,
-    LoaderBook,
     LoaderCounts,
+    LoaderRegistry,
     ProfiledIterator,
     ProfiledLoader,
     batch_size,
 )
-from training_profiler.recording.section import LOADER
+from training_profiler.recording.event_codes import LOADER
 
 
 class Tensor:
@@ -19,7 +19,7 @@ class Tensor:
 
 
 class SlowLoader:
-    """Gives batches of the given sizes, each after 2 s."""
+    """Yields batches of the given sizes, each after 2 s."""
 
     def __init__(self, run, sizes):
         self.run = run
@@ -30,7 +30,7 @@ class SlowLoader:
         for size in self.sizes:
             self.run.clock.advance(2)
             yield Tensor(size)
-        self.run.clock.advance(1)  # it takes time to find that nothing is left
+        self.run.clock.advance(1)  # finding the end takes time
 
     def __len__(self):
         return len(self.sizes)
@@ -46,7 +46,7 @@ def profiled(run, loader, is_training=True):
     return ProfiledLoader(loader, run.section, run.clock, counts, lambda: is_training, run.recorder.buffer), counts
 
 
-def test_each_wait_for_a_batch_is_a_span_of_data_loading(run):
+def test_each_fetch_is_a_data_loading_span(run):
     loader, _ = profiled(run, SlowLoader(run, [4, 4]))
     for _ in loader:
         run.clock.advance(10)
@@ -54,14 +54,14 @@ def test_each_wait_for_a_batch_is_a_span_of_data_loading(run):
     assert (stats.count, stats.total_s, stats.max_s) == (2, 4.0, 2.0)
 
 
-def test_the_fetch_that_finds_the_end_is_no_batch(run):
+def test_fetch_of_empty_loader_is_not_counted(run):
     loader, counts = profiled(run, SlowLoader(run, [4, 4]))
     list(loader)
     assert (counts.batches, counts.wait_ns) == (2, 4_000_000_000)
     assert run.snapshot().sections["other"].self_s == 1.0
 
 
-def test_a_drain_during_the_fetch_that_finds_the_end_leaves_no_section_open(run):
+def test_drain_during_the_last_fetch_leaves_no_section_open(run):
     class Loader(SlowLoader):
         def __iter__(self):
             yield from super().__iter__()
@@ -73,7 +73,7 @@ def test_a_drain_during_the_fetch_that_finds_the_end_leaves_no_section_open(run)
     run.clock.advance(7)
     sections = run.snapshot().sections
     assert sections["data_loading"].count == 1
-    assert sections["data_loading"].self_s == 3.0  # 1 s of it was handed out before its end was known
+    assert sections["data_loading"].self_s == 3.0  # 1 s was drained before the fetch ended
     assert sections["forward_pass"].parent is None
     assert sections["other"].self_s == 7.0
 
@@ -84,19 +84,19 @@ def test_samples_are_counted_from_the_batches(run):
     assert (counts.samples, counts.of(TRAIN).samples) == (7, 7)
 
 
-def test_samples_are_unknown_once_a_batch_does_not_tell(run):
+def test_samples_are_unknown_after_a_batch_of_unknown_size(run):
     loader, counts = profiled(run, [Tensor(4), "text", Tensor(4)])
     list(loader)
     assert (counts.batches, counts.samples) == (3, None)
 
 
-def test_batches_of_validation_are_no_training_batches(run):
+def test_validation_batches_are_counted_separately(run):
     loader, counts = profiled(run, SlowLoader(run, [4]), is_training=False)
     list(loader)
     assert (counts.batches, counts.of(TRAIN).batches, counts.of(TRAIN).samples) == (1, 0, 0)
 
 
-def test_an_error_of_the_loader_ends_its_span_and_passes(run):
+def test_loader_error_ends_its_span_and_is_raised(run):
     def broken():
         run.clock.advance(3)
         raise ValueError("bad file")
@@ -109,7 +109,7 @@ def test_an_error_of_the_loader_ends_its_span_and_passes(run):
     assert run.snapshot().sections["data_loading"].total_s == 3.0
 
 
-def test_a_loop_that_breaks_leaves_no_section_open(run):
+def test_break_leaves_no_section_open(run):
     loader, _ = profiled(run, SlowLoader(run, [4, 4]))
     for _ in loader:
         break
@@ -117,17 +117,17 @@ def test_a_loop_that_breaks_leaves_no_section_open(run):
     assert run.snapshot().sections["data_loading"].self_s == 2.0
 
 
-def test_it_is_the_users_loader_in_every_other_respect(run):
+def test_other_attributes_are_the_loaders_own(run):
     loader, _ = profiled(run, SlowLoader(run, [4, 4]))
     assert (len(loader), loader.sampler) == (2, "the sampler")
 
 
-def test_what_the_users_loader_lacks_it_lacks_as_well(run):
+def test_missing_attributes_stay_missing(run):
     loader, _ = profiled(run, [1])
     assert not hasattr(loader, "sampler")
 
 
-def test_a_copy_under_way_does_not_look_for_its_loader_in_itself():
+def test_copying_does_not_recurse():
     with pytest.raises(AttributeError, match="_loader"):
         _ = ProfiledLoader.__new__(ProfiledLoader)._loader
 
@@ -147,17 +147,17 @@ def test_a_copy_under_way_does_not_look_for_its_loader_in_itself():
         ([[[[[Tensor(8)]]]]], None),
     ],
 )
-def test_the_size_of_a_batch_is_the_first_dimension_of_its_first_tensor(batch, size):
+def test_batch_size_is_the_first_dimension_of_the_first_tensor(batch, size):
     assert batch_size(batch) == size
 
 
-def test_what_is_set_on_it_is_set_on_the_users_loader(run):
+def test_attributes_are_set_on_the_users_loader(run):
     loader = SlowLoader(run, [1])
     profiled(run, loader)[0].sampler = "another"
     assert loader.sampler == "another"
 
 
-def test_an_iterator_stays_one(run):
+def test_iterator_stays_an_iterator(run):
     counts = LoaderCounts("0")
     loader = ProfiledIterator(
         iter(SlowLoader(run, [4, 5])), run.section, run.clock, counts, lambda: True, run.recorder.buffer
@@ -168,7 +168,7 @@ def test_an_iterator_stays_one(run):
     assert run.snapshot().sections["data_loading"].count == 2
 
 
-def test_a_pass_over_a_loader_has_the_length_and_the_attributes_of_the_loaders_own_iterator(run):
+def test_pass_has_length_and_attributes_of_the_own_iterator(run):
     class Pass(list):
         spare = "of the iterator"
 
@@ -189,12 +189,12 @@ def test_a_pass_over_a_loader_has_the_length_and_the_attributes_of_the_loaders_o
     assert counts.batches == 1
 
 
-def test_a_list_stays_subscriptable(run):
+def test_list_stays_subscriptable(run):
     loader, _ = profiled(run, [10, 20])
     assert loader[1] == 20
 
 
-def test_a_batch_that_does_not_like_to_be_looked_at_is_of_unknown_size():
+def test_failing_batch_has_unknown_size():
     class Shy:
         @property
         def shape(self):
@@ -203,53 +203,53 @@ def test_a_batch_that_does_not_like_to_be_looked_at_is_of_unknown_size():
     assert batch_size(Shy()) is None
 
 
-def test_what_all_loaders_gave_for_training_is_taken_once():
-    book = LoaderBook()
-    assert book.take() == (None, None)
-    first, second = book.counts_of("a", "first"), book.counts_of("b", "second")
-    assert book.take() == (0, 0)
+def test_drain_interval_returns_each_batch_once():
+    registry = LoaderRegistry()
+    assert registry.drain_interval() == (None, None)
+    first, second = registry.counts_of("a", "first"), registry.counts_of("b", "second")
+    assert registry.drain_interval() == (0, 0)
     first.add(32, 0, True)
     second.add(8, 0, True)
     second.add(100, 0, False)
-    assert book.take() == (2, 40)
-    assert book.take() == (0, 0)
+    assert registry.drain_interval() == (2, 40)
+    assert registry.drain_interval() == (0, 0)
     first.add(None, 0, True)
-    assert book.take() == (1, None)
+    assert registry.drain_interval() == (1, None)
 
 
 class Pass:
-    """What a seam counts of one pass."""
+    """The counts of one inferred pass."""
 
     def __init__(self, batches, samples, phase=None):
         self.batches, self.samples, self.phase = batches, samples, phase
 
 
-def test_a_fetch_says_once_which_loader_follows(run):
+def test_fetch_records_a_change_of_loader_once(run):
     first, counts = profiled(run, [Tensor(1)] * 3)
     second, other = profiled(run, [Tensor(1)] * 3)
     list(first)
     list(second)
     codes = [code - LOADER for code in run.recorder.buffer().events[1::2] if code >= LOADER]
-    assert codes == [counts.serial, other.serial]
+    assert codes == [counts.loader_id, other.loader_id]
 
 
-def test_seams_are_to_look_away_while_a_fetch_by_hand_goes_on(run):
+def test_is_fetching_is_set_during_a_manual_fetch(run):
     def batches():
-        seen.append(run.recorder.buffer().is_fetching)
+        states.append(run.recorder.buffer().is_fetching)
         yield Tensor(1)
 
-    seen = []
+    states = []
     list(profiled(run, batches())[0])
-    assert (seen, run.recorder.buffer().is_fetching) == ([True], False)
+    assert (states, run.recorder.buffer().is_fetching) == ([True], False)
 
 
-def test_what_nobody_listens_to_leaves_no_loader_behind(run):
-    run.recorder.buffer().comes_from(3, 0)
+def test_discard_clears_the_loader(run):
+    run.recorder.buffer().record_loader(3, 0)
     run.recorder.discard()
-    assert run.recorder.buffer().loader == 0
+    assert run.recorder.buffer().loader_id == 0
 
 
-def test_a_pass_counts_as_what_it_turns_out_to_be():
+def test_pass_counts_in_its_resolved_phase():
     counts = LoaderCounts("0")
     one = Pass(3, 12)
     counts.passes.append(one)
@@ -258,7 +258,7 @@ def test_a_pass_counts_as_what_it_turns_out_to_be():
     assert (counts.of(TRAIN).batches, counts.of(VAL).batches, counts.of(VAL).samples) == (0, 3, 12)
 
 
-def test_a_pass_that_ended_is_counted_once():
+def test_ended_pass_is_counted_once():
     counts = LoaderCounts("0")
     one = Pass(3, 12, TRAIN)
     counts.passes.append(one)
@@ -267,17 +267,17 @@ def test_a_pass_that_ended_is_counted_once():
     assert (counts.passes, counts.of(TRAIN).batches, counts.of(TRAIN).samples) == ([], 3, 12)
 
 
-def test_batches_that_seams_saw_are_part_of_an_epoch():
-    book = LoaderBook()
-    watched = book.begin_watched()
-    watched.passes.append(Pass(2, 8, TRAIN))
-    book.begin_epoch()
-    watched.passes.append(Pass(3, 12, TRAIN))
-    watched.passes.append(Pass(5, 20, VAL))
-    assert book.of_epoch() == (3, 12)
+def test_inferred_batches_are_part_of_an_epoch():
+    registry = LoaderRegistry()
+    inferred = registry.add_inferred()
+    inferred.passes.append(Pass(2, 8, TRAIN))
+    registry.begin_epoch()
+    inferred.passes.append(Pass(3, 12, TRAIN))
+    inferred.passes.append(Pass(5, 20, VAL))
+    assert registry.epoch_counts() == (3, 12)
 
 
-def test_loaders_without_a_name_are_numbered_past_the_names_of_others():
-    book = LoaderBook()
-    names = [book.counts_of(object(), "1").name, book.begin_watched().name, book.begin_watched().name]
+def test_unnamed_loaders_skip_numbers_in_use():
+    registry = LoaderRegistry()
+    names = [registry.counts_of(object(), "1").name, registry.add_inferred().name, registry.add_inferred().name]
     assert names == ["1", "0", "2"]

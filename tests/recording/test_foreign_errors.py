@@ -1,4 +1,4 @@
-"""What a signal handler of the program's raises amid our own code is not kept from it."""
+"""An exception raised by a signal handler of the program inside our code is raised again."""
 
 import functools
 import os
@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from training_profiler.recording.foreign_errors import let_through
+from training_profiler.recording.foreign_errors import reraise_if_foreign
 from training_profiler.safety.fault_guard import FaultGuard
 
 
@@ -33,14 +33,14 @@ def interrupted():
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def test_a_limit_that_the_program_set_ends_what_it_was_set_for(handled):
+def test_time_limit_of_the_program_is_reraised(handled):
     guard = FaultGuard()
     with pytest.raises(TimeoutError, match="the program's own limit"):
         guard.run("statistics", interrupted)
     assert guard.disabled == {}
 
 
-def test_an_error_of_our_own_is_not_let_through(handled):
+def test_error_of_our_own_is_not_reraised(handled):
     def fails():
         raise TimeoutError("ours")
 
@@ -49,5 +49,5 @@ def test_an_error_of_our_own_is_not_let_through(handled):
     assert guard.disabled == {"statistics": "TimeoutError: ours"}
 
 
-def test_an_error_without_a_traceback_is_let_go(handled):
-    let_through(ValueError())
+def test_error_without_traceback_is_not_reraised(handled):
+    reraise_if_foreign(ValueError())

@@ -11,14 +11,14 @@ def test_the_first_128_steps_are_compared():
     assert all(is_compared(step) for step in range(128))
 
 
-def test_of_those_that_follow_every_other_block_of_16_is():
+def test_later_every_other_block_of_16_is_compared():
     assert [step for step in range(128, 256) if is_compared(step)] == [
         step for first in (128, 160, 192, 224) for step in range(first, first + 16)
     ]
 
 
 @pytest.mark.parametrize("step", [300, 5_000, 1_000_000])
-def test_no_more_than_8_blocks_are_held_whatever_the_step(step):
+def test_at_most_8_blocks_are_kept(step):
     every = 1
     while step + 1 > 128 * every:
         every *= 2
@@ -27,16 +27,16 @@ def test_no_more_than_8_blocks_are_held_whatever_the_step(step):
     assert all(is_compared(first) for first in held)
 
 
-def test_a_block_is_compared_as_a_whole():
+def test_blocks_are_compared_as_a_whole():
     for first in range(0, 3_000, 16):
         assert len({is_compared(step) for step in range(first, first + 16)}) == 1
 
 
-def test_what_is_left_out_is_so_also_later():
-    # 8 blocks twice as far apart: each that is compared from now on is one of those.
+def test_dropped_blocks_stay_dropped():
+    # 8 blocks twice as far apart, of which all later compared steps are part.
     assert blocks_before(4096)[-4:] == [2048, 2560, 3072, 3584]
 
 
-def test_what_is_not_hidden_is_exposed():
+def test_exposed_time_is_total_minus_hidden():
     assert GradientSyncTotals(1, 1, 300, 100).exposed_ns == 200
     assert GradientSyncTotals(1, 1, 100, 300).exposed_ns == 0

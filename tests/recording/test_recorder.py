@@ -6,14 +6,15 @@ import weakref
 import pytest
 
 from tests.support.recording import FakeClock
-from training_profiler.recording.recorder import EPOCH_BEGIN, STEP_END, Recorder
+from training_profiler.recording.event_codes import EPOCH_BEGIN, STEP_END
+from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import FLUSH_AT_MOST, ThreadBuffer
 
 
 def events_of(recorder: Recorder) -> list[tuple[int, int]]:
-    """Return the calling thread's events as (time, code), and forget them."""
-    serial = recorder.thread_serial()
-    flat = next(thread.events for thread in recorder.drain().threads if thread.serial == serial)
+    """Drain the calling thread's events and return them as (time, code)."""
+    thread_id = recorder.thread_id()
+    flat = next(thread.events for thread in recorder.drain().threads if thread.thread_id == thread_id)
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -23,7 +24,7 @@ def test_a_span_is_an_enter_and_an_exit_with_their_times(recorder, clock):
     assert events_of(recorder) == [(1000, 1), (1007, -1)]
 
 
-def test_an_exception_ends_the_span_and_passes(recorder, clock):
+def test_exception_ends_the_span_and_is_raised(recorder, clock):
     def fail():
         with recorder.section("forward_pass"):
             clock.advance_ns(3)
@@ -34,7 +35,7 @@ def test_an_exception_ends_the_span_and_passes(recorder, clock):
     assert events_of(recorder) == [(1000, 1), (1003, -1)]
 
 
-def test_a_section_recurses(recorder, clock):
+def test_sections_recurse(recorder, clock):
     def descend(depth):
         with recorder.section("a"):
             clock.advance_ns(1)
@@ -45,11 +46,11 @@ def test_a_section_recurses(recorder, clock):
     assert events_of(recorder) == [(1000, 1), (1001, 1), (1002, -1), (1002, -1)]
 
 
-def test_asking_twice_for_a_name_gives_the_same_section(recorder):
+def test_same_name_gives_the_same_section(recorder):
     assert recorder.section("a") is recorder.section("a")
 
 
-def test_each_thread_has_events_of_its_own(recorder):
+def test_threads_have_separate_events(recorder):
     with recorder.section("a"):
         pass
     thread = threading.Thread(target=lambda: recorder.section("a").__enter__(), name="loader")
@@ -62,7 +63,7 @@ def test_each_thread_has_events_of_its_own(recorder):
     ]
 
 
-def test_a_thread_that_has_ended_is_handed_out_once_more_and_then_forgotten(recorder):
+def test_ended_thread_is_drained_once_more_and_removed(recorder):
     def work():
         with recorder.section("a"):
             pass
@@ -72,11 +73,11 @@ def test_a_thread_that_has_ended_is_handed_out_once_more_and_then_forgotten(reco
     thread.join()
     del thread
     gc.collect()
-    assert [thread.is_alive for thread in recorder.drain().threads] == [True, False]  # the first is this one
+    assert [thread.is_alive for thread in recorder.drain().threads] == [True, False]  # the first is the calling thread
     assert [thread.is_alive for thread in recorder.drain().threads] == [True]
 
 
-def test_a_drain_forgets_what_it_hands_out(recorder):
+def test_drain_removes_what_it_hands_out(recorder):
     with recorder.section("a"):
         pass
     recorder.mark(STEP_END)
@@ -92,23 +93,23 @@ def test_marks_carry_kind_and_time(recorder, clock):
     assert recorder.drain().marks == [(EPOCH_BEGIN, 1000), (STEP_END, 1005)]
 
 
-def test_a_full_buffer_asks_for_a_drain(recorder, clock):
+def test_full_buffer_requests_a_drain(recorder, clock):
     asked = []
     recorder.on_full = lambda: asked.append(True)
-    for _ in range(FLUSH_AT_MOST):  # more than any buffer is to hold
+    for _ in range(FLUSH_AT_MOST):  # more than a buffer holds
         with recorder.section("a"):
             pass
     assert asked
 
 
-def test_without_a_session_a_full_buffer_is_emptied(recorder):
+def test_full_buffer_without_session_is_emptied(recorder):
     for _ in range(10 * FLUSH_AT_MOST):
         with recorder.section("a"):
             pass
     assert len(recorder.buffers[0].events) < 2 * FLUSH_AT_MOST
 
 
-def test_a_busy_thread_is_drained_about_every_two_seconds(recorder, clock):
+def test_busy_thread_is_drained_about_every_two_seconds(recorder, clock):
     recorder.on_full = lambda: None
     for _ in range(100):
         with recorder.section("a"):
@@ -118,15 +119,15 @@ def test_a_busy_thread_is_drained_about_every_two_seconds(recorder, clock):
     assert recorder.buffers[0].flush_at == 1600
 
 
-def test_making_a_section_begins_nothing_and_entering_it_does(recorder):
+def test_entering_a_section_starts_the_session_creating_it_does_not(recorder):
     begun = []
 
     def begin():
         begun.append("begun")
-        recorder.is_listened_to = True
+        recorder.has_session = True
 
-    recorder.is_listened_to = False
-    recorder.on_first = begin
+    recorder.has_session = False
+    recorder.on_first_section = begin
     section = recorder.section("a")
     decorated = recorder.section("b")(lambda: 1)
     assert begun == []
@@ -136,17 +137,17 @@ def test_making_a_section_begins_nothing_and_entering_it_does(recorder):
     assert [code for _, code in events_of(recorder)] == [1, -1, 2, -2]
 
 
-def test_a_section_that_nobody_listens_to_is_not_recorded(recorder):
-    recorder.is_listened_to = False
+def test_section_without_session_is_not_recorded(recorder):
+    recorder.has_session = False
     with recorder.section("a"):
         pass
     assert events_of(recorder) == []
 
 
-def test_what_is_recorded_after_the_moment_of_a_drain_is_left_for_the_next(recorder, clock):
+def test_later_events_are_left_for_the_next_drain(recorder, clock):
     alive = threading.Event()
     other = ThreadBuffer("other", weakref.ref(alive))
-    other.events += [900, 1, 1001, -1]  # the clock stands at 1000: that thread went on meanwhile
+    other.events += [900, 1, 1001, -1]  # the clock stands at 1000, so the last event comes later
     recorder.buffers.append(other)
 
     def other_events(batch):
@@ -161,13 +162,13 @@ def test_what_is_recorded_after_the_moment_of_a_drain_is_left_for_the_next(recor
 
 
 @pytest.mark.parametrize("name", [None, 3, "", "  ", ["a"], {}])
-def test_what_is_no_name_is_recorded_as_invalid_name(recorder, name):
+def test_invalid_name_is_recorded_as_such(recorder, name):
     with recorder.section(name):
         pass
     assert [recorder.names.names[abs(code)] for _, code in events_of(recorder)] == ["(invalid name)"] * 2
 
 
-def test_a_decorator_without_a_name_says_how_to_write_it(recorder):
+def test_decorator_without_name_raises_with_example(recorder):
     with pytest.raises(TypeError, match=r'given the function \'train\' and no name; .*@profile_section\("train"\)'):
 
         @recorder.section
@@ -175,7 +176,7 @@ def test_a_decorator_without_a_name_says_how_to_write_it(recorder):
             pass
 
 
-def test_beyond_the_limit_of_names_all_share_one_row(clock):
+def test_names_beyond_the_limit_share_one_row(clock):
     recorder = Recorder(clock=clock)
     recorder.names.limit = 2
     for name in ("a", "b", "c", "d"):
@@ -185,7 +186,7 @@ def test_beyond_the_limit_of_names_all_share_one_row(clock):
     assert shown == ["a", "b", "(other names)", "(other names)"]
 
 
-def test_a_section_vanishes_while_dynamo_traces(clock, monkeypatch):
+def test_section_disappears_while_dynamo_traces(clock, monkeypatch):
     class Compiler:
         @staticmethod
         def is_dynamo_compiling():
@@ -201,7 +202,7 @@ def test_a_section_vanishes_while_dynamo_traces(clock, monkeypatch):
     assert events_of(recorder) == []
 
 
-def test_torch_that_is_imported_later_is_noticed(clock, monkeypatch):
+def test_torch_imported_later_is_found(clock, monkeypatch):
     class Compiler:
         tracing = False
 

@@ -2,17 +2,17 @@ import asyncio
 
 import pytest
 
-from training_profiler.recording.section import DISCARDED
+from training_profiler.recording.event_codes import DISCARDED
 
 
 def spans_of(recorder) -> list[int]:
-    """Return the durations of the calling thread's leaves in ns."""
-    serial = recorder.thread_serial()
-    flat = next(thread.events for thread in recorder.drain().threads if thread.serial == serial)
+    """Return the durations of the calling thread's leaf spans in ns."""
+    thread_id = recorder.thread_id()
+    flat = next(thread.events for thread in recorder.drain().threads if thread.thread_id == thread_id)
     return [end - begin for begin, end in zip(flat[::4], flat[2::4], strict=True)]
 
 
-def test_a_decorated_function_is_timed_at_each_call(recorder, clock):
+def test_decorated_function_is_timed_at_each_call(recorder, clock):
     @recorder.section("a")
     def work(ns):
         clock.advance_ns(ns)
@@ -22,7 +22,7 @@ def test_a_decorated_function_is_timed_at_each_call(recorder, clock):
     assert spans_of(recorder) == [3, 4]
 
 
-def test_a_decorated_function_keeps_name_and_docstring(recorder):
+def test_decorated_function_keeps_name_and_docstring(recorder):
     @recorder.section("a")
     def work():
         """Work."""
@@ -30,7 +30,7 @@ def test_a_decorated_function_keeps_name_and_docstring(recorder):
     assert (work.__name__, work.__doc__) == ("work", "Work.")
 
 
-def test_a_decorated_generator_is_timed_while_it_runs_and_not_while_its_consumer_does(recorder, clock):
+def test_decorated_generator_is_timed_without_its_consumer(recorder, clock):
     @recorder.section("a")
     def batches():
         for ns in (1, 2):
@@ -39,10 +39,10 @@ def test_a_decorated_generator_is_timed_while_it_runs_and_not_while_its_consumer
 
     for _ in batches():
         clock.advance_ns(100)
-    assert spans_of(recorder) == [1, 2, 0]  # the last resumption finds the end
+    assert spans_of(recorder) == [1, 2, 0]  # the last resumption reaches the end
 
 
-def test_a_decorated_generator_takes_sent_values_and_returns_its_own(recorder):
+def test_decorated_generator_forwards_sent_and_returned_values(recorder):
     @recorder.section("a")
     def echo():
         got = yield "ready"
@@ -55,7 +55,7 @@ def test_a_decorated_generator_takes_sent_values_and_returns_its_own(recorder):
     assert stop.value.value == "hello"
 
 
-def test_a_decorated_generator_takes_thrown_exceptions(recorder):
+def test_decorated_generator_forwards_thrown_exceptions(recorder):
     @recorder.section("a")
     def survivor():
         try:
@@ -68,7 +68,7 @@ def test_a_decorated_generator_takes_thrown_exceptions(recorder):
     assert generator.throw(KeyError()) == "caught"
 
 
-def test_a_decorated_async_function_is_timed_from_call_to_return(recorder, clock):
+def test_decorated_async_function_is_timed_from_call_to_return(recorder, clock):
     @recorder.section("a")
     async def work():
         clock.advance_ns(2)
@@ -80,7 +80,7 @@ def test_a_decorated_async_function_is_timed_from_call_to_return(recorder, clock
     assert spans_of(recorder) == [5]
 
 
-def test_a_decorated_async_generator_is_timed_while_it_runs(recorder, clock):
+def test_decorated_async_generator_is_timed_while_it_runs(recorder, clock):
     @recorder.section("a")
     async def batches():
         for ns in (1, 2):
@@ -95,7 +95,7 @@ def test_a_decorated_async_generator_is_timed_while_it_runs(recorder, clock):
     assert spans_of(recorder) == [1, 2, 0]
 
 
-def test_a_decorated_async_generator_takes_sent_values(recorder):
+def test_decorated_async_generator_forwards_sent_values(recorder):
     @recorder.section("a")
     async def echo():
         got = yield "ready"
@@ -111,7 +111,7 @@ def test_a_decorated_async_generator_takes_sent_values(recorder):
     assert asyncio.run(consume()) == ("ready", "hello")
 
 
-def test_a_decorated_async_generator_takes_thrown_exceptions(recorder):
+def test_decorated_async_generator_forwards_thrown_exceptions(recorder):
     @recorder.section("a")
     async def survivor():
         try:
@@ -129,7 +129,7 @@ def test_a_decorated_async_generator_takes_thrown_exceptions(recorder):
     assert asyncio.run(consume()) == "caught"
 
 
-def test_a_decorated_async_generator_closes_the_users_when_it_is_closed(recorder):
+def test_closing_a_decorated_async_generator_closes_the_users(recorder):
     closed = []
 
     @recorder.section("a")
@@ -148,17 +148,17 @@ def test_a_decorated_async_generator_closes_the_users_when_it_is_closed(recorder
     assert closed == [True]
 
 
-def test_decorating_what_cannot_be_called_says_what_was_given(recorder):
+def test_decorating_a_non_callable_raises_with_its_value(recorder):
     with pytest.raises(
         TypeError, match=r"profile_section\('a'\) decorates functions, not 3; example: @profile_section"
     ):
         recorder.section("a")(3)
 
 
-def test_a_cancelled_span_says_so_in_its_exit(recorder):
+def test_discarded_span_marks_its_exit(recorder):
     section = recorder.section("a")
     section.__enter__()
-    section.cancel()
-    serial = recorder.thread_serial()
-    flat = next(thread.events for thread in recorder.drain().threads if thread.serial == serial)
+    section.discard()
+    thread_id = recorder.thread_id()
+    flat = next(thread.events for thread in recorder.drain().threads if thread.thread_id == thread_id)
     assert flat[1::2] == [1, -1 - DISCARDED]

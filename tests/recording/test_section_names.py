@@ -25,15 +25,15 @@ def test_id_zero_stands_for_no_section():
         ("a b", "a b"),
     ],
 )
-def test_control_characters_are_written_out_and_all_others_stay(name, shown):
+def test_control_characters_are_escaped(name, shown):
     assert printable(name) == shown
 
 
-def test_a_name_of_120_characters_stays_whole():
+def test_name_of_120_characters_is_kept():
     assert printable("x" * 120) == "x" * 120
 
 
-def test_a_longer_name_is_cut_to_120_characters():
+def test_longer_name_is_cut_to_120_characters():
     assert printable("x" * 121) == "x" * 119 + "…"
 
 
@@ -48,7 +48,7 @@ def test_invalid_names_share_an_id_and_are_counted_with_the_first_as_example():
     assert (len(ids), names.invalid_count, names.invalid_example) == (1, 3, "3")
 
 
-def test_a_name_whose_repr_fails_is_told_by_its_type():
+def test_name_with_failing_repr_is_shown_by_type():
     class Broken:
         def __repr__(self):
             raise RuntimeError
@@ -66,14 +66,14 @@ def test_names_beyond_the_limit_are_counted_once_each():
     assert [names.is_kept(name) for name in ("a", "b")] == [True, False]
 
 
-def test_a_full_table_still_knows_the_names_in_it():
+def test_full_table_still_finds_its_names():
     names = SectionNames(limit=1)
     known = names.id_of("a")
     names.id_of("b")
     assert names.id_of("a") == known
 
 
-def test_a_full_table_still_knows_a_name_with_control_characters():
+def test_full_table_still_finds_names_with_control_characters():
     names = SectionNames(limit=1)
     known = names.id_of("a\n")
     names.id_of("b")

@@ -19,8 +19,8 @@ from training_profiler.ranks.message import Heartbeat, Message, unpack
 from training_profiler.ranks.summary import RankSection, RankSummary, StepTimeBucket, SyncPoint, rank_summary_from_data
 from training_profiler.ranks.summary_builder import RankSummaryBuilder
 from training_profiler.recording.data_loader import LoaderCounts
+from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END
 from training_profiler.recording.gradient_sync import GradientSyncTotals
-from training_profiler.recording.recorder import EPOCH_BEGIN, EPOCH_END
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.recording.step_flops import StepFlops
 from training_profiler.sampling.line_sampler import Location
@@ -48,7 +48,7 @@ def write_journal(folder: Path, rank: int) -> None:
         folder / f"rank{rank}.jsonl", rank, run.names, run.clock(), run.accumulator.warmup_steps, begin
     )
     main, aux = LoaderCounts("main", serial=7), LoaderCounts("aux", serial=8)
-    run.loaders, main.asked = [main, aux], 0.75
+    run.loaders, main.requested_share = [main, aux], 0.75
     run.accumulator.slowed_by_capture.begin(20)
     run.accumulator.slowed_by_capture.end(22)
 
@@ -82,7 +82,7 @@ def write_journal(folder: Path, rank: int) -> None:
         run.journal.write_epoch_begin(epoch)
         for i in range(20):
             loader = aux if i % 4 == 1 else main
-            run.recorder.buffer().comes_from(loader.serial, run.clock())
+            run.recorder.buffer().record_loader(loader.loader_id, run.clock())
             run.spend("data_loading", 0.05 + 0.01 * (i % 3))
             loader.add(4, 50 * MS, True)
             run.look(Location("train.py", 88, "get_batch"), 3)
@@ -97,7 +97,7 @@ def write_journal(folder: Path, rank: int) -> None:
             run.accumulator.add_device_time(run.names.id_of("forward_pass"), 90 * MS)
         flush(GradientSyncTotals(20, 10, 20 * 4 * MS, 20 * MS, of_steps=((3, 3 * MS), (4, 5 * MS))))
         with run.section("validation_epoch"):
-            run.recorder.buffer().comes_from(aux.serial, run.clock())
+            run.recorder.buffer().record_loader(aux.loader_id, run.clock())
             run.spend("data_loading", 0.7)
             aux.add(None, 700 * MS, False)
             run.spend("forward_pass", 0.5)

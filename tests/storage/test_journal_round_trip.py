@@ -119,15 +119,15 @@ def test_loaders_read_back(tmp_path):
 def test_the_cost_of_each_loader_reads_back(tmp_path):
     run = journal_in(tmp_path)
     main, aux = LoaderCounts("main"), LoaderCounts("aux")
-    run.loaders, main.asked = [main, aux], 0.75
+    run.loaders, main.requested_share = [main, aux], 0.75
     for loader in (main, aux, main, main):
-        run.recorder.buffer().comes_from(loader.serial, run.clock())
+        run.recorder.buffer().record_loader(loader.loader_id, run.clock())
         run.spend("data_loading", 0.1)
         loader.add(4, 100_000_000, True)
         run.step(forward_pass=0.2, backward_pass=0.3, optimizer_step=0.05)
         run.flush()
     with run.section("validation_epoch"):
-        run.recorder.buffer().comes_from(aux.serial, run.clock())
+        run.recorder.buffer().record_loader(aux.loader_id, run.clock())
         run.spend("data_loading", 0.7)
         aux.add(None, 700_000_000, False)
     run.flush()

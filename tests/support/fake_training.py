@@ -1,4 +1,4 @@
-"""A training without torch: modules, loaders and optimizers that tell an ``LoopDetector`` what the seams would."""
+"""A training without torch: its modules, loaders and optimizers call a ``LoopDetector`` as the patches do."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,30 +9,30 @@ from tests.support.recording import FakeRun
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
-from training_profiler.recording.recorder import LOOP_BEGIN, STEP_END
+from training_profiler.recording.event_codes import LOOP_BEGIN, STEP_END
 
 
 class Figures(NamedTuple):
-    """What a report would be made of, without sections of nothing; times in s."""
+    """The results of a run, without empty sections; times in s."""
 
     counts: dict[str, int]
     total_s: dict[str, float]
-    self_s: dict[str, float]  # "" is time that no section owns
-    step_s: list[float]  # without what is no part of a step
+    self_s: dict[str, float]  # "" is time outside all sections
+    step_s: list[float]  # without time outside steps
 
 
 class FakeTraining:
-    """The training thread: what happens on it, on a clock that only stands still or is advanced."""
+    """A training thread on a clock that is advanced explicitly."""
 
     def __init__(self, run: FakeRun | None = None) -> None:
         self.run = run or FakeRun()
         self.clock = self.run.clock
         self.recorder = self.run.recorder
         self.run.accumulator.inferred_filter.is_needed = True
-        self.recorder.watermark_ns = self.clock()  # as a session that watches begins
-        self.marks: list[tuple[int, int]] = []  # (kind, ns), as they were made
+        self.recorder.watermark_ns = self.clock()  # as at the start of an instrumented session
+        self.marks: list[tuple[int, int]] = []  # (kind, ns), in the order of recording
         self.is_grad_enabled = True
-        self.is_busy = False  # inside of something that no seam looks into
+        self.is_busy = False  # inside a call in which patches record nothing
         self._remember_marks()
         self.codes = SectionCodes(self.run.names)
         self.pending = PendingEvents(self.recorder)
@@ -50,7 +50,7 @@ class FakeTraining:
 
     def _end_step(self, at_ns: int) -> None:
         self.recorder.mark(STEP_END, at_ns)
-        self.recorder.settle(at_ns)
+        self.recorder.release(at_ns)
 
     @property
     def steps(self) -> int:
@@ -58,12 +58,12 @@ class FakeTraining:
 
     @property
     def loop_begin_s(self) -> float | None:
-        """When the training loop begins, in s since the run began."""
+        """The begin of the training loop, in s since the start of the run."""
         begins = [ns for kind, ns in self.marks if kind == LOOP_BEGIN]
         return (begins[0] - 1_000) / 1e9 if begins else None
 
     def spend(self, seconds: float) -> None:
-        """Let time pass that no seam sees."""
+        """Let time pass outside patched calls."""
         self.clock.advance(seconds)
 
     @contextmanager
@@ -75,7 +75,7 @@ class FakeTraining:
             self.is_grad_enabled = before
 
     def backward(self, seconds: float = 3.0, work: Callable[[], Any] | None = None) -> None:
-        """Compute gradients, which runs ``work``, such as a forward pass that is computed again."""
+        """Compute gradients, and do ``work`` meanwhile, such as a recomputed forward pass."""
         self._train()
         self.detector.backward_begins()
         self.is_busy = True
@@ -88,7 +88,7 @@ class FakeTraining:
             self.detector.backward_ends()
 
     def _train(self) -> None:
-        """Do as the seams of what only a training loop does."""
+        """Act like the patches of training events."""
         if self.detector.calls:
             self.detector.trains_within()
             self.is_busy = False
@@ -102,7 +102,7 @@ class FakeTraining:
         evaluations: int = 1,
         is_skipped: bool = False,
     ) -> None:
-        """Update parameters; with a ``closure`` the loss is computed first, and again after each of the seconds."""
+        """Update parameters. With a ``closure``, each evaluation computes the loss first."""
         self._train()
         self.detector.update_begins()
         for _ in range(evaluations if closure is not None else 0):
@@ -123,20 +123,20 @@ class FakeTraining:
         """Save a checkpoint."""
         if self.detector.phases.is_unresolved:
             self.detector.phases.checkpoint_begins()
-        self.pending.note(self.codes.checkpoint)
+        self.pending.record(self.codes.checkpoint)
         self.clock.advance(seconds)
-        self.pending.note(-self.codes.checkpoint)
+        self.pending.record(-self.codes.checkpoint)
 
     def finish(self) -> Figures:
-        """End the run; its times add up, and nothing is left over."""
-        self.detector.finish()
+        """End the run and return its results; checks that its times add up."""
+        self.detector.close()
         self.recorder.watermark_ns = None
         self.run.drain()
         totals, step_ns = self.run.accumulator.pop_totals()
         sums, names = totals.sections, {0: "", **self.run.names.names}
         assert sums.self_ns.sum() == totals.wall_ns
         assert totals.dropped == 0
-        assert self.run.accumulator.open_sections(self.recorder.thread_serial()) == ()
+        assert self.run.accumulator.open_sections(self.recorder.thread_id()) == ()
         assert [ns for _, ns in self.marks] == sorted(ns for _, ns in self.marks)
 
         def column(values: Any, unit: Any) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class FakeParameter:
 
 
 class FakeModule:
-    """Called, it spends ``seconds``, then calls the modules it holds, or does ``work`` instead."""
+    """A module whose call takes ``seconds`` and then calls its submodules, or does ``work`` instead."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class FakeModule:
         work: Callable[..., Any] | None = None,
     ) -> None:
         self.world = training
-        self.training = requires_grad  # what is frozen for good is in eval mode
+        self.training = requires_grad  # a frozen module is in eval mode
         self.seconds = seconds
         self.work = work
         self._modules = {str(i): module for i, module in enumerate(inner)}
@@ -206,7 +206,7 @@ def _call(self: FakeModule, *inputs: Any) -> None:
 
 
 def _outermost(module: FakeModule, inputs: tuple[Any, ...]) -> None:
-    """Call as patches/module_call.py does: two frames between a module's caller and the inference, none a method."""
+    """Call as patches/module_call.py does: two frames between the caller and the detector, neither a method."""
     world = module.world
     caller = sys._getframe(2)
     usual = world.detector.fast_path_call_begins(module, caller.f_code)
@@ -234,7 +234,7 @@ class Loss(FakeModule):
 
 
 class FakeLoader:
-    """Gives numbers; fetching one takes ``seconds``, finding out that there are no more takes none."""
+    """Yields numbers. Each fetch takes ``seconds``, except the one that finds the end."""
 
     def __init__(self, training: FakeTraining, batches: int, seconds: float = 1.0) -> None:
         self.world = training
@@ -269,14 +269,14 @@ class FakeIterator:
 
 
 class FakeOptimizer:
-    """What updates; only its identity matters."""
+    """An optimizer; only its identity matters."""
 
 
 EPOCH = {"data_loading": 3, "first_fetch": 1, "forward_pass": 3, "backward_pass": 3, "optimizer_step": 3}
 
 
 def epochs(times=1, **others):
-    """Return the counts of ``times`` epochs of training with three batches each, and others."""
+    """Return the counts of ``times`` training epochs of three batches each, and ``others``."""
     return {**{name: times * count for name, count in EPOCH.items()}, **others}
 
 

@@ -1,4 +1,4 @@
-"""A process's watch over real torch, on a fake clock, with sums as a session makes them."""
+"""Automatic instrumentation of real torch, on a fake clock, with the sums of a session."""
 
 import importlib
 import sys
@@ -13,8 +13,8 @@ import torch.utils.data
 
 from tests.support.recording import FakeClock, FakeRun
 from training_profiler.instrumentation.instrumentation import Instrumentation
-from training_profiler.recording.data_loader import LoaderBook
-from training_profiler.recording.recorder import STEP_END
+from training_profiler.recording.data_loader import LoaderRegistry
+from training_profiler.recording.event_codes import STEP_END
 
 OPTIMIZER = importlib.import_module("torch.optim.optimizer")
 FUNCTIONAL = importlib.import_module("torch.distributed._functional_collectives")
@@ -40,12 +40,12 @@ OWNERS = (
 )
 
 CHANGED_BY_OTHERS = ("__slotnames__", "_backend")  # by pickle, and with a process group
-# The first optimizer imports much of torch, which leaves its marks on the rest.
+# The first optimizer imports much of torch, which changes other modules.
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step()
 
 
 def state_of_torch() -> dict[str, Any]:
-    """Return all that seams may touch, in a form that compares by identity."""
+    """Return everything that patches may change, in a form that compares by identity."""
     return {
         **{
             f"{owner!r} {name}": id(value)
@@ -62,43 +62,44 @@ def state_of_torch() -> dict[str, Any]:
 
 
 def changed_since(before: dict[str, Any]) -> list[str]:
-    """Return what is not as it was."""
+    """Return the names of everything that has changed."""
     now = state_of_torch()
     return [name for name in {**before, **now} if before.get(name) != now.get(name)]
 
 
 class TickingClock(FakeClock):
-    """A clock in ns that goes on by a microsecond each time it is read, so that no two events are at one time."""
+    """A clock in ns that advances by a microsecond at each reading, so that all events have different times."""
 
     def __call__(self) -> int:
         self.now_ns += 1_000
         return self.now_ns
 
 
-class Watched:
-    """What one watch sees."""
+class InstrumentedTorch:
+    """The automatic instrumentation of this process, and what it records."""
 
     def __init__(self) -> None:
         self.run = FakeRun()
         self.run.accumulator.inferred_filter.is_needed = True
         self.clock = self.run.clock = self.run.recorder.clock = TickingClock(self.run.clock())
         self.steps = 0
-        self.begun = 0
-        self.loaders: LoaderBook | None = None
-        self.watch = Instrumentation(self.run.recorder, self._begin, lambda: self.loaders)
+        self.sessions = 0
+        self.loaders: LoaderRegistry | None = None
+        self.instrumentation = Instrumentation(self.run.recorder, self._begin, lambda: self.loaders)
+        self.context = self.instrumentation.context
 
     def _begin(self) -> Any:
-        self.begun += 1
+        self.sessions += 1
         return self._end_step
 
     def _end_step(self, at_ns: int) -> None:
         self.steps += 1
         self.run.recorder.mark(STEP_END, at_ns)
-        self.run.recorder.settle(at_ns)
+        self.run.recorder.release(at_ns)
 
     def counts(self) -> dict[str, int]:
         """End the run and return the count of each section that occurred; its times add up."""
-        self.watch.finish()
+        self.instrumentation.close()
         totals = self.run.totals()
         assert totals.sections.self_ns.sum() == totals.wall_ns
         assert totals.dropped == 0
@@ -107,14 +108,14 @@ class Watched:
 
 
 @contextmanager
-def watched() -> Iterator[Watched]:
-    """Watch real torch, which is afterwards as it was before."""
+def instrumented_torch() -> Iterator[InstrumentedTorch]:
+    """Instrument real torch, and check that it is restored exactly."""
     before = state_of_torch()
-    one = Watched()
-    one.watch.install(torch)
+    instrumented = InstrumentedTorch()
+    instrumented.instrumentation.install(torch)
     try:
-        assert one.watch.missing == {}
-        yield one
+        assert instrumented.instrumentation.missing == {}
+        yield instrumented
     finally:
-        one.watch.uninstall()
+        instrumented.instrumentation.uninstall()
     assert changed_since(before) == []

@@ -9,10 +9,10 @@ import torch.distributed as distributed
 
 @contextmanager
 def one_rank() -> Iterator[None]:
-    """Have a process group."""
+    """Create a process group, and destroy it afterwards."""
     hook = sys.excepthook
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    sys.excepthook = hook  # it puts one of its own there
+    sys.excepthook = hook  # init_process_group sets one of its own
     try:
         yield
     finally:

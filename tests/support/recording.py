@@ -8,7 +8,8 @@ from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.run import RunSums
 from training_profiler.aggregation.totals import Totals
 from training_profiler.recording.data_loader import LoaderCounts
-from training_profiler.recording.recorder import EPOCH_BEGIN, EPOCH_END, STEP_END, Recorder
+from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
+from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.line_sampler import Location, Sample
 from training_profiler.snapshot.snapshot import OTHER, EpochStats, Health, SectionStats, Snapshot, StepStats
@@ -77,7 +78,7 @@ class FakeRun:
 
     def drain(self) -> None:
         samples, self.samples = self.samples, []
-        self.accumulator.add(self.recorder.drain(), self.recorder.thread_serial(), samples)
+        self.accumulator.add(self.recorder.drain(), self.recorder.thread_id(), samples)
 
     def flush(self) -> None:
         """Drain, and hand what was summed up to the run's sums and the journal."""

@@ -272,13 +272,13 @@ def test_ctrl_c_right_after_profiler_work_gives_one_summary(tmp_path: Path) -> N
         from training_profiler import *
         from training_profiler.recording.recorder import Recorder
 
-        def interrupting(*arguments, original=Recorder.thread_serial):
+        def interrupting(*arguments, original=Recorder.thread_id):
             if sys._getframe(1).f_code.co_name == "_exclusively":
                 raise KeyboardInterrupt
             return original(*arguments)
 
         start_training_profiling(log_every=2)
-        Recorder.thread_serial = interrupting
+        Recorder.thread_id = interrupting
         for _ in range(2):
             with profile_section("forward_pass"): pass
             profile_step()

@@ -25,10 +25,10 @@ from training_profiler.aggregation.span_matching import (
 from training_profiler.aggregation.step_timeline import OUTSIDE, Cuts, Timeline
 from training_profiler.aggregation.step_totals import FIRST_STEPS, CaptureAffectedSteps
 from training_profiler.aggregation.totals import Totals, rows_for
+from training_profiler.recording.event_codes import SECTION_MASK
 from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.known_sections import DATA_LOADING, LOOP_SECTIONS
 from training_profiler.recording.recorder import Batch
-from training_profiler.recording.section import SECTION_MASK
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.line_sampler import Sample
 from training_profiler.snapshot.snapshot import PROFILER
@@ -101,8 +101,8 @@ class Accumulator:
         self.totals.sections.grow(rows)
         events = {}
         for thread in batch.threads:
-            recorded = self.loaders.extract_changes(read_events(thread.events), thread.serial == training_thread)
-            events[thread.serial] = self.inferred_filter.admit(thread.serial, recorded)
+            recorded = self.loaders.extract_changes(read_events(thread.events), thread.thread_id == training_thread)
+            events[thread.thread_id] = self.inferred_filter.admit(thread.thread_id, recorded)
         training = events.get(training_thread, no_events())
         # The training thread goes on recording during a drain on another thread, so its events may be later.
         last_mark_ns = [ns for _, ns in batch.marks[-1:]]
@@ -115,10 +115,10 @@ class Accumulator:
             self.totals.loop_begin_ns = self._timeline.begun_ns
         self._add_thread(training_thread, training, cuts, first_step)
         for thread in batch.threads:
-            if thread.serial != training_thread:
-                self._add_thread(thread.serial, events[thread.serial], cuts, None)
+            if thread.thread_id != training_thread:
+                self._add_thread(thread.thread_id, events[thread.thread_id], cuts, None)
             if not thread.is_alive:
-                self.totals.unended += len(self._open.pop(thread.serial, no_events()).codes)
+                self.totals.unended += len(self._open.pop(thread.thread_id, no_events()).codes)
         self.at_ns = self.totals.end_ns = until_ns
 
     def add_gradient_sync(self, synced: GradientSyncTotals) -> None:

@@ -10,9 +10,8 @@ import numpy as np
 from training_profiler.aggregation.arrays import Bools, Ints
 from training_profiler.aggregation.span_matching import Events
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
+from training_profiler.recording.event_codes import LOADER, SECTION_MASK, STEP_END
 from training_profiler.recording.known_sections import LOADER_SECTIONS, OUTSIDE_STEPS_SECTIONS, VALIDATION_EPOCH
-from training_profiler.recording.recorder import STEP_END
-from training_profiler.recording.section import LOADER, SECTION_MASK
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.snapshot.snapshot import PROFILER, LoaderStats
 from training_profiler.units import NS_PER_S
@@ -274,7 +273,7 @@ def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[Loa
         for counts, tally in tallies:
             if not tally.batches:
                 continue
-            table = sums.table(counts.serial)[KINDS * (phase == VAL) :]
+            table = sums.table(counts.loader_id)[KINDS * (phase == VAL) :]
             wait_ns = int(table[DATA, 0]) if table[DATA, 1] else tally.wait_ns  # manual section on another thread
             stats.append(
                 LoaderStats(
@@ -284,7 +283,7 @@ def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[Loa
                     wait_s=wait_ns / NS_PER_S,
                     phase=phase,
                     proportion=tally.batches / batches,
-                    asked_proportion=counts.asked if phase == TRAIN else None,
+                    asked_proportion=counts.requested_share if phase == TRAIN else None,
                     **_means(table),
                 )
             )
@@ -296,16 +295,16 @@ def interval_stats(interval: LoaderInterval, loaders: Sequence[LoaderCounts]) ->
     batches = sum(interval.batches.values())
     stats = []
     for counts in loaders:
-        table = interval.sums.table(counts.serial)
+        table = interval.sums.table(counts.loader_id)
         for phase, part in ((TRAIN, table[:KINDS]), (VAL, table[KINDS:])):
-            so_far = interval.batches.get(counts.serial, 0) if phase == TRAIN else 0
+            so_far = interval.batches.get(counts.loader_id, 0) if phase == TRAIN else 0
             if not so_far and not part.any():
                 continue
             loader = LoaderStats(
                 counts.name, int(part[DATA, 1]), None, int(part[DATA, 0]) / NS_PER_S, phase, **_means(part)
             )
             if so_far:
-                loader = replace(loader, proportion=so_far / batches, asked_proportion=counts.asked)
+                loader = replace(loader, proportion=so_far / batches, asked_proportion=counts.requested_share)
             stats.append(loader)
     return tuple(stats)
 

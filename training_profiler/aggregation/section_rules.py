@@ -6,8 +6,8 @@ import numpy as np
 
 from training_profiler.aggregation.arrays import Bools, Ints
 from training_profiler.aggregation.span_matching import Events
+from training_profiler.recording.event_codes import DISCARDED, INFERRED, SECTION_MASK
 from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS, STEP_PARTS
-from training_profiler.recording.section import DISCARDED, INFERRED, SECTION_MASK
 from training_profiler.recording.section_names import SectionNames
 
 

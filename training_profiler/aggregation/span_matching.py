@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training_profiler.aggregation.arrays import Bools, Ints
-from training_profiler.recording.section import DISCARDED, SECTION_MASK, TIME_ONLY
+from training_profiler.recording.event_codes import DISCARDED, SECTION_MASK, TIME_ONLY
 
 Rename = Callable[[int, int], int]  # (outer section, id) -> id
 MAX_OPEN = 1000  # open sections of a thread; beyond it the oldest is dropped and counted

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from training_profiler.aggregation.arrays import Ints
-from training_profiler.recording.recorder import EPOCH_BEGIN, EPOCH_END, LOOP_BEGIN, STEP_END
+from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, LOOP_BEGIN, STEP_END
 
 OUTSIDE = -1
 

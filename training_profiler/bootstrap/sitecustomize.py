@@ -1,8 +1,8 @@
-"""Lets the profiler into a program that nobody edited: ``site`` runs this before the program, in every process.
+"""Starts the profiler in an unmodified program: ``site`` runs this file before the program, in every process.
 
-Its folder stands first on ``PYTHONPATH``. Any Python may come here, also one that is too old for the profiler,
-so this file keeps to syntax that all of them read; the rest is in the file beside it. The program finds
-everything as it would be without: ``sys.path``, and the ``sitecustomize`` that this one hides.
+Its folder is first on ``PYTHONPATH``. Any Python version may run it, including those too old for the profiler, so its
+syntax is valid in all of them; the rest is in the file beside it. It leaves ``sys.path`` as it would be without us, and
+runs the ``sitecustomize`` that this one hides.
 """
 
 import os
@@ -18,16 +18,15 @@ if __name__ == "sitecustomize":
             import time
 
             pid = str(os.getpid())
-            was_asked_for = os.environ.get(ROOT, "").startswith(
-                pid + ":"
-            )  # `training-profiler run` became this process
-            is_first = was_asked_for or not os.environ.get(ROOT)
+            # `training-profiler run` became this process.
+            was_requested = os.environ.get(ROOT, "").startswith(pid + ":")
+            is_first = was_requested or not os.environ.get(ROOT)
             if not os.environ.get(ROOT):
                 os.environ[ROOT] = pid + ":" + pid + "-" + format(int(time.time() * 1e9), "x")
             if sys.hexversion >= 0x030B0000:
                 import training_profiler_bootstrap  # type: ignore[import-not-found]
 
-                training_profiler_bootstrap.begin(is_first, was_asked_for)
+                training_profiler_bootstrap.install(is_first, was_requested)
             elif is_first:
                 version = ".".join(map(str, sys.version_info[:2]))
                 sys.stderr.write(
@@ -41,6 +40,6 @@ if __name__ == "sitecustomize":
     while folder in sys.path:
         sys.path.remove(folder)
     sys.path_importer_cache.pop(folder, None)
-    # Where there is no other, this import fails as it would without us, and `site` goes on as it would.
-    this = sys.modules.pop(__name__)  # held, for Python 2 empties a module that nobody holds
+    # Without another sitecustomize this import fails as it would without us, and `site` handles that.
+    this = sys.modules.pop(__name__)  # kept, because Python 2 clears a module without references
     __import__(__name__)

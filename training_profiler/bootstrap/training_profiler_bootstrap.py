@@ -1,7 +1,7 @@
-"""Waits for the program to import torch, then starts the profiler; says at the end when there was nothing to measure.
+"""Starts the profiler once the program has imported torch; reports at the end if nothing was measured.
 
-Standard library alone, and little of it: this runs at the start of every Python process of a profiled launch.
-Nothing here raises into the program; what goes wrong is one line on stderr.
+This runs at the start of every Python process of a profiled launch, so it imports little of the standard library and
+nothing else. It never raises into the program; an error is one line on stderr.
 """
 
 import atexit
@@ -20,34 +20,34 @@ PACKAGE = "training_profiler"
 SWITCH = "RECTIFIED_FLOW_PROFILE"
 ON_WORDS = ("1", "true", "yes", "on")
 DEFAULT_DIR = "runs"
-NEWEST = 20  # run folders looked through for one that a child process left
-# Programs that a shell script or a prepared shell starts beside the training.
+NEWEST = 20  # run folders searched for one of a child process
+# Programs that a shell script starts beside the training.
 OWN_COMMANDS = ("training-profiler", "training_profiler")
 HELPERS = ("-c", "pip", "ensurepip", "venv", "virtualenv", *OWN_COMMANDS)
-# A frame of this name is left out of tracebacks of failed imports, and not counted by warnings.
+# Frames of this file are left out of tracebacks of failed imports, and not counted by warnings.
 IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
 
 
 class TorchFinder:
-    """Finds no module itself; lets the loader of torch tell when torch has been imported.
+    """Wraps the loader of torch to act right after torch has been imported.
 
-    Others find the module's spec, and it stays as they made it. Looking for the spec without importing it
-    changes nothing.
+    The other finders find the spec, and it stays as they made it. Looking up the spec without importing it changes
+    nothing.
     """
 
     def __init__(self, act: "Callable[[], None]") -> None:
         self.began_import = False
         self._has_finished = False
         self._act = act
-        self._asking: set[int] = set()  # threads that look for the spec: other finders may ask this one again
+        self._searching: set[int] = set()  # threads in find_spec: other finders may call this one again
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        """Return the spec of torch as the other finders have it; None for anything else."""
-        if name != "torch" or get_ident() in self._asking:
+        """Return the other finders' spec of torch; None for any other module."""
+        if name != "torch" or get_ident() in self._searching:
             return None
-        self._asking.add(get_ident())
+        self._searching.add(get_ident())
         try:
             for finder in sys.meta_path:
                 find = getattr(finder, "find_spec", None)
@@ -56,7 +56,7 @@ class TorchFinder:
                     self._hook(spec.loader)
                     return spec  # type: ignore[no-any-return]
         finally:
-            self._asking.discard(get_ident())
+            self._searching.discard(get_ident())
         return None
 
     def _hook(self, loader: object) -> None:
@@ -66,7 +66,7 @@ class TorchFinder:
             return
 
         def exec_module(module: "ModuleType") -> None:
-            attributes.pop("exec_module", None)  # the loader is as it was before torch can look at it
+            attributes.pop("exec_module", None)  # restored before torch can see it
             self.began_import = True
             execute(module)
             if module.__name__ == "torch":
@@ -85,55 +85,55 @@ class TorchFinder:
 
 
 class ProcessHook:
-    """One process of a launch: what it says where nothing could be measured, and what it starts when torch is there."""
+    """Starts the profiler in one process of a launch, and reports why nothing was measured."""
 
-    def __init__(self, is_first: bool, was_asked_for: bool) -> None:
+    def __init__(self, is_first: bool, was_requested: bool) -> None:
         self.begin_ns = time.perf_counter_ns()
         self.began_s = time.time()
         self.finder = TorchFinder(self.start_profiler)
         self._pid = os.getpid()
         self._is_first = is_first
-        self._was_asked_for = was_asked_for
-        self._has_told = False
+        self._was_requested = was_requested
+        self._has_reported = False
         self._launch = os.environ.get(SWITCH + "_ROOT", "").partition(":")[2]
         self._runs = _absolute(os.environ.get(SWITCH + "_DIR", "").strip() or DEFAULT_DIR)
 
     def start_profiler(self) -> None:
-        """Start the profiler, now that torch has been imported: by a program, not by a command of our own."""
+        """Start the profiler after the import of torch, unless this is a command of our own."""
         if _program_name() in OWN_COMMANDS:
             return
         before = {name for name in sys.modules if name.partition(".")[0] == PACKAGE}
         try:
             _import_api().start_instrumentation(self.begin_ns)
         except Exception as error:
-            self.tell("nothing is measured: " + _reason(error))
+            self.report("nothing is measured: " + _reason(error))
             for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
-                if name not in before:  # a later import by the program itself shall begin anew
+                if name not in before:  # so that an import by the program itself starts afresh
                     del sys.modules[name]
 
-    def tell(self, sentence: str) -> None:
-        """Write one line to stderr, where there is one."""
-        self._has_told = True
+    def report(self, message: str) -> None:
+        """Write one line to stderr, if possible."""
+        self._has_reported = True
         try:
-            sys.stderr.write(PACKAGE + ": " + sentence + "\n")
+            sys.stderr.write(PACKAGE + ": " + message + "\n")
             sys.stderr.flush()
         except Exception:  # closed, replaced, or None
             pass
 
     def at_exit(self) -> None:
-        """Say that nothing was measured, and why, at the end of the process that the user started."""
+        """Report why nothing was measured, at the end of the process that the user started."""
         try:
-            if self._is_first and not self._has_told and os.getpid() == self._pid and self._is_program():
+            if self._is_first and not self._has_reported and os.getpid() == self._pid and self._is_program():
                 reason = self._why_nothing()
                 if reason is not None and not self._child_measured():
-                    self.tell("nothing measured: " + reason)
-        except Exception:  # it would be a traceback at the end of somebody else's program
+                    self.report("nothing measured: " + reason)
+        except Exception:  # no traceback of ours at the end of the user's program
             pass
 
     def _is_program(self) -> bool:
         if hasattr(sys, "ps1") or sys.flags.interactive:
             return False
-        return self._was_asked_for or _program_name().rstrip("0123456789.") not in HELPERS
+        return self._was_requested or _program_name().rstrip("0123456789.") not in HELPERS
 
     def _why_nothing(self) -> "str | None":
         if "torch" not in sys.modules:
@@ -142,12 +142,12 @@ class ProcessHook:
             return "the program never imported torch"
         api = sys.modules.get(PACKAGE + ".api")
         if api is None:
-            return "torch was imported in a way that the profiler does not see"
+            return "torch was imported in a way that the profiler cannot detect"
         why: str | None = api.why_nothing()
         return why
 
     def _child_measured(self) -> bool:
-        """Return whether one of the newest run folders is of this launch."""
+        """Return whether one of the newest run folders belongs to this launch."""
         try:
             names = [name for name in os.listdir(self._runs) if name[:8].isdigit()]
         except OSError:
@@ -165,20 +165,20 @@ class ProcessHook:
         return False
 
 
-def begin(is_first: bool, was_asked_for: bool) -> None:
-    """Watch this process from now on.
+def install(is_first: bool, was_requested: bool) -> None:
+    """Install the import hook in this process.
 
     Args:
-        is_first: no other Python process of the launch came before, so this one speaks for all.
-        was_asked_for: the user named this very program to ``training-profiler run``.
+        is_first: this is the first Python process of the launch, so it reports for all.
+        was_requested: the user gave this program to ``training-profiler run``.
     """
     if any(type(finder).__name__ == TorchFinder.__name__ for finder in sys.meta_path):
-        return  # two installations stand on PYTHONPATH
-    hook = ProcessHook(is_first, was_asked_for)
+        return  # PYTHONPATH has two installations
+    hook = ProcessHook(is_first, was_requested)
     given = os.environ.get(SWITCH, "")
     if given.strip().lower() not in ON_WORDS:
         if is_first:
-            hook.tell(
+            hook.report(
                 "nothing is measured: " + SWITCH + "=" + repr(given) + " is neither on (1, true, yes, on) nor off "
                 "(0, false, no, off); example: " + SWITCH + "=1"
             )
@@ -215,8 +215,8 @@ def _import_api() -> "ModuleType":
 
 
 def _import_own_package() -> None:
-    # The program runs in an environment that lacks the package. Nothing is added to sys.path: what else lies
-    # beside the package there is none of the program's business.
+    # The program's environment lacks the package. sys.path stays as it is, so that the program cannot import the
+    # packages installed beside ours.
     import importlib.util
 
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -233,6 +233,6 @@ def _import_own_package() -> None:
 def _reason(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name in ("numpy", "tabulate"):
         return error.name + " is missing; " + sys.executable + " -m pip install numpy tabulate"
-    said = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     is_ours = type(error).__module__.partition(".")[0] == PACKAGE
-    return said if is_ours else type(error).__name__ + ": " + said
+    return message if is_ours else type(error).__name__ + ": " + message

@@ -1,1 +1,1 @@
-"""How events come from code that nobody edited: one file a seam, and what a training's steps follow from."""
+"""Automatic instrumentation: patches of torch record events, and the training loop is inferred from them."""

@@ -1,13 +1,13 @@
-"""Watching a training that nobody edited: puts the seams in place and takes them out again."""
+"""Automatic instrumentation: installs all patches in a process, and removes them again."""
 
 import contextlib
 import functools
 import logging
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from training_profiler.instrumentation.context import Install, PatchContext
 from training_profiler.instrumentation.flops.counter import Flops
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
 from training_profiler.instrumentation.loop_detection.loaders import KnownLoaders
@@ -19,6 +19,7 @@ from training_profiler.instrumentation.patches import (
     collectives,
     dataloader,
     ddp,
+    dynamo,
     excepthook,
     grad_scaler,
     module_call,
@@ -26,18 +27,14 @@ from training_profiler.instrumentation.patches import (
     simple_spans,
     transfer,
 )
-from training_profiler.instrumentation.patches.ddp import GradientSync
-from training_profiler.instrumentation.patches.dynamo import DYNAMO, hide_from_dynamo
 from training_profiler.instrumentation.patches.simple_spans import SIMPLE_SPANS
-from training_profiler.instrumentation.patches.sync_points import SyncPoints
-from training_profiler.instrumentation.patching import Patches, after_import
-from training_profiler.instrumentation.training_thread import TrainingThread
-from training_profiler.recording.data_loader import LoaderBook, LoaderCounts
-from training_profiler.recording.foreign_errors import let_through
+from training_profiler.instrumentation.patching import Patches
+from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
+from training_profiler.recording.foreign_errors import reraise_if_foreign
 from training_profiler.recording.recorder import Recorder
 
 log: Final = logging.getLogger("training_profiler")
-PATCHES: Final[dict[str, Callable[..., None]]] = {
+PATCHES: Final[dict[str, Install]] = {
     "data loading": dataloader.install,
     "forward pass": module_call.install,
     "backward pass": backward.install,
@@ -46,119 +43,77 @@ PATCHES: Final[dict[str, Callable[..., None]]] = {
     "transfer": transfer.install,
     **{name: functools.partial(simple_spans.install, spans) for name, spans in SIMPLE_SPANS.items()},
     "collectives": collectives.install,
-    "gradient exchange": ddp.install,
+    "gradient synchronization": ddp.install,
     "tracebacks": excepthook.install,
 }
 
 
 class Instrumentation:
-    """The seams of this process and what they infer."""
+    """The patches of this process and what is inferred from them.
+
+    Args:
+        recorder: of this process.
+        begin: starts a session at the first event; returns a function that ends a step, or None for no session.
+        loaders: returns the loaders of the session under way.
+    """
 
     def __init__(
         self,
         recorder: Recorder,
         begin: Callable[[], Callable[[int], None] | None],
-        loaders: Callable[[], LoaderBook | None] = lambda: None,
+        loaders: Callable[[], LoaderRegistry | None] = lambda: None,
     ) -> None:
         self._recorder = recorder
-        self.training_thread = TrainingThread()
-        self._begin_ranks_anew()
-        self.flops = Flops(self)
-        self.has_scaler = False  # a GradScaler is at work, which may have updates skipped
-        self.is_compiling: Callable[[], bool] = lambda: False
-        self.is_tracing: Callable[[], bool] = lambda: False  # a compiler's own calls, past dynamo
-        self.detector: LoopDetector | None = None  # changed by _tell alone
-        self._loaders = loaders  # of the session under way
-        self.updates_elsewhere = 0  # on threads beside the training's, in a run
-        self.missing: dict[str, str] = {}  # seams that could not be put in place, and why
+        self.context: Final = PatchContext(recorder, self._first_event, self.disable)
+        self.flops = Flops(self.context)
+        self._loaders = loaders
+        self.missing: dict[str, str] = {}  # patches that could not be installed, and why
         self._begin = begin
         self._patches: dict[str, Patches] = {}
-        self._lost: list[str] = []
+        self._overwritten: list[str] = []
         self._known_loaders: KnownLoaders | None = None
         self.epochs = EpochDetector()
         self._backwards = self._updates = self._forwards = 0
-        self._has_steps_by_hand = False
+        self._has_manual_steps = False
 
     def install(self, torch: Any) -> None:
-        """Put all seams in place; one that this version of torch has no place for stays out alone."""
-        self.is_compiling = torch.compiler.is_dynamo_compiling
-        self.is_tracing = _tracing_test()
-        self._put_in_place("compiler", lambda patches: self.after_import(DYNAMO, hide_from_dynamo, patches))
+        """Install all patches; one that this version of torch has no place for is left out alone."""
+        self.context.use_compiler_of(torch)
+        self._install_patch("compiler", dynamo.install, torch)
         for name, install in PATCHES.items():
-            self._put_in_place(name, functools.partial(install, watch=self, torch=torch))
+            self._install_patch(name, install, torch)
 
-    def _put_in_place(self, name: str, install: Callable[[Patches], None]) -> None:
+    def _install_patch(self, name: str, install: Install, torch: Any) -> None:
         patches = Patches()
         try:
-            install(patches)
+            install(patches, self.context, torch)
         except Exception as error:
             patches.undo()
             self.missing[name] = f"{type(error).__name__}: {error}"
         else:
             self._patches[name] = patches
 
-    def after_import(self, name: str, replace: Callable[[str], None], patches: Patches) -> None:
-        """Call ``replace(name)`` when module ``name`` is there: now, or right after its import."""
-        if name in sys.modules:
-            replace(name)
-        else:
-            patches.keep(after_import(name, lambda: self.guarded(lambda: replace(name))))
-
-    def guarded(self, work: Callable[[], None]) -> None:
-        """Do ``work``; where it fails, take out all seams."""
-        try:
-            work()
-        except Exception as error:
-            self.give_up(error)
-
     def uninstall(self) -> None:
-        """Take out all seams; calls under way go through what is left of them."""
+        """Remove all patches; calls under way run to their end."""
         self.flops.stop()
-        self._tell(None)
+        self.context.use_detector(None)
         for patches in reversed(self._patches.values()):
             patches.undo()
         self._patches.clear()
 
-    def is_replaced(self, name: str) -> bool:
-        """Return whether the program has put something of its own in the place of seam ``name``."""
+    def is_overwritten(self, name: str) -> bool:
+        """Return whether the program has replaced the patch ``name`` by something of its own."""
         return name in self._patches and not self._patches[name].are_in_place()
 
-    def ready(self, is_likely: bool = False) -> LoopDetector | None:
-        """Return the loop detector on the training thread (see ``TrainingThread.is_current``), elsewhere None."""
-        return self._of_this_thread() if self.training_thread.is_current(is_likely) else None
-
-    def training(self) -> LoopDetector | None:
-        """Return the same for an event that only a training has."""
-        detector = self._of_this_thread() if self.training_thread.claim() else None
-        if detector is not None:
-            self.training_thread.training = detector
-        return detector
-
-    def _tell(self, detector: LoopDetector | None) -> None:
-        """Have seams tell events to ``detector``."""
-        self.detector = detector
-        self.training_thread.training = None  # until something is computed that only a training has
-
-    def _of_this_thread(self) -> LoopDetector | None:
-        detector = self.detector
-        if detector is not None and detector.pending.events is self._recorder.buffer().events:
-            return detector
-        return self._first_event()
-
-    def events_elsewhere(self) -> list[int] | None:
-        """Return the events of the calling thread where that is not the training's, and a run is under way."""
-        if self.detector is None or threading.get_ident() == self.training_thread.thread:
-            return None
-        return self._recorder.buffer().events
-
     def _first_event(self) -> LoopDetector | None:
+        """Return the loop detector of a training thread at its first event, starting a session if there is none."""
         if not self._patches:
             return None
         try:
-            before = self.detector
+            before = self.context.detector
             if before is not None and before.has_trained:  # on a thread that has ended
                 self._add_up_counts()
-                before.finish()
+                before.close()
             end_step = self._begin()
             if end_step is None:
                 self.uninstall()
@@ -169,13 +124,13 @@ class Instrumentation:
             codes = SectionCodes(self._recorder.names)
             detector = LoopDetector(pending, codes, torch.nn.Module, torch.is_grad_enabled, end_step)
             detector.phases.passes.loader_of = self._loader_of
-            self._tell(detector)
+            self.context.use_detector(detector)
         except Exception as error:
-            self.give_up(error)
-        return self.detector
+            self.disable(error)
+        return self.context.detector
 
     def _loader_of(self, iterator: Any) -> LoaderCounts | None:
-        """Return the counts of the loader behind ``iterator``; None where a fetch by hand counts its batches."""
+        """Return the counts of the loader behind ``iterator``; None if ``profile_dataloader`` counts its batches."""
         if self._recorder.buffer().is_fetching:
             return None
         if self._known_loaders is None:
@@ -185,65 +140,60 @@ class Instrumentation:
             self._known_loaders = KnownLoaders(loaders)
         return self._known_loaders.counts_of(iterator)
 
-    def give_up(self, error: Exception) -> None:
-        """Take out all seams after an error of ours, and say so once; the training goes on."""
-        let_through(error)
-        if "all seams" in self.missing:
+    def disable(self, error: Exception) -> None:
+        """Remove all patches after an error of ours and log it once; the training goes on."""
+        reraise_if_foreign(error)
+        if "all patches" in self.missing:
             return
-        self.missing["all seams"] = f"{type(error).__name__}: {error}"
+        self.missing["all patches"] = f"{type(error).__name__}: {error}"
         with contextlib.suppress(Exception):
-            log.warning("seams switched off, the training goes on: %s", self.missing["all seams"], exc_info=True)
+            log.warning(
+                "instrumentation disabled, the training goes on: %s", self.missing["all patches"], exc_info=True
+            )
         self._add_up_counts()
         self._recorder.watermark_ns = None
         self.uninstall()
 
     def _add_up_counts(self) -> None:
-        detector = self.detector
+        detector = self.context.detector
         if detector is not None:
             self._backwards += detector.backwards
             self._updates += detector.updates
             self._forwards += detector.phases.forwards_without_grad
-            self._has_steps_by_hand |= detector.has_steps_by_hand
+            self._has_manual_steps |= detector.has_manual_steps
 
     @property
     def is_training(self) -> bool:
-        """Whether a training is under way that this process does itself."""
-        return self.detector is not None and self.detector.has_trained
+        """Whether this process itself is in a training."""
+        return self.context.detector is not None and self.context.detector.has_trained
 
-    def steps_come_by_hand(self) -> None:
+    def use_manual_steps(self) -> None:
         """Leave the ends of steps to ``profile_step``."""
-        if self.detector is not None:
-            self.detector.steps_come_by_hand()
-
-    def _begin_ranks_anew(self) -> None:
-        self.meetings = SyncPoints()
-        self.exchange = GradientSync(
-            self.meetings,
-            lambda: self._recorder.clock(),
-            backwards=lambda: None if self.detector is None else self.detector.backwards,
-        )
+        if self.context.detector is not None:
+            self.context.detector.use_manual_steps()
 
     def epoch_boundary(self) -> EpochBoundary | None:
-        """Return where an epoch has turned since the step before; None where it has not."""
-        passes = None if self.detector is None else self.detector.phases.passes
+        """Return the epoch boundary since the last step; None without one."""
+        detector = self.context.detector
+        passes = None if detector is None else detector.phases.passes
         latest = None if passes is None else passes.latest
         if passes is None or latest is None or self.epochs.is_same(latest):
             return None
-        return self.epochs.turn(latest, passes.is_alone(latest))
+        return self.epochs.next_boundary(latest, passes.is_alone(latest))
 
-    def epoch_changes(self) -> None:
-        """Decide what is open, for an epoch begins or ends by hand."""
+    def use_manual_epochs(self) -> None:
+        """Leave epochs to ``profile_epoch``; what is still undecided belongs to the epoch before."""
         self.epochs.is_off = True
-        if self.detector is not None:
-            self.guarded(self.detector.epoch_changes)
+        if self.context.detector is not None:
+            self.context.guarded(self.context.detector.resolve_pending)
 
     def why_nothing(self) -> str:
-        """Return why there is nothing to report, after ``finish``."""
-        if self.missing.get("all seams"):
-            return f"watching had to be switched off ({self.missing['all seams']})"
+        """Return why there is nothing to report, after ``close``."""
+        if self.missing.get("all patches"):
+            return f"the instrumentation was disabled after an error ({self.missing['all patches']})"
         if self._forwards:
             return f"no gradient was computed, so there was no training ({self._forwards} forward passes without one)"
-        return "torch was imported, but no training was seen: no gradient was computed and no optimizer updated"
+        return "torch was imported, but no training was found: no gradient was computed and no optimizer updated"
 
     @property
     def has_trained(self) -> bool:
@@ -251,48 +201,42 @@ class Instrumentation:
         return self._backwards > 0 or self._updates > 0
 
     def notes(self) -> list[str]:
-        """Return one sentence for all that could not be recognised, after ``finish``."""
-        notes = [f"not watched: {name} ({why})" for name, why in self.missing.items()]
-        notes += [f"the program has put something of its own in the place of the seam {name!r}" for name in self._lost]
-        if self._backwards and not self._updates and not self._has_steps_by_hand:
+        """Return a sentence for each thing that could not be measured, after ``close``."""
+        notes = [f"not instrumented: {name} ({reason})" for name, reason in self.missing.items()]
+        notes += [f"another library or the program replaced the {name!r} patch" for name in self._overwritten]
+        if self._backwards and not self._updates and not self._has_manual_steps:
             notes.append(
-                f"steps could not be recognised: gradients were computed {self._backwards} times, but no optimizer of "
-                f"torch.optim was seen to update; profile_step() after each update marks them"
+                f"steps could not be detected: gradients were computed {self._backwards} times, but no optimizer of "
+                f"torch.optim made an update; call profile_step() after each update"
             )
-        if self.updates_elsewhere:
+        if self.context.updates_on_other_threads:
             notes.append(
-                f"{self.updates_elsewhere} updates of optimizers on threads beside the training's are in none of these "
-                f"figures: one thread is watched"
+                f"{self.context.updates_on_other_threads} optimizer updates on other threads were not measured: "
+                f"only one training thread is instrumented"
             )
-        return notes + [note for note in (self.exchange.note(), self.flops.note()) if note is not None]
+        return notes + [note for note in (self.context.gradient_sync.note(), self.flops.note()) if note is not None]
 
-    def finish(self) -> None:
-        """Decide what is still open, at the end of the run, and take out all seams."""
-        detector = self.detector
-        # Anybody may want to see the last exception; that takes nothing from what is measured.
-        self._lost = [name for name in self._patches if name != "tracebacks" and self.is_replaced(name)]
-        self.exchange.read()
+    def close(self) -> None:
+        """Decide what is still open at the end of the run, and remove all patches."""
+        detector = self.context.detector
+        # A replaced excepthook costs no measurement.
+        self._overwritten = [name for name in self._patches if name != "tracebacks" and self.is_overwritten(name)]
+        self.context.gradient_sync.read()
         try:
             if detector is not None:
                 self._add_up_counts()
-                detector.finish()
+                detector.close()
         finally:
             self._known_loaders = None
             self._recorder.watermark_ns = None
             self.uninstall()
 
-    def in_child(self) -> None:
-        """Start anew in a forked process; its parent's training is not its own."""
-        self._tell(None)
-        self.flops = Flops(self)
+    def after_fork_in_child(self) -> None:
+        """Start again in a forked process; the training before the fork is the parent's."""
+        self.context.use_detector(None)
+        self.flops = Flops(self.context)
         self._known_loaders = None
         self.epochs = EpochDetector()
-        self._begin_ranks_anew()
+        self.context.reset_rank_observations()
         self._recorder.watermark_ns = None
-        self.training_thread.begin_anew()
-
-
-def _tracing_test() -> Callable[[], bool]:
-    """Return a function that tells whether a compiler that runs behind dynamo is tracing; its calls are nobody's."""
-    context = getattr(sys.modules.get("torch._guards"), "TracingContext", None)  # private: may be gone
-    return (lambda: False) if context is None else (lambda: context.try_get() is not None)
+        self.context.training_thread.reset()

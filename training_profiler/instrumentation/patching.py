@@ -1,4 +1,4 @@
-"""Replacing names of other modules, and putting back exactly what was there."""
+"""Replaces attributes of other modules, and restores exactly what was there."""
 
 import sys
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from typing import Any, Final
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module as the finders behind it do, and waits for it to be executed.
+    """Finds one module as the finders behind it do, and waits until it has been executed.
 
-    Programs also look for a module without importing it, so finding it ends nothing.
+    Programs also look for a module without importing it, so the finder stays until the import.
     """
 
     def __init__(self, name: str, action: Callable[[], None]) -> None:
@@ -33,12 +33,12 @@ class _Finder(MetaPathFinder):
     def _wait_for(self, loader: Any) -> None:
         execute = getattr(loader, "exec_module", None)
         attributes = getattr(loader, "__dict__", None)
-        # A loader that is a class is not one import's own; one that is asked twice waits already.
+        # A loader that is a class serves other imports too. One that has been wrapped waits already.
         if execute is None or not isinstance(attributes, dict) or "exec_module" in attributes:
             return
 
         def exec_module(module: ModuleType) -> None:
-            attributes.pop("exec_module", None)  # the loader is as it was before the module sees it
+            attributes.pop("exec_module", None)  # restored before the module can see it
             execute(module)
             if self._is_waiting:
                 self.remove()
@@ -47,65 +47,65 @@ class _Finder(MetaPathFinder):
         attributes["exec_module"] = exec_module
 
     def remove(self) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         self._is_waiting = False
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
 
 def after_import(name: str, action: Callable[[], None]) -> Callable[[], None]:
-    """Call ``action`` once module ``name`` has been imported; return what calls that off."""
+    """Call ``action`` once module ``name`` has been imported; return a function that cancels this."""
     finder = _Finder(name, action)
     sys.meta_path.insert(0, finder)
     return finder.remove
 
 
 _ABSENT: Final = object()
-# Frames of this name are not counted where a warning says how far up its cause is. Not for what dynamo may inline.
-UNCOUNTED_BY_WARNINGS: Final = "<frozen importlib._bootstrap_external>"
+# warnings.warn(stacklevel=...) does not count frames of this file. Not for functions that dynamo may inline.
+SKIPPED_BY_WARNINGS: Final = "<frozen importlib._bootstrap_external>"
 
 
-def unseen(function: Any) -> Any:
-    """Return ``function``, which calls what it replaces, as one that warnings from inside of that do not point at."""
-    function.__code__ = function.__code__.replace(co_filename=UNCOUNTED_BY_WARNINGS)
+def hidden_from_warnings(function: Any) -> Any:
+    """Return the wrapper ``function``, changed so that warnings of the wrapped function point at its caller."""
+    function.__code__ = function.__code__.replace(co_filename=SKIPPED_BY_WARNINGS)
     return function
 
 
 class Patches:
-    """What was replaced, in order."""
+    """Replaced attributes, in order."""
 
     def __init__(self) -> None:
-        self._made: list[tuple[Any, str, Any, Any]] = []  # (owner, name, what it held itself, what it holds now)
-        self._undone_by: list[Callable[[], Any]] = []
+        self._replaced: list[tuple[Any, str, Any, Any]] = []  # (owner, name, the owner's value before, replacement)
+        self._undo: list[Callable[[], Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Let ``owner.name`` be what ``make`` returns for what it is now.
+        """Set ``owner.name`` to ``make(its value)``.
 
         Raises:
             AttributeError: there is no such name.
         """
         original = getattr(owner, name)
-        # An inherited name is not the owner's own: put back, it has to be gone again.
+        # An inherited attribute has to be deleted again, not set.
         own = vars(owner).get(name, _ABSENT)
         replacement = make(original)
         setattr(owner, name, replacement)
-        self._made.append((owner, name, own, replacement))
+        self._replaced.append((owner, name, own, replacement))
 
-    def repeat(self, owner: Any, other: Any, name: str) -> None:
-        """Let ``other.name`` be what ``owner.name`` is now, where it is the same under another path."""
-        if hasattr(other, name):
-            self.replace(other, name, lambda _: getattr(owner, name))
+    def repeat(self, owner: Any, alias: Any, name: str) -> None:
+        """Set ``alias.name`` to the replaced ``owner.name``, if the function is also available there."""
+        if hasattr(alias, name):
+            self.replace(alias, name, lambda _: getattr(owner, name))
 
     def keep(self, undo: Callable[[], Any]) -> None:
-        """Remember how to undo something that was not done here."""
-        self._undone_by.append(undo)
+        """Have ``undo`` called too when the patches are undone."""
+        self._undo.append(undo)
 
     def undo(self) -> None:
-        """Put everything back, the last first; what somebody else has replaced since stays theirs."""
-        while self._undone_by:
-            self._undone_by.pop()()
-        while self._made:
-            owner, name, own, replacement = self._made.pop()
+        """Restore everything, last first. Attributes that others have replaced since stay theirs."""
+        while self._undo:
+            self._undo.pop()()
+        while self._replaced:
+            owner, name, own, replacement = self._replaced.pop()
             if vars(owner).get(name, _ABSENT) is not replacement:
                 continue
             if own is _ABSENT:
@@ -114,5 +114,5 @@ class Patches:
                 setattr(owner, name, own)
 
     def are_in_place(self) -> bool:
-        """Return whether nobody has replaced a name after us."""
-        return all(vars(owner).get(name) is replacement for owner, name, _, replacement in self._made)
+        """Return whether no attribute has been replaced after us."""
+        return all(vars(owner).get(name) is replacement for owner, name, _, replacement in self._replaced)

@@ -1,91 +1,70 @@
-"""What is seen of other ranks where sections are written by hand: DDP's exchanges of gradients, and meetings."""
+"""Patches for manually instrumented trainings: DDP's gradient synchronization and sync points of the ranks."""
 
 import sys
-from typing import Any, Final
+from typing import Final
 
-from training_profiler.instrumentation.patches import ddp
-from training_profiler.instrumentation.patches.collectives import FUNCTIONAL, give_back_to_dynamo, replace_all
-from training_profiler.instrumentation.patches.ddp import GradientSync
-from training_profiler.instrumentation.patches.dynamo import DYNAMO, hide_from_dynamo
-from training_profiler.instrumentation.patches.sync_points import BY_HOST, BY_TENSORS, SyncPoints, noted
+from training_profiler.instrumentation.context import Install, PatchContext
+from training_profiler.instrumentation.patches import ddp, dynamo, sync_points
 from training_profiler.instrumentation.patching import Patches, after_import
-from training_profiler.recording.section import Clock
+from training_profiler.recording.recorder import Recorder
 
-WATCH_TO_COME: Final = "TorchFinder"  # waits for torch as this does, and sees far more
+AUTO_INSTRUMENTATION: Final = "TorchFinder"  # class of the bootstrap's finder, which will install all patches
+RANK_PATCHES: Final[tuple[Install, ...]] = (ddp.install, sync_points.install, dynamo.install)
 
 
 class RankPatches:
-    """The few seams of a process whose training writes its sections itself. Torch is not imported for them."""
+    """The few patches of a process whose sections are manual. They do not import torch.
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    ``Instrumentation`` is a class of its own: it detects loops, steps and epochs, and its patches fail one by one.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.context: Final = PatchContext(recorder, lambda: None, self._disable)
         self._patches: Patches | None = None
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self.meetings = SyncPoints()
-        self.exchange = GradientSync(self.meetings, self._clock)
 
     def install(self) -> None:
-        """Put them in place, now or when the program has imported torch."""
-        if self._patches is None and not any(type(one).__name__ == WATCH_TO_COME for one in sys.meta_path):
+        """Install the patches, now or when the program has imported torch."""
+        is_auto_instrumented = any(type(finder).__name__ == AUTO_INSTRUMENTATION for finder in sys.meta_path)
+        if self._patches is None and not is_auto_instrumented:
             self._patches = Patches()
             if hasattr(sys.modules.get("torch"), "distributed"):
-                self._replace()
+                self._install_now()
             else:
-                self._patches.keep(after_import("torch", self._replace))
+                self._patches.keep(after_import("torch", self._install_now))
 
-    def finish(self) -> None:
-        """Read what is still to be had, at the end of the run, and take out all seams."""
-        self.exchange.read()
+    def _install_now(self) -> None:
+        if self._patches is not None:
+            self.context.guarded(self._install_all)
+
+    def _install_all(self) -> None:
+        assert self._patches is not None
+        torch = sys.modules["torch"]
+        self.context.use_compiler_of(torch)
+        for install in RANK_PATCHES:
+            install(self._patches, self.context, torch)
+
+    def _disable(self, error: Exception) -> None:
+        if self._patches is not None:
+            self._patches.undo()
+        self.context.gradient_sync.why_not = f"{type(error).__name__}: {error}"
+
+    def close(self) -> None:
+        """Read the last statistics at the end of the run, and remove the patches."""
+        self.context.gradient_sync.read()
         self.uninstall()
 
     def notes(self) -> list[str]:
-        """Return sentences on what was seen, for the report."""
-        note = self.exchange.note()
+        """Return sentences on what could not be measured."""
+        note = self.context.gradient_sync.note()
         return [] if note is None else [note]
 
     def uninstall(self) -> None:
-        """Take them out, exactly; what was seen stays."""
+        """Remove the patches; what they recorded stays."""
         if self._patches is not None:
             self._patches.undo()
             self._patches = None
 
-    def in_child(self) -> None:
-        """Take them out and forget what was seen: in a forked process it is the parent's."""
+    def after_fork_in_child(self) -> None:
+        """Remove the patches and discard what they recorded: in a forked process it is the parent's."""
         self.uninstall()
-        self._begin_anew()
-
-    def _replace(self) -> None:
-        patches = self._patches
-        if patches is None:
-            return
-        try:
-            torch = sys.modules["torch"]
-            ddp.install(patches, self, torch)
-            if torch.distributed.is_available():
-                self._note_meetings(patches, torch)
-        except Exception as error:
-            patches.undo()
-            self.exchange.why_not = f"{type(error).__name__}: {error}"
-
-    def _note_meetings(self, patches: Patches, torch: Any) -> None:
-        is_compiling = torch.compiler.is_dynamo_compiling
-        originals = {}
-
-        def make(name: str, original: Any) -> Any:
-            module = torch.distributed.distributed_c10d
-            replacement = noted(lambda: self.meetings, module, name, original, is_compiling)
-            originals[replacement] = original
-            return replacement
-
-        replace_all(patches, torch, (*BY_HOST, *BY_TENSORS), make)
-        _when_imported(patches, FUNCTIONAL, lambda: give_back_to_dynamo(sys.modules[FUNCTIONAL], originals))
-        _when_imported(patches, DYNAMO, hide_from_dynamo)
-
-
-def _when_imported(patches: Patches, name: str, action: Any) -> None:
-    if name in sys.modules:
-        action()
-    else:
-        patches.keep(after_import(name, action))
+        self.context.reset_rank_observations()

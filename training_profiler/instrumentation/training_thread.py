@@ -1,102 +1,102 @@
-"""Whose calls a seam looks at: the training thread's, and none from inside of another seam."""
+"""Which calls a patch records: those of the training thread, and none inside another recorded call."""
 
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 
 FREE: Final = 0
 FORWARD: Final = 1
 FETCH: Final = 2
 BACKWARD: Final = 3
-OTHER_PATCH: Final = 4  # a checkpoint, a norm: nothing inside is looked at but collectives
-COLLECTIVE: Final = 5  # nothing inside is looked at
+OTHER_PATCH: Final = 4  # such as a checkpoint; only collectives are recorded inside
+COLLECTIVE: Final = 5  # nothing is recorded inside
 
 
 class TrainingThread:
-    """The state that every seam reads first; ``busy`` is what the training thread is inside of.
+    """The state that every patch reads first.
 
-    One for all threads: calls that other threads make meanwhile are not the training's.
+    All threads share one object. Calls on threads other than the training thread are not part of the training.
     """
 
-    __slots__ = ("_owner", "busy", "fetching", "is_confirmed", "is_likely", "thread", "training")
+    __slots__ = ("_owner", "busy_with", "confirmed_detector", "fetching", "has_called_module", "ident", "is_confirmed")
 
     def __init__(self) -> None:
-        self.busy = FREE
-        self.thread = 0  # ident of the training thread; 0 until somebody claims to be
-        self.is_likely = False  # it has called a module with gradients on
+        self.busy_with = FREE  # the kind of call that the training thread is in
+        self.ident = 0  # of the training thread; 0 for none yet
+        self.has_called_module = False  # with gradients enabled
         self.is_confirmed = False  # it has computed gradients or updated parameters
-        self.training: LoopDetector | None = None  # what the proven thread's seams tell events to
-        self._owner: Callable[[], threading.Thread | None] = lambda: None  # the proven thread, while it lives
-        self.fetching: set[int] = set()  # threads inside of a fetch while none is proven: another may train meanwhile
+        self.confirmed_detector: LoopDetector | None = None  # of the confirmed thread
+        self._owner: Callable[[], threading.Thread | None] = lambda: None  # the confirmed thread, while it lives
+        self.fetching: set[int] = set()  # threads in a fetch before confirmation: another thread may train meanwhile
 
-    def is_current(self, is_likely: bool = False) -> bool:
-        """Return whether the calling thread is the training's.
+    def is_current(self, is_module_call: bool = False) -> bool:
+        """Return whether the calling thread is the training thread.
 
-        The first to ask is, until another does what is more like training: ``is_likely`` is more than a fetch,
-        and gradients and updates are beyond doubt. Where two are alike, the main thread is.
+        The first thread that asks is, until another one shows a stronger sign of training: a module call with gradients
+        enabled (``is_module_call``) is stronger than a fetch, and gradients and updates are proof. Between equals the
+        main thread wins.
         """
         ident = threading.get_ident()
         if ident in self.fetching:
             return False
-        if self.thread != ident:
-            self._release_if_dead()
-        if self.thread != ident and self._takes_over(ident, is_likely):
-            self.thread = ident
-            self.busy = FREE
-        if self.thread != ident:
+        if self.ident != ident:
+            self._reset_if_dead()
+        if self.ident != ident and self._takes_over(ident, is_module_call):
+            self.ident = ident
+            self.busy_with = FREE
+        if self.ident != ident:
             return False
-        self.is_likely |= is_likely
+        self.has_called_module |= is_module_call
         return True
 
-    def _takes_over(self, ident: int, is_likely: bool) -> bool:
-        if self.thread == 0:
+    def _takes_over(self, ident: int, is_module_call: bool) -> bool:
+        if self.ident == 0:
             return True
-        if self.is_confirmed or not is_likely:
+        if self.is_confirmed or not is_module_call:
             return False
-        return not self.is_likely or ident == threading.main_thread().ident
+        return not self.has_called_module or ident == threading.main_thread().ident
 
     def claim(self) -> bool:
-        """Return whether the calling thread, which trains beyond doubt, is the training's."""
+        """Confirm the calling thread, which computes gradients or updates; return whether it is the training thread."""
         ident = threading.get_ident()
-        if self.thread != ident:
-            self._release_if_dead()
+        if self.ident != ident:
+            self._reset_if_dead()
         if self.is_confirmed or ident in self.fetching:
-            return self.is_confirmed and self.thread == ident
-        if not self.is_current(is_likely=True):
-            self.thread = ident
-            self.busy = FREE
+            return self.is_confirmed and self.ident == ident
+        if not self.is_current(is_module_call=True):
+            self.ident = ident
+            self.busy_with = FREE
         self.is_confirmed = True
         self._owner = weakref.ref(threading.current_thread())
         return True
 
-    def _release_if_dead(self) -> None:
-        """Let another thread be the training's where the one that was has ended, as with a thread a trial."""
+    def _reset_if_dead(self) -> None:
+        """Let another thread follow one that has ended, e.g. with a thread for each trial of a search."""
         owner = self._owner()
         if self.is_confirmed and (owner is None or not owner.is_alive()):
-            self.begin_anew()
+            self.reset()
 
     def fetch_begins(self) -> int:
-        """Note that the training thread is inside of a fetch; return what ``fetch_ends`` takes."""
+        """Mark the calling thread as fetching a batch; return the argument of ``fetch_ends``."""
         ident = threading.get_ident()
         if self.is_confirmed:
-            self.busy = FETCH
-        else:  # a thread that only fetches may be the first to be seen
+            self.busy_with = FETCH
+        else:  # a thread that only fetches may be the first to ask
             self.fetching.add(ident)
         return ident
 
     def fetch_ends(self, ident: int) -> None:
-        """Note that the fetch is over."""
+        """Mark the fetch as ended."""
         if ident in self.fetching:
             self.fetching.discard(ident)
-        elif ident == self.thread:
-            self.busy = FREE
+        elif ident == self.ident:
+            self.busy_with = FREE
 
-    def begin_anew(self) -> None:
-        """Start anew: in a forked process, or after the training's thread."""
-        self.thread, self.is_likely, self.is_confirmed, self.busy = 0, False, False, FREE
-        self.training = None
+    def reset(self) -> None:
+        """Return to the initial state: in a forked process, or after the end of the training thread."""
+        self.ident, self.has_called_module, self.is_confirmed, self.busy_with = 0, False, False, FREE
+        self.confirmed_detector = None
         self.fetching.clear()

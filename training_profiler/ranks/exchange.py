@@ -11,8 +11,8 @@ import msgspec
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.totals import Totals
-from training_profiler.instrumentation.patches.ddp import GradientSync
-from training_profiler.instrumentation.patches.sync_points import SyncPoints
+from training_profiler.instrumentation.ddp_statistics import GradientSync
+from training_profiler.instrumentation.sync_points import SyncPoints
 from training_profiler.ranks.channel import PART, RankChannel, ReceivedMessage
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.identity import Rank
@@ -118,7 +118,7 @@ class RankExchange:
         """Attribute what DDP synchronized since the last flush to synchronization; return it."""
         if self._gradient_sync is None:
             return GradientSyncTotals()
-        exchanged = self._gradient_sync.take()
+        exchanged = self._gradient_sync.drain()
         accumulator.add_gradient_sync(exchanged)
         return exchanged
 
@@ -155,7 +155,7 @@ class RankExchange:
             self._guard(PART, lambda: self._channel.close(is_hurried))
 
     def _sums(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
-        seen = () if self._sync_points is None else tuple(sync_points(list(self._sync_points.seen)))
+        seen = () if self._sync_points is None else tuple(sync_points(list(self._sync_points.kept)))
         return self._book.summary(
             self._rank.who,
             run,

@@ -9,7 +9,7 @@ from training_profiler.ranks.channel import ReceivedMessage
 from training_profiler.ranks.liveness import unresponsive_after_s
 from training_profiler.ranks.message import Heartbeat
 from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS
-from training_profiler.recording.recorder import Recorder, inside_now
+from training_profiler.recording.recorder import Recorder, open_sections
 from training_profiler.snapshot.snapshot import PROFILER
 from training_profiler.units import NS_PER_S
 
@@ -54,8 +54,8 @@ class HangDetector:
         before = self._accumulator.open_sections(thread)
         inside, since_s = before, None
         for buffer in list(self._recorder.buffers):
-            if buffer.serial == thread:
-                inside, since_ns = inside_now(buffer, self._recorder.names.names, before)
+            if buffer.thread_id == thread:
+                inside, since_ns = open_sections(buffer, self._recorder.names.names, before)
                 since_s = None if since_ns is None else max(0.0, (self._recorder.clock() - since_ns) / NS_PER_S)
         return Heartbeat(self._steps_ended(), tuple(name for name in inside if name != PROFILER), since_s, self._host)
 

@@ -1,5 +1,5 @@
-"""Recording: what happens while the training runs, and nothing else.
+"""Recording: takes events while the training runs, and does nothing else.
 
-The hot path of the profiler. Nothing beyond the standard library is imported here, no lock is
-waited for, no file, log or environment variable is touched, and nothing is raised into user code.
+This is the hot path of the profiler. It imports only the standard library, waits for no lock, touches no file, log or
+environment variable, and raises nothing into user code.
 """

@@ -1,4 +1,4 @@
-"""A data loader whose fetches are timed, and that is the user's loader in every other respect."""
+"""A data loader whose fetches are timed; in every other respect it is the user's loader."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,27 +12,27 @@ Batch = TypeVar("Batch")
 TRAIN: Final = "train"
 VAL: Final = "val"
 
-_serials = itertools.count(1)
+_loader_ids = itertools.count(1)
 
 
-class Counted(Protocol):
-    """What counts the batches of one loader in one phase: by hand for good, by a seam for one pass."""
+class PassCounts(Protocol):
+    """Counts the batches of one pass over a loader."""
 
     @property
     def phase(self) -> str | None:
-        """``TRAIN`` or ``VAL``; None while that is not known."""
+        """``TRAIN`` or ``VAL``; None while unknown."""
 
     @property
     def batches(self) -> int:
-        """How many there were."""
+        """Number of batches fetched."""
 
     @property
     def samples(self) -> int | None:
-        """How many those had together; None once unknown."""
+        """Number of samples in all batches; None if unknown."""
 
 
-class Tally:
-    """Batches of one phase, counted one by one."""
+class PhaseCounts:
+    """Batches of one phase."""
 
     __slots__ = ("batches", "phase", "samples", "wait_ns")
 
@@ -40,39 +40,39 @@ class Tally:
         self.phase = phase
         self.batches = 0
         self.samples: int | None = 0
-        self.wait_ns = 0  # of fetches by hand; what seams saw of it is in the event stream
+        self.wait_ns = 0  # of profile_dataloader's fetches; patched fetches are in the event stream
 
     def add(self, batches: int, samples: int | None, wait_ns: int = 0) -> None:
-        """Count batches of so many samples together (None: unknown)."""
+        """Add batches with so many samples in all (None: unknown)."""
         self.batches += batches
         self.samples = None if self.samples is None or samples is None else self.samples + samples
         self.wait_ns += wait_ns
 
 
 class LoaderCounts:
-    """What went through one loader: batches, samples and the time of its fetches, by phase."""
+    """The batches, samples and fetch time of one loader, by phase."""
 
-    __slots__ = ("asked", "by_phase", "name", "passes", "serial")
+    __slots__ = ("by_phase", "loader_id", "name", "passes", "requested_share")
 
-    def __init__(self, name: str, serial: int | None = None) -> None:
+    def __init__(self, name: str, loader_id: int | None = None) -> None:
         self.name = name
-        self.serial = next(_serials) if serial is None else serial  # in no other run of this process, either
-        self.asked: float | None = None  # share of the training's batches that the user asked for
-        self.by_phase = {phase: Tally(phase) for phase in (TRAIN, VAL)}
-        self.passes: list[Counted] = []  # under way, and not yet part of ``by_phase``
+        self.loader_id = next(_loader_ids) if loader_id is None else loader_id  # unique in all runs of this process
+        self.requested_share: float | None = None  # of the training's batches, as given by the user
+        self.by_phase = {phase: PhaseCounts(phase) for phase in (TRAIN, VAL)}
+        self.passes: list[PassCounts] = []  # under way, and not yet part of ``by_phase``
 
     def add(self, size: int | None, wait_ns: int, is_training: bool) -> None:
-        """Count one batch of ``size`` samples (None: unknown) that was waited for ``wait_ns``."""
+        """Count one batch of ``size`` samples (None: unknown) after a wait of ``wait_ns``."""
         self.by_phase[TRAIN if is_training else VAL].add(1, size, wait_ns)
 
-    def of(self, phase: str) -> Tally:
-        """Return all that went through in one phase."""
-        settled, found = self.by_phase[phase], Tally(phase)
-        found.add(settled.batches, settled.samples, settled.wait_ns)
-        for one in list(self.passes):
-            if one.phase == phase and one.batches:
-                found.add(one.batches, one.samples)
-        return found
+    def of(self, phase: str) -> PhaseCounts:
+        """Return the counts of one phase, including passes under way."""
+        ended, counts = self.by_phase[phase], PhaseCounts(phase)
+        counts.add(ended.batches, ended.samples, ended.wait_ns)
+        for loader_pass in list(self.passes):
+            if loader_pass.phase == phase and loader_pass.batches:
+                counts.add(loader_pass.batches, loader_pass.samples)
+        return counts
 
     @property
     def batches(self) -> int:
@@ -81,42 +81,42 @@ class LoaderCounts:
 
     @property
     def samples(self) -> int | None:
-        """Samples of both phases; None once unknown."""
+        """Samples of both phases; None if unknown."""
         samples = [self.of(phase).samples for phase in (TRAIN, VAL)]
         return None if None in samples else sum(count or 0 for count in samples)
 
     @property
     def wait_ns(self) -> int:
-        """Time of fetches by hand, in both phases."""
-        return sum(tally.wait_ns for tally in self.by_phase.values())
+        """Time of profile_dataloader's fetches in both phases."""
+        return sum(counts.wait_ns for counts in self.by_phase.values())
 
-    def end_pass(self, one: Counted) -> None:
-        """Keep what a pass has counted, which is over; of one whose phase never showed nothing is kept."""
-        if one in self.passes:
-            self.passes.remove(one)
-            if one.phase is not None and one.batches:
-                self.by_phase[one.phase].add(one.batches, one.samples)
+    def end_pass(self, loader_pass: PassCounts) -> None:
+        """Add the counts of a pass that is over. A pass of unknown phase is dropped."""
+        if loader_pass in self.passes:
+            self.passes.remove(loader_pass)
+            if loader_pass.phase is not None and loader_pass.batches:
+                self.by_phase[loader_pass.phase].add(loader_pass.batches, loader_pass.samples)
 
 
-class LoaderBook:
+class LoaderRegistry:
     """The counts of all loaders of a run."""
 
     def __init__(self) -> None:
         self._counts: dict[int | str, LoaderCounts] = {}
         self._at_epoch: tuple[int, int | None] = (0, 0)
-        self._taken: tuple[int, int | None] = (0, 0)
+        self._drained: tuple[int, int | None] = (0, 0)
 
     def counts_of(self, loader: object, name: str | None) -> LoaderCounts:
-        """Return the counts of a loader: those it has already where it is profiled anew each epoch."""
+        """Return the counts of a loader; the same ones if it is wrapped again in each epoch."""
         key = id(loader) if name is None else printable(str(name))
         if key not in self._counts:
             self._counts[key] = LoaderCounts(self._next_name() if name is None else str(key))
         return self._counts[key]
 
-    def begin_watched(self, name: str | None = None) -> LoaderCounts:
-        """Return counts for a loader that a seam saw, under the next number where it has no name."""
+    def add_inferred(self, name: str | None = None) -> LoaderCounts:
+        """Return new counts for a loader found by a patch, named by the next number if ``name`` is None."""
         counts = LoaderCounts(name or self._next_name())
-        self._counts[-counts.serial] = counts  # no id of an object is negative
+        self._counts[-counts.loader_id] = counts  # ids of objects are never negative
         return counts
 
     def _next_name(self) -> str:
@@ -125,13 +125,13 @@ class LoaderBook:
 
     @property
     def all(self) -> list[LoaderCounts]:
-        """The counts of all loaders profiled so far."""
+        """The counts of all loaders so far."""
         return list(self._counts.values())
 
-    def take(self) -> tuple[int | None, int | None]:
-        """Return (batches, samples) of training since the last call; None where no loader is known, or its samples."""
-        batches_before, samples_before = self._taken
-        batches, samples = self._taken = self._training()
+    def drain_interval(self) -> tuple[int | None, int | None]:
+        """Return (batches, samples) of training since the last call; None if no loader, or its samples, are known."""
+        batches_before, samples_before = self._drained
+        batches, samples = self._drained = self._training()
         if not self._counts:
             return None, None
         if samples is None or samples_before is None:
@@ -139,11 +139,11 @@ class LoaderBook:
         return batches - batches_before, samples - samples_before
 
     def begin_epoch(self) -> None:
-        """Count for ``of_epoch`` from here."""
+        """Start counting for ``epoch_counts``."""
         self._at_epoch = self._training()
 
-    def of_epoch(self) -> tuple[int | None, int | None]:
-        """Return (batches, samples) of training since ``begin_epoch``; None where unknown."""
+    def epoch_counts(self) -> tuple[int | None, int | None]:
+        """Return (batches, samples) of training since ``begin_epoch``; None if unknown."""
         batches, samples = self._training()
         batches_before, samples_before = self._at_epoch
         if batches == batches_before:
@@ -152,20 +152,19 @@ class LoaderBook:
         return batches - batches_before, samples - samples_before if known else None  # type: ignore[operator]
 
     def _training(self) -> tuple[int, int | None]:
-        tallies = [counts.of(TRAIN) for counts in self.all]
-        known = [tally.samples for tally in tallies if tally.samples is not None]
-        return sum(tally.batches for tally in tallies), sum(known) if len(known) == len(tallies) else None
+        training = [counts.of(TRAIN) for counts in self.all]
+        samples = [counts.samples for counts in training if counts.samples is not None]
+        return sum(counts.batches for counts in training), sum(samples) if len(samples) == len(training) else None
 
 
-_OWN: Final = ("_buffer", "_clock", "_counts", "_is_training", "_loader", "_section")  # all else is the user's loader's
+_OWN: Final = ("_buffer", "_clock", "_counts", "_is_training", "_loader", "_section")  # others are the loader's
 
 
 class ProfiledLoader(Generic[Batch]):
-    """Iterates ``loader`` and books each wait for a batch under ``data_loading``.
+    """Iterates over ``loader`` and records each wait for a batch as ``data_loading``.
 
-    Every attribute not found here is the loader's own, so ``loader.sampler.set_epoch(n)`` goes on
-    working. The fetch that finds the loader empty is no batch and is not counted as one; making the
-    iterator (where workers start) is part of the first fetch.
+    All other attributes are the loader's own, so ``loader.sampler.set_epoch(n)`` still works. The fetch that finds the
+    loader empty is not counted. Creating the iterator, which starts workers, is part of the first fetch.
     """
 
     def __init__(
@@ -185,31 +184,31 @@ class ProfiledLoader(Generic[Batch]):
         self._buffer = buffer
 
     def __iter__(self) -> Iterator[Batch]:
-        return _Fetches(self)
+        return _ProfiledPass(self)
 
     def fetch(self, iterator: Iterator[Batch] | None) -> tuple[Iterator[Batch], Batch]:
-        """Return the iterator, made where there is none yet, and its next batch.
+        """Return the iterator, created if it is None, and its next batch.
 
         Raises:
             StopIteration: the loader is empty.
         """
-        waiting, buffer = self._section(DATA_LOADING), self._buffer()
+        section, buffer = self._section(DATA_LOADING), self._buffer()
         begin_ns = self._clock()
-        buffer.comes_from(self._counts.serial, begin_ns)
-        waiting.__enter__()
+        buffer.record_loader(self._counts.loader_id, begin_ns)
+        section.__enter__()
         was_fetching, buffer.is_fetching = buffer.is_fetching, True
         try:
             iterator = iter(self._loader) if iterator is None else iterator
             batch = next(iterator)
         except StopIteration:
-            cancel(waiting)
+            discard(section)
             raise
         except BaseException:
-            waiting.__exit__(None, None, None)
+            section.__exit__(None, None, None)
             raise
         finally:
             buffer.is_fetching = was_fetching
-        waiting.__exit__(None, None, None)
+        section.__exit__(None, None, None)
         wait_ns = self._clock() - begin_ns
         self._counts.add(batch_size(batch), wait_ns, self._is_training())
         return iterator, batch
@@ -221,7 +220,7 @@ class ProfiledLoader(Generic[Batch]):
         return len(self._loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # not there yet while unpickling
+        if name == "_loader":  # not set yet while unpickling
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -239,8 +238,8 @@ class ProfiledIterator(ProfiledLoader[Batch]):
         return self.fetch(self._loader)[1]  # type: ignore[arg-type]
 
 
-class _Fetches(Generic[Batch]):
-    """One pass over a profiled loader; all but its batches comes from the loader's own iterator."""
+class _ProfiledPass(Generic[Batch]):
+    """One pass over a profiled loader. All other attributes are those of the loader's own iterator."""
 
     def __init__(self, loader: ProfiledLoader[Batch]) -> None:
         self._profiled = loader
@@ -254,32 +253,32 @@ class _Fetches(Generic[Batch]):
         return batch
 
     def __len__(self) -> int:
-        return len(self._made())  # type: ignore[arg-type]
+        return len(self._own_iterator())  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copying and pickling ask before there is anything to ask
+        if name.startswith("__"):  # copy and pickle ask before attributes are set
             raise AttributeError(name)
-        return getattr(self._made(), name)
+        return getattr(self._own_iterator(), name)
 
-    def _made(self) -> Iterator[Batch]:
+    def _own_iterator(self) -> Iterator[Batch]:
         if self._iterator is None:
             self._iterator = iter(self._profiled._loader)
         return self._iterator
 
 
-def cancel(waiting: Any) -> None:
-    """End the span of ``waiting`` without counting it; its time falls to whatever encloses it."""
-    if isinstance(waiting, Section):
-        waiting.cancel()
+def discard(section: Any) -> None:
+    """End the span of ``section`` without counting it; its time goes to the enclosing section."""
+    if isinstance(section, Section):
+        section.discard()
     else:
-        waiting.__exit__(None, None, None)
+        section.__exit__(None, None, None)
 
 
 def batch_size(batch: object) -> int | None:
     """Return the length of the first dimension of the first tensor in ``batch``, or None."""
     try:
-        for _ in range(4):  # deeper nestings are not searched: the first leaf is what counts
-            kind = type(batch)  # most batches are one of these, and asking is the cheaper for it
+        for _ in range(4):  # levels of nesting; the first leaf counts
+            kind = type(batch)  # cheaper than isinstance, and enough for most batches
             if kind is list or kind is tuple:
                 batch = batch[0]  # type: ignore[index]
             elif kind is dict:
@@ -294,6 +293,6 @@ def batch_size(batch: object) -> int | None:
                 return None
         if hasattr(batch, "shape"):
             return int(batch.shape[0])
-    except Exception:  # a batch is the user's own object: what it does when looked at must not hurt
+    except Exception:  # a batch is the user's own object and may do anything when accessed
         return None
     return None

@@ -1,4 +1,4 @@
-"""Exceptions that come into our code and are the program's own."""
+"""Exceptions that are raised inside our code but belong to the program."""
 
 import os
 import signal
@@ -8,19 +8,19 @@ from typing import Any, Final
 OURS: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def let_through(error: Exception) -> None:
-    """Raise ``error`` again where a signal handler of the program's raised it, as one that sets a time limit does.
+def reraise_if_foreign(error: Exception) -> None:
+    """Raise ``error`` again if a signal handler of the program raised it, e.g. one for a time limit.
 
-    It meant what the training thread was at, which happened to be us.
+    Such a handler interrupts the training thread wherever it is, which may be in our code.
 
     Raises:
-        Exception: that one.
+        Exception: ``error`` itself.
     """
-    if _is_of_signal_handler(error):
+    if _is_from_signal_handler(error):
         raise error
 
 
-def _is_of_signal_handler(error: Exception) -> bool:
+def _is_from_signal_handler(error: Exception) -> bool:
     codes = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number))) is not None}
     traceback = error.__traceback__
     while traceback is not None and codes:
@@ -31,8 +31,8 @@ def _is_of_signal_handler(error: Exception) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """Return the code of a handler that is not ours, and that Python's own code is."""
-    handler = getattr(handler, "func", handler)  # of functools.partial
+    """Return the code of a Python handler; None for other handlers and for ours."""
+    handler = getattr(handler, "func", handler)  # functools.partial
     code = getattr(getattr(handler, "__func__", handler), "__code__", None)
     if code is None and callable(handler):
         code = getattr(type(handler).__call__, "__code__", None)

@@ -1,4 +1,4 @@
-"""What DistributedDataParallel says of its exchange of gradients, and of which steps ranks tell it one by one."""
+"""Gradient synchronization as DistributedDataParallel reports it, and the steps that ranks compare one by one."""
 
 from typing import Final, NamedTuple
 
@@ -7,32 +7,32 @@ MOST_BLOCKS: Final = 8
 
 
 class GradientSyncTotals(NamedTuple):
-    """Exchanges of gradients since they were asked for last; ns."""
+    """Gradient synchronization since the last drain; ns."""
 
     exchanges: int = 0
-    sampled: int = 0  # of how many DDP took the times; the others are taken to be like these
-    total_ns: int = 0  # of all of them: from the first bucket's begin to the last one's end
-    hidden_ns: int = 0  # of that, while gradients were still computed
-    is_on_host: bool = True  # the backward pass waits for it on the host, so the rest is part of that
-    of_steps: tuple[tuple[int, int], ...] = ()  # (step counted from 0, ns exposed) of single ones
+    sampled: int = 0  # how many of them DDP timed; the others are assumed to be alike
+    total_ns: int = 0  # of all: from the begin of the first bucket to the end of the last
+    hidden_ns: int = 0  # the part of that in which gradients were still being computed
+    is_on_host: bool = True  # the backward pass waits for it on the host and contains the rest
+    of_steps: tuple[tuple[int, int], ...] = ()  # (step counted from 0, exposed ns) of the compared steps
 
     @property
     def exposed_ns(self) -> int:
-        """The time by which exchange makes the backward pass longer."""
+        """The time by which synchronization makes the backward pass longer."""
         return max(0, self.total_ns - self.hidden_ns)
 
 
 def is_compared(step: int) -> bool:
-    """Return whether ``step``, counted from 0, is one that ranks compare one by one.
+    """Return whether ranks compare ``step``, counted from 0, one by one.
 
-    Steps come in blocks of 16. At first each is compared; whenever there would be more than 8 of them, every other
-    is left out, also of those to come. Which ones are left depends on the step's number alone, so that ranks that are
-    at different steps hold the same.
+    Steps come in blocks of 16. At first every block is compared. Whenever there would be more than 8 blocks, every
+    other one is left out, of past and future blocks. The choice depends on the step's number alone, so ranks at
+    different steps keep the same blocks.
     """
     block = step // BLOCK_STEPS
     return block % block_stride(block + 1) == 0
 
 
 def block_stride(blocks: int) -> int:
-    """Return the power of two whose multiples are kept of so many blocks: the smallest that leaves at most 8."""
+    """Return the stride between kept blocks: the smallest power of two that leaves at most 8 of ``blocks``."""
     return 1 << max(0, (blocks - 1) // MOST_BLOCKS).bit_length()

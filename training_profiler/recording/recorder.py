@@ -1,4 +1,4 @@
-"""The recorder: sections, steps, epochs and phases go in, batches of raw events come out."""
+"""The recorder: takes sections, steps and epochs, and hands out batches of raw events."""
 
 import threading
 import weakref
@@ -8,68 +8,65 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from training_profiler.recording.dynamo import tracing_test
+from training_profiler.recording.event_codes import LOOP_BEGIN, is_inferred, is_loader, section_id
 from training_profiler.recording.section import (
     FLUSH_AT_LEAST,
     FLUSH_AT_MOST,
-    INFERRED,
-    LOADER,
-    SECTION_MASK,
     Clock,
     Section,
+    SessionStartingSection,
     ThreadBuffer,
-    UnbegunSection,
     make_section,
 )
 from training_profiler.recording.section_names import SectionNames
 
 
-def inside_now(
+def open_sections(
     buffer: ThreadBuffer, names: Mapping[int, str], before: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], int | None]:
-    """Return the sections that the thread of ``buffer`` is in, the outermost first, and when it entered the last.
+    """Return the open sections of a thread, outermost first, and when it entered the last of them.
 
-    The thread is not waited for; at the very moment of a drain a section may be missing. None is unknown.
+    Does not wait for the thread, so a section may be missing at the very moment of a drain. The time is None if it is
+    unknown.
 
     Args:
         buffer: of the thread.
-        names: of sections, by their number.
-        before: those that it was in at the last drain.
+        names: of sections, by their id.
+        before: the sections that were open at the last drain.
     """
     events = buffer.events[:]
     stack: list[tuple[str, int | None, bool]] = [(name, None, False) for name in before]
     for at_ns, code in zip(events[::2], events[1::2], strict=False):
-        number = abs(code)
-        if number & LOADER:
+        if is_loader(code):
             continue
-        name = names.get(number & SECTION_MASK, "")
+        name = names.get(section_id(code), "")
         if code > 0:
-            stack.append((name, at_ns, bool(number & INFERRED)))
+            stack.append((name, at_ns, is_inferred(code)))
             continue
         for row in range(len(stack) - 1, -1, -1):
             if stack[row][0] == name:
                 del stack[row]
                 break
-    by_hand = next((row for row, (_, _, is_inferred) in enumerate(stack) if not is_inferred), len(stack))
-    kept = [section for row, section in enumerate(stack) if row <= by_hand or not section[2]]  # seams yield to the user
+    manual = next((row for row, section in enumerate(stack) if not section[2]), len(stack))
+    kept = [section for row, section in enumerate(stack) if row <= manual or not section[2]]  # manual sections win
     return tuple(name for name, _, _ in kept), kept[-1][1] if kept else None
 
 
-STEP_END, EPOCH_BEGIN, EPOCH_END, LOOP_BEGIN = range(4)  # kinds of marks
 FLUSH_EVERY_NS = 2_000_000_000  # a thread without steps is drained about this often
-MAX_MARKS = 2048  # steps kept one by one before a drain, or a flush, is asked for: bounds memory and journal lines
+MAX_MARKS = 2048  # steps kept singly before a drain or a flush is requested; bounds memory and journal lines
 
 
 class ThreadEvents(NamedTuple):
-    """What one thread recorded: ``events`` as time, code, time, code, ... (see ThreadBuffer)."""
+    """The events of one thread as time, code, time, code, ... (see ThreadBuffer)."""
 
-    serial: int
+    thread_id: int
     name: str
     is_alive: bool
     events: list[int]
 
 
 class Batch(NamedTuple):
-    """Everything recorded up to ``until_ns`` and not handed out before."""
+    """Everything recorded up to ``until_ns`` since the batch before."""
 
     until_ns: int
     threads: list[ThreadEvents]
@@ -77,24 +74,22 @@ class Batch(NamedTuple):
 
 
 class Recorder:
-    """Takes events from any thread without waiting; hands them out by ``drain``.
+    """Takes events from any thread without waiting; ``drain`` hands them out.
 
-    This is the interface behind which another recorder, e.g. a compiled one, could stand: ``section``,
-    ``mark``, ``drain``, ``discard``, ``backlog``, ``thread_serial``, ``buffer``, ``use_clock``, two hooks,
-    ``on_full`` (a buffer wants draining) and ``on_first`` (a section is entered and nobody listens yet), and
-    ``is_listened_to``, which a session sets.
+    A session sets ``has_session`` and two hooks: ``on_full`` is called when a buffer wants to be drained, and
+    ``on_first_section`` when a section is entered before a session exists.
     """
 
     def __init__(self, clock: Clock = perf_counter_ns, names: SectionNames | None = None) -> None:
         self.clock = clock
         self.names = names or SectionNames()
         self.marks: list[tuple[int, int]] = []
-        # Later events may still be rewritten (loop_detection/pending_events.py) and are not drained.
+        # Later events may still be rewritten and are not drained.
         self.watermark_ns: int | None = None
-        self.host_only: frozenset[str] = frozenset()  # names of sections that always bear this clock's times
-        self.is_listened_to = True  # False: nobody does yet, and sections are entered without being recorded
+        self.host_only: frozenset[str] = frozenset()  # names of sections that always use this recorder's clock
+        self.has_session = True  # False: sections are not recorded yet
         self.on_full: Callable[[], None] = self.discard
-        self.on_first: Callable[[], None] = _nothing
+        self.on_first_section: Callable[[], None] = _nothing
         self.buffers: list[ThreadBuffer] = []
         self._local = _local_sections(self.buffers)
         self._marking_thread = 0
@@ -105,24 +100,24 @@ class Recorder:
         local = self._local
         is_tracing: Callable[[], bool]
 
-        def settle(test: Callable[[], bool]) -> None:
+        def replace(test: Callable[[], bool]) -> None:
             nonlocal is_tracing
             is_tracing = test
 
-        is_tracing = tracing_test(settle)
+        is_tracing = tracing_test(replace)
 
         def profile_section(name: str) -> Section:
             """Return the section ``name``: a context manager, and a decorator of functions.
 
-            Sections nest, recurse and run on many threads; each thread's are its own. Inside of
-            ``torch.compile`` they vanish. Decorated generators are timed while they run, decorated
-            async functions from call to return.
+            Sections can nest and recurse, and each thread has its own. Inside ``torch.compile`` they
+            disappear. Decorated generators are timed while they run, decorated async functions from
+            call to return.
 
             Args:
-                name: what reports call it; the names of PROFILING.md mean something to the diagnosis.
+                name: the section's name in reports; the diagnosis knows the names in PROFILING.md.
 
             Raises:
-                TypeError: it decorates a function and the name was forgotten.
+                TypeError: it decorates a function without a name.
             """
             if is_tracing():
                 return nullcontext()  # type: ignore[return-value]
@@ -139,15 +134,15 @@ class Recorder:
             raise TypeError(
                 f'profile_section was given the function {shown!r} and no name; example: @profile_section("{shown}")'
             )
-        if not self.is_listened_to:
-            return UnbegunSection(name, self.on_first, self._begun_section, self.section)
-        return self._kept_section(name)
+        if not self.has_session:
+            return SessionStartingSection(name, self.on_first_section, self._section_of_session, self.section)
+        return self._new_section(name)
 
-    def _begun_section(self, name: str) -> Section | None:
-        return self._kept_section(name) if self.is_listened_to else None
+    def _section_of_session(self, name: str) -> Section | None:
+        return self._new_section(name) if self.has_session else None
 
-    def _kept_section(self, name: str) -> Section:
-        """Return the section of a name that this thread uses for the first time."""
+    def _new_section(self, name: str) -> Section:
+        """Return the section of a name that this thread uses for the first time, and cache it."""
         buffer = self._local.buffer
         code = self.names.id_of(name)
         kept_name = self.names.names[code]
@@ -161,26 +156,26 @@ class Recorder:
         self.on_full()
 
     def mark(self, kind: int, at_ns: int | None = None) -> int:
-        """Record a step's or an epoch's boundary, now or at a time not drained yet, and return its time in ns."""
+        """Record the boundary of a step or an epoch, now or at a time not drained yet; return its time in ns."""
         if at_ns is None:
-            self._marking_thread = self._local.buffer.serial
+            self._marking_thread = self._local.buffer.thread_id
         mark_ns = self.clock() if at_ns is None else at_ns
-        for _, before_ns in self.marks[-1:]:  # a slice, for another thread may drain meanwhile
+        for _, before_ns in self.marks[-1:]:  # a slice, because another thread may drain meanwhile
             mark_ns = max(mark_ns, before_ns)
         self.marks.append((kind, mark_ns))
-        if self.watermark_ns is not None and kind != LOOP_BEGIN:  # somebody knows for sure what came before
+        if self.watermark_ns is not None and kind != LOOP_BEGIN:  # earlier events are final
             self.watermark_ns = mark_ns
         return mark_ns
 
     def drain(self) -> Batch:
-        """Hand out what was recorded since the last drain and forget it.
+        """Hand out and remove everything recorded since the last drain.
 
-        Times within a thread ascend; what threads record meanwhile is part of the next batch, so that
-        events and marks of a batch end at one moment. All of the calling thread's own are part of this
-        one, even by a clock that steps back.
+        Times within a thread ascend. Events and marks of a batch end at the same moment; what other threads record
+        meanwhile goes into the next batch. All events of the calling thread are included, even if its clock steps
+        back.
         """
         until_ns = max([self.clock(), *self._local.buffer.events[-2:-1]])
-        if self._marking_thread == self._local.buffer.serial:
+        if self._marking_thread == self._local.buffer.thread_id:
             until_ns = max([until_ns, *(ns for _, ns in self.marks[-1:])])
         if self.watermark_ns is not None:
             until_ns = max(min(until_ns, self.watermark_ns), self._last_drain_ns)
@@ -189,14 +184,14 @@ class Recorder:
         threads = []
         for buffer in list(self.buffers):
             is_alive = buffer.owner() is not None
-            with buffer.rewriting:
+            with buffer.rewrite_lock:
                 count = _count_until(buffer.events, until_ns)
                 events = buffer.events[:count]
                 del buffer.events[:count]
-                is_alive |= bool(buffer.events)  # held back until the next time
+                is_alive |= bool(buffer.events)  # they come with a later batch
             if elapsed_ns > 0:
                 buffer.flush_at = min(FLUSH_AT_MOST, max(FLUSH_AT_LEAST, count * FLUSH_EVERY_NS // elapsed_ns))
-            threads.append(ThreadEvents(buffer.serial, buffer.name, is_alive, events))
+            threads.append(ThreadEvents(buffer.thread_id, buffer.name, is_alive, events))
             if not is_alive:
                 self.buffers.remove(buffer)
         count = len(self.marks)
@@ -207,22 +202,22 @@ class Recorder:
         return Batch(until_ns, threads, marks)
 
     def discard(self) -> None:
-        """Forget what was recorded; what ``on_full`` does while no session listens."""
+        """Remove everything recorded; ``on_full`` before a session exists."""
         for buffer in list(self.buffers):
             del buffer.events[:]
-            buffer.loader = 0  # it is to be noted anew
+            buffer.loader_id = 0  # so that it is recorded again
         del self.marks[:]
 
     def wait_for_first_section(self, on_first: Callable[[], None]) -> None:
         """Record nothing until a session listens; ``on_first`` is called when a section is entered before that."""
-        self.is_listened_to = False
-        self.on_first = on_first
+        self.has_session = False
+        self.on_first_section = on_first
 
     def listen(self, on_full: Callable[[], None]) -> None:
         """Record for a session from now on; ``on_full`` is called when a buffer should be drained."""
         self.discard()
         self.on_full = on_full
-        self.is_listened_to = True
+        self.has_session = True
 
     def stop_listening(self) -> None:
         """Discard what is recorded from now on."""
@@ -241,17 +236,17 @@ class Recorder:
         """Return how many integers the calling thread has recorded since the last drain."""
         return len(self._local.buffer.events)
 
-    def settle(self, until_ns: int) -> None:
-        """Let go what is held back up to ``until_ns``: somebody knows for sure what it was."""
+    def release(self, until_ns: int) -> None:
+        """Let events up to ``until_ns`` be drained: they are final."""
         if self.watermark_ns is not None:
             self.watermark_ns = until_ns
 
     def is_blocked_at(self, drained_ns: int) -> bool:
-        """Return whether all that is not drained is held back, and can be for a while."""
+        """Return whether all undrained events are above the watermark, and the calling thread has room for more."""
         return self.watermark_ns is not None and self.watermark_ns <= drained_ns and self.backlog() <= 4 * FLUSH_AT_MOST
 
     def is_backed_up(self) -> bool:
-        """Return whether the calling thread has marked or recorded enough to be drained."""
+        """Return whether there are enough marks, or events of the calling thread, for a drain."""
         return len(self.marks) > MAX_MARKS or self.backlog() > FLUSH_AT_MOST
 
     def keep_host_time(self, name: str) -> None:
@@ -263,24 +258,24 @@ class Recorder:
         return self._local.buffer
 
     def clock_of(self, buffer: ThreadBuffer) -> Clock:
-        """Return the clock that tells the times of the events in ``buffer``."""
+        """Return the clock of the events in ``buffer``."""
         return self.clock if buffer.clock is None else buffer.clock
 
     def use_clock(self, buffer: ThreadBuffer, clock: Clock | None) -> None:
-        """Have ``clock`` tell the times of what is recorded in ``buffer`` from now on; None: the recorder's own.
+        """Use ``clock`` for later events in ``buffer``; None for the recorder's own.
 
-        It is read once an event, right where that happens, so it can do there what belongs to the event.
+        It is read once per event, at the event, so it can do work that belongs there.
         """
         buffer.clock = clock
         for section in list(buffer.sections.values()):
             if section.name not in self.host_only:
                 section.use_clock(self.clock_of(buffer))
-        if buffer.on_clock is not None:
-            buffer.on_clock(self.clock_of(buffer))
+        if buffer.on_clock_change is not None:
+            buffer.on_clock_change(self.clock_of(buffer))
 
-    def thread_serial(self) -> int:
-        """Return the number that ``ThreadEvents.serial`` gives the calling thread."""
-        return self._local.buffer.serial
+    def thread_id(self) -> int:
+        """Return the ``ThreadEvents.thread_id`` of the calling thread."""
+        return self._local.buffer.thread_id
 
 
 class _Alive:
@@ -296,7 +291,7 @@ class _LocalSections(threading.local):
 
 def _local_sections(buffers: list[ThreadBuffer]) -> _LocalSections:
     class Local(_LocalSections):
-        """The calling thread's sections; made when a thread first asks."""
+        """The calling thread's sections, made when the thread first uses one."""
 
         def __init__(self) -> None:
             self.alive = _Alive()
@@ -309,7 +304,7 @@ def _local_sections(buffers: list[ThreadBuffer]) -> _LocalSections:
 
 def _count_until(events: list[int], until_ns: int) -> int:
     """Return how many integers of ``events`` stand for events up to ``until_ns``."""
-    count = len(events)  # even at any moment: an event is appended in one piece
+    count = len(events)  # always even: an event is appended in one piece
     while count and events[count - 2] > until_ns:
         count -= 2
     return count

@@ -5,12 +5,12 @@ from typing import Final
 
 OTHER_NAMES: Final = "(other names)"
 INVALID_NAME: Final = "(invalid name)"
-MAX_NAME_LENGTH: Final = 120  # characters; longer names would break every table they stand in
-MAX_FURTHER_NAMES: Final = 10_000  # how many names beyond the limit are told apart, for the report's count
+MAX_NAME_LENGTH: Final = 120  # characters; longer names would break tables
+MAX_FURTHER_NAMES: Final = 10_000  # distinct names beyond the limit that are counted for the report
 
 
 def printable(name: str) -> str:
-    """Return ``name`` with control characters and escape sequences written out, cut to 120 characters."""
+    """Return ``name`` with control characters escaped, cut to 120 characters."""
     text = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in name)
     return text if len(text) <= MAX_NAME_LENGTH else text[: MAX_NAME_LENGTH - 1] + "…"
 
@@ -23,12 +23,12 @@ class SectionNames:
         self.names: dict[int, str] = {0: ""}
         self.invalid_count = 0
         self.invalid_example = ""
-        self.further_names: set[int] = set()  # hashes: the names themselves could be of any length
+        self.further_names: set[int] = set()  # hashes, since names may be of any length
         self._ids: dict[str, int] = {}
         self._next_id = itertools.count(1).__next__
 
     def id_of(self, name: object) -> int:
-        """Return the id of ``name``; a name that cannot be used gets the id of a stand-in."""
+        """Return the id of ``name``; an unusable name gets the id of "(invalid name)" or "(other names)"."""
         if not isinstance(name, str) or not name.strip():
             self.invalid_count += 1
             self.invalid_example = self.invalid_example or printable(_show(name))
@@ -44,13 +44,13 @@ class SectionNames:
         return self._id_of_printable(shown)
 
     def is_kept(self, name: object) -> bool:
-        """Return whether ``name`` has a row of its own, so that looking it up once is enough."""
+        """Return whether ``name`` has a row of its own, so its section can be cached."""
         return isinstance(name, str) and printable(name) in self._ids
 
     def _id_of_printable(self, name: str) -> int:
         known = self._ids.get(name)
         if known is None:
-            # Two threads may arrive here with one name: setdefault lets one win, the other's id stays unused.
+            # Two threads may add the same name: setdefault lets one win, and the other's id stays unused.
             fresh = self._next_id()
             self.names[fresh] = name
             known = self._ids.setdefault(name, fresh)

@@ -1,4 +1,4 @@
-"""What a training step computes, as counted in one of them."""
+"""The computation of a training step, as counted in one step."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 class StepFlops(NamedTuple):
     """The floating-point operations of one step."""
 
-    flops: int  # as executed: what checkpointing computes again counts again
+    flops: int  # as executed, so recomputation by checkpointing counts too
     dtype: str  # of most of them: float32, bfloat16, ..., or tf32
-    device: str  # name of the accelerator that did most of them; "" where it was none, or several
-    attention: str = ""  # torch's kernel that did most attention; "" where none was seen
+    device: str  # name of the accelerator of most of them; "" for none or several
+    attention: str = ""  # torch's kernel of most attention; "" for none

@@ -8,7 +8,7 @@ from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.rank_patches import RankPatches
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.identity import Rank
-from training_profiler.recording.data_loader import LoaderBook
+from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.health import Budget, ProfilerHealth
 from training_profiler.runtime.outputs import Outputs
@@ -33,7 +33,7 @@ class Parts:
     progress: TrainingProgress
     accumulator: Accumulator
     sums: RunSums
-    loaders: LoaderBook
+    loaders: LoaderRegistry
     exchange: RankExchange
     outputs: Outputs
     samplers: Samplers

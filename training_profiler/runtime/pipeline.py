@@ -76,7 +76,7 @@ class Pipeline:
         self.drain()
         synchronized = self._exchange.drain_gradient_sync(self._accumulator)
         totals, step_ns = self._accumulator.pop_totals()
-        totals.batches, totals.samples = self.loaders.take()
+        totals.batches, totals.samples = self.loaders.drain_interval()
         if self._watch is not None:
             totals.flops, totals.slow_steps = self._watch.flops.counted, self._watch.flops.slow_steps
         self._sums.add(totals, step_ns)
@@ -128,7 +128,7 @@ class Pipeline:
     def end_epoch(self, is_complete: bool) -> None:
         """End them, and report on the epoch."""
         self.flush()
-        self._end_epoch(*self.loaders.of_epoch(), is_complete)
+        self._end_epoch(*self.loaders.epoch_counts(), is_complete)
 
     def _end_epoch(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
         if self._sums.is_in_epoch:
@@ -191,7 +191,7 @@ class Pipeline:
     def _close_patches(self) -> None:
         patches = self._parts.rank_patches
         if patches is not None:
-            self._guard.run("seams", patches.finish)
+            self._guard.run("patches", patches.close)
             for note in patches.notes():
                 self._health_of_profiler.add_note(note)
 

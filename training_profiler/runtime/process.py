@@ -6,7 +6,7 @@ from typing import Any
 
 from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.rank_patches import RankPatches
-from training_profiler.recording.data_loader import LoaderBook
+from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.health import measure_section_cost_ns
 from training_profiler.runtime.session import Session
@@ -42,7 +42,7 @@ class Process:
         self.phase = "train"
         self.watch: Instrumentation | None = None
         self.watch_begin_ns: int | None = None
-        self.by_hand = RankPatches(lambda: recorder.clock())
+        self.by_hand = RankPatches(recorder)
         self._beginning = threading.RLock()
 
     def start(self, settings: Settings) -> None:
@@ -75,7 +75,7 @@ class Process:
             self.watch_begin_ns = begin_ns
             self.watch.install(torch)
 
-    def loaders(self) -> LoaderBook | None:
+    def loaders(self) -> LoaderRegistry | None:
         """Return the loaders of the session; None without one."""
         return None if self.session is None else self.session.loaders
 
@@ -106,7 +106,7 @@ class Process:
         if self.watch is None:
             self.by_hand.install()
         patches = self.watch or self.by_hand
-        patches.exchange.begin_anew()
+        patches.context.gradient_sync.start_run()
         begin_ns = self.recorder.clock() if self.watch_begin_ns is None else self.watch_begin_ns
         context = RunContext(self.recorder, cost_ns, begin_ns, opens_files, self.watch, patches)
         self.session = build_session(self.settings, context)
@@ -136,7 +136,7 @@ class Process:
         if self.session is not None:
             self.session.after_fork_in_child()
             self.session = None
-        self.by_hand.in_child()
+        self.by_hand.after_fork_in_child()
         if self.watch is not None:
             self.watch_begin_ns = None
-            self.watch.in_child()
+            self.watch.after_fork_in_child()

@@ -8,7 +8,7 @@ from typing import Final
 from training_profiler.instrumentation.flops.counter import COUNTED_BY
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
 from training_profiler.recording.dynamo import without_tracing
-from training_profiler.recording.recorder import EPOCH_BEGIN, EPOCH_END, STEP_END
+from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
 from training_profiler.recording.section import FLUSH_AT_MOST
 from training_profiler.runtime.component import Component
 from training_profiler.runtime.parts import Parts
@@ -39,7 +39,8 @@ class Session:
         self.loaders, self.samplers = parts.loaders, parts.samplers
         # Captures close before the samplers, whose threads take a moment to end; the pipeline drains both at last.
         self._components: tuple[Component, ...] = (parts.captures, parts.samplers, pipeline)
-        self._recorder, self._progress, self._ranks = parts.recorder, parts.progress, parts.rank_patches
+        self._recorder, self._progress = parts.recorder, parts.progress
+        self._gradient_sync = None if parts.rank_patches is None else parts.rank_patches.context.gradient_sync
         self._captures, self._pipeline, self._shutdown = parts.captures, pipeline, shutdown
         self._rank, self._exchange = parts.rank, parts.exchange
         self._budget, self._epoch_budget = parts.report_budget, parts.epoch_budget
@@ -89,8 +90,8 @@ class Session:
             self._captures.look(now_ns)
         if self._captures.is_on:
             self._captures.step_ended(steps, now_ns)
-        if self._ranks is not None and self._ranks.exchange.modules:
-            self._ranks.exchange.step_ended(steps - 1, now_ns)
+        if self._gradient_sync is not None and self._gradient_sync.modules:
+            self._gradient_sync.step_ended(steps - 1, now_ns)
         if steps < COUNTED_BY and self.watch is not None and self.settings.flops:
             self.watch.flops.step_ended(steps)
         if self.watch is not None and (turn := self.watch.epoch_boundary()) is not None:
@@ -114,7 +115,7 @@ class Session:
             self.guard.run("end by SIGTERM", self._shutdown.end_where_stuck)
 
     def _trains_here(self) -> None:
-        self._progress.move_to(self._recorder.thread_serial())
+        self._progress.move_to(self._recorder.thread_id())
         self.samplers.sample_this_thread()
 
     def _roll_over_epoch(self, turn: EpochBoundary) -> None:
@@ -128,7 +129,7 @@ class Session:
 
     def move_to_this_thread(self) -> None:
         """Let the run's time be the calling thread's: the one that trained before has ended."""
-        if self._progress.steps and self._progress.thread_id != self._recorder.thread_serial():
+        if self._progress.steps and self._progress.thread_id != self._recorder.thread_id():
             self._exclusively(self._flush, PATIENCE_S)
             self._trains_here()
 
@@ -146,7 +147,7 @@ class Session:
 
     def _mark_epoch(self, kind: int) -> None:
         if self.watch is not None:
-            self.watch.epoch_changes()
+            self.watch.use_manual_epochs()
         self._recorder.mark(kind)
 
     def snapshot(self) -> Snapshot:
@@ -202,7 +203,7 @@ class Session:
         if self._pipeline.is_blocked():
             return
         if self._recorder.backlog() > OVERFULL:  # more than may be held back: what it was is left at the best guess
-            self._recorder.settle(self._recorder.clock())
+            self._recorder.release(self._recorder.clock())
         # A thread that records faster than others can drain has to wait for them, or memory had no bound.
         patience_s = PATIENCE_S if self._recorder.backlog() > OVERFULL else 0.0
         is_due = self._recorder.clock() >= self._next_flush_ns or not self._pipeline.has_room()
@@ -232,7 +233,7 @@ class Session:
         finally:
             self._busy_thread = None
             self._busy.release()
-            if self._recorder.thread_serial() == self._progress.thread_id:  # others do this beside the training
+            if self._recorder.thread_id() == self._progress.thread_id:  # others do this beside the training
                 self.profiler_health.spend(self._recorder.clock() - begin_ns)
         if self._ended_by is not None:
             self.close(self._ended_by)

@@ -14,7 +14,7 @@ from training_profiler.ranks.channel import RankChannel, ReceivedMessage
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.hang_detector import HangDetector
 from training_profiler.ranks.identity import Rank
-from training_profiler.recording.data_loader import LoaderBook
+from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.health import PATCH_COST, Budget, ProfilerHealth
 from training_profiler.runtime.outputs import Outputs
@@ -55,7 +55,7 @@ def build_session(settings: Settings, context: RunContext) -> Session:
 
     guard = FaultGuard()
     health = ProfilerHealth(recorder, context.section_cost_ns * (PATCH_COST if is_inferred else 1), guard)
-    rank, progress = rank_of(settings), TrainingProgress(recorder.thread_serial())
+    rank, progress = rank_of(settings), TrainingProgress(recorder.thread_id())
     accumulator = Accumulator(recorder.names, begin_ns, settings.warmup, is_inferred)
     sums = RunSums(recorder.names, begin_ns, settings.warmup)
     terminal = Terminal(rank, guard, health, settings.stream)
@@ -87,7 +87,7 @@ def build_session(settings: Settings, context: RunContext) -> Session:
         progress=progress,
         accumulator=accumulator,
         sums=sums,
-        loaders=LoaderBook(),
+        loaders=LoaderRegistry(),
         exchange=exchange,
         outputs=outputs,
         samplers=_build_samplers(settings, context, guard, health, accumulator, lambda: sums.run.wall_ns),
@@ -139,8 +139,8 @@ def _build_exchange(
         recorder.names,
         recorder.clock,
         guard.run,
-        None if patches is None else patches.exchange,
-        None if patches is None else patches.meetings,
+        None if patches is None else patches.context.gradient_sync,
+        None if patches is None else patches.context.sync_points,
         context.begin_ns,
     )
     return exchange

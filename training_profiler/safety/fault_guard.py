@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from training_profiler.recording.foreign_errors import let_through
+from training_profiler.recording.foreign_errors import reraise_if_foreign
 
 log: Final = logging.getLogger("training_profiler")
 
@@ -28,7 +28,7 @@ class FaultGuard:
         try:
             work()
         except Exception as error:
-            let_through(error)
+            reraise_if_foreign(error)
             reason = f"{type(error).__name__}: {error}"
             self.disabled[part] = reason
             # An error of the operating system needs no traceback; a mistake of ours does.

@@ -166,7 +166,15 @@ def _loader(counts: LoaderCounts) -> list[Any]:
         [phase, tally.batches, tally.samples, tally.wait_ns]
         for phase, tally in ((phase, counts.of(phase)) for phase in (TRAIN, VAL))
     ]
-    return [counts.name, counts.batches, counts.samples, counts.wait_ns, counts.serial, counts.asked, phases]
+    return [
+        counts.name,
+        counts.batches,
+        counts.samples,
+        counts.wait_ns,
+        counts.loader_id,
+        counts.requested_share,
+        phases,
+    ]
 
 
 def _health(health: Health) -> dict[str, Any]:

@@ -220,7 +220,7 @@ def _loader(
     phases: Sequence[tuple[str, int, int | None, int]] = (),
 ) -> LoaderCounts:
     counts = LoaderCounts(name, serial)
-    counts.asked = asked
+    counts.requested_share = asked
     for phase, count, sample_count, ns in phases or [(TRAIN, batches, samples, wait_ns)]:
         counts.by_phase[phase].add(count, sample_count, ns)
     return counts

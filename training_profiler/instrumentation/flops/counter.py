@@ -1,47 +1,45 @@
-"""Counts the FLOPs of one early step: forward passes with gradient and backward passes, by torch's own formulas.
+"""Counts the FLOPs of one early step: forward passes with gradients and backward passes, by torch's own formulas.
 
-While they are counted every operation of torch passes through Python, so it is done in one step alone; and not at all
-where something takes part that this might disturb.
+Counting sends every operation of torch through Python, so only one step is counted. It is skipped if the step uses
+something that counting might break.
 """
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.flops.eligibility import is_profiled, mode_stack, why_not_counted
 from training_profiler.instrumentation.flops.operations import Operations, counting_mode
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.recording.step_flops import StepFlops
 
-if TYPE_CHECKING:
-    from training_profiler.instrumentation.instrumentation import Instrumentation
-    from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
-
-FIRST_STEP: Final = 1  # so many steps are complete when the one begins of which FLOPs are counted, at the earliest
-COUNTED_BY: Final = 12  # and so many when it is given up
-# The backward pass takes twice the forward pass, with a recomputation three times. Where it takes more, much of the
-# forward pass was not in any module, and was not seen.
-MOST_BACKWARD: Final = 4
+FIRST_STEP: Final = 1  # complete steps before the first that may be counted
+COUNTED_BY: Final = 12  # complete steps after which no step is counted any more
+# A backward pass has twice the FLOPs of the forward pass, or three times with recomputation. If it has more, much of
+# the forward pass ran outside modules and was missed.
+MAX_BACKWARD_RATIO: Final = 4
 TRIES: Final = 3
 
 
 class Flops:
-    """Decides which step it is, and hands the result over in ``counted``."""
+    """Chooses the step and keeps the result in ``counted``."""
 
-    def __init__(self, watch: "Instrumentation") -> None:
+    def __init__(self, context: PatchContext) -> None:
         self.counted: StepFlops | None = None
         self.why_not: str | None = None
-        self.slow_steps = 0  # so many first steps hold those that took longer, for they were counted or tried
-        self._watch = watch
+        self.slow_steps = 0  # the first steps up to the last one that counting slowed down
+        self._context = context
         self._counting: Counting | None = None
         self._tries = 0
 
     def step_ended(self, steps: int) -> None:
-        """Note that so many steps are complete; called on the training thread."""
+        """Handle the end of a step; ``steps`` are complete. Called on the training thread."""
         if self.counted is not None or self.why_not is not None or steps < FIRST_STEP:
             return
         counting, self._counting = self._counting, None
-        detector = self._watch.detector
+        detector = self._context.detector
         try:
             if counting is not None:
                 counting.end()
@@ -52,46 +50,45 @@ class Flops:
             if self.counted is None and self.why_not is None and detector is not None and steps < COUNTED_BY - 1:
                 self._counting = Counting(detector, sys.modules["torch"])
                 self._counting.begin()
-        except Exception as error:  # counting is not worth a training, nor its seams
+        except Exception as error:  # a failure here must cost neither the training nor the patches
             self.why_not = f"{type(error).__name__}: {error}"
 
     def stop(self) -> None:
-        """Leave off counting."""
+        """Stop counting."""
         counting, self._counting = self._counting, None
         if counting is not None:
             counting.end()
 
     def note(self) -> str | None:
-        """Return why FLOPs are not known, where that is not for lack of steps."""
+        """Return why no FLOPs were counted; None if they were, or if there were too few steps."""
         return f"FLOPs were not counted: {self.why_not}" if self.why_not else None
 
 
 class Counting:
-    """One step: what tells ``detector`` of calls and backward passes tells this first.
+    """Counts during one step, by shadowing methods of ``detector``.
 
-    For that its methods are shadowed, so that otherwise nothing has to ask whether FLOPs are counted. The usual call is
-    never one of those, and takes the longer way.
+    So no call has to ask whether FLOPs are being counted. The fast path is switched off meanwhile.
     """
 
-    def __init__(self, detector: "LoopDetector", torch: Any) -> None:
+    def __init__(self, detector: LoopDetector, torch: Any) -> None:
         self._detector = detector
         self._torch = torch
         self._mode: Any = None
         self._counts = Operations(torch)
-        self._open: list[object] = []  # calls and backward passes around what is counted, the outermost first
+        self._open: list[object] = []  # counted calls and backward passes under way, outermost first
         self._why_not: str | None = None
         self._is_incomplete = False
         self._train_modes: set[bool] = set()  # of the modules called
 
     def begin(self) -> None:
-        """Count from here."""
+        """Start counting."""
         detector, opens, closes = self._detector, self._opens, self._closes
         call_begins, call_ends = detector.call_begins, detector.call_ends
         backward_begins, backward_ends = detector.backward_begins, detector.backward_ends
 
         def counted_call_begins(module: Any, inputs: Any, may_explore: bool, caller: Any) -> Any:
             call = call_begins(module, inputs, may_explore, caller)
-            # Of what may be a trainer that holds the model, the calls inside count.
+            # An explored call may be a trainer module; then the calls inside it count.
             if call.has_grad and not call.is_explored:
                 if not is_bare(module):
                     self._train_modes.add(module.training)
@@ -105,7 +102,7 @@ class Counting:
         def counted_backward_begins() -> None:
             backward_begins()
             if not self._counts.forward:
-                self._is_incomplete = True  # its forward pass was before this step began
+                self._is_incomplete = True  # its forward pass was in the step before
             else:
                 self._counts.is_backward = True
                 opens(backward_ends, lambda: why_not_counted(self._torch))
@@ -124,7 +121,7 @@ class Counting:
         )
 
     def end(self) -> None:
-        """Leave everything as it was before."""
+        """Restore the detector."""
         for name in ("fast_path_call_begins", "call_begins", "call_ends", "backward_begins", "backward_ends"):
             vars(self._detector).pop(name, None)
         if self._open:
@@ -134,14 +131,14 @@ class Counting:
 
     @property
     def was_on(self) -> bool:
-        """Whether anything passed through Python."""
+        """Whether any operation went through Python."""
         return self._mode is not None
 
     def result(self, is_last: bool) -> tuple[StepFlops | None, str | None]:
-        """Return what was counted, or why that will not do; neither where another step may.
+        """Return the counted FLOPs, or why they are unusable; two None to try another step.
 
-        Where a model is called in eval mode besides, that may be an evaluation between two steps, unless there is one
-        in every step up to the last that is tried.
+        Calls in eval mode beside those in train mode may be an evaluation between two steps. If they occur up to the
+        last try, they are taken as part of the step.
         """
         counts = self._counts
         why_not = self._why_not or counts.why_not
@@ -151,11 +148,11 @@ class Counting:
             return None, "no step could be counted as a whole" if is_last else None
         if len(self._train_modes) > 1 and not is_last:
             return None, None
-        if counts.backward > MOST_BACKWARD * counts.forward:
-            return None, "much of the forward pass is not in the call of a module"
+        if counts.backward > MAX_BACKWARD_RATIO * counts.forward:
+            return None, "much of the forward pass runs outside module calls"
         return StepFlops(counts.forward + counts.backward, *counts.where()), None
 
-    def _opens(self, what: object, why_not: Callable[[], str | None]) -> None:
+    def _opens(self, span: object, why_not: Callable[[], str | None]) -> None:
         if self._open or self._is_incomplete or self._why_not is not None:
             return
         try:
@@ -167,12 +164,12 @@ class Counting:
                 if self._mode is None:
                     self._mode = counting_mode(self._counts)
                 self._mode.__enter__()
-                self._open.append(what)
+                self._open.append(span)
         except Exception as error:
             self._why_not = f"{type(error).__name__}: {error}"
 
-    def _closes(self, what: object) -> None:
-        if self._open and self._open[-1] is what:
+    def _closes(self, span: object) -> None:
+        if self._open and self._open[-1] is span:
             self._open.pop()
             self._leave()
 
@@ -180,6 +177,6 @@ class Counting:
         stack = mode_stack()
         if stack and stack[-1] is self._mode:
             self._mode.__exit__(None, None, None)
-        else:  # the program has put another mode on top, and left it there
-            self._why_not = "another dispatch mode is at work"
+        else:  # the program entered another mode and has not left it
+            self._why_not = "another dispatch mode is active"
             self._counts.is_over = True

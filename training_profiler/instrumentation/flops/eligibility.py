@@ -1,4 +1,4 @@
-"""Whether FLOPs can be counted here: no work that a dispatch mode might hurt, or that would hide from it."""
+"""Whether a step's FLOPs can be counted: nothing in it may break under a dispatch mode, or bypass it."""
 
 import importlib
 import sys
@@ -6,33 +6,33 @@ from typing import Any
 
 
 def plain_classes(torch: Any) -> tuple[type, ...]:
-    """Return the classes of tensors that are nothing but tensors."""
+    """Return the tensor classes without behaviour of their own."""
     return (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
 
 
 def mode_stack() -> list[Any]:
-    """Return the dispatch modes at work on this thread, the outermost first."""
+    """Return the active dispatch modes of this thread, outermost first."""
     stack: list[Any] = importlib.import_module("torch.utils._python_dispatch")._get_current_dispatch_mode_stack()
     return stack
 
 
 def is_profiled(torch: Any) -> bool:
-    """Return whether the program profiles with torch's own profiler, which would see each operation twice."""
+    """Return whether torch's own profiler is active; it would record each operation twice."""
     return bool(torch.autograd.profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled())
 
 
 def why_not_counted(torch: Any, module: Any = None) -> str | None:
-    """Return what might be hurt by a mode, or hide from it; None where there is nothing."""
+    """Return what would break under a dispatch mode, or bypass it; None for nothing."""
     if mode_stack():
-        return "another dispatch mode is at work"
+        return "another dispatch mode is active"
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "torch.func is at work"
+        return "torch.func is in use"
     if _has_compiled():
-        return "torch.compile is at work"
+        return "torch.compile is in use"
     if torch.jit.is_tracing():
-        return "torch.jit traces"
+        return "torch.jit is tracing"
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        return "a CUDA graph is captured"
+        return "a CUDA graph is being captured"
     return None if module is None else _why_not_module(torch, module)
 
 
@@ -48,12 +48,12 @@ def _why_not_module(torch: Any, module: Any) -> str | None:
     plain = plain_classes(torch)
     for inner in module.modules():
         if isinstance(inner, torch.jit.ScriptModule):
-            return "modules compiled by torch.jit take part"
+            return "it calls modules compiled by torch.jit"
         if isinstance(inner, torch.nn.DataParallel):
             return "DataParallel computes on other threads"
         if inner._compiled_call_impl is not None:
             return "the model is compiled"
         for tensor in (*inner._parameters.values(), *inner._buffers.values()):
             if tensor is not None and type(tensor) not in plain:
-                return f"tensors of class {type(tensor).__name__} take part"
+                return f"it uses tensors of class {type(tensor).__name__}"
     return None

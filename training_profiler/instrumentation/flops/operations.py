@@ -1,4 +1,4 @@
-"""FLOPs of single operations of torch, by torch's own formulas and for what has none."""
+"""FLOPs of single torch operations, by torch's own formulas; also for some operations that have none there."""
 
 import importlib
 from collections import Counter
@@ -8,20 +8,20 @@ from typing import Any, Final
 from training_profiler.device.backends import CUDA
 from training_profiler.instrumentation.flops.eligibility import plain_classes
 
-# Of operations from elsewhere nothing is known, and of these there is no formula.
+# Operations of other namespaces may do anything.
 KNOWN_NAMESPACES: Final = ("aten", "prim", "prims", "c10d", "_c10d_functional", "profiler", "inductor")
 NO_FORMULA: Final = (
     *("_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer", "_grouped_mm", "_scaled_grouped_mm"),
     *("addbmm", "_addmm_activation"),
-    # In inference mode these come undivided.
+    # Inference mode does not decompose these.
     *("linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d"),
 )
-ATTENTION: Final = "scaled_dot_product_"  # which kernels have formulas differs from one torch to the next
-ON_CPU: Final = "_scaled_dot_product_flash_attention_for_cpu"  # which has none in torch's table either
+ATTENTION: Final = "scaled_dot_product_"  # the kernels with formulas differ between torch versions
+CPU_ATTENTION: Final = "_scaled_dot_product_flash_attention_for_cpu"  # has no formula in torch
 
 
 class Operations:
-    """FLOPs by what they are of; adds up one operation at a time, and never raises."""
+    """Adds up FLOPs by pass, data type, device and attention kernel; never raises."""
 
     def __init__(self, torch: Any) -> None:
         self.forward = 0
@@ -31,12 +31,12 @@ class Operations:
         self.why_not: str | None = None
         self._torch = torch
         self._plain = plain_classes(torch)
-        self._by_kind: Counter[tuple[str, Any]] = Counter()  # type of number, device -> FLOPs
+        self._by_kind: Counter[tuple[str, Any]] = Counter()  # (data type, device) -> FLOPs
         self._attention: Counter[str] = Counter()  # kernel -> FLOPs
         counter = importlib.import_module("torch.utils.flop_counter")
         self._formulas: dict[Any, Callable[..., int]] = dict(counter.flop_registry)
         self._add_attention_on_cpu(counter)
-        self.without_flops: set[Any] = set()  # operations seen, nine of ten: they shall cost next to nothing
+        self.without_flops: set[Any] = set()  # nine of ten operations; looking them up here keeps them cheap
 
     def _add_attention_on_cpu(self, counter: Any) -> None:
         aten = self._torch.ops.aten
@@ -47,12 +47,12 @@ class Operations:
         def backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
             return int(counter.sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
 
-        for name, formula in ((ON_CPU, forward), (ON_CPU + "_backward", backward)):
+        for name, formula in ((CPU_ATTENTION, forward), (CPU_ATTENTION + "_backward", backward)):
             if hasattr(aten, name):
                 self._formulas.setdefault(getattr(aten, name), formula)
 
     def add(self, operation: Any, subclasses: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Add an operation that was done."""
+        """Add an executed operation."""
         try:
             if not self.is_over:
                 self._add(operation, subclasses, args, kwargs, out)
@@ -64,7 +64,7 @@ class Operations:
         formula = self._formulas.get(packet)
         others = [kind for kind in subclasses if kind not in self._plain]
         if others:
-            self.why_not = f"tensors of class {others[0].__name__} take part"
+            self.why_not = f"it uses tensors of class {others[0].__name__}"
         elif formula is not None:
             flops = int(formula(*args, **kwargs, out_val=out))
             if self.is_backward:
@@ -79,20 +79,20 @@ class Operations:
             or packet.__name__ in NO_FORMULA
             or ATTENTION in packet.__name__
         ):
-            self.why_not = f"there is no formula for {packet}"
+            self.why_not = f"{packet} has no formula"
         else:
             self.without_flops.add(operation)
 
     def _kind(self, packet: Any, args: Any, out: Any) -> tuple[str, Any]:
-        tensors = [one for one in (*args, out) if isinstance(one, self._torch.Tensor)]
-        tensor = tensors[0] if tensors else next(one for one in out if isinstance(one, self._torch.Tensor))
+        tensors = [value for value in (*args, out) if isinstance(value, self._torch.Tensor)]
+        tensor = tensors[0] if tensors else next(value for value in out if isinstance(value, self._torch.Tensor))
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype == "float32" and tensor.device.type == CUDA.kind:
             dtype = _float32_on_cuda(self._torch.backends, "convolution" in packet.__name__)
         return dtype, tensor.device
 
     def where(self) -> tuple[str, str, str]:
-        """Return the type of number of most FLOPs, the accelerator where all are of one, the kernel of attention."""
+        """Return the data type and the attention kernel of most FLOPs, and the accelerator if only one was used."""
         dtypes: Counter[str] = Counter()
         for (dtype, _), flops in self._by_kind.items():
             dtypes[dtype] += flops
@@ -105,10 +105,10 @@ class Operations:
 
 
 def _float32_on_cuda(backends: Any, is_convolution: bool) -> str:
-    """Return what float32 is computed in: itself or tf32, or both where that cannot be told."""
+    """Return in which precision float32 is computed: "float32", "tf32", or "float32 or tf32" if unknown."""
     rules = backends.cudnn if is_convolution else backends.cuda.matmul
     try:
-        # The one raises where the other was used; torch before 2.9 has no other.
+        # torch 2.9 has two settings, and reading one raises if the other was set. Older versions have allow_tf32 only.
         precision = getattr(getattr(rules, "conv", rules), "fp32_precision", "none")
         has_tf32 = bool(rules.allow_tf32) if precision == "none" else precision == "tf32"
     except Exception:
@@ -117,7 +117,7 @@ def _float32_on_cuda(backends: Any, is_convolution: bool) -> str:
 
 
 def counting_mode(counts: Operations) -> Any:
-    """Return a mode that runs each operation as it is, and adds it up."""
+    """Return a dispatch mode that runs each operation unchanged and adds it to ``counts``."""
     base = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
     without_flops = counts.without_flops
 
@@ -131,7 +131,7 @@ def counting_mode(counts: Operations) -> Any:
     members = {
         "__torch_dispatch__": dispatch,
         "supports_higher_order_operators": True,
-        # Else torch would import its compiler, which takes seconds.
+        # Without it torch would import its compiler, which takes seconds.
         "_should_skip_dynamo": classmethod(lambda _: False),
     }
     return type("FlopMode", (base,), members)()

@@ -1,4 +1,4 @@
-"""Epochs of a training that marks none itself: passes over its one data loader, each with what follows it."""
+"""Epochs of a training that marks none itself: passes over its only data loader, each with what follows it."""
 
 from typing import NamedTuple
 
@@ -9,16 +9,16 @@ class EpochBoundary(NamedTuple):
     """One epoch ends and the next begins, at the first fetch of its pass."""
 
     at_ns: int
-    number: int  # of the one that begins, counted from 1
-    batches: int | None  # of the one that ended; None where none did
+    number: int  # of the epoch that begins, counted from 1
+    batches: int | None  # of the epoch that ended; None for the first boundary
     samples: int | None
 
 
 class EpochDetector:
-    """Asked at the end of each step; says once where an epoch turns.
+    """Called at the end of each step; reports each epoch boundary once.
 
-    Only where all training batches come from passes over one loader, one after the other: what is interleaved, or
-    read from a loader of another kind in between, has no epochs that anybody would agree on.
+    Epochs exist only if all training batches come from passes over one loader, one after the other. Interleaved
+    passes, or loaders of different kinds, have no clear epochs.
     """
 
     __slots__ = ("_latest", "current", "is_off", "number")
@@ -27,18 +27,18 @@ class EpochDetector:
         self.is_off = False  # for good: the program marks epochs itself, or has none
         self.current: LoaderPass | None = None
         self.number = 0
-        self._latest: LoaderPass | None = None  # as asked last
+        self._latest: LoaderPass | None = None  # at the last step
 
     def is_same(self, latest: LoaderPass | None) -> bool:
-        """Return whether there is nothing new since the step before: in nearly all steps."""
+        """Return whether nothing changed since the last step, as in nearly all steps."""
         return latest is self._latest or self.is_off
 
-    def turn(self, latest: LoaderPass | None, is_alone: bool = True) -> EpochBoundary | None:
-        """Return the turn to the pass ``latest``; None where that is none.
+    def next_boundary(self, latest: LoaderPass | None, is_alone: bool = True) -> EpochBoundary | None:
+        """Return the boundary at which the pass ``latest`` begins; None if it begins no epoch.
 
         Args:
             latest: the pass fetched from last.
-            is_alone: whether no other pass feeds the training beside it.
+            is_alone: whether no other pass feeds the training at the same time.
         """
         self._latest = latest
         if latest is None or latest.kind is not Phase.TRAINING:
@@ -56,12 +56,12 @@ class EpochDetector:
 
     def _follows(self, before: LoaderPass, latest: LoaderPass) -> bool:
         is_over = before.has_ended or (before.iterator() is None and before.fetches > 1)
-        return is_over and latest.loader == before.loader and bool(latest.loader)
+        return is_over and latest.loader_id == before.loader_id and bool(latest.loader_id)
 
     def last(self) -> tuple[int | None, int | None, bool] | None:
-        """Return (batches, samples, whether its pass has ended) of the epoch under way; None where it is none.
+        """Return (batches, samples, whether its pass has ended) of the epoch under way; None without one.
 
-        One that has not ended, and is the first, may be all that a training without epochs has.
+        An unfinished first pass may be the whole training, so it is not an epoch.
         """
         if self.is_off or self.current is None or (self.number == 1 and not self.current.has_ended):
             return None

@@ -1,17 +1,18 @@
-"""What the training thread does, told by the seams as it happens: sections go to the tape, steps to the session."""
+"""Infers sections and steps from the calls on the training thread, which the patches report as they happen."""
 
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from training_profiler.instrumentation.loop_detection.modules import MethodFrames, Trainable, is_bare
-from training_profiler.instrumentation.loop_detection.pending_events import MOST_HELD, PendingEvents
+from training_profiler.instrumentation.loop_detection.modules import MethodFrames, TrainableModules, is_bare
+from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING, PendingEvents
 from training_profiler.instrumentation.loop_detection.phase_detector import LoaderPass, Phase, PhaseDetector
-from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes, time_only
+from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.instrumentation.loop_detection.step_detector import StepDetector
+from training_profiler.recording.event_codes import time_only
 
 MAX_FAST_PATH_CALLS: Final = 1000
-TRAINER_DEPTH: Final = 3  # how deep a trainer that is a module may hold the model it trains
+TRAINER_DEPTH: Final = 3  # depth at which a trainer module may hold the model it trains
 
 
 class ModuleCall:
@@ -32,45 +33,45 @@ class ModuleCall:
 
     def __init__(self, kind: type, begin_ns: int, code: int, is_explored: bool = False, has_grad: bool = True) -> None:
         self.kind = kind
-        self.begin_ns = begin_ns  # of its span; 0 where it extends the one before
+        self.begin_ns = begin_ns  # of its span; 0 if it extends the span before
         self.code = code  # of its span
-        self.is_explored = is_explored  # what it calls is looked at, for it may be a trainer that holds the model
+        self.is_explored = is_explored  # calls inside are recorded too, because it may be a trainer module
         self.has_grad = has_grad
         self.is_bare = False
         self.is_trainer = False
-        self.is_plain = False  # nothing but the end of its span is to be noted when it ends
+        self.is_plain = False  # its end needs nothing but the exit of its span
         self.around: tuple[tuple[int, int] | None, set[int]] = (None, set())  # the method it is called from
-        self.caller: CodeType | None = None  # code of a plain function that calls it again and again
+        self.caller: CodeType | None = None  # code of a plain function that makes this call in every step
 
 
 class ModuleCalls:
-    """Tells forward passes from outermost calls of modules, and when the training loop begins."""
+    """Infers forward passes from outermost module calls, and finds the begin of the training loop."""
 
     def __init__(
         self, pending: PendingEvents, codes: SectionCodes, module_class: type, is_grad_enabled: Callable[[], bool]
     ) -> None:
         self.pending = pending
         self.codes = codes
-        self._trainable = Trainable()
+        self._trainable = TrainableModules()
         self.phases = PhaseDetector(pending, codes, self._trainable.was_trained)
         self.update = OptimizerUpdate(pending, codes.optimizer)
-        self.calls: list[ModuleCall] = []  # under way, the outermost first
+        self.calls: list[ModuleCall] = []  # under way, outermost first
         self.loop_begin_ns: int | None = None
-        self._loop_from_ns: int | None = None  # the same as far as is known, while calls are looked into
+        self._loop_from_ns: int | None = None  # the same, as known while calls are explored
         self._is_grad_enabled = is_grad_enabled
         self.forward_begins: Callable[[], None]
         self.forward_ends: Callable[[], None]
         self._bare_code = time_only(codes.forward)
-        self._fast_path: dict[int, ModuleCall] = {}  # those that come again and again, by id of the module
-        self._confirmed: set[type] = set()  # classes of which a call came to its end without training anything
+        self._fast_path: dict[int, ModuleCall] = {}  # calls of every step, by id of the module
+        self._confirmed: set[type] = set()  # classes of explored modules that were no trainers
         self._methods = MethodFrames(module_class)
-        self._seen_in_frame: set[int] = set()
+        self._called_in_frame: set[int] = set()
         self.frame: tuple[int, int] | None = None  # the method whose calls are one forward pass
 
     def fast_path_call_begins(self, module: Any, caller: CodeType) -> ModuleCall | None:
-        """Note an outermost call if it is one that the same plain function makes step after step; None if it is not.
+        """Record an outermost call that the same plain function makes in every step; return None for any other call.
 
-        That needs no further thought, and here is what two calls of nearly every step cost.
+        Two calls of nearly every step come through here, so this sets the cost of a step.
         """
         call = self._fast_path.get(id(module))
         if (
@@ -94,16 +95,16 @@ class ModuleCalls:
         else:
             call.is_plain = False
             call.code = self._bare_code
-            call.begin_ns = self.pending.note(call.code)
+            call.begin_ns = self.pending.record(call.code)
         self.calls.append(call)
         return call
 
     def call_begins(self, module: Any, inputs: tuple[Any, ...], may_explore: bool, caller: FrameType) -> ModuleCall:
-        """Note any other outermost call of a module."""
+        """Record any other outermost call of a module."""
         if self.update.open_code:
             self.update.closure_begins()
         if self._is_grad_enabled():
-            is_input_trained = any(getattr(one, "requires_grad", False) for one in inputs)
+            is_input_trained = any(getattr(value, "requires_grad", False) for value in inputs)
             call = self._grad_call_begins(module, may_explore, caller, is_input_trained)
         else:
             call = self._call_without_grad_begins(module, caller)
@@ -112,10 +113,10 @@ class ModuleCalls:
 
     def _call_without_grad_begins(self, module: Any, caller: FrameType) -> ModuleCall:
         now_ns = self.pending.clock()
-        code = self.phases.call_begins(id(module), now_ns)
+        code = self.phases.no_grad_call_begins(id(module), now_ns)
         if is_bare(module) or self._is_same_forward(module, caller):
             if self.pending.ends_with(-code):
-                self.pending.take_back()
+                self.pending.remove_last()
                 return ModuleCall(type(module), 0, code, has_grad=False)
             code = time_only(code)
         self.pending.events.extend((now_ns, code))
@@ -125,26 +126,26 @@ class ModuleCalls:
         pending, code, kind = self.pending, self.codes.forward, type(module)
         is_trainable = self._trainable.is_trainable(module)
         if is_input_trained and not is_trainable and not self._trainable.is_any and not is_bare(module):
-            is_trainable = True  # what is trained is not a module: an image, say, by a frozen network
-        goes_on = is_trainable and self._is_same_forward(module, frame)
-        if (goes_on or not is_trainable) and pending.ends_with(-code):
-            pending.take_back()
+            is_trainable = True  # the input is trained, e.g. an image by a frozen network
+        is_continued = is_trainable and self._is_same_forward(module, frame)
+        if (is_continued or not is_trainable) and pending.ends_with(-code):
+            pending.remove_last()
             call = ModuleCall(kind, 0, code)
-            self._may_come_again(call, module, frame, is_trainable)
+            self._remember_for_fast_path(call, module, frame, is_trainable)
             return call
         is_explored = may_explore and kind not in self._confirmed and len(self.calls) < TRAINER_DEPTH
         if is_trainable and module.training and self.phases.is_unresolved and not is_explored:
-            self._training_goes_on(pending.host_clock())
-        if goes_on or not is_trainable:
+            self._training_event_begins(pending.host_clock())
+        if is_continued or not is_trainable:
             code = time_only(code)
-        call = ModuleCall(kind, pending.note(code), code, is_explored)
-        call.around = (self.frame, self._seen_in_frame)
+        call = ModuleCall(kind, pending.record(code), code, is_explored)
+        call.around = (self.frame, self._called_in_frame)
         if not is_explored:
-            self._may_come_again(call, module, frame, is_trainable)
+            self._remember_for_fast_path(call, module, frame, is_trainable)
         return call
 
-    def _may_come_again(self, call: ModuleCall, module: Any, frame: FrameType, is_trainable: bool) -> None:
-        """Remember a call from a plain function, of a module in train mode or of a loss, for when it comes again."""
+    def _remember_for_fast_path(self, call: ModuleCall, module: Any, frame: FrameType, is_trainable: bool) -> None:
+        """Remember a call from a plain function for the fast path, if the module is in train mode or a loss."""
         call.is_bare = not module._modules and not module._parameters
         if call.is_bare or (is_trainable and self.frame is None and module.training):
             if len(self._fast_path) >= MAX_FAST_PATH_CALLS:
@@ -153,7 +154,7 @@ class ModuleCalls:
             self._fast_path[id(module)] = call
 
     def call_ends(self, call: ModuleCall, module: Any) -> None:
-        """Note that an outermost call has ended, or raised."""
+        """Record that an outermost call has ended or raised."""
         calls = self.calls
         if calls and calls[-1] is call:
             calls.pop()
@@ -164,37 +165,37 @@ class ModuleCalls:
             return
         if call.is_explored:
             self._confirmed.add(call.kind)
-            self._forget_inner(call)
-            self.frame, self._seen_in_frame = call.around
+            self._remove_inner(call)
+            self.frame, self._called_in_frame = call.around
             if call.code == self.codes.forward and module.training and self.phases.is_unresolved:
-                self._training_goes_on(call.begin_ns)
+                self._training_event_begins(call.begin_ns)
             if self._loop_from_ns is not None:
                 self._loop_begins(call.begin_ns)
         now_ns = self.pending.clock()
         self.pending.events.extend((now_ns, -call.code))
         if not call.has_grad:
-            self.phases.call_ends(now_ns)
+            self.phases.no_grad_call_ends(now_ns)
         elif not module.training:
-            self.phases.cautious_call_ends(now_ns)
+            self.phases.eval_mode_call_ends(now_ns)
 
-    def _forget_inner(self, call: ModuleCall) -> None:
-        """Remove what was noted inside of a call that turned out to be a forward pass: the next is not looked into."""
+    def _remove_inner(self, call: ModuleCall) -> None:
+        """Remove the events inside a call that turned out to be a forward pass."""
         own = (self.codes.forward, self.codes.no_grad, self.codes.data_transfer)
         codes = {*own, *map(time_only, own)}
         self.pending.remove_since(call.begin_ns, call.code, codes | {-code for code in codes})
 
     def trains_within(self) -> None:
-        """Note that inside of the calls under way something happens that only a training loop does.
+        """Handle a training event inside the calls under way.
 
-        So they are no forward passes: the outermost is the trainer, and what it calls are.
+        These are not forward passes: the outermost module is the trainer, the modules it calls are.
         """
         calls = self.calls
         for call in calls:
             call.is_trainer, call.is_plain = True, False
             if call.begin_ns:
                 self.pending.remove(call.begin_ns, call.code)
-            else:  # it had extended a span
-                self.pending.note(-call.code)
+            else:  # it extends a span
+                self.pending.record(-call.code)
         calls.clear()
         if self._loop_from_ns is not None:
             self._loop_begins(self._loop_from_ns)
@@ -202,26 +203,26 @@ class ModuleCalls:
     def _is_same_forward(self, module: Any, frame: FrameType) -> bool:
         """Return whether the call belongs to the same forward pass as the one before.
 
-        So it does where one method of a module calls several others, each once: a policy that is never called itself.
+        It does if one method of a module calls several modules, each once, e.g. in a policy that is not called itself.
         """
         caller = self._methods.outermost(frame)
         if caller is None:
             self.frame = None
             return False
-        if caller == self.frame and id(module) not in self._seen_in_frame:
-            self._seen_in_frame.add(id(module))
+        if caller == self.frame and id(module) not in self._called_in_frame:
+            self._called_in_frame.add(id(module))
             return True
         self.frame = caller
-        self._seen_in_frame = {id(module)}
+        self._called_in_frame = {id(module)}
         return False
 
-    def _training_goes_on(self, now_ns: int) -> None:
-        begin_ns = self.phases.training_goes_on(now_ns)
+    def _training_event_begins(self, now_ns: int) -> None:
+        begin_ns = self.phases.training_event_begins(now_ns)
         if self.loop_begin_ns is None:
             self._loop_begins(begin_ns)
 
     def _loop_begins(self, begin_ns: int) -> None:
-        """Note that the loop begins at ``begin_ns``, or with the outermost call under way if that is a forward pass."""
+        """Set the begin of the loop to ``begin_ns``, or to the call under way if that is a forward pass."""
         self._loop_from_ns = begin_ns if self._loop_from_ns is None else min(begin_ns, self._loop_from_ns)
         if not self.calls:
             self.loop_begin_ns = self.pending.begin_loop(self._loop_from_ns)
@@ -229,7 +230,7 @@ class ModuleCalls:
 
 
 class OptimizerUpdate:
-    """An optimizer's update under way; where it computes the loss itself, that time is not its own."""
+    """An optimizer update under way. If it computes the loss itself, by a closure, that time is not its own."""
 
     __slots__ = (
         "_clearing_begins",
@@ -245,7 +246,7 @@ class OptimizerUpdate:
     )
 
     def __init__(self, pending: PendingEvents, code: int) -> None:
-        self.open_code = 0  # of the span that is open; 0 for none, or while the loss is computed
+        self.open_code = 0  # of the open span; 0 for none, or while the loss is computed
         self.is_in_closure = False
         self._pending = pending
         self._code = code
@@ -254,23 +255,23 @@ class OptimizerUpdate:
         self.make_writers()
 
     def make_writers(self) -> None:
-        """Make what writes the events of every update; anew where another clock tells their times."""
+        """Create the writers of every update's events, again for each new clock."""
         code, writer = self._code, self._pending.writer
         self.span_begins, self.span_ends = writer(code), writer(-code)
         code = self._pieces_code
         self._clearing_begins, self._clearing_ends = writer(code), writer(-code)
 
     def clearing_begins(self) -> Callable[[], None]:
-        """Note that gradients begin to be cleared; return what notes that they are."""
+        """Record that clearing of gradients begins; return a function that records its end."""
         events = self._pending.events
-        if events and events[-1] == -self._code:  # right after the update, and one span with it
+        if events and events[-1] == -self._code:  # right after the update, so both are one span
             del events[-2:]
             return self.span_ends
         self._clearing_begins()
         return self._clearing_ends
 
     def closure_begins(self) -> None:
-        """Note that the loss begins to be computed."""
+        """Record that the closure begins to compute the loss."""
         if self.open_code == self._code:
             self.open_code = self._pieces_code
             self._pending.recode_last(self._code, self._pieces_code)
@@ -278,20 +279,20 @@ class OptimizerUpdate:
         self.is_in_closure = self.had_closure = True
 
     def closure_ends(self) -> None:
-        """Note that the gradients are there, and the update goes on."""
+        """Record that the gradients are computed and the update continues."""
         self.is_in_closure = False
         self.open_code = self._pieces_code
-        self._pending.note(self.open_code)
+        self._pending.record(self.open_code)
 
-    def ends(self) -> int:
-        """Note that the update has ended, or raised some time ago; return the time in ns."""
+    def end(self) -> int:
+        """Record that the update has ended, or raised some time ago; return the time in ns."""
         self.is_in_closure = False
         if self.had_closure:
             self.had_closure = False
             if self.open_code:
                 self._pending.recode_last(self.open_code, self._code)
             else:
-                self._pending.note(self._code)
+                self._pending.record(self._code)
             self.open_code = self._code
         return self._leave()
 
@@ -303,11 +304,11 @@ class OptimizerUpdate:
         return now_ns
 
 
-LONG_END_NS: Final = 200_000  # of the fetch that finds a loader empty
+LONG_END_NS: Final = 200_000  # a longer fetch that finds the loader empty is recorded
 
 
 class LoopDetector(ModuleCalls):
-    """Tells sections and steps from fetches, calls, backward passes and updates of the training thread."""
+    """Infers sections and steps from the fetches, calls, backward passes and updates of the training thread."""
 
     def __init__(
         self,
@@ -320,17 +321,17 @@ class LoopDetector(ModuleCalls):
         super().__init__(pending, codes, module_class, is_grad_enabled)
         self.backwards = 0
         self.updates = 0
-        self.has_steps_by_hand = False
+        self.has_manual_steps = False
         self._end_step = end_step
         self._step_detector = StepDetector(end_step)
         self._buffer = pending.thread_buffer()
         self._end_code = time_only(codes.data_loading)
         pending.step_end_ns = lambda: self._step_detector.pending_ns
         self._make_writers()
-        pending.on_clock = self._make_writers
+        pending.on_clock_change = self._make_writers
 
     def _make_writers(self) -> None:
-        """Make what writes the events of every step; anew where another clock tells their times."""
+        """Create the writers of every step's events, again for each new clock."""
         pending, codes = self.pending, self.codes
         self.forward_begins, self.forward_ends = pending.writer(codes.forward), pending.writer(-codes.forward)
         self.update.make_writers()
@@ -345,125 +346,132 @@ class LoopDetector(ModuleCalls):
     # Fetches
 
     def fast_path_fetch_begins(self, iterator: Any) -> LoaderPass | None:
-        """Note that the next batch is about to be fetched for the training that goes on; None if that is not sure."""
-        one, phases = self.phases.passes.latest, self.phases
-        if phases.is_unresolved or one is None or one.kind is not Phase.TRAINING or one.iterator() is not iterator:
+        """Record the begin of a fetch if it surely is for the training under way; return None otherwise."""
+        loader_pass, phases = self.phases.passes.latest, self.phases
+        if (
+            phases.is_unresolved
+            or loader_pass is None
+            or loader_pass.kind is not Phase.TRAINING
+            or loader_pass.iterator() is not iterator
+        ):
             return None
         self.frame = None
         self._fetch_begins()
-        if one.loader != self._buffer.loader:
-            self._buffer.comes_from(one.loader, self.pending.events[-2])
-        if one.cycle != phases.cycle:
-            one.cycle, one.cycle_begin_ns = phases.cycle, self.pending.events[-2]
-        return one
+        if loader_pass.loader_id != self._buffer.loader_id:
+            self._buffer.record_loader(loader_pass.loader_id, self.pending.events[-2])
+        if loader_pass.cycle != phases.cycle:
+            loader_pass.cycle, loader_pass.cycle_begin_ns = phases.cycle, self.pending.events[-2]
+        return loader_pass
 
     def fetch_begins(self, iterator: Any, is_first: bool) -> LoaderPass:
-        """Note that a batch is about to be fetched from ``iterator``."""
-        one = self.phases.passes.of(iterator, is_first)
+        """Record the begin of any other fetch from ``iterator``."""
+        loader_pass = self.phases.passes.of(iterator, is_first)
         now_ns = self.pending.clock()
         self.frame = None
-        self.phases.fetch_begins(one, self._is_grad_enabled(), now_ns)
-        self._buffer.comes_from(one.loader, now_ns)
+        self.phases.fetch_begins(loader_pass, self._is_grad_enabled(), now_ns)
+        self._buffer.record_loader(loader_pass.loader_id, now_ns)
         self.pending.events.extend((now_ns, self.codes.data_loading))
-        if not one.fetches:
+        if not loader_pass.fetches:
             self.pending.events.extend((now_ns, self.codes.first_fetch))
-        return one
+        return loader_pass
 
-    def fetch_ends(self, one: LoaderPass) -> None:
-        """Note that the batch is there, or that fetching it raised."""
-        if one.fetches and one.kind is Phase.TRAINING:
+    def fetch_ends(self, loader_pass: LoaderPass) -> None:
+        """Record the end of a fetch that returned a batch."""
+        if loader_pass.fetches and loader_pass.kind is Phase.TRAINING:
             self._fetch_ends()
-            one.fetches += 1
-            one.end_ns = self.pending.events[-2]
+            loader_pass.fetches += 1
+            loader_pass.end_ns = self.pending.events[-2]
         else:
             now_ns = self.pending.clock()
-            if not one.fetches:
+            if not loader_pass.fetches:
                 self.pending.events.extend((now_ns, -self.codes.first_fetch))
             self.pending.events.extend((now_ns, -self.codes.data_loading))
-            self.phases.fetch_ends(one, now_ns)
-        if self.pending.is_too_long():
-            self.pending.hold(self.pending.events[-2])
+            self.phases.fetch_ends(loader_pass, now_ns)
+        if self.pending.is_full():
+            self.pending.release(self.pending.events[-2])
 
-    def fetch_fails(self, one: LoaderPass, is_over: bool) -> None:
-        """Note that there was no batch: the loader is empty (``is_over``), or fetching raised."""
-        if is_over and one.fetches and self._was_long():
-            self.pending.events[-1] = self._end_code  # workers end there: time of the loader's, and no batch
-            self.pending.note(-self._end_code)
+    def fetch_fails(self, loader_pass: LoaderPass, is_over: bool) -> None:
+        """Record the end of a fetch without a batch: the loader is empty (``is_over``), or fetching raised."""
+        if is_over and loader_pass.fetches and self._was_long():
+            self.pending.events[-1] = self._end_code  # shutting down workers is data loading, but not a fetch
+            self.pending.record(-self._end_code)
         else:
-            for code in (self.codes.first_fetch, self.codes.data_loading)[bool(one.fetches) :]:
-                self.pending.cancel(code)
+            for code in (self.codes.first_fetch, self.codes.data_loading)[bool(loader_pass.fetches) :]:
+                self.pending.discard_span(code)
         if is_over:
-            one.has_ended = True
-            self.phases.pass_ends(one, self.pending.clock())  # an evaluation may end there
+            loader_pass.has_ended = True
+            self.phases.pass_ends(loader_pass, self.pending.clock())  # an evaluation may end there
 
     def _was_long(self) -> bool:
-        """Return whether the fetch that found nothing took long enough to be worth its time in the report."""
+        """Return whether the fetch that found the loader empty took long enough to be recorded."""
         pending = self.pending
         return pending.ends_with(self.codes.data_loading) and pending.host_clock() - pending.events[-2] > LONG_END_NS
 
     # Gradients and updates
 
     def backward_begins(self) -> None:
-        """Note that gradients begin to be computed."""
+        """Record the begin of a backward pass."""
         self.backwards += 1
         self.frame = None
         if self.update.open_code:
             self.update.closure_begins()
         if self.phases.is_unresolved:
-            self._training_goes_on(self.pending.host_clock())
+            self._training_event_begins(self.pending.host_clock())
         self._backward_begins()
 
     def backward_ends(self) -> None:
-        """Note that they are computed, or that it raised."""
+        """Record the end of a backward pass, also if it raised."""
         self._backward_ends()
         if self.update.is_in_closure:
             self.update.closure_ends()
-        if len(self.pending.events) > MOST_HELD:  # nothing ever updates
-            self.pending.hold(self.pending.events[-2])
+        if len(self.pending.events) > MAX_PENDING:  # no optimizer ever updates
+            self.pending.release(self.pending.events[-2])
 
     def update_begins(self) -> None:
-        """Note that an optimizer begins to update."""
+        """Record the begin of an optimizer update."""
         self.frame = None
         if self.phases.is_unresolved:
-            self._training_goes_on(self.pending.host_clock())
+            self._training_event_begins(self.pending.host_clock())
         self.update.open_code = self.codes.optimizer
         self.update.span_begins()
 
     def update_ends(self, optimizer: Any, has_updated: bool = True) -> None:
-        """Note that it has, or that it found that it should not."""
+        """Record the end of an optimizer update, or of one that was skipped."""
         if self.update.open_code == self.codes.optimizer:
             self.update.open_code = 0
             self.update.span_ends()
             now_ns = self.pending.events[-2]
-        else:  # it computed the loss itself
-            now_ns = self.update.ends()
+        else:  # its closure computed the loss
+            now_ns = self.update.end()
         if not has_updated:
             return
         self.updates += 1
-        self.phases.cycle += 1  # what follows is between steps, or in the next
-        if not self.has_steps_by_hand:
-            if self._step_detector.is_alone and self._step_detector.lead == id(optimizer):  # as in nearly all trainings
+        self.phases.cycle += 1  # what follows is between steps or in the next one
+        if not self.has_manual_steps:
+            if self._step_detector.is_alone and self._step_detector.primary == id(
+                optimizer
+            ):  # as in nearly all trainings
                 self._end_step(now_ns)
             else:
                 self._step_detector.updated(optimizer, now_ns)
 
-    def steps_come_by_hand(self) -> None:
+    def use_manual_steps(self) -> None:
         """Leave the ends of steps to ``profile_step``."""
-        if not self.has_steps_by_hand:
-            self.has_steps_by_hand = True
-            self._step_detector.forget()
+        if not self.has_manual_steps:
+            self.has_manual_steps = True
+            self._step_detector.discard_pending()
 
-    def epoch_changes(self) -> None:
-        """Decide what is open, for an epoch begins or ends by hand."""
-        self.phases.ends()
-        self._step_detector.end_waiting()
+    def resolve_pending(self) -> None:
+        """Resolve everything undecided, before a manual epoch begins or ends."""
+        self.phases.end_evaluation()
+        self._step_detector.end_pending()
 
-    def finish(self) -> None:
-        """Decide what is open: the training has ended."""
-        self.phases.ends()
-        if not self.has_steps_by_hand:
-            self._step_detector.finish()
-        self.pending.hold(self.pending.host_clock())
-        # What is held of the program's classes keeps all its globals alive: a file among them would not be written.
-        for held in (self._fast_path, self._confirmed, self.calls):
-            held.clear()
+    def close(self) -> None:
+        """Resolve everything undecided at the end of the training."""
+        self.phases.end_evaluation()
+        if not self.has_manual_steps:
+            self._step_detector.close()
+        self.pending.release(self.pending.host_clock())
+        # A reference to a class of the program keeps its globals alive, and a file among them might not be flushed.
+        for references in (self._fast_path, self._confirmed, self.calls):
+            references.clear()

@@ -1,115 +1,125 @@
-"""The training thread's event stream, of which the latest part can still be rewritten.
+"""The training thread's event stream. Its latest part can still be rewritten.
 
-What a fetch or a forward pass was for often shows only at the next event: a batch whose forward pass has no
-gradient was one of validation. The recorder hands out nothing later than ``hold``.
+The purpose of a fetch or a forward pass often shows only at the next event: a batch whose forward pass has no gradient
+was a validation batch. The recorder hands out nothing later than its watermark, which ``release`` moves.
 """
 
 from collections.abc import Callable
 
-from training_profiler.recording.recorder import LOOP_BEGIN, Recorder
-from training_profiler.recording.section import DISCARDED, FLUSH_AT_MOST, Clock, ThreadBuffer, event_writer
+from training_profiler.recording.event_codes import LOOP_BEGIN, discarded_exit
+from training_profiler.recording.recorder import Recorder
+from training_profiler.recording.section import FLUSH_AT_MOST, Clock, ThreadBuffer, event_writer
 
-NS_PER_DRAIN = 1_000_000_000  # while an evaluation goes on and no step ends
-MOST_HELD = 1 << 16  # integers of events kept back; beyond it the best guess has to do
+NS_PER_DRAIN = 1_000_000_000  # in an evaluation, in which no step ends
+MAX_PENDING = 1 << 16  # integers; with more, the best guess has to do
 
 
 class PendingEvents:
-    """Appends to the calling thread's events, and changes what was appended before.
+    """Appends to the calling thread's events, and changes events appended before.
 
-    Operations on the end of the list need no lock, for others take events only from its beginning.
+    Operations on the end of the list need no lock, because other threads remove events only from its beginning.
     """
 
-    __slots__ = ("_buffer", "_next_drain_ns", "_recorder", "clock", "events", "host_clock", "on_clock", "step_end_ns")
+    __slots__ = (
+        "_buffer",
+        "_next_drain_ns",
+        "_recorder",
+        "clock",
+        "events",
+        "host_clock",
+        "on_clock_change",
+        "step_end_ns",
+    )
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._buffer = recorder.buffer()
         self.events = self._buffer.events
-        self.clock = recorder.clock_of(self._buffer)  # read once an event: it may do more than tell the time
+        self.clock = recorder.clock_of(self._buffer)  # read once per event: it may do more than return the time
         self.host_clock = recorder.clock
-        self.on_clock: Callable[[], None] = lambda: None  # makes anew what ``writer`` returned
-        self._buffer.on_clock = self._use_clock
-        self.step_end_ns: Callable[[], int | None] = lambda: None  # where a step ends that is still to be marked
+        self.on_clock_change: Callable[[], None] = lambda: None  # the results of ``writer`` have to be made again
+        self._buffer.on_clock_change = self._use_clock
+        self.step_end_ns: Callable[[], int | None] = lambda: None  # end of a step that is not marked yet
         self._next_drain_ns = self.host_clock() + NS_PER_DRAIN
 
     def _use_clock(self, clock: Clock) -> None:
         self.clock = clock
-        self.on_clock()
+        self.on_clock_change()
 
     def thread_buffer(self) -> ThreadBuffer:
-        """Return what the events are part of."""
+        """Return the buffer that holds the events."""
         return self._buffer
 
     def writer(self, code: int) -> Callable[[], None]:
-        """Return what does as ``note(code)`` without a Python frame, for what happens in every step."""
+        """Return a fast equivalent of ``record(code)``, without a Python frame, for events of every step."""
         return event_writer(self.events, self.clock, code)
 
-    def note(self, code: int) -> int:
+    def record(self, code: int) -> int:
         """Append an event and return its time in ns."""
         now_ns = self.clock()
         self.events.extend((now_ns, code))
         return now_ns
 
-    def note_span(self, begin_ns: int, code: int) -> None:
-        """Append a span in which nothing else was noted, from ``begin_ns`` until now."""
+    def record_span(self, begin_ns: int, code: int) -> None:
+        """Append a span from ``begin_ns`` until now, in which nothing else was recorded."""
         self.events.extend((begin_ns, code, self.clock(), -code))
 
     def ends_with(self, code: int) -> bool:
         """Return whether the last event is ``code``."""
         return bool(self.events) and self.events[-1] == code
 
-    def take_back(self) -> None:
+    def remove_last(self) -> None:
         """Remove the last event."""
         del self.events[-2:]
 
-    def cancel(self, code: int) -> None:
-        """End the span of ``code`` without counting it; its time falls to what encloses it."""
+    def discard_span(self, code: int) -> None:
+        """End the span of ``code`` without counting it; its time goes to the enclosing section."""
         if self.ends_with(code):
-            self.take_back()
+            self.remove_last()
         else:
-            self.note(-code - DISCARDED)
+            self.record(discarded_exit(code))
 
     def remove(self, at_ns: int, code: int) -> None:
-        """Remove the enter ``code`` at ``at_ns``; where it was handed out already, cancel its span."""
-        with self._buffer.rewriting:
+        """Remove the enter ``code`` at ``at_ns``. If it was drained already, end its span without counting it."""
+        with self._buffer.rewrite_lock:
             at = self._find(at_ns, (code,))
             if self._is_at(at, at_ns):
                 del self.events[at : at + 2]
                 return
-        self.note(-code - DISCARDED)
+        self.record(discarded_exit(code))
 
     def insert_before(self, at_ns: int, firsts: tuple[int, ...], code: int) -> None:
-        """Insert an event at ``at_ns``, right before the first of that time that is one of ``firsts``."""
-        with self._buffer.rewriting:
+        """Insert an event at ``at_ns``, right before the first event of that time that is one of ``firsts``."""
+        with self._buffer.rewrite_lock:
             at = self._find(at_ns, firsts)
             self.events[at:at] = (at_ns, code)
 
     def insert_exit(self, at_ns: int, code: int) -> None:
-        """Insert the exit of ``code`` at ``at_ns``, after what ended and before what began at that time."""
-        with self._buffer.rewriting:
+        """Insert the exit of ``code`` at ``at_ns``, after the exits and before the enters of that time."""
+        with self._buffer.rewrite_lock:
             at = self._index(at_ns + 1)
-            # A clock may stand still for a moment, so that what comes next bears the same time.
+            # A coarse clock may give the next enter the same time.
             while self._is_at(at - 2, at_ns) and self.events[at - 1] > 0 and self.events[at - 1] != code:
                 at -= 2
             self.events[at:at] = (at_ns, -code)
 
-    def change(self, from_ns: int, codes: dict[int, int]) -> None:
-        """Give events from ``from_ns`` on other codes."""
-        with self._buffer.rewriting:
+    def recode(self, from_ns: int, codes: dict[int, int]) -> None:
+        """Replace the codes of all events since ``from_ns`` by this table."""
+        with self._buffer.rewrite_lock:
             for at in range(self._index(from_ns) + 1, len(self.events), 2):
                 self.events[at] = codes.get(self.events[at], self.events[at])
 
     def recode_last(self, old: int, new: int) -> None:
-        """Give the last event of code ``old`` the code ``new``; where it was handed out already, do nothing."""
-        with self._buffer.rewriting:
+        """Give the last event of code ``old`` the code ``new``; do nothing if it was drained already."""
+        with self._buffer.rewrite_lock:
             for at in range(len(self.events) - 1, 0, -2):
                 if self.events[at] == old:
                     self.events[at] = new
                     return
 
     def remove_since(self, from_ns: int, first: int, codes: set[int]) -> None:
-        """Remove the events of these codes that come after the event ``first`` at ``from_ns``."""
-        with self._buffer.rewriting:
+        """Remove events of these codes that come after the event ``first`` at ``from_ns``."""
+        with self._buffer.rewrite_lock:
             at = self._find(from_ns, (first,))
             at += 2 if self._is_at(at, from_ns) else 0
             kept: list[int] = []
@@ -118,13 +128,13 @@ class PendingEvents:
                     kept += self.events[i : i + 2]
             self.events[at:] = kept
 
-    def hold(self, until_ns: int) -> None:
-        """Let the recorder hand out what is not later than ``until_ns``, and have it do so now and then.
+    def release(self, until_ns: int) -> None:
+        """Let the recorder hand out events up to ``until_ns``, and request a drain now and then.
 
-        What follows the end of a step that is still to be marked stays here with it, unless that becomes too long.
+        Events after the end of an unmarked step are not released with it, unless there are too many.
         """
         step_end_ns = self.step_end_ns()
-        if step_end_ns is not None and not self.is_too_long():
+        if step_end_ns is not None and not self.is_full():
             until_ns = min(until_ns, step_end_ns)
         self._recorder.watermark_ns = until_ns
         if until_ns >= self._next_drain_ns or len(self.events) > FLUSH_AT_MOST:
@@ -132,12 +142,12 @@ class PendingEvents:
             self._recorder.on_full()
 
     def begin_loop(self, at_ns: int) -> int:
-        """Mark that the training loop began at ``at_ns``, or at what was handed out last, and return when."""
+        """Mark that the training loop began at ``at_ns``, or at the watermark if that is later; return the time."""
         return self._recorder.mark(LOOP_BEGIN, max(at_ns, self._recorder.watermark_ns or 0))
 
-    def is_too_long(self) -> bool:
-        """Return whether more is held back than may be."""
-        return len(self.events) > MOST_HELD
+    def is_full(self) -> bool:
+        """Return whether more events are pending than allowed."""
+        return len(self.events) > MAX_PENDING
 
     def _index(self, at_ns: int) -> int:
         """Return the index of the first event that is not before ``at_ns``."""
@@ -147,7 +157,7 @@ class PendingEvents:
         return at
 
     def _find(self, at_ns: int, codes: tuple[int, ...]) -> int:
-        """Return the index of the first event at ``at_ns`` of these codes; of the first that is later without any."""
+        """Return the index of the first event of these codes at ``at_ns``, or else of the first later event."""
         at = self._index(at_ns)
         while self._is_at(at, at_ns) and self.events[at + 1] not in codes:
             at += 2

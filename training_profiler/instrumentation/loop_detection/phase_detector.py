@@ -1,4 +1,4 @@
-"""What is training and what is evaluation: fetches, forward passes without gradient, and the order they come in."""
+"""Separates training from evaluation, by the order of fetches, forward passes without gradients and training events."""
 
 import weakref
 from collections.abc import Callable
@@ -6,14 +6,15 @@ from enum import Enum
 from typing import Any, Final
 
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
-from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes, time_only
+from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
+from training_profiler.recording.event_codes import time_only
 
-MOST_PASSES: Final = 256  # of which batches were fetched and that have not ended; the oldest are forgotten
+MAX_PASSES: Final = 256  # under way at once; with more, the oldest are dropped
 
 
 class Phase(Enum):
-    """What the batches of a pass are for."""
+    """The use of a pass's batches."""
 
     UNKNOWN = "unknown"
     TRAINING = "training"
@@ -21,7 +22,7 @@ class Phase(Enum):
 
 
 class LoaderPass:
-    """One pass of one iterator over its loader. Times in ns; 0 is never."""
+    """One pass of one iterator over its loader. Times in ns; 0 for never."""
 
     __slots__ = (
         "begin_ns",
@@ -36,7 +37,7 @@ class LoaderPass:
         "is_over",
         "iterator",
         "kind",
-        "loader",
+        "loader_id",
         "misses",
         "samples",
     )
@@ -45,32 +46,32 @@ class LoaderPass:
         self.iterator = weakref.ref(iterator)
         self.kind = Phase.UNKNOWN
         self.fetches = 0
-        self.has_batch = False  # the last fetch gave one
+        self.has_batch = False  # the last fetch returned one
         self.begin_ns = 0  # of the first fetch
         self.end_ns = 0  # of the last fetch
-        self.cycle = -1  # the step it was last fetched in, counted in updates
-        self.cycle_begin_ns = 0  # of the first fetch in that step
-        self.is_evaluated = False  # its last batch saw calls without gradient before another was fetched
-        self.has_ended = False  # its loader was found to be empty
-        self.is_over = False  # and no batch of it was used while it went on
-        self.counts: LoaderCounts | None = None  # of its loader; None of one that counts itself, and of one not known
-        self.loader = 0  # serial of those, 0 for none
-        self.samples: int | None = None  # in its batches; None for not counted
-        self.misses = 0  # how often training went on although it was taken for evaluation
+        self.cycle = -1  # number of updates before its last fetch
+        self.cycle_begin_ns = 0  # of the first fetch after that update
+        self.is_evaluated = False  # calls without gradients came between its last batch and the next fetch
+        self.has_ended = False  # its loader was found empty
+        self.is_over = False  # and none of its batches was used during the pass
+        self.counts: LoaderCounts | None = None  # of its loader; None if unknown, or if the loader counts itself
+        self.loader_id = 0  # of those counts; 0 for none
+        self.samples: int | None = None  # in its batches; None if not counted
+        self.misses = 0  # training events during a pass that was taken for evaluation
 
-    def is_of(self, counts: LoaderCounts) -> None:
-        """Note which loader it is a pass over."""
-        self.counts, self.loader, self.samples = counts, counts.serial, 0
+    def use_counts(self, counts: LoaderCounts) -> None:
+        """Set the loader of the pass."""
+        self.counts, self.loader_id, self.samples = counts, counts.loader_id, 0
         counts.passes.append(self)
 
     @property
     def phase(self) -> str | None:
-        """What its batches count as; None while that is not known."""
+        """``TRAIN`` or ``VAL``; None while unknown."""
         return _PHASES.get(self.kind)
 
     @property
     def batches(self) -> int:
-        """How many batches were fetched."""
+        """Number of batches fetched."""
         return self.fetches
 
 
@@ -78,7 +79,7 @@ _PHASES: Final = {Phase.TRAINING: TRAIN, Phase.EVALUATION: VAL}
 
 
 class Passes:
-    """The passes under way. Iterators are held weakly, for workers end with them."""
+    """The passes under way. Iterators are held weakly, because workers end with them."""
 
     def __init__(self) -> None:
         self.unknown: list[LoaderPass] = []  # with at least one batch fetched
@@ -87,62 +88,65 @@ class Passes:
         self._by_id: dict[int, LoaderPass] = {}
 
     def of(self, iterator: Any, is_first: bool) -> LoaderPass:
-        """Return the pass of ``iterator``; a new one where it was never seen, or begins anew."""
+        """Return the pass of ``iterator``; a new one if the iterator is new or starts again."""
         latest = self.latest
         if latest is not None and not is_first and latest.iterator() is iterator:
             return latest
-        found = self._by_id.get(id(iterator))
-        if found is None or is_first or found.iterator() is not iterator:
-            found = self._begin(iterator)
-        self.latest = found
-        return found
+        loader_pass = self._by_id.get(id(iterator))
+        if loader_pass is None or is_first or loader_pass.iterator() is not iterator:
+            loader_pass = self._begin(iterator)
+        self.latest = loader_pass
+        return loader_pass
 
     def _begin(self, iterator: Any) -> LoaderPass:
         before = self._by_id.pop(id(iterator), None)
         if before is not None:
             _end(before)
-        while len(self._by_id) >= MOST_PASSES:
+        while len(self._by_id) >= MAX_PASSES:
             _end(self._by_id.pop(next(iter(self._by_id))))
-        begun = self._by_id[id(iterator)] = LoaderPass(iterator)
+        loader_pass = self._by_id[id(iterator)] = LoaderPass(iterator)
         counts = self.loader_of(iterator)
         if counts is not None:
-            begun.is_of(counts)
-        return begun
+            loader_pass.use_counts(counts)
+        return loader_pass
 
-    def is_alone(self, one: LoaderPass) -> bool:
-        """Return whether no pass but ``one`` that feeds the training goes on."""
+    def is_alone(self, loader_pass: LoaderPass) -> bool:
+        """Return whether no other pass that feeds the training is under way."""
         return not any(
-            other is not one and other.kind is Phase.TRAINING and not other.has_ended and other.iterator() is not None
-            for other in self._by_id.values()
+            candidate is not loader_pass
+            and candidate.kind is Phase.TRAINING
+            and not candidate.has_ended
+            and candidate.iterator() is not None
+            for candidate in self._by_id.values()
         )
 
-    def wait_for(self, one: LoaderPass) -> None:
-        """Note that it is to be settled what the pass is for."""
-        if len(self.unknown) >= MOST_PASSES:
+    def add_unknown(self, loader_pass: LoaderPass) -> None:
+        """Add a pass whose phase is not known yet."""
+        if len(self.unknown) >= MAX_PASSES:
             del self.unknown[0]
-        self.unknown.append(one)
+        self.unknown.append(loader_pass)
 
-    def settle(self, one: LoaderPass, kind: Phase) -> None:
-        """Note what the pass is for."""
-        one.kind = kind
-        if one in self.unknown:
-            self.unknown.remove(one)
-
-
-def _end(one: LoaderPass) -> None:
-    if one.counts is not None:
-        one.counts.end_pass(one)
+    def resolve(self, loader_pass: LoaderPass, kind: Phase) -> None:
+        """Set the phase of the pass."""
+        loader_pass.kind = kind
+        if loader_pass in self.unknown:
+            self.unknown.remove(loader_pass)
 
 
-FEW_CALLS = 8  # of modules that are never trained: more in a row are no part of a step
-STRIKES = 2
+def _end(loader_pass: LoaderPass) -> None:
+    if loader_pass.counts is not None:
+        loader_pass.counts.end_pass(loader_pass)
+
+
+MAX_TEACHER_CALLS = 8  # of untrained modules within a step; more in a row are an evaluation
+MAX_MISSES = 2  # with more, a pass taken for evaluation is training after all
 
 
 class PhaseDetector:
-    """Books evaluation under ``validation_epoch``, rewriting the tape where it shows late.
+    """Records evaluation as ``validation_epoch``, rewriting pending events if it shows late.
 
-    All of it lies between two training events, which are: a forward pass with gradient in train mode, a
-    backward pass, an update. ``is_unresolved`` is whether the next training event has anything to decide.
+    An evaluation lies between two training events: a forward pass with gradients in train mode, a backward pass, or an
+    update. ``is_unresolved`` is whether the next training event has anything to decide.
     """
 
     def __init__(
@@ -150,121 +154,121 @@ class PhaseDetector:
     ) -> None:
         self.is_unresolved = True
         self.passes = Passes()
-        self.cycle = 0  # how many updates there were
+        self.cycle = 0  # number of updates so far
         self.forwards_without_grad = 0
         self._pending = pending
-        self._was_trained = was_trained  # by the id of a module: at this or an earlier call
+        self._was_trained = was_trained  # takes the id of a module
         self._codes = codes
-        self._is_open = False  # an enter of validation_epoch is on the tape
-        self._last_ns = 0  # end of the last event of evaluation
-        self._run_begin_ns = 0  # of the calls without gradient since the last training event; 0 for none
+        self._is_open = False  # validation_epoch has been entered
+        self._last_ns = 0  # end of the last event of the evaluation
+        self._run_begin_ns = 0  # first call without gradients since the last training event; 0 for none
         self._run_end_ns = 0
         self._run_calls = 0
-        self._run_modules: set[int] = set()  # ids of what was called, as long as that is few calls
-        self._cautious_end_ns = 0  # end of the last call with gradient of a module in eval mode
+        self._run_modules: set[int] = set()  # ids of the first modules called
+        self._eval_mode_end_ns = 0  # end of the last call with gradients of a module in eval mode
 
     # Fetches
 
-    def fetch_begins(self, one: LoaderPass, is_grad_enabled: bool, now_ns: int) -> None:
-        """Note that a batch is about to be fetched; decide what the pass is for, where that shows by now."""
-        for other in self.passes.unknown:
-            other.is_evaluated |= self._was_evaluated(other)  # before whatever is fetched now could be used
-        if one.kind is Phase.UNKNOWN:
-            if not is_grad_enabled or (one.fetches and self._was_evaluated(one)):
-                self._evaluates(one, now_ns)
+    def fetch_begins(self, loader_pass: LoaderPass, is_grad_enabled: bool, now_ns: int) -> None:
+        """Handle the begin of a fetch, and decide the phase of the pass if it shows by now."""
+        for unknown in self.passes.unknown:
+            unknown.is_evaluated |= self._was_evaluated(unknown)  # the batch fetched now was not used yet
+        if loader_pass.kind is Phase.UNKNOWN:
+            if not is_grad_enabled or (loader_pass.fetches and self._was_evaluated(loader_pass)):
+                self._evaluates(loader_pass, now_ns)
             self.is_unresolved = True
-        elif one.kind is Phase.EVALUATION:
+        elif loader_pass.kind is Phase.EVALUATION:
             if self._run_begin_ns:
                 self._open_run()
             elif not self._is_open:
                 self._open_before_next(now_ns)
         elif self._is_open:
             self._close()
-        if one.cycle != self.cycle:
-            one.cycle, one.cycle_begin_ns = self.cycle, now_ns
-        if not one.fetches:
-            one.begin_ns = now_ns
+        if loader_pass.cycle != self.cycle:
+            loader_pass.cycle, loader_pass.cycle_begin_ns = self.cycle, now_ns
+        if not loader_pass.fetches:
+            loader_pass.begin_ns = now_ns
 
-    def fetch_ends(self, one: LoaderPass, now_ns: int) -> None:
-        """Note that a batch was fetched."""
-        one.fetches += 1
-        one.end_ns = now_ns
-        if one.kind is Phase.UNKNOWN and one.fetches == 1:
-            self.passes.wait_for(one)
-        if one.kind is Phase.EVALUATION:
-            self._goes_on(now_ns)
+    def fetch_ends(self, loader_pass: LoaderPass, now_ns: int) -> None:
+        """Handle a fetched batch."""
+        loader_pass.fetches += 1
+        loader_pass.end_ns = now_ns
+        if loader_pass.kind is Phase.UNKNOWN and loader_pass.fetches == 1:
+            self.passes.add_unknown(loader_pass)
+        if loader_pass.kind is Phase.EVALUATION:
+            self._continue(now_ns)
 
-    def pass_ends(self, one: LoaderPass, now_ns: int) -> None:
-        """Note that the loader is empty."""
-        if one.kind is Phase.UNKNOWN:
-            if one.fetches and self._was_evaluated(one):
-                self._evaluates(one, now_ns)
+    def pass_ends(self, loader_pass: LoaderPass, now_ns: int) -> None:
+        """Handle the end of a pass: the loader is empty."""
+        if loader_pass.kind is Phase.UNKNOWN:
+            if loader_pass.fetches and self._was_evaluated(loader_pass):
+                self._evaluates(loader_pass, now_ns)
             elif not self._run_begin_ns:
-                one.is_over = True
-        if one.kind is Phase.EVALUATION:
-            one.is_over = True
-        if one.kind is Phase.EVALUATION and self._is_open:
-            # Not closed yet: where a loader reads ahead, its last batches are still to be used.
-            self._goes_on(now_ns)
+                loader_pass.is_over = True
+        if loader_pass.kind is Phase.EVALUATION:
+            loader_pass.is_over = True
+        if loader_pass.kind is Phase.EVALUATION and self._is_open:
+            # Not closed yet: if a loader reads ahead, its last batches are still to be used.
+            self._continue(now_ns)
 
-    def _was_evaluated(self, one: LoaderPass) -> bool:
-        """Return whether since the last fetch of the pass there was evaluation; training would have settled it."""
-        return max(self._run_end_ns, self._cautious_end_ns) > one.end_ns
+    def _was_evaluated(self, loader_pass: LoaderPass) -> bool:
+        """Return whether there was evaluation since the pass's last fetch; training would have resolved the pass."""
+        return max(self._run_end_ns, self._eval_mode_end_ns) > loader_pass.end_ns
 
-    def _evaluates(self, one: LoaderPass, now_ns: int) -> None:
-        self.passes.settle(one, Phase.EVALUATION)
+    def _evaluates(self, loader_pass: LoaderPass, now_ns: int) -> None:
+        self.passes.resolve(loader_pass, Phase.EVALUATION)
         if self._is_open:
-            if one.fetches:
-                self._rename(one.begin_ns)
-        elif self._run_begin_ns and self._run_begin_ns < (one.begin_ns or now_ns):
+            if loader_pass.fetches:
+                self._recode(loader_pass.begin_ns)
+        elif self._run_begin_ns and self._run_begin_ns < (loader_pass.begin_ns or now_ns):
             self._open_run()
-        elif one.fetches:
-            self._open_at(one.begin_ns, (self._codes.data_loading,))
+        elif loader_pass.fetches:
+            self._open_at(loader_pass.begin_ns, (self._codes.data_loading,))
         else:
             self._open_before_next(now_ns)
 
-    # Calls without gradient
+    # Calls without gradients
 
-    def call_begins(self, module: int, now_ns: int) -> int:
-        """Return the code to note for a forward pass without gradient of the module with this id."""
+    def no_grad_call_begins(self, module: int, now_ns: int) -> int:
+        """Return the code of a forward pass without gradients of the module with this id."""
         self.forwards_without_grad += 1
-        if self._goes_on_evaluating():
+        if self._continues_evaluation():
             return self._codes.forward
         if not self._run_begin_ns:
             self._run_begin_ns = now_ns
             self._run_modules.clear()
             self._run_calls = 0
         self._run_calls += 1
-        if self._run_calls <= FEW_CALLS:
+        if self._run_calls <= MAX_TEACHER_CALLS:
             self._run_modules.add(module)
         self.is_unresolved = True
         return self._codes.no_grad
 
-    def _goes_on_evaluating(self) -> bool:
+    def _continues_evaluation(self) -> bool:
         latest = self.passes.latest
         return self._is_open and (latest is None or latest.kind is not Phase.UNKNOWN)
 
-    def call_ends(self, now_ns: int) -> None:
-        """Note that a forward pass without gradient has ended."""
-        if self._goes_on_evaluating():
-            self._goes_on(now_ns)
+    def no_grad_call_ends(self, now_ns: int) -> None:
+        """Handle the end of a forward pass without gradients."""
+        if self._continues_evaluation():
+            self._continue(now_ns)
         else:
             self._run_end_ns = now_ns
-            if self._pending.is_too_long():  # a long evaluation without a loader, such as an episode being played
+            if self._pending.is_full():  # a long evaluation without a loader, such as playing an episode
                 self._open_run()
-                self._goes_on(now_ns)
+                self._continue(now_ns)
 
-    def cautious_call_ends(self, now_ns: int) -> None:
-        """Note the end of a forward pass with gradient in eval mode, which may be either."""
-        self._cautious_end_ns = now_ns
+    def eval_mode_call_ends(self, now_ns: int) -> None:
+        """Handle the end of a forward pass with gradients in eval mode, which may be training or evaluation."""
+        self._eval_mode_end_ns = now_ns
         latest = self.passes.latest
         if self._is_open and latest is not None and latest.kind is Phase.EVALUATION:
-            self._goes_on(now_ns)
+            self._continue(now_ns)
 
     # Training events
 
-    def training_goes_on(self, now_ns: int) -> int:
-        """Decide all that is open, for a training event begins; return when the loop begins if this is its first."""
+    def training_event_begins(self, now_ns: int) -> int:
+        """Resolve everything undecided; return when the loop begins if this is the first training event."""
         fed_by = self._resolve_passes()
         step_begin_ns = now_ns
         is_fed = fed_by is not None and fed_by.cycle == self.cycle
@@ -272,9 +276,11 @@ class PhaseDetector:
             step_begin_ns = min(step_begin_ns, fed_by.cycle_begin_ns)
         if self._run_begin_ns:
             is_in_step = step_begin_ns < self._run_begin_ns
-            # With a loader, what came before the step's batch cannot be a teacher of it.
+            # If a loader feeds the step, calls before its batch was fetched are no teacher's.
             is_teacher = (
-                not is_fed and self._run_calls <= FEW_CALLS and not any(map(self._was_trained, self._run_modules))
+                not is_fed
+                and self._run_calls <= MAX_TEACHER_CALLS
+                and not any(map(self._was_trained, self._run_modules))
             )
             if is_in_step or is_teacher:
                 step_begin_ns = min(step_begin_ns, self._run_begin_ns)
@@ -286,63 +292,63 @@ class PhaseDetector:
         self.is_unresolved = False
         return step_begin_ns
 
-    def ends(self) -> None:
-        """End what evaluation there was: a checkpoint follows, an epoch's end, or nothing more."""
-        for one in list(self.passes.unknown):
-            if self._was_evaluated(one):
-                self._evaluates(one, one.end_ns)
+    def end_evaluation(self) -> None:
+        """End the evaluation before a checkpoint, the end of an epoch, or the end of the run."""
+        for loader_pass in list(self.passes.unknown):
+            if self._was_evaluated(loader_pass):
+                self._evaluates(loader_pass, loader_pass.end_ns)
         if self._run_begin_ns:
             self._open_run()
         if self._is_open:
             self._close()
 
     def checkpoint_begins(self) -> None:
-        """Note that what has been evaluated is being saved, which ends it, or is a part of it."""
+        """Handle a checkpoint, which ends the evaluation before it unless that is still under way."""
         latest = self.passes.latest
         is_evaluated = latest is not None and (
             latest.kind is Phase.EVALUATION or (latest.kind is Phase.UNKNOWN and self._was_evaluated(latest))
         )
         if latest is None or latest.is_over or not is_evaluated:
-            self.ends()
+            self.end_evaluation()
 
     def _resolve_passes(self) -> LoaderPass | None:
-        """Return the pass that feeds the training now, deciding on those that are not known yet."""
+        """Return the pass that feeds the training now, and resolve all unknown passes."""
         passes, latest = self.passes, self.passes.latest
         feeding = latest if latest is not None and latest.kind is Phase.TRAINING else None
-        # A pass that is over, and of which no batch was used, comes last: it may have been one for statistics.
-        waiting = sorted(passes.unknown, key=lambda one: (not one.is_over, one.end_ns))
+        # A finished pass without used batches comes last: it may have computed statistics of the data.
+        waiting = sorted(passes.unknown, key=lambda loader_pass: (not loader_pass.is_over, loader_pass.end_ns))
         passes.unknown.clear()
         while waiting:
-            one = waiting.pop()
-            if one.is_evaluated and (feeding is not None or waiting):
-                self._evaluates(one, one.end_ns)
+            loader_pass = waiting.pop()
+            if loader_pass.is_evaluated and (feeding is not None or waiting):
+                self._evaluates(loader_pass, loader_pass.end_ns)
             else:
-                one.kind = Phase.TRAINING
-                feeding = feeding or one
+                loader_pass.kind = Phase.TRAINING
+                feeding = feeding or loader_pass
         if feeding is None and latest is not None and latest.kind is Phase.EVALUATION and latest.cycle == self.cycle:
             latest.misses += 1
-            if latest.misses > STRIKES:
+            if latest.misses > MAX_MISSES:
                 latest.kind = Phase.TRAINING
         return feeding
 
-    # The tape
+    # Pending events
 
     def _open_run(self) -> None:
         self._open_at(self._run_begin_ns, (self._codes.no_grad, time_only(self._codes.no_grad)))
 
     def _open_at(self, begin_ns: int, firsts: tuple[int, ...]) -> None:
-        """Open ``validation_epoch``, unless it is, in front of the event at ``begin_ns`` that is one of ``firsts``."""
+        """Enter ``validation_epoch`` if needed, before the event at ``begin_ns`` that is one of ``firsts``."""
         if not self._is_open:
             self._pending.insert_before(begin_ns, firsts, self._codes.validation)
             self._is_open = True
             self._last_ns = begin_ns
         self.is_unresolved = True
-        self._rename(begin_ns)
+        self._recode(begin_ns)
 
-    def _rename(self, begin_ns: int) -> None:
-        """Let all calls without gradient since ``begin_ns`` be forward passes of the evaluation that is open."""
-        self._pending.change(begin_ns, self._codes.renamed_in_evaluation)
-        self._last_ns = max(self._last_ns, self._run_end_ns, self._cautious_end_ns)
+    def _recode(self, begin_ns: int) -> None:
+        """Turn calls without gradients since ``begin_ns`` into forward passes of the open evaluation."""
+        self._pending.recode(begin_ns, self._codes.codes_in_evaluation)
+        self._last_ns = max(self._last_ns, self._run_end_ns, self._eval_mode_end_ns)
         self._run_begin_ns = 0
 
     def _open_before_next(self, now_ns: int) -> None:
@@ -350,9 +356,9 @@ class PhaseDetector:
         self._is_open = self.is_unresolved = True
         self._last_ns = now_ns
 
-    def _goes_on(self, now_ns: int) -> None:
+    def _continue(self, now_ns: int) -> None:
         self._last_ns = now_ns
-        self._pending.hold(now_ns)
+        self._pending.release(now_ns)
 
     def _close(self) -> None:
         self._pending.insert_exit(self._last_ns, self._codes.validation)

@@ -1,5 +1,6 @@
-"""The sections that seams book time under, and their codes in the event stream."""
+"""The sections that patches record, and their codes in the event stream."""
 
+from training_profiler.recording.event_codes import INFERRED, time_only
 from training_profiler.recording.known_sections import (
     BACKWARD_PASS,
     CHECKPOINTING,
@@ -15,12 +16,11 @@ from training_profiler.recording.known_sections import (
     VALIDATION_EPOCH,
     WORKER_START,
 )
-from training_profiler.recording.section import INFERRED, TIME_ONLY
 from training_profiler.recording.section_names import SectionNames
 
 
 class CodesByName(dict[str, int]):
-    """The code of each section; a name gets its code when it is asked for first."""
+    """The code of each section name, made at its first use."""
 
     def __init__(self, names: SectionNames) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class CodesByName(dict[str, int]):
 
 
 class SectionCodes:
-    """Codes of enters; an exit has the negative."""
+    """Codes of enters; an exit has the negative code."""
 
     def __init__(self, names: SectionNames) -> None:
         self.by_name = CodesByName(names)
@@ -50,11 +50,6 @@ class SectionCodes:
         self.checkpoint = code(CHECKPOINTING)
         self.synchronization = code(SYNCHRONIZATION)
         self.validation = code(VALIDATION_EPOCH)
-        self.renamed_in_evaluation = {
+        self.codes_in_evaluation = {
             sign * change(self.no_grad): sign * change(self.forward) for sign in (1, -1) for change in (int, time_only)
         }
-
-
-def time_only(code: int) -> int:
-    """Return the code for time of a section that is no execution of it."""
-    return code | TIME_ONLY

@@ -1,136 +1,137 @@
-"""Training steps from updates of optimizers: one step is one logical update."""
+"""Training steps from optimizer updates: one step is one logical update."""
 
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-ENDED_AFTER_NEW: Final = 8  # updates of an optimizer never seen beside the lead, without the lead
-ENDED_AFTER_FIRST: Final = 64  # the same while the lead has led no round to its end
-ENDED_RATIO: Final = 4  # and of one seen beside it: as many times its most in one round, and some
-ENDED_SLACK: Final = 16
+# The primary optimizer has ended after so many updates of another optimizer without it:
+MISSED_BY_NEW: Final = 8  # by an optimizer that was never used together with the primary
+MISSED_IN_FIRST_STEP: Final = 64  # before the primary has completed a step
+MISSED_RATIO: Final = 4  # times the most updates of that optimizer in one step, plus
+MISSED_SLACK: Final = 16
 
 
 class StepDetector:
-    """Ends a step when the optimizer that began it, the lead, updates again.
+    """Ends a step when the optimizer that began it, the primary optimizer, updates again.
 
-    What others update in between is part of the same step, so the end of a step with several optimizers is
-    only known when the next is under way; with a single one each update ends its step at once. A lead that does
-    not come back while another goes on (a second phase of the training) is followed by that other.
+    Updates of other optimizers in between are part of the same step. So with several optimizers the end of a step is
+    only known during the next one; with a single one each update ends its step at once. If the primary is no longer
+    used while another optimizer is, as in a second training phase, that one becomes the primary.
     """
 
     def __init__(self, end_step: Callable[[int], None]) -> None:
         self._end_step = end_step
-        self.lead = 0  # id of an optimizer
-        self._lead_alive: Callable[[], Any] = lambda: None
-        self._lead_end_ns: int | None = None  # end of the lead's last update, while its step is not ended
-        self.pending_ns: int | None = None  # where that step ends as far as is known
-        self._others: list[tuple[int, int, Callable[[], Any]]] = []  # (id, end of update, alive) since then
-        self._most: Counter[int] = Counter()  # the most updates of another optimizer in a round
-        self._step_detector = 0
-        self.is_alone = False  # the lead has led rounds, and always without others
+        self.primary = 0  # id of an optimizer
+        self._primary_reference: Callable[[], Any] = lambda: None
+        self._primary_end_ns: int | None = None  # end of the primary's last update, until its step ends
+        self.pending_ns: int | None = None  # the end of that step as known so far
+        self._others: list[tuple[int, int, Callable[[], Any]]] = []  # (id, end of update, reference) since then
+        self._most: Counter[int] = Counter()  # the most updates of another optimizer in one step
+        self._primary_steps = 0  # completed
+        self.is_alone = False  # the primary has completed steps, and always without others
 
     def updated(self, optimizer: Any, end_ns: int) -> None:
-        """Note that ``optimizer`` has updated its parameters; ``end_ns`` ascends from call to call."""
-        self._note(id(optimizer), _alive(optimizer), end_ns)
+        """Handle an update of ``optimizer`` that ended at ``end_ns``, which ascends from call to call."""
+        self._updated(id(optimizer), _reference(optimizer), end_ns)
 
-    def _note(self, key: int, alive: Callable[[], Any], end_ns: int) -> None:
-        if key == self.lead:
-            self._lead_again(end_ns)
-        elif not self.lead:
-            self._follow(key, alive, end_ns)
+    def _updated(self, key: int, reference: Callable[[], Any], end_ns: int) -> None:
+        if key == self.primary:
+            self._primary_updated(end_ns)
+        elif not self.primary:
+            self._use_as_primary(key, reference, end_ns)
         else:
-            self._others.append((key, end_ns, alive))
+            self._others.append((key, end_ns, reference))
             self.is_alone = False
-            if self._has_ended(key) and self._switch():
+            if self._has_primary_ended(key) and self._switch_primary():
                 return
             if self.pending_ns is not None:
                 self.pending_ns = end_ns
 
-    def finish(self) -> None:
-        """End the step that still waits, for the training has ended."""
-        while self._others and self._was_left():
-            self._switch()
-        self.end_waiting()
+    def close(self) -> None:
+        """End the pending step at the end of the training."""
+        while self._others and self._was_replaced():
+            self._switch_primary()
+        self.end_pending()
 
-    def end_waiting(self) -> None:
-        """End the step that still waits; what updates before the lead does is part of none."""
+    def end_pending(self) -> None:
+        """End the pending step; updates before the primary's next one belong to no step."""
         if self.pending_ns is not None:
             self._end_step(self.pending_ns)
             self.pending_ns = None
 
-    def _was_left(self) -> bool:
-        """Return whether those that updated after the lead's last step go on without it, now that all has ended."""
+    def _was_replaced(self) -> bool:
+        """Return whether the optimizers after the primary's last step went on without it, now that all has ended."""
         later = self._others[self._count_of_last_step() :]
         if not later:
             return False
         key = later[0][0]
         count = sum(other == key for other, _, _ in later)
-        return not self._most[key] if self._step_detector else count >= 2
+        return not self._most[key] if self._primary_steps else count >= 2
 
     def _count_of_last_step(self) -> int:
-        """Return how many of the others' updates are part of the lead's last step, as in its steps before."""
-        seen: Counter[int] = Counter()
+        """Return how many updates of other optimizers belong to the primary's last step, as in steps before."""
+        counts: Counter[int] = Counter()
         for at, (key, _, _) in enumerate(self._others):
-            seen[key] += 1
-            if seen[key] > self._most[key]:
+            counts[key] += 1
+            if counts[key] > self._most[key]:
                 return at
         return len(self._others)
 
-    def forget(self) -> None:
-        """Drop the step that waits: somebody else says where steps end."""
+    def discard_pending(self) -> None:
+        """Drop the pending step: from now on the program marks steps itself."""
         self.pending_ns = None
 
-    def _lead_again(self, end_ns: int) -> None:
-        self.end_waiting()
+    def _primary_updated(self, end_ns: int) -> None:
+        self.end_pending()
         for key, count in Counter(key for key, _, _ in self._others).items():
             self._most[key] = max(self._most[key], count)
         self._others.clear()
-        self._step_detector += 1
-        self._wait_or_end(end_ns)
+        self._primary_steps += 1
+        self._end_now_or_later(end_ns)
 
-    def _wait_or_end(self, end_ns: int) -> None:
-        self.is_alone = self._step_detector > 1 and not self._most
-        if self._step_detector and not self._most:
+    def _end_now_or_later(self, end_ns: int) -> None:
+        self.is_alone = self._primary_steps > 1 and not self._most
+        if self._primary_steps and not self._most:
             self._end_step(end_ns)
-            self._lead_end_ns = self.pending_ns = None
+            self._primary_end_ns = self.pending_ns = None
         else:
-            self._lead_end_ns = self.pending_ns = end_ns
+            self._primary_end_ns = self.pending_ns = end_ns
 
-    def _follow(self, key: int, alive: Callable[[], Any], end_ns: int) -> None:
-        self.lead, self._lead_alive = key, alive
-        self._step_detector = 0
+    def _use_as_primary(self, key: int, reference: Callable[[], Any], end_ns: int) -> None:
+        self.primary, self._primary_reference = key, reference
+        self._primary_steps = 0
         self._most.clear()
-        self._wait_or_end(end_ns)
+        self._end_now_or_later(end_ns)
 
-    def _has_ended(self, key: int) -> bool:
-        """Return whether the lead will not come back, as far as updates of ``key`` without it tell."""
-        if self._lead_alive() is None:
+    def _has_primary_ended(self, key: int) -> bool:
+        """Return whether the primary seems to be no longer used, judging by the updates of ``key`` without it."""
+        if self._primary_reference() is None:
             return True
         count = sum(other == key for other, _, _ in self._others)
-        if not self._step_detector:
-            return count > ENDED_AFTER_FIRST
-        usual = self._most[key]
-        return count >= ENDED_AFTER_NEW if not usual else count > ENDED_RATIO * usual + ENDED_SLACK
+        if not self._primary_steps:
+            return count > MISSED_IN_FIRST_STEP
+        most = self._most[key]
+        return count >= MISSED_BY_NEW if not most else count > MISSED_RATIO * most + MISSED_SLACK
 
-    def _switch(self) -> bool:
-        """Let the optimizer lead that updated first after the lead's last step; return whether there is one."""
+    def _switch_primary(self) -> bool:
+        """Make the first optimizer after the primary's last step the primary; return whether there is one."""
         count = self._count_of_last_step()
         own, later = self._others[:count], self._others[count:]
         if not later:
             return False
         if self.pending_ns is not None:
-            self.pending_ns = own[-1][1] if own else self._lead_end_ns
-        self.end_waiting()
+            self.pending_ns = own[-1][1] if own else self._primary_end_ns
+        self.end_pending()
         self._others = []
-        key, end_ns, alive = later[0]
-        self._follow(key, alive, end_ns)
-        for key, end_ns, alive in later[1:]:
-            self._note(key, alive, end_ns)
+        key, end_ns, reference = later[0]
+        self._use_as_primary(key, reference, end_ns)
+        for key, end_ns, reference in later[1:]:
+            self._updated(key, reference, end_ns)
         return True
 
 
-def _alive(optimizer: Any) -> Callable[[], Any]:
+def _reference(optimizer: Any) -> Callable[[], Any]:
     """Return a function that returns None once the optimizer is gone."""
     try:
         return weakref.ref(optimizer)

@@ -1,51 +1,49 @@
-"""Seam: computing gradients, by ``backward`` or by ``torch.autograd.grad``."""
+"""Patch: gradients, computed by ``backward`` or by ``torch.autograd.grad``."""
 
 import functools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from training_profiler.instrumentation.patching import Patches, unseen
+from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
 from training_profiler.instrumentation.training_thread import BACKWARD, FORWARD, FREE
 
-if TYPE_CHECKING:
-    from training_profiler.instrumentation.instrumentation import Instrumentation
 
-
-def install(patches: Patches, watch: "Instrumentation", torch: Any) -> None:
-    """Note outermost backward passes; what runs inside of one, such as a recomputed forward pass, is part of it."""
-    training_thread, get_ident = watch.training_thread, threading.get_ident
-    is_compiling = watch.is_compiling
+def install(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Record outermost backward passes. Calls inside one, such as a recomputed forward pass, are part of it."""
+    training_thread, get_ident = context.training_thread, threading.get_ident
+    is_compiling = context.is_compiling
 
     def make(original: Any, trains: bool) -> Any:
         @functools.wraps(original)
         def compute(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or training_thread.busy > FORWARD or (not trains and watch.is_tracing()):
+            if is_compiling() or training_thread.busy_with > FORWARD or (not trains and context.is_tracing()):
                 return original(*args, **kwargs)
-            detector = training_thread.training
-            if detector is None or get_ident() != training_thread.thread:
-                detector = watch.training()
+            detector = training_thread.confirmed_detector
+            if detector is None or get_ident() != training_thread.ident:
+                detector = context.confirm_training()
                 if detector is None:
                     return original(*args, **kwargs)
             try:
                 if trains and detector.calls:
                     detector.trains_within()
-                    training_thread.busy = FREE
+                    training_thread.busy_with = FREE
                 detector.backward_begins()
             except Exception as error:
-                watch.give_up(error)
+                context.on_error(error)
                 return original(*args, **kwargs)
-            busy_before, training_thread.busy = training_thread.busy, BACKWARD
+            busy_before, training_thread.busy_with = training_thread.busy_with, BACKWARD
             try:
                 return original(*args, **kwargs)
             finally:
-                training_thread.busy = busy_before
+                training_thread.busy_with = busy_before
                 try:
                     detector.backward_ends()
                 except Exception as error:
-                    watch.give_up(error)
+                    context.on_error(error)
 
-        return unseen(compute)
+        return hidden_from_warnings(compute)
 
-    # Tensor.backward looks the function up here. A gradient inside of a forward pass, as for forces, trains nothing.
+    # Tensor.backward looks the function up here. A gradient inside a forward pass, as for forces, trains nothing.
     patches.replace(torch.autograd, "backward", lambda original: make(original, trains=True))
     patches.replace(torch.autograd, "grad", lambda original: make(original, trains=False))

@@ -1,18 +1,17 @@
-"""Seam: collectives and barriers that Python code calls, and waiting for those that it had begun."""
+"""Patch: collectives and barriers called from Python, and waiting for asynchronous ones."""
 
 import functools
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from training_profiler.instrumentation.loop_detection.section_codes import time_only
+from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patches import sync_points
+from training_profiler.instrumentation.patches.sync_points import FUNCTIONAL, replace_all, restore_dynamo_table
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import COLLECTIVE
-
-if TYPE_CHECKING:
-    from training_profiler.instrumentation.instrumentation import Instrumentation
+from training_profiler.recording.event_codes import time_only
 
 NAMES: Final = (
     "all_gather",
@@ -41,70 +40,45 @@ NAMES: Final = (
     "send",
     "send_object_list",
 )
-BEGUN_ONLY: Final = ("batch_isend_irecv", "irecv", "isend")  # they return what is to be waited for
-FUNCTIONAL: Final = "torch.distributed._functional_collectives"  # private: may be gone
+ALWAYS_ASYNC: Final = ("batch_isend_irecv", "irecv", "isend")  # they return an object to wait for
 
 
-def install(patches: Patches, watch: "Instrumentation", torch: Any) -> None:
-    """Book them under ``synchronization``, also inside of forward and backward passes.
+def install(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Record them as ``synchronization``, also inside forward and backward passes.
 
-    One that is begun and waited for later counts where it is waited for; beginning it is time alone.
+    An asynchronous call counts where it is waited for. Starting it only adds time.
     """
     if not torch.distributed.is_available():
         return
     module = torch.distributed.distributed_c10d
-    is_compiling = watch.is_compiling
+    is_compiling = context.is_compiling
     originals = {}
 
     def make(name: str, original: Any) -> Any:
         inner = original
-        if name in sync_points.BY_HOST + sync_points.BY_TENSORS:
-            inner = sync_points.noted(lambda: watch.meetings, module, name, original, is_compiling)
-        place = sync_points.places_of(original).get("async_op", sys.maxsize)
-        is_begun_only = _always if name in BEGUN_ONLY else functools.partial(_is_async, place)
-        replacement = _booked(watch, inner, is_begun_only, is_compiling)
+        if name in sync_points.SYNCHRONIZING:
+            inner = sync_points.recorded(context, module, name, original)
+        position = sync_points.parameter_positions(original).get("async_op", sys.maxsize)
+        is_async = _always if name in ALWAYS_ASYNC else functools.partial(_is_async, position)
+        replacement = _recorded(context, inner, is_async, is_compiling)
         originals[replacement] = original
         return replacement
 
-    replace_all(patches, torch, (*NAMES, *BEGUN_ONLY), make)
+    replace_all(patches, torch, (*NAMES, *ALWAYS_ASYNC), make)
     work = getattr(module, "Work", None)
     if hasattr(work, "wait"):
-        patches.replace(work, "wait", lambda original: _booked(watch, original, _never, is_compiling))
+        patches.replace(work, "wait", lambda original: _recorded(context, original, _never, is_compiling))
 
-    def functional(name: str) -> None:
-        give_back_to_dynamo(sys.modules[name], originals)
+    def replace_functional(name: str) -> None:
+        restore_dynamo_table(sys.modules[name], originals)
         if hasattr(sys.modules[name], "wait_tensor"):
             patches.replace(sys.modules[name], "wait_tensor", make_wait)
 
     def make_wait(original: Any) -> Any:
-        # A compiler calls it with tensors that only stand for others.
-        return _booked(watch, original, _never, lambda: is_compiling() or watch.is_tracing())
+        # A compiler calls it with tensors that stand for others.
+        return _recorded(context, original, _never, lambda: is_compiling() or context.is_tracing())
 
-    watch.after_import(FUNCTIONAL, functional, patches)
-
-
-def replace_all(patches: Patches, torch: Any, names: tuple[str, ...], make: Callable[[str, Any], Any]) -> None:
-    """Replace what there is of these functions, under both paths."""
-    package, module = torch.distributed, torch.distributed.distributed_c10d
-    for name in names:
-        if hasattr(module, name):
-            patches.replace(module, name, functools.partial(make, name))
-            patches.repeat(module, package, name)
-
-
-def give_back_to_dynamo(module: Any, originals: dict[Any, Any]) -> None:
-    """Let torch's table of collectives that can be compiled name torch's own, though they were replaced before."""
-    for name, value in list(vars(module).items()):
-        if callable(value) and _is_hashable(value) and value in originals:
-            setattr(module, name, originals[value])
-    remaps = getattr(module, "traceable_collective_remaps", None)
-    if isinstance(remaps, dict):
-        for function in [function for function in remaps if function in originals]:
-            remaps[originals[function]] = remaps.pop(function)
-
-
-def _is_hashable(value: Any) -> bool:
-    return type(value).__hash__ is not None
+    context.after_import(FUNCTIONAL, replace_functional, patches)
 
 
 def _always(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -115,39 +89,39 @@ def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return False
 
 
-def _is_async(place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return bool(kwargs.get("async_op") or (len(args) > place and args[place]))
+def _is_async(position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(kwargs.get("async_op") or (len(args) > position and args[position]))
 
 
-def _booked(
-    watch: "Instrumentation",
+def _recorded(
+    context: PatchContext,
     original: Any,
-    is_begun_only: Callable[[tuple[Any, ...], dict[str, Any]], bool],
-    is_nothing: Callable[[], bool],
+    is_async: Callable[[tuple[Any, ...], dict[str, Any]], bool],
+    is_compiling: Callable[[], bool],
 ) -> Any:
-    """Return ``original`` as a function whose calls on the training thread are spans, one within another is none."""
-    training_thread, get_ident = watch.training_thread, threading.get_ident
+    """Return ``original`` wrapped so that outermost calls on the training thread are spans."""
+    training_thread, get_ident = context.training_thread, threading.get_ident
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if is_nothing():
+        if is_compiling():
             return original(*args, **kwargs)
-        detector = training_thread.training or watch.detector
-        if detector is None or training_thread.busy == COLLECTIVE or get_ident() != training_thread.thread:
+        detector = training_thread.confirmed_detector or context.detector
+        if detector is None or training_thread.busy_with == COLLECTIVE or get_ident() != training_thread.ident:
             return original(*args, **kwargs)
         code = detector.codes.synchronization
         try:
-            if is_begun_only(args, kwargs):
+            if is_async(args, kwargs):
                 code = time_only(code)
-            detector.pending.note(code)
+            detector.pending.record(code)
         except Exception as error:
-            watch.give_up(error)
+            context.on_error(error)
             return original(*args, **kwargs)
-        busy_before, training_thread.busy = training_thread.busy, COLLECTIVE
+        busy_before, training_thread.busy_with = training_thread.busy_with, COLLECTIVE
         try:
             return original(*args, **kwargs)
         finally:
-            training_thread.busy = busy_before
-            detector.pending.note(-code)
+            training_thread.busy_with = busy_before
+            detector.pending.record(-code)
 
     return call

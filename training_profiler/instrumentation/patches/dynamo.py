@@ -1,7 +1,7 @@
-"""Keeping our functions out of what dynamo compiles.
+"""Patch: dynamo runs our functions as they are.
 
-Between two graphs of a compiled function, dynamo looks at every Python function that is called and compiles it. Ours it
-would try in vain, and warn.
+Between two graphs of a compiled function, dynamo compiles every Python function that is called. With ours it would
+fail and warn.
 """
 
 import os
@@ -10,13 +10,21 @@ from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
+from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.patching import Patches
+
 PACKAGE: Final = "training_profiler"
 FOLDER: Final = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep  # of the package
 DYNAMO: Final = "torch._dynamo.eval_frame"
 
 
+def install(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Hide our functions once dynamo is imported."""
+    context.after_import(DYNAMO, hide_from_dynamo, patches)
+
+
 def hide_from_dynamo(name: str = DYNAMO) -> None:
-    """Have dynamo run the functions of this package as they are; those that it inlines ask whether it does."""
+    """Make dynamo skip the functions of this package. It still inlines some, and those call ``is_compiling``."""
     skip: Callable[[CodeType], None] | None = getattr(sys.modules[name], "skip_code", None)  # private: may be gone
     if skip is None:
         return
@@ -24,28 +32,28 @@ def hide_from_dynamo(name: str = DYNAMO) -> None:
         if name.partition(".")[0] == PACKAGE and isinstance(module, ModuleType):
             for value in list(vars(module).values()):
                 for code in _codes_of(value, module.__name__):
-                    if code.co_filename == module.__file__:  # named tuples share much of theirs with those of others
+                    if code.co_filename == module.__file__:  # all named tuples share some of their code
                         skip(code)
 
 
 def _codes_of(value: Any, module: str) -> list[CodeType]:
-    """Return the code of a function or class of ``module``, and of all functions in it."""
+    """Return the code of a function or class of ``module``, including inner functions."""
     if getattr(value, "__module__", None) != module:
         return []
     if isinstance(value, FunctionType):
         return _with_inner(value.__code__)
-    found: list[CodeType] = []
+    codes: list[CodeType] = []
     if isinstance(value, type):
         for member in vars(value).values():
             function = getattr(member, "fget", None) or getattr(member, "__func__", member)
             if isinstance(function, FunctionType):
-                found += _with_inner(function.__code__)
-    return found
+                codes += _with_inner(function.__code__)
+    return codes
 
 
 def _with_inner(code: CodeType) -> list[CodeType]:
-    found = [code]
+    codes = [code]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            found += _with_inner(constant)
-    return found
+            codes += _with_inner(constant)
+    return codes

@@ -1,33 +1,31 @@
-"""Seam: the traceback that ends the program, without the frames of seams in it."""
+"""Patch: the traceback that ends the program shows no frames of ours."""
 
 import os
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches
 
-if TYPE_CHECKING:
-    from training_profiler.instrumentation.instrumentation import Instrumentation
-
-FOLDER: Final = os.path.dirname(os.path.dirname(__file__))  # of all instrumentation
+FOLDER: Final = os.path.dirname(os.path.dirname(__file__))  # instrumentation/
 PACKAGE: Final = __name__.rpartition(".")[0] + "."
-DEEPEST: Final = 100  # causes and contexts that are followed
+MAX_CHAIN: Final = 100  # causes and contexts of an exception
 
 
-def install(patches: Patches, watch: "Instrumentation", torch: Any) -> None:
-    """Let an uncaught exception print as it would without us; a hook of the program's own is left alone."""
+def install(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Print an uncaught exception as it would be without us, unless the program has a hook of its own."""
     if sys.excepthook is not sys.__excepthook__:
         return
 
     def make(original: Any) -> Any:
         def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-            one: BaseException | None = error
-            for _ in range(DEEPEST):
-                if one is None:
+            cause: BaseException | None = error
+            for _ in range(MAX_CHAIN):
+                if cause is None:
                     break
-                one.__traceback__ = _without_ours(one.__traceback__)
-                one = one.__context__ if one.__cause__ is None else one.__cause__  # an exception may be false
+                cause.__traceback__ = _without_our_frames(cause.__traceback__)
+                cause = cause.__context__ if cause.__cause__ is None else cause.__cause__  # not `or`: may be false
             original(kind, error, error.__traceback__)
 
         return excepthook
@@ -35,7 +33,7 @@ def install(patches: Patches, watch: "Instrumentation", torch: Any) -> None:
     patches.replace(sys, "excepthook", make)
 
 
-def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+def _without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
     while traceback is not None and _is_ours(traceback):
         traceback = traceback.tb_next
     at = traceback

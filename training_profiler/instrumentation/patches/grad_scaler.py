@@ -1,19 +1,17 @@
-"""Seam: gradient scaling of mixed precision."""
+"""Patch: gradient scaling of mixed precision."""
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from training_profiler.instrumentation.loop_detection.section_codes import time_only
+from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import FREE
-
-if TYPE_CHECKING:
-    from training_profiler.instrumentation.instrumentation import Instrumentation
+from training_profiler.recording.event_codes import time_only
 
 
-def install(patches: Patches, watch: "Instrumentation", torch: Any) -> None:
-    """Book what a GradScaler does as time of ``optimizer_step``; the update, where it is not skipped, has its seam."""
-    training_thread, is_compiling = watch.training_thread, watch.is_compiling
+def install(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Record the methods of GradScaler as time of ``optimizer_step``. The update itself has its own patch."""
+    training_thread, is_compiling = context.training_thread, context.is_compiling
     is_inside = False
 
     def make(original: Any) -> Any:
@@ -22,18 +20,18 @@ def install(patches: Patches, watch: "Instrumentation", torch: Any) -> None:
             nonlocal is_inside
             if is_compiling():
                 return original(*args, **kwargs)
-            detector = watch.detector
-            if detector is None or training_thread.busy != FREE or is_inside or not training_thread.is_current():
+            detector = context.detector
+            if detector is None or training_thread.busy_with != FREE or is_inside or not training_thread.is_current():
                 return original(*args, **kwargs)
-            watch.has_scaler = True
+            context.has_grad_scaler = True
             code = time_only(detector.codes.optimizer)
-            detector.pending.note(code)
+            detector.pending.record(code)
             is_inside = True
             try:
                 return original(*args, **kwargs)
             finally:
                 is_inside = False
-                detector.pending.note(-code)
+                detector.pending.record(-code)
 
         return call
 

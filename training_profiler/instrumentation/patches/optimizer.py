@@ -1,4 +1,4 @@
-"""Seam: updates of optimizers, by torch's own hooks, and clearing gradients."""
+"""Patch: optimizer updates, by torch's own hooks, and clearing gradients."""
 
 import functools
 import importlib
@@ -6,32 +6,30 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE
 
-if TYPE_CHECKING:
-    from training_profiler.instrumentation.instrumentation import Instrumentation
 
-
-class Updates:
-    """Tells outermost updates from those inside of another: of a base class, or of an optimizer that is wrapped."""
+class OpenUpdates:
+    """Distinguishes outermost updates from nested ones: of a base class, or of a wrapped optimizer."""
 
     def __init__(self) -> None:
-        self.open: list[tuple[int, int]] = []  # (id of optimizer, id of the frame that updates), the outermost first
+        self.open: list[tuple[int, int]] = []  # (id of the optimizer, id of its frame), outermost first
 
     def begin(self, optimizer: Any, frame: FrameType | None) -> tuple[bool, bool]:
-        """Return whether this update is an outermost one, and whether one before it ended by an exception."""
+        """Return whether this update is outermost, and whether one before it ended by an exception."""
         had_failed = False
         if self.open and not _is_running(self.open[0][1], frame):
-            self.open.clear()  # no hook tells of an update that raised
+            self.open.clear()  # no hook is called when an update raises
             had_failed = True
         self.open.append((id(optimizer), id(frame)))
         return len(self.open) == 1, had_failed
 
     def end(self, optimizer: Any) -> bool:
-        """Return whether the update that ended was an outermost one."""
+        """Return whether the update that ended was outermost."""
         while self.open and self.open[-1][0] != id(optimizer):
             self.open.pop()
         if self.open:
@@ -50,59 +48,59 @@ def _is_running(frame_id: int, frame: FrameType | None) -> bool:
 
 
 def _was_skipped(optimizer: Any) -> bool:
-    """Return whether a fused update did nothing, for a GradScaler found infinite gradients.
+    """Return whether a fused update did nothing because GradScaler found infinite gradients.
 
-    On an accelerator that is not known without waiting for it, so there the update counts.
+    Finding out on an accelerator would wait for the device, so updates there always count.
     """
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and found.device.type == "cpu" and bool(found.item())
+    found_inf = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and found_inf.device.type == "cpu" and bool(found_inf.item())
 
 
-def install(patches: Patches, watch: "Instrumentation", torch: Any) -> None:
-    """Note updates and ``zero_grad``. Both hooks are called for every optimizer of torch's class."""
-    updates = Updates()
+def install(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Record updates and ``zero_grad``. Both hooks are called for every subclass of torch's Optimizer."""
+    updates = OpenUpdates()
     module = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the attribute
-    begins, ends = _hooks(watch, updates)
+    begins, ends = _hooks(context, updates)
     patches.keep(module.register_optimizer_step_pre_hook(begins).remove)
     patches.keep(module.register_optimizer_step_post_hook(ends).remove)
-    patches.replace(module.Optimizer, "zero_grad", functools.partial(_clearing, watch, updates, True))
-    patches.replace(torch.nn.Module, "zero_grad", functools.partial(_clearing, watch, updates, False))
+    patches.replace(module.Optimizer, "zero_grad", functools.partial(_clearing, context, updates, True))
+    patches.replace(torch.nn.Module, "zero_grad", functools.partial(_clearing, context, updates, False))
 
 
-def _hooks(watch: "Instrumentation", updates: Updates) -> tuple[Callable[..., None], Callable[..., None]]:
-    training_thread, get_ident, is_compiling = watch.training_thread, threading.get_ident, watch.is_compiling
+def _hooks(context: PatchContext, updates: OpenUpdates) -> tuple[Callable[..., None], Callable[..., None]]:
+    training_thread, get_ident, is_compiling = context.training_thread, threading.get_ident, context.is_compiling
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_compiling() or training_thread.busy == FETCH:
+        if is_compiling() or training_thread.busy_with == FETCH:
             return
-        detector = training_thread.training
-        if detector is None or get_ident() != training_thread.thread:
-            detector = watch.training()
+        detector = training_thread.confirmed_detector
+        if detector is None or get_ident() != training_thread.ident:
+            detector = context.confirm_training()
             if detector is None:
-                watch.updates_elsewhere += watch.detector is not None
+                context.updates_on_other_threads += context.detector is not None
                 return
         try:
             frame = sys._getframe(1)
             if updates.open:
                 is_outermost, had_failed = updates.begin(optimizer, frame)
                 if had_failed:
-                    detector.update.ends()
+                    detector.update.end()
                 if not is_outermost:
                     return
             else:
                 updates.open.append((id(optimizer), id(frame)))
             if detector.calls:
                 detector.trains_within()
-                training_thread.busy = FREE if training_thread.busy <= FORWARD else training_thread.busy
+                training_thread.busy_with = FREE if training_thread.busy_with <= FORWARD else training_thread.busy_with
             detector.update_begins()
         except Exception as error:
-            watch.give_up(error)
+            context.on_error(error)
 
     def ends(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
-        detector = training_thread.training
-        if detector is None or get_ident() != training_thread.thread:
+        detector = training_thread.confirmed_detector
+        if detector is None or get_ident() != training_thread.ident:
             return
         try:
             updating = updates.open
@@ -112,26 +110,31 @@ def _hooks(watch: "Instrumentation", updates: Updates) -> tuple[Callable[..., No
             else:
                 is_outermost = updates.end(optimizer)
             if is_outermost:
-                detector.update_ends(optimizer, not (watch.has_scaler and _was_skipped(optimizer)))
+                detector.update_ends(optimizer, not (context.has_grad_scaler and _was_skipped(optimizer)))
         except Exception as error:
-            watch.give_up(error)
+            context.on_error(error)
 
     return begins, ends
 
 
-def _clearing(watch: "Instrumentation", updates: Updates, is_of_optimizer: bool, original: Any) -> Any:
-    training_thread, get_ident, is_compiling = watch.training_thread, threading.get_ident, watch.is_compiling
+def _clearing(context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool, original: Any) -> Any:
+    training_thread, get_ident, is_compiling = context.training_thread, threading.get_ident, context.is_compiling
 
     @functools.wraps(original)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(self, *args, **kwargs)
-        detector = training_thread.training or watch.detector
-        if detector is None or training_thread.busy > FORWARD or updates.open or get_ident() != training_thread.thread:
+        detector = training_thread.confirmed_detector or context.detector
+        if (
+            detector is None
+            or training_thread.busy_with > FORWARD
+            or updates.open
+            or get_ident() != training_thread.ident
+        ):
             return original(self, *args, **kwargs)
         if is_of_optimizer and detector.calls:
             detector.trains_within()
-            training_thread.busy = FREE
+            training_thread.busy_with = FREE
         ends = detector.update.clearing_begins()
         try:
             return original(self, *args, **kwargs)

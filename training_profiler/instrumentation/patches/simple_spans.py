@@ -1,17 +1,15 @@
-"""Functions of torch whose calls are one span of a section and nothing more: one row each."""
+"""Patch: functions whose calls are simply spans of a section. One row per function."""
 
 import functools
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import OTHER_PATCH
 from training_profiler.recording.known_sections import CHECKPOINTING, EMA_UPDATE, METRICS_COMPUTATION
-
-if TYPE_CHECKING:
-    from training_profiler.instrumentation.instrumentation import Instrumentation
 
 
 class SimpleSpan(NamedTuple):
@@ -29,7 +27,7 @@ def _checkpoint(owner: str, *functions: str, **rest: Any) -> SimpleSpan:
     return SimpleSpan(owner, functions, CHECKPOINTING, ends_evaluation=True, **rest)
 
 
-# The name of the patch, as the report has it, and its functions.
+# The name of the patch in reports, and its functions.
 SIMPLE_SPANS: Final[dict[str, tuple[SimpleSpan, ...]]] = {
     "gradient norms": (
         SimpleSpan(
@@ -54,17 +52,17 @@ SIMPLE_SPANS: Final[dict[str, tuple[SimpleSpan, ...]]] = {
 }
 
 
-def install(spans: tuple[SimpleSpan, ...], patches: Patches, watch: "Instrumentation", torch: Any) -> None:
+def install(spans: tuple[SimpleSpan, ...], patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record the calls of all functions in ``spans``; optional modules are patched once they are imported.
 
     Raises:
         AttributeError: this version of torch has none of the functions of a row.
     """
     for span in spans:
-        make = recorded_as(watch, span.section, span.ends_evaluation)
+        make = recorded_as(context, span.section, span.ends_evaluation)
         if span.is_optional:
             replace = functools.partial(_replace_if_imported, span, patches, make)
-            watch.after_import(span.owner, replace, patches)
+            context.after_import(span.owner, replace, patches)
         elif not _replace(span, patches, make, _at(torch, span.owner), _at(torch, span.also_in)):
             raise AttributeError(f"{span.owner} has none of {', '.join(span.functions)}")
 
@@ -96,38 +94,38 @@ def _at(torch: Any, path: str | None) -> Any:
     return functools.reduce(getattr, path.split(".")[1:], torch)
 
 
-def recorded_as(watch: "Instrumentation", section: str, ends_evaluation: bool = False) -> Callable[[Any], Any]:
+def recorded_as(context: PatchContext, section: str, ends_evaluation: bool = False) -> Callable[[Any], Any]:
     """Return a wrapper for functions whose calls on the training thread are spans.
 
     Args:
-        watch: knows the training thread.
+        context: of the patches.
         section: name of the section.
         ends_evaluation: whether a call is not part of the evaluation before it.
     """
-    training_thread, is_compiling, get_ident = watch.training_thread, watch.is_compiling, threading.get_ident
+    training_thread, is_compiling, get_ident = context.training_thread, context.is_compiling, threading.get_ident
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(*args, **kwargs)
-            detector = training_thread.training or watch.detector
-            if detector is None or training_thread.busy or get_ident() != training_thread.thread:
+            detector = training_thread.confirmed_detector or context.detector
+            if detector is None or training_thread.busy_with or get_ident() != training_thread.ident:
                 return original(*args, **kwargs)
             code = detector.codes.by_name[section]
             try:
                 if ends_evaluation and detector.phases.is_unresolved:
                     detector.phases.checkpoint_begins()
-                detector.pending.note(code)
+                detector.pending.record(code)
             except Exception as error:
-                watch.give_up(error)
+                context.on_error(error)
                 return original(*args, **kwargs)
-            busy_before, training_thread.busy = training_thread.busy, OTHER_PATCH
+            busy_before, training_thread.busy_with = training_thread.busy_with, OTHER_PATCH
             try:
                 return original(*args, **kwargs)
             finally:
-                training_thread.busy = busy_before
-                detector.pending.note(-code)
+                training_thread.busy_with = busy_before
+                detector.pending.record(-code)
 
         return call
 

@@ -1,62 +1,62 @@
-"""Seam: moving tensors and modules to a device."""
+"""Patch: moving tensors and modules to a device."""
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training_profiler.device.backends import BACKENDS
+from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import FREE, OTHER_PATCH
 
-if TYPE_CHECKING:
-    from training_profiler.instrumentation.instrumentation import Instrumentation
 
-
-def install(patches: Patches, watch: "Instrumentation", torch: Any) -> None:
-    """Book ``to`` and ``cuda`` under ``data_transfer`` where they name a device; another dtype alone is no transfer."""
-    training_thread = watch.training_thread
-    is_compiling = watch.is_compiling
+def install(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Record ``to`` and ``cuda`` as ``data_transfer`` if they name a device. A new dtype alone is not a transfer."""
+    training_thread = context.training_thread
+    is_compiling = context.is_compiling
     device_kinds = (str, torch.device, int, torch.Tensor)
 
     def names_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return bool(args and isinstance(args[0], device_kinds)) or kwargs.get("device") is not None or "other" in kwargs
 
-    def make(counts: Callable[[tuple[Any, ...], dict[str, Any]], bool], by_name: str | None) -> Callable[[Any], Any]:
-        def make_one(original: Any) -> Any:
+    def make(
+        is_transfer: Callable[[tuple[Any, ...], dict[str, Any]], bool], method_name: str | None
+    ) -> Callable[[Any], Any]:
+        def wrap(original: Any) -> Any:
             @functools.wraps(original)
             def move(self: Any, *args: Any, **kwargs: Any) -> Any:
                 if is_compiling():
-                    if by_name:  # dynamo knows what a tensor does by the method's name alone
-                        return getattr(self, by_name)(*args, **kwargs)
+                    if method_name:  # dynamo recognizes methods of tensors by name only
+                        return getattr(self, method_name)(*args, **kwargs)
                     return original(self, *args, **kwargs)
-                if training_thread.busy:
+                if training_thread.busy_with:
                     return original(self, *args, **kwargs)
-                detector = watch.detector
+                detector = context.detector
                 if (
                     detector is None
                     or not training_thread.is_current()
-                    or not counts(args, kwargs)
-                    or watch.is_tracing()
+                    or not is_transfer(args, kwargs)
+                    or context.is_tracing()
                 ):
                     return original(self, *args, **kwargs)
                 begin_ns = detector.pending.clock()
-                training_thread.busy = OTHER_PATCH
+                training_thread.busy_with = OTHER_PATCH
                 try:
                     return original(self, *args, **kwargs)
                 finally:
-                    training_thread.busy = FREE
-                    detector.pending.note_span(begin_ns, detector.codes.data_transfer)
+                    training_thread.busy_with = FREE
+                    detector.pending.record_span(begin_ns, detector.codes.data_transfer)
 
             return move
 
-        return make_one
+        return wrap
 
     def always(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return True
 
     for owner in (torch.Tensor, torch.nn.Module):
-        for name, counts in (("to", names_device), *((kind, always) for kind in _kinds(owner))):
-            patches.replace(owner, name, make(counts, name if owner is torch.Tensor else None))
+        for name, is_transfer in (("to", names_device), *((kind, always) for kind in _kinds(owner))):
+            patches.replace(owner, name, make(is_transfer, name if owner is torch.Tensor else None))
 
 
 def _kinds(owner: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Each seam over real torch: what is one span of its section, what is none, and what it returns."""
+"""Each patch on real torch: which calls are spans of its section, and what they return."""
 
 import sys
 
@@ -22,15 +22,15 @@ def optimizer(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def test_a_training_loop_is_seen_as_it_is(seen, model, optimizer):
+def test_training_loop_is_recorded(instrumented, model, optimizer):
     criterion = nn.MSELoss()
     for _ in range(2):
         for inputs, targets in DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=2):
             optimizer.zero_grad()
             criterion(model(inputs), targets).backward()
             optimizer.step()
-    counts = seen.counts()
-    assert seen.steps == 4
+    counts = instrumented.counts()
+    assert instrumented.steps == 4
     assert counts == {
         "data_loading": 4,
         "first_fetch": 2,
@@ -40,7 +40,7 @@ def test_a_training_loop_is_seen_as_it_is(seen, model, optimizer):
     }
 
 
-def test_evaluation_is_seen_as_it_is(seen, model, optimizer):
+def test_evaluation_is_recorded(instrumented, model, optimizer):
     loader = DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=2)
     for _ in range(2):
         for inputs, targets in loader:
@@ -49,20 +49,20 @@ def test_evaluation_is_seen_as_it_is(seen, model, optimizer):
         with torch.no_grad():
             for inputs, _ in loader:
                 model(inputs)
-    counts = seen.counts()
+    counts = instrumented.counts()
     assert counts["validation_epoch"] == 2
     assert counts["validation_epoch/forward_pass"] == counts["validation_epoch/data_loading"] == 4
     assert counts["forward_pass"] == counts["data_loading"] == 4
 
 
-def test_what_raises_in_a_forward_pass_reaches_the_program(seen, model):
+def test_exception_in_forward_pass_reaches_the_program(instrumented, model):
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model(torch.ones(1, 7))
     model(INPUTS).sum().backward()
-    assert seen.counts() == {"forward_pass": 2, "backward_pass": 1}
+    assert instrumented.counts() == {"forward_pass": 2, "backward_pass": 1}
 
 
-def test_hooks_and_keyword_arguments_of_modules_work_as_ever(seen):
+def test_module_hooks_and_keyword_arguments_still_work(instrumented):
     class Model(nn.Module):
         def forward(self, x, *, scale):
             return scale * x
@@ -74,35 +74,35 @@ def test_hooks_and_keyword_arguments_of_modules_work_as_ever(seen):
     assert len(calls) == 1
 
 
-def test_a_gradient_by_autograd_grad_is_a_backward_pass(seen, model):
+def test_autograd_grad_is_a_backward_pass(instrumented, model):
     (gradient,) = torch.autograd.grad(model(INPUTS).sum(), [model[0].weight])
     assert gradient.shape == (3, 2)
-    assert seen.counts() == {"forward_pass": 1, "backward_pass": 1}
+    assert instrumented.counts() == {"forward_pass": 1, "backward_pass": 1}
 
 
-def test_gradients_for_several_losses_are_a_backward_pass_each(seen, model):
+def test_each_backward_call_is_a_backward_pass(instrumented, model):
     output = model(INPUTS)
     output.sum().backward(retain_graph=True)
     output.mean().backward()
     torch.autograd.backward([model(INPUTS).sum()])
-    assert seen.counts() == {"forward_pass": 2, "backward_pass": 3}
+    assert instrumented.counts() == {"forward_pass": 2, "backward_pass": 3}
 
 
-def test_a_gradient_of_a_gradient_is_a_backward_pass_of_its_own(seen, model):
+def test_second_order_gradient_is_a_backward_pass(instrumented, model):
     inputs = INPUTS.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
     gradient.norm().backward()
-    assert seen.counts() == {"forward_pass": 1, "backward_pass": 2}
+    assert instrumented.counts() == {"forward_pass": 1, "backward_pass": 2}
 
 
-def test_what_a_checkpoint_computes_again_is_part_of_the_backward_pass(seen, model):
+def test_checkpoint_recomputation_is_part_of_the_backward_pass(instrumented, model):
     for use_reentrant in (True, False):
         inputs = INPUTS.clone().requires_grad_()
         checkpoint(model, inputs, use_reentrant=use_reentrant).sum().backward()
-    assert seen.counts()["backward_pass"] == 2
+    assert instrumented.counts()["backward_pass"] == 2
 
 
-def test_an_update_that_raises_is_raised_and_the_next_counts(seen, model):
+def test_failing_update_raises_and_the_next_counts(instrumented, model):
     class Failing(torch.optim.SGD):
         fails = True
 
@@ -119,11 +119,11 @@ def test_an_update_that_raises_is_raised_and_the_next_counts(seen, model):
                 optimizer.step()
         else:
             optimizer.step()
-    seen.counts()
-    assert seen.steps == 2
+    instrumented.counts()
+    assert instrumented.steps == 2
 
 
-def test_an_update_with_a_closure_is_one_step_with_its_forward_and_backward_passes(seen, model):
+def test_update_with_closure_is_one_step(instrumented, model):
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, tolerance_grad=0, tolerance_change=0)
     evaluations = 0
 
@@ -137,31 +137,31 @@ def test_an_update_with_a_closure_is_one_step_with_its_forward_and_backward_pass
 
     for _ in range(2):
         assert optimizer.step(closure) > 0
-    counts = seen.counts()
+    counts = instrumented.counts()
     assert counts == {"forward_pass": evaluations, "backward_pass": evaluations, "optimizer_step": 2}
-    assert seen.steps == 2
+    assert instrumented.steps == 2
 
 
-def test_clearing_gradients_is_time_of_the_optimizer_and_no_step(seen, model, optimizer):
+def test_zero_grad_adds_optimizer_time_without_a_step(instrumented, model, optimizer):
     for clear in (optimizer.zero_grad, model.zero_grad):
         model(INPUTS).sum().backward()
         clear()
     assert model[0].weight.grad is None
-    seen.counts()
-    assert seen.steps == 0
+    instrumented.counts()
+    assert instrumented.steps == 0
 
 
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_", "get_total_norm"])
-def test_norms_of_gradients_are_metrics(seen, model, clip):
+def test_gradient_norms_are_metrics(instrumented, model, clip):
     model(INPUTS).sum().backward()
     function = getattr(nn.utils, clip)
     gradients = [parameter.grad for parameter in model.parameters()]
     function(gradients if clip == "get_total_norm" else model.parameters(), *[1.0] * (clip != "get_total_norm"))
-    assert seen.counts() == {"forward_pass": 1, "backward_pass": 1, "metrics_computation": 1}
+    assert instrumented.counts() == {"forward_pass": 1, "backward_pass": 1, "metrics_computation": 1}
 
 
-def test_moving_to_a_device_is_a_transfer_and_to_another_dtype_none(seen, model):
-    seen.watch.ready()
+def test_device_move_is_a_transfer_and_dtype_change_is_not(instrumented, model):
+    instrumented.context.current_detector()
     INPUTS.to("cpu")
     INPUTS.to(torch.device("cpu"), torch.float64)
     INPUTS.to(device="cpu")
@@ -169,10 +169,10 @@ def test_moving_to_a_device_is_a_transfer_and_to_another_dtype_none(seen, model)
     model.to("cpu")
     assert INPUTS.to(torch.float64).dtype == torch.float64
     model.to(torch.float32)
-    assert seen.counts() == {"data_transfer": 5}
+    assert instrumented.counts() == {"data_transfer": 5}
 
 
-def test_a_transfer_within_a_forward_pass_is_part_of_that(seen):
+def test_transfer_within_a_forward_pass_is_part_of_it(instrumented):
     class Model(nn.Linear):
         def forward(self, inputs):
             return super().forward(inputs.to("cpu"))
@@ -180,36 +180,36 @@ def test_a_transfer_within_a_forward_pass_is_part_of_that(seen):
     model = Model(2, 1)
     for _ in range(3):
         model(INPUTS).sum().backward()
-    assert seen.counts() == {"forward_pass": 3, "backward_pass": 3}
+    assert instrumented.counts() == {"forward_pass": 3, "backward_pass": 3}
 
 
-def test_saving_is_a_checkpoint_by_either_path(seen, model, tmp_path):
-    seen.watch.ready()
+def test_saving_by_either_path_is_a_checkpoint(instrumented, model, tmp_path):
+    instrumented.context.current_detector()
     torch.save(model.state_dict(), tmp_path / "model.pt")
     torch.serialization.save({}, tmp_path / "more.pt")
-    assert seen.counts() == {"checkpointing": 2}
+    assert instrumented.counts() == {"checkpointing": 2}
     model.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
 
 
-def test_what_cannot_be_saved_raises_and_is_a_checkpoint_that_has_ended(seen):
-    seen.watch.ready()
+def test_failing_save_raises_and_ends_its_span(instrumented):
+    instrumented.context.current_detector()
     with pytest.raises(RuntimeError, match="does not exist"):
         torch.save([1], "no/such/folder/model.pt")
-    assert seen.counts() == {"checkpointing": 1}
+    assert instrumented.counts() == {"checkpointing": 1}
 
 
-def test_averaging_weights_is_an_ema_update(seen, model, optimizer):
+def test_weight_averaging_is_an_ema_update(instrumented, model, optimizer):
     average = torch.optim.swa_utils.AveragedModel(model)
     for _ in range(2):
         model(INPUTS).sum().backward()
         optimizer.step()
         average.update_parameters(model)
-    counts = seen.counts()
+    counts = instrumented.counts()
     assert counts["ema_update"] == 2
-    assert seen.steps == 2
+    assert instrumented.steps == 2
 
 
-def test_a_gradient_scaler_ends_a_step_only_where_it_updates(seen, model, optimizer):
+def test_gradient_scaler_ends_a_step_only_with_an_update(instrumented, model, optimizer):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for factor in (1.0, float("inf"), 1.0):
         optimizer.zero_grad()
@@ -217,12 +217,12 @@ def test_a_gradient_scaler_ends_a_step_only_where_it_updates(seen, model, optimi
         scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
-    counts = seen.counts()
-    assert seen.steps == 2
+    counts = instrumented.counts()
+    assert instrumented.steps == 2
     assert (counts["forward_pass"], counts["backward_pass"], counts["optimizer_step"]) == (3, 3, 2)
 
 
-def test_collectives_are_synchronization_also_within_a_forward_pass(seen, monkeypatch):
+def test_collectives_within_a_forward_pass_are_synchronization(instrumented, monkeypatch):
     distributed = torch.distributed
 
     class Model(nn.Linear):
@@ -232,9 +232,9 @@ def test_collectives_are_synchronization_also_within_a_forward_pass(seen, monkey
             return output
 
     model = Model(2, 1)
-    seen.watch.ready()
+    instrumented.context.current_detector()
     with monkeypatch.context() as undone:
-        undone.setattr(sys, "excepthook", sys.excepthook)  # a process group puts one of its own there
+        undone.setattr(sys, "excepthook", sys.excepthook)  # a process group sets one of its own
         distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
         try:
             distributed.barrier()
@@ -242,11 +242,11 @@ def test_collectives_are_synchronization_also_within_a_forward_pass(seen, monkey
             model(INPUTS).sum().backward()
         finally:
             distributed.destroy_process_group()
-    counts = seen.counts()
+    counts = instrumented.counts()
     assert counts == {"synchronization": 3, "forward_pass": 2, "backward_pass": 2}
 
 
-def test_a_dataset_that_calls_modules_makes_no_forward_passes(seen):
+def test_modules_in_a_dataset_make_no_forward_passes(instrumented):
     class Augmented(TensorDataset):
         normalize = nn.LayerNorm(2)
 
@@ -256,10 +256,10 @@ def test_a_dataset_that_calls_modules_makes_no_forward_passes(seen):
 
     for inputs, _ in DataLoader(Augmented(INPUTS, TARGETS), batch_size=2):
         nn.functional.relu(inputs)
-    assert seen.counts() == {"data_loading": 2, "first_fetch": 1}
+    assert instrumented.counts() == {"data_loading": 2, "first_fetch": 1}
 
 
-def test_a_loader_that_is_iterated_by_hand_or_measured_works_as_ever(seen):
+def test_manual_iteration_and_len_of_a_loader_still_work(instrumented):
     loader = DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=2)
     batches = iter(loader)
     assert len(batches) == 2
@@ -267,25 +267,25 @@ def test_a_loader_that_is_iterated_by_hand_or_measured_works_as_ever(seen):
     next(batches)
     with pytest.raises(StopIteration):
         next(batches)
-    assert seen.counts() == {"data_loading": 2, "first_fetch": 1}
+    assert instrumented.counts() == {"data_loading": 2, "first_fetch": 1}
 
 
-def test_a_dataset_that_raises_raises_and_gives_no_batch(seen):
+def test_failing_dataset_raises_and_counts_no_batch(instrumented):
     class Broken(TensorDataset):
         def __getitem__(self, index):
             raise OSError("disk")
 
     with pytest.raises(OSError, match="disk"):
         next(iter(DataLoader(Broken(INPUTS, TARGETS))))
-    assert seen.counts() == {}
+    assert instrumented.counts() == {}
 
 
-def test_what_goes_on_after_the_end_is_not_seen_and_works_as_ever(seen, model, optimizer):
+def test_work_after_close_is_not_recorded(instrumented, model, optimizer):
     step = optimizer.step
     model(INPUTS).sum().backward()
     step()
-    counts = seen.counts()
+    counts = instrumented.counts()
     model(INPUTS).sum().backward()
     step()
     assert counts == {"forward_pass": 1, "backward_pass": 1, "optimizer_step": 1}
-    assert seen.run.recorder.backlog() == 0
+    assert instrumented.run.recorder.backlog() == 0

@@ -1,11 +1,11 @@
-"""What belongs to an evaluation, and is told apart."""
+"""Which fetches and calls belong to an evaluation."""
 
 import pytest
 
 from tests.support.fake_training import FakeLoader, FakeOptimizer, epochs, phases
 
 
-def test_evaluation_with_no_grad_around_its_loop_is_told_apart(training, model, optimizer, loader, val_loader):
+def test_no_grad_around_the_loop_is_evaluation(training, model, optimizer, loader, val_loader):
     for _ in range(2):
         training.train(model, loader, optimizer)
         model.eval()
@@ -20,9 +20,7 @@ def test_evaluation_with_no_grad_around_its_loop_is_told_apart(training, model, 
     assert stats.step_s == [7.0] * 6
 
 
-def test_evaluation_with_no_grad_inside_its_loop_is_told_apart_from_its_first_batch_on(
-    training, model, optimizer, loader, val_loader
-):
+def test_no_grad_inside_the_loop_is_evaluation_from_its_first_batch(training, model, optimizer, loader, val_loader):
     for _ in range(2):
         training.train(model, loader, optimizer)
         for batch in val_loader:
@@ -34,7 +32,7 @@ def test_evaluation_with_no_grad_inside_its_loop_is_told_apart_from_its_first_ba
     assert stats.step_s == [7.0] * 6
 
 
-def test_evaluation_in_eval_mode_alone_is_told_apart(training, model, optimizer, loader, val_loader):
+def test_eval_mode_with_gradients_is_evaluation(training, model, optimizer, loader, val_loader):
     for _ in range(2):
         training.train(model, loader, optimizer)
         model.eval()
@@ -47,7 +45,7 @@ def test_evaluation_in_eval_mode_alone_is_told_apart(training, model, optimizer,
 
 
 @pytest.mark.parametrize("is_around", [True, False])
-def test_evaluation_on_a_single_batch_is_told_apart(training, model, optimizer, loader, val_loader, is_around):
+def test_single_batch_can_be_evaluation(training, model, optimizer, loader, val_loader, is_around):
     for _ in range(2):
         training.train(model, loader, optimizer)
         if is_around:
@@ -63,9 +61,7 @@ def test_evaluation_on_a_single_batch_is_told_apart(training, model, optimizer, 
     assert stats.step_s == [7.0] * 6
 
 
-def test_evaluation_of_one_batch_in_the_middle_of_an_epoch_is_part_of_no_step(
-    training, model, optimizer, loader, val_loader
-):
+def test_evaluation_within_an_epoch_is_outside_steps(training, model, optimizer, loader, val_loader):
     for number, batch in enumerate(loader):
         model(batch)
         training.backward()
@@ -78,7 +74,7 @@ def test_evaluation_of_one_batch_in_the_middle_of_an_epoch_is_part_of_no_step(
     assert stats.step_s == [7.0, 7.0, 7.0]
 
 
-def test_evaluation_that_is_broken_off_ends_with_its_last_forward_pass(training, model, optimizer, loader, val_loader):
+def test_aborted_evaluation_ends_with_its_last_forward_pass(training, model, optimizer, loader, val_loader):
     training.train(model, loader, optimizer)
     with training.no_grad():
         for number, batch in enumerate(val_loader):
@@ -94,7 +90,7 @@ def test_evaluation_that_is_broken_off_ends_with_its_last_forward_pass(training,
     assert stats.step_s == [7.0, 7.0, 7.0, 12.0, 7.0, 7.0]
 
 
-def test_evaluation_on_the_training_loader_is_told_apart(training, model, optimizer, loader):
+def test_evaluation_on_the_training_loader_is_recognized(training, model, optimizer, loader):
     for _ in range(2):
         training.train(model, loader, optimizer)
         for batch in loader:
@@ -105,7 +101,7 @@ def test_evaluation_on_the_training_loader_is_told_apart(training, model, optimi
     assert stats.step_s == [7.0] * 6
 
 
-def test_evaluation_before_the_first_step_is_no_part_of_the_loop(training, model, optimizer, loader, val_loader):
+def test_evaluation_before_the_first_step_is_outside_the_loop(training, model, optimizer, loader, val_loader):
     with training.no_grad():
         for batch in val_loader:
             model(batch)
@@ -117,7 +113,7 @@ def test_evaluation_before_the_first_step_is_no_part_of_the_loop(training, model
     assert stats.step_s == [7.0] * 3
 
 
-def test_evaluation_at_the_end_of_the_run_is_told_apart(training, model, optimizer, loader, val_loader):
+def test_evaluation_at_the_end_of_the_run_is_recognized(training, model, optimizer, loader, val_loader):
     training.train(model, loader, optimizer)
     batch = next(iter(val_loader))
     with training.no_grad():
@@ -127,7 +123,7 @@ def test_evaluation_at_the_end_of_the_run_is_told_apart(training, model, optimiz
     assert stats.total_s["validation_epoch"] == 2.5
 
 
-def test_evaluation_without_any_training_is_told_apart(training, model, val_loader):
+def test_evaluation_without_training_is_recognized(training, model, val_loader):
     for batch in val_loader:
         with training.no_grad():
             model(batch)
@@ -136,7 +132,7 @@ def test_evaluation_without_any_training_is_told_apart(training, model, val_load
     assert training.marks == []
 
 
-def test_evaluation_that_its_checkpoint_follows_ends_before_it(training, model, optimizer, loader, val_loader):
+def test_evaluation_ends_before_the_checkpoint_that_follows(training, model, optimizer, loader, val_loader):
     for _ in range(2):
         training.train(model, loader, optimizer)
         for batch in val_loader:
@@ -150,7 +146,7 @@ def test_evaluation_that_its_checkpoint_follows_ends_before_it(training, model, 
     assert stats.step_s == [7.0] * 6
 
 
-def test_a_checkpoint_between_steps_leaves_the_batch_of_the_next_to_it(training, model, optimizer, loader):
+def test_checkpoint_between_steps_keeps_the_next_batch_in_its_step(training, model, optimizer, loader):
     for batch in loader:
         model(batch)
         training.backward()
@@ -161,7 +157,7 @@ def test_a_checkpoint_between_steps_leaves_the_batch_of_the_next_to_it(training,
     assert stats.step_s == [7.0] * 3
 
 
-def test_two_evaluations_on_end_are_one(training, model, optimizer, loader, val_loader):
+def test_successive_evaluations_are_one(training, model, optimizer, loader, val_loader):
     test_loader = FakeLoader(training, 2, seconds=0.5)
     for _ in range(2):
         training.train(model, loader, optimizer)
@@ -175,7 +171,7 @@ def test_two_evaluations_on_end_are_one(training, model, optimizer, loader, val_
     assert stats.total_s["validation_epoch"] == 2 * 6 * 2.5
 
 
-def test_two_loaders_of_evaluation_side_by_side_are_told_apart(training, model, optimizer, loader, val_loader):
+def test_concurrent_evaluation_loaders_are_recognized(training, model, optimizer, loader, val_loader):
     for _ in range(2):
         training.train(model, loader, optimizer)
         for batches in zip(val_loader, FakeLoader(training, 4, seconds=0.5), strict=True):
@@ -188,9 +184,7 @@ def test_two_loaders_of_evaluation_side_by_side_are_told_apart(training, model, 
     assert stats.total_s["validation_epoch"] == 2 * 4 * 3.0
 
 
-def test_a_loader_begun_anew_within_each_batch_of_evaluation_opens_no_other(
-    training, model, optimizer, loader, val_loader
-):
+def test_restarted_loader_within_evaluation_opens_no_second_one(training, model, optimizer, loader, val_loader):
     training.train(model, loader, optimizer)
     for batch in val_loader:
         support = next(iter(loader))
@@ -205,7 +199,7 @@ def test_a_loader_begun_anew_within_each_batch_of_evaluation_opens_no_other(
     assert stats.step_s == [7.0] * 6
 
 
-def test_evaluation_that_reads_one_batch_ahead_is_told_apart(training, model, optimizer, loader, val_loader):
+def test_evaluation_with_read_ahead_is_recognized(training, model, optimizer, loader, val_loader):
     for _ in range(2):
         training.train(model, loader, optimizer)
         with training.no_grad():
@@ -217,7 +211,7 @@ def test_evaluation_that_reads_one_batch_ahead_is_told_apart(training, model, op
 
 
 def ahead(loader):
-    """Give each batch once the next is fetched."""
+    """Yield each batch after the next is fetched."""
     waiting = []
     for batch in loader:
         waiting.append(batch)
@@ -226,7 +220,7 @@ def ahead(loader):
     yield from waiting
 
 
-def test_training_that_reads_one_batch_ahead_is_training(training, model, optimizer, loader, val_loader):
+def test_training_with_read_ahead_is_training(training, model, optimizer, loader, val_loader):
     for _ in range(2):
         for batch in ahead(loader):
             model(batch)
@@ -241,19 +235,19 @@ def test_training_that_reads_one_batch_ahead_is_training(training, model, optimi
     assert stats.step_s == [8.0, 7.0, 6.0] * 2
 
 
-def test_an_epoch_that_changes_by_hand_ends_evaluation(training, model, optimizer, loader, val_loader):
+def test_manual_epoch_ends_evaluation(training, model, optimizer, loader, val_loader):
     training.train(model, loader, optimizer)
     for batch in val_loader:
         with training.no_grad():
             model(batch)
-    training.detector.epoch_changes()
+    training.detector.resolve_pending()
     training.spend(4)
     stats = training.finish()
     assert stats.counts == epochs(1, **phases())
     assert stats.total_s["validation_epoch"] == 10.0
 
 
-def test_an_epoch_that_changes_by_hand_ends_the_step_that_waits_for_a_second_optimizer(training, model):
+def test_manual_epoch_ends_the_pending_step(training, model):
     first, second = FakeOptimizer(), FakeOptimizer()
     for _ in range(2):
         for optimizer in (first, second):
@@ -261,6 +255,6 @@ def test_an_epoch_that_changes_by_hand_ends_the_step_that_waits_for_a_second_opt
             training.backward()
             training.update(optimizer)
     assert training.steps == 1
-    training.detector.epoch_changes()
+    training.detector.resolve_pending()
     assert training.steps == 2
     assert training.finish().step_s == [12.0, 12.0]

@@ -2,55 +2,55 @@ import pytest
 
 from tests.support.fake_training import FakeModule
 from training_profiler.instrumentation.loop_detection import modules
-from training_profiler.instrumentation.loop_detection.modules import LOOKED_AT_EACH, Trainable, is_bare
+from training_profiler.instrumentation.loop_detection.modules import CALLS_PER_CHECK, TrainableModules, is_bare
 
 
 class Counted(FakeModule):
-    """Counts how often it is looked through."""
+    """Counts how often its parameters are checked."""
 
     def __init__(self, *inner, parameters=1, requires_grad=True):
         super().__init__(None, *inner, parameters=parameters, requires_grad=requires_grad)
-        self.looked = 0
+        self.checked = 0
 
     def parameters(self):
-        self.looked += 1
+        self.checked += 1
         return super().parameters()
 
 
 @pytest.fixture
-def trainable() -> Trainable:
-    return Trainable()
+def trainable() -> TrainableModules:
+    return TrainableModules()
 
 
-def test_a_module_with_a_parameter_that_wants_a_gradient_is_trainable(trainable):
+def test_module_with_gradient_parameter_is_trainable(trainable):
     assert trainable.is_trainable(Counted())
 
 
-def test_a_module_that_holds_one_is_trainable(trainable):
+def test_module_with_trainable_submodule_is_trainable(trainable):
     assert trainable.is_trainable(Counted(Counted(parameters=0), Counted(), parameters=0))
 
 
-def test_a_frozen_module_and_one_without_parameters_are_not(trainable):
+def test_frozen_and_parameterless_modules_are_not_trainable(trainable):
     assert not trainable.is_trainable(Counted(requires_grad=False))
     assert not trainable.is_trainable(Counted(Counted(parameters=0), parameters=0))
     assert not trainable.is_trainable(Counted(parameters=0))
     assert not trainable.is_any
 
 
-def test_a_module_in_train_mode_is_only_frozen_for_a_moment(trainable):
+def test_frozen_module_in_train_mode_is_trainable(trainable):
     discriminator = Counted(requires_grad=False)
     discriminator.training = True
     assert trainable.is_trainable(discriminator)
 
 
-def test_a_trainable_module_is_looked_through_once(trainable):
+def test_trainable_module_is_checked_once(trainable):
     module = Counted()
     assert all(trainable.is_trainable(module) for _ in range(100))
-    assert module.looked == 1
+    assert module.checked == 1
     assert trainable.is_any
 
 
-def test_a_module_that_was_trainable_stays_so(trainable):
+def test_trainable_module_stays_trainable(trainable):
     module = Counted()
     trainable.is_trainable(module)
     module._parameters["0"].requires_grad = False
@@ -58,49 +58,49 @@ def test_a_module_that_was_trainable_stays_so(trainable):
     assert trainable.was_trained(id(module))
 
 
-def test_what_nobody_asked_about_was_not_trained(trainable):
+def test_unchecked_module_was_not_trained(trainable):
     assert not trainable.was_trained(id(Counted()))
 
 
-def test_a_frozen_module_is_looked_through_again_now_and_then(trainable):
+def test_frozen_module_is_rechecked_now_and_then(trainable):
     module = Counted(requires_grad=False)
-    for _ in range(10 * LOOKED_AT_EACH):
+    for _ in range(10 * CALLS_PER_CHECK):
         trainable.is_trainable(module)
-    assert module.looked == 8 + 9
+    assert module.checked == 8 + 9
 
 
-def test_a_module_that_is_frozen_at_first_is_found_to_be_trainable_some_calls_after(trainable):
+def test_unfrozen_module_is_found_some_calls_later(trainable):
     module = Counted(requires_grad=False)
     for _ in range(100):
         assert not trainable.is_trainable(module)
     module._parameters["0"].requires_grad = True
-    answers = [trainable.is_trainable(module) for _ in range(LOOKED_AT_EACH)]
-    assert answers.index(True) < LOOKED_AT_EACH
+    answers = [trainable.is_trainable(module) for _ in range(CALLS_PER_CHECK)]
+    assert answers.index(True) < CALLS_PER_CHECK
     assert answers[-1]
 
 
-def test_of_a_parametrization_nothing_is_asked(trainable, monkeypatch):
+def test_parametrization_is_not_checked(trainable, monkeypatch):
     monkeypatch.setattr(Counted, "__module__", "torch.nn.utils.parametrize")
     module = Counted()
     assert not trainable.is_trainable(module)
-    assert module.looked == 0
+    assert module.checked == 0
 
 
-def test_it_remembers_no_more_modules_than_it_may(trainable, monkeypatch):
-    monkeypatch.setattr(modules, "MOST_MODULES", 10)
+def test_number_of_remembered_modules_is_limited(trainable, monkeypatch):
+    monkeypatch.setattr(modules, "MAX_MODULES", 10)
     kept = [Counted(requires_grad=number % 2 == 0) for number in range(40)]
     assert [trainable.is_trainable(module) for module in kept] == [True, False] * 20
     assert len(trainable._trainable) + len(trainable._frozen) <= 11
 
 
-def test_a_module_without_any_parameter_is_bare():
+def test_module_without_parameters_is_bare():
     assert is_bare(Counted(parameters=0))
     assert is_bare(Counted(Counted(parameters=0), parameters=0))
     assert not is_bare(Counted(requires_grad=False))
     assert not is_bare(Counted(Counted(), parameters=0))
 
 
-def test_a_module_that_lives_no_longer_is_not_kept(trainable):
+def test_modules_are_not_kept_alive(trainable):
     class Noted(Counted):
         def __del__(self):
             gone.append(True)

@@ -3,10 +3,10 @@ import itertools
 import pytest
 
 from tests.support.fake_training import EPOCH, FakeLoader, FakeModule, FakeOptimizer, Loss
-from training_profiler.instrumentation.loop_detection.pending_events import MOST_HELD
+from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
 
 
-def test_a_training_loop_is_steps_of_fetch_forward_backward_and_update(training, model, optimizer, loader):
+def test_training_loop_has_steps_of_fetch_forward_backward_update(training, model, optimizer, loader):
     training.train(model, loader, optimizer)
     stats = training.finish()
     assert stats.counts == EPOCH
@@ -20,7 +20,7 @@ def test_a_training_loop_is_steps_of_fetch_forward_backward_and_update(training,
     assert stats.step_s == [7.0, 7.0, 7.0]
 
 
-def test_the_loop_begins_with_the_fetch_of_its_first_batch(training, model, optimizer, loader):
+def test_loop_begins_with_its_first_fetch(training, model, optimizer, loader):
     training.spend(5)
     training.train(model, loader, optimizer)
     stats = training.finish()
@@ -29,7 +29,7 @@ def test_the_loop_begins_with_the_fetch_of_its_first_batch(training, model, opti
     assert stats.step_s == [7.0, 7.0, 7.0]
 
 
-def test_without_a_loader_the_loop_begins_with_its_first_forward_pass(training, model, optimizer):
+def test_loop_without_loader_begins_with_its_first_forward_pass(training, model, optimizer):
     for _ in range(3):
         training.spend(4)  # a batch from a memory map
         model(0)
@@ -41,7 +41,7 @@ def test_without_a_loader_the_loop_begins_with_its_first_forward_pass(training, 
     assert stats.step_s == [6.0, 10.0, 10.0]
 
 
-def test_what_follows_the_last_step_is_part_of_none(training, model, optimizer, loader):
+def test_time_after_the_last_step_is_outside_steps(training, model, optimizer, loader):
     training.train(model, loader, optimizer)
     training.spend(9)
     stats = training.finish()
@@ -49,7 +49,7 @@ def test_what_follows_the_last_step_is_part_of_none(training, model, optimizer, 
     assert stats.self_s[""] == 9.0
 
 
-def test_a_training_of_one_step_is_one_step(training, model, optimizer):
+def test_single_step_training_has_one_step(training, model, optimizer):
     training.train(model, FakeLoader(training, 1), optimizer)
     stats = training.finish()
     assert stats.counts == dict.fromkeys(EPOCH, 1)
@@ -67,7 +67,7 @@ def test_accumulated_gradients_make_one_step(training, model, optimizer):
     assert stats.step_s == [25.0, 25.0]
 
 
-def test_an_update_that_was_skipped_ends_no_step(training, model, optimizer, loader):
+def test_skipped_update_ends_no_step(training, model, optimizer, loader):
     for number, batch in enumerate(loader):
         model(batch)
         training.backward()
@@ -77,7 +77,7 @@ def test_an_update_that_was_skipped_ends_no_step(training, model, optimizer, loa
     assert training.detector.updates == 2
 
 
-def test_two_optimizers_in_turn_make_one_step(training, optimizer):
+def test_two_alternating_optimizers_make_one_step(training, optimizer):
     generator, critic = FakeModule(training), FakeModule(training)
     other = FakeOptimizer()
     for batch in FakeLoader(training, 3):
@@ -96,7 +96,7 @@ def test_two_optimizers_in_turn_make_one_step(training, optimizer):
     assert stats.step_s == [13.0, 13.0, 13.0]
 
 
-def test_steps_of_two_optimizers_are_as_long_whatever_is_evaluated_and_drained_between_them(training, optimizer):
+def test_evaluation_and_drains_keep_step_times_of_two_optimizers(training, optimizer):
     generator, critic = FakeModule(training), FakeModule(training)
     other = FakeOptimizer()
     for batch in FakeLoader(training, 3):
@@ -110,33 +110,33 @@ def test_steps_of_two_optimizers_are_as_long_whatever_is_evaluated_and_drained_b
         training.spend(2)
     stats = training.finish()
     assert stats.counts["validation_epoch"] == 3
-    assert stats.step_s == [13.0, 15.0, 15.0]  # with the two seconds after the one before
+    assert stats.step_s == [13.0, 15.0, 15.0]  # includes the two seconds after the step before
 
 
-def test_steps_by_hand_leave_none_to_be_inferred(training, model, optimizer, loader):
+def test_manual_steps_replace_inferred_steps(training, model, optimizer, loader):
     for batch in loader:
         model(batch)
         training.backward()
         training.update(optimizer)
         training.spend(1)
-        training.detector.steps_come_by_hand()
+        training.detector.use_manual_steps()
         training._end_step(training.clock())
     stats = training.finish()
     assert stats.counts == EPOCH
     assert stats.step_s == [8.0, 8.0, 8.0]
 
 
-def test_a_step_that_waits_is_dropped_when_steps_come_by_hand(training, model, optimizer, loader):
+def test_pending_step_is_dropped_for_manual_steps(training, model, optimizer, loader):
     batch = next(iter(loader))
     model(batch)
     training.backward()
     training.update(optimizer)
-    training.detector.steps_come_by_hand()
+    training.detector.use_manual_steps()
     training.finish()
     assert training.steps == 0
 
 
-def test_a_fetch_that_raises_is_no_batch(training, model, optimizer, loader):
+def test_failing_fetch_is_not_counted(training, model, optimizer, loader):
     batches = iter(loader)
     next(batches)
     one = training.detector.fetch_begins(batches, False)
@@ -150,13 +150,13 @@ def test_a_fetch_that_raises_is_no_batch(training, model, optimizer, loader):
     assert stats.self_s[""] == 2.0
 
 
-def test_a_first_fetch_that_finds_nothing_leaves_no_trace(training):
+def test_first_fetch_of_empty_loader_is_not_recorded(training):
     assert list(FakeLoader(training, 0)) == []
     stats = training.finish()
     assert stats.counts == {}
 
 
-def test_what_happened_within_a_fetch_that_failed_stays(training):
+def test_events_within_a_failed_fetch_are_kept(training):
     batches = iter(FakeLoader(training, 1))
     one = training.detector.fetch_begins(batches, True)
     with training.run.section("decode"):
@@ -166,7 +166,7 @@ def test_what_happened_within_a_fetch_that_failed_stays(training):
     assert stats.counts == {"decode": 1}
 
 
-def test_an_update_that_computes_the_loss_again_and_again_is_one_step(training, model, optimizer):
+def test_update_with_repeated_closure_is_one_step(training, model, optimizer):
     def closure():
         model(0)
         training.backward()
@@ -179,7 +179,7 @@ def test_an_update_that_computes_the_loss_again_and_again_is_one_step(training, 
     assert stats.step_s == [20 * 6.0] * 2
 
 
-def test_a_closure_without_a_module_leaves_the_update_what_is_its_own(training, optimizer):
+def test_closure_without_module_keeps_update_time(training, optimizer):
     def closure():
         training.spend(5)
         training.backward()
@@ -191,7 +191,7 @@ def test_a_closure_without_a_module_leaves_the_update_what_is_its_own(training, 
     assert stats.total_s == {"backward_pass": 6.0, "optimizer_step": 12.0}
 
 
-def test_what_counts_of_an_update_with_a_closure_is_the_part_that_updates(training, model, optimizer):
+def test_update_with_closure_counts_its_last_part(training, model, optimizer):
     def closure():
         model(0)
         training.backward()
@@ -207,7 +207,7 @@ def test_what_counts_of_an_update_with_a_closure_is_the_part_that_updates(traini
     assert spans[1][0] - spans[0][0] == 4e9
 
 
-def test_an_update_of_which_nothing_follows_the_closure_counts(training, optimizer):
+def test_update_ending_with_its_closure_counts(training, optimizer):
     training.detector.update_begins()
     training.detector.update.closure_begins()
     training.spend(2)
@@ -215,7 +215,7 @@ def test_an_update_of_which_nothing_follows_the_closure_counts(training, optimiz
     assert training.finish().counts == {"optimizer_step": 1}
 
 
-def test_gradients_of_gradients_within_an_update_are_one_backward_pass_each(training, model, optimizer):
+def test_each_gradient_within_an_update_is_a_backward_pass(training, model, optimizer):
     def closure():
         model(0)
         training.backward()
@@ -228,10 +228,10 @@ def test_gradients_of_gradients_within_an_update_are_one_backward_pass_each(trai
     assert stats.total_s["optimizer_step"] == 2.0
 
 
-def test_an_update_that_raised_is_closed_by_the_next(training, model, optimizer):
+def test_failed_update_is_ended_by_the_next(training, model, optimizer):
     training.detector.update_begins()
     training.spend(1)
-    training.detector.update.ends()
+    training.detector.update.end()
     training.spend(1)
     training.update(optimizer)
     stats = training.finish()
@@ -239,17 +239,17 @@ def test_an_update_that_raised_is_closed_by_the_next(training, model, optimizer)
     assert training.steps == 1
 
 
-def test_a_training_without_updates_is_drained_all_the_same(training, model):
-    for _ in range(MOST_HELD // 8 + 10):
+def test_training_without_updates_is_drained(training, model):
+    for _ in range(MAX_PENDING // 8 + 10):
         model(0)
         training.backward()
-    assert len(training.pending.events) < MOST_HELD
+    assert len(training.pending.events) < MAX_PENDING
     stats = training.finish()
-    assert stats.counts == {"forward_pass": MOST_HELD // 8 + 10, "backward_pass": MOST_HELD // 8 + 10}
+    assert stats.counts == {"forward_pass": MAX_PENDING // 8 + 10, "backward_pass": MAX_PENDING // 8 + 10}
     assert stats.step_s == []
 
 
-def test_a_training_counts_as_one_from_its_first_gradient_on(training, model):
+def test_first_gradient_makes_it_a_training(training, model):
     model(0)
     assert not training.detector.has_trained
     training.backward()
@@ -257,7 +257,7 @@ def test_a_training_counts_as_one_from_its_first_gradient_on(training, model):
 
 
 @pytest.mark.parametrize("drain_after", range(40))
-def test_whenever_it_is_drained_the_figures_are_the_same(training, model, optimizer, loader, val_loader, drain_after):
+def test_drain_times_do_not_change_results(training, model, optimizer, loader, val_loader, drain_after):
     loss = Loss(training)
     moments = itertools.count(1)
 
@@ -287,6 +287,6 @@ def test_whenever_it_is_drained_the_figures_are_the_same(training, model, optimi
     assert stats.counts["validation_epoch"] == 2
     assert stats.counts["validation_epoch/forward_pass"] == 8
     assert (stats.counts["data_loading"], stats.counts["forward_pass"]) == (6, 6)
-    assert stats.total_s["forward_pass"] == 6 * 3.5  # with what is between model and loss
+    assert stats.total_s["forward_pass"] == 6 * 3.5  # includes the time between model and loss
     assert stats.total_s["validation_epoch"] == 2 * 4 * 3.5
     assert stats.step_s == [9.5, 10.0, 10.0, 10.25, 10.0, 10.0]

@@ -5,11 +5,11 @@ from types import CodeType
 
 import pytest
 
-from training_profiler.instrumentation.loop_detection.modules import MOST_FRAMES, MethodFrames
+from training_profiler.instrumentation.loop_detection.modules import MAX_FRAMES, MethodFrames
 
 
 class Root:
-    """Stands for ``torch.nn.Module``."""
+    """A stand-in for ``torch.nn.Module``."""
 
 
 def here():
@@ -56,7 +56,7 @@ class Policy(Root):
 
 
 class Other:
-    """No module, though it has a method of the same name."""
+    """Not a module, but with a method of the same name."""
 
     def act(self):
         return here(), frames.outermost(here())
@@ -79,33 +79,33 @@ def anew(monkeypatch):
 
 
 @pytest.mark.parametrize("call", [Policy().act, Policy().through_another, Policy().decorated, Policy.of_class])
-def test_a_method_is_told_by_its_frame_and_its_code(call):
+def test_method_is_identified_by_frame_and_code(call):
     frame, found = call()
     assert found == (id(frame), id(frame.f_code))
 
 
-def test_a_static_method_of_a_module_is_a_method():
+def test_static_method_is_a_method():
     frame, found = Policy.of_nothing()
     assert found == (id(frame), id(frame.f_code))
 
 
 @pytest.mark.parametrize("call", [Other().act, act, lambda: (None, frames.outermost(here()))])
-def test_what_is_no_method_of_a_module_is_none(call):
+def test_other_functions_are_not_methods(call):
     assert call()[1] is None
 
 
-def test_a_function_between_two_methods_ends_the_search():
+def test_plain_function_ends_the_search():
     frame, found = Policy().through_a_function()
     assert frame.f_code is Policy.act.__code__
     assert found == (id(frame), id(frame.f_code))
 
 
-def test_a_generator_that_is_a_method_is_one():
+def test_generator_method_is_a_method():
     with Policy().entered() as found:
         assert found is not None
 
 
-def test_a_method_of_a_class_made_later_is_one():
+def test_method_of_later_class_is_recognized():
     assert Policy().act()[1] is not None
 
     class Later(Policy):
@@ -116,7 +116,7 @@ def test_a_method_of_a_class_made_later_is_one():
     assert found == (id(frame), id(frame.f_code))
 
 
-def test_a_function_inside_of_a_method_is_none():
+def test_inner_function_is_not_a_method():
     class Model(Root):
         def run(self):
             def act():
@@ -127,24 +127,24 @@ def test_a_function_inside_of_a_method_is_none():
     assert Model().run() is None
 
 
-def test_only_the_innermost_frames_are_looked_at():
-    assert Policy().nested(3 * MOST_FRAMES) is not None
+def test_only_the_innermost_frames_are_searched():
+    assert Policy().nested(3 * MAX_FRAMES) is not None
 
 
 def test_without_a_frame_there_is_no_method():
     assert frames.outermost(None) is None
 
 
-def test_nothing_in_a_frame_is_kept_but_its_code():
+def test_frames_are_not_kept():
     Policy().act()
     assert {type(code) for code, _ in frames._is_method.values()} == {CodeType}
 
 
-def test_a_code_that_was_looked_at_is_not_looked_for_again(monkeypatch):
-    looked = []
+def test_known_code_is_not_searched_again(monkeypatch):
+    checked = []
     is_of_module = frames._is_of_module
-    monkeypatch.setattr(frames, "_is_of_module", lambda code: looked.append(code) or is_of_module(code))
+    monkeypatch.setattr(frames, "_is_of_module", lambda code: checked.append(code) or is_of_module(code))
     policy = Policy()
     for _ in range(3):
         policy.act()
-    assert looked.count(Policy.act.__code__) == 1
+    assert checked.count(Policy.act.__code__) == 1

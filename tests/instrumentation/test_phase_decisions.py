@@ -1,13 +1,13 @@
-"""What is part of a step, and what is evaluation, where either could be."""
+"""Cases in which calls could belong to a step or to evaluation."""
 
 import itertools
 
 from tests.support.fake_training import FakeLoader, FakeModule, Loss, epochs, phases
-from training_profiler.instrumentation.loop_detection.pending_events import MOST_HELD
-from training_profiler.instrumentation.loop_detection.phase_detector import FEW_CALLS, STRIKES
+from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
+from training_profiler.instrumentation.loop_detection.phase_detector import MAX_MISSES, MAX_TEACHER_CALLS
 
 
-def test_all_micro_batches_of_a_step_may_be_fetched_before_its_first_forward_pass(training, model, optimizer):
+def test_micro_batches_fetched_ahead_belong_to_the_step(training, model, optimizer):
     batches = iter(FakeLoader(training, 6))
     for _ in range(2):
         for batch in [next(batches) for _ in range(3)]:
@@ -19,7 +19,7 @@ def test_all_micro_batches_of_a_step_may_be_fetched_before_its_first_forward_pas
     assert stats.step_s == [19.0, 19.0]
 
 
-def test_a_frozen_teacher_is_part_of_the_step_whose_batch_it_gets(training, model, optimizer, loader):
+def test_frozen_teacher_is_part_of_the_step(training, model, optimizer, loader):
     teacher = FakeModule(training, requires_grad=False, seconds=5)
     for batch in loader:
         with training.no_grad():
@@ -33,40 +33,40 @@ def test_a_frozen_teacher_is_part_of_the_step_whose_batch_it_gets(training, mode
     assert stats.step_s == [12.0] * 3
 
 
-def test_a_frozen_teacher_of_a_training_without_a_loader_is_part_of_the_step(training, model, optimizer):
+def test_frozen_teacher_without_loader_is_part_of_the_step(training, model, optimizer):
     teacher = FakeModule(training, requires_grad=False, seconds=5)
     for _ in range(3):
-        for _ in range(FEW_CALLS):
+        for _ in range(MAX_TEACHER_CALLS):
             with training.no_grad():
                 teacher(0)
         model(0)
         training.backward()
         training.update(optimizer)
     stats = training.finish()
-    assert stats.counts["forward_without_grad"] == 3 * FEW_CALLS
-    assert stats.step_s == [5.0 * FEW_CALLS + 6.0] * 3
+    assert stats.counts["forward_without_grad"] == 3 * MAX_TEACHER_CALLS
+    assert stats.step_s == [5.0 * MAX_TEACHER_CALLS + 6.0] * 3
 
 
-def test_many_calls_of_a_frozen_module_without_a_loader_are_evaluation(training, model, optimizer):
+def test_many_frozen_calls_without_loader_are_evaluation(training, model, optimizer):
     judge = FakeModule(training, requires_grad=False, seconds=1)
     for _ in range(3):
         with training.no_grad():
-            for _ in range(FEW_CALLS + 1):
+            for _ in range(MAX_TEACHER_CALLS + 1):
                 judge(0)
         model(0)
         training.backward()
         training.update(optimizer)
     stats = training.finish()
-    assert stats.counts["validation_epoch/forward_pass"] == 3 * (FEW_CALLS + 1)
+    assert stats.counts["validation_epoch/forward_pass"] == 3 * (MAX_TEACHER_CALLS + 1)
     assert stats.counts["validation_epoch"] == 3
     assert stats.step_s == [6.0] * 3
 
 
-def test_a_trained_module_that_teaches_within_the_step_is_no_evaluation(training, model, optimizer, loader):
+def test_no_grad_call_of_trained_module_within_step_is_not_evaluation(training, model, optimizer, loader):
     for batch in loader:
         model(batch)
         with training.no_grad():
-            model(batch)  # the target of a double estimate, say
+            model(batch)  # e.g. the target of double Q-learning
         training.backward()
         training.update(optimizer)
     stats = training.finish()
@@ -74,7 +74,7 @@ def test_a_trained_module_that_teaches_within_the_step_is_no_evaluation(training
     assert stats.step_s == [9.0] * 3
 
 
-def test_sampling_from_the_trained_model_between_steps_is_evaluation(training, model, optimizer, loader):
+def test_sampling_between_steps_is_evaluation(training, model, optimizer, loader):
     for number, batch in enumerate(loader):
         model(batch)
         training.backward()
@@ -100,10 +100,10 @@ def test_sampling_without_a_loader_ends_with_its_last_call(training, model, opti
     stats = training.finish()
     assert stats.counts["validation_epoch/forward_pass"] == 3
     assert stats.total_s["validation_epoch"] == 6.0
-    assert stats.step_s == [6.0, 6.5, 6.5]  # what follows the last is part of none
+    assert stats.step_s == [6.0, 6.5, 6.5]  # time after the last step is outside steps
 
 
-def test_evaluation_may_begin_with_a_module_without_parameters(training, model, optimizer, loader):
+def test_evaluation_can_begin_with_module_without_parameters(training, model, optimizer, loader):
     normalize = Loss(training)
     training.train(model, loader, optimizer)
     with training.no_grad():
@@ -118,7 +118,7 @@ def test_evaluation_may_begin_with_a_module_without_parameters(training, model, 
     assert stats.total_s["forward_pass"] == 12.0
 
 
-def test_a_loss_extends_the_forward_pass_of_evaluation(training, model, optimizer, loader, val_loader):
+def test_loss_extends_the_forward_pass_of_evaluation(training, model, optimizer, loader, val_loader):
     loss = Loss(training)
     training.train(model, loader, optimizer)
     with training.no_grad():
@@ -131,7 +131,7 @@ def test_a_loss_extends_the_forward_pass_of_evaluation(training, model, optimize
     assert stats.total_s["validation_epoch"] == 14.0
 
 
-def test_a_pass_over_the_data_for_its_statistics_is_no_evaluation(training, model, optimizer, loader, val_loader):
+def test_pass_for_data_statistics_is_not_evaluation(training, model, optimizer, loader, val_loader):
     for _ in FakeLoader(training, 5):
         training.spend(0.5)
     training.train(model, loader, optimizer)
@@ -144,7 +144,7 @@ def test_a_pass_over_the_data_for_its_statistics_is_no_evaluation(training, mode
     assert stats.step_s == [7.0] * 3
 
 
-def test_a_pass_for_statistics_begun_within_the_loop_is_no_evaluation(training, model, optimizer, loader):
+def test_statistics_pass_within_the_loop_is_not_evaluation(training, model, optimizer, loader):
     for batch in loader:
         for _ in FakeLoader(training, 2):
             pass
@@ -156,7 +156,7 @@ def test_a_pass_for_statistics_begun_within_the_loop_is_no_evaluation(training, 
     assert stats.step_s == [9.0] * 3
 
 
-def test_a_long_evaluation_is_drained_while_it_goes_on(training, model, optimizer, loader):
+def test_long_evaluation_is_drained_meanwhile(training, model, optimizer, loader):
     drains = []
     on_full = training.recorder.on_full
     training.recorder.on_full = lambda: (drains.append(training.recorder.watermark_ns), on_full())
@@ -176,49 +176,49 @@ def test_a_long_evaluation_is_drained_while_it_goes_on(training, model, optimize
     assert stats.step_s == [7.0] * 6
 
 
-def test_a_long_evaluation_without_a_loader_is_drained_while_it_goes_on(training, optimizer, loader):
+def test_long_evaluation_without_loader_is_drained_meanwhile(training, optimizer, loader):
     model = FakeModule(training, seconds=0.25)
     training.train(model, loader, optimizer)
-    calls = MOST_HELD // 4 + 1_000
+    calls = MAX_PENDING // 4 + 1_000
     with training.no_grad():
         for _ in range(calls):
             model(0)
-    assert len(training.pending.events) < MOST_HELD
+    assert len(training.pending.events) < MAX_PENDING
     training.train(model, loader, optimizer)
     stats = training.finish()
     assert stats.counts == epochs(2, **{"validation_epoch": 1, "validation_epoch/forward_pass": calls})
     assert stats.total_s["validation_epoch"] == calls / 4
 
 
-def test_a_long_evaluation_after_a_fetch_for_nobody_knows_what_is_one(training, optimizer, loader):
+def test_long_evaluation_after_unresolved_fetch_is_recognized(training, optimizer, loader):
     model = FakeModule(training, seconds=0.25)
     training.train(model, loader, optimizer)
     next(iter(loader))
-    calls = MOST_HELD // 4 + 1_000
+    calls = MAX_PENDING // 4 + 1_000
     with training.no_grad():
         for _ in range(calls):
             model(0)
-    assert len(training.pending.events) < MOST_HELD
+    assert len(training.pending.events) < MAX_PENDING
     training.train(model, loader, optimizer)
     stats = training.finish()
     assert stats.counts["validation_epoch"] == 1
     assert stats.counts["validation_epoch/forward_pass"] == calls
 
 
-def test_a_pass_taken_for_evaluation_by_mistake_feeds_the_training_after_some_steps(training, model, optimizer):
+def test_pass_mistaken_for_evaluation_becomes_training_after_some_steps(training, model, optimizer):
     with training.no_grad():
         batches = iter(FakeLoader(training, 20))
-        model(next(batches))  # to look at a first batch
+        model(next(batches))  # to inspect a first batch
     for batch in itertools.islice(batches, 10):
         model(batch)
         training.backward()
         training.update(optimizer)
     stats = training.finish()
     assert stats.counts["forward_pass"] == 10
-    assert stats.counts["data_loading"] == 10 - STRIKES - 1
+    assert stats.counts["data_loading"] == 10 - MAX_MISSES - 1
 
 
-def test_a_pass_that_evaluates_a_batch_at_each_step_is_told_apart_all_the_time(training, model, optimizer):
+def test_pass_evaluated_at_each_step_stays_evaluation(training, model, optimizer):
     batches = iter(FakeLoader(training, 12))
     validation = iter(FakeLoader(training, 12, seconds=0.5))
     for _ in range(12):
@@ -233,9 +233,7 @@ def test_a_pass_that_evaluates_a_batch_at_each_step_is_told_apart_all_the_time(t
     assert stats.step_s == [7.0] * 12
 
 
-def test_evaluation_between_a_batch_and_its_forward_pass_is_no_part_of_the_step(
-    training, model, optimizer, loader, val_loader
-):
+def test_evaluation_between_fetch_and_forward_pass_is_outside_the_step(training, model, optimizer, loader, val_loader):
     for batch in loader:
         with training.no_grad():
             for other in val_loader:
@@ -245,10 +243,10 @@ def test_evaluation_between_a_batch_and_its_forward_pass_is_no_part_of_the_step(
         training.update(optimizer)
     stats = training.finish()
     assert stats.counts == epochs(1, **phases(4, times=3))
-    assert stats.step_s == [6.0, 7.0, 7.0]  # the first batch was handed out when nobody knew of a training yet
+    assert stats.step_s == [6.0, 7.0, 7.0]  # the first batch was drained before the training was detected
 
 
-def test_evaluation_between_micro_batches_is_no_part_of_their_step(training, model, optimizer, val_loader):
+def test_evaluation_between_micro_batches_is_outside_the_step(training, model, optimizer, val_loader):
     batches = iter(FakeLoader(training, 4))
     for _ in range(2):
         for _ in range(2):

@@ -1,8 +1,8 @@
-"""What the seams cost in one process, put in place and taken out in turns: ``python -m benchmarks.seams``.
+"""Cost of the patches in one process, installed and removed in turns: ``python -m benchmarks.patches``.
 
-Three figures: a module call inside of another, which is all that most module calls are; the step of the smallest
-training, with each seam alone and with all of them; and the fetch of a batch, from one loader or from two in turn. A
-session's part (draining, sums, journal, reports, sampling) is not in it; ``unmodified_training`` has all.
+It measures a module call inside another, as nearly all module calls are; the step of the smallest training, with each
+patch alone and with all; and the fetch of a batch, from one loader and from two alternating ones. Costs of a session
+(draining, sums, journal, reports, sampling) are not included; see ``unmodified_training``.
 """
 
 import argparse
@@ -22,23 +22,23 @@ INNER_CALLS: Final = 1000
 INNER_ROUNDS: Final = 300
 STEPS: Final = 100
 STEP_ROUNDS: Final = 40
-WARM_UP: Final = 150  # a changed class makes the interpreter look up anew what it had specialized
+WARM_UP: Final = 150  # changing a class resets the interpreter's specialized lookups
 FETCHED: Final = 400
 FETCH_ROUNDS: Final = 40
-FETCHES: Final = {"one loader": 1, "two in turn": 2}  # how many loaders
-NONE, ALL = "none", "all seams"
+FETCHES: Final = {"one loader": 1, "two alternating": 2}  # how many loaders
+NONE, ALL = "none", "all patches"
 ALONE: Final = ("forward pass", "backward pass", "optimizer")
 
 
 def run() -> list[Figure]:
     """Measure, print and return the cost of a module call that is not outermost; takes about a minute."""
-    measured = result_of("benchmarks.seams", "--inside", is_on=False)
+    measured = result_of("benchmarks.patches", "--inside", is_on=False)
     us: dict[str, list[float]] = measured["call us"]
     added = [on - off for on, off in zip(us[ALL], us[NONE], strict=True)]
-    print(f"A call of a module inside of another: CPU us, {len(added)} interleaved rounds of {INNER_CALLS} calls")
+    print(f"A module call inside another: CPU us, {len(added)} interleaved rounds of {INNER_CALLS} calls")
     rows = [[name, f"{min(values):.3f}", *_cells(values)] for name, values in us.items()]
     least = min(us[ALL]) - min(us[NONE])
-    print_table(["seams", "best", "median", "quartiles"], [*rows, ["difference", f"{least:.3f}", *_cells(added)]])
+    print_table(["patches", "best", "median", "quartiles"], [*rows, ["difference", f"{least:.3f}", *_cells(added)]])
 
     us = measured["step us"]
     print(f"A step of 0.25 ms: CPU us, {len(us[NONE])} interleaved rounds of {STEPS} steps")
@@ -46,14 +46,14 @@ def run() -> list[Figure]:
     for name, values in us.items():
         differences = [on - off for on, off in zip(values, us[NONE], strict=True)]
         rows.append([name, f"{min(values):.1f}", f"{min(values) - min(us[NONE]):+.1f}", *_cells(differences, 1)])
-    print_table(["seams", "best", "added, of the best", "added, median", "quartiles"], rows)
-    for name in FETCHES:
-        us = measured[name]
+    print_table(["patches", "best", "added, of the best", "added, median", "quartiles"], rows)
+    for fetched in FETCHES:
+        us = measured[fetched]
         added = [on - off for on, off in zip(us[ALL], us[NONE], strict=True)]
-        print(f"Fetches of a batch, {name}: CPU us, {len(added)} interleaved rounds of {FETCHED} fetches")
+        print(f"Fetches of a batch, {fetched}: CPU us, {len(added)} interleaved rounds of {FETCHED} fetches")
         least = min(us[ALL]) - min(us[NONE])
-        rows = [[seams, f"{min(values):.3f}", *_cells(values)] for seams, values in us.items()]
-        print_table(["seams", "best", "median", "quartiles"], [*rows, ["difference", f"{least:.3f}", *_cells(added)]])
+        rows = [[name, f"{min(values):.3f}", *_cells(values)] for name, values in us.items()]
+        print_table(["patches", "best", "median", "quartiles"], [*rows, ["difference", f"{least:.3f}", *_cells(added)]])
     us, added = (
         measured["call us"],
         [on - off for on, off in zip(measured["call us"][ALL], measured["call us"][NONE], strict=True)],
@@ -73,66 +73,66 @@ def _cells(values: list[float], decimals: int = 3) -> list[str]:
     return [f"{middle:.{decimals}f}", f"{lower:.{decimals}f} - {upper:.{decimals}f}"]
 
 
-class Seams:
-    """Puts seams in place as a run would, and takes them out."""
+class SwitchablePatches:
+    """Installs patches as a run would, and removes them."""
 
     def __init__(self) -> None:
         from training_profiler.instrumentation.instrumentation import PATCHES, Instrumentation
-        from training_profiler.recording.data_loader import LoaderBook
+        from training_profiler.recording.data_loader import LoaderRegistry
         from training_profiler.recording.recorder import Recorder
 
         self.names = tuple(PATCHES)
         self._all, self._table = dict(PATCHES), PATCHES
-        self._recorder = Recorder()  # nobody listens: what is recorded is thrown away
-        loaders = LoaderBook()
-        self._watch = Instrumentation(self._recorder, lambda: lambda at_ns: None, lambda: loaders)
+        self._recorder = Recorder()  # without a session: events are discarded
+        loaders = LoaderRegistry()
+        self._instrumentation = Instrumentation(self._recorder, lambda: lambda at_ns: None, lambda: loaders)
 
-    def put_in(self, names: tuple[str, ...]) -> None:
-        """Put the seams of these names in place, and no other."""
+    def install(self, names: tuple[str, ...]) -> None:
+        """Install the patches of these names, and no others."""
         import torch
 
         with patch.dict(self._table, {name: self._all[name] for name in names}, clear=True):
-            self._watch.install(torch)
+            self._instrumentation.install(torch)
 
-    def take_out(self) -> None:
-        """Take out all, and forget what they recorded."""
-        self._watch.uninstall()
+    def uninstall(self) -> None:
+        """Remove all patches, and discard what they recorded."""
+        self._instrumentation.uninstall()
         self._recorder.discard()
 
 
 def in_turns(
-    seams: Seams, sets: dict[str, tuple[str, ...]], rounds: int, work: Callable[[], float]
+    patches: SwitchablePatches, sets: dict[str, tuple[str, ...]], rounds: int, work: Callable[[], float]
 ) -> dict[str, list[float]]:
-    """Return what ``work`` returns with each set of seams, one entry a round."""
-    found: dict[str, list[float]] = {name: [] for name in sets}
+    """Return the results of ``work`` with each set of patches, one per round."""
+    values: dict[str, list[float]] = {name: [] for name in sets}
     for number in range(-1, rounds):
         for name in list(sets) if number % 2 else list(reversed(sets)):
-            seams.put_in(sets[name])
-            value = work()
-            seams.take_out()
+            patches.install(sets[name])
+            us = work()
+            patches.uninstall()
             if number >= 0:
-                found[name].append(value)
-    return found
+                values[name].append(us)
+    return values
 
 
 def measure() -> dict[str, Any]:
-    """Return the CPU us of calls and of steps, by the seams in place."""
+    """Return the CPU us of calls and of steps, by installed patches."""
     import torch
 
     torch.set_num_threads(1)
-    seams = Seams()
-    both = {NONE: (), ALL: seams.names}
-    rest = tuple(name for name in seams.names if name not in ALONE)
-    sets = {NONE: (), **{name: (name,) for name in ALONE}, "all others": rest, ALL: seams.names}
+    patches = SwitchablePatches()
+    both = {NONE: (), ALL: patches.names}
+    rest = tuple(name for name in patches.names if name not in ALONE)
+    sets = {NONE: (), **{name: (name,) for name in ALONE}, "all others": rest, ALL: patches.names}
     return {
-        "call us": in_turns(seams, both, INNER_ROUNDS, inner_call()),
-        "step us": in_turns(seams, sets, STEP_ROUNDS, step()),
-        **{name: in_turns(seams, both, FETCH_ROUNDS, fetches(count)) for name, count in FETCHES.items()},
+        "call us": in_turns(patches, both, INNER_ROUNDS, inner_call()),
+        "step us": in_turns(patches, sets, STEP_ROUNDS, step()),
+        **{name: in_turns(patches, both, FETCH_ROUNDS, fetches(count)) for name, count in FETCHES.items()},
     }
 
 
 def inner_call() -> Callable[[], float]:
-    """Return a function that returns the CPU us of calling a module that does nothing, inside of another."""
+    """Return a function that returns the CPU us of calling an empty module inside another."""
     import torch
 
     class Inner(torch.nn.Module):
@@ -158,7 +158,7 @@ def inner_call() -> Callable[[], float]:
     outer, x = Outer(), torch.zeros(1)
 
     def work() -> float:
-        outer(x)  # the first call of a kind is looked into
+        outer(x)  # the first call of a class is explored
         outer(x)
         return outer.us
 
@@ -170,7 +170,7 @@ def fetches(loaders: int) -> Callable[[], float]:
     import torch
     from torch.utils.data import DataLoader
 
-    data: Any = [(torch.zeros(8, 8), torch.zeros(8))] * (loaders + WARM_UP + FETCHED)  # the cheapest there are
+    data: Any = [(torch.zeros(8, 8), torch.zeros(8))] * (loaders + WARM_UP + FETCHED)  # the cheapest batches possible
     weight = torch.zeros(1, requires_grad=True)
     made = [DataLoader(data, batch_size=None) for _ in range(loaders)]
 
@@ -181,7 +181,7 @@ def fetches(loaders: int) -> Callable[[], float]:
     def work() -> float:
         iterators = [iter(loader) for loader in made]
         fetch(iterators, loaders)
-        (weight * 2).backward()  # so that the passes are known to train
+        (weight * 2).backward()  # so that the passes are known to be training
         fetch(iterators, WARM_UP)
         begin_ns = thread_time_ns()
         fetch(iterators, FETCHED)

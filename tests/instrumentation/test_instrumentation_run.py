@@ -1,0 +1,187 @@
+"""Instrumentation after errors, at the end of a run, and in a forked child."""
+
+import logging
+import sys
+import threading
+import types
+
+import pytest
+import torch
+
+from tests.support.instrumented import InstrumentedTorch
+from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.instrumentation import PATCHES
+from training_profiler.instrumentation.training_thread import FORWARD, FREE
+from training_profiler.recording.recorder import Recorder
+
+every_patch = pytest.mark.parametrize("name", PATCHES)
+
+
+def on_another_thread(work):
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(work()))
+    thread.start()
+    thread.join()
+    return answers[0]
+
+
+@pytest.mark.parametrize("method", ["call_begins", "call_ends", "backward_begins", "backward_ends", "update_begins"])
+def test_error_of_ours_removes_all_patches_and_training_continues(instrumented, monkeypatch, caplog, method):
+    def fails(*args):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(instrumented.context.current_detector(), method, fails)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight = model.weight.detach().clone()
+    with caplog.at_level(logging.WARNING, "training_profiler"):
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    assert not torch.equal(model.weight, weight)
+    assert instrumented.context.detector is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "instrumentation disabled, the training goes on: ZeroDivisionError: ours"
+    ]
+    assert instrumented.instrumentation.notes()[0] == "not instrumented: all patches (ZeroDivisionError: ours)"
+    assert instrumented.run.recorder.watermark_ns is None
+
+
+@pytest.mark.parametrize("method", ["fetch_begins", "fetch_ends", "fetch_fails"])
+def test_error_of_ours_loses_no_batch(instrumented, monkeypatch, method):
+    def fails(*args):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(instrumented.context.current_detector(), method, fails)
+    assert list(torch.utils.data.DataLoader([1.0, 2.0])) == [torch.tensor([1.0]), torch.tensor([2.0])]
+    assert instrumented.context.detector is None
+
+
+def test_error_of_ours_loses_no_checkpoint(instrumented, monkeypatch, tmp_path):
+    def fails():
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(instrumented.context.current_detector().phases, "end_evaluation", fails)
+    torch.save([1], tmp_path / "model.pt")
+    assert torch.load(tmp_path / "model.pt") == [1]
+    assert "all patches" in instrumented.instrumentation.missing
+
+
+def test_error_at_close_leaves_nothing_behind(instrumented, monkeypatch):
+    def fails():
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(instrumented.context.current_detector(), "close", fails)
+    with pytest.raises(ZeroDivisionError):
+        instrumented.instrumentation.close()
+    assert instrumented.run.recorder.watermark_ns is None
+    assert instrumented.context.detector is None
+
+
+def train(steps=2):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+
+def test_recorded_training_has_no_notes(instrumented):
+    train()
+    assert instrumented.instrumentation.is_training
+    instrumented.instrumentation.close()
+    assert instrumented.instrumentation.has_trained
+    assert instrumented.instrumentation.notes() == []
+
+
+def test_gradients_without_updates_are_noted(instrumented):
+    model = torch.nn.Linear(2, 1)
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+    instrumented.instrumentation.close()
+    assert instrumented.instrumentation.has_trained
+    (note,) = instrumented.instrumentation.notes()
+    assert note.startswith("steps could not be detected: gradients were computed 3 times")
+
+
+def test_gradients_without_updates_are_fine_with_manual_steps(instrumented):
+    torch.nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()
+    instrumented.instrumentation.use_manual_steps()
+    instrumented.instrumentation.close()
+    assert instrumented.instrumentation.notes() == []
+
+
+def test_without_gradients_the_reason_counts_forward_passes(instrumented):
+    with torch.no_grad():
+        for _ in range(3):
+            torch.nn.Linear(2, 1)(torch.ones(1, 2))
+    instrumented.instrumentation.close()
+    assert not instrumented.instrumentation.has_trained
+    assert instrumented.instrumentation.why_nothing() == (
+        "no gradient was computed, so there was no training (3 forward passes without one)"
+    )
+
+
+def test_without_events_the_reason_is_no_training(instrumented):
+    instrumented.instrumentation.close()
+    assert "no training was found" in instrumented.instrumentation.why_nothing()
+    assert instrumented.sessions == 0
+
+
+def test_patch_replaced_by_the_program_is_noted(instrumented, monkeypatch):
+    ours = torch.autograd.backward
+    monkeypatch.setattr(torch.autograd, "backward", lambda *args, **kwargs: ours(*args, **kwargs))
+    train()
+    instrumented.instrumentation.close()
+    assert instrumented.instrumentation.notes() == ["another library or the program replaced the 'backward pass' patch"]
+    monkeypatch.undo()
+    torch.autograd.backward = ours.__wrapped__  # the program's function stayed, and referred to ours
+
+
+def test_replaced_excepthook_is_not_noted(instrumented, monkeypatch):
+    ours = sys.excepthook
+    monkeypatch.setattr(sys, "excepthook", lambda *error: ours(*error))
+    train()
+    instrumented.instrumentation.close()
+    assert instrumented.instrumentation.notes() == []
+    monkeypatch.undo()
+    sys.excepthook = sys.__excepthook__
+
+
+def test_forked_child_starts_again(instrumented):
+    instrumentation = instrumented.instrumentation
+    train()
+    instrumentation.context.training_thread.busy_with = FORWARD
+    instrumentation.after_fork_in_child()
+    assert (
+        instrumentation.context.training_thread.ident,
+        instrumentation.context.training_thread.is_confirmed,
+        instrumentation.context.training_thread.busy_with,
+    ) == (
+        0,
+        False,
+        FREE,
+    )
+    assert instrumentation.context.detector is None
+    assert not instrumentation.is_training
+    assert instrumented.run.recorder.watermark_ns is None
+    assert on_another_thread(instrumentation.context.confirm_training) is not None
+
+
+def test_a_torch_without_tracing_context_is_never_tracing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch._guards", types.ModuleType("torch._guards"))
+    context = PatchContext(Recorder(), lambda: None, lambda error: None)
+    context.use_compiler_of(torch)
+    assert not context.is_tracing()
+
+
+def test_watermark_starts_at_the_first_event():
+    instrumented = InstrumentedTorch()
+    instrumented.instrumentation.install(torch)
+    try:
+        instrumented.clock.advance(5)
+        before_ns = instrumented.clock.now_ns
+        instrumented.context.current_detector()
+        assert before_ns < instrumented.run.recorder.watermark_ns < instrumented.clock()
+    finally:
+        instrumented.instrumentation.uninstall()

@@ -1,0 +1,119 @@
+"""Everything a patch may ask for: the training thread, its loop detector, and what to do after an error."""
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from training_profiler.instrumentation.ddp_statistics import GradientSync
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
+from training_profiler.instrumentation.patching import Patches, after_import
+from training_profiler.instrumentation.sync_points import SyncPoints
+from training_profiler.instrumentation.training_thread import TrainingThread
+from training_profiler.recording.recorder import Recorder
+
+Install = Callable[[Patches, "PatchContext", Any], None]  # the last argument is the torch module
+
+
+class PatchContext:
+    """The state that all patches of a process share.
+
+    Args:
+        recorder: of this process.
+        create_detector: called at the first event of a training thread. Returns its loop detector, or None if this
+            process is not profiled.
+        on_error: called with an error of the profiler's own. Must not raise it into the training.
+    """
+
+    __slots__ = (
+        "_create_detector",
+        "_recorder",
+        "detector",
+        "gradient_sync",
+        "has_grad_scaler",
+        "is_compiling",
+        "is_tracing",
+        "on_error",
+        "sync_points",
+        "training_thread",
+        "updates_on_other_threads",
+    )
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        create_detector: Callable[[], LoopDetector | None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self.training_thread: Final = TrainingThread()
+        self.detector: LoopDetector | None = None  # changed by use_detector alone
+        self.on_error: Final = on_error
+        self.is_compiling: Callable[[], bool] = _never
+        self.is_tracing: Callable[[], bool] = _never  # a compiler behind dynamo traces, e.g. AOTAutograd
+        self.has_grad_scaler = False  # a GradScaler was used, so updates may be skipped
+        self.updates_on_other_threads = 0  # while the training thread runs
+        self._recorder = recorder
+        self._create_detector = create_detector
+        self.reset_rank_observations()
+
+    def reset_rank_observations(self) -> None:
+        """Start with empty records of gradient synchronization and sync points."""
+        self.sync_points = SyncPoints()
+        self.gradient_sync = GradientSync(
+            self.sync_points,
+            lambda: self._recorder.clock(),
+            backwards=lambda: None if self.detector is None else self.detector.backwards,
+        )
+
+    def use_compiler_of(self, torch: Any) -> None:
+        """Ask this torch whether it is compiling or tracing."""
+        self.is_compiling = torch.compiler.is_dynamo_compiling
+        tracing = getattr(sys.modules.get("torch._guards"), "TracingContext", None)  # private: may be gone
+        if tracing is not None:
+            self.is_tracing = lambda: tracing.try_get() is not None
+
+    def use_detector(self, detector: LoopDetector | None) -> None:
+        """Send events to ``detector`` from now on."""
+        self.detector = detector
+        self.training_thread.confirmed_detector = None  # until a gradient or an update confirms the thread
+
+    def current_detector(self, is_module_call: bool = False) -> LoopDetector | None:
+        """Return the loop detector on the training thread (see ``TrainingThread.is_current``); None on others."""
+        return self._detector_of_this_thread() if self.training_thread.is_current(is_module_call) else None
+
+    def confirm_training(self) -> LoopDetector | None:
+        """Return the same for an event that only a training has: a gradient or an update."""
+        detector = self._detector_of_this_thread() if self.training_thread.claim() else None
+        if detector is not None:
+            self.training_thread.confirmed_detector = detector
+        return detector
+
+    def _detector_of_this_thread(self) -> LoopDetector | None:
+        detector = self.detector
+        if detector is not None and detector.pending.events is self._recorder.buffer().events:
+            return detector
+        return self._create_detector()
+
+    def events_of_other_thread(self) -> list[int] | None:
+        """Return the calling thread's events; None on the training thread, and before a run."""
+        if self.detector is None or threading.get_ident() == self.training_thread.ident:
+            return None
+        return self._recorder.buffer().events
+
+    def after_import(self, name: str, replace: Callable[[str], None], patches: Patches) -> None:
+        """Call ``replace(name)`` once module ``name`` is imported: now, or right after its import."""
+        if name in sys.modules:
+            replace(name)
+        else:
+            patches.keep(after_import(name, lambda: self.guarded(lambda: replace(name))))
+
+    def guarded(self, work: Callable[[], None]) -> None:
+        """Do ``work``; an exception goes to ``on_error``."""
+        try:
+            work()
+        except Exception as error:
+            self.on_error(error)
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,45 @@
+"""The integers of the event stream: codes of events, kinds of marks, and the functions that read them.
+
+An event is a time in ns and a code. The code of an enter is the section's id plus the bits below; an exit has the
+negative of its enter. ``LOADER + k`` is neither: it says that the batches from here on come from data loader ``k``.
+"""
+
+from typing import Final
+
+INFERRED: Final = 1 << 20  # recorded by a patch, not by the user
+TIME_ONLY: Final = 1 << 21  # the span adds time to its section, but does not count as an execution
+SECTION_MASK: Final = INFERRED - 1  # leaves the section's id of an enter's code
+DISCARDED: Final = 1 << 24  # subtracted from the code of an exit whose span does not count, e.g. of an empty fetch
+LOADER: Final = 1 << 26
+
+STEP_END, EPOCH_BEGIN, EPOCH_END, LOOP_BEGIN = range(4)  # kinds of marks
+
+
+def time_only(code: int) -> int:
+    """Return the code of a span that adds time to the section of ``code`` without counting."""
+    return code | TIME_ONLY
+
+
+def discarded_exit(code: int) -> int:
+    """Return the code of an exit that ends the span of the enter ``code`` without counting it."""
+    return -code - DISCARDED
+
+
+def loader_code(loader_id: int) -> int:
+    """Return the code of the event after which batches come from this loader."""
+    return LOADER | loader_id
+
+
+def is_loader(code: int) -> bool:
+    """Return whether ``code`` names a data loader, so that it is neither an enter nor an exit."""
+    return bool(abs(code) & LOADER)
+
+
+def is_inferred(code: int) -> bool:
+    """Return whether a patch recorded the enter or exit ``code``."""
+    return bool(abs(code) & INFERRED)
+
+
+def section_id(code: int) -> int:
+    """Return the section's id of an enter or an exit."""
+    return abs(code) & SECTION_MASK

@@ -75,7 +75,7 @@ MAY_BE_ASSIGNED = {
     ("recording", ANY),
     # Sums and counts are records: to give each field a method would only repeat its name.
     ("aggregation", "self.interval"),
-    ("aggregation", "self.rows"),
+    ("aggregation", "self.intervals"),
     ("aggregation", "self.totals"),
     ("aggregation", "self.totals.sections"),
     ("aggregation", "totals"),

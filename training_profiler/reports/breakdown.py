@@ -44,7 +44,7 @@ def _table(snapshot: Snapshot, rows: list[tuple[int, SectionStats]], layout: Lay
     for times in ((*TIMES, *MORE_TIMES), TIMES):
         columns = _columns(snapshot, [section for _, section in rows], times)
         room = layout.width - sum(column_width(header, cells) for header, *cells in columns)
-        if layout.width > WIDTH and room >= min(MIN_NAME_WIDTH, max(map(len, names))):
+        if layout.width > WIDTH and room >= min(MIN_NAME_WIDTH, max(map(len, names), default=0)):
             break
     names = ["section", *(shortened(name, room) for name in names)]
     headers, *cells = zip(names, *columns, strict=True)

@@ -191,7 +191,7 @@ def test_a_discarded_manual_section_hides_nothing_after_it(run):
     waiting = run.section("data_loading")
     waiting.__enter__()
     run.infer("data_loading")
-    waiting.cancel()
+    waiting.discard()
     run.infer("forward_pass")
     assert run.stats()[0] == {"forward_pass": 1}
 

@@ -143,13 +143,13 @@ def test_a_section_that_stays_open_keeps_its_event(small_pool, monkeypatch):
     assert run.device_s()["training"] == (1, pytest.approx(0.5 + 50 * 1.001))
 
 
-def test_cancelled_spans_give_their_events_back(small_pool, monkeypatch):
+def test_discarded_spans_give_their_events_back(small_pool, monkeypatch):
     run = device_run(monkeypatch)
     for _ in range(100):
         section = run.section("data_loading")
         section.__enter__()
         run.clock.advance(0.5)
-        section.cancel()
+        section.discard()
         run.flush()
     run.work("forward_pass", device_s=0.5)
     run.clock.advance(1)

@@ -19,7 +19,7 @@ class Training(FakeTraining):
         self.run.look()
 
     def device_s(self) -> dict[str, tuple[int, float]]:
-        self.detector.finish()
+        self.detector.close()
         self.recorder.watermark_ns = None
         self.spend(100.0)
         return {name: (count, round(seconds, 6)) for name, (count, seconds) in self.run.device_s().items()}

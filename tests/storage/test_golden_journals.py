@@ -47,7 +47,7 @@ def write_journal(folder: Path, rank: int) -> None:
     run.journal = Journal(
         folder / f"rank{rank}.jsonl", rank, run.names, run.clock(), run.accumulator.warmup_steps, begin
     )
-    main, aux = LoaderCounts("main", serial=7), LoaderCounts("aux", serial=8)
+    main, aux = LoaderCounts("main", loader_id=7), LoaderCounts("aux", loader_id=8)
     run.loaders, main.requested_share = [main, aux], 0.75
     run.accumulator.slowed_by_capture.begin(20)
     run.accumulator.slowed_by_capture.end(22)

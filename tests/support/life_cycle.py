@@ -45,8 +45,8 @@ CALLS: Final = {
     ("storage.run_files", "RunFiles", "write_report"): "write report",
     ("storage.run_files", "RunFiles", "close"): "close journal",
     ("sinks.console", "Console", "print"): "print",
-    ("instrumentation.rank_patches", "RankPatches", "finish"): "close instrumentation",
-    ("instrumentation.rank_patches", "RankPatches", "in_child"): "forget instrumentation",
+    ("instrumentation.rank_patches", "RankPatches", "close"): "close instrumentation",
+    ("instrumentation.rank_patches", "RankPatches", "after_fork_in_child"): "forget instrumentation",
 }
 
 

@@ -60,12 +60,12 @@ def _sampled(handover_s: float, work: Callable[[], None]) -> tuple[list[Sample],
     sampler = LineSampler(perf_counter_ns, lambda _, part: part())
     sampler.start(HZ, perf_counter_ns())
     try:
-        sampler.take()
+        sampler.pop_samples()
         work()
     finally:
         sampler.close()
         line_sampler.HANDOVER_S = HANDOVER_S  # type: ignore[misc]
-    return sampler.take(), sampler
+    return sampler.pop_samples(), sampler
 
 
 def augment(count: int) -> int:

@@ -1,4 +1,4 @@
-"""What the machine monitor costs: ``python -m benchmarks.machine_monitor [--seconds S]``.
+"""What the system monitor costs: ``python -m benchmarks.machine_monitor [--seconds S]``.
 
 The CPU time of its thread over wall time, at one sample per second, while the process multiplies matrices; like a
 training, that leaves the caches cold. Once alone and once with eight idle children, like a DataLoader's workers.
@@ -27,7 +27,7 @@ def run(run_s: float = 40.0) -> list[Figure]:
         samples, cpu_ns, wall_ns = _measured(children, run_s)
         percent = 100 * cpu_ns / wall_ns
         rows.append([children, samples, f"{cpu_ns / NS_PER_US / samples:.0f} us", f"{percent:.3f}%"])
-        what = f"machine monitor at {EVERY_S:g} s, {children} children, CPU of its thread, of one core"
+        what = f"system monitor at {EVERY_S:g} s, {children} children, CPU of its thread, of one core"
         stats.append(Figure(what, percent, MOST_CPU, "%", 3))
     print(f"Machine monitor, a sample every {EVERY_S:g} s, beside matrix products")
     print_table(["children", "samples", "CPU per sample", "CPU over wall"], rows)

@@ -2,7 +2,7 @@
 
 Two processes of the same training differ by up to 4 % because of their memory layout, which is more than the cost
 (``unmodified_training`` compares processes). Here one process trains, and every fifth of a second the patches, the line
-sampler and the machine monitor are switched on or off. Drains, sums, the journal and the trackers (JSON lines, and
+sampler and the system monitor are switched on or off. Drains, sums, the journal and the trackers (JSON lines, and
 TensorBoard if installed) run while they are on. A pair is two successive blocks. Blocks of long steps last a second, so
 that the monitor samples as often as in a training.
 """
@@ -76,7 +76,7 @@ class SwitchableProfiling:
         if is_on == self._is_on:
             return
         self._is_on = is_on
-        instrumentation, session = self._process.watch, self._process.session
+        instrumentation, session = self._process.instrumentation, self._process.session
         assert instrumentation is not None
         assert session is not None
         if is_on:

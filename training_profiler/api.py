@@ -1,4 +1,4 @@
-"""The public API while profiling is on: the process's one recorder and its session."""
+"""The public API while profiling is on: the recorder of the process and its session."""
 
 import multiprocessing
 import sys
@@ -22,7 +22,7 @@ T = TypeVar("T")
 _process = Process(Recorder())
 profile_section = _process.recorder.section
 at_fork(lambda: _process.after_fork_in_child())
-_process.look_for_ranks()
+_process.install_rank_patches()
 for _sentence in unknown_variables():
     warnings.warn(_sentence, ProfilerWarning, stacklevel=2)
 
@@ -47,27 +47,28 @@ def start_training_profiling(
     rank_wait_s: float | None = None,
     capture: str | None = None,
 ) -> None:
-    """Begin a run, of which all wall time is accounted for and reported; or change the settings of the one under way.
+    """Start a run, or change the settings of the running one. The report accounts for all wall time of a run.
 
-    What is not given is taken from its variable, ``RECTIFIED_FLOW_PROFILE_LOG_EVERY`` and so on, else by default.
+    A missing argument is read from its environment variable, such as ``RECTIFIED_FLOW_PROFILE_LOG_EVERY``. Without the
+    variable the default holds.
 
     Args:
         log_every: steps between periodic reports; 50 by default.
         format: ``"table"`` (default) or ``"lines"``, one greppable line a section.
         dir: folder in which the run makes a folder of its own; ``"runs"`` by default.
         stream: ``"stdout"`` (default) or ``"stderr"``.
-        warmup: first steps to leave out of averages; ``"auto"`` (default) tells them by their length.
+        warmup: first steps to leave out of averages; ``"auto"`` (default) detects them by their duration.
         flush_s: longest time in s between two writes to the journal; 10 by default.
         max_names: section names that get a row of their own; 500 by default.
-        sample_hz: samples a second of the line that runs; 50 by default, 0 for none.
+        sample_hz: samples a second of the running line of code; 50 by default, 0 for none.
         timing: clock of sections on an accelerator: ``"auto"`` (default), ``"host"``, ``"events"`` or ``"sync"``.
-        monitor_s: time in s between two looks at the machine; 1 by default, 0 for none.
+        monitor_s: time in s between two samples of the machine; 1 by default, 0 for none.
         flops: whether the FLOPs of the model are counted, once, in an early step; True by default.
         sinks: trackers that get the metrics, of wandb, tensorboard, jsonl, prometheus, mlflow and csv; none by default.
         log_scalars_every_n_steps: steps between two rows of a loader's metrics; as often as trackers can by default.
-        thresholds: thresholds of rules by their code, where they shall differ, such as ``{"data-transfer": 0.2}``.
+        thresholds: thresholds of rules by their code, where they should differ, such as ``{"data-transfer": 0.2}``.
         checklist: whether the final summary ends with the quick checklist; False by default.
-        rank_wait_s: longest time in s that a rank waits for others at its end; 2 by default, 0 for none.
+        rank_wait_s: longest time in s that a rank waits for the others at the end; 2 by default, 0 for none.
         capture: when deep capture records, such as ``"steps=100-103"``; on request only by default.
 
     Raises:
@@ -76,9 +77,9 @@ def start_training_profiling(
     arguments = {name: value for name, value in locals().items() if value is not None}
     settings = usable_settings(arguments)
     if is_being_spawned() or (is_worker() and multiprocessing.current_process().daemon):
-        return  # a daemonic child serves a DataLoader or a pool; one that trains is an ordinary process
+        return  # a daemonic child serves a DataLoader or a pool; a child that trains is not daemonic
     if _process.is_silent and multiprocessing.parent_process() is None:
-        return  # forked by hand: its run is its parent's
+        return  # forked by os.fork: the run belongs to the parent
     _process.start(settings)
 
 
@@ -91,13 +92,13 @@ def profile_step() -> None:
     """End a training step. Call it once an optimizer update, at the end of the loop's body."""
     session = _process.running()
     if session is not None and _process.phase == "train":
-        if session.watch is not None:
-            session.watch.use_manual_steps()
+        if session.instrumentation is not None:
+            session.instrumentation.use_manual_steps()
         session.step()
 
 
 class _Context:
-    """A context that tells the session of its begin and its end."""
+    """A context that does nothing; subclasses mark an epoch or a phase."""
 
     def __enter__(self) -> None:
         pass
@@ -142,7 +143,7 @@ def profile_epoch(n: int) -> _Context:
     """Return a context around one epoch; at its end the epoch's summary is printed.
 
     Args:
-        n: number of the epoch, as it shall stand in the summary.
+        n: number of the epoch, as the summary shows it.
     """
     try:
         return _Epoch(int(n))
@@ -154,8 +155,8 @@ def profile_epoch(n: int) -> _Context:
 def profile_phase(phase: str) -> _Context:
     """Return a context around one phase of the loop.
 
-    ``"validation"`` is one ``validation_epoch``: what happens inside is part of no training step, and
-    ``profile_step`` there ends none. ``"train"`` is what holds without any.
+    ``"validation"`` is recorded as the section ``validation_epoch``. Its time belongs to no training step, and
+    ``profile_step`` inside of it is ignored. ``"train"`` is the default phase.
 
     Args:
         phase: ``"train"`` or ``"validation"``.
@@ -178,13 +179,13 @@ def _note(sentence: str) -> None:
 
 
 def profile_dataloader(loader: Iterable[T], name: str | None = None, proportion: float | None = None) -> Iterable[T]:
-    """Return a loader that gives the same batches and books each wait for one under ``data_loading``.
+    """Return a loader that gives the same batches and records each wait for a batch as ``data_loading``.
 
     All other attributes are the loader's own.
 
     Args:
         loader: anything that can be iterated, such as a ``torch.utils.data.DataLoader``.
-        name: how reports call it; ``"0"``, ``"1"``, ... by default.
+        name: its name in reports; ``"0"``, ``"1"``, ... by default.
         proportion: the share of the training's batches that are to come from it, such as 0.25; reports then say
             whether they do.
     """
@@ -201,7 +202,7 @@ def profile_dataloader(loader: Iterable[T], name: str | None = None, proportion:
 
 
 def _share(proportion: object) -> float | None:
-    """Return the share that was given; None where it cannot be one, which is noted."""
+    """Return the given share; None with a note if it is invalid."""
     try:
         share = float(proportion)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -209,14 +210,14 @@ def _share(proportion: object) -> float | None:
     if 0 <= share <= 1:
         return share
     _note(
-        f"profile_dataloader(proportion={proportion!r}) is no share of the batches from 0 to 1 and was ignored; "
+        f"profile_dataloader(proportion={proportion!r}) is not a share of the batches between 0 and 1 and was ignored; "
         f"example: proportion=0.25"
     )
     return None
 
 
 def start_instrumentation(begin_ns: int) -> None:
-    """Watch the training of this process, whose code nobody edited; torch has just been imported.
+    """Instrument the unmodified training of this process. Called right after the import of torch.
 
     Args:
         begin_ns: when the process began, by the recorder's clock.
@@ -225,17 +226,17 @@ def start_instrumentation(begin_ns: int) -> None:
 
 
 def why_nothing() -> str | None:
-    """Return why this process, which imported torch, has nothing to report; None where it has."""
+    """Return why this process has nothing to report although it imported torch; None if it has a report."""
     session = _process.session
-    if session is not None and (session.watch is None or session.has_reported):
+    if session is not None and (session.instrumentation is None or session.has_reported):
         return None
-    if _process.watch is None:
-        return "torch was imported, but could not be watched"
-    return _process.watch.why_nothing()
+    if _process.instrumentation is None:
+        return "torch was imported, but could not be instrumented"
+    return _process.instrumentation.why_nothing()
 
 
 def is_profiling_enabled() -> bool:
-    """Return whether this process records; False after a stop, and in workers."""
+    """Return whether this process records. False after a stop and in workers."""
     if _process.session is not None:
         return _process.session.is_running
     return not (_process.is_silent or _process.was_stopped or is_worker())

@@ -23,7 +23,7 @@ def test_a_sample_belongs_to_the_open_section():
     run = FakeRun()
     with run.section("forward_pass"):
         run.clock.advance(1)
-        run.look(MODEL)
+        run.sample_line(MODEL)
         run.clock.advance(1)
     run.clock.advance(1)
     assert attributed(run) == {("forward_pass", MODEL): 1}
@@ -33,13 +33,13 @@ def test_a_sample_belongs_to_the_innermost_section():
     run = FakeRun()
     with run.section("forward_pass"):
         run.clock.advance(1)
-        run.look(MODEL)
+        run.sample_line(MODEL)
         run.clock.advance(1)
         with run.section("attention"):
             run.clock.advance(1)
-            run.look(MODEL, 2)
+            run.sample_line(MODEL, 2)
             run.clock.advance(1)
-        run.look(BATCH)
+        run.sample_line(BATCH)
         run.clock.advance(1)
     run.clock.advance(1)
     assert attributed(run) == {("forward_pass", MODEL): 1, ("attention", MODEL): 2, ("forward_pass", BATCH): 1}
@@ -50,7 +50,7 @@ def test_a_section_open_over_many_drains_keeps_its_samples():
     with run.section("forward_pass"):
         for _ in range(5):
             run.clock.advance(1)
-            run.look(MODEL)
+            run.sample_line(MODEL)
             run.clock.advance(1)
             run.drain()
         assert attributed(run) == {("forward_pass", MODEL): 5}
@@ -60,7 +60,7 @@ def test_samples_in_validation_are_separate_from_training():
     run = FakeRun()
     with run.section("validation_epoch"), run.section("forward_pass"):
         run.clock.advance(1)
-        run.look(MODEL)
+        run.sample_line(MODEL)
         run.clock.advance(1)
     run.clock.advance(1)
     assert attributed(run) == {("validation_epoch/forward_pass", MODEL): 1}
@@ -70,7 +70,7 @@ def test_the_profilers_own_time_has_no_lines():
     run = FakeRun()
     with run.section(PROFILER):
         run.clock.advance(1)
-        run.look(LOSS)
+        run.sample_line(LOSS)
         run.clock.advance(1)
     run.clock.advance(1)
     assert attributed(run) == {}
@@ -81,7 +81,7 @@ def test_a_sample_waits_until_its_events_are_drained():
     with run.section("forward_pass"):
         run.clock.advance(1)
         run.drain()
-        run.look(MODEL)  # exactly at the drain, so after it
+        run.sample_line(MODEL)  # exactly at the drain, so after it
         run.clock.advance(1)
         assert run.accumulator.totals.lines == {}
     assert attributed(run) == {("forward_pass", MODEL): 1}
@@ -105,7 +105,7 @@ def test_waiting_samples_are_bounded(monkeypatch):
     monkeypatch.setattr("training_profiler.aggregation.lines.MOST_WAITING", 5)
     run = FakeRun()
     for _ in range(4):
-        run.look(LOSS, 2)
+        run.sample_line(LOSS, 2)
         run.drain()
     run.clock.advance(1)
     assert attributed(run) == {("", LOSS): 5}
@@ -115,7 +115,7 @@ def test_samples_of_no_section_count_as_in_steps_once_the_step_is_complete():
     run = FakeRun()
     run.step(forward_pass=1)
     run.clock.advance(1)
-    run.look(BATCH)
+    run.sample_line(BATCH)
     run.clock.advance(1)
     assert attributed(run) == {("", BATCH): 1}
     run.recorder.mark(STEP_END)
@@ -126,14 +126,14 @@ def test_samples_of_a_step_cut_by_an_epoch_are_outside_steps():
     run = FakeRun()
     run.begin_epoch(1)
     run.step(forward_pass=1)
-    run.look(BATCH)
+    run.sample_line(BATCH)
     run.clock.advance(1)
     run.drain()
     run.end_epoch()
     run.begin_epoch(2)
     run.clock.advance(1)
     run.step(forward_pass=1)
-    run.look(LOSS)
+    run.sample_line(LOSS)
     run.clock.advance(1)
     run.recorder.mark(STEP_END)
     run.flush()
@@ -144,11 +144,11 @@ def train(run: FakeRun, steps: int = 40) -> None:
     """Pass steps of 4 s: forward 1 s, no section 3 s, with two samples of BATCH and one of LOSS."""
     for _ in range(steps):
         with run.section("forward_pass"):
-            run.look(MODEL)
+            run.sample_line(MODEL)
             run.clock.advance(1)
-        run.look(BATCH, 2)
+        run.sample_line(BATCH, 2)
         run.clock.advance(2)
-        run.look(LOSS)
+        run.sample_line(LOSS)
         run.clock.advance(1)
         run.step()
         run.flush()
@@ -182,7 +182,7 @@ def test_sections_with_fewer_than_30_samples_show_no_lines(samples, claims):
     run = FakeRun()
     with run.section("forward_pass"):
         run.clock.advance(1)
-        run.look(MODEL, samples)
+        run.sample_line(MODEL, samples)
         run.clock.advance(1)
     run.clock.advance(1)
     assert ("forward_pass" in run.snapshot().lines) == claims
@@ -191,11 +191,11 @@ def test_sections_with_fewer_than_30_samples_show_no_lines(samples, claims):
 def test_samples_outside_user_code_count_but_are_not_shown():
     run = FakeRun()
     with run.section("forward_pass"):
-        run.look(MODEL, 15)
-        run.look(None, 45)
+        run.sample_line(MODEL, 15)
+        run.sample_line(None, 45)
         run.clock.advance(1)
     with run.section("backward_pass"):
-        run.look(None, 60)
+        run.sample_line(None, 60)
         run.clock.advance(1)
     assert run.snapshot().lines == {"forward_pass": (LineStats(*MODEL[:3], share=0.5 * 15 / 60, samples=15),)}
 
@@ -203,7 +203,7 @@ def test_samples_outside_user_code_count_but_are_not_shown():
 def test_samples_after_the_last_step_are_outside_steps():
     run = FakeRun()
     train(run)
-    run.look(LOSS, 50)
+    run.sample_line(LOSS, 50)
     run.clock.advance(40)
     lines = run.snapshot().lines
     assert [line.samples for line in lines[OTHER]] == [80, 40]
@@ -212,7 +212,7 @@ def test_samples_after_the_last_step_are_outside_steps():
 
 def test_without_steps_all_time_of_no_section_is_other():
     run = FakeRun()
-    run.look(LOSS, 50)
+    run.sample_line(LOSS, 50)
     run.clock.advance(1)
     assert run.snapshot().lines == {OTHER: (LineStats(*LOSS[:3], share=1.0, samples=50),)}
 
@@ -220,9 +220,9 @@ def test_without_steps_all_time_of_no_section_is_other():
 def test_a_users_section_named_other_adds_its_samples():
     run = FakeRun()
     with run.section(OTHER):
-        run.look(BATCH, 20)
+        run.sample_line(BATCH, 20)
         run.clock.advance(1)
-    run.look(BATCH, 20)
+    run.sample_line(BATCH, 20)
     run.clock.advance(1)
     assert run.snapshot().lines == {OTHER: (LineStats(*BATCH[:3], share=1.0, samples=40),)}
 
@@ -230,8 +230,8 @@ def test_a_users_section_named_other_adds_its_samples():
 def test_a_section_has_at_most_a_hundred_lines():
     run = FakeRun()
     for line in range(200):
-        run.look(Location("train.py", line, "main"))
-    run.look(Location("train.py", 150, "main"))
+        run.sample_line(Location("train.py", line, "main"))
+    run.sample_line(Location("train.py", 150, "main"))
     run.clock.advance(1)
     lines = run.snapshot().lines[OTHER]
     assert len(lines) == 100

@@ -1,4 +1,4 @@
-"""What the tests of device time share."""
+"""Fixtures of the tests of device time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is booked as time on the device, and what is said not to be known, on a device that runs behind the host."""
+"""Device time of sections, and its missing spans, on a device that runs behind the host."""
 
 import gc
 import threading
@@ -34,7 +34,7 @@ def test_a_section_has_the_time_that_its_work_takes_on_the_device(run):
     assert run.snapshot().sections["forward_pass"].total_s == pytest.approx(0.002)
 
 
-def test_what_the_device_has_not_reached_is_booked_when_it_has(run):
+def test_device_time_is_added_once_the_device_has_reached_the_span(run):
     run.work("forward_pass", device_s=2.0)
     assert run.device_s() == {}
     run.clock.advance(1)
@@ -75,7 +75,7 @@ def test_sections_nest(run):
     assert run.device_s() == {"forward_pass": (1, 3.0), "attention": (1, 1.5)}
 
 
-def test_a_stream_that_is_ahead_is_booked_first(run):
+def test_span_on_a_faster_stream_is_added_first(run):
     run.device.stream = 1
     run.work("slow", device_s=9.0)
     run.clock.advance(0.1)
@@ -173,18 +173,18 @@ def test_in_a_capture_nothing_is_recorded_asked_or_waited_for(run):
 def test_no_accelerator_is_begun_with_during_a_capture(monkeypatch):
     run = device_run(monkeypatch, is_begun=False)
     run.device.is_capturing = True
-    run.look()
+    run.poll()
     assert run.device.calls == []
 
 
 def test_what_was_before_the_accelerator_was_in_use_is_not_counted(monkeypatch):
     run = device_run(monkeypatch, is_begun=False)
     found, run.found = run.found, lambda: None
-    run.look()
+    run.poll()
     run.work("forward_pass", device_s=0.5)
     run.found = found
     run.clock.advance(60)
-    run.look()
+    run.poll()
     run.work("forward_pass", device_s=0.5)
     run.clock.advance(60)
     assert run.device_s()["forward_pass"][0] == 1
@@ -196,7 +196,7 @@ def test_a_section_that_the_program_keeps_is_stamped_too(monkeypatch):
     kept = run.section("forward_pass")
     with kept:
         run.clock.advance(1)
-    run.look()
+    run.poll()
     with kept:
         run.clock.advance(1)
     assert run.device_s() == {"forward_pass": (1, 1.0)}
@@ -206,7 +206,7 @@ def test_a_section_that_is_open_when_it_begins_is_left_out(monkeypatch):
     run = device_run(monkeypatch, is_begun=False)
     with run.section("training"):
         run.clock.advance(1)
-        run.look()
+        run.poll()
         run.work("forward_pass", device_s=0.5)
     run.clock.advance(1)
     assert run.device_s().keys() == {"forward_pass"}
@@ -241,7 +241,7 @@ def test_another_thread_that_drains_does_not_ask_the_device(run):
     run.work("forward_pass", device_s=1.0)
     run.clock.advance(5)
     run.device.calls.clear()
-    other = threading.Thread(target=run.time.book)
+    other = threading.Thread(target=run.time.resolve)
     other.start()
     other.join()
     assert run.device.calls == []
@@ -257,7 +257,7 @@ def test_the_profilers_own_work_is_left_alone(monkeypatch, timing):
     assert (run.time.stats().spans, run.time.stats().unmeasured) == (0, {})
 
 
-def test_warm_up_that_was_told_is_left_out_as_of_other_averages(monkeypatch):
+def test_configured_warm_up_is_left_out_of_device_averages(monkeypatch):
     run = device_run(monkeypatch, warmup=2)
     for seconds in (9.0, 9.0, 1.0, 1.0):
         run.device.queue(seconds)
@@ -305,7 +305,7 @@ def test_a_driver_that_raises_switches_device_time_off_alone(monkeypatch, timing
     run.device.breaks = None
     run.work("forward_pass", device_s=0.5)
     run.clock.advance(1)
-    run.look()
+    run.poll()
     assert run.device_s() == {}
     assert len(run.device.calls) == 1
 
@@ -334,7 +334,7 @@ def test_a_driver_that_raises_when_asked_for_a_capture_takes_nothing_else_with_i
 
     found = replace(run.device.accelerator(), is_capturing=is_capturing)
     run.found = lambda: found
-    run.look()
+    run.poll()
     run.work("forward_pass", device_s=0.5)
     errors.append(RuntimeError("CUDA error: a blocking stream is capturing"))
     assert run.snapshot().sections["forward_pass"].count == 1
@@ -360,7 +360,7 @@ def test_after_an_error_of_the_driver_no_event_is_freed(run, breaks):
 def test_a_device_without_timing_leaves_host_time(monkeypatch):
     run = device_run(monkeypatch, is_begun=False)
     run.device.breaks = RuntimeError("events of mps have no timing")
-    run.look()
+    run.poll()
     run.work("forward_pass", device_s=0.5)
     assert run.snapshot().device is None
     assert run.disabled == {"device time": "events of mps have no timing"}
@@ -430,7 +430,7 @@ def test_another_timing_holds_from_the_next_look(run):
     run.work("forward_pass", device_s=0.5)
     run.time.start("sync")
     run.clock.advance(60)
-    run.look()
+    run.poll()
     run.work("forward_pass", device_s=0.5)
     run.flush()
     assert run.time.stats().timing == "sync"
@@ -449,13 +449,13 @@ class TestCost:
 
         found = replace(run.device.accelerator(), current_index=current_index)
         run.found = lambda: found
-        run.look()
+        run.poll()
         return run
 
     def train(self, run, steps, step_s):
         for _ in range(steps):
             run.step(forward_pass=step_s)
-            run.look()
+            run.poll()
             run.drain()
 
     def test_long_steps_are_all_stamped(self, run):
@@ -475,7 +475,7 @@ class TestCost:
         left_out = run.stats().unmeasured["left out to keep the cost low"]
         with run.section("validation_epoch"):
             run.clock.advance(60)
-            run.look()
+            run.poll()
         assert run.stats().unmeasured == {"left out to keep the cost low": left_out + 1}
 
     def test_a_stamp_in_which_another_thread_had_its_turn_is_not_what_stamps_cost(self, monkeypatch):
@@ -488,10 +488,10 @@ class TestCost:
 
         found = replace(run.device.accelerator(), current_index=current_index)
         run.found = lambda: found
-        run.look()
+        run.poll()
         assert run.time._stamp_ns == 10_000
 
-    def test_the_training_thread_is_told_what_it_paid(self, run):
+    def test_cost_on_the_training_thread_is_reported(self, run):
         self.train(run, 10, step_s=0.1)
         assert run.paid_ns == 20 * 10_000
 
@@ -500,12 +500,12 @@ class TestCost:
 def test_device_time_that_was_asked_for_and_cannot_be_had_is_said(monkeypatch, timing):
     run = device_run(monkeypatch, timing, is_begun=False)
     run.found = lambda: None
-    run.look()
+    run.poll()
     assert run.time.notes() == [f"device time was asked for (timing={timing}), but the training used no accelerator"]
 
 
 def test_without_an_accelerator_nothing_is_said_where_nothing_was_asked_for(monkeypatch):
     run = device_run(monkeypatch, is_begun=False)
     run.found = lambda: None
-    run.look()
+    run.poll()
     assert run.time.notes() == []

@@ -1,4 +1,4 @@
-"""Spans that seams infer keep their device time, whatever the tape makes of them afterwards."""
+"""Inferred spans keep their device time while their events are pending."""
 
 import pytest
 
@@ -16,7 +16,7 @@ class Training(FakeTraining):
         self.device = run.device
 
     def end_step(self, at_ns: int) -> None:
-        self.run.look()
+        self.run.poll()
 
     def device_s(self) -> dict[str, tuple[int, float]]:
         self.detector.close()
@@ -60,14 +60,14 @@ def test_the_spans_of_a_step_are_stamped(training, model, optimizer):
     }
 
 
-def test_spans_that_the_tape_was_made_for_before_are_stamped_too(monkeypatch):
+def test_spans_are_stamped_if_pending_events_existed_before(monkeypatch):
     run = device_run(monkeypatch, is_begun=False)
     training, optimizer = Training(run), FakeOptimizer()
     model = FakeModule(training, seconds=0.1, work=lambda *inputs: training.device.queue(2.0))
     for batch in FakeLoader(training, 3, seconds=0.5):
         model(batch)
         step(training, optimizer)
-        run.look()
+        run.poll()
     assert training.device_s() == {
         "data_loading": (2, 1.0),
         "forward_pass": (2, 4.2),
@@ -123,7 +123,7 @@ def test_a_fetch_that_found_the_loader_empty_is_not_counted(training, model, opt
     assert training.device_s()["data_loading"] == (1, 0.5)
 
 
-def test_what_is_inferred_inside_of_a_section_by_hand_is_not_counted(training, model, optimizer):
+def test_inferred_sections_inside_a_manual_section_are_not_counted(training, model, optimizer):
     with training.run.section("forward_pass"):
         model(0)
     step(training, optimizer)

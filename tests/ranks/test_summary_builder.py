@@ -188,11 +188,11 @@ def test_a_hottest_line_needs_enough_samples():
     rank.run.step(forward_pass=0.01)
     with rank.run.section("data_loading"):
         for _ in range(29):
-            rank.run.look(Location("train.py", 31, "fetch"))
+            rank.run.sample_line(Location("train.py", 31, "fetch"))
             rank.run.clock.advance(0.001)
         rank.flush()
         assert "data_loading" not in rank.summary().places
-        rank.run.look(Location("train.py", 32, "fetch"))
+        rank.run.sample_line(Location("train.py", 32, "fetch"))
         rank.run.clock.advance(0.001)
     rank.run.step()
     rank.flush()
@@ -204,7 +204,7 @@ def test_a_section_with_little_time_has_no_hottest_line():
     rank.run.step(forward_pass=10.0)
     with rank.run.section("data_loading"):
         for _ in range(40):
-            rank.run.look(Location("train.py", 31, "fetch"))
+            rank.run.sample_line(Location("train.py", 31, "fetch"))
             rank.run.clock.advance(0.001)
     rank.run.step()
     rank.flush()

@@ -8,7 +8,7 @@ REPORT_NS = NS_PER_S // 100
 
 
 def reports_within(budget, clock, seconds, every_s):
-    """Return how many reports are allowed where one is due every ``every_s``."""
+    """Return the number of allowed reports if one is due every ``every_s``."""
     allowed = 0
     for _ in range(round(seconds / every_s)):
         clock.advance(every_s)
@@ -18,14 +18,14 @@ def reports_within(budget, clock, seconds, every_s):
     return allowed
 
 
-def test_the_first_reports_are_printed_whatever_they_cost():
+def test_first_reports_are_printed_at_any_cost():
     clock = FakeClock()
     budget = Budget(clock)
     assert reports_within(budget, clock, REPORTS_FREE * 0.001, 0.001) == REPORTS_FREE
     assert budget.left_out == 0
 
 
-def test_beyond_those_reports_take_no_more_than_their_share_of_the_run():
+def test_later_reports_stay_within_their_share_of_the_run():
     clock = FakeClock()
     budget = Budget(clock)
     allowed = reports_within(budget, clock, 100, 0.1) - REPORTS_FREE
@@ -34,14 +34,14 @@ def test_beyond_those_reports_take_no_more_than_their_share_of_the_run():
     assert budget.left_out == 1000 - REPORTS_FREE - allowed
 
 
-def test_reports_that_are_cheap_at_their_pace_are_all_printed():
+def test_cheap_reports_are_all_printed():
     clock = FakeClock()
     budget = Budget(clock)
     assert reports_within(budget, clock, 10_000, 10) == 1000
     assert budget.left_out == 0
 
 
-def test_the_cost_of_the_profiler_is_that_of_its_work_and_of_each_section():
+def test_overhead_is_the_cost_of_work_and_sections():
     run = FakeRun()
     profiler_health = ProfilerHealth(run.recorder, section_cost_ns=500.0, guard=FaultGuard())
     profiler_health.spent_ns = 1_000_000

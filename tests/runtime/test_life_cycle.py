@@ -1,4 +1,4 @@
-"""In which order the parts of a session start, work and close: at a start, a fork, SIGTERM and the end."""
+"""Order of the calls to the parts of a session: at a start, a fork, SIGTERM and the end."""
 
 import os
 import signal
@@ -100,7 +100,7 @@ def test_order_in_a_forked_child(tmp_path):
     assert calls == [*START, "choose trackers", *forked, *STOP_MEASURING, *FINAL_SUMMARY]
 
 
-def test_order_where_a_section_begins_the_run_before_it_is_started_by_name(tmp_path):
+def test_order_if_a_section_begins_the_run_before_start(tmp_path):
     program = """
         with tp.profile_section("forward_pass"):
             pass

@@ -1,4 +1,4 @@
-"""What goes out of a session reaches the trackers of the primary rank, at its step."""
+"""Outputs of a session reach the trackers of the primary rank at the right step."""
 
 import json
 import multiprocessing
@@ -44,7 +44,7 @@ def test_intervals_epochs_and_loaders_are_rows_at_their_step(tmp_path, capsys):
     assert (third["step"], third["profiling/epoch_total_time"]) == (60, 2.0)
 
 
-def test_what_lies_between_the_last_step_and_the_end_is_no_interval(tmp_path, capsys):
+def test_time_after_the_last_step_is_not_an_interval(tmp_path, capsys):
     outputs = outputs_in(tmp_path)
     outputs.start_trackers()
     outputs.interval_row(Snapshot(steps=50, wall_s=0.1, step=None))
@@ -69,7 +69,7 @@ def lines_of(path):
 
 @pytest.fixture
 def no_thread(monkeypatch):
-    monkeypatch.setattr(RankChannel, "start", lambda channel: None)  # it would have nobody to talk to
+    monkeypatch.setattr(RankChannel, "start", lambda channel: None)  # there is no store to connect to
 
 
 def rank_in(folder, rank):
@@ -102,7 +102,7 @@ def test_every_rank_writes_its_summaries_to_a_journal_in_the_folder_of_rank_0(tm
 
 
 @pytest.mark.parametrize(("is_torchrun", "world_size"), [(False, 1), (True, 2)])
-def test_a_world_size_that_is_left_over_in_a_shell_makes_no_other_ranks(tmp_path, is_torchrun, world_size):
+def test_leftover_world_size_of_a_shell_is_ignored(tmp_path, is_torchrun, world_size):
     rank = outputs_in(tmp_path, launch=Launch(world_size=2, is_torchrun=is_torchrun))._rank
     assert rank.who.world_size == world_size
     assert rank.is_one_of_many() is is_torchrun
@@ -125,9 +125,7 @@ def test_rank_0_sends_itself_no_summary(tmp_path, capsys, no_thread):
         (True, Launch(world_size=2, is_torchrun=True), True),
     ],
 )
-def test_a_process_that_does_not_know_its_rank_opens_no_folder_before_it_has_to(
-    tmp_path, capsys, monkeypatch, is_child, launch, opens
-):
+def test_process_of_unknown_rank_opens_its_folder_late(tmp_path, capsys, monkeypatch, is_child, launch, opens):
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: object() if is_child else None)
     outputs = outputs_in(tmp_path, launch=launch)
     outputs.start()

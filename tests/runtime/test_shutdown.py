@@ -27,7 +27,7 @@ def watchers():
     return [thread for thread in threading.enumerate() if thread.name == "training_profiler SIGTERM"]
 
 
-def test_nothing_is_left_of_looking_whether_the_main_thread_hangs(shutdown):
+def test_remove_closes_pipe_and_thread_of_the_hang_check(shutdown):
     shutdown.end_where_stuck()
     (thread,) = watchers()
     assert wakeup_descriptor() != -1
@@ -41,7 +41,7 @@ def test_a_run_of_one_rank_has_neither_thread_nor_descriptor(shutdown):
     assert (watchers(), wakeup_descriptor()) == ([], -1)
 
 
-def test_somebody_elses_descriptor_of_signals_stays(shutdown):
+def test_wakeup_descriptor_of_another_library_stays(shutdown):
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     signal.set_wakeup_fd(writes)
@@ -62,17 +62,15 @@ def test_somebody_elses_descriptor_of_signals_stays(shutdown):
         ([(1, 2)] * 21, True, False),
     ],
 )
-def test_the_main_thread_is_stuck_where_it_neither_moves_nor_takes_the_signal(
-    shutdown, monkeypatch, places, is_taken, is_stuck
-):
+def test_main_thread_without_progress_and_signal_is_stuck(shutdown, monkeypatch, places, is_taken, is_stuck):
     following = iter(places)
     monkeypatch.setattr(shutdown_module.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(shutdown_module, "_place_of_main_thread", lambda: next(following))
-    shutdown._is_taken = is_taken
+    shutdown._is_handled = is_taken
     assert shutdown._is_stuck() is is_stuck
 
 
-def test_a_signal_that_the_program_handles_itself_is_left_to_it(shutdown, monkeypatch):
+def test_signal_handled_by_the_program_is_not_handled(shutdown, monkeypatch):
     monkeypatch.setattr(shutdown_module.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(shutdown_module, "_place_of_main_thread", lambda: (1, 2))
     before = signal.signal(signal.SIGTERM, lambda signum, frame: None)

@@ -86,7 +86,7 @@ def test_the_smallest_limit_of_the_groups_around_holds(tmp_path):
     assert read_usage(container) == Usage(12 * GIB, 10_000)
 
 
-def test_without_limits_the_host_is_no_container(tmp_path):
+def test_host_without_limits_is_not_a_container(tmp_path):
     made(
         tmp_path,
         {
@@ -107,7 +107,7 @@ def test_a_container_without_limits_has_use_all_the_same(tmp_path):
     assert read_usage(container) == Usage(8 * GIB, 5_000_000_000)
 
 
-def test_the_largest_number_of_version_1_is_no_limit(tmp_path):
+def test_largest_number_of_version_1_means_unlimited(tmp_path):
     mounts = "sys/fs/cgroup/"
     root = made(
         docker_v1(tmp_path),
@@ -135,7 +135,7 @@ def test_controllers_mounted_one_by_one_are_found(tmp_path):
     assert read_usage(container).memory_bytes == 3
 
 
-def test_files_that_hold_something_else_tell_nothing(tmp_path):
+def test_malformed_files_are_ignored(tmp_path):
     group = "sys/fs/cgroup/"
     made(
         docker_v2(tmp_path),

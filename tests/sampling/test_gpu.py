@@ -91,7 +91,7 @@ def test_memory_of_the_devices_this_process_uses():
     assert gpus_of(FakeCuda([0, 100], ["a", "b"])).read() == [GpuReading(1, NAME, 1000, values)]
 
 
-def test_nvml_tells_of_the_same_device_by_its_uuid():
+def test_nvml_device_is_found_by_uuid():
     # CUDA_VISIBLE_DEVICES=1: torch's device 0 is NVML's device 1.
     (seen,) = gpus_of(FakeCuda([100], ["b"]), FakeNvml()).read()
     assert seen.values["used_bytes"] == 800
@@ -110,7 +110,7 @@ def test_without_a_uuid_only_a_single_device_is_known_for_sure():
     assert "used_bytes" not in of_two.values
 
 
-def test_what_a_device_cannot_tell_is_unknown_and_not_asked_again():
+def test_unsupported_quantity_is_unknown_and_not_read_again():
     nvml = FakeNvml()
     gpus = gpus_of(FakeCuda([100], ["a"]), nvml)
     seen = [gpus.read() for _ in range(3)]
@@ -128,7 +128,7 @@ def test_without_a_driver_nvml_is_tried_once():
     assert nvml.ended == 0
 
 
-def test_a_device_that_is_used_later_is_found_later():
+def test_device_used_later_is_found_later():
     cuda = FakeCuda([100, 0], ["a", "b"])
     gpus = gpus_of(cuda)
     assert [seen.device for seen in gpus.read()] == [0]
@@ -136,7 +136,7 @@ def test_a_device_that_is_used_later_is_found_later():
     assert [[seen.device for seen in gpus.read()] for _ in range(10)][-1] == [0, 1]
 
 
-def test_nvml_is_let_go():
+def test_close_shuts_nvml_down():
     nvml = FakeNvml()
     gpus = gpus_of(FakeCuda([100], ["a"]), nvml)
     gpus.read()
@@ -144,7 +144,7 @@ def test_nvml_is_let_go():
     assert (nvml.begun, nvml.ended) == (1, 1)
 
 
-def test_memory_of_apples_devices():
+def test_memory_of_metal_devices():
     mps = SimpleNamespace(
         current_allocated_memory=lambda: 5, driver_allocated_memory=lambda: 9, recommended_max_memory=lambda: 100
     )

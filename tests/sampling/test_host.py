@@ -37,7 +37,7 @@ class FakeProcess:
 
 
 class FakePsutil:
-    """What is used of psutil."""
+    """The part of psutil that ``Host`` uses."""
 
     class Error(Exception):
         pass
@@ -78,17 +78,17 @@ def test_memory_and_cpu_time_of_process_and_host():
     assert (seen.host_total_bytes, seen.host_available_bytes) == (8000, 3000)
 
 
-def test_a_guests_time_counts_once_and_waiting_for_a_disk_is_idle():
+def test_guest_time_counts_once_and_io_wait_is_idle():
     assert host_of(FakePsutil()).read().host_cpu_s == (10.0, 100.0)
 
 
-def test_a_system_that_knows_fewer_kinds_of_time():
+def test_system_with_fewer_kinds_of_cpu_time():
     psutil = FakePsutil()
     psutil.times = MacTimes(5.0, 1.0, 2.0, 92.0)
     assert host_of(psutil).read().host_cpu_s == (8.0, 100.0)
 
 
-def test_children_count_with_their_memory_and_with_what_they_use_from_then_on():
+def test_children_count_with_memory_and_later_cpu_time():
     psutil = FakePsutil()
     child = worker(psutil, 2, cpu_s=50.0)
     host = host_of(psutil)
@@ -99,7 +99,7 @@ def test_children_count_with_their_memory_and_with_what_they_use_from_then_on():
     assert (second.own_bytes, second.tree_bytes) == (1000, 1100)
 
 
-def test_a_child_that_ends_takes_nothing_back():
+def test_cpu_time_of_ended_child_is_kept():
     psutil = FakePsutil()
     child = worker(psutil, 2, cpu_s=1.0)
     host = host_of(psutil)
@@ -122,7 +122,7 @@ def test_children_are_searched_for_less_often_later_on():
     assert searched_at == [0, 1, 2, 4, 8, 16, 32, 52, 72]
 
 
-def test_where_searching_takes_long_it_is_done_less_often():
+def test_slow_search_for_children_runs_less_often():
     psutil = FakePsutil()
     psutil.search_s = 0.02
     host = host_of(psutil)
@@ -132,7 +132,7 @@ def test_where_searching_takes_long_it_is_done_less_often():
     assert psutil.searches == 2  # the second 100 s later
 
 
-def test_many_children_are_read_less_often_and_the_cpu_time_with_them():
+def test_many_children_are_read_less_often():
     psutil = FakePsutil()
     children = [worker(psutil, 2 + i) for i in range(4)]
     host = host_of(psutil)
@@ -141,7 +141,7 @@ def test_many_children_are_read_less_often_and_the_cpu_time_with_them():
     assert {child.reads for child in children} == {2}
 
 
-def test_the_installed_psutil_has_all_that_is_read():
+def test_installed_psutil_has_all_readings():
     seen = Host().read()
     assert seen.own_bytes > 1_000_000
     assert seen.host_total_bytes > seen.host_available_bytes > 0

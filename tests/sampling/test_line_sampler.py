@@ -1,4 +1,4 @@
-"""The sampler thread: what it sees of another thread, and that it leaves nothing behind."""
+"""The sampler thread: its samples of another thread, and its end."""
 
 import logging
 import signal
@@ -74,14 +74,14 @@ def test_a_sample_is_the_innermost_line_of_the_users_code(sampler):
     assert sampler.locate(frame_of_program()) == Location("train.py", 9, "step")
 
 
-def test_where_nothing_is_the_users_there_is_no_line(sampler):
+def test_stack_without_user_code_has_no_line(sampler):
     started(sampler).close()
     frame = run_as(f"{SITE}/library.py", LIBRARY, {"frame": lambda: sys._getframe(1)})["look"]()
     sampler._user_code = line_sampler.UserCode(Places("/elsewhere/train.py", "/", ("/",), ()))
     assert sampler.locate(frame) is None
 
 
-def test_what_a_dataclass_generates_is_of_the_line_that_calls_it(sampler):
+def test_generated_dataclass_method_belongs_to_its_calling_line(sampler):
     started(sampler).close()
     seen = []
 
@@ -95,7 +95,7 @@ def test_what_a_dataclass_generates_is_of_the_line_that_calls_it(sampler):
     Batch(1)
     (generated,) = seen
     assert generated.f_code.co_filename == "<string>"
-    assert sampler.locate(generated).function == "test_what_a_dataclass_generates_is_of_the_line_that_calls_it"
+    assert sampler.locate(generated).function == "test_generated_dataclass_method_belongs_to_its_calling_line"
 
 
 def test_functions_go_by_their_class_and_comprehensions_by_the_function_around_them():
@@ -115,22 +115,22 @@ def test_functions_go_by_their_class_and_comprehensions_by_the_function_around_t
     assert function_name((lambda: 0).__code__) == "<lambda>"
 
 
-def test_the_rest_of_a_function_after_a_graph_break_goes_by_its_name():
+def test_function_keeps_its_name_after_a_graph_break():
     resumed = (lambda: 0).__code__.replace(co_qualname="torch_dynamo_resume_in_train_step_at_12")
     assert function_name(resumed) == "train_step"
 
 
 def test_it_samples_the_thread_that_made_it(sampler, clock):
-    started(sampler).take()
+    started(sampler).pop_samples()
     wait_for_samples(sampler, sampler.samples + 3)
     sampler.close()
-    samples = sampler.take()
+    samples = sampler.pop_samples()
     assert {ns for ns, _ in samples} == {clock()}
     assert "wait_for_samples" in {location.function for _, location in samples}
-    assert sampler.take() == []
+    assert sampler.pop_samples() == []
 
 
-def test_it_samples_the_thread_it_is_told_to(sampler, clock):
+def test_sampled_thread_can_be_changed(sampler, clock):
     started(sampler)
     wait_for_samples(sampler, 2)
     is_over = threading.Event()
@@ -145,12 +145,12 @@ def test_it_samples_the_thread_it_is_told_to(sampler, clock):
     is_over.wait()
     sampler.close()
     thread.join()
-    functions = {location.function for _, location in sampler.take() if location}
+    functions = {location.function for _, location in sampler.pop_samples() if location}
     assert "wait_for_samples" in functions
-    assert "test_it_samples_the_thread_it_is_told_to" not in functions
+    assert "test_sampled_thread_can_be_changed" not in functions
 
 
-def test_without_samples_to_take_there_is_no_thread(sampler):
+def test_zero_samples_a_second_start_no_thread(sampler):
     before = threading.enumerate()
     sampler.start(0, 0)
     assert threading.enumerate() == before
@@ -166,7 +166,7 @@ def test_another_rate_needs_no_other_thread(sampler):
     assert not thread.is_alive()
 
 
-def test_it_can_be_switched_on_again_and_counts_on(sampler):
+def test_restarted_sampler_continues_its_count(sampler):
     wait_for_samples(started(sampler), 2)
     sampler.start(0, 0)
     before = sampler.samples, sampler.cpu_ns
@@ -175,22 +175,22 @@ def test_it_can_be_switched_on_again_and_counts_on(sampler):
     assert sampler.cpu_ns > before[1] > 0
 
 
-def test_time_that_went_by_unseen_is_nobodys_line(sampler, clock):
+def test_time_before_sampling_has_no_line(sampler, clock):
     begin_ns = clock()
     clock.advance(2)
     sampler.start(50, begin_ns)
     sampler.close()
-    unseen = sampler.take()[:100]
+    unseen = sampler.pop_samples()[:100]
     assert unseen == [(begin_ns + i * 20_000_000, None) for i in range(100)]
 
 
-def test_samples_that_nobody_takes_are_bounded(sampler, monkeypatch):
+def test_waiting_samples_are_bounded(sampler, monkeypatch):
     monkeypatch.setattr(line_sampler, "MOST_WAITING", 5)
     wait_for_samples(started(sampler), 5)
     for _ in range(20):
         sampler._sample()
     sampler.close()
-    assert len(sampler.take()) == 5
+    assert len(sampler.pop_samples()) == 5
 
 
 def test_lines_are_bounded(sampler, monkeypatch):
@@ -202,7 +202,7 @@ def test_lines_are_bounded(sampler, monkeypatch):
 
 def test_a_thread_that_has_ended_has_no_lines(sampler):
     started(sampler).close()
-    sampler.take()
+    sampler.pop_samples()
     before = sampler.samples
     thread = threading.Thread(target=sampler.sample_this_thread)
     thread.start()
@@ -211,7 +211,7 @@ def test_a_thread_that_has_ended_has_no_lines(sampler):
     assert sampler.samples == before
 
 
-def test_a_sampler_that_fails_is_switched_off_and_said(guard, caplog):
+def test_failing_sampler_is_disabled_and_reported(guard, caplog):
     def broken() -> int:
         raise RuntimeError("no clock")
 
@@ -243,7 +243,7 @@ def test_a_program_that_sets_the_time_to_hand_over_itself_keeps_it(sampler):
         sys.setswitchinterval(before)
 
 
-def test_the_cost_is_told_with_the_number_of_samples(sampler):
+def test_cost_is_reported_with_the_number_of_samples(sampler):
     started(sampler).close()
     sampler.samples, sampler._ended_cpu_ns = 1234, 41_000_000
     assert sampler.cost(58_000_000_000) == "line sampler: 1234 samples, 0.041s of CPU (0.07% of the run)"

@@ -1,4 +1,4 @@
-"""The monitor thread: what its looks hold, and that it leaves nothing behind."""
+"""The monitor thread: its samples, and its end."""
 
 import threading
 from pathlib import Path
@@ -56,7 +56,7 @@ def host(clock: FakeClock) -> FakeHost:
 
 
 @pytest.fixture
-def eyes(clock: FakeClock, host: FakeHost) -> MachineReader:
+def reader(clock: FakeClock, host: FakeHost) -> MachineReader:
     return MachineReader(clock, host, FakeGpus(), Container(None, None, None, None))
 
 
@@ -72,41 +72,41 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == NAME]
 
 
-def test_the_first_look_knows_no_cpu_use(eyes):
-    values = eyes.look().values
+def test_first_sample_has_no_cpu_use(reader):
+    values = reader.sample().values
     assert not {"cpu_process", "cpu_host"} & values.keys()
     assert (values["ram_own_bytes"], values["ram_process_bytes"], values["ram_host_bytes"]) == (300, 400, 400)
 
 
-def test_cpu_use_is_what_was_used_since_the_look_before(eyes, host):
-    eyes.look()
+def test_cpu_use_covers_the_time_since_the_previous_sample(reader, host):
+    reader.sample()
     host.work(2.0, process_s=3.0, host_s=6.0)
-    look = eyes.look()
-    assert (look.values["cpu_process"], look.values["cpu_host"]) == (1.5, 0.75)
-    assert look.weights["cpu_process"] == 2.0
+    sample = reader.sample()
+    assert (sample.values["cpu_process"], sample.values["cpu_host"]) == (1.5, 0.75)
+    assert sample.weights["cpu_process"] == 2.0
 
 
-def test_cpu_use_over_too_short_a_time_waits_for_more(eyes, host):
-    eyes.look()
+def test_cpu_use_needs_a_minimum_time(reader, host):
+    reader.sample()
     host.work(0.05, process_s=0.05, host_s=0.05)
-    assert "cpu_process" not in eyes.look().values
+    assert "cpu_process" not in reader.sample().values
     host.work(0.05, process_s=0.0, host_s=0.05)
-    assert eyes.look().values["cpu_process"] == pytest.approx(0.5)
+    assert reader.sample().values["cpu_process"] == pytest.approx(0.5)
 
 
-def test_a_look_without_the_children_leaves_cpu_use_to_the_next(eyes, host):
-    eyes.look()
+def test_sample_without_children_has_no_cpu_use(reader, host):
+    reader.sample()
     host.work(1.0, process_s=1.0, host_s=1.0)
     before_s, host.tree_cpu_s = host.tree_cpu_s, None
-    assert "cpu_process" not in eyes.look().values
+    assert "cpu_process" not in reader.sample().values
     host.tree_cpu_s = before_s
     host.work(1.0, process_s=2.0, host_s=1.0)
-    look = eyes.look()
-    assert (look.values["cpu_process"], look.weights["cpu_process"]) == (1.5, 2.0)
+    sample = reader.sample()
+    assert (sample.values["cpu_process"], sample.weights["cpu_process"]) == (1.5, 2.0)
 
 
-def test_without_a_container_memory_is_a_share_of_the_host(eyes):
-    values = eyes.look().values
+def test_without_a_container_memory_is_a_share_of_the_host(reader):
+    values = reader.sample().values
     assert (values["ram_share"], values["ram_available_bytes"]) == (0.4, 600)
     assert "ram_container_bytes" not in values
 
@@ -114,68 +114,68 @@ def test_without_a_container_memory_is_a_share_of_the_host(eyes):
 def test_with_a_limit_memory_is_a_share_of_it(clock, host, tmp_path):
     (tmp_path / "memory.current").write_text("450\n")
     (tmp_path / "cpu.stat").write_text("usage_usec 1000000\n")
-    eyes = MachineReader(clock, host, FakeGpus(), Container(tmp_path, 500, tmp_path, 1.5))
-    eyes.look()
+    reader = MachineReader(clock, host, FakeGpus(), Container(tmp_path, 500, tmp_path, 1.5))
+    reader.sample()
     (tmp_path / "cpu.stat").write_text("usage_usec 4000000\n")
     clock.advance(2.0)
-    look = eyes.look()
-    assert (look.values["ram_share"], look.values["ram_available_bytes"]) == (0.9, 50)
-    assert look.values["cpu_container"] == 1.5
-    assert (look.facts["ram_limit_bytes"], look.facts["cores"]) == (500, 1.5)
+    sample = reader.sample()
+    assert (sample.values["ram_share"], sample.values["ram_available_bytes"]) == (0.9, 50)
+    assert sample.values["cpu_container"] == 1.5
+    assert (sample.facts["ram_limit_bytes"], sample.facts["cores"]) == (500, 1.5)
 
 
-def test_a_limit_beyond_the_host_is_none(clock, host, tmp_path):
+def test_limit_above_the_host_memory_is_ignored(clock, host, tmp_path):
     (tmp_path / "memory.current").write_text("450\n")
-    look = MachineReader(clock, host, FakeGpus(), Container(tmp_path, 2000, None, None)).look()
-    assert "ram_limit_bytes" not in look.facts
-    assert look.values["ram_share"] == 0.4
+    sample = MachineReader(clock, host, FakeGpus(), Container(tmp_path, 2000, None, None)).sample()
+    assert "ram_limit_bytes" not in sample.facts
+    assert sample.values["ram_share"] == 0.4
 
 
-def test_accelerators_go_by_torchs_index(eyes):
-    look = eyes.look()
-    assert look.values["gpu1.allocated_bytes"] == 7.0
-    assert (look.facts["gpu1.name"], look.facts["gpu1.total_bytes"]) == ("T4", 99)
+def test_accelerators_are_named_by_the_index_of_torch(reader):
+    sample = reader.sample()
+    assert sample.values["gpu1.allocated_bytes"] == 7.0
+    assert (sample.facts["gpu1.name"], sample.facts["gpu1.total_bytes"]) == ("T4", 99)
 
 
-def test_a_run_that_is_shorter_than_the_wait_has_a_look_at_its_begin_and_one_at_its_end(monitor):
+def test_short_run_has_a_sample_at_both_ends(monitor):
     monitor.start(3600)
     monitor.close()
-    assert len(monitor.take()) == 2
-    assert monitor.take() == []
-    assert monitor.cost(0).startswith("machine monitor: 2 looks, 0.0")
+    assert len(monitor.pop_samples()) == 2
+    assert monitor.pop_samples() == []
+    assert monitor.cost(0).startswith("system monitor: 2 samples, 0.0")
 
 
-def test_none_a_second_starts_no_thread(monitor):
+def test_interval_of_zero_starts_no_thread(monitor):
     monitor.start(0)
     assert threads() == []
     assert monitor.cost(10) is None
 
 
-def test_the_thread_ends_with_the_run_and_lets_go_of_the_devices(monitor):
+def test_close_ends_the_thread_and_releases_the_devices(monitor):
     monitor.start(3600)
     assert threads() == [NAME]
     monitor.close()
     assert threads() == []
-    assert monitor._eyes.gpus.closed == 1
+    assert monitor._reader.gpus.closed == 1
 
 
-def test_another_time_between_looks_takes_effect_at_once(monitor):
+def test_new_interval_takes_effect_at_once(monitor):
     monitor.start(3600)
     monitor.start(0.001)
-    while monitor.looks < 10:
+    while monitor.samples < 10:
         sum(range(1000))
     monitor.start(0)
     assert threads() == []
 
 
-def test_the_same_time_again_goes_on_with_the_same_thread(monitor):
+def test_same_interval_keeps_the_thread(monitor):
     monitor.start(3600)
     thread = monitor._thread
     monitor.start(3600)
     assert monitor._thread is thread
 
 
-def test_what_fails_switches_the_monitor_off_alone(clock, recorder, tmp_path, caplog):
+def test_error_disables_only_the_monitor(clock, recorder, tmp_path, caplog):
     class Failing(FakeHost):
         def read(self) -> HostReading:
             raise ZeroDivisionError("no such thing")
@@ -184,15 +184,15 @@ def test_what_fails_switches_the_monitor_off_alone(clock, recorder, tmp_path, ca
     monitor = MachineSampler(clock, guard.run, lambda: Failing(clock), FakeGpus, tmp_path)
     monitor.start(3600)
     monitor.close()
-    assert guard.disabled == {"machine monitor": "ZeroDivisionError: no such thing"}
-    assert "machine monitor switched off, the training goes on" in caplog.text
+    assert guard.disabled == {"system monitor": "ZeroDivisionError: no such thing"}
+    assert "system monitor switched off, the training goes on" in caplog.text
 
 
-def test_a_package_that_is_not_installed_is_named(clock, recorder, tmp_path):
+def test_missing_package_is_named(clock, recorder, tmp_path):
     def missing() -> FakeHost:
         raise ModuleNotFoundError("No module named 'psutil'", name="psutil")
 
     monitor = MachineSampler(clock, FaultGuard().run, missing, FakeGpus, tmp_path)
     monitor.start(1)
-    assert monitor.cost(10) == "machine monitor: package psutil is not installed; pip install psutil"
+    assert monitor.cost(10) == "system monitor: package psutil is not installed; pip install psutil"
     assert threads() == []

@@ -106,7 +106,7 @@ def test_no_more_names_are_kept_than_the_limit(monkeypatch):
     for number in range(100):
         assert code.shown(f"/home/ada/project/{number}.py") == f"{number}.py"
     assert len(code._shown) <= 10
-    assert len(code._taken) <= 10
+    assert len(code._path_of) <= 10
 
 
 def test_in_this_process_the_standard_library_and_the_profiler_are_not_the_users():

@@ -1,4 +1,4 @@
-"""Which instructions are calls that wait for the device."""
+"""Detection of calls that wait for the device."""
 
 import dis
 
@@ -8,7 +8,7 @@ from training_profiler.sampling.line_sampler import waits_in
 
 
 def calls_of(source: str) -> list[str]:
-    """Return what is said of each call in ``source``, those without a word left out."""
+    """Return the name of each waiting call in ``source``."""
     code = compile(source, "train.py", "exec")
     calls = [step.offset for step in dis.get_instructions(code) if step.opname == "CALL"]
     return [name for offset in calls if (name := waits_in(code, offset))]
@@ -34,5 +34,5 @@ def test_names_beyond_the_first_256_are_found():
 
 
 @pytest.mark.parametrize("offset", [-2, 0, 10_000])
-def test_what_is_no_call_does_not_wait(offset):
+def test_other_instructions_do_not_wait(offset):
     assert waits_in(compile("loss.item()", "train.py", "exec"), offset) == ""

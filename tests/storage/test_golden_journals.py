@@ -85,14 +85,14 @@ def write_journal(folder: Path, rank: int) -> None:
             run.recorder.buffer().record_loader(loader.loader_id, run.clock())
             run.spend("data_loading", 0.05 + 0.01 * (i % 3))
             loader.add(4, 50 * MS, True)
-            run.look(Location("train.py", 88, "get_batch"), 3)
+            run.sample_line(Location("train.py", 88, "get_batch"), 3)
             with run.section("forward_pass"):
-                run.look(Location("models/été.py", 7, "<module>", "item"), 2)
+                run.sample_line(Location("models/été.py", 7, "<module>", "item"), 2)
                 run.spend("attention", 0.1)
                 if i % 7 == 0:
                     flush()
             run.spend("backward_pass", 0.2 + 0.01 * rank)
-            run.look(None)
+            run.sample_line(None)
             run.step(optimizer_step=0.03 + 0.001 * i)
             run.accumulator.add_device_time(run.names.id_of("forward_pass"), 90 * MS)
         flush(GradientSyncTotals(20, 10, 20 * 4 * MS, 20 * MS, of_steps=((3, 3 * MS), (4, 5 * MS))))
@@ -153,7 +153,7 @@ def read_values(folder: Path) -> Any:
         summary = rank_summary_from_data(json.loads(message.data)) if message.data else None
         head = dataclasses.asdict(dataclasses.replace(message, data=b""))
         received[path.name] = [{**head, "data": ""}, None if summary is None else summary.to_data()]
-    request = RequestBox(0).look(str(folder))
+    request = RequestBox(0).read_new(str(folder))
     assert request is not None
     return plain({"report": report, "received": received, "request": [request.steps, request.ranks]})
 

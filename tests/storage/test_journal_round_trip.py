@@ -157,15 +157,15 @@ def test_lines_read_back(tmp_path):
     places = [Location("train.py", 88, "get_batch"), None, Location("models/été.py", 7, "<module>")]
     for i in range(80):
         run.spend("data_loading", 0.1)
-        run.look(places[i % 3])
+        run.sample_line(places[i % 3])
         run.clock.advance(0.1)
         with run.section("validation_epoch"):
-            run.look(places[i % 2])
+            run.sample_line(places[i % 2])
             run.clock.advance(0.1)
         if i % 7 == 0:
             run.flush()  # in the middle of a step
         run.step()
-    run.look(places[0], 40)
+    run.sample_line(places[0], 40)
     run.clock.advance(1)
     run.flush()
     assert_reads_back(run, tmp_path)
@@ -241,7 +241,7 @@ def test_any_run_reads_back(tmp_path_factory, operations):
         elif what == "step":
             run.step()
         elif what == "look":
-            run.look(Location("train.py", number, "main"), 20)
+            run.sample_line(Location("train.py", number, "main"), 20)
         elif what == "flush":
             run.flush()
     assert_reads_back(run, folder)

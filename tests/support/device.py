@@ -131,9 +131,9 @@ class DeviceRun(FakeRun):
     def pay(self, ns: int) -> None:
         self.paid_ns += ns
 
-    def look(self, *location: Any) -> None:  # type: ignore[override]
-        """Look whether an accelerator is in use, or whether stamping costs too much."""
-        self.time.look(self.clock())
+    def poll(self) -> None:
+        """Check for an accelerator and for the cost of stamping."""
+        self.time.poll(self.clock())
 
     def work(self, name: str, device_s: float, host_s: float = 0.001) -> None:
         """Pass one span of a section that gives the device work."""
@@ -143,7 +143,7 @@ class DeviceRun(FakeRun):
 
     def drain(self) -> None:
         super().drain()
-        self.time.book()
+        self.time.resolve()
 
     def flush(self) -> None:
         self.drain()
@@ -178,6 +178,6 @@ def device_run(monkeypatch: Any, *args: Any, is_begun: bool = True, **options: A
     run = DeviceRun(*args, **options)
     monkeypatch.setattr(device_time.backends, "find_accelerator", lambda: run.found())
     if is_begun:
-        run.look()
+        run.poll()
         run.device.calls.clear()
     return run

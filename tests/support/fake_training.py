@@ -234,7 +234,7 @@ class Loss(FakeModule):
 
 
 class FakeLoader:
-    """Yields numbers. Each fetch takes ``seconds``, except the one that finds the end."""
+    """Yields numbers. Each fetch takes ``seconds``; the last call, which ends the pass, takes no time."""
 
     def __init__(self, training: FakeTraining, batches: int, seconds: float = 1.0) -> None:
         self.world = training

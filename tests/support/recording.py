@@ -1,4 +1,4 @@
-"""Stand-ins that tests inject: a clock that only tests move, a run driven by hand, figures made to measure."""
+"""Stand-ins that tests inject: a clock that only tests move, a manually driven run, and custom statistics."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,7 +52,7 @@ class FakeRun:
         with self.section(name):
             self.clock.advance(seconds)
 
-    def look(self, location: Location | None, times: int = 1) -> None:
+    def sample_line(self, location: Location | None, times: int = 1) -> None:
         """Sample the training thread at ``location``, now."""
         self.samples += [(self.clock(), location)] * times
 

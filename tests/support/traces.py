@@ -1,4 +1,4 @@
-"""Small traces by hand: events in us, written as Kineto writes them."""
+"""Small manual traces: events in us, in the format of Kineto."""
 
 import gzip
 import json
@@ -51,8 +51,8 @@ class Trace:
         return self.kernel(f"Memcpy {direction}", ts, dur, cat="gpu_memcpy", by="cudaMemcpyAsync", **kwargs)
 
     def memory(self, ts: Any, change: int, *, device: int = 0, kind: int = 1, **args: Any) -> "Trace":
-        told = {"Bytes": change, "Device Type": kind, "Device Id": device} | args
-        self.events.append({"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": ts, "args": told})
+        arguments = {"Bytes": change, "Device Type": kind, "Device Id": device} | args
+        self.events.append({"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": ts, "args": arguments})
         return self
 
     def text(self) -> str:
@@ -69,5 +69,5 @@ class Trace:
 
 
 def gpu(name: str = "NVIDIA H100", capability: int = 90, memory: int = 80 * 2**30) -> dict[str, Any]:
-    """Return what a trace tells of a device."""
+    """Return the properties of a device in a trace."""
     return {"name": name, "computeMajor": capability // 10, "computeMinor": capability % 10, "totalGlobalMem": memory}

@@ -69,7 +69,7 @@ def test_machine_stats_are_in_the_summary_and_the_report(tmp_path: Path) -> None
     assert 0 < machine["ram_share"]["mean"] < 1
     assert machine["gpus"] == []
     assert "GiB in this process" in outcome.stdout
-    assert "machine monitor: " in outcome.stdout
+    assert "system monitor: " in outcome.stdout
     throughput = outcome.report["throughput"]
     assert throughput["batches_per_s"] == throughput["steps_per_s"]
     assert throughput["flops_per_step"] is None
@@ -85,4 +85,4 @@ def test_report_from_files_has_the_same_machine_stats(tmp_path: Path) -> None:
 def test_machine_monitor_can_be_switched_off(tmp_path: Path) -> None:
     outcome = run(tmp_path, SECTIONS, variables={"RECTIFIED_FLOW_PROFILE_MONITOR_S": "0"})
     assert outcome.report["machine"] is None
-    assert "machine monitor" not in outcome.stdout
+    assert "system monitor" not in outcome.stdout

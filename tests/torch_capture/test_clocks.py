@@ -19,15 +19,15 @@ def test_a_mark_is_found_with_its_thread_and_times_in_whole_nanoseconds():
     assert find_marks(text) == {123: Marked(b"7", b"8", 4439216506288782, 4439216506291282)}
 
 
-def test_the_mark_of_the_device_is_none():
+def test_device_mark_is_ignored():
     assert find_marks(event(123, "1.0", "2.0", "gpu_user_annotation").encode()) == {}
 
 
-def test_a_mark_that_is_cut_off_is_none():
+def test_cut_off_mark_is_ignored():
     assert find_marks(event(123, "1.0", "2.0").encode()[:100]) == {}
 
 
-def test_the_moment_is_the_middle_of_what_all_marks_allow():
+def test_moment_is_the_middle_of_the_range_of_all_marks():
     # By the first mark the trace is 900 to 905 ahead, by the second 890 to 902.
     found = {100: Marked(b"", b"", 1005, 1010), 200: Marked(b"", b"", 1102, 1110)}
     assert meet([(100, 110), (200, 220)], found) == Pair(220, 220 + 901)
@@ -42,5 +42,5 @@ def test_between_two_moments_the_clocks_drift_evenly():
     assert [clocks.trace_ns(ns) for ns in (1000, 1500, 2000)] == [5000, 5505, 6010]
 
 
-def test_one_moment_does():
+def test_one_moment_is_enough():
     assert ClockMap([Pair(1000, 5000)]).trace_ns(1234) == 5234

@@ -6,7 +6,7 @@ from training_profiler.torch_capture.main_thread_signal import MainThreadInterru
 LAST = int(signal.SIGRTMAX)
 
 
-def test_the_main_thread_does_the_work_when_another_rings():
+def test_ring_runs_the_work_on_the_main_thread():
     threads = []
     wake = MainThreadInterrupt(lambda: threads.append(threading.current_thread()))
     wake.arm()
@@ -17,7 +17,7 @@ def test_the_main_thread_does_the_work_when_another_rings():
     assert threads == [threading.main_thread()]
 
 
-def test_a_signal_that_somebody_takes_is_left_to_them_and_ours_is_given_back():
+def test_handled_signal_is_skipped_and_ours_is_released():
     signal.signal(LAST, signal.SIG_IGN)
     try:
         wake = MainThreadInterrupt(lambda: None)
@@ -30,7 +30,7 @@ def test_a_signal_that_somebody_takes_is_left_to_them_and_ours_is_given_back():
         signal.signal(LAST, signal.SIG_DFL)
 
 
-def test_ringing_where_nothing_is_armed_does_nothing():
+def test_ring_without_arm_does_nothing():
     wake = MainThreadInterrupt(lambda: None)
     wake.ring()
     wake.arm()

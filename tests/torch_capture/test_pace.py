@@ -14,7 +14,7 @@ def test_a_step_of_over_three_medians_is_an_outlier_once_ten_are_known():
     assert paced(*[100] * 10, 301).is_outlier
 
 
-def test_a_step_of_three_medians_is_none():
+def test_step_of_three_medians_is_not_an_outlier():
     assert not paced(*[100] * 10, 300).is_outlier
 
 
@@ -22,16 +22,16 @@ def test_nothing_is_an_outlier_among_the_first_ten():
     assert not paced(*[100] * 9, 10_000).is_outlier
 
 
-def test_the_step_after_an_outlier_is_none():
+def test_step_after_an_outlier_is_not_an_outlier():
     assert not paced(*[100] * 10, 301, 100).is_outlier
 
 
-def test_an_interrupted_step_is_not_known():
+def test_interrupted_step_is_left_out():
     pace = paced(100, 100)
     pace.interrupt()
     pace.step_ended(99_999)
     assert (pace.steps, pace.median_ns) == (2, 100)
 
 
-def test_without_steps_the_median_is_not_known():
+def test_median_without_steps_is_none():
     assert RecentStepTimes().median_ns is None

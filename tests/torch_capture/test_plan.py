@@ -26,7 +26,7 @@ def test_nothing_opens_a_window_by_default():
         ("windows=1", CapturePlan(windows=1)),
     ],
 )
-def test_a_plan_says_when_and_how_much(text, plan):
+def test_text_of_a_plan_is_read(text, plan):
     assert read_settings(environ={VARIABLE: text}).capture == plan
     assert read_settings({"capture": text}, environ={}).capture == plan
 
@@ -41,5 +41,5 @@ def test_a_wrong_plan_is_an_error_that_names_variable_value_and_an_example(text)
     assert "example: steps=100-103" in str(raised.value)
 
 
-def test_a_plan_that_was_read_is_taken_as_it_is():
+def test_plan_object_is_returned_unchanged():
     assert read_plan(CapturePlan(every=3)) == CapturePlan(every=3)

@@ -32,14 +32,14 @@ def test_a_plan_is_due_at_its_steps(plan, known, lengths):
     assert found == lengths
 
 
-def test_what_is_asked_for_is_due_once_five_steps_are_known():
+def test_requested_window_is_due_after_five_steps():
     early, late = Schedule(CapturePlan(), paced(4)), Schedule(CapturePlan(length=6), paced(5))
     early.ask(2)
     late.ask(None)
     assert (early.due(9, 0), late.due(9, 0)) == (None, 6)
 
 
-def test_what_could_not_open_is_tried_again_ever_later_until_it_does():
+def test_blocked_window_is_retried_with_growing_delay():
     schedule = Schedule(CapturePlan(steps=((3, 4),)), RecentStepTimes())
     assert schedule.due(3, 0) == 2
     schedule.later(0)
@@ -68,21 +68,21 @@ def test_what_could_not_open_is_tried_again_ever_later_until_it_does():
         (CapturePlan(every=20), 0, 0, []),
     ],
 )  # fmt: skip
-def test_windows_of_the_plan_that_never_opened_are_told(plan, steps, opened, sentences):
+def test_planned_windows_that_never_opened_are_reported(plan, steps, opened, sentences):
     schedule = Schedule(plan, RecentStepTimes())
     schedule.due(3, now_ns=0)
     schedule.done()
     assert schedule.missed(steps, opened) == sentences
 
 
-def test_a_window_that_was_due_and_never_opened_is_told():
+def test_due_window_that_never_opened_is_reported():
     schedule = Schedule(CapturePlan(steps=((3, 4),)), RecentStepTimes())
     schedule.due(3, now_ns=0)
     schedule.later(0)
     assert schedule.missed(12, 0) == ["a capture window that was due never opened: the run ended before it could"]
 
 
-def test_a_window_that_had_to_be_dropped_is_wanted_again():
+def test_dropped_window_is_due_again():
     schedule = Schedule(CapturePlan(), RecentStepTimes())
     schedule.later(0, steps=3)
     assert (schedule.is_idle, schedule.due(9, NS_PER_S)) == (False, 3)

@@ -27,7 +27,7 @@ def written(raw: Path, path: Path, spans: list[Span], most_bytes: float = 1e6, i
     return write_trace(raw, path, spans, MARKS, most_bytes, lambda: is_called_off)
 
 
-def test_sections_stand_in_the_trace_by_its_own_clock_on_the_threads_row(tmp_path):
+def test_sections_are_in_the_trace_on_its_clock_and_thread(tmp_path):
     path = tmp_path / "x.gz"
     size = written(raw_trace(tmp_path), path, [Span('my "own"', 2999, 4001)])
     trace = json.loads(gzip.decompress(path.read_bytes()))
@@ -46,7 +46,7 @@ def test_sections_stand_in_the_trace_by_its_own_clock_on_the_threads_row(tmp_pat
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 13, 14])
-def test_steps_that_a_profiler_of_the_programs_own_counts_are_not_taken_for_the_runs(tmp_path, monkeypatch, cut):
+def test_steps_of_the_programs_profiler_are_renamed(tmp_path, monkeypatch, cut):
     raw, path = raw_trace(tmp_path), tmp_path / "x.gz"
     theirs = (
         '{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#7", "pid": 7, "tid": 8, "ts": 53.000, "dur": 1}'
@@ -58,13 +58,13 @@ def test_steps_that_a_profiler_of_the_programs_own_counts_are_not_taken_for_the_
     assert names[:3] == ["ProfilerStep#5", "program's ProfilerStep#7", "aten::mm"]
 
 
-def test_a_file_that_would_be_too_large_is_not_there(tmp_path):
+def test_too_large_file_is_removed(tmp_path):
     with pytest.raises(CaptureError, match="megabytes"):
         written(raw_trace(tmp_path), tmp_path / "x.gz", [], most_bytes=1)
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
 
 
-def test_what_is_called_off_is_not_there(tmp_path):
+def test_called_off_file_is_removed(tmp_path):
     with pytest.raises(CaptureError, match="run ended"):
         written(raw_trace(tmp_path), tmp_path / "x.gz", [], is_called_off=True)
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
@@ -75,7 +75,7 @@ def test_a_trace_without_marks_was_not_recorded(tmp_path):
         written(raw_trace(tmp_path, has_marks=False), tmp_path / "x.gz", [])
 
 
-def test_a_trace_that_torch_could_not_write_to_its_end_is_said(tmp_path):
+def test_incomplete_trace_of_torch_is_an_error(tmp_path):
     raw = raw_trace(tmp_path)
     check_whole(raw)
     raw.write_bytes(raw.read_bytes()[:-20])

@@ -1,4 +1,4 @@
-"""Device time of one session: begins when the training has begun to use an accelerator, and keeps its own cost low."""
+"""Device time of one session: starts when the training uses an accelerator, and limits its own cost."""
 
 import time
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from training_profiler.snapshot.snapshot import PROFILER, DeviceTimingStats
 from training_profiler.units import NS_PER_S
 
 PART: Final = "device time"
-SHARE: Final = 0.002  # of the run's time that it may take from the training thread
-FREE_NS: Final = NS_PER_S // 100  # and what it may take beside that, so that a short run has figures
-TRIES_NS: Final = NS_PER_S // 50  # at most this often is it looked for an accelerator; then a hundredth of the run
+SHARE: Final = 0.002  # of the run's time that it may cost the training thread
+FREE_NS: Final = NS_PER_S // 100  # additional cost, so that a short run has device times
+TRIES_NS: Final = NS_PER_S // 50  # shortest time between two searches for an accelerator
 CALIBRATION_STAMPS: Final = 16
-WAIT_AT_END_S: Final = 1.0  # at most, for the device to come to the end of what it was given
+WAIT_AT_END_S: Final = 1.0  # longest wait for the device at the end of the run
 POLL_S: Final = 0.001
 
 
@@ -26,16 +26,16 @@ class SpanTotals(Protocol):
     """The sums that device time is added to."""
 
     def send_spans(self, to: Callable[[Ints, Ints, Ints, Ints, int], None] | None) -> None:
-        """Call ``to`` with the spans that count for averages from now on; None: with none."""
+        """Call ``to`` with all spans that count for averages from now on. None stops it."""
 
     def add_device_time(self, id: int, ns: int) -> None:
         """Add the device time of one span of section ``id``."""
 
 
 class DeviceTime:
-    """Stamps the sections of the training thread, and books what the device took for them.
+    """Records device events around the sections of the training thread and attributes device time to them.
 
-    Those of other threads bear host time alone: what they queue may be on any stream, beside the training's.
+    Sections of other threads have host time only: their work may be on any stream.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class DeviceTime:
         self._recorder = recorder
         self._accumulator = accumulator
         self._guard = guard
-        self._spend = spend  # takes what the training thread paid, in ns
+        self._spend = spend  # called with the cost on the training thread, in ns
         self._timing = "host"
         self._buffer = recorder.buffer()  # the training thread's
         self._clock: DeviceClock | None = None
@@ -57,9 +57,9 @@ class DeviceTime:
         self._begin_ns = recorder.clock()
         self._since_ns = 0
         self._next_try_ns = 0
-        self._stamp_ns = 0  # what one stamp takes
-        self._paid = 0  # stamps whose cost was told
-        self._booking_ns = 0
+        self._stamp_ns = 0  # cost of one stamp
+        self._paid = 0  # stamps whose cost was reported
+        self._resolve_ns = 0
         self._has_failed = False
         self._is_ending = False
         recorder.keep_host_time(PROFILER)
@@ -67,11 +67,11 @@ class DeviceTime:
     def start(self, timing: str) -> None:
         """Time sections by ``timing``, one of settings.TIMINGS, from now on."""
         if timing != self._timing and self._clock is not None:
-            self._let_go()
+            self._release()
         self._timing = timing
 
     def sample_this_thread(self) -> None:
-        """Stamp the sections of the calling thread: it trains."""
+        """Stamp the sections of the calling thread. Called on the training thread."""
         buffer = self._recorder.buffer()
         if buffer is not self._buffer:
             clock = self._buffer.clock
@@ -80,8 +80,8 @@ class DeviceTime:
                 self._recorder.use_clock(buffer, clock)
             self._buffer = buffer
 
-    def look(self, now_ns: int) -> None:
-        """Begin where an accelerator is in use by now; see to it that stamping costs no more than it may."""
+    def poll(self, now_ns: int) -> None:
+        """Start if an accelerator is in use by now. Pause stamping if it costs too much."""
         if self._clock is None:
             if self._timing != "host" and now_ns >= self._next_try_ns and not self._has_failed:
                 self._next_try_ns = now_ns + max(TRIES_NS, (now_ns - self._begin_ns) // 100)
@@ -89,7 +89,7 @@ class DeviceTime:
         elif self._clock.error is not None:
             self._guarded(self._raise)
         elif self._timing != "sync":
-            self._clock.turn(self._cost_ns() <= FREE_NS + SHARE * (now_ns - self._since_ns), now_ns)
+            self._clock.switch(self._cost_ns() <= FREE_NS + SHARE * (now_ns - self._since_ns), now_ns)
 
     def _raise(self) -> None:
         if self._clock is not None and self._clock.error is not None:
@@ -98,33 +98,33 @@ class DeviceTime:
     def _cost_ns(self) -> int:
         assert self._clock is not None
         assert self._pairing is not None
-        return (self._pairing.taken + len(self._clock.stamps)) * self._stamp_ns + self._booking_ns
+        return (self._pairing.recorded + len(self._clock.stamps)) * self._stamp_ns + self._resolve_ns
 
     def _begin(self) -> None:
-        found = backends.find_accelerator()
-        if found is None or found.is_capturing() or self._recorder.buffer() is not self._buffer:
+        accelerator = backends.find_accelerator()
+        if accelerator is None or accelerator.is_capturing() or self._recorder.buffer() is not self._buffer:
             return
-        clock = DeviceClock(found, self._recorder.clock)
+        clock = DeviceClock(accelerator, self._recorder.clock)
         is_sync = self._timing == "sync"
         if not is_sync:
             self._calibrate(clock)
         self._since_ns = self._recorder.clock()
         own_id = self._recorder.names.id_of(PROFILER)
         self._pairing = SpanPairing(clock, self._since_ns, is_sync, own_id, before=self._pairing)
-        self._device, self._clock, self._paid = found, clock, 0
+        self._device, self._clock, self._paid = accelerator, clock, 0
         self._accumulator.send_spans(self._add)
         self._recorder.use_clock(self._buffer, clock.waiting() if is_sync else clock.stamping())
 
     def _calibrate(self, clock: DeviceClock) -> None:
         read, host_clock = clock.stamping(), self._recorder.clock
-        for _ in range(2):  # events are made the first time
-            took_ns = []
+        for _ in range(2):  # the first round creates the events
+            costs_ns = []
             for _ in range(CALIBRATION_STAMPS):
                 begin_ns = host_clock()
                 read()
-                took_ns.append(host_clock() - begin_ns)
-            # No mean: one in which another thread got Python's lock for 5 ms would have all steps left out.
-            self._stamp_ns = median_low(took_ns)
+                costs_ns.append(host_clock() - begin_ns)
+            # The median ignores a stamp during which another thread held the GIL for 5 ms.
+            self._stamp_ns = median_low(costs_ns)
             for _, stamp in clock.stamps:
                 clock.give_back(stamp)
             clock.stamps.clear()
@@ -136,48 +136,48 @@ class DeviceTime:
         if pairs is not None:
             begin_ns = self._recorder.clock()
             self._guarded(lambda: pairs.add(*spans))  # type: ignore[arg-type]
-            self._booking_ns += self._recorder.clock() - begin_ns
+            self._resolve_ns += self._recorder.clock() - begin_ns
 
-    def book(self) -> None:
-        """Book what the device has passed by now; at the end of the run wait a moment for the rest."""
+    def resolve(self) -> None:
+        """Add the device times known by now. At the end of the run wait a moment for the rest."""
         clock, pairs = self._clock, self._pairing
         if clock is None or pairs is None:
             if not self._is_ending:
-                self.look(self._recorder.clock())
+                self.poll(self._recorder.clock())
             return
-        self._spend((pairs.taken - self._paid) * self._stamp_ns)
-        self._paid = pairs.taken
+        self._spend((pairs.recorded - self._paid) * self._stamp_ns)
+        self._paid = pairs.recorded
         begin_ns = self._recorder.clock()
         if self._is_ending:
-            self._guarded(lambda: self._book_last(clock, pairs))
+            self._guarded(lambda: self._resolve_rest(clock, pairs))
         elif self._recorder.buffer() is self._buffer:
-            # Elsewhere it cannot be known whether the training thread captures a graph, which asking for an event
-            # would break.
-            self._guarded(lambda: self._book_reached(clock, pairs))
+            # Another thread cannot know whether the training thread captures a graph, and a query would break the
+            # capture.
+            self._guarded(lambda: self._resolve_reached(clock, pairs))
         now_ns = self._recorder.clock()
-        self._booking_ns += now_ns - begin_ns
-        self.look(now_ns)
+        self._resolve_ns += now_ns - begin_ns
+        self.poll(now_ns)
 
-    def _book_reached(self, clock: DeviceClock, pairs: SpanPairing) -> None:
+    def _resolve_reached(self, clock: DeviceClock, pairs: SpanPairing) -> None:
         if not clock.accelerator.is_capturing():
             pairs.resolve(self._accumulator.add_device_time)
 
-    def _book_last(self, clock: DeviceClock, pairs: SpanPairing) -> None:
+    def _resolve_rest(self, clock: DeviceClock, pairs: SpanPairing) -> None:
         end_s = time.monotonic() + WAIT_AT_END_S
-        self._book_reached(clock, pairs)
+        self._resolve_reached(clock, pairs)
         while not pairs.are_all_resolved and time.monotonic() < end_s and not clock.accelerator.is_capturing():
             time.sleep(POLL_S)
             pairs.resolve(self._accumulator.add_device_time)
         pairs.give_up(UNFINISHED)
-        self._let_go()
+        self._release()
 
     def close(self) -> None:
-        """Stamp no more; the next ``book`` is the last."""
+        """Stop stamping. The next ``resolve`` is the last."""
         self._is_ending = True
         self._recorder.use_clock(self._buffer, None)
 
-    def _let_go(self) -> None:
-        """End, and free the events."""
+    def _release(self) -> None:
+        """Stop, and free the events."""
         if self._pairing is not None:
             self._pairing.give_up(SWITCHED_OFF)
         if self._clock is not None:
@@ -187,9 +187,9 @@ class DeviceTime:
         self._clock = None
 
     def after_fork_in_child(self) -> None:
-        """Forget it all in a forked child, without a call of the driver, which is the parent's.
+        """Discard all state in a forked child without a call of the parent's driver.
 
-        An event that is freed calls it. So these never are.
+        Freeing an event calls the driver. So the events are kept for ever.
         """
         if self._clock is not None:
             self._clock.keep_for_ever()
@@ -199,7 +199,7 @@ class DeviceTime:
         self._clock = self._pairing = None
 
     def stats(self) -> DeviceTimingStats | None:
-        """Return where device time was measured, and of how many spans; None where it was not."""
+        """Return the device, the timing and the number of spans; None without device time."""
         if self._pairing is None or self._device is None:
             return None
         timing = "sync" if self._pairing.is_sync else "events"
@@ -208,7 +208,7 @@ class DeviceTime:
         )
 
     def notes(self) -> list[str]:
-        """Return a sentence for what a reader would not expect."""
+        """Return a sentence if device time is missing or slows the training down."""
         if self._timing not in ("events", "sync") or self._has_failed:
             return []
         if self._pairing is None:
@@ -223,9 +223,9 @@ class DeviceTime:
                 work()
             except Exception:
                 self._has_failed = True
-                if self._clock is not None:  # after an error of the device torch warns four times an event freed
+                if self._clock is not None:  # after a device error torch warns four times for each freed event
                     self._clock.keep_for_ever()
-                self._let_go()
+                self._release()
                 raise
 
         self._guard(PART, attempt)

@@ -1,4 +1,4 @@
-"""The clock that also notes where the accelerator is: read once at each begin and end of a section."""
+"""The clock of sections on an accelerator: each reading also records a device event."""
 
 import sys
 from collections.abc import Callable
@@ -8,13 +8,13 @@ from typing import Any, Final
 from training_profiler.device.backends import Accelerator, Event
 from training_profiler.recording.section import Clock
 
-POOL_SIZE: Final = 4096  # events of one device; more than the share of time that stamping may take can use up
+POOL_SIZE: Final = 4096  # events of one device, more than the limit on cost allows to use
 POOL_EMPTY: Final = "the pool of events was empty"
 CAPTURED: Final = "a graph was captured"
 
 
 class DeviceEvent:
-    """A moment on the accelerator, or why it could not be noted."""
+    """A moment on the accelerator, or the reason why it could not be recorded."""
 
     __slots__ = ("device", "event", "is_reached", "users", "why_not")
 
@@ -22,21 +22,21 @@ class DeviceEvent:
         self.device = device
         self.event = event
         self.why_not = why_not
-        self.is_reached = False  # by the device, as far as it was asked
-        self.users = 0  # how many spans still need its event
+        self.is_reached = False  # by the device at the last query
+        self.users = 0  # number of spans that still need its event
 
     def has_been_reached(self) -> bool:
-        """Return whether the device has got there; asks it, and never waits."""
+        """Return whether the device has reached the event. Queries the device without waiting."""
         if not self.is_reached and self.event is not None:
             self.is_reached = self.event.query()
         return self.is_reached
 
     def hold(self) -> None:
-        """Keep its event from being used again until ``release``."""
+        """Prevent reuse of the event until ``release``."""
         self.users += 1
 
     def release(self) -> bool:
-        """Undo one ``hold``; return whether no span needs the event any more."""
+        """Undo one ``hold``. Return whether the event is free."""
         self.users -= 1
         if self.users > 0:
             return False
@@ -54,20 +54,20 @@ class DeviceClock:
     def __init__(self, accelerator: Accelerator, host_clock: Clock, pool_size: int = POOL_SIZE) -> None:
         self.accelerator = accelerator
         self.stamps: list[tuple[int, DeviceEvent]] = []
-        self.is_on = True  # False: nothing but the host's clock is read
-        self.off_ns: list[tuple[int, int]] = []  # from when to when it was not, or is not
-        self.error: Exception | None = None  # what the driver raised; it is not asked again
+        self.is_on = True  # False: only the host's clock is read
+        self.off_ns: list[tuple[int, int]] = []  # intervals in which it was off
+        self.error: Exception | None = None  # an error of the driver, which is not called again
         self._host_clock = host_clock
         self._pool_size = pool_size
-        self._free: dict[int, list[DeviceEvent]] = {}  # device -> stamps to be used again
-        self.made: dict[int, list[DeviceEvent]] = {}  # and all there are
+        self._free: dict[int, list[DeviceEvent]] = {}  # device -> stamps for reuse
+        self.made: dict[int, list[DeviceEvent]] = {}  # device -> all its stamps
 
     def stamping(self) -> Clock:
-        """Return a clock that records an event, then tells the host's time."""
-        return self._reading(self._take)
+        """Return a clock that records an event and then returns the host's time."""
+        return self._reading(self._record)
 
     def waiting(self) -> Clock:
-        """Return a clock that waits for all work of the device, then tells the host's time."""
+        """Return a clock that waits for all work of the device and then returns the host's time."""
         is_capturing, synchronize = self.accelerator.is_capturing, self.accelerator.synchronize
 
         def wait() -> DeviceEvent | None:
@@ -98,7 +98,7 @@ class DeviceClock:
             _leave_untraced(getattr(function, "__code__", None))
         return read
 
-    def _take(self) -> DeviceEvent:
+    def _record(self) -> DeviceEvent:
         if self.accelerator.is_capturing():
             return _CAPTURED
         device = self.accelerator.current_index()
@@ -109,7 +109,7 @@ class DeviceClock:
         return stamp
 
     def _make(self, device: int) -> DeviceEvent:
-        """Return a new stamp; events belong to the device on which they are recorded first."""
+        """Return a new stamp. An event belongs to the device that records it first."""
         made = self.made.setdefault(device, [])
         if len(made) >= self._pool_size:
             return _POOL_EMPTY
@@ -117,8 +117,8 @@ class DeviceClock:
         made.append(stamp)
         return stamp
 
-    def turn(self, is_on: bool, now_ns: int) -> None:
-        """Stamp from now on, or no more."""
+    def switch(self, is_on: bool, now_ns: int) -> None:
+        """Switch stamping on or off."""
         if self.is_on and not is_on:
             self.off_ns.append((now_ns, sys.maxsize))
         elif is_on and not self.is_on:
@@ -126,14 +126,14 @@ class DeviceClock:
         self.is_on = is_on
 
     def close(self) -> None:
-        """Free all events that nobody holds."""
+        """Free all events that no span holds."""
         self.is_on = False
         self.stamps.clear()
         self._free.clear()
         self.made.clear()
 
     def keep_for_ever(self) -> None:
-        """Stop stamping and never free the events made so far: freeing one calls the driver."""
+        """Stop stamping and never free the existing events: freeing one calls the driver."""
         self.is_on = False
         ctypes = sys.modules.get("ctypes")  # torch has imported it
         if ctypes is not None:
@@ -141,16 +141,16 @@ class DeviceClock:
         self.made = {}
 
     def give_back(self, stamp: DeviceEvent) -> None:
-        """Let the stamp's event be used again once nobody needs it any more."""
+        """Release the stamp, and reuse its event if no span needs it."""
         if stamp.event is not None and stamp.release():
             self._free.setdefault(stamp.device, []).append(stamp)
 
 
 def _leave_untraced(code: CodeType | None) -> None:
-    """Keep dynamo from compiling a function of ours, as it would between two graphs.
+    """Keep dynamo from compiling a function of the profiler.
 
-    A section that was made elsewhere and is entered in a compiled function brings it here. What this takes of torch
-    is private, and may be gone.
+    A compiled function that enters a section would do so. The functions of torch used here are private and may be
+    missing.
     """
     frames: Any = sys.modules.get("torch")
     for name in ("_C", "_dynamo", "eval_frame"):

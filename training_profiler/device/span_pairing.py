@@ -1,4 +1,4 @@
-"""From stamps at both ends of a span to the device time between them, once the device has passed both."""
+"""Computes the device time of a span from the device events at both of its ends."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -13,8 +13,8 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 NS_PER_MS: Final = 1_000_000
-MOST_AHEAD: Final = 64  # pairs not reached yet, after which the others will not be either: streams go in order
-MOST_STRETCHES: Final = 100  # without stamps, remembered for the spans that are still open
+MOST_AHEAD: Final = 64  # unreached pairs; streams run in order, so later pairs are not reached either
+MOST_STRETCHES: Final = 100  # intervals without stamps, kept for open spans
 LEFT_OUT: Final = "left out to keep the cost low"
 UNSEEN: Final = "began or ended where nothing could be noted"
 OTHER_DEVICE: Final = "began on another device"
@@ -22,13 +22,13 @@ OUT_OF_ORDER: Final = "ended on a stream that was ahead of the one it began on"
 UNFINISHED: Final = "the device had not come to their end when the run ended"
 SWITCHED_OFF: Final = "device time was switched off"
 
-Book = Callable[[int, int], None]  # (id of the section, ns on the device)
+AddDeviceTime = Callable[[int, int], None]  # (id of the section, ns on the device)
 
 
 class SpanPairing:
-    """The spans of the training thread since ``since_ns``, of which device time is known, to come, or not to be had.
+    """Device times of the spans of the training thread since ``since_ns``: known, pending or unmeasurable.
 
-    Those of the section ``host_only`` are none of them. With another timing, counts go on from those of ``before``.
+    Spans of the section ``host_only`` are ignored. After a change of the timing, counts continue from ``before``.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class SpanPairing:
         host_only: int = 0,
         before: "SpanPairing | None" = None,
     ) -> None:
-        self.spans: int = 0 if before is None else before.spans  # of which it is known
+        self.spans: int = 0 if before is None else before.spans  # with a known device time
         self.unmeasured: Counter[str] = Counter() if before is None else before.unmeasured  # reason -> spans
-        self.taken = 0  # events recorded so far
+        self.recorded = 0  # events recorded so far
         self._clock = clock
         self._since_ns = since_ns
         self._host_only = host_only
-        self.is_sync = is_sync  # the device was waited for at both ends, so the host's time is the device's
+        self.is_sync = is_sync  # the device was waited for at both ends, so host and device time are equal
         self._known: dict[int, DeviceEvent] = {}  # by the host's time of the event
         self._pending: deque[tuple[int, DeviceEvent, DeviceEvent]] = deque()
         self._done: list[tuple[int, int]] = []
-        self._until_ns = since_ns  # of the drain before
+        self._until_ns = since_ns  # end of the previous drain
 
     def add(self, ids: Ints, begin_ns: Ints, end_ns: Ints, open_ns: Ints, until_ns: int) -> None:
         """Add spans that have ended, in any order.
@@ -59,9 +59,9 @@ class SpanPairing:
             begin_ns: the host's times of their begins.
             end_ns: and of their ends.
             open_ns: begins of the spans that are still open.
-            until_ns: what is later comes with a later call.
+            until_ns: later spans come with a later call.
         """
-        self._learn()
+        self._read_stamps()
         is_since = (begin_ns >= self._since_ns) & (ids != self._host_only)
         if self._clock.error is not None:
             self._leave_out(SWITCHED_OFF, int(is_since.sum()))
@@ -73,14 +73,14 @@ class SpanPairing:
             known, was_off = self._known.get, self._was_off(begin_ns, end_ns)
             spans = (array[is_since].tolist() for array in (ids, begin_ns, end_ns, was_off))
             for id, begin, end, is_left_out in zip(*spans, strict=True):
-                self._add_one(id, begin, end, (known(begin), known(end)), LEFT_OUT if is_left_out else UNSEEN)
-        self._forget(set(open_ns.tolist()), until_ns)
+                self._add_span(id, begin, end, (known(begin), known(end)), LEFT_OUT if is_left_out else UNSEEN)
+        self._release_stamps(set(open_ns.tolist()), until_ns)
 
-    def _learn(self) -> None:
+    def _read_stamps(self) -> None:
         stamps = self._clock.stamps
-        count = len(stamps)  # the training thread may go on stamping while another one is here
+        count = len(stamps)  # the training thread may add stamps meanwhile
         for ns, stamp in stamps[:count]:
-            self.taken += stamp.event is not None
+            self.recorded += stamp.event is not None
             stamp.hold()
             if self._known.setdefault(ns, stamp) is not stamp:  # two events at one time share the first
                 self._clock.give_back(stamp)
@@ -94,7 +94,7 @@ class SpanPairing:
                 found |= (off_ns <= at_ns) & (at_ns <= on_ns)
         return found
 
-    def _add_one(
+    def _add_span(
         self, id: int, begin_ns: int, end_ns: int, stamps: tuple[DeviceEvent | None, DeviceEvent | None], why_none: str
     ) -> None:
         begin, end = stamps
@@ -115,51 +115,51 @@ class SpanPairing:
         if spans:
             self.unmeasured[reason] += spans
 
-    def _forget(self, open_ns: set[int], until_ns: int) -> None:
-        """Let go the stamps that no span will ask for.
+    def _release_stamps(self, open_ns: set[int], until_ns: int) -> None:
+        """Release the stamps that no later span needs.
 
-        A stamp may be here before its event is, so it is kept until the drain after the next.
+        A stamp may arrive before its event, so it is kept until the drain after the next.
         """
         for ns in [ns for ns in self._known if ns <= self._until_ns and ns not in open_ns]:
             self._clock.give_back(self._known.pop(ns))
         oldest_ns = min([until_ns, *open_ns])
-        self._clock.off_ns[:] = [one for one in self._clock.off_ns if one[1] >= oldest_ns][-MOST_STRETCHES:]
+        self._clock.off_ns[:] = [stretch for stretch in self._clock.off_ns if stretch[1] >= oldest_ns][-MOST_STRETCHES:]
         self._until_ns = until_ns
 
     @property
     def are_all_resolved(self) -> bool:
-        """Whether the device has passed all that were added."""
+        """Whether the device has reached all added spans."""
         return not self._pending
 
-    def resolve(self, book: Book) -> None:
-        """Book the spans that the device has passed; never waits."""
+    def resolve(self, add: AddDeviceTime) -> None:
+        """Add the device times of the spans that the device has reached. Never waits."""
         for id, ns in self._done:
-            book(id, ns)
+            add(id, ns)
         self.spans += len(self._done)
         self._done.clear()
         ahead: list[tuple[int, DeviceEvent, DeviceEvent]] = []
         while self._pending and len(ahead) < MOST_AHEAD:
             id, begin, end = pair = self._pending.popleft()
             if end.has_been_reached() and begin.has_been_reached():
-                self._measure(id, begin, end, book)
+                self._measure(id, begin, end, add)
             else:
                 ahead.append(pair)
         self._pending.extendleft(reversed(ahead))
 
-    def _measure(self, id: int, begin: DeviceEvent, end: DeviceEvent, book: Book) -> None:
+    def _measure(self, id: int, begin: DeviceEvent, end: DeviceEvent, add: AddDeviceTime) -> None:
         assert begin.event is not None
         # ms, resolution about 0.5 us (CUDA Runtime API, cudaEventElapsedTime)
         ns = round(begin.event.elapsed_time(end.event) * NS_PER_MS)
         if ns < 0:
             self._leave_out(OUT_OF_ORDER)
         else:
-            book(id, ns)
+            add(id, ns)
             self.spans += 1
         self._clock.give_back(begin)
         self._clock.give_back(end)
 
     def give_up(self, reason: str) -> None:
-        """Count what is still to come as not measured."""
+        """Count the pending spans as not measured."""
         self._leave_out(reason, len(self._pending))
         self._pending.clear()
         self._known.clear()

@@ -1,4 +1,4 @@
-"""The cost of the profiler, and what the report says under "Profiler health"."""
+"""The cost of the profiler and the notes under "Profiler health"."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -13,15 +13,15 @@ from training_profiler.snapshot.snapshot import PROFILER, Health
 from training_profiler.units import NS_PER_S
 
 CALIBRATION_SPANS: Final = 2000  # about 1 ms
-# What a span that seams see costs, in empty sections: 8 in steps of 0.1 ms and 18 in steps of 5 ms, by which the
-# training has the seams' code out of the caches (benchmarks/switched.py).
+# Cost of a patched call in empty sections. Measured: 8 with steps of 0.1 ms, and 18 with steps of 5 ms, where the
+# training evicts the code of the patches from the caches (benchmarks/switched.py).
 PATCH_COST: Final = 12
-REPORTS_FREE: Final = 20  # periodic reports of a run that may cost what they will
-REPORTS_SHARE: Final = 0.0015  # and what they may cost beyond, of the run's time
+REPORTS_FREE: Final = 20  # first periodic reports of a run, without a limit on their cost
+REPORTS_SHARE: Final = 0.0015  # share of the run that later reports may cost
 
 
 def measure_section_cost_ns() -> float:
-    """Return the cost of an empty section on this machine in ns, without the arithmetic that comes later."""
+    """Return the cost of recording an empty section on this machine, in ns."""
     recorder = Recorder()
     section, clock = recorder.section, recorder.clock
     with section("a"):
@@ -43,7 +43,7 @@ class Budget:
         self._spent_ns = 0
 
     def allows(self) -> bool:
-        """Return whether the work may be done once more; counts where it may not."""
+        """Return whether the work may run once more. Count each refusal."""
         if self._done < REPORTS_FREE or self._spent_ns <= REPORTS_SHARE * (self._clock() - self._begin_ns):
             self._done += 1
             return True
@@ -51,13 +51,13 @@ class Budget:
         return False
 
     def spend(self, ns: int) -> None:
-        """Note what the work cost."""
+        """Add the cost of the work."""
         if self._done > REPORTS_FREE:
             self._spent_ns += ns
 
 
 class ProfilerHealth:
-    """Adds up what the profiler costs the training thread, and keeps sentences for the report."""
+    """Adds up the cost of the profiler on the training thread and keeps notes for the report."""
 
     def __init__(self, recorder: Recorder, section_cost_ns: float, guard: FaultGuard) -> None:
         self.spent_ns = 0
@@ -67,7 +67,7 @@ class ProfilerHealth:
         self._section_cost_ns = section_cost_ns
 
     def spend(self, ns: int) -> None:
-        """Add what the training thread paid for something that lies within its own time."""
+        """Add profiler cost that lies within the time of the training thread."""
         self.spent_ns += ns
 
     def add_note(self, sentence: str) -> None:
@@ -84,7 +84,7 @@ class ProfilerHealth:
             self.spend(self._recorder.clock() - begin_ns)
 
     def health(self, run: Totals, reports_left_out: int, costs: Sequence[str] = ()) -> Health:
-        """Return how the profiler fared so far in a run of these totals."""
+        """Return the health of the profiler in a run with these totals."""
         return Health(
             dropped=run.dropped,
             disabled=tuple(f"{part} ({reason})" for part, reason in self._guard.disabled.items()),

@@ -1,4 +1,4 @@
-"""Where finished figures go: terminal, run folder, trackers. On the primary rank alone; none can hurt the training."""
+"""The outputs of a run: terminal, run folder and trackers. The primary rank writes. A failed output is disabled."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,14 +20,14 @@ from training_profiler.storage.run_files import RunFiles
 from training_profiler.storage.run_lookup import read_program, typed_path
 from training_profiler.torch_capture.trace_writer import OutputLocation
 
-A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which tells how they fared
+A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which reports their failures
 
 
 class Outputs:
     """All that one session prints and writes.
 
     Args:
-        settings: those the run begins with.
+        settings: the settings at the start of the run.
         opens_at_start: whether ``start`` makes the run folder; else the first thing to write does.
         rank: which rank this is.
         guard: disables the output that fails.
@@ -63,7 +63,7 @@ class Outputs:
 
     @property
     def attempts(self) -> tuple[AttemptStats, ...]:
-        """The attempts before this one, of a training that was started anew."""
+        """The attempts before this one, of a restarted training."""
         return self._files.attempts
 
     def start(self) -> None:
@@ -115,9 +115,7 @@ class Outputs:
 
     def interval_row(self, snapshot: Snapshot, only: str | None = None) -> None:
         """Send the metrics of an interval to the trackers, or to one of them."""
-        if (
-            snapshot.step is not None or not snapshot.steps
-        ):  # what lies between the last step and the end is no interval
+        if snapshot.step is not None or not snapshot.steps:  # the time after the last step is not an interval
             send = self._trackers.send
             self._guard.run("trackers", lambda: send(snapshot.steps, lambda: interval_metrics(snapshot), only))
 
@@ -146,7 +144,7 @@ class Outputs:
         self.close(health, snapshot.ended_by)
 
     def close(self, health: Callable[[], Health], ended_by: str | None) -> None:
-        """Append how the run ended, and close the journal; where no report is made, that is all."""
+        """Append how the run ended, and close the journal. For ranks that do not report."""
         self._guard.run("run folder", lambda: self._files.close(health(), ended_by))
         self._share_folder()
 

@@ -1,4 +1,4 @@
-"""What pipeline and session work with."""
+"""The parts that pipeline and session share."""
 
 from dataclasses import dataclass
 
@@ -23,8 +23,8 @@ class Parts:
     """The parts of one session, as ``runtime/wiring.py`` has made them."""
 
     recorder: Recorder
-    instrumentation: Instrumentation | None  # infers sections and steps of a training that nobody edited
-    rank_patches: RankPatches | Instrumentation | None  # sees synchronization with other ranks
+    instrumentation: Instrumentation | None  # infers sections and steps of an unmodified training
+    rank_patches: RankPatches | Instrumentation | None  # records synchronization with other ranks
     guard: FaultGuard
     health: ProfilerHealth
     report_budget: Budget

@@ -12,7 +12,7 @@ from training_profiler.snapshot.snapshot import Health, Snapshot
 
 
 class Pipeline:
-    """Drains the recorder, adds up, writes the journal, publishes to rank 0, and reports; one thread at a time calls.
+    """Drains the recorder, adds up, writes the journal, publishes to rank 0, and reports. Not thread-safe.
 
     Keeps the sums of the run, of the interval since the last report, and of the epoch.
     """
@@ -21,7 +21,7 @@ class Pipeline:
         self.has_reported = False
         self.loaders = parts.loaders
         self._parts = parts
-        self._recorder, self._progress, self._watch = parts.recorder, parts.progress, parts.instrumentation
+        self._recorder, self._progress, self._instrumentation = parts.recorder, parts.progress, parts.instrumentation
         self._accumulator, self._sums = parts.accumulator, parts.sums
         self._samplers, self._captures = parts.samplers, parts.captures
         self._exchange, self._outputs = parts.exchange, parts.outputs
@@ -34,7 +34,7 @@ class Pipeline:
         self._outputs.start()
 
     def reconfigure(self, settings: Settings) -> None:
-        """Go on with other settings."""
+        """Apply new settings."""
         self._apply(settings)
         self._outputs.reconfigure(settings)
 
@@ -46,7 +46,7 @@ class Pipeline:
         self._exchange.reconfigure(settings)
 
     def begin_training(self) -> None:
-        """Share the run's folder with the other ranks and start the trackers: the first step is about to end."""
+        """Share the run folder with the other ranks and start the trackers. Called before the first step ends."""
         self._parts.rank.detect_process_group()
         if self._parts.rank.is_one_of_many():
             self._outputs.open_journal()
@@ -58,12 +58,12 @@ class Pipeline:
         return len(self._accumulator.step_ns) <= MAX_MARKS
 
     def is_blocked(self) -> bool:
-        """Return whether nothing can be drained before the step under way ends."""
+        """Return whether a drain must wait for the end of the current step."""
         return self._recorder.is_blocked_at(self._accumulator.at_ns)
 
     def drain(self) -> None:
-        """Add up what was recorded since the last drain."""
-        self._accumulator.add(self._recorder.drain(), self._progress.thread_id, self._samplers.lines.take())
+        """Add up the events recorded since the last drain."""
+        self._accumulator.add(self._recorder.drain(), self._progress.thread_id, self._samplers.lines.pop_samples())
         self._samplers.add_to(self._accumulator)
         self._send_loader_rows()
 
@@ -77,8 +77,11 @@ class Pipeline:
         synchronized = self._exchange.drain_gradient_sync(self._accumulator)
         totals, step_ns = self._accumulator.pop_totals()
         totals.batches, totals.samples = self.loaders.drain_interval()
-        if self._watch is not None:
-            totals.flops, totals.slow_steps = self._watch.flops.counted, self._watch.flops.slow_steps
+        if self._instrumentation is not None:
+            totals.flops, totals.slow_steps = (
+                self._instrumentation.flops.counted,
+                self._instrumentation.flops.slow_steps,
+            )
         self._sums.add(totals, step_ns)
         inside, device = self._open_sections(), self._samplers.device.stats()
         self._outputs.journal(
@@ -105,7 +108,7 @@ class Pipeline:
         self._sums.new_interval()
 
     def send_interval(self, tracker: str | None = None) -> None:
-        """Send what was measured since the last report, to one tracker or to all."""
+        """Send the metrics since the last report to one tracker or to all."""
         self._outputs.interval_row(self._interval(), tracker)
 
     def _interval(self) -> Snapshot:
@@ -126,7 +129,7 @@ class Pipeline:
         self._outputs.journal(lambda journal: journal.write_epoch_begin(number))
 
     def end_epoch(self, is_complete: bool) -> None:
-        """End them, and report on the epoch."""
+        """End the epoch and report it."""
         self.flush()
         self._end_epoch(*self.loaders.epoch_counts(), is_complete)
 
@@ -137,24 +140,26 @@ class Pipeline:
             if stats is not None:
                 self._outputs.epoch(stats, self._sums.steps)
 
-    def roll_over_epoch(self, turn: EpochBoundary | None) -> None:
-        """End the epoch that seams saw and begin the next, where what is recorded is held back; None: there is none."""
-        if turn is None:
+    def roll_over_epoch(self, boundary: EpochBoundary | None) -> None:
+        """End the inferred epoch and begin the next at ``boundary``. None discards the epoch."""
+        if boundary is None:
             self._sums.discard_epoch()
             return
         self.flush()
-        self._end_seen_epoch(turn.batches, turn.samples, is_complete=True)
-        self._sums.begin_epoch(turn.number)
-        self._outputs.journal(lambda journal: journal.write_epoch_begin(turn.number))
+        self._end_inferred_epoch(boundary.batches, boundary.samples, is_complete=True)
+        self._sums.begin_epoch(boundary.number)
+        self._outputs.journal(lambda journal: journal.write_epoch_begin(boundary.number))
 
-    def _end_seen_epoch(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
-        if batches is not None and self._sums.epoch_steps > batches:  # they were used more than once: this was no pass
+    def _end_inferred_epoch(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
+        if (
+            batches is not None and self._sums.epoch_steps > batches
+        ):  # batches were used more than once, so this was not a pass
             self._sums.discard_epoch()
         else:
             self._end_epoch(batches, samples, is_complete)
 
     def _end_last_epoch(self) -> None:
-        epochs = None if self._watch is None else self._watch.epochs
+        epochs = None if self._instrumentation is None else self._instrumentation.epochs
         if epochs is None or epochs.current is None:
             self.end_epoch(is_complete=False)
             return
@@ -162,26 +167,26 @@ class Pipeline:
         if last is None:
             self._sums.discard_epoch()
         else:
-            self._end_seen_epoch(*last)
+            self._end_inferred_epoch(*last)
 
     def close(self, ended_by: str | None) -> None:
-        """Report on the run, which is over."""
+        """Report on the finished run."""
         self._guard.run("final summary", lambda: self._close(ended_by))
 
     def _close(self, ended_by: str | None) -> None:
         self._close_patches()
-        has_trained = self._watch is None or self._watch.has_trained or self._progress.steps
+        has_trained = self._instrumentation is None or self._instrumentation.has_trained or self._progress.steps
         if not has_trained and self._outputs.run_folder is None:
             return  # the bootstrap reports once why nothing was measured
         self.has_reported = True
-        self._guard.run("statistics", self.flush)  # if it fails, what was added up before is still reported
+        self._guard.run("statistics", self.flush)  # after a failure the earlier totals are still reported
         self._guard.run("capture", self._captures.wait_for_file)
         if self._sums.is_in_epoch:
             self._end_last_epoch()
         self._guard.run("trackers", lambda: self._send_loader_rows(is_last=True))
         self._guard.run("ranks", lambda: self._publish_last(ended_by))
         if not self._outputs.is_primary():
-            self._outputs.close(self.health, ended_by)  # may find the run's folder, which the channel then uses
+            self._outputs.close(self.health, ended_by)  # may find the run folder, which the channel then uses
             self._exchange.close()
             return
         self._exchange.close()
@@ -200,15 +205,15 @@ class Pipeline:
         self._publish(self._exchange.final_summary(self._sums.run, inside=inside, ended_by=ended_by))
 
     def after_fork_in_child(self) -> None:
-        """Drop trackers and channel: in a forked child they are the parent's."""
+        """Drop trackers and channel: they belong to the parent process."""
         self._outputs.after_fork_in_child()
         self._exchange.after_fork_in_child()
 
     def notes(self) -> list[str]:
-        """Return sentences on what was left out."""
-        if not self._parts.epoch_budget.left_out or self._watch is None:
+        """Return a sentence on the epochs without figures."""
+        if not self._parts.epoch_budget.left_out or self._instrumentation is None:
             return []
-        number = self._watch.epochs.number
+        number = self._instrumentation.epochs.number
         missing = number - len(self._sums.epochs) - self._sums.is_in_epoch
         return [
             f"{missing} of {number} epochs have no figures: at this pace they would cost over {REPORTS_SHARE:.2%} of "
@@ -216,7 +221,7 @@ class Pipeline:
         ]
 
     def stats(self, ended_by: str | None = None) -> Snapshot:
-        """Return the figures of the run as far as they are summed up."""
+        """Return the statistics of the run up to the last flush."""
         return self._sums.snapshot(
             self.health(),
             loaders=self.loaders.all,
@@ -231,7 +236,7 @@ class Pipeline:
         )
 
     def health(self) -> Health:
-        """Return how the profiler fared so far."""
+        """Return the health of the profiler so far."""
         components = (self._samplers, self._outputs, self._exchange, self)
         notes = [note for component in components for note in component.notes()]
         return self._health_of_profiler.health(self._sums.run, self._parts.report_budget.left_out, notes)

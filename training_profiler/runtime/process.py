@@ -1,4 +1,4 @@
-"""What one process profiles: its recorder, the session under way, and whether there is to be one at all."""
+"""The recorder and the session of one process, and the rules for when a session begins."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from training_profiler.sinks.extras import require_packages
 
 
 def usable_settings(arguments: Mapping[str, object] | None = None) -> Settings:
-    """Return the settings, where all is there that they ask for.
+    """Return the settings after checking that the packages they need are installed.
 
     Raises:
         SettingsError: a value cannot be used.
@@ -29,24 +29,24 @@ def usable_settings(arguments: Mapping[str, object] | None = None) -> Settings:
 
 
 class Process:
-    """What this process profiles."""
+    """The recorder, the settings and the session of this process."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         recorder.wait_for_first_section(self.begin_at_first_section)
         self.session: Session | None = None
-        self.settings = usable_settings()  # so that a wrong variable is an error now, and not in the training
-        self.is_silent = False  # for good in a forked child; in other workers until they start by name
+        self.settings = usable_settings()  # a wrong variable must fail here, not in the training
+        self.is_silent = False  # a forked child stays silent; another worker may start a run itself
         self.was_stopped = False
         self.is_bystander = False  # a child of a process that trains
         self.phase = "train"
-        self.watch: Instrumentation | None = None
-        self.watch_begin_ns: int | None = None
-        self.by_hand = RankPatches(recorder)
+        self.instrumentation: Instrumentation | None = None
+        self.process_begin_ns: int | None = None
+        self.manual_patches = RankPatches(recorder)
         self._beginning = threading.RLock()
 
     def start(self, settings: Settings) -> None:
-        """Begin a session, or go on with other settings."""
+        """Begin a session, or change the settings of the running one."""
         self.is_silent = False
         self.settings = settings
         if self.session is not None and self.session.is_running:
@@ -56,9 +56,9 @@ class Process:
         self.was_stopped = False
 
     def stop(self) -> None:
-        """End the session, if there is one, and begin none at the next section."""
+        """End the session. Later sections do not begin a new one."""
         self.was_stopped = True
-        self.by_hand.uninstall()
+        self.manual_patches.uninstall()
         if self.session is not None:
             self.session.close()
 
@@ -69,74 +69,74 @@ class Process:
 
     def instrument(self, torch: Any, begin_ns: int) -> None:
         """Patch ``torch``, which has just been imported; do nothing if that has happened or profiling was stopped."""
-        if self.watch is None and not self.was_stopped:
-            self.by_hand.uninstall()
-            self.watch = Instrumentation(self.recorder, self.begin_watched, self.loaders)
-            self.watch_begin_ns = begin_ns
-            self.watch.install(torch)
+        if self.instrumentation is None and not self.was_stopped:
+            self.manual_patches.uninstall()
+            self.instrumentation = Instrumentation(self.recorder, self.begin_instrumented, self.loaders)
+            self.process_begin_ns = begin_ns
+            self.instrumentation.install(torch)
 
     def loaders(self) -> LoaderRegistry | None:
         """Return the loaders of the session; None without one."""
         return None if self.session is None else self.session.loaders
 
-    def look_for_ranks(self) -> None:
-        """See what the program does with other ranks, before its first section: it may be made for them by then."""
-        if self.watch is None and not is_worker():
-            self.by_hand.install()
+    def install_rank_patches(self) -> None:
+        """Patch torch.distributed before the first section: the program may synchronize ranks earlier."""
+        if self.instrumentation is None and not is_worker():
+            self.manual_patches.install()
 
     def running(self) -> Session | None:
-        """Return the session under way, beginning one if this process has had none."""
+        """Return the running session. Begin one if this process has had none."""
         session = self.session
         if session is not None:
             return session if session.is_running else None
         if self.is_silent or self.was_stopped or is_worker():
             return None
-        with self._beginning:  # two threads may come to their first section at once
+        with self._beginning:  # two threads may enter their first section at once
             if self.session is None:
                 self.begin(opens_files=False)
         return self.session
 
     def begin_at_first_section(self) -> None:
-        """Begin a session where a script only has sections and never starts one."""
+        """Begin a session for a script that has sections and never calls start."""
         self.running()
 
     def begin(self, opens_files: bool) -> Session:
-        """Begin a session with the settings that hold now."""
+        """Begin a session with the current settings."""
         cost_ns = measure_section_cost_ns()
-        if self.watch is None:
-            self.by_hand.install()
-        patches = self.watch or self.by_hand
+        if self.instrumentation is None:
+            self.manual_patches.install()
+        patches = self.instrumentation or self.manual_patches
         patches.context.gradient_sync.start_run()
-        begin_ns = self.recorder.clock() if self.watch_begin_ns is None else self.watch_begin_ns
-        context = RunContext(self.recorder, cost_ns, begin_ns, opens_files, self.watch, patches)
+        begin_ns = self.recorder.clock() if self.process_begin_ns is None else self.process_begin_ns
+        context = RunContext(self.recorder, cost_ns, begin_ns, opens_files, self.instrumentation, patches)
         self.session = build_session(self.settings, context)
         self.session.start()
         return self.session
 
-    def begin_watched(self) -> Callable[[int], None] | None:
-        """Begin a session at the first event of a training that nobody edited; return what ends its steps.
+    def begin_instrumented(self) -> Callable[[int], None] | None:
+        """Begin a session at the first event of an unmodified training; return the function that ends its steps.
 
-        None where this process is not to have a session.
+        Returns None if this process must not have a session.
         """
-        with self._beginning:  # two threads may come to their first event at once
+        with self._beginning:  # two threads may record their first event at once
             session = self.session
             if session is None and not self.was_stopped and not self.is_bystander and not is_loader_worker():
                 session = self.begin(opens_files=False)
-        if session is None or not session.is_running or session.watch is not self.watch:
+        if session is None or not session.is_running or session.instrumentation is not self.instrumentation:
             return None
         session.move_to_this_thread()
         return session.step
 
     def after_fork_in_child(self) -> None:
-        """Stop recording in a forked child, whose run is its parent's."""
+        """Stop recording in a forked child: the run belongs to its parent."""
         self.is_silent = True
-        self._beginning = threading.RLock()  # a thread that is not here any more may have held it
-        # Where the parent trains, its children serve it; where it only waits, a child may be what trains.
-        self.is_bystander |= self.watch is not None and self.watch.is_training
+        self._beginning = threading.RLock()  # a thread that the child does not have may hold the old one
+        # A child of a training process serves it. A child of a launcher may train itself.
+        self.is_bystander |= self.instrumentation is not None and self.instrumentation.is_training
         if self.session is not None:
             self.session.after_fork_in_child()
             self.session = None
-        self.by_hand.after_fork_in_child()
-        if self.watch is not None:
-            self.watch_begin_ns = None
-            self.watch.after_fork_in_child()
+        self.manual_patches.after_fork_in_child()
+        if self.instrumentation is not None:
+            self.process_begin_ns = None
+            self.instrumentation.after_fork_in_child()

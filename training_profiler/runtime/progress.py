@@ -1,4 +1,4 @@
-"""How far the training is, and on which thread it runs."""
+"""The number of finished steps and the training thread."""
 
 
 class TrainingProgress:

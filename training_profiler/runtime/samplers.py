@@ -17,7 +17,7 @@ class Samplers:
         lines: samples the training thread's stack.
         device: measures time on the accelerator.
         machine: samples processors, memory and accelerators.
-        settings: those the run begins with.
+        settings: the settings at the start of the run.
         clock: the recorder's.
         begin_ns: when the run began, by ``clock``.
         run_ns: returns the wall time of the run so far.
@@ -42,7 +42,7 @@ class Samplers:
         self._apply(self._settings, self._begin_ns)
 
     def reconfigure(self, settings: Settings) -> None:
-        """Go on with other settings."""
+        """Apply new settings."""
         self._apply(settings, self._clock())
 
     def _apply(self, settings: Settings, since_ns: int) -> None:
@@ -51,18 +51,18 @@ class Samplers:
         self.machine.start(settings.monitor_s)
 
     def sample_this_thread(self) -> None:
-        """Sample the calling thread from now on: it trains."""
+        """Sample the calling thread from now on. Called on the training thread."""
         self.lines.sample_this_thread()
         self.device.sample_this_thread()
 
     def poll(self, now_ns: int) -> None:
-        """Do what is due now and then at the end of a step."""
-        self.device.look(now_ns)
+        """Check for an accelerator and for the cost of device timing, at the end of a step."""
+        self.device.poll(now_ns)
 
     def add_to(self, accumulator: Accumulator) -> None:
-        """Hand over what was sampled beside the events of the batch that was just added."""
-        self.device.book()
-        accumulator.totals.machine.add_samples(self.machine.take())
+        """Add the device times and machine samples that belong to the last drain."""
+        self.device.resolve()
+        accumulator.totals.machine.add_samples(self.machine.pop_samples())
 
     def close(self, ended_by: str | None) -> None:
         """End all threads."""
@@ -77,7 +77,7 @@ class Samplers:
         self.machine.after_fork_in_child()
 
     def notes(self) -> list[str]:
-        """Return a sentence on what each measured and what that cost."""
+        """Return a sentence for each sampler: number of samples and cost."""
         run_ns = self._run_ns()
         costs = [cost for cost in (self.lines.cost(run_ns), self.machine.cost(run_ns)) if cost]
         return [*costs, *self.device.notes()]

@@ -19,25 +19,25 @@ from training_profiler.snapshot.snapshot import PROFILER, Snapshot
 from training_profiler.units import NS_PER_S
 
 OVERFULL: Final = 4 * FLUSH_AT_MOST  # integers in a thread's buffer
-LOOK_NS: Final = NS_PER_S // 50  # at most this often is it looked whether a step ended a flush interval
-PATIENCE_S: Final = 1.0  # for another thread that is just draining, which takes it milliseconds
-WAIT_FOR_DRAIN_S: Final = 5.0  # at the end, for another thread that is just draining
+POLL_NS: Final = NS_PER_S // 50  # shortest time between two checks for a due flush
+PATIENCE_S: Final = 1.0  # for another thread's drain, which takes milliseconds
+WAIT_FOR_DRAIN_S: Final = 5.0  # at the end, for another thread's drain
 
 
 class Session:
     """One profiled run, from ``start`` to ``close``.
 
-    Any thread may record; the one that holds ``_busy`` drains and reports. No thread waits for it: one that
-    finds it taken comes back at the next full buffer or step.
+    Any thread may record. The thread that holds ``_busy`` drains and reports. Other threads do not wait for it. They
+    try again at the next full buffer or step.
     """
 
     def __init__(self, settings: Settings, begin_ns: int, parts: Parts, pipeline: Pipeline, shutdown: Shutdown) -> None:
         self.settings = settings
-        self.watch = parts.instrumentation
+        self.instrumentation = parts.instrumentation
         self.is_running = False
         self.guard, self.profiler_health = parts.guard, parts.health
         self.loaders, self.samplers = parts.loaders, parts.samplers
-        # Captures close before the samplers, whose threads take a moment to end; the pipeline drains both at last.
+        # Captures close first because the threads of the samplers take a moment to end. The pipeline drains both.
         self._components: tuple[Component, ...] = (parts.captures, parts.samplers, pipeline)
         self._recorder, self._progress = parts.recorder, parts.progress
         self._gradient_sync = None if parts.rank_patches is None else parts.rank_patches.context.gradient_sync
@@ -48,9 +48,9 @@ class Session:
         self._busy_thread: int | None = None
         self._waiting = 0  # threads that wait for _busy
         self._next_report = settings.log_every
-        self._steps_ahead = 0  # so many steps before rank 0 reports, this rank publishes
+        self._steps_ahead = 0  # this rank publishes this many steps before rank 0 reports
         self._next_flush_ns = begin_ns + self._flush_ns
-        self._next_look_ns = 0
+        self._next_poll_ns = 0
         self._ended_by: str | None = None
 
     @property
@@ -68,34 +68,34 @@ class Session:
             component.start()
 
     def reconfigure(self, settings: Settings) -> None:
-        """Go on with other settings: a session that a section began, and that is now started by name."""
+        """Apply new settings: the session began with a section, and the program now calls start."""
         self.settings = settings
         self._recorder.limit_names(settings.max_names)
         self._next_report = self._progress.steps + settings.log_every
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
-        self._shutdown.install()  # the section that began the run may have been on another thread
+        self._shutdown.install()  # the run may have begun on another thread
         for component in self._components:
             component.reconfigure(settings)
 
     def step(self, at_ns: int | None = None) -> None:
-        """End a training step, now or at a time that is still held back; report and flush where it is time."""
+        """End a training step now or at ``at_ns``. Report and flush if they are due."""
         if not self._progress.steps:
             self._begin_training()
         now_ns = self._recorder.mark(STEP_END, at_ns)
         steps = self._progress.end_step()
-        is_look = now_ns >= self._next_look_ns
-        if is_look:
-            self._next_look_ns = now_ns + LOOK_NS
+        is_poll = now_ns >= self._next_poll_ns
+        if is_poll:
+            self._next_poll_ns = now_ns + POLL_NS
             self.samplers.poll(now_ns)
-            self._captures.look(now_ns)
+            self._captures.poll(now_ns)
         if self._captures.is_on:
             self._captures.step_ended(steps, now_ns)
         if self._gradient_sync is not None and self._gradient_sync.modules:
             self._gradient_sync.step_ended(steps - 1, now_ns)
-        if steps < COUNTED_BY and self.watch is not None and self.settings.flops:
-            self.watch.flops.step_ended(steps)
-        if self.watch is not None and (turn := self.watch.epoch_boundary()) is not None:
-            self._roll_over_epoch(turn)
+        if steps < COUNTED_BY and self.instrumentation is not None and self.settings.flops:
+            self.instrumentation.flops.step_ended(steps)
+        if self.instrumentation is not None and (boundary := self.instrumentation.epoch_boundary()) is not None:
+            self._roll_over_epoch(boundary)
         steps += self._steps_ahead
         if steps >= self._next_report:
             self._next_report += self.settings.log_every
@@ -104,7 +104,7 @@ class Session:
             return
         if steps + 1 == self._next_report:
             self._exchange.read_soon()
-        if is_look and (now_ns >= self._next_flush_ns or self._recorder.is_backed_up()):
+        if is_poll and (now_ns >= self._next_flush_ns or self._recorder.is_backed_up()):
             self._on_full()
 
     def _begin_training(self) -> None:
@@ -118,17 +118,17 @@ class Session:
         self._progress.move_to(self._recorder.thread_id())
         self.samplers.sample_this_thread()
 
-    def _roll_over_epoch(self, turn: EpochBoundary) -> None:
-        """Let an epoch end and the next begin at a time that is still held back."""
-        held_ns = self._recorder.move_watermark(turn.at_ns)
+    def _roll_over_epoch(self, boundary: EpochBoundary) -> None:
+        """End an epoch and begin the next at a time above the watermark."""
+        held_ns = self._recorder.move_watermark(boundary.at_ns)
         is_shown = self._epoch_budget.allows()
         begin_ns = time.thread_time_ns()
-        self._exclusively(lambda: self._pipeline.roll_over_epoch(turn if is_shown else None), PATIENCE_S)
+        self._exclusively(lambda: self._pipeline.roll_over_epoch(boundary if is_shown else None), PATIENCE_S)
         self._epoch_budget.spend(time.thread_time_ns() - begin_ns)
         self._recorder.move_watermark(held_ns)
 
     def move_to_this_thread(self) -> None:
-        """Let the run's time be the calling thread's: the one that trained before has ended."""
+        """Attribute the run's time to the calling thread: the previous training thread has ended."""
         if self._progress.steps and self._progress.thread_id != self._recorder.thread_id():
             self._exclusively(self._flush, PATIENCE_S)
             self._trains_here()
@@ -146,8 +146,8 @@ class Session:
         self._exclusively(lambda: self._pipeline.end_epoch(is_complete), PATIENCE_S)
 
     def _mark_epoch(self, kind: int) -> None:
-        if self.watch is not None:
-            self.watch.use_manual_epochs()
+        if self.instrumentation is not None:
+            self.instrumentation.use_manual_epochs()
         self._recorder.mark(kind)
 
     def snapshot(self) -> Snapshot:
@@ -159,8 +159,8 @@ class Session:
         """Print the final summary and close the run folder, once.
 
         Returns:
-            False where a signal interrupted this very thread at its drain or at the final summary. What
-            it interrupted then finishes the session and ends the process as soon as it is through.
+            False if a signal interrupted this thread during its drain or the final summary. The interrupted
+            work then finishes the session and ends the process.
         """
         if self._busy_thread == threading.get_ident():
             self._ended_by = ended_by
@@ -183,7 +183,7 @@ class Session:
         return True
 
     def after_fork_in_child(self) -> None:
-        """Drop the run without output: in a forked child it is the parent's."""
+        """Discard the run without output: it belongs to the parent process."""
         self.is_running = False
         self._recorder.move_watermark(None)
         for component in self._components:
@@ -196,25 +196,25 @@ class Session:
         return int(self.settings.flush_s * NS_PER_S)
 
     def flush_soon(self) -> None:
-        """Flush at the next end of a step where that is possible."""
+        """Flush at the end of the next step if possible."""
         self._next_flush_ns = 0
 
     def _on_full(self) -> None:
         if self._pipeline.is_blocked():
             return
-        if self._recorder.backlog() > OVERFULL:  # more than may be held back: what it was is left at the best guess
+        if self._recorder.backlog() > OVERFULL:  # the buffer is full: keep the best guess for the pending events
             self._recorder.release(self._recorder.clock())
-        # A thread that records faster than others can drain has to wait for them, or memory had no bound.
+        # A thread that records faster than others drain must wait for them. Otherwise memory would grow without bound.
         patience_s = PATIENCE_S if self._recorder.backlog() > OVERFULL else 0.0
         is_due = self._recorder.clock() >= self._next_flush_ns or not self._pipeline.has_room()
         self._exclusively(self._flush if is_due else self._pipeline.drain, patience_s)
 
     def _exclusively(self, work: Callable[[], None], patience_s: float = 0.0) -> None:
-        """Do ``work`` unless another thread drains; wait ``patience_s`` for that one at most."""
+        """Do ``work`` unless another thread drains. Wait for that thread for at most ``patience_s``."""
         thread = threading.get_ident()
         if self._busy_thread == thread:  # a signal handler, or a finalizer, in the middle of a drain
             return
-        if not patience_s and self._waiting:  # let them pass, or busy threads would take turns for ever
+        if not patience_s and self._waiting:  # waiting threads go first
             return
         begin_ns = self._recorder.clock()
         self._waiting += patience_s > 0
@@ -224,7 +224,7 @@ class Session:
             self._waiting -= patience_s > 0
         if not is_free:
             return
-        # Ctrl-C comes after a call: none stands outside of ``try``, nor before we are no longer busy.
+        # Ctrl-C can arrive after any call. So every call here is inside ``try``.
         try:
             self._busy_thread = thread
             with self._recorder.section(PROFILER):
@@ -233,7 +233,7 @@ class Session:
         finally:
             self._busy_thread = None
             self._busy.release()
-            if self._recorder.thread_id() == self._progress.thread_id:  # others do this beside the training
+            if self._recorder.thread_id() == self._progress.thread_id:  # other threads do not delay the training
                 self.profiler_health.spend(self._recorder.clock() - begin_ns)
         if self._ended_by is not None:
             self.close(self._ended_by)
@@ -243,13 +243,13 @@ class Session:
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
 
     def _report(self) -> None:
-        begin_ns = time.thread_time_ns()  # of this thread: what other work on the machine costs is not ours
+        begin_ns = time.thread_time_ns()  # CPU time of this thread, without other work on the machine
         self._pipeline.report()
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
         self._budget.spend(time.thread_time_ns() - begin_ns)
 
     def send_last_row(self, tracker: str) -> None:
-        """Send what was measured since the last report to a tracker whose run the program is about to end."""
+        """Send the metrics since the last report to a tracker: the program is about to end its run."""
         self._exclusively(lambda: self._flush_and_send(tracker), PATIENCE_S)
 
     def _flush_and_send(self, tracker: str) -> None:

@@ -15,15 +15,15 @@ from typing import Any, Final
 
 from training_profiler.sampling.frames import current_frames
 
-STUCK_S: Final = 1.0  # for which the main thread has not moved and not taken SIGTERM
-LOOKS: Final = 20  # at it, in that time
+STUCK_S: Final = 1.0  # time without progress of the main thread and without its SIGTERM handler
+CHECKS: Final = 20  # within STUCK_S
 
 
 class Shutdown:
-    """Calls ``finish`` once at the end of the process that armed it, whichever way that comes.
+    """Calls ``finish`` once at the end of the process that installed it.
 
-    SIGTERM is only taken where its default action stands and on the main thread; the process then
-    ends by SIGTERM as it would have without us. SIGKILL cannot be seen by anyone.
+    SIGTERM is only handled if the program does not handle it itself. Afterwards the process ends by SIGTERM, as it
+    would without the profiler. SIGKILL cannot be handled.
     """
 
     def __init__(self, finish: Callable[[str | None], bool]) -> None:
@@ -32,11 +32,11 @@ class Shutdown:
         self._is_installed = False
         self._has_signal = False
         self._finalizer: Finalize | None = None
-        self._is_taken = False  # SIGTERM was
-        self._pipe: tuple[int, int] | None = None  # in which the number of each signal comes, before Python takes it
+        self._is_handled = False  # SIGTERM reached the main thread
+        self._pipe: tuple[int, int] | None = None  # receives the number of each signal before Python handles it
 
     def install(self) -> None:
-        """Start watching for the end."""
+        """Install the exit hook and the handler of SIGTERM."""
         if not self._is_installed:
             atexit.register(self._at_exit)
             if multiprocessing.parent_process() is not None:  # such a child may end without atexit
@@ -47,50 +47,53 @@ class Shutdown:
             self._has_signal = True
 
     def end_where_stuck(self) -> None:
-        """From now on let SIGTERM end the process also where the main thread hangs in C and cannot take it.
+        """Let SIGTERM end the process even if the main thread hangs in C and cannot run the handler.
 
-        It would end there at once without us. Ranks hang so when another has failed, and torchrun waits for them.
+        Without the profiler SIGTERM would end it at once. Ranks hang like this after another rank has failed.
         """
         if self._pipe is not None or not self._has_signal or not hasattr(signal, "pthread_sigmask"):
             return
         if threading.current_thread() is not threading.main_thread():
             return
-        import ctypes  # nothing may be imported at the end
+        import ctypes  # imports can fail at the end
 
         libc = ctypes.CDLL(None)
         libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
         before = signal.set_wakeup_fd(-1)
-        if before != -1:  # it is somebody else's, and there is one
+        if before != -1:  # another library uses the only one
             signal.set_wakeup_fd(before)
             return
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
         signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         threading.Thread(
-            target=self._watch, args=(self._pipe[0], libc.signal), name="training_profiler SIGTERM", daemon=True
+            target=self._handle_when_stuck,
+            args=(self._pipe[0], libc.signal),
+            name="training_profiler SIGTERM",
+            daemon=True,
         ).start()
 
-    def _watch(self, descriptor: int, set_handler: Callable[[int, Any], Any]) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the training's threads
+    def _handle_when_stuck(self, descriptor: int, set_handler: Callable[[int, Any], Any]) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the training's threads handle them
         while came := os.read(descriptor, 64):
             if signal.SIGTERM in came and self._is_stuck():
                 with suppress(Exception):
                     self._finish("SIGTERM")
-                set_handler(signal.SIGTERM, None)  # Python's own is for the main thread alone
+                set_handler(signal.SIGTERM, None)  # Python can only set handlers on the main thread
                 os.kill(os.getpid(), signal.SIGTERM)
         os.close(descriptor)
 
     def _is_stuck(self) -> bool:
-        """Return whether the main thread neither takes SIGTERM nor moves.
+        """Return whether the main thread makes no progress and has not run the handler of SIGTERM.
 
-        Where it moves the signal was none of ours: a child that was just forked writes into the same pipe.
+        A thread that makes progress did not get the signal: a forked child writes to the same pipe.
         """
         place = _place_of_main_thread()
-        for _ in range(LOOKS):
-            time.sleep(STUCK_S / LOOKS)
-            if self._is_taken or _place_of_main_thread() != place:
+        for _ in range(CHECKS):
+            time.sleep(STUCK_S / CHECKS)
+            if self._is_handled or _place_of_main_thread() != place:
                 return False
-        return signal.getsignal(signal.SIGTERM) == self._at_sigterm  # the program may handle it itself since
+        return signal.getsignal(signal.SIGTERM) == self._at_sigterm  # the program may have installed its own handler
 
     def _close_pipe(self) -> None:
         if self._pipe is None or threading.current_thread() is not threading.main_thread():
@@ -99,12 +102,12 @@ class Shutdown:
         now = signal.set_wakeup_fd(-1)
         if now not in (-1, writes):
             signal.set_wakeup_fd(now)
-        os.close(writes)  # which ends the thread
-        if os.getpid() != self._pid:  # and here it is not
+        os.close(writes)  # ends the thread
+        if os.getpid() != self._pid:  # the child does not have the thread
             os.close(reads)
 
     def remove(self) -> None:
-        """Stop watching; what others have installed since stays."""
+        """Remove the hooks. Handlers that the program installed later stay."""
         self._close_pipe()
         atexit.unregister(self._at_exit)
         if self._finalizer is not None:
@@ -122,12 +125,12 @@ class Shutdown:
             self._finish(_uncaught())
 
     def _at_sigterm(self, signum: int, frame: FrameType | None) -> None:
-        self._is_taken = True
+        self._is_handled = True
         if os.getpid() != self._pid or self._finish("SIGTERM"):
             self.exit_by_sigterm()
 
     def exit_by_sigterm(self) -> None:
-        """End the process by SIGTERM, as it would have ended without us."""
+        """End the process by SIGTERM, as without the profiler."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -138,21 +141,21 @@ def _place_of_main_thread() -> tuple[int, int]:
 
 
 def _uncaught() -> str | None:
-    """Return the name of the exception that ends the program, None where it ends of itself."""
-    # The interpreter leaves it here after printing the traceback, before atexit.
+    """Return the name of the exception that ends the program; None if it ends normally."""
+    # The interpreter stores it after printing the traceback and before atexit.
     kind = getattr(sys, "last_type", None)
     return None if kind is None else str(kind.__name__)
 
 
 def is_worker() -> bool:
-    """Return whether this process was started to serve another, by multiprocessing."""
+    """Return whether multiprocessing started this process to serve another."""
     if multiprocessing.parent_process() is not None or is_being_spawned():
         return True
     return is_loader_worker()
 
 
 def is_loader_worker() -> bool:
-    """Return whether this process fetches batches for a DataLoader of another."""
+    """Return whether this process is a worker of a DataLoader."""
     data = sys.modules.get("torch.utils.data")
     return data is not None and data.get_worker_info() is not None
 
@@ -162,7 +165,7 @@ def is_being_spawned() -> bool:
     return bool(getattr(multiprocessing.current_process(), "_inheriting", False))  # private: may be gone
 
 
-def at_fork(in_child: Callable[[], None]) -> None:
-    """Call ``in_child`` in every process forked from now on."""
+def at_fork(function: Callable[[], None]) -> None:
+    """Call ``function`` in every process forked from now on."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=in_child)
+        os.register_at_fork(after_in_child=function)

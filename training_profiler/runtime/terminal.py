@@ -1,4 +1,4 @@
-"""What a run prints: reports, and single lines between them. Rank 0 alone prints."""
+"""Terminal output of a run: reports, and single lines between them. Only rank 0 prints."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Constructs and connects the parts of a session; no part is changed from outside afterwards."""
+"""Constructs and connects the parts of a session and does not change them afterwards."""
 
 import multiprocessing
 import socket
@@ -37,14 +37,14 @@ from training_profiler.torch_capture.controller import Captures
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a process gives its session."""
+    """The parameters of a session that its process knows."""
 
     recorder: Recorder
     section_cost_ns: float  # of an empty section on this machine
     begin_ns: int  # when the run began, by the recorder's clock
-    opens_files: bool  # whether the run folder is made at the start; else when there is something to write
-    instrumentation: Instrumentation | None = None  # infers sections and steps of a training that nobody edited
-    rank_patches: RankPatches | Instrumentation | None = None  # sees synchronization with other ranks
+    opens_files: bool  # whether the run folder is created at the start; otherwise the first output creates it
+    instrumentation: Instrumentation | None = None  # infers sections and steps of an unmodified training
+    rank_patches: RankPatches | Instrumentation | None = None  # records synchronization with other ranks
 
 
 def build_session(settings: Settings, context: RunContext) -> Session:
@@ -101,12 +101,12 @@ def build_session(settings: Settings, context: RunContext) -> Session:
 
 
 def rank_of(settings: Settings) -> Rank:
-    """Return which rank this process is, as its launcher says; a process group may correct it later."""
+    """Return the rank that the launcher gave this process. A process group may correct it later."""
     launch = settings.launch
     return Rank(
         RankId(
             settings.rank,
-            (launch.is_torchrun and launch.world_size) or 1,  # of other launchers, a process group has to confirm it
+            (launch.is_torchrun and launch.world_size) or 1,  # with other launchers the process group must confirm it
             socket.gethostname(),
             launch.node,
             launch.local_rank,

@@ -1,1 +1,1 @@
-"""The monitor: what a look at the process from beside the training sees; the training itself does nothing for it."""
+"""Samplers: threads beside the training that record lines of code and the use of the machine."""

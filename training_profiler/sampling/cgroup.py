@@ -1,4 +1,4 @@
-"""What the container of this process may have and what it uses, read from Linux control groups, v1 and v2."""
+"""Limits and use of the container of this process, read from Linux control groups v1 and v2."""
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -10,7 +10,7 @@ NO_LIMIT: Final = 2**60  # v1 writes the largest number of pages where there is 
 
 
 class Container(NamedTuple):
-    """Where to read the use of a container, and its limits; None where there is none, or none can be read."""
+    """The folders of a container's use, and its limits. None: no limit, or it cannot be read."""
 
     memory: Path | None
     memory_limit_bytes: int | None
@@ -19,25 +19,25 @@ class Container(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a container uses; None is unknown."""
+    """The use of a container; None is unknown."""
 
-    memory_bytes: int | None  # without file pages that the kernel would drop before it runs out
+    memory_bytes: int | None  # without file pages that the kernel can drop
     cpu_ns: int | None  # since the container began
 
 
 def find_container(root: Path = Path("/")) -> Container:
-    """Return the container that this process is in.
+    """Return the container of this process.
 
-    The smallest limit among a group and those around it is the one that holds. Without any limit it is a container only
-    where the groups are seen from inside of one: the root group of a host has no ``memory.current``.
+    The smallest limit of the group and its parents applies. Without a limit, a file ``memory.current`` in the root
+    group means that the process runs in a container: the root group of a host does not have it.
     """
     memory = _groups(root, "memory")
     cpu = _groups(root, "cpu")
     cpu_use = _groups(root, "cpuacct") or cpu
     limits = [(limit, group) for group in memory if (limit := _memory_limit(group)) is not None]
     quotas = [(quota, group) for group in cpu if (quota := _cpu_quota(group)) is not None]
-    limit, memory_group = min(limits, default=(None, None), key=lambda found: found[0])
-    quota, cpu_group = min(quotas, default=(None, None), key=lambda found: found[0])
+    limit, memory_group = min(limits, default=(None, None), key=lambda entry: entry[0])
+    quota, cpu_group = min(quotas, default=(None, None), key=lambda entry: entry[0])
     inside = memory[-1] if memory and (memory[-1] / "memory.current").exists() else None
     return Container(
         memory_group or inside,
@@ -48,7 +48,7 @@ def find_container(root: Path = Path("/")) -> Container:
 
 
 def _same(group: Path | None, groups: list[Path], others: list[Path]) -> Path | None:
-    """Return the group of another controller that stands where ``group`` does, counted from the outermost."""
+    """Return the group of another controller at the same depth as ``group``."""
     if group is None:
         return None
     if group in others:
@@ -58,7 +58,7 @@ def _same(group: Path | None, groups: list[Path], others: list[Path]) -> Path | 
 
 
 def read_usage(container: Container) -> Usage:
-    """Return what the container uses now."""
+    """Return the current use of the container."""
     memory, cpu = container.memory, container.cpu
     return Usage(None if memory is None else _memory_use(memory), None if cpu is None else _cpu_use(cpu))
 
@@ -83,7 +83,7 @@ def _existing(mount: Path | None, path: str) -> Iterator[Path]:
         return
     inner = PurePosixPath(path)
     for group in (inner, *inner.parents):
-        # Inside of a container the path can be the host's, which is not there.
+        # Inside a container the path can be that of the host, which does not exist here.
         folder = mount / str(group).lstrip("/")
         if ".." not in group.parts and folder.is_dir():
             yield folder

@@ -1,8 +1,8 @@
-"""The frames of all threads, read such that the interpreter cannot lock itself up.
+"""The frames of all threads, read without the risk of a deadlock.
 
-Up to Python 3.11 an allocation may collect garbage on the spot. ``sys._current_frames`` allocates while it holds the
-lock on the list of threads; what is collected there may need that lock (a ``threading.local`` does), or let another
-thread run that needs it, and everything stands still for good (CPython issue 106883).
+Up to Python 3.11 an allocation can start a garbage collection. ``sys._current_frames`` allocates while it holds the
+lock on the list of threads. The collection may need that lock, for example for a ``threading.local``. It may also
+switch to a thread that needs it. Then the process hangs (CPython issue 106883).
 """
 
 import gc
@@ -12,7 +12,10 @@ from operator import call
 from types import FrameType
 from typing import Any, Final
 
-COLLECTS_LATER: Final = sys.version_info >= (3, 12)  # between two instructions, and so never inside of that call
+COLLECTS_LATER: Final = sys.version_info >= (
+    3,
+    12,
+)  # it collects between two instructions, and never inside of that call
 _WITHOUT_COLLECTING: Final[tuple[Callable[[], Any], ...]] = (gc.disable, sys._current_frames, gc.enable)
 
 
@@ -21,7 +24,7 @@ def current_frames() -> dict[int, FrameType]:
     if COLLECTS_LATER or not gc.isenabled():
         return sys._current_frames()
     try:
-        # One call in C: no other thread runs within it, so none sees that collecting was off for a moment.
+        # A single call in C: no other thread runs while garbage collection is off.
         return list(map(call, _WITHOUT_COLLECTING))[1]  # type: ignore[no-any-return]
     except BaseException:
         gc.enable()

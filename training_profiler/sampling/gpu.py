@@ -1,4 +1,4 @@
-"""Memory of accelerators by torch's allocator, and what NVML knows of Nvidia's; never initialises either device."""
+"""Memory of accelerators from torch's allocator, and Nvidia's readings from NVML. Initialises no device."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ OF_NVML: Final = ("used_bytes", "utilization", "temperature_c", "power_w")
 
 
 class GpuReading(NamedTuple):
-    """What is known of one accelerator at one moment."""
+    """Readings of one accelerator at one moment."""
 
     device: int  # torch's index
     name: str
@@ -31,7 +31,7 @@ class Gpus:
         self._samples = 0
 
     def read(self) -> list[GpuReading]:
-        """Return what is known now of the accelerators in use; none where the program has initialised none."""
+        """Return the readings of the accelerators in use; none if the program has initialised none."""
         torch = self._modules("torch")
         if torch is None:
             return []
@@ -41,7 +41,7 @@ class Gpus:
         return []
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Shut NVML down."""
         if self._has_nvml:
             self._modules("pynvml").nvmlShutdown()
         self._has_nvml, self._handles = None, {}
@@ -63,13 +63,13 @@ class Gpus:
         ]
 
     def _find_handle(self, index: int, uuid: str | None) -> None:
-        """Find the device by the id that torch and NVML share: its number is another one in each."""
+        """Find the device by its UUID: torch and NVML number devices differently."""
         nvml = self._modules("pynvml")  # torch imports it where it is installed
         if nvml is None or self._has_nvml is False:
             return
         try:
             if self._has_nvml is None:
-                nvml.nvmlInit()  # without a driver this takes 1 ms, and raises each time
+                nvml.nvmlInit()  # takes 1 ms and raises without a driver
                 self._has_nvml = True
             if uuid is not None:
                 self._handles[index] = _by_uuid(nvml, uuid)
@@ -87,7 +87,7 @@ class Gpus:
             if (index, quantity) not in self._unsupported:
                 try:
                     yield quantity, _READ[quantity](nvml, handle)
-                except nvml.NVMLError:  # not for this device, such as a part of one
+                except nvml.NVMLError:  # this device does not support it, such as a MIG slice
                     self._unsupported.add((index, quantity))
 
 

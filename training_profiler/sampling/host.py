@@ -7,25 +7,25 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 # A file of /proc takes 0.1 ms to read and a child has two; searching all processes for children takes over 1 ms
-# (benchmarks/machine_monitor.py). So children are searched for at looks 0, 1, 2, 4, 8, 16, 32, 52...
+# (benchmarks/machine_monitor.py). So children are searched for at samples 0, 1, 2, 4, 8, 16, 32, 52...
 SAMPLES_PER_SEARCH: Final = 20
 SEARCH_SHARE: Final = 1 / 5000  # of the time, where there are thousands
-CHILDREN_PER_SAMPLE: Final = 1  # of eight, all are read at every eighth look
+CHILDREN_PER_SAMPLE: Final = 1  # eight children are read at every eighth sample
 
 
 class HostReading(NamedTuple):
-    """What is known of processes and host at one moment; None is unknown."""
+    """Readings of processes and host at one moment; None is unknown."""
 
-    tree_cpu_s: float | None  # of this process and of its children since they were first seen; None at some looks
+    tree_cpu_s: float | None  # of this process and its children; None at some samples
     own_bytes: int  # resident, of this process
-    tree_bytes: int  # and with its children
+    tree_bytes: int  # with its children
     host_cpu_s: tuple[float, float]  # busy and in all, over all CPUs since the host began
     host_total_bytes: int
     host_available_bytes: int
 
 
 class Host:
-    """Reads what psutil knows; not made for several threads.
+    """Reads processes and host with psutil. Not thread-safe.
 
     Raises:
         ImportError: psutil is not installed.
@@ -35,7 +35,7 @@ class Host:
         self,
         psutil: Any = None,
         clock_s: Callable[[], float] = time.perf_counter,
-        own_cpu_s: Callable[[], float] = time.process_time,  # as exact as psutil is not, and without a file
+        own_cpu_s: Callable[[], float] = time.process_time,  # more exact than psutil, and without reading a file
     ) -> None:
         if psutil is None:
             import psutil as installed
@@ -47,19 +47,19 @@ class Host:
         self._children_cpu_s: dict[int, float] = {}  # since each began
         self._children_spent_s = 0.0
         self._children_bytes = 0
-        self._looks = 0
+        self._samples = 0
         self._clock_s, self._own_cpu_s = clock_s, own_cpu_s
         self._search_from_s = 0.0
         self._search_at = 0
 
     def read(self) -> HostReading:
-        """Return what is known now; of many children as of some looks ago."""
-        if self._looks >= self._search_at and self._clock_s() >= self._search_from_s:
+        """Return the current readings. Those of many children may be some samples old."""
+        if self._samples >= self._search_at and self._clock_s() >= self._search_from_s:
             self._search()
-        is_complete = self._looks % max(1, ceil(len(self._children) / CHILDREN_PER_SAMPLE)) == 0
+        is_complete = self._samples % max(1, ceil(len(self._children) / CHILDREN_PER_SAMPLE)) == 0
         if is_complete:
             self._read_children()
-        self._looks += 1
+        self._samples += 1
         memory = self._psutil.virtual_memory()
         own_bytes = self._process.memory_info().rss
         return HostReading(
@@ -85,7 +85,7 @@ class Host:
 
     def _search(self) -> None:
         begin_s = self._clock_s()
-        self._search_at = self._looks + min(max(1, self._looks), SAMPLES_PER_SEARCH)
+        self._search_at = self._samples + min(max(1, self._samples), SAMPLES_PER_SEARCH)
         try:
             self._children = self._process.children(recursive=True)
         except self._psutil.Error:
@@ -102,12 +102,12 @@ class Host:
             except self._psutil.Error:  # it has ended
                 continue
             cpu_s = self._children_cpu_s[child.pid] = cpu.user + cpu.system
-            # When a child is seen for the first time it may have run for many looks.
+            # A child may have run for many samples before it is found.
             self._children_spent_s += max(0.0, cpu_s - before_s.get(child.pid, cpu_s))
             self._children_bytes += resident_bytes
 
 
 def _busy_and_all(times: Any) -> tuple[float, float]:
-    """Return busy and all seconds; a guest's stand in the user's as well, and waiting for a disk is idle."""
+    """Return busy and all seconds. Guest time is part of user time, and I/O wait counts as idle."""
     all_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     return all_s - times.idle - getattr(times, "iowait", 0.0), all_s

@@ -1,4 +1,4 @@
-"""The line sampler: looks many times a second which line of the user's code the training thread is at."""
+"""The line sampler: records many times a second the line of user code that the training thread runs."""
 
 import opcode
 import sys
@@ -16,20 +16,20 @@ from training_profiler.sampling.user_code import MOST_FILES, Places, UserCode, p
 from training_profiler.units import NS_PER_S
 
 WAITS: Final = frozenset(("item", "cpu", "tolist", "numpy", "synchronize"))
-# Between the look-up of a method and its call without arguments there is nothing but these.
+# Only these instructions stand between loading a method and calling it without arguments.
 _BETWEEN: Final = frozenset(opcode.opmap[name] for name in ("CACHE", "PRECALL", "PUSH_NULL") if name in opcode.opmap)
 _CACHE: Final = opcode.opmap["CACHE"]
 _CALL: Final = opcode.opmap.get("CALL", -1)
 _LOAD_METHOD: Final = opcode.opmap.get("LOAD_METHOD", -1)  # up to Python 3.11
-_LOAD_ATTR: Final = opcode.opmap["LOAD_ATTR"]  # since 3.12 for both; the lowest bit of its argument tells which
+_LOAD_ATTR: Final = opcode.opmap["LOAD_ATTR"]  # since 3.12 for both; the lowest bit of its argument marks a method
 _EXTENDED: Final = opcode.opmap["EXTENDED_ARG"]
 _UNIT: Final = 2  # bytes an instruction: its code and its argument
 
 
 def waits_in(code: CodeType, instruction: int) -> str:
-    """Return the name of the method that the instruction at this offset calls, where that waits; else "".
+    """Return the name of the method called at this offset if it waits for the device; else "".
 
-    Only calls without arguments are known: ``loss.item()``, and not ``loss.to("cpu")``.
+    Only calls without arguments are recognized: ``loss.item()``, but not ``loss.to("cpu")``.
     """
     raw = code.co_code
     while 0 < instruction < len(raw) and raw[instruction] == _CACHE:  # where the call is of a Python function
@@ -50,17 +50,17 @@ def waits_in(code: CodeType, instruction: int) -> str:
 
 
 PART: Final = "line sampler"
-# Longest that the sampler waits for the GIL, in s. By CPython's own 5 ms it would see the training thread only where
-# that lets go of the GIL by itself, in a large torch operation: a Python function with 27 % of the time was seen in 1 %
-# of the samples, and is in 25 % this way (benchmarks/line_sampler.py). Two busy Python threads lose 1 to 3 % by it.
+# Longest wait of the sampler for the GIL, in s. With CPython's default of 5 ms most samples fall into large torch
+# operations, which release the GIL. A Python function with 27 % of the time then has 1 % of the samples. With this
+# value it has 25 % (benchmarks/line_sampler.py). Two busy Python threads become 1 to 3 % slower.
 HANDOVER_S: Final = 0.0001
-# Waits of one length could fall into step with the training and see the same line each time. Multiples of the golden
-# ratio, modulo 1, never repeat and spread evenly (Weyl), so the waits vary by 30 % without a random number.
+# A constant interval could synchronize with the training and sample the same line each time. Multiples of the golden
+# ratio modulo 1 spread evenly and never repeat (Weyl). They vary the interval by 30 % without random numbers.
 GOLDEN: Final = 0.6180339887498949
 JITTER: Final = 0.3
 MOST_LOCATIONS: Final = 5000
-MOST_WAITING: Final = 100_000  # samples that nobody has taken yet: half an hour of them
-PATIENCE_S: Final = 1.0  # for the thread to end, which takes it microseconds
+MOST_WAITING: Final = 100_000  # samples not yet drained, half an hour of them
+PATIENCE_S: Final = 1.0  # for the end of the thread, which takes microseconds
 _RESUMED: Final = "torch_dynamo_resume_in_"  # the rest of a function after a graph break: ..._NAME_at_LINE
 
 
@@ -73,15 +73,15 @@ class Location(NamedTuple):
     waits_in: str = ""  # the call in it that waits for the device: item, cpu, tolist, ...
 
 
-Sample = tuple[int, Location | None]  # ns of the clock; None: nothing on the stack was the user's
+Sample = tuple[int, Location | None]  # ns of the clock; None: no user code on the stack
 _Place = tuple[CodeType, int]  # and the instruction in it
 
 
 class LineSampler:
-    """Samples one thread, ``watched``, from a thread of its own.
+    """Samples the training thread from a thread of its own.
 
-    A sample is the moment and the innermost line of the user's code at that moment. What it is a part of, a section or
-    a step, is found later from the moment: the training does nothing for it.
+    A sample is a time and the innermost line of user code at that time. Its section and step are found later from the
+    time, without work on the training thread.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class LineSampler:
         places: Callable[[], Places] = places_of_this_process,
     ) -> None:
         self.samples = 0
-        self._watched = threading.get_ident()
+        self._sampled_thread = threading.get_ident()
         self._clock = clock
         self._guard = guard
         self._places = places
@@ -110,10 +110,9 @@ class LineSampler:
         return self._ended_cpu_ns + (0 if self._thread is None else self._thread.cpu_ns)
 
     def start(self, hz: int, since_ns: int) -> None:
-        """Sample ``hz`` times a second from now on; 0 for not at all. Never raises.
+        """Sample ``hz`` times a second from now on; 0 stops sampling. Never raises.
 
-        What went by from ``since_ns`` until now without being looked at is booked as nobody's line, or the lines seen
-        later would get its share of the time.
+        The time from ``since_ns`` until now gets samples without a line. Otherwise later lines would get its share.
         """
         self._hz = hz
         if not hz:
@@ -124,18 +123,18 @@ class LineSampler:
             self._guard(PART, self._start)
 
     def sample_this_thread(self) -> None:
-        """Sample the calling thread; what was seen of another is no line of this one."""
-        if self._watched != threading.get_ident():
-            self._watched = threading.get_ident()
+        """Sample the calling thread. Waiting samples of another thread lose their line."""
+        if self._sampled_thread != threading.get_ident():
+            self._sampled_thread = threading.get_ident()
             self._waiting = [(ns, None) for ns, _ in self._waiting]
 
-    def take(self) -> list[Sample]:
-        """Return the samples not handed out before, in time order."""
+    def pop_samples(self) -> list[Sample]:
+        """Return the samples since the last call, in time order."""
         samples, self._waiting = self._waiting, []
         return [(ns, None if place is None else self._location(*place)) for ns, place in samples]
 
     def close(self) -> None:
-        """End the thread; waits for it, but not for long."""
+        """End the thread and wait for it for at most ``PATIENCE_S``."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -150,7 +149,7 @@ class LineSampler:
         self._hand_over_as_before()
 
     def cost(self, run_ns: int) -> str | None:
-        """Return a sentence on how much was sampled in a run of ``run_ns``, and what it cost; None if it never was."""
+        """Return a sentence with the number of samples and their cost; None without samples."""
         if self._user_code is None:
             return None
         share = f" ({self.cpu_ns / run_ns:.2%} of the run)" if run_ns else ""
@@ -166,7 +165,7 @@ class LineSampler:
             sys.setswitchinterval(HANDOVER_S)
 
     def _hand_over_as_before(self) -> None:
-        # Unless the program has set it itself meanwhile.
+        # The program may have changed the interval meanwhile.
         if self._handover_before_s is not None and abs(sys.getswitchinterval() - HANDOVER_S) < 1e-9:
             sys.setswitchinterval(self._handover_before_s)
         self._handover_before_s = None
@@ -178,35 +177,35 @@ class LineSampler:
             self._sample()
 
     def _sample(self) -> None:
-        # The GIL is ours from here on, so the clock and the frame tell of one moment. No frame outlives this call:
-        # one would keep the locals of its function alive, and with them the tensors of a step.
+        # This thread holds the GIL from here on, so clock and frame show the same moment. No frame may outlive this
+        # call: it would keep the tensors of a step alive.
         now_ns = self._clock()
-        frame = current_frames().get(self._watched)
+        frame = current_frames().get(self._sampled_thread)
         if frame is not None and len(self._waiting) < MOST_WAITING:
             self._waiting.append((now_ns, self._place(frame)))
             self.samples += 1
 
     def locate(self, frame: FrameType | None) -> Location | None:
-        """Return the innermost line of the user's code on the stack of ``frame``; None where nothing is the user's."""
+        """Return the innermost line of user code on the stack of ``frame``; None without user code."""
         place = self._place(frame)
         return None if place is None else self._location(*place)
 
     def _place(self, frame: FrameType | None) -> _Place | None:
-        """Return where that line is; what it is called can wait, for the training waits meanwhile."""
+        """Return the code and instruction of that line. Names are found later because the training waits here."""
         is_users = self._is_users
         while frame is not None:
             code = frame.f_code
             try:
                 is_found = is_users[code.co_filename]
             except KeyError:
-                is_found = self._look_up(code.co_filename)
-            # What is made from strings and has a name like __init__ was written by dataclasses or a named tuple.
+                is_found = self._find_file(code.co_filename)
+            # Methods such as __init__ from strings were generated by dataclasses or named tuples.
             if is_found and not (code.co_filename == "<string>" and code.co_name.startswith("__")):
                 return code, frame.f_lasti
             frame = frame.f_back
         return None
 
-    def _look_up(self, filename: str) -> bool:
+    def _find_file(self, filename: str) -> bool:
         assert self._user_code is not None
         if len(self._is_users) >= MOST_FILES:
             self._is_users.clear()
@@ -220,7 +219,7 @@ class LineSampler:
             return None
         location = Location(file, line_of(code, instruction), function_name(code), waits_in(code, instruction))
         if location not in self._locations and len(self._locations) >= MOST_LOCATIONS:
-            return None  # of so many lines, one that was not seen before has no share worth a word
+            return None  # a new line among so many has a negligible share
         return self._locations.setdefault(location, location)
 
 
@@ -231,7 +230,7 @@ def line_of(code: CodeType, instruction: int) -> int:
 
 
 def function_name(code: CodeType) -> str:
-    """Return what to call the function of ``code``: ``Trainer.step``; a comprehension is of the function around it."""
+    """Return the name of the function, such as ``Trainer.step``. A comprehension belongs to its enclosing function."""
     name = code.co_qualname
     while name.endswith((".<listcomp>", ".<setcomp>", ".<dictcomp>", ".<genexpr>")):
         name = name.rpartition(".")[0].removesuffix(".<locals>")

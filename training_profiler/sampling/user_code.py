@@ -1,4 +1,4 @@
-"""Which source files are the user's own, and what reports call them."""
+"""Distinguishes the user's source files from libraries and names them for reports."""
 
 import os
 import sys
@@ -11,27 +11,27 @@ from training_profiler.recording.section_names import printable
 
 PACKAGES: Final = ("site-packages", "dist-packages")  # folders that installers put libraries in
 TYPED_IN: Final = ("<string>", "<stdin>", "<ipython-input-")  # python -c, the prompt, a notebook's cell
-# A training runs code from some thousand files; more come only from programs that write programs.
+# A training runs code from a few thousand files. Only programs that generate code have more.
 MOST_FILES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where things lie in a process; all paths are absolute."""
+    """Paths of a process; all are absolute."""
 
     main: str | None  # the file that was started; None at a prompt or in a notebook
     cwd: str
     standard_library: tuple[str, ...]
     search_path: tuple[str, ...]  # sys.path
-    never: tuple[str, ...] = ()  # folders whose files are nobody's training, wherever they lie
+    never: tuple[str, ...] = ()  # folders whose files are never user code
 
 
 def places_of_this_process() -> Places:
-    """Return where things lie now."""
+    """Return the current paths of this process."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     cwd = _cwd()
     own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    torch = getattr(sys.modules.get("torch"), "__file__", None)  # built from source it lies in no site-packages
+    torch = getattr(sys.modules.get("torch"), "__file__", None)  # a source build is not in site-packages
     paths = sysconfig.get_paths()
     library = {paths["stdlib"], paths["platstdlib"], os.path.dirname(os.path.abspath(os.__file__))}
     return Places(
@@ -51,26 +51,26 @@ def _cwd() -> str:
 
 
 class UserCode:
-    """Tells the user's files from all others by their names alone.
+    """Finds the user's files by their paths.
 
-    The user's is what is neither installed, nor Python's, nor ours. Where the program itself is an installed
-    package, as with ``python -m package.module``, that package is the user's as well.
+    A file is the user's unless it is installed or belongs to Python or to this package. If the program itself is an
+    installed package, as with ``python -m package.module``, that package is the user's as well.
     """
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self._main_package = _installed_package(places.main) if places.main else None
         self._shown: dict[str, str | None] = {}
-        self._taken: dict[str, str] = {}  # what is shown -> the path it stands for
+        self._path_of: dict[str, str] = {}  # name in reports -> path
 
     def shown(self, filename: str) -> str | None:
-        """Return what reports call the file of a code object, a name no other file has; None if not the user's."""
+        """Return the unique name in reports of a code object's file; None if it is not the user's."""
         try:
             return self._shown[filename]
         except KeyError:
             if len(self._shown) >= MOST_FILES:
                 self._shown.clear()
-                self._taken.clear()
+                self._path_of.clear()
             shown = self._shown[filename] = self._name_of(filename)
             return shown
 
@@ -81,11 +81,11 @@ class UserCode:
         path = self._absolute(filename)
         if not self._is_users(path):
             return None
-        return printable(next(name for name in self._names(path) if self._taken.setdefault(name, path) == path))
+        return printable(next(name for name in self._names(path) if self._path_of.setdefault(name, path) == path))
 
     def _absolute(self, filename: str) -> str:
         main = self._places.main
-        # The file that was started keeps the name it was started by, and the program may have changed its folder since.
+        # The program may have changed its working directory since it was started by this name.
         if main and not os.path.isabs(filename) and main.endswith(os.sep + os.path.normpath(filename)):
             return main
         return os.path.normpath(os.path.join(self._places.cwd, filename))
@@ -99,7 +99,7 @@ class UserCode:
         return not any(_is_in(path, folder) for folder in self._places.standard_library)
 
     def _names(self, path: str) -> Iterator[str]:
-        """Yield what the file could be called, the nicest first."""
+        """Yield possible names of the file, the shortest first."""
         started = self._main_package or self._places.main
         folders = [os.path.dirname(started)] if started else []
         folders += [self._places.cwd, *sorted(self._places.search_path, key=len, reverse=True)]
@@ -109,7 +109,7 @@ class UserCode:
 
 
 def _installed_package(path: str) -> str | None:
-    """Return the folder, or the file, of the installed package that ``path`` is part of; None if it is of none."""
+    """Return the folder or file of the installed package that contains ``path``; None without one."""
     parts = path.split(os.sep)
     at = max((i for i, part in enumerate(parts[:-1]) if part in PACKAGES), default=None)
     return None if at is None else os.sep.join(parts[: at + 2])

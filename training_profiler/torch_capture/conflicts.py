@@ -1,7 +1,7 @@
-"""The program's own profilers, which are never disturbed.
+"""Detects the program's own profilers, which take precedence.
 
-Two of torch's at once empty the outer one and crash the process when it is exported (torch 2.13), also while one of
-them only warms up. Nothing that anybody can ask says whether one does; so its object is looked for.
+Two active profilers of torch empty the outer one, and its export crashes the process (torch 2.13). This also happens
+while one of them warms up. Torch has no query for a profiler that warms up, so this module searches for its object.
 """
 
 import contextlib
@@ -16,21 +16,21 @@ from training_profiler.device.backends import find_accelerator
 from training_profiler.instrumentation.patching import Patches
 
 
-def stop_in_child(torch: Any, profile: Any) -> None:
-    """Record no more in a child that was forked in the middle of a window; the window is its parent's."""
+def stop_after_fork_in_child(torch: Any, profile: Any) -> None:
+    """Stop recording in a child that was forked during a window of its parent."""
     with contextlib.suppress(Exception):
         if find_accelerator() is None and len(profile.activities) == 1:
             torch.autograd.profiler._disable_profiler()
-        else:  # to stop it would ask the accelerator's driver, which is the parent's
+        else:  # stopping it would call the parent's accelerator driver
             torch.autograd._enable_record_function(False)
         torch.autograd.profiler._run_on_profiler_stop()
 
 
 def end_past_destructors() -> None:
-    """Have this forked process end, with its own status, before libraries take down what they made in its parent.
+    """End this forked process with its own status before the destructors of libraries run.
 
-    After any use of torch.profiler, the program's own too, they wait there for ever, for a thread that the child does
-    not have (torch 2.13). Python's own end comes before; children of multiprocessing never come so far.
+    After any use of torch.profiler the destructors wait for ever for a thread that the child lacks (torch 2.13).
+    Python's own exit runs before. Children of multiprocessing skip the destructors.
     """
     with contextlib.suppress(Exception):
         libc = ctypes.CDLL(None)
@@ -43,25 +43,25 @@ def is_main_thread() -> bool:
 
 
 def is_in_backward() -> bool:
-    """Return whether gradients are being computed on this thread: what is stopped there torch starts again after."""
+    """Return whether this thread computes gradients: torch would restart a profiler stopped there."""
     core: Any = getattr(sys.modules.get("torch"), "_C", None)
     task = getattr(core, "_current_graph_task_id", None)  # private: may be gone
     return task is not None and task() != -1
 
 
 def blocker(torch: Any) -> str | None:
-    """Return why no window can open now; None where one can, if nobody else profiles."""
+    """Return why no window can open now; None if one can. Does not check for other profilers."""
     if torch is None or not hasattr(torch, "profiler"):
         return "torch is not imported"
     if not is_main_thread():
-        # What is left recording when a thread ends crashes the process.
+        # A profiler that still records at the end of its thread crashes the process.
         return "the training is not on the main thread"
     if is_in_backward():
         return "steps end within a backward pass, where torch would start again what is stopped"
     if torch.compiler.is_compiling():
         return "torch.compile is compiling"
-    found = find_accelerator()
-    if found is not None and found.is_capturing():
+    accelerator = find_accelerator()
+    if accelerator is not None and accelerator.is_capturing():
         return "a graph of the accelerator is being recorded"
     return None
 
@@ -72,30 +72,30 @@ STARTS: Final = ("_prepare_profiler", "_enable_profiler")  # all of torch.autogr
 
 
 def active_profiler(torch: Any) -> str | None:
-    """Return which profiler of the program is at work, on whatever thread; None where there is none."""
+    """Return which profiler of the program is active on any thread; None without one."""
     if getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
         return RECORDS
     inner, outer = torch.autograd.profiler.profile, torch.profiler.profile
-    # What refers to a class are its instances among others: a tenth of the time that looking at all objects takes.
-    found = gc.get_referrers(*_with_subclasses(inner), *_with_subclasses(outer))
-    return WARMS_UP if any(_warms_up(one, type(one), inner, outer) for one in found) else None
+    # Instances refer to their class. Searching referrers takes a tenth of the time of searching all objects.
+    referrers = gc.get_referrers(*_with_subclasses(inner), *_with_subclasses(outer))
+    return WARMS_UP if any(_warms_up(instance, type(instance), inner, outer) for instance in referrers) else None
 
 
-def _warms_up(one: Any, kind: type, inner: type, outer: type) -> bool:
-    # By the type and not isinstance, which may run code of the object's.
+def _warms_up(instance: Any, kind: type, inner: type, outer: type) -> bool:
+    # Not isinstance, which may run code of the object.
     if issubclass(kind, inner):
-        return getattr(one, "entered", False) and getattr(one, "kineto_results", None) is None
-    if issubclass(kind, outer) and getattr(one, "acc_events", False):  # uses its inner one again
-        action = getattr(one, "current_action", None)
-        return getattr(action, "name", "") == "WARMUP" and getattr(one, "profiler", None) is not None
+        return getattr(instance, "entered", False) and getattr(instance, "kineto_results", None) is None
+    if issubclass(kind, outer) and getattr(instance, "acc_events", False):  # reuses its inner profiler
+        action = getattr(instance, "current_action", None)
+        return getattr(action, "name", "") == "WARMUP" and getattr(instance, "profiler", None) is not None
     return False
 
 
 def _with_subclasses(kind: type) -> Iterator[type]:
     yield kind
     subclasses: list[type] = kind.__subclasses__()
-    for one in subclasses:
-        yield from _with_subclasses(one)
+    for subclass in subclasses:
+        yield from _with_subclasses(subclass)
 
 
 def before_others_start(patches: Patches, torch: Any, give_way: Callable[[], None]) -> None:

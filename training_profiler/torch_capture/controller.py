@@ -1,4 +1,4 @@
-"""Deep capture of one session: opens windows, ends them, and says what they cost."""
+"""Deep capture of one session: opens and ends windows, and reports their cost."""
 
 import atexit
 import gc
@@ -22,18 +22,18 @@ from training_profiler.torch_capture.schedule import (
     RecentStepTimes,
     Schedule,
 )
-from training_profiler.torch_capture.trace_file import SpanBook, SpanSource
+from training_profiler.torch_capture.trace_file import CapturedSpans, SpanSource
 from training_profiler.torch_capture.trace_writer import PART, OutputLocation, TraceWriter
 from training_profiler.torch_capture.window import Window
 from training_profiler.units import NS_PER_S
 
 
 class Recording:
-    """One window at a time, opened and ended on the main thread; ``writer`` lives on until its file is told of.
+    """One window at a time, opened and ended on the main thread; ``writer`` exists until its file is reported.
 
     Args:
-        woken: done by the main thread soon after ``wake`` has rung.
-        at_exit: done at the end of the process, where a window is open.
+        woken: runs on the main thread after a call of ``wake.ring``.
+        at_exit: runs at the end of the process if a window is open.
     """
 
     def __init__(
@@ -47,25 +47,25 @@ class Recording:
         self.window: Window | None = None
         self.writer: TraceWriter | None = None
         self.wake = MainThreadInterrupt(woken)
-        self.is_moving = False  # it is being opened or ended
+        self.is_moving = False  # a window is being opened or ended
         self._clock, self._source, self._names = clock, source, names
         self._at_exit = at_exit
 
     def open(self, window: Window, writer: TraceWriter, give_way: Callable[[], None], begin_ns: int) -> str | None:
-        """Begin to record; the training waits since ``begin_ns``. Return why not, where others do."""
+        """Start recording; the training waits since ``begin_ns``. Return the reason if another profiler is active."""
         self.is_moving = True
         try:
             self.wake.arm()
             self.window, self.writer = window, writer
             why_not = window.start(give_way)
             if why_not is not None:
-                self._forget()
+                self._clear_window()
                 self.writer = None
                 return why_not
             self._source.slowed_by_capture.begin(window.first)
-            book = SpanBook(self._names, window.begin_ns)
-            window.keep_spans(book)
-            self._source.send_every_span(book.add)
+            spans = CapturedSpans(self._names, window.begin_ns)
+            window.keep_spans(spans)
+            self._source.send_every_span(spans.add)
             writer.start((window.begin_ns - begin_ns) / NS_PER_S)
             atexit.register(self._at_exit)
             return None
@@ -79,7 +79,7 @@ class Recording:
             self.is_moving = False
 
     def end(self, place: Callable[[bool], OutputLocation]) -> None:
-        """Record no more, and have what was recorded written, where steps have ended and nothing speaks against it."""
+        """Stop recording. Have the trace written unless the window is dropped or has no finished step."""
         window, writer = self.window, self.writer
         if window is None or writer is None:
             return
@@ -104,25 +104,25 @@ class Recording:
             raise
         finally:
             if is_kept:
-                self._forget()
+                self._clear_window()
             else:
                 self.discard()
             self.is_moving = False
 
     def discard(self) -> None:
-        """Record no more, and forget what was recorded."""
+        """Stop recording and discard the trace."""
         if self.window is not None:
             self.window.discard()
         self._source.send_every_span(None)
-        self._forget()
+        self._clear_window()
 
-    def _forget(self) -> None:
+    def _clear_window(self) -> None:
         self.window = None
         self.wake.disarm()
         atexit.unregister(self._at_exit)
 
     def give_up(self) -> None:
-        """Drop it all, also where it cannot be ended by this thread."""
+        """Drop the window. If this thread cannot end it, ask the main thread."""
         if self.writer is not None:
             self.writer.drop()
         if self.window is not None and is_main_thread():
@@ -131,16 +131,16 @@ class Recording:
             self.window.end_early(LEFT)
             self.wake.ring()
 
-    def told(self, last_step: int) -> TraceWriter | None:
-        """Return the writer, which has ended or is left alone, and be done with it; steps are slowed but one more."""
+    def release_writer(self, last_step: int) -> TraceWriter | None:
+        """Return the writer and forget it. Only the next step is still slowed."""
         writer, self.writer = self.writer, None
         if writer is not None:
             self._source.send_every_span(None)
-            self._source.slowed_by_capture.end(last_step + 1)  # memory is cleared after it, and with it the caches
+            self._source.slowed_by_capture.end(last_step + 1)  # garbage collection after the window slows the next step
         return writer
 
     def after_fork_in_child(self) -> None:
-        """Forget the window: it is the parent's."""
+        """Discard the window: it belongs to the parent process."""
         window, self.window, self.writer = self.window, None, None
         self._source.send_every_span(None)
         if window is not None:
@@ -150,73 +150,73 @@ class Recording:
 
 
 class CaptureSettings(Protocol):
-    """Settings of the run, of which only the plan is read."""
+    """The part of the run's settings that holds the plan."""
 
     @property
     def capture(self) -> CapturePlan:
         """When windows are to open."""
 
 
-LOOK_NS: Final = NS_PER_S  # between two looks for a request
-GIVE_WAY_S: Final = 30.0  # at most, for the main thread to end a window before a profiler starts on another
-JOIN_S: Final = 20.0  # at most, for the last file at the end of a run
-HURRY_S: Final = 5.0  # where SIGTERM ends it: who sends that kills before long
+POLL_NS: Final = NS_PER_S  # between two checks for a request
+GIVE_WAY_S: Final = 30.0  # longest wait for the main thread to end a window
+JOIN_S: Final = 20.0  # longest wait for the last file at the end of a run
+HURRY_S: Final = 5.0  # after SIGTERM, which SIGKILL often follows
 
 
 class Captures:
-    """The windows of one session; all is called by the thread that trains, but ``wait_for_file``.
+    """The windows of one session. All methods but ``wait_for_file`` are called on the training thread.
 
     Args:
-        own: does work on the training thread, whose time is booked as the profiler's own.
-        place: asked now and then; given True, the run folder is to be made where there is none.
-        say: prints a line and keeps it for the report.
-        source: where sections come from, and what is told which steps windows slow.
-        plan: when windows are to open.
-        ask_flush: has what is recorded summed up soon.
+        run_as_overhead: runs work on the training thread and attributes its time to the profiler.
+        place: returns the output location. True creates a missing run folder.
+        report: prints a line and keeps it for the report.
+        source: sends sections and records the steps slowed by windows.
+        plan: when windows open.
+        ask_flush: requests a flush.
     """
 
     def __init__(
         self,
         clock: Clock,
         guard: Guard,
-        own: Callable[[Callable[[], None]], None],
+        run_as_overhead: Callable[[Callable[[], None]], None],
         place: Callable[[bool], OutputLocation],
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         source: SpanSource,
         names: Mapping[int, str],
         plan: CapturePlan,
         ask_flush: Callable[[], None],
     ) -> None:
         self._ask_flush = ask_flush
-        self._clock, self._guard_part, self._own = clock, guard, own
-        self._place, self._say = place, say
-        self._messages = CaptureMessages(say)
-        self._recording = Recording(clock, source, names, self._woken, self._at_exit)
-        self._pace = RecentStepTimes()
-        self._schedule = Schedule(plan, self._pace)
-        self.is_on = not self._schedule.is_idle  # whether ends of steps are to be told
+        self._clock, self._guard_part, self._run_as_overhead = clock, guard, run_as_overhead
+        self._place, self._report = place, report
+        self._messages = CaptureMessages(report)
+        self._recording = Recording(clock, source, names, self._on_main_thread, self._at_exit)
+        self._step_times = RecentStepTimes()
+        self._schedule = Schedule(plan, self._step_times)
+        self.is_on = not self._schedule.is_idle  # whether ``step_ended`` must be called
         self._box = RequestBox(time.time_ns())
-        self._is_left = False  # the run ended while nothing could be done about a window
+        self._has_open_window = False  # the run ended with a window that this thread could not end
         self._has_recorded = False
-        self._opened = 0  # windows, without those that gave way
+        self._opened = 0  # windows, without those ended for another profiler
         self._steps = 0
         self._patience_s = JOIN_S
-        self._next_look_ns = 0
+        self._next_poll_ns = 0
 
     def start(self) -> None:
-        """Do nothing yet: windows open where steps end."""
+        """Do nothing: windows open at ends of steps."""
 
     def reconfigure(self, settings: CaptureSettings) -> None:
-        """Go on with another plan."""
+        """Apply a new plan."""
         self._schedule.reconfigure(settings.capture)
-        self._turn()
+        self._update_is_on()
 
-    def _turn(self) -> None:
-        """Have ends of steps told where that is of use."""
+    def _update_is_on(self) -> None:
+        """Ask for ends of steps only if they are needed."""
         self.is_on = not self._schedule.is_idle or self._recording.writer is not None
 
     def _guard(self, work: Callable[[], None]) -> None:
-        """Do ``work``; where it fails no window stays open, for nobody would end it any more."""
+        """Do ``work``. After an error drop the open window, which would never end otherwise."""
 
         def done() -> None:
             try:
@@ -235,24 +235,24 @@ class Captures:
     def _plan(self) -> CapturePlan:
         return self._schedule.plan
 
-    def look(self, now_ns: int) -> None:
-        """Look for a request, once a second."""
-        if now_ns >= self._next_look_ns:
-            self._next_look_ns = now_ns + LOOK_NS
-            self._guard(self._look)
+    def poll(self, now_ns: int) -> None:
+        """Check for a request once a second."""
+        if now_ns >= self._next_poll_ns:
+            self._next_poll_ns = now_ns + POLL_NS
+            self._guard(self._check_request)
 
-    def _look(self) -> None:
+    def _check_request(self) -> None:
         place = self._place(False)
-        request = self._box.look(place.run_folder)
+        request = self._box.read_new(place.run_folder)
         if request is not None and request.is_of(place.rank):
-            self._take(request)
+            self._accept(request)
 
-    def _take(self, request: Request) -> None:
+    def _accept(self, request: Request) -> None:
         if self._opened >= self._plan.windows:
             self._messages.used_up(self._plan.windows, is_asked_for=True)
             return
         self._schedule.ask(request.steps)
-        self._turn()
+        self._update_is_on()
 
     def step_ended(self, step: int, now_ns: int) -> None:
         """Note that step ``step``, counted from 1, has ended; call it where ``is_on``."""
@@ -265,35 +265,35 @@ class Captures:
             self._step_ended_in(window, now_ns)
             return
         if writer is None:
-            self._pace.step_ended(now_ns)
-        else:  # what it does beside must not make an outlier of a step
-            self._pace.interrupt()
+            self._step_times.step_ended(now_ns)
+        else:  # the writer slows steps; they must not count as outliers
+            self._step_times.interrupt()
             if not writer.thread.is_alive():
-                self._own(self._tell)
+                self._run_as_overhead(self._report_window)
         length = self._schedule.due(step + 1, now_ns)
         if length and self._recording.writer is None:
-            self._own(lambda: self._try(step + 1, length, now_ns))
+            self._run_as_overhead(lambda: self._try_to_open(step + 1, length, now_ns))
 
     def _step_ended_in(self, window: Window, now_ns: int) -> None:
         if not is_main_thread():  # only the thread that started a profiler can stop it
             window.end_early(window.must_end or ELSEWHERE)
             self._recording.wake.ring()
             return
-        if now_ns <= window.begin_ns:  # what ends steps of a training that nobody edited may be sure of it late
+        if now_ns <= window.begin_ns:  # an inferred step end can arrive late
             window.begin_a_step_later()
             return
         window.ends_ns.append(now_ns)
         if (window.is_full or window.must_end is not None) and not is_in_backward():
-            self._own(self._end)
+            self._run_as_overhead(self._end)
 
-    def _try(self, step: int, length: int, now_ns: int) -> None:
+    def _try_to_open(self, step: int, length: int, now_ns: int) -> None:
         if self._opened >= self._plan.windows:
             self._schedule.done()
             self._messages.used_up(self._plan.windows, is_asked_for=False)
             return
-        self._pace.interrupt()  # to find out what follows takes longer than many a step
+        self._step_times.interrupt()  # the checks below can take longer than a step
         self._schedule.done()
-        begin_ns = self._clock()  # the step's end may have been told late
+        begin_ns = self._clock()  # the step's end may have arrived late
         why_not = blocker(sys.modules.get("torch")) or self._open(step, length, begin_ns)
         if why_not is not None:
             self._schedule.later(now_ns, length)
@@ -301,43 +301,45 @@ class Captures:
 
     def _open(self, step: int, length: int, begin_ns: int) -> str | None:
         window = Window(sys.modules["torch"], self._clock, step, step + length - 1)
-        writer = TraceWriter(window, self._plan, self._recording.wake.ring, self._guard_part, self._pace.median_ns)
-        self._has_recorded = True  # somebody has: also where others do
+        writer = TraceWriter(
+            window, self._plan, self._recording.wake.ring, self._guard_part, self._step_times.median_ns
+        )
+        self._has_recorded = True  # also if another profiler records
         why_not = self._recording.open(window, writer, self._give_way, begin_ns)
         self._opened += why_not is None
         return why_not
 
     def _end(self) -> None:
-        self._pace.interrupt()
+        self._step_times.interrupt()
         self._recording.end(self._place)
         self._ask_flush()
 
-    def _tell(self) -> None:
-        """Say what became of a window whose writer has ended."""
-        writer = self._recording.told(self._steps)
-        if writer is not None and writer.is_told:
+    def _report_window(self) -> None:
+        """Report the result of a window whose writer has ended."""
+        writer = self._recording.release_writer(self._steps)
+        if writer is not None and writer.must_report:
             begin_ns = self._clock()
-            gc.collect()  # memory of the host grows from window to window without
+            gc.collect()  # otherwise host memory grows with each window
             writer.add_cleanup((self._clock() - begin_ns) / NS_PER_S)
-            self._pace.interrupt()
-            self._say(writer.line())
+            self._step_times.interrupt()
+            self._report(writer.line())
             self._schedule.went_well()
-        self._turn()
+        self._update_is_on()
 
-    def _woken(self) -> None:
+    def _on_main_thread(self) -> None:
         window, is_moving = self._recording.window, self._recording.is_moving
         if window is not None and window.must_end is not None and not is_moving and not is_in_backward():
             self._end_now(window)
 
     def _end_now(self, window: Window) -> None:
         self._guard(self._end)
-        if self._recording.window is window:  # this part of us was switched off
+        if self._recording.window is window:  # the guard has disabled this part
             self._give_up()
 
     def _give_way(self) -> None:
-        """End the window, for a profiler of the program's is about to start on the calling thread."""
+        """End the window: a profiler of the program is about to start on the calling thread."""
         window, writer = self._recording.window, self._recording.writer
-        if window is None or writer is None or (is_main_thread() and self._recording.is_moving):  # it is ours
+        if window is None or writer is None or (is_main_thread() and self._recording.is_moving):  # our own profiler
             return
         window.end_early(OTHERS)
         if is_main_thread():
@@ -347,14 +349,14 @@ class Captures:
             while self._recording.window is window and time.monotonic() < until_s:
                 self._recording.wake.ring()
                 time.sleep(0.01)
-        if writer.is_told:  # it was over just before, or has not opened
+        if writer.must_report:  # it ended just before, or never opened
             return
         self._opened -= 1
         self._schedule.later(self._clock(), window.last - window.first + 1)
         self._messages.gave_way()
 
     def close(self, ended_by: str | None) -> None:
-        """End the window that is open, for the run ends: it is kept where that is no accident."""
+        """End the open window at the end of the run. Keep it if the run ends normally."""
         self.is_on = False
         if ended_by == "SIGTERM":
             self._patience_s = HURRY_S
@@ -365,44 +367,44 @@ class Captures:
             window.end_early(LEFT)
         if is_main_thread() and not self._recording.is_moving:
             self._end_now(window)
-        else:  # the thread that started it is to stop it; or a signal came while that was doing just this
-            self._is_left = True
+        else:  # another thread must stop it, or a signal interrupted the stop
+            self._has_open_window = True
             if not is_main_thread():
                 self._recording.wake.ring()
         if window.must_end == LEFT or (not window.ends_ns and window.must_end is None):
-            self._say(f"a capture window of step {window.first} on was dropped: {LEFT}")
+            self._report(f"a capture window of step {window.first} on was dropped: {LEFT}")
 
     def wait_for_file(self) -> None:
-        """Wait for the last file, a moment, and say what became of it; and of windows that never opened."""
-        if not self._is_left:
+        """Wait a moment for the last file and report it. Report windows that never opened."""
+        if not self._has_open_window:
             self._wait_for_file()
         for sentence in self._schedule.missed(self._steps, self._opened):
-            self._say(sentence)
+            self._report(sentence)
 
     def _wait_for_file(self) -> None:
         writer = self._recording.writer
         if writer is not None:
-            if self._place(True).run_folder is None:  # of a rank that heard of none
+            if self._place(True).run_folder is None:  # this rank never received a folder
                 writer.call_off()
             writer.thread.join(self._patience_s)
             if writer.thread.is_alive():
                 writer.call_off()
                 writer.thread.join(1.0)
-            self._recording.told(self._steps)
-            if writer.is_told:
+            self._recording.release_writer(self._steps)
+            if writer.must_report:
                 writer.explain_missing_file()
-                self._say(writer.line())
+                self._report(writer.line())
 
     def _at_exit(self) -> None:
-        if not self.is_on:  # else the run has not ended yet, and will end it
+        if not self.is_on:  # while the run continues, its end closes the window
             self._recording.give_up()
 
     def notes(self) -> list[str]:
-        """Return nothing: what became of windows is reported when it happens."""
+        """Return nothing: windows are reported when they end."""
         return []
 
     def after_fork_in_child(self) -> None:
-        """Forget it all: in a forked child it is the parent's."""
+        """Discard all state: it belongs to the parent process."""
         self.is_on = False
         self._recording.after_fork_in_child()
         if self._has_recorded:

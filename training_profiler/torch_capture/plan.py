@@ -12,7 +12,7 @@ FIRST_STEP: Final = 2  # a training is only known when its first step has ended
 
 @dataclass(frozen=True, slots=True)
 class CapturePlan:
-    """When to record by itself, and the limits of each window; on request is always possible."""
+    """When windows open without a request, and the limits of each window."""
 
     steps: tuple[tuple[int, int], ...] = ()
     """First and last step of each window, counted from 1."""
@@ -33,7 +33,7 @@ class CapturePlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing opens a window but a request."""
+        """Whether only requests open windows."""
         return not self.steps and self.every is None and not self.outlier
 
 
@@ -41,7 +41,7 @@ def read_plan(given: object) -> CapturePlan:
     """Return the plan that a text such as ``steps=100-103,windows=1`` stands for.
 
     Raises:
-        SettingsError: it cannot be read; what it says follows the name and the value of the setting.
+        SettingsError: the text is invalid. The message continues after the name and value of the setting.
     """
     if isinstance(given, CapturePlan):
         return given
@@ -71,7 +71,7 @@ def _range(part: str, value: str) -> tuple[int, int]:
         steps = (0, 0)
     if not FIRST_STEP <= steps[0] <= steps[1]:
         raise SettingsError(
-            f"has {part!r}, which is no first and last step from {FIRST_STEP} on (steps are counted from 1, and the "
+            f"has {part!r}, which is not a first and last step from {FIRST_STEP} on (steps are counted from 1, and the "
             f"first is over before anything can begin); {EXAMPLE}"
         )
     return steps
@@ -79,7 +79,7 @@ def _range(part: str, value: str) -> tuple[int, int]:
 
 def _count(part: str, value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
-        raise SettingsError(f"has {part!r}, which is no positive integer; {EXAMPLE}")
+        raise SettingsError(f"has {part!r}, which is not a positive integer; {EXAMPLE}")
     return int(value)
 
 
@@ -89,7 +89,7 @@ def _amount(part: str, value: str) -> float:
     except ValueError:
         amount = -1.0
     if not 0 < amount < float("inf"):
-        raise SettingsError(f"has {part!r}, which is no positive number; {EXAMPLE}")
+        raise SettingsError(f"has {part!r}, which is not a positive number; {EXAMPLE}")
     return amount
 
 

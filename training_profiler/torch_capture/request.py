@@ -1,4 +1,4 @@
-"""A window on request: a file that a command drops in the run folder, and a training looks for."""
+"""Requests for a window: a command writes a file to the run folder, and the training reads it."""
 
 import os
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def write_request(folder: Path, steps: int | None, ranks: Sequence[int] | None) -> None:
-    """Drop a request into a run's folder, in one piece.
+    """Write a request to a run folder atomically.
 
     Raises:
         OSError: it cannot be written.
@@ -35,24 +35,24 @@ def write_request(folder: Path, steps: int | None, ranks: Sequence[int] | None) 
 
 
 class RequestBox:
-    """Where requests of one run come in; those that lie there from before the process began are none."""
+    """Reads the requests of one run. Files from before the start of the process are ignored."""
 
     def __init__(self, began_wall_ns: int) -> None:
         self._began_wall_ns = began_wall_ns
-        self._seen: tuple[int, int] | None = None
+        self._last_key: tuple[int, int] | None = None
 
-    def look(self, folder: str | None) -> Request | None:
-        """Return a request that is new; None without."""
+    def read_new(self, folder: str | None) -> Request | None:
+        """Return a new request; None without one."""
         if folder is None:
             return None
         try:
-            found = os.stat(os.path.join(folder, REQUEST))
+            status = os.stat(os.path.join(folder, REQUEST))
         except OSError:
             return None
-        key = (found.st_mtime_ns, found.st_ino)
-        if key == self._seen or found.st_mtime_ns < self._began_wall_ns:
+        key = (status.st_mtime_ns, status.st_ino)
+        if key == self._last_key or status.st_mtime_ns < self._began_wall_ns:
             return None
-        self._seen = key
+        self._last_key = key
         return _read(Path(folder) / REQUEST)
 
 

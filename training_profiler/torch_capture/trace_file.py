@@ -1,4 +1,4 @@
-"""From what torch wrote to the file that stays: sections and steps put in, packed, in one piece."""
+"""Writes the final trace file: torch's trace with sections and steps added, compressed, and moved in place at once."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 MARK: Final = "training_profiler.clock"
-MARKS: Final = 4  # at each end of a window; the one that took least tells most
+MARKS: Final = 4  # at each end of a window; the shortest mark is the most precise
 _EVENT: Final = re.compile(
     rb'"cat":\s*"user_annotation",\s*"name":\s*"' + MARK.encode().replace(b".", rb"\.") + rb' (\d+)",\s*'
     rb'"pid":\s*([^,\s]+),\s*"tid":\s*([^,\s]+),\s*"ts":\s*"?(\d+(?:\.\d+)?)"?,\s*"dur":\s*"?(\d+(?:\.\d+)?)"?'
@@ -18,7 +18,7 @@ _EVENT: Final = re.compile(
 
 
 class Marked(NamedTuple):
-    """A mark as a trace has it; times in ns."""
+    """A mark in a trace; times in ns."""
 
     pid: bytes
     tid: bytes
@@ -27,14 +27,14 @@ class Marked(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A moment by both clocks."""
+    """One moment in both clocks."""
 
     own_ns: int
     trace_ns: int
 
 
 def find_marks(text: bytes) -> dict[int, Marked]:
-    """Return the marks in a piece of a trace, by the time in their names, which is the recorder's."""
+    """Return the marks in a piece of a trace, by the recorder's time in their names."""
     found = {}
     at = text.find(MARK.encode())
     while at >= 0:
@@ -52,10 +52,10 @@ def _ns(us: bytes) -> int:
 
 
 def meet(marks: Iterable[tuple[int, int]], found: dict[int, Marked]) -> Pair | None:
-    """Return one moment by both clocks, as well as marks tell it; None where the trace has none of them.
+    """Return one moment in both clocks, estimated from the marks; None if the trace has no marks.
 
     Args:
-        marks: the recorder's times right before and right after each mark, which lies in between by either clock.
+        marks: the recorder's times right before and right after each mark.
         found: the marks in the trace, by the first of these times.
     """
     lower = upper = None
@@ -72,7 +72,7 @@ def meet(marks: Iterable[tuple[int, int]], found: dict[int, Marked]) -> Pair | N
 
 
 class ClockMap:
-    """Tells the trace's time of a moment: straight on through the two moments known, which lie around the window."""
+    """Converts the recorder's times to the trace's, linearly between the two ends of the window."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self._first, self._last = pairs[0], pairs[-1]
@@ -84,44 +84,44 @@ class ClockMap:
         return own_ns + (at - begin) + (drift_ns * (own_ns - begin) // (end - begin) if end > begin else 0)
 
 
-MOST_SPANS: Final = 200_000  # of a window; what follows is left out of the trace
+MOST_SPANS: Final = 200_000  # of a window; later spans are left out of the trace
 
 
 class Span(NamedTuple):
-    """One execution of something, by the recorder's clock."""
+    """A section or a step with its times in the recorder's clock."""
 
     name: str
     begin_ns: int
     end_ns: int
 
 
-class Disturbed(Protocol):
-    """What is told which steps, counted from 1, a window slows."""
+class SlowedSteps(Protocol):
+    """Records the steps, counted from 1, that a window slows."""
 
     def begin(self, step: int) -> None:
-        """Note that steps are slowed from ``step`` on."""
+        """Record ``step`` as the first slowed step."""
 
     def end(self, last: int) -> None:
-        """Note that ``last`` is the last one."""
+        """Record ``last`` as the last slowed step."""
 
 
 class SpanSource(Protocol):
-    """What tells of the training thread's spans."""
+    """Sends the spans of the training thread."""
 
     def send_every_span(self, to: Callable[[Any, Any, Any, int], None] | None) -> None:
-        """Call ``to`` with all spans of the training thread from now on; None: with none."""
+        """Call ``to`` with all spans of the training thread from now on. None stops it."""
 
     @property
-    def slowed_by_capture(self) -> "Disturbed":
-        """What is told which steps a window slows."""
+    def slowed_by_capture(self) -> "SlowedSteps":
+        """The record of the steps that windows slow."""
 
 
-class SpanBook:
-    """Takes the spans that lie in a window as they are summed up, until all up to its end are there."""
+class CapturedSpans:
+    """Collects the spans of a window until all spans up to its end have arrived."""
 
     def __init__(self, names: Mapping[int, str], begin_ns: int) -> None:
         self.begin_ns = begin_ns
-        self.end_ns: int | None = None  # of the window, once that is over
+        self.end_ns: int | None = None  # of the window, after its end
         self.is_complete = threading.Event()
         self.left_out = 0
         self._names = names
@@ -129,26 +129,26 @@ class SpanBook:
         self._until_ns = begin_ns
 
     def add(self, ids: Any, begins_ns: Any, ends_ns: Any, until_ns: int) -> None:
-        """Take spans that have ended, as numpy has them; what is later than ``until_ns`` comes with a later call."""
+        """Add arrays of ended spans. Spans later than ``until_ns`` come with a later call."""
         is_inside = ends_ns > self.begin_ns
         rows = list(zip(*(array[is_inside].tolist() for array in (ids, begins_ns, ends_ns)), strict=True))
         room = MOST_SPANS - len(self._rows)
         self._rows += rows[:room]
         self.left_out += len(rows[room:])
         self._until_ns = until_ns
-        self._look()
+        self._check_complete()
 
     def ends(self, at_ns: int) -> None:
-        """Note that the window is over."""
+        """Record the end of the window."""
         self.end_ns = at_ns
-        self._look()
+        self._check_complete()
 
-    def _look(self) -> None:
+    def _check_complete(self) -> None:
         if self.end_ns is not None and self._until_ns >= self.end_ns:
             self.is_complete.set()
 
     def spans(self) -> list[Span]:
-        """Return those that lie in the window, cut where they reach over its ends."""
+        """Return the spans in the window, cut at its ends."""
         end_ns = self._until_ns if self.end_ns is None else self.end_ns
         return [
             Span(self._names.get(id, "?"), max(begin, self.begin_ns), min(end, end_ns))
@@ -157,19 +157,19 @@ class SpanBook:
         ]
 
 
-CHUNK: Final = 1 << 20  # zlib lets other threads run while it packs one
+CHUNK: Final = 1 << 20  # zlib releases the GIL while it compresses a chunk
 OVERLAP: Final = 2048  # longer than the event of a mark
-HEAD: Final = 1 << 22  # in which the list of events begins
-END: Final = 8192  # in which what follows the events begins
+HEAD: Final = 1 << 22  # the list of events begins within it
+END: Final = 8192  # the list of events ends within it
 _LIST: Final = b'"traceEvents"'
 _LAST: Final = b'"traceName"'
-# A profiler of the program's own marks steps, by numbers of its own, also while its schedule has it wait.
+# The program's own profiler also marks steps, with numbers of its own, even while its schedule waits.
 _STEP: Final = b'"ProfilerStep#'
 _THEIR_STEP: Final = b"\"program's ProfilerStep#"
 
 
 class CaptureError(Exception):
-    """A window's trace could not be written; says why."""
+    """The trace of a window could not be written. The message has the reason."""
 
 
 def write_trace(
@@ -180,15 +180,15 @@ def write_trace(
     most_bytes: float,
     is_called_off: Callable[[], bool],
 ) -> int:
-    """Write ``raw`` with ``spans`` to ``path``, packed; return its bytes. Nothing is left where it fails.
+    """Write ``raw`` with ``spans`` to ``path``, packed; return its bytes. An error leaves no file.
 
     Args:
         raw: the trace as torch wrote it.
-        path: appears when all is written.
+        path: the final file, which appears when all is written.
         spans: of the training thread.
         marks: those of each end of the window, see ``clocks.meet``.
-        most_bytes: a larger file is none.
-        is_called_off: asked now and then.
+        most_bytes: limit on the size of the file.
+        is_called_off: checked regularly.
 
     Raises:
         CaptureError: the trace is not whole, too large, or it was called off.
@@ -203,9 +203,10 @@ def write_trace(
     try:
         with part.open("wb") as file:
             packed = zlib.compressobj(6, wbits=31)
+            written = 0
             for piece in _with(added, raw):
-                file.write(packed.compress(piece))
-                if file.tell() > most_bytes:
+                written += file.write(packed.compress(piece))
+                if written > most_bytes:
                     raise CaptureError(f"the file would be over {most_bytes / 1e6:g} MB (megabytes=)")
                 if is_called_off():
                     raise CaptureError("the run ended before it was written")
@@ -218,10 +219,10 @@ def write_trace(
 
 
 def check_whole(raw: Path) -> None:
-    """Raise where torch, which tells nobody of a full disk, has not written ``raw`` to its end.
+    """Raise if ``raw`` is incomplete: torch does not report a full disk.
 
     Raises:
-        CaptureError, OSError: it is not there, or cut off.
+        CaptureError, OSError: the file is missing or cut off.
     """
     try:
         with raw.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The thread beside a window: sees to its limits while it is open, and writes its file after."""
+"""The thread beside a window: checks its limits while it is open and writes its file afterwards."""
 
 import contextlib
 import threading
@@ -16,12 +16,12 @@ from training_profiler.torch_capture.trace_file import CaptureError, check_whole
 from training_profiler.torch_capture.window import Window, free_name
 from training_profiler.units import BYTES_PER_GIB, NS_PER_S
 
-LOOK_S: Final = 0.25  # between two looks at the limits
+CHECK_S: Final = 0.25  # between two checks of the limits
 POLL_S: Final = 0.05
 
 
 class OutputLocation(NamedTuple):
-    """Where traces go, and whose they are."""
+    """Folder, rank and attempt of a trace."""
 
     run_folder: str | None  # None: not known yet
     rank: int
@@ -32,7 +32,7 @@ PART: Final = "capture"
 
 
 class TraceWriter:
-    """Begins with the window: at the end of a process no thread can be started any more."""
+    """Writes the trace of one window. Its thread starts with the window: none can start at the end of a process."""
 
     def __init__(
         self,
@@ -44,16 +44,16 @@ class TraceWriter:
     ) -> None:
         self.thread = BackgroundThread("capture", self._run, guard, PART)
         self.window, self.plan = window, plan
-        self.path: Path | None = None  # of the file, when it is there
+        self.path: Path | None = None  # of the written file
         self.bytes = 0
         self.export_s = 0.0
-        self.held_s = 0.0  # the part of it in which torch lets no other Python code run
-        self.begin_s = 0.0  # what the training waited for it to begin, and to end
+        self.held_s = 0.0  # the part of it in which torch holds the GIL
+        self.begin_s = 0.0  # delay of the training at the start and the end of the window
         self.stop_s = 0.0
         self.median_ns = median_ns  # of the steps outside
         self.error: str | None = None
-        self.cleared_s: float | None = None  # what gc.collect() took after; None where it was not called
-        self.is_told = True  # False: that there is no file was said
+        self.cleared_s: float | None = None  # duration of gc.collect() afterwards; None if not called
+        self.must_report = True  # whether the result must still be reported
         self.why_dropped: str | None = None
         self._ring = ring
         self._is_over = threading.Event()
@@ -61,38 +61,38 @@ class TraceWriter:
         self._place: Callable[[], OutputLocation] | None = None
 
     def start(self, begin_s: float) -> None:
-        """Start the thread beside a window, for which the training waited ``begin_s``."""
+        """Start the thread. Opening the window took ``begin_s``."""
         self.begin_s = begin_s
         self.thread.start()
 
     def write(self, place: Callable[[], OutputLocation], stop_s: float) -> None:
-        """Write what the window has recorded as soon as ``place`` returns a folder; stopping it took ``stop_s``."""
+        """Write the trace as soon as ``place`` returns a folder. Stopping the window took ``stop_s``."""
         self._place, self.stop_s = place, stop_s
         self._is_over.set()
 
     def drop(self, why: str | None = None) -> None:
-        """Write nothing; ``why`` is to be told yet, None where it was."""
+        """Write nothing. ``why`` is the reason to report; None if it was reported."""
         self.why_dropped = why
-        self.is_told = why is not None
+        self.must_report = why is not None
         self._is_over.set()
 
     def call_off(self) -> None:
-        """Leave what is not written yet."""
+        """Stop writing."""
         self._is_called_off = True
         self._is_over.set()
 
     def add_cleanup(self, seconds: float) -> None:
-        """Keep how long clearing memory took after the window."""
+        """Record the duration of the garbage collection after the window."""
         self.cleared_s = seconds
 
     def explain_missing_file(self) -> None:
-        """Keep that the run ended before the file was written, where it is not there for another reason."""
+        """Set the end of the run as the reason for a missing file unless there is another."""
         if self.path is None and self.error is None:
             self.error = CALLED_OFF
 
     def _run(self, thread: BackgroundThread) -> None:
         try:
-            self._watch()
+            self._check_limits()
             if self._place is not None:
                 self._write(self._place)
         except (CaptureError, OSError) as error:
@@ -100,12 +100,12 @@ class TraceWriter:
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
         finally:
-            if self._place is not None:  # else it may still record, and is the main thread's to stop
+            if self._place is not None:  # otherwise only the main thread may stop it
                 self.window.release_profile()
 
-    def _watch(self) -> None:
+    def _check_limits(self) -> None:
         before_bytes, begin_s = _resident_bytes(), time.monotonic()
-        while not self._is_over.wait(LOOK_S):
+        while not self._is_over.wait(CHECK_S):
             grown_bytes = _resident_bytes() - before_bytes
             if time.monotonic() - begin_s > self.plan.seconds:
                 self.window.end_early(f"after {self.plan.seconds:g} s (seconds=)")
@@ -130,18 +130,18 @@ class TraceWriter:
             check_whole(raw)
             self._wait(None if spans is None else spans.is_complete)
             begin_s = time.perf_counter()
-            told = [*window.steps_as_spans(), *(spans.spans() if spans is not None else [])]
+            added = [*window.steps_as_spans(), *(spans.spans() if spans is not None else [])]
             path, most_bytes = free_name(folder, name), self.plan.megabytes * 1e6
-            self.bytes = write_trace(raw, path, told, window.marks, most_bytes, lambda: self._is_called_off)
+            self.bytes = write_trace(raw, path, added, window.marks, most_bytes, lambda: self._is_called_off)
             self.export_s = self.held_s + time.perf_counter() - begin_s
             self.path = path
         finally:
-            for left in (raw, raw.with_name(f"{raw.name}.tmp")):  # as torch calls what it has not written to its end
+            for leftover in (raw, raw.with_name(f"{raw.name}.tmp")):  # torch's name of an unfinished file
                 with contextlib.suppress(OSError):
-                    left.unlink(missing_ok=True)
+                    leftover.unlink(missing_ok=True)
 
     def _wait(self, event: threading.Event | None) -> None:
-        """Wait for ``event``, a moment without one."""
+        """Wait for ``event``, or for a moment without one."""
         if event is None:
             time.sleep(POLL_S)
         while self._is_called_off or (event is not None and not event.wait(POLL_S)):
@@ -149,7 +149,7 @@ class TraceWriter:
                 raise CaptureError(CALLED_OFF)
 
     def line(self) -> str:
-        """Return what is to be said of the window, which is written or never will be."""
+        """Return the message on a window that was written or failed."""
         window = self.window
         if self.why_dropped is not None:
             return f"a capture window was dropped: {self.why_dropped}"
@@ -176,10 +176,10 @@ class TraceWriter:
 
 def _resident_bytes() -> int:
     try:
-        import psutil  # here, for all else does without
+        import psutil  # optional package, imported only here
 
         return int(psutil.Process().memory_info().rss)
-    except Exception:  # no figure, no limit
+    except Exception:  # without psutil there is no limit on memory
         return 0
 
 

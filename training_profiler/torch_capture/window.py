@@ -1,4 +1,4 @@
-"""One window: torch.profiler at work between two ends of steps, on the main thread."""
+"""One window of deep capture: torch.profiler records between two ends of steps on the main thread."""
 
 import contextlib
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from typing import Any, Final
 from training_profiler.device.backends import find_accelerator
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.section import Clock
-from training_profiler.torch_capture.conflicts import active_profiler, before_others_start, stop_in_child
-from training_profiler.torch_capture.trace_file import MARK, MARKS, Span, SpanBook
+from training_profiler.torch_capture.conflicts import active_profiler, before_others_start, stop_after_fork_in_child
+from training_profiler.torch_capture.trace_file import MARK, MARKS, CapturedSpans, Span
 
 STEP: Final = "ProfilerStep#"
 
@@ -19,16 +19,16 @@ class Window:
 
     Args:
         first: its first step, counted from 1.
-        last: its last one, if nothing ends it before.
+        last: its last step unless it ends early.
     """
 
     def __init__(self, torch: Any, clock: Clock, first: int, last: int) -> None:
         self.first, self.last = first, last
         self.ends_ns: list[int] = []  # of its steps
-        self.must_end: str | None = None  # why it is to end before its time
+        self.must_end: str | None = None  # reason to end early
         self.marks: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
         self.begin_ns = 0
-        self.spans: SpanBook | None = None
+        self.spans: CapturedSpans | None = None
         self.profile: Any = None
         self._torch, self._clock = torch, clock
         self._patches = Patches()
@@ -38,18 +38,18 @@ class Window:
         """Whether its last step has ended."""
         return self.first + len(self.ends_ns) > self.last
 
-    def keep_spans(self, spans: SpanBook) -> None:
-        """Have the sections that ``spans`` collects written beside torch's own events."""
+    def keep_spans(self, spans: CapturedSpans) -> None:
+        """Add the sections in ``spans`` to the trace."""
         self.spans = spans
 
     def start(self, give_way: Callable[[], None]) -> str | None:
-        """Begin to record; ``give_way`` is called before a profiler starts, this one too.
+        """Start recording. ``give_way`` is called before any profiler starts, including this one.
 
         Returns:
-            Why not, where a profiler of the program's is at work.
+            The reason if a profiler of the program is active, else None.
         """
         before_others_start(self._patches, self._torch, give_way)
-        # Not before: one that starts on another thread after this look finds us in its way.
+        # Check after patching: a profiler that starts later on another thread calls ``give_way``.
         why_not = active_profiler(self._torch)
         if why_not is not None:
             self._patches.undo()
@@ -64,9 +64,9 @@ class Window:
     def _activities(self) -> list[Any]:
         kinds = self._torch.profiler.ProfilerActivity
         activities = [kinds.CPU]
-        found = find_accelerator()  # asking torch what it supports would initialise one that nobody uses yet
-        if found is not None:
-            kind = getattr(kinds, found.backend.profiler_activity or "", None)
+        accelerator = find_accelerator()  # supported_activities() would initialise an unused accelerator
+        if accelerator is not None:
+            kind = getattr(kinds, accelerator.backend.profiler_activity or "", None)
             if kind is not None and kind in self._torch.profiler.supported_activities():
                 activities.append(kind)
         return activities
@@ -79,7 +79,7 @@ class Window:
             marks.append((before_ns, self._clock()))
 
     def stop(self) -> None:
-        """Record no more; what was recorded can be written."""
+        """Stop recording. The trace can be written."""
         self._mark(self.marks[1])
         try:
             self.profile.stop()
@@ -87,7 +87,7 @@ class Window:
             self._patches.undo()
 
     def discard(self) -> None:
-        """Record no more, and forget what was, in whatever state it is."""
+        """Stop recording in any state and discard the trace."""
         if self.profile is not None:
             with contextlib.suppress(Exception):
                 self.profile.stop()
@@ -95,13 +95,13 @@ class Window:
         self._patches.undo()
 
     def after_fork_in_child(self) -> None:
-        """Forget it: in a forked child it is the parent's."""
+        """Discard the window: it belongs to the parent process."""
         self._patches.undo()
         if self.profile is not None:
-            stop_in_child(self._torch, self.profile)
+            stop_after_fork_in_child(self._torch, self.profile)
 
     def end_early(self, why: str) -> None:
-        """Have the window end with the next step, or sooner; ``why`` completes "ended ..."."""
+        """End the window with the next step or sooner. ``why`` completes "ended ..."."""
         self.must_end = why
 
     def begin_a_step_later(self) -> None:
@@ -109,11 +109,11 @@ class Window:
         self.first, self.last = self.first + 1, self.last + 1
 
     def release_profile(self) -> None:
-        """Free what torch has recorded."""
+        """Free torch's recorded events."""
         self.profile = None
 
     def steps_as_spans(self) -> list[Span]:
-        """Return its steps, named as torch names them, by the run's own numbers."""
+        """Return its steps with torch's name and the run's step numbers."""
         begins_ns = [self.begin_ns, *self.ends_ns[:-1]]
         return [
             Span(f"{STEP}{number}", begin_ns, end_ns)
@@ -121,13 +121,13 @@ class Window:
         ]
 
     def file_name(self, rank: int, attempt: int) -> str:
-        """Return what its trace is called."""
+        """Return the name of its trace file."""
         steps = f"step{self.first}-{self.first + len(self.ends_ns) - 1}"
         return f"{steps}-rank{rank}{f'-attempt{attempt}' if attempt else ''}.pt.trace.json.gz"
 
 
 def free_name(folder: Path, name: str) -> Path:
-    """Return ``folder/name``, or that with a number in it where there is such a file: another process wrote it."""
+    """Return ``folder/name``, with a number added if another process has written that file."""
     stem, _, ending = name.partition(".")
     path, number = folder / name, 1
     while path.exists():

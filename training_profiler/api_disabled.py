@@ -1,11 +1,11 @@
-"""The public API while profiling is off: the same names, doing nothing."""
+"""The public API while profiling is off: the same names without any effect."""
 
 from __future__ import annotations
 
 from training_profiler.recording.dynamo import tracing_test
 from training_profiler.switch import SWITCH, is_switched_on
 
-TYPE_CHECKING = False  # typing, contextlib and warnings would be most of what this import costs
+TYPE_CHECKING = False  # importing typing, contextlib and warnings would dominate the import time
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar
@@ -27,7 +27,7 @@ class _Nothing:
     __enter__: Callable[[], Any] = [].copy
     __exit__: Callable[..., Any] = "".format  # returns "", which is false: exceptions pass
 
-    # Any arguments: where the brackets were forgotten, this is the user's function and gets its arguments.
+    # Without brackets the decorator replaces the user's function and gets its arguments.
     def __call__(self, *functions: Any, **named: Any) -> Any:
         if len(functions) == 1 and not named and callable(functions[0]):
             return functions[0]
@@ -40,17 +40,17 @@ class _Nothing:
 _NOTHING: Any = _Nothing()
 
 
-def _settle(test: Callable[[], bool]) -> None:
+def _set_tracing_test(test: Callable[[], bool]) -> None:
     global _is_tracing
     _is_tracing = test
 
 
-_is_tracing = tracing_test(_settle)
+_is_tracing = tracing_test(_set_tracing_test)
 
 
 def profile_section(name: str) -> Any:
     """Do nothing; see the live ``profile_section``."""
-    # dynamo knows nullcontext, and not a shared object of ours.
+    # dynamo supports nullcontext, but no shared object.
     if _is_tracing():
         from contextlib import nullcontext
 
@@ -59,7 +59,7 @@ def profile_section(name: str) -> Any:
 
 
 def start_training_profiling(log_every: int | None = None, **settings: Any) -> None:
-    """Do nothing; warn when the variable was set only after the import."""
+    """Do nothing. Warn if the variable was set after the import."""
     if is_switched_on():
         import warnings
 
@@ -102,7 +102,7 @@ def is_profiling_enabled() -> bool:
 
 
 def snapshot() -> Snapshot:
-    """Return a snapshot of nothing: no steps, no sections."""
+    """Return an empty snapshot."""
     from training_profiler.snapshot.snapshot import Snapshot
 
     return Snapshot()

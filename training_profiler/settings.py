@@ -200,11 +200,11 @@ class Settings:
     capture: CapturePlan = _setting(  # noqa: RUF009 - a field
         CapturePlan, "when deep capture records, and its limits", read_plan, "steps=100-103", "on request"
     )
-    # No variable of ours sets these two: the launcher does.
+    # The launcher sets these two.
     rank: int = 0
     """This process's rank. Only rank 0 reports."""
     launch: Launch = field(default_factory=Launch)
-    """What else the launcher's variables contain."""
+    """The other values of the launcher's variables."""
 
 
 _PARSERS: Final[Mapping[str, Parser]] = {

@@ -7,7 +7,7 @@ NAME = "NVIDIA H200"
 
 
 class FakeCuda:
-    """What is used of torch.cuda; nothing in it may reset or initialise anything."""
+    """The part of torch.cuda that is used. None of it resets or initialises anything."""
 
     def __init__(self, reserved_bytes: list[int], uuids: list[str | None]) -> None:
         self.reserved_bytes, self.uuids = reserved_bytes, uuids

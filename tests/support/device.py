@@ -1,4 +1,4 @@
-"""An accelerator that is none: streams on which work takes its time, behind the host, on a clock of their own."""
+"""A fake accelerator: its streams run behind the host, on a clock of their own."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,11 +10,11 @@ from training_profiler.device.backends import CUDA, Accelerator
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.snapshot.snapshot import DeviceTimingStats, Health, Snapshot
 
-OFFSET_NS = 7_000_000_000_000  # the device counts from another moment than the host
+OFFSET_NS = 7_000_000_000_000  # difference between the clocks of device and host
 
 
 class FakeDevice:
-    """Devices of one kind; work is queued on the current stream of the current one, and done when its time is over."""
+    """Devices of one kind. Work runs on the current stream of the current device and takes the given time."""
 
     def __init__(self, clock: FakeClock, count: int = 1) -> None:
         self.clock = clock
@@ -23,19 +23,19 @@ class FakeDevice:
         self.stream = 0
         self.is_initialized = True
         self.is_capturing = False
-        self.is_stuck = False  # no event is reached any more
-        self.breaks: Exception | None = None  # raised by whatever the driver is asked
+        self.is_stuck = False  # events are never reached
+        self.breaks: Exception | None = None  # raised by every call of the driver
         self.events: list[FakeEvent] = []
         self.calls: list[str] = []
         self._idle_from_ns: dict[tuple[int, int], int] = {}
 
     @property
     def idle_from_ns(self) -> int:
-        """When the current stream will have nothing to do."""
+        """The time at which the current stream becomes idle."""
         return max(self.clock.now_ns, self._idle_from_ns.get((self.index, self.stream), 0))
 
     def queue(self, seconds: float) -> None:
-        """Give the current stream work; the host goes on at once."""
+        """Queue work on the current stream without waiting."""
         self._idle_from_ns[self.index, self.stream] = self.idle_from_ns + round(seconds * 1e9)
 
     def make_event(self) -> "FakeEvent":
@@ -65,7 +65,7 @@ class FakeDevice:
         )
 
     def torch(self, has_accelerator: bool = True) -> Any:
-        """Return what is looked at of a torch that was built for it."""
+        """Return the part of torch that the profiler reads."""
         module = SimpleNamespace(
             is_initialized=lambda: self.is_initialized,
             device_count=lambda: self.count,
@@ -136,7 +136,7 @@ class DeviceRun(FakeRun):
         self.time.poll(self.clock())
 
     def work(self, name: str, device_s: float, host_s: float = 0.001) -> None:
-        """Pass one span of a section that gives the device work."""
+        """Record one span of a section that queues device work."""
         with self.section(name):
             self.clock.advance(host_s)
             self.device.queue(device_s)
@@ -157,7 +157,7 @@ class DeviceRun(FakeRun):
         return super().snapshot(device=self.time.stats(), **options)
 
     def finish(self) -> Snapshot:
-        """End as a session does."""
+        """Close the run like a session."""
         self.time.close()
         return self.snapshot()
 
@@ -168,13 +168,13 @@ class DeviceRun(FakeRun):
         return found
 
     def device_s(self) -> dict[str, tuple[int, float]]:
-        """Return (spans, time on the device) of each section of which it is known."""
+        """Return (spans, device time) of each section with device time."""
         sections = self.snapshot().sections.values()
         return {s.name: (s.device_count, s.device_total_s) for s in sections if s.device_total_s is not None}
 
 
 def device_run(monkeypatch: Any, *args: Any, is_begun: bool = True, **options: Any) -> DeviceRun:
-    """Return a run that finds its fake device, by now or at the next look."""
+    """Return a run that has found its fake device, or finds it at the next poll."""
     run = DeviceRun(*args, **options)
     monkeypatch.setattr(device_time.backends, "find_accelerator", lambda: run.found())
     if is_begun:

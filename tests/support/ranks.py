@@ -1,4 +1,4 @@
-"""Summaries and stats of ranks, made to measure."""
+"""Custom summaries and stats of ranks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -48,7 +48,7 @@ class FakeRun:
         self.journal = None if journal is None else Journal(journal, 0, self.names, self.clock(), warmup)
 
     def spend(self, name: str, seconds: float) -> None:
-        """Pass one span of a section."""
+        """Record one span of a section."""
         with self.section(name):
             self.clock.advance(seconds)
 
@@ -57,7 +57,7 @@ class FakeRun:
         self.samples += [(self.clock(), location)] * times
 
     def step(self, **seconds: float) -> None:
-        """Pass one step of the given sections."""
+        """Record one step with the given sections."""
         for name, section_s in seconds.items():
             self.spend(name, section_s)
         self.recorder.mark(STEP_END)
@@ -81,7 +81,7 @@ class FakeRun:
         self.accumulator.add(self.recorder.drain(), self.recorder.thread_id(), samples)
 
     def flush(self) -> None:
-        """Drain, and hand what was summed up to the run's sums and the journal."""
+        """Drain, and add the totals to the run and the journal."""
         self.drain()
         totals, step_ns = self.accumulator.pop_totals()
         self.sums.add(totals, step_ns)
@@ -89,7 +89,7 @@ class FakeRun:
             self.journal.write_interval(totals, step_ns, Health(), self.loaders)
 
     def totals(self) -> Totals:
-        """Return what was summed up since the last flush."""
+        """Return the totals since the last flush."""
         self.drain()
         return self.accumulator.totals
 
@@ -108,7 +108,7 @@ def section_stats(
     step_total_s: float = 0.0,
     **others: Any,
 ) -> SectionStats:
-    """Return a section's figures; what is not given follows from ``count`` and ``avg_s``."""
+    """Return the statistics of a section. Missing values follow from ``count`` and ``avg_s``."""
     total_s = others.pop("total_s", count * (avg_s or 0.0))
     return SectionStats(
         name=name,
@@ -125,7 +125,7 @@ def section_stats(
 
 
 def step_stats(count: int = 100, avg_s: float = 0.1, **others: Any) -> StepStats:
-    """Return the figures of even steps, apart from what is given."""
+    """Return the statistics of even steps with the given changes."""
     stats: dict[str, Any] = {
         "count": count,
         "total_s": count * avg_s,

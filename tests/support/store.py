@@ -1,11 +1,11 @@
-"""A process group's store that only lives in memory, and a clock that only tests move."""
+"""A process group's store in memory, and a clock that tests move."""
 
 from training_profiler.ranks.identity import Rank
 from training_profiler.snapshot.ranks import RankId
 
 
 class FakeServer:
-    """What all clients of one store see."""
+    """The content of one store, shared by its clients."""
 
     def __init__(self):
         self.values = {}
@@ -14,7 +14,7 @@ class FakeServer:
 
 
 class FakeStore:
-    """As c10d's client of a server; a key that is missing fails a test, for c10d would wait for it."""
+    """A client like c10d's. A missing key fails the test because c10d would wait for it."""
 
     def __init__(self, server):
         self.server = server

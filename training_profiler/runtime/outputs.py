@@ -90,7 +90,7 @@ class Outputs:
         self.journal(lambda journal: None)
 
     def start_trackers(self) -> None:
-        """Start the trackers that were chosen; on the primary rank."""
+        """Start the chosen trackers on the primary rank."""
         if self._rank.is_primary():
             self._guard.run("trackers", lambda: self._trackers.choose(self._settings.sinks, self._folder))
             self._trackers.look()
@@ -109,7 +109,7 @@ class Outputs:
         return OutputLocation(self.run_folder, self._rank.who.rank, self._rank.who.attempt)
 
     def periodic(self, snapshot: Snapshot) -> None:
-        """Report on an interval; on the primary rank."""
+        """Report on an interval. Called on the primary rank."""
         self._terminal.print(render_periodic(snapshot, self._layout()))
         self.interval_row(snapshot)
 
@@ -120,7 +120,7 @@ class Outputs:
             self._guard.run("trackers", lambda: send(snapshot.steps, lambda: interval_metrics(snapshot), only))
 
     def loader_row(self, step: int, loaders: Sequence[LoaderStats]) -> None:
-        """Send the metrics of data loaders, as they are after ``step`` optimizer steps, to trackers that can follow."""
+        """Send the metrics of data loaders after ``step`` optimizer steps to trackers that accept frequent rows."""
         send = self._trackers.send
         self._guard.run("trackers", lambda: send(step, lambda: loader_metrics(loaders), is_frequent=True))
 
@@ -130,7 +130,7 @@ class Outputs:
         self._guard.run("trackers", lambda: self._trackers.send(step, lambda: epoch_metrics(stats)))
 
     def final(self, stats: Callable[[], Snapshot], findings: Sequence[Finding], health: Callable[[], Health]) -> None:
-        """Report on the run, which is over; ``stats`` are asked for again after printing, which may have failed."""
+        """Report on the finished run. ``stats`` is called again after printing, which can add notes."""
         self._trackers.end()
         self._trackers.wait(A_MOMENT_S, is_last=False)
         snapshot = stats()
@@ -144,7 +144,7 @@ class Outputs:
         self.close(health, snapshot.ended_by)
 
     def close(self, health: Callable[[], Health], ended_by: str | None) -> None:
-        """Append how the run ended, and close the journal. For ranks that do not report."""
+        """Append how the run ended, and close the journal. Ranks that do not report call it directly."""
         self._guard.run("run folder", lambda: self._files.close(health(), ended_by))
         self._share_folder()
 

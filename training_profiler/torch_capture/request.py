@@ -13,7 +13,7 @@ MOST_STEPS: Final = 1000
 
 
 class Request(msgspec.Struct, frozen=True):
-    """How many steps to record, and on which ranks."""
+    """The number of steps to record, and the ranks that record."""
 
     steps: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)] | None = None  # None: as many as the settings say
     ranks: tuple[int, ...] | None = (0,)  # None: all

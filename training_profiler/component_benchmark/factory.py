@@ -143,7 +143,7 @@ def _check_arguments(source: str, factory: Any) -> None:
         raise BenchmarkError(
             f"{source} cannot be called without arguments ({error}); example: def factory(): return Model(), input"
         ) from None
-    except ValueError:  # a callable that does not tell its arguments
+    except ValueError:  # a callable without a signature
         return
 
 

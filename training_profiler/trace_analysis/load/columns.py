@@ -64,7 +64,7 @@ class Columns:
     external: Ints  # the operator that launched it
     bytes: Ints  # copied
     sent_bytes: Ints  # by a collective
-    collective: Ints  # index into collectives: what the trace tells of the kernel, beside its name
+    collective: Ints  # index into collectives: what the trace records of the kernel, beside its name
     collectives: tuple[str, ...]
     shapes: Ints  # index into shape_texts: of the operator's inputs
     shape_texts: tuple[str, ...]
@@ -72,7 +72,7 @@ class Columns:
     blocks_per_sm: Floats
     memory: Memory
     device_names: tuple[str, ...]
-    device_bytes: dict[int, int]  # of memory, by index; those that are told
+    device_bytes: dict[int, int]  # of memory, by index; only known ones
     world_size: int | None
     rank: int | None
     compute_capability: int | None  # 80 for 8.0, of the first device; None where it is not NVIDIA's
@@ -90,8 +90,8 @@ class Columns:
     def named(self, is_wanted: Callable[[str], Any], among: Bools | None = None) -> Bools:
         """Return which events, of those in ``among``, have a name for which ``is_wanted(name)`` is true."""
         table = np.zeros(len(self.names), np.bool_)
-        looked_at = range(len(self.names)) if among is None else np.unique(self.name[among]).tolist()
-        for i in looked_at:
+        numbers = range(len(self.names)) if among is None else np.unique(self.name[among]).tolist()
+        for i in numbers:
             table[i] = bool(is_wanted(self.names[i]))
         has_name = table[self.name]
         return has_name if among is None else has_name & among

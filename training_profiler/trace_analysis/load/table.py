@@ -122,9 +122,9 @@ class _Reader:
         return column[self.order]
 
     def texts(self, which: Bools, read: Callable[[Args], Any]) -> tuple[Ints, tuple[str, ...]]:
-        """Return which text each event of ``which`` has, and the different texts."""
-        found, index = numbered(self._values(which, read))
-        return self._filled(which, index), tuple(_text(one) for one in found)
+        """Return the index of the text of each event of ``which``, and the distinct texts."""
+        values, index = numbered(self._values(which, read))
+        return self._filled(which, index), tuple(map(_text, values))
 
     def _filled(self, which: Bools, values: Ints) -> Ints:
         column = np.full(len(self.args), NONE, np.int64)
@@ -137,7 +137,7 @@ def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
     begin_ns = _times(events, lambda event: event.ts, where)
     duration_ns = _times(events, lambda event: event.dur, where)
     if len(events) and duration_ns.min() < 0:
-        raise TraceError(f"{where} has a negative duration: {_told(events[int(np.argmin(duration_ns))])}")
+        raise TraceError(f"{where} has a negative duration: {_described(events[int(np.argmin(duration_ns))])}")
     if "B" in raw.kinds:
         try:
             paired, begins, ends = pairs_of(raw.events)
@@ -146,7 +146,9 @@ def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
         events += paired
         begin_ns, duration_ns = np.append(begin_ns, begins), np.append(duration_ns, ends - begins)
     if not events:
-        raise TraceError(f"{where} has no events with a duration: nothing was recorded, or it is no trace of torch")
+        raise TraceError(
+            f"{where} has no events with a duration: nothing was recorded, or it is not a trace of torch.profiler"
+        )
     return events, begin_ns, begin_ns + duration_ns
 
 
@@ -154,10 +156,10 @@ def _times(events: Sequence[Event], read: Callable[[Event], Any], where: str) ->
     try:
         return times_ns([read(event) for event in events])
     except TimeProblemError as problem:
-        raise TraceError(f"{where} has an event without a usable time: {_told(events[problem.index])}") from None
+        raise TraceError(f"{where} has an event without a usable time: {_described(events[problem.index])}") from None
 
 
-def _told(event: Event) -> str:
+def _described(event: Event) -> str:
     times = (time if time is None or isinstance(time, (int, float, str)) else bytes(time).decode() or None
              for time in (event.ts, event.dur))  # fmt: skip
     ts, dur = times
@@ -165,7 +167,7 @@ def _told(event: Event) -> str:
 
 
 def numbered(values: Sequence[Any]) -> tuple[list[Any], Ints]:
-    """Return the different values in order of their first occurrence, and for each value which it is."""
+    """Return the distinct values in order of first occurrence, and the index of each value among them."""
     different = list(dict.fromkeys(values))
     number = {value: i for i, value in enumerate(different)}
     return different, np.fromiter(map(number.__getitem__, values), np.int64, len(values))
@@ -173,29 +175,31 @@ def numbered(values: Sequence[Any]) -> tuple[list[Any], Ints]:
 
 def _categories(events: Sequence[Event], names: Sequence[str], name: Ints) -> Ints:
     categories, category = numbered(list(map(attrgetter("cat"), events)))
-    ids = np.array([CATEGORY_IDS[CATEGORIES.get(one.lower(), "other")] for one in categories], np.int64)[category]
-    is_annotation = np.array([one.startswith(_ANNOTATIONS) for one in names], np.bool_)[name]
+    ids = np.array(
+        [CATEGORY_IDS[CATEGORIES.get(category_name.lower(), "other")] for category_name in categories], np.int64
+    )[category]
+    is_annotation = np.array([event_name.startswith(_ANNOTATIONS) for event_name in names], np.bool_)[name]
     return np.where(is_annotation & (ids == CATEGORY_IDS["cpu_op"]), CATEGORY_IDS["user_annotation"], ids)
 
 
 def _text(value: str | bytes | None) -> str:
-    """Return a text, or JSON as it stands in the file without its spaces."""
+    """Return a text. JSON is returned as in the file, without its spaces."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace").replace(" ", "").replace("\n", "")
     return value or ""
 
 
-def _sent_bytes(one: Args) -> int | None:
-    if not isinstance(one.elements_in, int) or one.dtype is None:
+def _sent_bytes(args: Args) -> int | None:
+    if not isinstance(args.elements_in, int) or args.dtype is None:
         return None
-    dtype = one.dtype.lower()
+    dtype = args.dtype.lower()
     size = next((size for name, size in _BYTES_OF.items() if name in dtype), None)
-    return None if size is None else one.elements_in * size
+    return None if size is None else args.elements_in * size
 
 
 def _memory_of_devices(devices: Sequence[dict[str, Any]]) -> dict[int, int]:
-    told = ((i, _integer_or_none(device.get("totalGlobalMem"))) for i, device in enumerate(devices))
-    return {i: size for i, size in told if size is not None and size > 0}
+    sizes = ((i, _integer_or_none(device.get("totalGlobalMem"))) for i, device in enumerate(devices))
+    return {i: size for i, size in sizes if size is not None and size > 0}
 
 
 def _capability(devices: Sequence[dict[str, Any]]) -> int | None:
@@ -211,7 +215,7 @@ def _integers(values: list[Any]) -> Ints:
             return np.array([NONE if value is None else value for value in values], np.int64)
         except OverflowError:
             pass
-    return np.array([NONE if (one := _integer_or_none(value)) is None else one for value in values], np.int64)
+    return np.array([NONE if (integer := _integer_or_none(value)) is None else integer for value in values], np.int64)
 
 
 def _integer_or_none(value: Any) -> int | None:

@@ -58,7 +58,7 @@ def off() -> dict[str, Contender]:
 
 
 def on(log_every: int) -> tuple[dict[str, Contender], list[str]]:
-    """Return the profiler in a real session, the other profilers that are installed, and who is not."""
+    """Return the profiler in a real session, the other installed profilers, and the names of the missing ones."""
     import torch
 
     from training_profiler import (
@@ -120,7 +120,7 @@ def rounds_of(contenders: Mapping[str, Contender], rounds: int, steps: int) -> d
 
 
 def main(state: str, log_every: str = "1000000") -> None:
-    """Measure with profiling ``"off"`` or ``"on"``, as the environment must say too."""
+    """Measure with profiling ``"off"`` or ``"on"``, which the environment must match."""
     missing: list[str] = []
     contenders: dict[str, Any]
     if state == "off":

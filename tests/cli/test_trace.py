@@ -200,19 +200,19 @@ def test_two_folders_are_compared_rank_by_rank(folder, capsys):
 
 
 def test_folders_of_different_ranks_are_not_compared(folder, tmp_path, capsys):
-    other = tmp_path / "other"
-    other.mkdir()
-    training(0).write(other)
-    training(5).write(other, "b.pt.trace.json")
-    assert refused(capsys, folder, "--compare", other).endswith("are of different ranks; compare them file by file")
+    second = tmp_path / "other"
+    second.mkdir()
+    training(0).write(second)
+    training(5).write(second, "b.pt.trace.json")
+    assert refused(capsys, folder, "--compare", second).endswith("are of different ranks; compare them file by file")
 
 
 def test_traces_without_rank_are_not_compared_as_ranks(folder, tmp_path, capsys):
-    other = tmp_path / "other"
-    other.mkdir()
+    second = tmp_path / "other"
+    second.mkdir()
     for name in ("a.json", "b.json"):
-        training().write(other, name)
-    assert refused(capsys, folder, "--compare", other).endswith("are not of one rank each; compare them file by file")
+        training().write(second, name)
+    assert refused(capsys, folder, "--compare", second).endswith("are not of one rank each; compare them file by file")
 
 
 def test_bad_file_in_folder_leaves_no_partial_report(folder, capsys):

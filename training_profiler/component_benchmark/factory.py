@@ -22,7 +22,7 @@ RETURNS = "expected (model, input), example: return model, torch.randn(8, 3, 32,
 
 
 def read_subject(source: str) -> Subject:
-    """Return what the factory that ``source`` names gives.
+    """Return the subject from the factory that ``source`` names.
 
     Raises:
         BenchmarkError: there is no such factory, it raises, or it returns something else.
@@ -89,7 +89,7 @@ def subject_of(source: str, returned: Any) -> Subject:
 
 
 def _import(place: str) -> ModuleType:
-    # As `python -m` does it, and the installed command does not.
+    # `python -m` does this, the installed command does not.
     if sys.path[:1] not in ([""], [os.getcwd()]):
         sys.path.insert(0, os.getcwd())
     is_path = place.endswith(".py") or os.sep in place or "/" in place
@@ -113,7 +113,7 @@ def _import(place: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Import a file: by its dotted name where it is part of a package below here, else as a module of its own."""
+    """Import a file by its dotted name if it is in a package below here, otherwise as a separate module."""
     path = path.resolve()
     here = Path.cwd().resolve()
     inside = path.parent.is_relative_to(here) and path.parent != here

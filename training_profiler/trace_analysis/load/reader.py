@@ -137,12 +137,12 @@ def _one_line(error: Exception) -> str:
 
 def _text_of(path: Path, most_bytes: int) -> bytes:
     try:
-        found = path.stat()
-        if S_ISDIR(found.st_mode):
+        status = path.stat()
+        if S_ISDIR(status.st_mode):
             raise TraceError(f"{path} is a folder; give a file in it, such as *.pt.trace.json.gz")
-        if not S_ISREG(found.st_mode):
+        if not S_ISREG(status.st_mode):
             raise TraceError(f"{path} is not a file; write the trace to a file first")
-        if found.st_size > most_bytes:
+        if status.st_size > most_bytes:
             raise TraceError(_too_large(path, most_bytes))
         data = path.read_bytes()
     except OSError as error:

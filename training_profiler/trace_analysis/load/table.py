@@ -1,4 +1,4 @@
-"""Decoded events to columns. Only those fields are read of an event that its category can have."""
+"""Turns decoded events into columns. Of each event only the fields of its category are read."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -58,14 +58,14 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     names, name = numbered(list(map(attrgetter("name"), events)))
     threads, thread = numbered(list(map(attrgetter("pid", "tid"), events)))
     category = _categories(events, names, name)
-    is_gpu = np.isin(category, [CATEGORY_IDS[one] for one in GPU_CATEGORIES])
+    is_gpu = np.isin(category, [CATEGORY_IDS[category_name] for category_name in GPU_CATEGORIES])
     is_kernel = category == CATEGORY_IDS["kernel"]
     is_call = category == CATEGORY_IDS["cuda_runtime"]
     is_operator = category == CATEGORY_IDS["cpu_op"]
 
     reader = _Reader([event.args or _NO_ARGS for event in events], order)
     collective, collectives = reader.texts(is_kernel, attrgetter("collective"))
-    shapes, shape_texts = reader.texts(is_operator, lambda one: bytes(one.dims))
+    shapes, shape_texts = reader.texts(is_operator, lambda args: bytes(args.dims))
     return Columns(
         names=tuple(names),
         threads=tuple(threads),
@@ -79,18 +79,18 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         correlation=reader.integers(is_gpu | is_call, attrgetter("correlation")),
         external=reader.integers(
             is_gpu | is_call | is_operator,
-            lambda one: one.external_id if one.external_id is not None else one.external_id_old,
+            lambda args: args.external_id if args.external_id is not None else args.external_id_old,
         ),
         bytes=reader.integers(
-            is_gpu & ~is_kernel, lambda one: one.bytes if one.bytes is not None else one.memory_bytes
+            is_gpu & ~is_kernel, lambda args: args.bytes if args.bytes is not None else args.memory_bytes
         ),
         sent_bytes=reader.integers(is_kernel, _sent_bytes),
         collective=collective,
         collectives=collectives,
         shapes=shapes,
         shape_texts=shape_texts,
-        # Kineto writes 0 where it cannot estimate; a kernel that ran had some.
-        occupancy=reader.floats(is_kernel, lambda one: one.occupancy or None),
+        # Kineto writes 0 if it cannot estimate the occupancy.
+        occupancy=reader.floats(is_kernel, lambda args: args.occupancy or None),
         blocks_per_sm=reader.floats(is_kernel, attrgetter("blocks_per_sm")),
         memory=_memory(_memory_events(raw), where),
         device_names=tuple(str(device.get("name", "")) for device in raw.devices),
@@ -112,11 +112,11 @@ class _Reader:
         return list(map(read, compress(self.args, which.tolist())))
 
     def integers(self, which: Bools, read: Callable[[Args], Any]) -> Ints:
-        """Return whole numbers of the events of ``which``; -1 where there is none."""
+        """Return whole numbers of the events of ``which``; -1 if missing."""
         return self._filled(which, _integers(self._values(which, read)))
 
     def floats(self, which: Bools, read: Callable[[Args], Any]) -> Floats:
-        """Return numbers of the events of ``which``; NaN where there is none."""
+        """Return numbers of the events of ``which``; NaN if missing."""
         column = np.full(len(self.args), np.nan)
         column[which] = _floats(self._values(which, read))
         return column[self.order]
@@ -239,11 +239,11 @@ def _memory_events(raw: RawTrace) -> list[Event]:
 def _memory(events: Sequence[Event], where: str) -> Memory:
     at_ns = _times(events, lambda event: event.ts, where)
     order = np.argsort(at_ns, kind="stable")
-    args = [events[i].args or _NO_ARGS for i in order.tolist()]
+    arguments = [events[i].args or _NO_ARGS for i in order.tolist()]
     return Memory(
         at_ns[order],
         *(
-            _integers([getattr(one, name) for one in args])
+            _integers([getattr(args, name) for args in arguments])
             for name in ("memory_bytes", "device_type", "device_id", "allocated", "reserved")
         ),
     )

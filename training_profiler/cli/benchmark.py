@@ -3,9 +3,10 @@
     training-profiler benchmark train.py:factory
     training-profiler benchmark package.module:factory --depth 2 --json timings.json
 
-FACTORY is a function without arguments that returns (model, input). A loss (a callable that takes the
-output), a target (a tensor) and an optimizer may follow. The input is a tensor, a tuple of
-arguments or a dict of keyword arguments.
+FACTORY is a function without arguments that returns (model, input). A loss (a
+callable that takes the output), a target (a tensor) and an optimizer may
+follow. The input is a tensor, a tuple of arguments or a dict of keyword
+arguments.
 """
 
 import argparse

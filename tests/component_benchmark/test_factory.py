@@ -56,7 +56,7 @@ def test_a_file_anywhere_may_import_what_lies_beside_it(here):
     [
         ("", "module", "'module' is not MODULE:FACTORY; example: training-profiler benchmark train.py:factory"),
         ("", ":factory", "':factory' is not MODULE:FACTORY; example: "),
-        ("", "no_such.module:factory", "there is no module 'no_such.module' (looked in "),
+        ("", "no_such.module:factory", "there is no module 'no_such.module' (searched "),
         ("", "no/such.py:factory", "there is no file no/such.py; example: "),
         (GOOD, "module:factry", "module has no 'factry'; did you mean factory?; example: "),
         (
@@ -112,7 +112,10 @@ def test_loss_target_and_optimizer_are_recognized_by_type():
 
 @pytest.mark.parametrize(
     ("further", "message"),
-    [((3,), "an int beside model and input; expected a loss"), ((len, abs), "two of a kind: each is taken as loss")],
+    [
+        ((3,), "an int beside model and input; expected a loss"),
+        ((len, abs), "two values for the loss; expected at most one"),
+    ],
 )
 def test_unknown_further_value_is_an_error(further, message):
     with pytest.raises(BenchmarkError, match=message):

@@ -25,7 +25,7 @@ def read_subject(source: str) -> Subject:
     """Return the subject from the factory that ``source`` names.
 
     Raises:
-        BenchmarkError: there is no such factory, it raises, or it returns something else.
+        BenchmarkError: The factory does not exist, raises or returns something else.
     """
     place, colon, name = source.rpartition(":")
     if not (colon and place and name):
@@ -50,7 +50,7 @@ def subject_of(source: str, returned: Any) -> Subject:
     """Return ``returned`` as a subject.
 
     Raises:
-        BenchmarkError: it is not (model, input) with, if at all, a loss, a target and an optimizer behind.
+        BenchmarkError: It is not (model, input), optionally followed by a loss, a target and an optimizer.
     """
     if not isinstance(returned, tuple) or not 2 <= len(returned) <= 5:
         raise BenchmarkError(f"{source} returned {_kind(returned)}; {RETURNS}")
@@ -83,7 +83,7 @@ def subject_of(source: str, returned: Any) -> Subject:
                 "(a tensor) or an optimizer, example: return model, images, labels"
             )
         if what in further:
-            raise BenchmarkError(f"{source} returned two of a kind: each is taken as {what}; expected one at most")
+            raise BenchmarkError(f"{source} returned two values for the {what}; expected at most one")
         further[what] = value
     return Subject(source, model, arguments, keywords, **further)
 
@@ -100,12 +100,12 @@ def _import(place: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if not is_path and error.name and (place == error.name or place.startswith(error.name + ".")):
             raise BenchmarkError(
-                f"there is no module {place!r} (looked in {os.getcwd()} first, then where Python looks); {EXAMPLE}"
+                f"there is no module {place!r} (searched {os.getcwd()} first, then the path of Python); {EXAMPLE}"
             ) from None
         raise BenchmarkError(f"importing {place} raised {_in_words(error)}", shows_cause=True) from error
     except SystemExit as error:
         raise BenchmarkError(
-            f"importing {place} ended the program ({_in_words(error)}); put what a script does under "
+            f"importing {place} ended the program ({_in_words(error)}); put the code of a script under "
             'if __name__ == "__main__":'
         ) from error
     except Exception as error:

@@ -39,11 +39,11 @@ def measure(subject: Subject, stopwatch: Stopwatch, options: Options) -> Compone
     with kept(model, subject.optimizer), torch.set_grad_enabled(options.has_backward):
         captured = capture(subject)
         passes, notes = _time_passes(subject, stopwatch, options.has_backward)
-        found = {}
+        timings: dict[str, CallTiming] = {}
         if not is_compiled(model):
-            found[captured.root.call.key] = CallTiming(passes[FORWARD], passes.get(BACKWARD))
+            timings[captured.root.call.key] = CallTiming(passes[FORWARD], passes.get(BACKWARD))
         with without_compiler(model):
-            _time_components(captured.root, 0, found, stopwatch, options)
+            _time_components(captured.root, 0, timings, stopwatch, options)
         if BACKWARD in passes:
             notes += _time_update(subject, passes, stopwatch)  # last, because it changes the weights
     first = next(iter(model.parameters()), None)
@@ -58,29 +58,30 @@ def measure(subject: Subject, stopwatch: Stopwatch, options: Options) -> Compone
         torch=str(torch.__version__),
         passes=passes,
         loss=subject.loss_in_words,
-        root=component_of(captured.root, found),
+        root=component_of(captured.root, timings),
         optimizer=type(subject.optimizer).__name__ if subject.optimizer is not None else "AdamW",
         never_called=captured.never_called,
         notes=tuple([COMPILED] if is_compiled(model) else []) + tuple(notes),
     )
 
 
-def component_of(node: Node, found: Mapping[str, CallTiming], above: tuple[float, float] | None = None) -> Component:
+def component_of(node: Node, timings: Mapping[str, CallTiming], above: tuple[float, float] | None = None) -> Component:
     """Return a node with its times and shares, and its timed children, the slowest first.
 
     Args:
         node: the calls.
-        found: times by the key of a call.
+        timings: times by the key of a call.
         above: total forward time of its parent, and of the model; None for the model itself.
     """
-    own = found[node.call.key]
+    own = timings[node.call.key]
     forward_s = None if own.forward is None else own.forward.median_s
     total_s = None if forward_s is None else node.calls * forward_s
     parent_s, model_s = above if above is not None else (None, total_s)
-    below = [inner for inner in node.children.values() if inner.call.key in found]
+    below = [inner for inner in node.children.values() if inner.call.key in timings]
     level = (total_s or 0.0, model_s or 0.0)
     children = sorted(
-        (component_of(inner, found, level) for inner in below), key=lambda child: (-(child.total_s or 0.0), child.names)
+        (component_of(inner, timings, level) for inner in below),
+        key=lambda child: (-(child.total_s or 0.0), child.names),
     )
     return Component(
         kind=type(node.call.module).__name__,
@@ -172,13 +173,13 @@ def _raised(subject: Subject, what: str, error: Exception) -> BenchmarkError:
 
 
 def _time_components(
-    node: Node, depth: int, found: dict[str, CallTiming], stopwatch: Stopwatch, options: Options
+    node: Node, depth: int, timings: dict[str, CallTiming], stopwatch: Stopwatch, options: Options
 ) -> None:
-    if node.call.key not in found:
-        found[node.call.key] = time_call(node.call, node.names[0] or "model", stopwatch, options.has_backward)
+    if node.call.key not in timings:
+        timings[node.call.key] = time_call(node.call, node.names[0] or "model", stopwatch, options.has_backward)
     if options.depth is None or depth < options.depth:
         for inner in node.children.values():
-            _time_components(inner, depth + 1, found, stopwatch, options)
+            _time_components(inner, depth + 1, timings, stopwatch, options)
 
 
 def _parameters(module: nn.Module) -> int:

@@ -125,7 +125,7 @@ def _closing(benchmark: ComponentBenchmark) -> Iterator[str]:
 
 
 def _heaviest(root: Component) -> list[str]:
-    """Return the path down the tree along the costliest child of each component."""
+    """Return the path down the tree along the slowest child of each component."""
     sentences = []
     parent = root
     while parent.children and (parent.children[0].share_of_parent or 0.0) >= HEAVY_FROM:

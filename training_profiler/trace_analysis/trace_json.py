@@ -154,13 +154,13 @@ def _steps(steps: Sequence[StepParts], has_gpu: bool = True) -> list[dict[str, A
     ]
 
 
-def _device(one: OneDevice) -> dict[str, Any]:
+def _device(device: OneDevice) -> dict[str, Any]:
     return {
-        "device": one.index,
-        "gpu": one.name or None,
-        "busy_ms": ms(one.device.busy.total_ns),
-        "gpu_util_in_steps_pct": _percent(one.utilization_in_steps),
-        "step_parts_ns": _steps(one.steps),
+        "device": device.index,
+        "gpu": device.name or None,
+        "busy_ms": ms(device.device.busy.total_ns),
+        "gpu_util_in_steps_pct": _percent(device.utilization_in_steps),
+        "step_parts_ns": _steps(device.steps),
     }
 
 
@@ -178,13 +178,13 @@ def _gap(analysis: Analysis, place: AttributedGap) -> dict[str, Any]:
     }
 
 
-def _operator(one: Any, has_gpu: bool) -> dict[str, Any]:
+def _operator(operator: Any, has_gpu: bool) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "calls": one.calls,
-        "host_self_ms": ms(one.host_self_ns),
-        "host_total_ms": ms(one.host_total_ns),
-        "device_self_ms": ms(one.device_self_ns) if has_gpu else None,
-        "device_total_ms": ms(one.device_total_ns) if has_gpu else None,
-        "section": one.section or None,
+        "name": operator.name,
+        "calls": operator.calls,
+        "host_self_ms": ms(operator.host_self_ns),
+        "host_total_ms": ms(operator.host_total_ns),
+        "device_self_ms": ms(operator.device_self_ns) if has_gpu else None,
+        "device_total_ms": ms(operator.device_total_ns) if has_gpu else None,
+        "section": operator.section or None,
     }

@@ -2,7 +2,7 @@
 
 Run it with ``python -m benchmarks.trace_analysis``.
 
-CPU seconds of reading and all analyses, and peak resident memory, each in a process of its own, taken in turns: of the
+CPU seconds of reading and all analyses, and peak resident memory, each in its own process, taken in turns: of the
 largest real trace at hand, and of that one repeated (its steps put one after another). Imports count on neither side.
 traceinsight runs all its analyses that need one trace, without the critical path; the second column leaves out its
 search for frequent sequences of kernels, which has no counterpart here.

@@ -158,7 +158,7 @@ def inner_call() -> Callable[[], float]:
     outer, x = Outer(), torch.zeros(1)
 
     def work() -> float:
-        outer(x)  # the first call of a class is explored
+        outer(x)  # the first call of a class is inspected
         outer(x)
         return outer.us
 
@@ -166,7 +166,7 @@ def inner_call() -> Callable[[], float]:
 
 
 def fetches(loaders: int) -> Callable[[], float]:
-    """Return a function that returns the CPU us of fetching a batch, from so many loaders in turn, in a training."""
+    """Return a function that returns the CPU us of fetching a batch in a training, from ``loaders`` loaders in turn."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -181,7 +181,7 @@ def fetches(loaders: int) -> Callable[[], float]:
     def work() -> float:
         iterators = [iter(loader) for loader in made]
         fetch(iterators, loaders)
-        (weight * 2).backward()  # so that the passes are known to be training
+        (weight * 2).backward()  # a backward pass marks the loader passes as training
         fetch(iterators, WARM_UP)
         begin_ns = thread_time_ns()
         fetch(iterators, FETCHED)

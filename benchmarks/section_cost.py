@@ -1,4 +1,4 @@
-"""CPU time of an empty section, profiling off and on, beside what others take.
+"""CPU time of an empty section with profiling off and on, beside other profilers.
 
 ``python -m benchmarks.section_cost [--log-every N]``. On, the figure is all in: the loop runs in a real
 session, so it pays for draining, statistics and journal. Periodic reports are not part of a section and
@@ -37,7 +37,7 @@ def run(log_every: int = 1_000_000) -> list[Figure]:
 
 
 def _ratios(sections_ns: list[float], references_ns: list[float]) -> list[float]:
-    return [own / other for own, other in zip(sections_ns, references_ns, strict=True)]
+    return [section / reference for section, reference in zip(sections_ns, references_ns, strict=True)]
 
 
 def _print_rounds(state: str, sections_ns: dict[str, list[float]]) -> None:

@@ -1,4 +1,4 @@
-"""What ``section_cost`` runs in a child: rounds of empty sections; prints ns a section as JSON."""
+"""Times rounds of empty sections in a child process of ``section_cost``; prints ns per section as JSON."""
 
 import gc
 import json
@@ -15,7 +15,7 @@ SECTIONS_A_STEP: Final = 1000
 STEPS_A_ROUND: Final = {"off": 20, "on": 100}
 ROUNDS: Final = {"off": 400, "on": 40}
 
-# What a user writes, once a step; without {} it is the empty loop whose time is taken off.
+# The code of a user, once a step. Without {} it is the empty loop, whose time is subtracted.
 LOOP: Final = "for _ in range(sections_a_step):\n    {}pass"
 SECTION: Final = "with section('empty'): "
 STEP: Final = "with section('step'):\n    for _ in range(sections_a_step):\n        with section('empty'): pass\n{}"
@@ -30,16 +30,16 @@ def reference(name: str) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to time a section: its code, and how to forget what it has kept so far."""
+    """A way to time a section: its code, and a function that discards its recorded data."""
 
     statement: str
     names: Mapping[str, object]
-    forget: Callable[[], object] = lambda: None
+    discard: Callable[[], object] = lambda: None
 
     def timer(self) -> Timer:
-        """Return a timer of CPU time whose code is compiled anew: no contender specializes another's."""
+        """Return a timer of CPU time with code of its own, so that contenders do not specialize each other's."""
         names = {"gc": gc, "sections_a_step": SECTIONS_A_STEP, **self.names}
-        # timeit switches the garbage collector off; a training has it on.
+        # timeit disables the garbage collector; a training has it enabled.
         return Timer(self.statement, "gc.enable()", process_time_ns, names)
 
 
@@ -58,7 +58,7 @@ def off() -> dict[str, Contender]:
 
 
 def on(log_every: int) -> tuple[dict[str, Contender], list[str]]:
-    """Return the profiler in a real session, the other profilers that are installed, and who is not."""
+    """Return the profiler in a real session, the other installed profilers, and the names of the missing ones."""
     import torch
 
     from training_profiler import (
@@ -113,14 +113,14 @@ def rounds_of(contenders: Mapping[str, Contender], rounds: int, steps: int) -> d
         empty_ns = empty.timeit(steps)
         for name in order:
             net_ns = (timers[name].timeit(steps) - empty_ns) / (steps * SECTIONS_A_STEP)
-            contenders[name].forget()
+            contenders[name].discard()
             if round_number >= 0:
                 sections_ns[name].append(net_ns)
     return sections_ns
 
 
 def main(state: str, log_every: str = "1000000") -> None:
-    """Measure with profiling ``"off"`` or ``"on"``, as the environment must say too."""
+    """Measure with profiling ``"off"`` or ``"on"``, which the environment must match."""
     missing: list[str] = []
     contenders: dict[str, Any]
     if state == "off":

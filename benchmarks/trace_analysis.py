@@ -1,6 +1,8 @@
-"""What analysing a trace takes, beside traceinsight (HolisticTraceAnalysis): ``python -m benchmarks.trace_analysis``.
+"""Time and memory of trace analysis, against traceinsight (HolisticTraceAnalysis).
 
-CPU seconds of reading and all analyses, and peak resident memory, each in a process of its own, taken in turns: of the
+Run it with ``python -m benchmarks.trace_analysis``.
+
+CPU seconds of reading and all analyses, and peak resident memory, each in its own process, taken in turns: of the
 largest real trace at hand, and of that one repeated (its steps put one after another). Imports count on neither side.
 traceinsight runs all its analyses that need one trace, without the critical path; the second column leaves out its
 search for frequent sequences of kernels, which has no counterpart here.
@@ -30,7 +32,7 @@ ROUNDS: Final = 3
 TARGET_TIMES_FASTER: Final = 7
 TARGET_MB: Final = 400  # for 216,000 events
 MOST_ABOVE_LINEAR: Final = 1.25
-# Analyses of traceinsight by name, with what they need beside the trace.
+# Analyses of traceinsight by name, with their options.
 ANALYSES: Final[dict[str, dict[str, Any]]] = {
     "get_temporal_breakdown": {"visualize": False},
     "get_gpu_kernel_breakdown": {"visualize": False},
@@ -61,15 +63,15 @@ def run() -> list[Figure]:
         for _ in range(ROUNDS):
             for times, path in files.items():
                 for side in sides:
-                    one = result_of("benchmarks.trace_analysis", "--inside", side, str(path), is_on=False)
-                    found.setdefault((side, times), []).append(one)
-    best = {key: {name: median(one[name] for one in all_) for name in all_[0]} for key, all_ in found.items()}
+                    result = result_of("benchmarks.trace_analysis", "--inside", side, str(path), is_on=False)
+                    found.setdefault((side, times), []).append(result)
+    best = {key: {name: median(result[name] for result in all_) for name in all_[0]} for key, all_ in found.items()}
     print(f"{LARGEST} ({int(best['ours', 1]['events'])} events) and repeated; medians of {ROUNDS}")
     print_table(
         ["", "times", "CPU s", "without sequences", "peak MB"],
         [
-            [side, times, *(f"{one[key]:.2f}" for key in ("cpu_s", "comparable_cpu_s")), f"{one['peak_mb']:.0f}"]
-            for (side, times), one in sorted(best.items(), key=lambda item: (item[0][1], item[0][0]))
+            [side, times, *(f"{result[key]:.2f}" for key in ("cpu_s", "comparable_cpu_s")), f"{result['peak_mb']:.0f}"]
+            for (side, times), result in sorted(best.items(), key=lambda item: (item[0][1], item[0][0]))
         ],
     )
     stats = _figures(best)
@@ -102,7 +104,7 @@ def _figures(best: dict[tuple[str, int], dict[str, float]]) -> list[Figure]:
 
 
 def repeated(source: Path, times: int, folder: Path) -> Path:
-    """Write the trace ``times`` times in a row, with steps, launches and operators of their own; return the file."""
+    """Write the trace ``times`` times in a row, each with its own steps, launches and operators; return the file."""
     if times == 1:
         return source
     data = json.loads(gzip.decompress(source.read_bytes()))
@@ -137,7 +139,7 @@ def _cpu_s() -> float:
 
 
 def measure_ours(path: Path) -> dict[str, float]:
-    """Return what one file costs us."""
+    """Return our cost of one file."""
     import gc
 
     from training_profiler.trace_analysis.analysis import analyse
@@ -145,44 +147,44 @@ def measure_ours(path: Path) -> dict[str, float]:
 
     gc.disable()  # as the command does
     begin_s = _cpu_s()
-    found = analyse(path)
-    json.dumps(trace_data(found))
+    analysis = analyse(path)
+    json.dumps(trace_data(analysis))
     cpu_s = _cpu_s() - begin_s
-    return {"events": found.events, "cpu_s": cpu_s, "comparable_cpu_s": cpu_s}
+    return {"events": analysis.events, "cpu_s": cpu_s, "comparable_cpu_s": cpu_s}
 
 
 def measure_theirs(path: Path) -> dict[str, float]:
-    """Return what one file costs traceinsight; an analysis of theirs that fails counts as far as it got."""
+    """Return the cost of one file for traceinsight. A failed analysis counts up to its failure."""
     from hta.trace_analysis import TraceAnalysis
 
     begin_s = _cpu_s()
     analysis = TraceAnalysis(trace_files={0: str(path)}, trace_dir="")
     cpu_s = _cpu_s() - begin_s
-    apart_s = 0.0
+    sequences_s = 0.0
     with TemporaryDirectory() as folder:
         for name, options in ANALYSES.items():
-            is_apart = name == "get_frequent_cuda_kernel_sequences"
-            given = options | ({"output_dir": folder} if is_apart else {})
+            is_sequences = name == "get_frequent_cuda_kernel_sequences"
+            given = options | ({"output_dir": folder} if is_sequences else {})
             begin_s = _cpu_s()
             with contextlib.suppress(Exception):
                 getattr(analysis, name)(**given)
-            taken_s = _cpu_s() - begin_s
-            cpu_s += taken_s
-            apart_s += taken_s if is_apart else 0.0
-    return {"events": 0, "cpu_s": cpu_s, "comparable_cpu_s": cpu_s - apart_s}
+            analysis_s = _cpu_s() - begin_s
+            cpu_s += analysis_s
+            sequences_s += analysis_s if is_sequences else 0.0
+    return {"events": 0, "cpu_s": cpu_s, "comparable_cpu_s": cpu_s - sequences_s}
 
 
 MEASURE: Final[dict[str, Callable[[Path], dict[str, float]]]] = {"ours": measure_ours, "traceinsight": measure_theirs}
 
 
 def inside(side: str, path: str) -> None:
-    """Measure in this process and print the figures as JSON, and nothing else."""
+    """Measure in this process and print the figures as JSON, without other output."""
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
-        found = MEASURE[side](Path(path))
-    # kB (proc_pid_status(5)). Not ru_maxrss: that begins with what the parent had when it forked.
+        result = MEASURE[side](Path(path))
+    # kB (proc_pid_status(5)). Not ru_maxrss: that begins with the value of the parent at the fork.
     status = Path("/proc/self/status").read_text()
     peak_kb = int(status.partition("VmHWM:")[2].split()[0])
-    print(json.dumps(found | {"peak_mb": peak_kb * 1024 / 1e6}))
+    print(json.dumps(result | {"peak_mb": peak_kb * 1024 / 1e6}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Trainings that take turns block by block, so that a change of the machine's speed meets all of them.
+"""Trainings that take turns block by block, so that a change of the machine's speed affects all of them.
 
-The child's side is ``Turns``, which needs nothing but the standard library; the parent's is ``take_turns``.
+The child uses ``Turns``, which needs only the standard library. The parent uses ``take_turns``.
 """
 
 import os
@@ -20,14 +20,14 @@ ADDRESS: Final = "BENCHMARK_TURNS"
 GO_ON: Final = b"."
 END: Final = b"!"
 POLL_S: Final = 0.2
-START_S: Final = 120.0  # within which the first block has to be under way
+START_S: Final = 120.0  # limit for the start of the first block
 
 
 class Turns:
-    """Reports each block of steps and waits for the next turn, where a benchmark runs this program.
+    """Reports each block of steps to the benchmark and waits for the next turn.
 
-    A block ends right after a step; the time of waiting is part of no block. Where no benchmark runs it, the
-    program ends after one block.
+    A block ends right after a step. Waiting time belongs to no block. Without a benchmark the program ends after one
+    block.
     """
 
     def __init__(self, block_steps: int) -> None:
@@ -40,7 +40,7 @@ class Turns:
             self._parent.connect(address)
 
     def after_step(self, *_: Any) -> bool:
-        """Note that a step has ended and return whether another may begin; at the end of a block wait for the turn."""
+        """Count a step and return whether another may begin. At the end of a block, wait for the next turn."""
         self._steps += 1
         if self._steps % self._block_steps:
             return True
@@ -55,15 +55,15 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A training to start: its command, and what it finds in its environment."""
+    """A training to start: its command and its environment variables."""
 
     command: Sequence[str]
     variables: Mapping[str, str]
 
 
 @dataclass(slots=True)
-class Taken:
-    """What one training took; of the blocks without the first, which warms up."""
+class TrainingTime:
+    """The time of one training. Its steps exclude the first block, which warms up."""
 
     cpu_ns: list[int] = field(default_factory=list)
     wall_ns: list[int] = field(default_factory=list)
@@ -80,16 +80,16 @@ class Taken:
         return sum(self.wall_ns[1:]) / 1e9
 
     @property
-    def apart_cpu_s(self) -> float:
-        """CPU time of all else: the start with its first block, the end, and other processes."""
+    def other_cpu_s(self) -> float:
+        """CPU time outside of these steps: the start with its first block, the end, and other processes."""
         return self.process_cpu_s - self.steps_cpu_s
 
 
 class Training:
-    """One training in a child process, standing still between blocks; leaving the context ends it."""
+    """One training in a child process. It pauses between blocks and ends with the context."""
 
     def __init__(self, contender: Contender, folder: Path) -> None:
-        self.taken = Taken()
+        self.taken = TrainingTime()
         self._log = folder / "output.txt"
         folder.mkdir(parents=True)
         address = str(folder / "turns")
@@ -98,7 +98,7 @@ class Training:
         self._door.listen(1)
         self._door.settimeout(POLL_S)
         self._lines: Any = None
-        # One thread: threads that wait for each other would measure the machine's other load.
+        # One thread: several threads that wait for each other would measure the other load of the machine.
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -124,10 +124,10 @@ class Training:
             self._process.wait()
 
     def finish_block(self) -> None:
-        """Wait until the block under way ends.
+        """Wait until the current block ends.
 
         Raises:
-            RuntimeError: the training ended instead; the message ends with what it printed.
+            RuntimeError: The training ended instead. The message ends with its output.
         """
         if self._lines is None:
             self._child = self._accept()
@@ -162,13 +162,13 @@ class Training:
         self.taken.process_cpu_s = wait_cpu_s(self._process)
 
 
-def take_turns(contenders: Mapping[str, Contender], run_s: float, folder: Path) -> dict[str, Taken]:
-    """Return what each training took in about ``run_s`` of steps each; they go forth and back through the turns.
+def take_turns(contenders: Mapping[str, Contender], run_s: float, folder: Path) -> dict[str, TrainingTime]:
+    """Return the time of each training over about ``run_s`` of steps; the order of turns alternates.
 
-    They start all at once; the first block of each warms up and is not compared.
+    All start at once. The first block of each warms up and is not compared.
 
     Raises:
-        RuntimeError: a training failed.
+        RuntimeError: A training failed.
     """
     with ExitStack() as stack:
         trainings: dict[str, Training] = {}

@@ -25,7 +25,7 @@ from typing import Final
 
 from benchmarks.children import ROOT, environment, result_of
 from benchmarks.figures import Figure, median_cells, print_figures, print_table
-from benchmarks.turns import Contender, Taken, take_turns
+from benchmarks.turns import Contender, TrainingTime, take_turns
 
 PROGRAMS: Final = ROOT / "benchmarks" / "programs"
 TINY_TARGET_US: Final = 15
@@ -151,7 +151,7 @@ def _took_ms(work: Callable[[], None]) -> float:
     return (perf_counter_ns() - begin_ns) / 1e6
 
 
-Times = Mapping[str, Taken]
+Times = Mapping[str, TrainingTime]
 
 
 def run(rounds: int = 3, only: str = "") -> list[Figure]:
@@ -206,7 +206,7 @@ def _figures(kind: Kind, rounds: list[Times]) -> list[Figure]:
     rows = []
     for name in rounds[0]:
         added_us = bare_us["cpu_ns"] * (median(cpus[name]) - 1)
-        apart_s = median(times[name].apart_cpu_s - times[BARE].apart_cpu_s for times in rounds)
+        other_s = median(times[name].other_cpu_s - times[BARE].other_cpu_s for times in rounds)
         sums = [_sum_ratio(rounds, name, kind_ns) for kind_ns in ("wall_ns", "cpu_ns")]
         row = [
             name,
@@ -215,7 +215,7 @@ def _figures(kind: Kind, rounds: list[Times]) -> list[Figure]:
             *median_cells(cpus[name]),
             sums[1],
             f"{added_us:+.1f}",
-            f"{apart_s:+.1f}",
+            f"{other_s:+.1f}",
         ]
         rows.append(row)
     headers = ["profiled by", "wall", "+-", "of the sums", "CPU", "+-", "of the sums", "CPU us a step", "CPU s beside"]

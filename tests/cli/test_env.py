@@ -29,7 +29,7 @@ def test_folder_is_first_on_pythonpath_once(shell, folder, before, after):
     assert done.stderr == ""
 
 
-def test_unquoted_eval_works_as_well():
+def test_unquoted_eval_works():
     done = subprocess.run(
         ["sh", "-c", "unset PYTHONPATH; eval $1; echo $PYTHONPATH", "-", shell_lines("/a")],
         capture_output=True,

@@ -60,14 +60,14 @@ def test_trace_is_reported_in_three_views(path, capsys):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_each_view_can_be_had_alone(view, path, capsys):
+def test_each_view_can_be_printed_alone(view, path, capsys):
     out = printed(capsys, path, "--view", view)
     assert out.startswith(f"=== {view.capitalize()} ===\n")
     assert len(out.splitlines()) > 1
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_each_view_says_so_where_it_has_nothing(view, tmp_path, capsys):
+def test_empty_view_explains_what_is_missing(view, tmp_path, capsys):
     out = printed(capsys, Trace().op("a", 0, 1).write(tmp_path), "--view", view)
     assert len(out.splitlines()) > 1
     assert "nan" not in out
@@ -85,7 +85,7 @@ def test_unrecorded_device_is_left_out(tmp_path, capsys):
     assert {found[key] for key in ("busy_ms", "compute_union_ms", "comm_union_ms", "kernel_sum_ms")} == {None}
 
 
-def test_the_steps_of_the_overview_add_up(path, capsys):
+def test_step_rows_of_overview_add_up(path, capsys):
     lines = printed(capsys, path, "--view", "overview").splitlines()
     total = next(line for line in lines if line.startswith("all 3")).split()
     assert total == ["all", "3", "0.600", "ms", "0.300", "ms", "0.060", "ms", "0.000", "ms", "0.240", "ms"]
@@ -98,10 +98,10 @@ def test_trace_without_device_shows_operators_not_gaps(tmp_path, capsys):
     ]  # fmt: skip
 
 
-def test_json_is_one_object_a_file_with_every_figure(folder, capsys):
+def test_json_has_one_object_per_file_with_every_figure(folder, capsys):
     lines = printed(capsys, folder, "--json").splitlines()
     found = [json.loads(line, parse_constant=pytest.fail) for line in lines]
-    assert [one["rank"] for one in found] == [0, 1]
+    assert [trace["rank"] for trace in found] == [0, 1]
     assert {"checklist", "recommendations", "gaps", "unclassified_pct", "devices", "memory"} <= found[0].keys()
     assert {gap["cause"] for gap in found[0]["gaps"]} == {"data loader"}
     assert found[0]["communication_over_ranks"] == [
@@ -117,13 +117,13 @@ def test_ranks_of_a_folder_are_one_report(folder, capsys):
     assert "- (all; most on rank 0) " in out
 
 
-def test_one_view_of_a_folder_is_that_of_each_file(folder, capsys):
+def test_view_of_folder_is_printed_for_each_file(folder, capsys):
     out = printed(capsys, folder, "--view", "kernels")
     assert out.count("=== Kernels ===") == 2
     assert "##### rank1.pt.trace.json.gz" in out
 
 
-def test_ranks_of_two_jobs_are_called_by_their_files(folder, capsys):
+def test_traces_of_two_jobs_are_named_by_file(folder, capsys):
     trace = training(5)
     trace.top["distributedInfo"]["world_size"] = 8
     trace.write(folder, "another.pt.trace.json")
@@ -132,7 +132,7 @@ def test_ranks_of_two_jobs_are_called_by_their_files(folder, capsys):
     assert "over ranks" not in out
 
 
-def test_of_a_run_folder_its_captures_are_analysed(tmp_path, capsys):
+def test_captures_of_run_folder_are_analysed(tmp_path, capsys):
     for name in ("meta.json", "report.json", "rank0.jsonl"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "captures").mkdir()
@@ -146,45 +146,49 @@ def test_run_folder_without_captures_explains_how_to_capture(tmp_path, capsys):
     assert "captured no steps; RECTIFIED_FLOW_PROFILE_CAPTURE=steps=100-103" in refused(capsys, tmp_path)
 
 
-def test_files_of_one_rank_are_not_taken_for_ranks(folder, capsys):
+def test_two_files_of_one_rank_are_not_different_ranks(folder, capsys):
     training(0).write(folder, "later.pt.trace.json")
     assert "over ranks" not in printed(capsys, folder)
 
 
-def test_operators_are_sorted_as_asked(path, capsys):
+def test_sort_option_orders_operators(path, capsys):
     lines = printed(capsys, path, "--view", "operators", "--sort", "name").splitlines()
     assert [line.split()[0] for line in lines[3::2]][:2] == ["aten::mm", "cudaLaunchKernel"]
     found = json.loads(printed(capsys, path, "--json", "--sort", "calls"))
-    assert [one["name"] for one in found["operators"]] == ["cudaLaunchKernel", "aten::mm"]
+    assert [operator["name"] for operator in found["operators"]] == ["cudaLaunchKernel", "aten::mm"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--json", "--view", "kernels"), "--json has all views: leave --view out, and take the keys that you need"),
+        (("--json", "--view", "kernels"), "--json has all views: leave --view out and pick the keys that you need"),
         (("--compare", "x", "--view", "kernels"), "--compare prints one table: leave --view and --sort out"),
         (("--compare", "x", "--sort", "name"), "--compare prints one table: leave --view and --sort out"),
         (("--sort", "name"), "--sort orders the operators: add --view operators, as in --view operators --sort name"),
     ],
 )
-def test_arguments_that_mean_nothing_together_are_refused(words, message, path, capsys):
+def test_conflicting_arguments_are_refused(words, message, path, capsys):
     assert refused(capsys, path, *words) == message
 
 
-def test_the_collector_of_garbage_is_as_it_was_before(path, tmp_path, capsys):
+def test_garbage_collector_is_restored(path, tmp_path, capsys):
     printed(capsys, path)
     assert gc.isenabled()
     refused(capsys, tmp_path / "absent.json")
     assert gc.isenabled()
 
 
-def test_two_traces_are_compared_a_step(path, tmp_path, capsys):
+def test_two_traces_are_compared_per_step(path, tmp_path, capsys):
     after = training(waits=10).write(tmp_path, "after.json")
     out = printed(capsys, path, "--compare", after)
     assert "before: a.pt.trace.json (3 steps)" in out
     assert "GPU utilization in steps: 60.0% before, 55.0% after" in out
     found = json.loads(printed(capsys, path, "--compare", after, "--json"))
-    assert [one["name"] for one in found["differences"]][:3] == ["step", "compute", "exposed communication"]
+    assert [difference["name"] for difference in found["differences"]][:3] == [
+        "step",
+        "compute",
+        "exposed communication",
+    ]
     assert found["differences"][2]["difference_ms"] == pytest.approx(-0.01)
 
 
@@ -195,30 +199,30 @@ def test_two_folders_are_compared_rank_by_rank(folder, capsys):
     ]  # fmt: skip
 
 
-def test_folders_of_other_ranks_are_not_compared(folder, tmp_path, capsys):
-    other = tmp_path / "other"
-    other.mkdir()
-    training(0).write(other)
-    training(5).write(other, "b.pt.trace.json")
-    assert refused(capsys, folder, "--compare", other).endswith("are of other ranks: compare them file by file")
+def test_folders_of_different_ranks_are_not_compared(folder, tmp_path, capsys):
+    second = tmp_path / "other"
+    second.mkdir()
+    training(0).write(second)
+    training(5).write(second, "b.pt.trace.json")
+    assert refused(capsys, folder, "--compare", second).endswith("are of different ranks; compare them file by file")
 
 
-def test_traces_that_tell_no_rank_are_not_compared_as_ranks(folder, tmp_path, capsys):
-    other = tmp_path / "other"
-    other.mkdir()
+def test_traces_without_rank_are_not_compared_as_ranks(folder, tmp_path, capsys):
+    second = tmp_path / "other"
+    second.mkdir()
     for name in ("a.json", "b.json"):
-        training().write(other, name)
-    assert refused(capsys, folder, "--compare", other).endswith("do not tell one rank each: compare them file by file")
+        training().write(second, name)
+    assert refused(capsys, folder, "--compare", second).endswith("are not of one rank each; compare them file by file")
 
 
-def test_one_bad_file_of_a_folder_leaves_no_half_report(folder, capsys):
+def test_bad_file_in_folder_leaves_no_partial_report(folder, capsys):
     (folder / "rank2.pt.trace.json.gz").write_bytes(b"")
     assert refused(capsys, folder).endswith(
         "rank2.pt.trace.json.gz is empty: was the training stopped before the trace was written?"
     )
 
 
-def test_several_devices_of_a_file_have_a_table(tmp_path, capsys):
+def test_several_devices_are_listed_in_a_table(tmp_path, capsys):
     trace = Trace().step(1, 0, 100).kernel("k", 0, 50).kernel("k", 25, 50, device=1)
     out = printed(capsys, trace.write(tmp_path), "--view", "overview")
     assert [line.split()[:5] for line in out.splitlines() if line.startswith("device ")] == [
@@ -234,8 +238,8 @@ def snapshot_file(folder):
         {"action": "oom", "size": 2**31, "time_us": 6, "frames": stack, "device_free": 2**20},
     ]
     path = folder / "dump.pickle"
-    told = {"segments": [{"total_size": 2**21, "address": 512, "blocks": [piece]}], "device_traces": [history]}
-    path.write_bytes(pickle.dumps(told))
+    snapshot = {"segments": [{"total_size": 2**21, "address": 512, "blocks": [piece]}], "device_traces": [history]}
+    path.write_bytes(pickle.dumps(snapshot))
     return path
 
 
@@ -256,11 +260,11 @@ def test_memory_snapshot_is_reported_alone_and_with_a_trace(path, tmp_path, caps
     assert json.loads(printed(capsys, "--json", "--memory-snapshot", snapshot))["memory_snapshot"] == [found]
 
 
-def test_a_threshold_may_be_another(path, capsys):
+def test_threshold_can_be_changed(path, capsys):
     assert "of step time is spent waiting for batches" in printed(capsys, path)
     assert "of step time is spent waiting" not in printed(capsys, path, "--threshold", "data-loading-bound=0.4")
     found = json.loads(printed(capsys, path, "--json", "--threshold", "data-loading-bound=0.4, gpu-idle=0.1"))
-    assert not {"data-loading-bound", "gpu-idle"} & {one["code"] for one in found["recommendations"]}
+    assert not {"data-loading-bound", "gpu-idle"} & {finding["code"] for finding in found["recommendations"]}
 
 
 @pytest.mark.parametrize(
@@ -274,5 +278,5 @@ def test_a_threshold_may_be_another(path, capsys):
         (("--memory-snapshot", "nowhere"), "nowhere cannot be read"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(words, message, capsys):
+def test_unusable_arguments_give_one_line(words, message, capsys):
     assert message in refused(capsys, *words)

@@ -1,4 +1,4 @@
-"""What MODULE:FACTORY may be, and what is said of what it may not."""
+"""Valid and invalid forms of MODULE:FACTORY."""
 
 import sys
 from collections.abc import Iterator
@@ -52,11 +52,11 @@ def test_a_file_anywhere_may_import_what_lies_beside_it(here):
 
 
 @pytest.mark.parametrize(
-    ("text", "source", "said"),
+    ("text", "source", "message"),
     [
         ("", "module", "'module' is not MODULE:FACTORY; example: training-profiler benchmark train.py:factory"),
         ("", ":factory", "':factory' is not MODULE:FACTORY; example: "),
-        ("", "no_such.module:factory", "there is no module 'no_such.module' (looked in "),
+        ("", "no_such.module:factory", "there is no module 'no_such.module' (searched "),
         ("", "no/such.py:factory", "there is no file no/such.py; example: "),
         (GOOD, "module:factry", "module has no 'factry'; did you mean factory?; example: "),
         (
@@ -73,31 +73,36 @@ def test_a_file_anywhere_may_import_what_lies_beside_it(here):
         ("raise SystemExit('usage')", "module:factory", "importing module ended the program (SystemExit: usage); put "),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(here, text, source, said):
+def test_mistake_is_reported_in_one_line(here, text, source, message):
     (here / "module.py").write_text(text)
     with pytest.raises(BenchmarkError) as caught:
         read_subject(source)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("text", "shows"), [("raise KeyError", True), ("import no_such_thing", True), ("raise SystemExit", False)]
 )
-def test_the_traceback_of_the_users_code_alone_is_worth_showing(here, text, shows):
+def test_traceback_is_shown_only_for_errors_in_user_code(here, text, shows):
     (here / "module.py").write_text(text)
     with pytest.raises(BenchmarkError) as caught:
         read_subject("module:factory")
     assert caught.value.shows_cause is shows
 
 
-def test_input_may_be_a_tensor_a_tuple_or_a_dict():
+def test_input_can_be_tensor_tuple_or_dict():
     x = torch.ones(2)
     subjects = [subject_of("m:f", (nn.Identity(), given)) for given in (x, (x, 3), [x], {"input": x})]
-    assert [(len(one.arguments), list(one.keywords)) for one in subjects] == [(1, []), (2, []), (1, []), (0, ["input"])]
+    assert [(len(subject.arguments), list(subject.keywords)) for subject in subjects] == [
+        (1, []),
+        (2, []),
+        (1, []),
+        (0, ["input"]),
+    ]
 
 
-def test_loss_target_and_optimizer_are_told_by_what_they_are():
+def test_loss_target_and_optimizer_are_recognized_by_type():
     model, x = nn.Linear(2, 2), torch.ones(1, 2)
     optimizer, loss = torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss()
     subject = subject_of("m:f", (model, x, optimizer, x, loss))
@@ -106,14 +111,17 @@ def test_loss_target_and_optimizer_are_told_by_what_they_are():
 
 
 @pytest.mark.parametrize(
-    ("further", "said"),
-    [((3,), "an int beside model and input; expected a loss"), ((len, abs), "two of a kind: each is taken as loss")],
+    ("further", "message"),
+    [
+        ((3,), "an int beside model and input; expected a loss"),
+        ((len, abs), "two values for the loss; expected at most one"),
+    ],
 )
-def test_what_else_stands_behind_is_an_error(further, said):
-    with pytest.raises(BenchmarkError, match=said):
+def test_unknown_further_value_is_an_error(further, message):
+    with pytest.raises(BenchmarkError, match=message):
         subject_of("m:f", (nn.Identity(), torch.ones(2), *further))
 
 
-def test_an_input_of_another_kind_is_an_error():
+def test_input_of_unsupported_type_is_an_error():
     with pytest.raises(BenchmarkError, match="a str as the input, not a tensor, tuple or dict"):
         subject_of("m:f", (nn.Identity(), "x"))

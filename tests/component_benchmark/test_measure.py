@@ -1,4 +1,4 @@
-"""Arithmetic by a clock that was told what to say; the rest by models that are really run."""
+"""Measurements with a fake clock. The models are real and really run."""
 
 from collections.abc import Callable
 
@@ -12,8 +12,8 @@ from training_profiler.component_benchmark.result import Component, Timing
 from training_profiler.errors import BenchmarkError
 
 
-class ToldClock:
-    """Runs everything twice and gives the time it was told for it, 1 s by default."""
+class FakeClock:
+    """Runs everything twice and returns the given time, 1 s by default."""
 
     def __init__(self, spread: float = 0.0, **seconds: float) -> None:
         self.spread = spread
@@ -50,16 +50,16 @@ class Stack(nn.Module):
         return self.norm(x)
 
 
-def run(*returned, clock: ToldClock | None = None, depth: int | None = None, has_backward: bool = True):
-    return measure(subject_of("m:f", returned), clock or ToldClock(), Options(1, depth, has_backward))
+def run(*returned, clock: FakeClock | None = None, depth: int | None = None, has_backward: bool = True):
+    return measure(subject_of("m:f", returned), clock or FakeClock(), Options(1, depth, has_backward))
 
 
 def kinds(component: Component) -> dict[str, int]:
     return {child.kind: child.calls for child in component.children}
 
 
-def test_modules_of_a_kind_are_one_row_and_are_timed_once():
-    clock = ToldClock()
+def test_equal_modules_share_a_row_and_are_timed_once():
+    clock = FakeClock()
     found = run(Stack(), torch.randn(2, 4), clock=clock)
     (block, norm) = sorted(found.root.children, key=lambda child: child.kind)
     assert (block.kind, block.calls, block.names) == ("Block", 3, ("blocks.0", "blocks.1", "blocks.2"))
@@ -68,11 +68,11 @@ def test_modules_of_a_kind_are_one_row_and_are_timed_once():
     timed = [what for what in clock.asked if what.endswith(": forward")]
     assert timed == [
         f"blocks.0{name}: forward" for name in ("", ".norm1", ".mlp", ".mlp.0", ".mlp.1", ".mlp.2")
-    ]  # norm2 and the last norm are norm1 again
+    ]  # norm2 and the last norm equal norm1
 
 
-def test_shares_are_of_all_calls_of_the_parent_and_of_the_model_worst_first():
-    clock = ToldClock(forward=1.0, blocks_0__forward=0.3, blocks_0_norm1__forward=0.02, blocks_0_mlp__forward=0.2)
+def test_shares_count_all_calls_and_largest_comes_first():
+    clock = FakeClock(forward=1.0, blocks_0__forward=0.3, blocks_0_norm1__forward=0.02, blocks_0_mlp__forward=0.2)
     root = run(Stack(), torch.randn(2, 4), clock=clock, depth=2).root
     block, norm = root.children
     assert (block.total_s, block.share_of_parent, block.share_of_model) == pytest.approx((0.9, 0.9, 0.9))
@@ -84,27 +84,27 @@ def test_shares_are_of_all_calls_of_the_parent_and_of_the_model_worst_first():
     assert (root.share_of_parent, root.share_of_model) == (None, 1.0)
 
 
-def test_what_no_component_takes_is_unknown_where_parts_take_longer_or_were_not_timed():
-    clock = ToldClock(forward=1.0, blocks_0__forward=0.4)
+def test_rest_is_unknown_if_parts_take_longer_or_were_not_timed():
+    clock = FakeClock(forward=1.0, blocks_0__forward=0.4)
     assert run(Stack(), torch.randn(2, 4), clock=clock, depth=1).root.rest_s is None
-    for spread, rest_s in ((0.05, 0.1), (0.099, 0.1), (0.12, None)):  # of 1 s, about which no more is known
-        clock = ToldClock(spread, forward=1.0, blocks_0__forward=0.2925, norm__forward=0.0225)
+    for spread, rest_s in ((0.05, 0.1), (0.099, 0.1), (0.12, None)):  # spread of the 1 s of the whole
+        clock = FakeClock(spread, forward=1.0, blocks_0__forward=0.2925, norm__forward=0.0225)
         rest = run(Stack(), torch.randn(2, 4), clock=clock, depth=1).root.rest_s
         assert rest == (None if rest_s is None else pytest.approx(rest_s))
     assert run(Stack(), torch.randn(2, 4), depth=0).root.rest_s is None
 
 
-def test_depth_bounds_the_tree_and_what_is_timed():
-    clock = ToldClock()
+def test_depth_limits_tree_and_timings():
+    clock = FakeClock()
     found = run(Stack(), torch.randn(2, 4), clock=clock, depth=0)
     assert (found.root.children, clock.asked) == ((), ["forward", "forward + loss", "backward", "optimizer step"])
 
 
-def test_modules_that_are_never_called_are_named_and_containers_are_not():
+def test_uncalled_modules_are_named_but_not_containers():
     assert run(Stack(), torch.randn(2, 4)).never_called == (("unused", "Linear"),)
 
 
-def test_calls_with_other_shapes_have_rows_of_their_own():
+def test_calls_with_different_shapes_have_separate_rows():
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -117,25 +117,25 @@ def test_calls_with_other_shapes_have_rows_of_their_own():
     assert rows == {"2x4": 1, "1x4": 2}
 
 
-def test_settings_tell_modules_apart_but_not_the_rate_of_dropout():
+def test_settings_distinguish_modules_but_dropout_rate_does_not():
     model = nn.Sequential(nn.Dropout(0.1), nn.Dropout(0.2), nn.Dropout(0.0), nn.GELU(), nn.GELU(approximate="tanh"))
     assert sorted(child.calls for child in run(model, torch.randn(2, 4)).root.children) == [1, 1, 1, 2]
 
 
 def test_without_backward_gradients_are_off():
-    seen = []
+    recorded = []
 
-    class Looks(nn.Linear):
+    class Recording(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(torch.is_grad_enabled())
+            recorded.append(torch.is_grad_enabled())
             return super().forward(x)
 
-    found = run(Looks(2, 2), torch.randn(1, 2), has_backward=False)
-    assert (list(found.passes), set(seen)) == (["forward"], {False})
+    found = run(Recording(2, 2), torch.randn(1, 2), has_backward=False)
+    assert (list(found.passes), set(recorded)) == (["forward"], {False})
     assert torch.is_grad_enabled()
 
 
-def test_everything_is_left_as_it_was():
+def test_model_and_global_state_are_restored():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.ReLU(inplace=True))
     model[1].eval()
@@ -153,21 +153,21 @@ def test_everything_is_left_as_it_was():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_a_model_that_raises_leaves_no_hook_and_is_named_with_its_input():
+def test_error_of_model_names_its_input_and_leaves_no_hook():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(3, 3))
     with pytest.raises(BenchmarkError, match=r"the model of m:f raised RuntimeError: mat1 .* \(its input: 5x2\)"):
         run(model, torch.randn(5, 2))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_a_module_that_changes_its_input_gets_a_copy_each_time():
+def test_module_that_changes_its_input_gets_a_copy_each_time():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
     relu = next(child for child in run(model, torch.randn(3, 2)).root.children if child.kind == "ReLU")
     assert relu.note == "changes its input: timed with a copy of it"
     assert relu.backward is not None
 
 
-def test_a_module_that_cannot_be_called_alone_says_so_and_the_others_are_timed():
+def test_module_that_fails_alone_has_a_note_and_others_are_timed():
     class Needs(nn.Module):
         ready = False
 
@@ -193,19 +193,19 @@ def test_a_module_that_cannot_be_called_alone_says_so_and_the_others_are_timed()
     assert rows["Linear"].forward == Timing(1.0, 0.0, 5, 1)
 
 
-def test_calls_are_made_again_under_the_autocast_and_without_the_gradients_they_had():
-    seen = []
+def test_replay_restores_autocast_and_gradient_mode():
+    recorded = []
 
-    class Looks(nn.Linear):
+    class Recording(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = super().forward(x)
-            seen.append((y.dtype, y.requires_grad))
+            recorded.append((y.dtype, y.requires_grad))
             return y
 
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.frozen, self.trained = Looks(2, 2), Looks(2, 3)
+            self.frozen, self.trained = Recording(2, 2), Recording(2, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             with torch.no_grad():
@@ -214,14 +214,14 @@ def test_calls_are_made_again_under_the_autocast_and_without_the_gradients_they_
                 return self.trained(x)
 
     found = run(Mixed(), torch.randn(3, 2))
-    assert set(seen) == {(torch.float32, False), (torch.bfloat16, True)}
+    assert set(recorded) == {(torch.float32, False), (torch.bfloat16, True)}
     assert {child.names[0]: child.backward is not None for child in found.root.children} == {
         "frozen": False,
         "trained": True,
     }
 
 
-def test_a_graph_that_can_be_used_once_is_timed_by_difference():
+def test_single_use_graph_is_timed_by_difference():
     class Once(torch.autograd.Function):
         @staticmethod
         def forward(context, x):
@@ -239,7 +239,7 @@ def test_a_graph_that_can_be_used_once_is_timed_by_difference():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return Once.apply(super().forward(x))
 
-    found = run(Model(2, 2), torch.randn(3, 2), clock=ToldClock(**{"forward + loss": 2.0, "backward": 5.0}))
+    found = run(Model(2, 2), torch.randn(3, 2), clock=FakeClock(**{"forward + loss": 2.0, "backward": 5.0}))
     assert found.passes["backward"].median_s == 3.0
     assert "backward by difference: its graph can only be used once" in found.notes
 
@@ -253,31 +253,31 @@ def test_a_graph_that_can_be_used_once_is_timed_by_difference():
         ((nn.MSELoss(), torch.zeros(3, 2)), "MSELoss"),
     ],
 )
-def test_the_loss_is_the_one_given_or_that_of_the_target(rest, words):
+def test_loss_is_given_or_follows_from_target(rest, words):
     found = run(nn.Linear(4, 2), torch.randn(3, 4), *rest)
     assert (found.loss, list(found.passes)) == (words, ["forward", "forward + loss", "backward", "optimizer step"])
 
 
-def test_an_optimizer_that_needs_more_is_left_out_and_named():
+def test_optimizer_that_needs_a_closure_is_left_out_with_a_note():
     model = nn.Linear(2, 2)
     found = run(model, torch.randn(3, 2), torch.optim.LBFGS(model.parameters()))
     assert "optimizer step" not in found.passes
     assert found.notes[0].startswith("optimizer step not measured: TypeError: ")
 
 
-def test_a_frozen_model_has_a_forward_pass_alone():
+def test_frozen_model_has_only_a_forward_pass():
     found = run(nn.Linear(2, 2).requires_grad_(False), torch.randn(3, 2))
     assert list(found.passes) == ["forward"]
     assert found.notes == ("no output has a gradient: loss, backward and optimizer step are not measured",)
 
 
 @pytest.mark.parametrize("loss", [lambda output: output, lambda output: 3.0])
-def test_a_loss_that_is_no_scalar_is_an_error_with_an_example(loss):
+def test_loss_that_is_not_a_scalar_is_an_error_with_an_example(loss):
     with pytest.raises(BenchmarkError, match=r"the loss of m:f is .*; expected a scalar tensor, example: "):
         run(nn.Linear(2, 2), torch.randn(3, 2), loss)
 
 
-def test_components_of_a_compiled_model_are_timed_as_if_it_was_not():
+def test_components_of_compiled_model_are_timed_uncompiled():
     model = torch.compile(nn.Sequential(nn.Linear(2, 2), nn.GELU()), backend="eager")
     found = run(model, torch.randn(3, 2))
     assert (found.root.kind, kinds(found.root)) == ("Sequential", {"Linear": 1, "GELU": 1})

@@ -37,18 +37,18 @@ def test_title_names_the_model_and_its_surroundings():
     assert " ".join(lines()[1:3]) == title
 
 
-def test_a_row_has_calls_inputs_times_spreads_and_shares():
+def test_row_has_calls_inputs_times_spreads_and_shares():
     ((i, row),) = [(i, line.split()) for i, line in enumerate(lines()) if line.lstrip().startswith("attention ")]
     assert row == ["attention", "2", "0.47", "1.1%", "85.0%", "80.0%", "0.9", "~50.0%"]
     assert lines()[i + 1].strip() == "Attention, inputs 8x4"
 
 
-def test_components_stand_below_what_calls_them():
+def test_components_are_indented_below_their_parent():
     rows = [line for line in lines() if line.lstrip().startswith(("GPT  ", "blocks.*  ", "attention  ", "(in no"))]
     assert [len(row) - len(row.lstrip()) for row in rows] == [0, 2, 4, 4]
 
 
-def test_what_is_in_no_module_has_a_row_from_5_percent_on():
+def test_time_outside_modules_has_a_row_from_5_percent():
     (row,) = [line.split() for line in lines() if "(in no module)" in line]
     assert row == ["(in", "no", "module)", "2", "0.083", "15.0%", "14.1%"]
 
@@ -61,22 +61,22 @@ def test_heaviest_path_is_named():
     ]
 
 
-def test_notes_tell_what_was_not_called_what_is_noisy_and_what_is_unknown():
+def test_notes_name_uncalled_noisy_and_unknown_rows():
     text = render_components(BENCHMARK)
     assert "\n- said\n- never called, so not timed: blocks.*.spare (Linear)\n- noisy, marked ~: " in text
     assert "\n- too few measurements for a spread, marked ?" in text
 
 
-def test_a_quiet_benchmark_has_no_word_of_noise():
+def test_quiet_benchmark_does_not_mention_noise():
     quiet = component("Linear", "", forward=Timing(1e-3, 1e-4, 9), share_of_model=1.0)
     plain = ComponentBenchmark(
         "m:f", "Linear", 3, "cpu", "float32", "eval", 1, "2.13.0", {"forward": Timing(1e-3, 1e-4, 9)}, "x", quiet, "y"
     )
-    assert "noisy" not in render_components(plain)  # 10% exactly is none yet
+    assert "noisy" not in render_components(plain)  # exactly 10% is not noisy yet
     assert "1 thread," in render_components(plain)
 
 
-def test_data_has_seconds_and_null_for_what_is_unknown():
+def test_data_has_seconds_and_null_if_unknown():
     data = json.loads(json.dumps(components_as_data(BENCHMARK), allow_nan=False))
     assert (data["schema"], data["source"], data["never_called"][0]) == (1, "m:f", {"name": "blocks.0.spare", "kind": "Linear"})  # fmt: skip # noqa: E501
     assert data["passes"]["optimizer step"]["iqr_s"] is None

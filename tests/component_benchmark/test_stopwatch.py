@@ -6,7 +6,7 @@ from training_profiler.component_benchmark.stopwatch import ENOUGH, TorchStopwat
 
 
 class SlowTimer:
-    """Stands in for torch's timer: one block fills the time that it was given, later blocks take 1 ms each."""
+    """Replaces torch's timer: the first block fills the given time, later blocks take 1 ms each."""
 
     def __init__(self, statement, num_threads, **rest):
         self._spec = TaskSpec(statement, setup="pass", num_threads=num_threads)
@@ -18,7 +18,7 @@ class SlowTimer:
         return Measurement(number, [0.001], self._spec)
 
 
-def test_blocks_are_added_until_quartiles_mean_something(monkeypatch):
+def test_blocks_are_added_until_there_are_enough_for_quartiles(monkeypatch):
     monkeypatch.setattr(stopwatch, "Timer", SlowTimer)
     shown = []
     timing = TorchStopwatch(1, 0.05, shown.append)("a sum", lambda: sum(range(50)))
@@ -35,8 +35,8 @@ def test_torch_timer_measures_seconds():
 
 
 def test_number_of_threads_is_set_and_restored():
-    seen = set()
+    thread_counts = set()
     before = torch.get_num_threads()
-    TorchStopwatch(1, 0.001)("threads", lambda: seen.add(torch.get_num_threads()))
-    assert seen == {1}
+    TorchStopwatch(1, 0.001)("threads", lambda: thread_counts.add(torch.get_num_threads()))
+    assert thread_counts == {1}
     assert torch.get_num_threads() == before

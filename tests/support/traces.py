@@ -1,4 +1,4 @@
-"""Small manual traces: events in us, in the format of Kineto."""
+"""Builds small traces: events in us, in the format of Kineto."""
 
 import gzip
 import json
@@ -11,7 +11,7 @@ LOOP, AUTOGRAD = 1, 2  # threads of the host
 
 
 class Trace:
-    """Collects events; times are us, as numbers or as they are to stand in the file."""
+    """Collects events. Times are us, as numbers or as texts for the file."""
 
     def __init__(self, **top: Any) -> None:
         self.events: list[dict[str, Any]] = []
@@ -40,7 +40,7 @@ class Trace:
         self, name: str, ts: Any, dur: Any, *, device: int = 0, stream: int = 7, cat: str = "kernel",
         launched: tuple[Any, Any] | None = None, by: str = "cudaLaunchKernel", tid: int = LOOP, **args: Any,
     ) -> "Trace":  # fmt: skip
-        """Add work of a device, and with ``launched`` (begin, duration) the call that launched it."""
+        """Add device work. ``launched`` (begin, duration) also adds the call that launched it."""
         if launched is not None:
             self._correlation += 1
             self.call(by, *launched, tid=tid, correlation=self._correlation)
@@ -51,8 +51,8 @@ class Trace:
         return self.kernel(f"Memcpy {direction}", ts, dur, cat="gpu_memcpy", by="cudaMemcpyAsync", **kwargs)
 
     def memory(self, ts: Any, change: int, *, device: int = 0, kind: int = 1, **args: Any) -> "Trace":
-        arguments = {"Bytes": change, "Device Type": kind, "Device Id": device} | args
-        self.events.append({"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": ts, "args": arguments})
+        fields = {"Bytes": change, "Device Type": kind, "Device Id": device} | args
+        self.events.append({"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": ts, "args": fields})
         return self
 
     def text(self) -> str:

@@ -85,7 +85,7 @@ _MATMUL_TENSOR_CORES: Final = (
     "Cijk_Alik_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0",
     "Custom_Cijk_Ailk_Bljk_BBS_BH_Bias_SAV_UserArgs_MT128x128x64_MI16x16x1_UserArgs_shortname1_gfx950",
 )
-# Matrix products that do not, or whose name does not tell.
+# Matrix products that do not use them, or whose name does not show it.
 _MATMUL_OTHERS: Final = (
     "volta_sgemm_64x64_nt",
     "volta_sgemm_32x32_sliced1x4_tn",

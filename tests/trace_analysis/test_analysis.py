@@ -13,7 +13,7 @@ def parts(step):
     return tuple(getattr(step, part) for part in PARTS)
 
 
-def test_parts_of_a_step_go_to_compute_first_then_communication_then_copies(tmp_path):
+def test_step_time_goes_to_compute_before_communication_before_copies(tmp_path):
     trace = Trace().step(1, 0, 100).kernel("k", 10, 20).kernel("ncclDevKernel_AllReduce", 20, 30, stream=9)
     found = trace.copy("HtoD (Pinned -> Device)", 40, 30, stream=11).analysed(tmp_path)
     assert parts(found.steps[0]) == (20_000, 20_000, 20_000, 40_000)
@@ -28,7 +28,7 @@ WORK = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
 @given(WORK)
-def test_parts_of_steps_are_those_of_a_reading_moment_by_moment(tmp_path, work):
+def test_step_parts_equal_a_count_moment_by_moment(tmp_path, work):
     trace = Trace().step(1, 10, 40).step(2, 50, 45)
     doing = {}
     for what, begin, length, device in work:
@@ -47,24 +47,27 @@ def test_parts_of_steps_are_those_of_a_reading_moment_by_moment(tmp_path, work):
         assert sum(parts(step)) == step.wall_ns
 
 
-def test_devices_are_told_apart_and_together(tmp_path):
+def test_devices_are_analysed_one_by_one_and_together(tmp_path):
     trace = Trace(deviceProperties=[gpu("A"), gpu("B")]).step(1, 0, 100)
     found = trace.kernel("k", 0, 50).kernel("k", 25, 50, device=1).analysed(tmp_path)
-    assert [(one.index, one.name, one.utilization_in_steps) for one in found.devices] == [(0, "A", 0.5), (1, "B", 0.5)]
+    assert [(device.index, device.name, device.utilization_in_steps) for device in found.devices] == [
+        (0, "A", 0.5),
+        (1, "B", 0.5),
+    ]
     assert found.utilization_in_steps == 0.75
 
 
-def test_without_steps_there_is_no_utilization_of_steps(tmp_path):
+def test_trace_without_steps_has_no_utilization_in_steps(tmp_path):
     found = Trace().kernel("k", 0, 50).analysed(tmp_path)
     assert (found.steps, found.utilization_in_steps, found.step_variation, found.span_ns) == ((), None, None, 50_000)
 
 
-def test_without_a_device_nothing_is_said_of_one(tmp_path):
+def test_trace_without_device_has_no_device_figures(tmp_path):
     found = Trace().step(1, 0, 100).op("aten::mm", 0, 50).analysed(tmp_path)
     assert (found.has_gpu, found.utilization_in_steps, found.gaps, found.devices) == (False, None, (), ())
 
 
-def test_a_graph_launch_launches_many_kernels_and_is_nobodys_own(tmp_path):
+def test_graph_launch_is_the_launch_of_no_single_kernel(tmp_path):
     trace = Trace().op("replay", 0, 20).call("cudaGraphLaunch", 1, 15, correlation=5)
     for i in range(3):
         trace.kernel("k", 20 + 10 * i, 5, correlation=5)
@@ -74,60 +77,66 @@ def test_a_graph_launch_launches_many_kernels_and_is_nobodys_own(tmp_path):
         0,
         0,
     )
-    assert [(one.name, one.device_total_ns) for one in found.operators] == [("cudaGraphLaunch", 0), ("replay", 15_000)]
+    assert [(operator.name, operator.device_total_ns) for operator in found.operators] == [
+        ("cudaGraphLaunch", 0),
+        ("replay", 15_000),
+    ]
 
 
-def test_the_operator_that_the_trace_names_goes_before_the_one_around_the_call(tmp_path):
+def test_operator_named_by_trace_precedes_operator_around_call(tmp_path):
     trace = Trace().op("aten::a", 0, 8, **{"External id": 1}).op("aten::b", 8, 5, **{"External id": 2})
     trace.call("cudaLaunchKernel", 8, 0, correlation=3, **{"External id": 1}).kernel("k", 9, 4, correlation=3)
-    times = {one.name: one.device_total_ns for one in trace.analysed(tmp_path).operators}
+    times = {operator.name: operator.device_total_ns for operator in trace.analysed(tmp_path).operators}
     assert times == {"aten::a": 4000, "aten::b": 0, "cudaLaunchKernel": 0}
 
 
-def test_device_time_without_an_operator_is_booked_on_the_call(tmp_path):
+def test_device_time_without_operator_belongs_to_the_call(tmp_path):
     found = Trace().kernel("k", 9, 4, launched=(0, 1)).analysed(tmp_path)
-    assert [(one.name, one.device_self_ns) for one in found.operators] == [("cudaLaunchKernel", 4000)]
+    assert [(operator.name, operator.device_self_ns) for operator in found.operators] == [("cudaLaunchKernel", 4000)]
 
 
-def test_device_time_of_an_operator_has_that_of_all_it_calls(tmp_path):
+def test_device_time_of_operator_includes_operators_it_calls(tmp_path):
     trace = Trace().op("aten::linear", 0, 20).op("aten::addmm", 1, 10).kernel("k", 30, 7, launched=(2, 1))
     found = {
-        one.name: (one.device_self_ns, one.device_total_ns, one.calls) for one in trace.analysed(tmp_path).operators
+        operator.name: (operator.device_self_ns, operator.device_total_ns, operator.calls)
+        for operator in trace.analysed(tmp_path).operators
     }
     assert found == {"aten::linear": (0, 7000, 1), "aten::addmm": (7000, 7000, 1), "cudaLaunchKernel": (0, 0, 1)}
 
 
-def test_a_recursive_operator_is_counted_once_in_its_total(tmp_path):
+def test_recursive_operator_counts_once_in_its_total(tmp_path):
     found = Trace().op("aten::to", 0, 20).op("aten::to", 5, 10).analysed(tmp_path).operators[0]
     assert (found.calls, found.host_self_ns, found.host_total_ns) == (2, 20_000, 20_000)
 
 
-def test_calls_with_other_shapes_have_a_line_of_their_own(tmp_path):
+def test_calls_with_different_shapes_have_separate_lines(tmp_path):
     trace = (
         Trace()
         .op("aten::mm", 0, 5, **{"Input Dims": [[2, 3], [3, 4]]})
         .op("aten::mm", 10, 7, **{"Input Dims": [[8, 8]]})
     )
     found = trace.analysed(tmp_path)
-    assert [(one.name, one.calls, one.shapes) for one in found.operators] == [("aten::mm", 2, "")]
-    assert [(one.shapes, one.host_self_ns) for one in found.operators_by_shape] == [
+    assert [(operator.name, operator.calls, operator.shapes) for operator in found.operators] == [("aten::mm", 2, "")]
+    assert [(operator.shapes, operator.host_self_ns) for operator in found.operators_by_shape] == [
         ("[[8,8]]", 7000), ("[[2,3],[3,4]]", 5000)
     ]  # fmt: skip
 
 
-def test_what_autograd_runs_is_in_the_section_that_the_loop_is_in(tmp_path):
+def test_autograd_thread_is_in_the_section_of_the_loop(tmp_path):
     trace = Trace().step(1, 0, 100).mark("backward_pass", 10, 50).op("aten::mm", 20, 5, tid=AUTOGRAD)
-    assert {one.name: one.section for one in trace.analysed(tmp_path).operators} == {"aten::mm": "backward_pass"}
+    assert {operator.name: operator.section for operator in trace.analysed(tmp_path).operators} == {
+        "aten::mm": "backward_pass"
+    }
 
 
-def test_sections_within_sections_hold_the_innermost(tmp_path):
+def test_innermost_section_counts(tmp_path):
     trace = Trace().mark("forward_pass", 0, 100).mark("attention", 10, 50).op("aten::bmm", 20, 5).op("aten::mm", 70, 5)
-    assert {one.name: one.section for one in trace.analysed(tmp_path).operators} == {
+    assert {operator.name: operator.section for operator in trace.analysed(tmp_path).operators} == {
         "aten::bmm": "attention", "aten::mm": "forward_pass"
     }  # fmt: skip
 
 
-def test_phases_are_told_by_what_launched_the_work(tmp_path):
+def test_phase_follows_from_what_launched_the_work(tmp_path):
     trace = Trace().step(1, 0, 1000)
     trace.op("aten::mm", 0, 10).kernel("k", 20, 30, launched=(1, 1))
     trace.op("autograd::engine::evaluate_function: MmBackward0", 100, 10, tid=AUTOGRAD)
@@ -138,39 +147,50 @@ def test_phases_are_told_by_what_launched_the_work(tmp_path):
     assert (found.optimizer_kernels, found.multi_tensor_kernels) == (1, 1)
 
 
-def test_without_a_backward_pass_there_are_no_phases(tmp_path):
+def test_trace_without_backward_pass_has_no_phases(tmp_path):
     trace = Trace().step(1, 0, 100).op("aten::mm", 0, 10).kernel("k", 20, 30, launched=(1, 1))
     assert trace.analysed(tmp_path).phases.times_ns is None
 
 
-def test_collectives_have_their_bytes_and_what_is_behind_compute(tmp_path):
-    told = {"Collective name": "allreduce", "In msg nelems": 1000, "dtype": "BFloat16"}
-    trace = Trace().kernel("ncclDevKernel_Generic", 0, 40, **told).kernel("k", 30, 30, stream=9)
-    one = trace.analysed(tmp_path).collectives[0]
-    assert (one.kind, one.count, one.total_ns, one.hidden_ns, one.bytes) == ("all_reduce", 1, 40_000, 10_000, 2000)
+def test_collective_has_its_bytes_and_hidden_time(tmp_path):
+    arguments = {"Collective name": "allreduce", "In msg nelems": 1000, "dtype": "BFloat16"}
+    trace = Trace().kernel("ncclDevKernel_Generic", 0, 40, **arguments).kernel("k", 30, 30, stream=9)
+    reduce = trace.analysed(tmp_path).collectives[0]
+    assert (reduce.kind, reduce.count, reduce.total_ns, reduce.hidden_ns, reduce.bytes) == (
+        "all_reduce",
+        1,
+        40_000,
+        10_000,
+        2000,
+    )
 
 
-@pytest.mark.parametrize("told", [{}, {"In msg nelems": 10}, {"In msg nelems": 10, "dtype": "unheard of"}])
-def test_bytes_that_are_not_told_are_unknown(told, tmp_path):
-    assert Trace().kernel("ncclDevKernel_AllGather", 0, 40, **told).analysed(tmp_path).collectives[0].bytes is None
+@pytest.mark.parametrize("arguments", [{}, {"In msg nelems": 10}, {"In msg nelems": 10, "dtype": "unheard of"}])
+def test_unrecorded_bytes_are_unknown(arguments, tmp_path):
+    assert Trace().kernel("ncclDevKernel_AllGather", 0, 40, **arguments).analysed(tmp_path).collectives[0].bytes is None
 
 
-def test_memory_has_its_peak_with_step_and_section(tmp_path):
+def test_memory_peak_has_its_step_and_section(tmp_path):
     trace = Trace(deviceProperties=[gpu(memory=1000)]).step(1, 0, 100).step(2, 100, 100).mark("forward_pass", 110, 50)
     for ts, level in ((10, 100), (120, 400), (130, 200)):
         trace.memory(ts, 1, **{"Total Allocated": level, "Total Reserved": 500})
-    one = trace.analysed(tmp_path).memory[0]
-    assert (one.device, one.peak_bytes, one.peak_step, one.peak_section) == ("0", 400, "ProfilerStep#2", "forward_pass")
-    assert (one.reserved_peak_bytes, one.unused_at_peak_bytes, one.step_end_bytes) == (500, 100, (100, 200))
+    memory = trace.analysed(tmp_path).memory[0]
+    assert (memory.device, memory.peak_bytes, memory.peak_step, memory.peak_section) == (
+        "0",
+        400,
+        "ProfilerStep#2",
+        "forward_pass",
+    )
+    assert (memory.reserved_peak_bytes, memory.unused_at_peak_bytes, memory.step_end_bytes) == (500, 100, (100, 200))
 
 
-def test_memory_whose_level_is_not_told_is_summed_from_its_changes(tmp_path):
+def test_memory_without_recorded_level_is_the_sum_of_changes(tmp_path):
     trace = Trace().op("a", 0, 1).memory(1, 100).memory(2, 50).memory(3, -120)
-    one = trace.analysed(tmp_path).memory[0]
-    assert (one.peak_bytes, one.is_peak_relative) == (150, True)
+    memory = trace.analysed(tmp_path).memory[0]
+    assert (memory.peak_bytes, memory.is_peak_relative) == (150, True)
 
 
-def test_a_hundred_thousand_instants_are_no_matter(tmp_path):
+def test_a_hundred_thousand_instants_are_counted(tmp_path):
     trace = Trace().op("a", 0, 1)
     trace.events += [
         {"ph": "i", "name": "[memory]", "ts": i, "args": {"Bytes": 1, "Device Type": 0}} for i in range(100_000)
@@ -180,7 +200,7 @@ def test_a_hundred_thousand_instants_are_no_matter(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"record_shapes": True, "profile_memory": True, "with_stack": True}])
-def test_a_trace_that_torch_writes_here_is_read(options, tmp_path):
+def test_trace_of_installed_torch_is_read(options, tmp_path):
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -198,7 +218,7 @@ def test_a_trace_that_torch_writes_here_is_read(options, tmp_path):
             optimizer.step()
             profiler.step()
     found = analyse(path)
-    operators = {one.name: one for one in found.operators}
+    operators = {operator.name: operator for operator in found.operators}
     assert (found.has_gpu, len(found.steps)) == (False, 3)
     assert operators["aten::linear"].section == "forward_pass"
     assert operators["aten::linear"].calls == 3

@@ -3,14 +3,14 @@ from training_profiler.trace_analysis.checklist import checks
 
 
 def verdicts(trace, tmp_path):
-    return {one.what: (one.verdict, one.measured) for one in checks(trace.analysed(tmp_path))}
+    return {check.what: (check.verdict, check.measured) for check in checks(trace.analysed(tmp_path))}
 
 
-def test_what_a_trace_does_not_tell_is_not_measured(tmp_path):
+def test_missing_data_is_not_measured(tmp_path):
     assert {verdict for verdict, _ in verdicts(Trace().op("a", 0, 1), tmp_path).values()} == {"not measured"}
 
 
-def test_each_target_has_what_was_measured_beside_it(tmp_path):
+def test_each_target_has_its_measured_value(tmp_path):
     trace = Trace(deviceProperties=[gpu(memory=1000)])
     for i, length in enumerate((100, 100, 100)):
         trace.step(i, 100 * i, length)

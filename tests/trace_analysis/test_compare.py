@@ -22,14 +22,14 @@ def compared(tmp_path, before, after):
     return compare(analyse(before.write(tmp_path, "before.json")), analyse(after.write(tmp_path, "after.json")))
 
 
-def test_a_difference_beyond_the_steps_own_spread_is_none_of_chance(tmp_path):
+def test_difference_beyond_spread_of_steps_is_not_noise(tmp_path):
     row = compared(tmp_path, steps(100, 102, 98), steps(50, 51, 49)).differences[0]
     assert (row.name, row.before_ns, row.after_ns, row.change_ns) == ("step", 100_000, 50_000, -50_000)
     assert row.band_ns == pytest.approx(2 * (4e6 / 3 + 1e6 / 3) ** 0.5)
     assert row.is_noise is False
 
 
-def test_a_difference_within_the_spread_may_be_chance(tmp_path):
+def test_difference_within_spread_is_noise(tmp_path):
     assert compared(tmp_path, steps(100, 150), steps(120, 110)).differences[0].is_noise is True
 
 
@@ -55,7 +55,7 @@ def test_a_difference_within_the_spread_may_be_chance(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_compared_is_refused(before, after, message, tmp_path):
+def test_incomparable_traces_are_refused(before, after, message, tmp_path):
     with pytest.raises(TraceError, match=message):
         compared(tmp_path, before, after)
 
@@ -64,12 +64,14 @@ def runs(**durations):
     return {kind: np.array(values, np.int64) for kind, values in durations.items()}
 
 
-def test_waiting_is_what_a_rank_takes_longer_than_the_last_to_come():
+def test_waiting_is_the_time_beyond_the_last_rank_to_arrive():
     found = over_ranks({0: runs(all_reduce=[10, 50]), 1: runs(all_reduce=[30, 20])})
-    assert [(one.kind, one.count, one.transfer_ns, one.waiting_ns) for one in found] == [("all_reduce", 2, 15.0, 12.5)]
+    assert [(total.kind, total.count, total.transfer_ns, total.waiting_ns) for total in found] == [
+        ("all_reduce", 2, 15.0, 12.5)
+    ]
 
 
-def test_the_rank_that_waits_least_is_the_one_that_is_waited_for():
+def test_rank_that_waits_least_is_the_awaited_rank():
     assert (
         over_ranks({0: runs(all_reduce=[90]), 3: runs(all_reduce=[10]), 5: runs(all_reduce=[80])})[0].latest_rank == 3
     )
@@ -78,5 +80,5 @@ def test_the_rank_that_waits_least_is_the_one_that_is_waited_for():
 @pytest.mark.parametrize(
     "ranks", [{}, {0: runs(a=[1])}, {0: runs(a=[1]), 1: runs(a=[1, 2])}, {0: runs(a=[1]), 1: runs(b=[1])}]
 )
-def test_collectives_without_a_counterpart_on_each_rank_are_left_out(ranks):
+def test_collectives_missing_on_a_rank_are_left_out(ranks):
     assert over_ranks(ranks) == []

@@ -5,7 +5,7 @@ from training_profiler.trace_analysis.gaps import CAUSES
 
 
 def between(*host, launched=(95, 2), length=90, **kwargs):
-    """Return a trace with a gap from 10 to 10 + length us; ``host`` are events of the host meanwhile."""
+    """Return a trace with a gap from 10 to 10 + length us; ``host`` are the host events during it."""
     trace = Trace().step(1, 0, 500).kernel("k", 0, 10, launched=(0, 1))
     for category, name, ts, dur, *tid in host:
         trace.event(category, name, ts, dur, tid=tid[0] if tid else LOOP)
@@ -32,7 +32,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("cause", CASES)
-def test_a_gap_has_the_cause_that_the_host_was_at(cause, tmp_path):
+def test_gap_cause_is_the_activity_of_the_host(cause, tmp_path):
     assert cause in [place.gap.cause for place in CASES[cause].analysed(tmp_path).gaps]
 
 
@@ -45,19 +45,19 @@ def test_a_gap_counts_from_30_us(length, count, tmp_path):
     assert len(Trace().kernel("k", 0, 10).kernel("k", 10 + length, 10).analysed(tmp_path).gaps) == count
 
 
-def test_the_device_that_waits_between_collectives_waits_for_communication(tmp_path):
+def test_gap_between_collectives_is_a_wait_for_communication(tmp_path):
     trace = Trace().op("a", 0, 1).kernel("ncclDevKernel_AllReduce", 0, 10, launched=(0, 1))
     trace.kernel("k", 100, 10, launched=(2, 1)).op("b", 200, 1)
     assert trace.analysed(tmp_path).gaps[0].gap.cause == "waiting for communication"
 
 
-def test_of_two_causes_the_one_that_takes_more_of_the_gap_is_named_with_its_part(tmp_path):
+def test_larger_of_two_causes_is_named_with_its_part(tmp_path):
     trace = between(("cuda_runtime", "cudaStreamSynchronize", 10, 50), ("cpu_op", "aten::mm", 60, 40), launched=(98, 2))
     gap = trace.analysed(tmp_path).gaps[0].gap
     assert (gap.cause, gap.length_ns, gap.part) == ("synchronize", 90_000, pytest.approx(50 / 90))
 
 
-def test_waiting_for_another_thread_that_launches_is_no_synchronization(tmp_path):
+def test_wait_for_a_launching_thread_is_not_a_synchronization(tmp_path):
     trace = between(
         ("cuda_runtime", "cudaStreamSynchronize", 10, 80, LOOP), ("cpu_op", "MulBackward0", 10, 80, AUTOGRAD),
         tid=AUTOGRAD,
@@ -65,19 +65,19 @@ def test_waiting_for_another_thread_that_launches_is_no_synchronization(tmp_path
     assert trace.analysed(tmp_path).gaps[0].gap.cause == "launch-bound"
 
 
-def test_beyond_what_is_recorded_of_the_host_the_cause_is_unknown(tmp_path):
+def test_cause_is_unknown_outside_the_host_recording(tmp_path):
     trace = Trace().op("a", 0, 1).kernel("k", 0, 10).kernel("k", 1000, 10)
     assert trace.analysed(tmp_path).gaps[0].gap.cause == "unknown"
 
 
-def test_devices_have_gaps_of_their_own(tmp_path):
+def test_each_device_has_its_own_gaps(tmp_path):
     trace = Trace().kernel("k", 0, 10).kernel("k", 100, 10).kernel("k", 0, 60, device=1).kernel("k", 100, 10, device=1)
     found = trace.analysed(tmp_path)
     assert [(place.gap.device, place.gap.length_ns) for place in found.gaps] == [(0, 90_000), (1, 40_000)]
     assert found.gap_lengths_ns == (40_000,)  # in which no device worked
 
 
-def test_a_gap_tells_what_ended_it_who_launched_that_and_where(tmp_path):
+def test_gap_names_the_work_that_ended_it_and_its_launch(tmp_path):
     trace = Trace().step(4, 0, 200).mark("forward_pass", 0, 150).op("aten::mm", 95, 10)
     place = trace.kernel("k", 0, 10).kernel("volta_sgemm", 100, 10, launched=(96, 2)).analysed(tmp_path).gaps[0]
     assert (place.next_name, place.operator, place.section, place.step) == (
@@ -86,7 +86,7 @@ def test_a_gap_tells_what_ended_it_who_launched_that_and_where(tmp_path):
 
 
 @pytest.mark.parametrize(("read", "follows"), [((5, 20), True), ((50, 20), False)])
-def test_a_gap_follows_a_read_that_was_under_way_when_it_began(read, follows, tmp_path):
+def test_gap_follows_a_read_that_was_open_at_its_begin(read, follows, tmp_path):
     trace = Trace().op("aten::item", *read).call("cudaMemcpyAsync", read[0] + 1, 2).op("a", 200, 1)
     found = trace.kernel("k", 0, 10).kernel("k", 100, 10, launched=(97, 1)).analysed(tmp_path)
     assert [place.follows_read for place in found.gaps] == [follows]

@@ -13,7 +13,7 @@ def arrays(spans):
 
 
 def moments(spans):
-    """Return every nanosecond that any of the spans covers."""
+    """Return all nanoseconds that the spans cover."""
     return {moment for begin, length in spans for moment in range(begin, begin + length)}
 
 
@@ -22,30 +22,30 @@ def ints(*values):
 
 
 @given(SPANS)
-def test_a_union_covers_each_moment_that_any_interval_covers_and_no_other(spans):
+def test_union_covers_exactly_the_moments_of_its_intervals(spans):
     found = union(*arrays(spans))
     assert found.total_ns == len(moments(spans))
     assert {t for b, e in zip(found.begin_ns, found.end_ns, strict=True) for t in range(b, e)} == moments(spans)
 
 
 @given(SPANS)
-def test_intervals_of_a_union_are_in_order_and_do_not_touch(spans):
+def test_intervals_of_a_union_are_sorted_and_disjoint(spans):
     found = union(*arrays(spans))
     assert (found.begin_ns[1:] > found.end_ns[:-1]).all()
 
 
 @given(SPANS, SPANS)
-def test_together_is_the_union_of_both(one, other):
-    assert together(union(*arrays(one)), union(*arrays(other))).total_ns == len(moments(one) | moments(other))
+def test_together_is_the_union_of_both(first, second):
+    assert together(union(*arrays(first)), union(*arrays(second))).total_ns == len(moments(first) | moments(second))
 
 
 @given(SPANS, SPANS)
-def test_overlap_is_what_both_cover(one, other):
-    assert overlap(union(*arrays(one)), union(*arrays(other))) == len(moments(one) & moments(other))
+def test_overlap_is_the_intersection(first, second):
+    assert overlap(union(*arrays(first)), union(*arrays(second))) == len(moments(first) & moments(second))
 
 
 @given(SPANS, SPANS)
-def test_covered_is_the_part_of_each_window_that_the_intervals_cover(spans, windows):
+def test_covered_is_the_overlap_with_each_window(spans, windows):
     begins, ends = arrays(windows)
     inside = moments(spans)
     expected = [len(inside & set(range(b, e))) for b, e in zip(begins, ends, strict=True)]
@@ -53,16 +53,16 @@ def test_covered_is_the_part_of_each_window_that_the_intervals_cover(spans, wind
 
 
 @given(SPANS)
-def test_gaps_and_intervals_together_are_the_whole_span(spans):
+def test_gaps_and_intervals_add_up_to_the_span(spans):
     found = union(*arrays(spans))
     if len(found.begin_ns):
         assert found.total_ns + gaps(found).total_ns == found.end_ns[-1] - found.begin_ns[0]
 
 
-def test_intervals_that_touch_are_one():
+def test_touching_intervals_are_merged():
     found = union(ints(0, 5), ints(5, 9))
     assert (found.begin_ns.tolist(), found.end_ns.tolist()) == ([0], [9])
 
 
-def test_an_empty_interval_divides_the_gap_around_it():
+def test_empty_interval_divides_the_gap_around_it():
     assert gaps(union(ints(0, 7, 10), ints(5, 7, 12))).begin_ns.tolist() == [5, 7]

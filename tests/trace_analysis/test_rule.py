@@ -1,4 +1,4 @@
-"""Each rule fires, is silent just below its threshold, and is silent where it has no data."""
+"""Each rule fires above its threshold and is silent below it and without data."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from training_profiler.trace_analysis.rules.registry import RULES
 from training_profiler.trace_analysis.trace_json import saving_ms
 
 GIB = 2**30
-STEP = 1000  # us, of all traces here: one us is 0.1 % of step time
+STEP = 1000  # us, of all traces here: one us is 0.1% of step time
 
 
 def stepped(count=1, **top):
@@ -19,7 +19,7 @@ def stepped(count=1, **top):
 
 
 def busy(trace, begin=0, end=STEP):
-    """Add a kernel that nothing is said about."""
+    """Add a kernel that no rule is about."""
     return trace.kernel("my_kernel", begin, end - begin, stream=99)
 
 
@@ -185,16 +185,16 @@ CASES = {
 
 
 def codes(trace, tmp_path):
-    return [one.code for one in recommendations(trace.analysed(tmp_path))]
+    return [finding.code for finding in recommendations(trace.analysed(tmp_path))]
 
 
 @pytest.mark.parametrize(("code", "i"), [(code, i) for code, (fires, _) in CASES.items() for i in range(len(fires))])
-def test_a_rule_fires_beyond_its_threshold(code, i, tmp_path):
+def test_rule_fires_above_its_threshold(code, i, tmp_path):
     assert code in codes(CASES[code][0][i], tmp_path)
 
 
 @pytest.mark.parametrize(("code", "i"), [(code, i) for code, (_, silent) in CASES.items() for i in range(len(silent))])
-def test_a_rule_is_silent_below_and_without_data(code, i, tmp_path):
+def test_rule_is_silent_below_its_threshold_and_without_data(code, i, tmp_path):
     assert code not in codes(CASES[code][1][i], tmp_path)
 
 
@@ -204,23 +204,23 @@ def test_every_rule_is_tested_and_named_once():
 
 def test_largest_saving_comes_first_unknown_ones_last(tmp_path):
     found = recommendations(data_loading(400).copy("HtoD (Pageable -> Device)", 1000, 500).analysed(tmp_path))
-    worth = [saving_ms(one) for one in found]
-    known = [one for one in worth if one is not None]
+    worth = [saving_ms(finding) for finding in found]
+    known = [saving for saving in worth if saving is not None]
     assert worth == sorted(known, reverse=True) + [None] * (len(worth) - len(known))
 
 
-def test_a_loader_without_workers_is_named(tmp_path):
-    one = recommendations(data_loading(200).analysed(tmp_path))[0]
-    assert one.message == "20.0% of step time is spent waiting for batches from a DataLoader without workers"
-    assert one.evidence == {"share_of_step": 0.2, "threshold": 0.15, "waited_ms": 0.2}
+def test_loader_without_workers_is_named(tmp_path):
+    finding = recommendations(data_loading(200).analysed(tmp_path))[0]
+    assert finding.message == "20.0% of step time is spent waiting for batches from a DataLoader without workers"
+    assert finding.evidence == {"share_of_step": 0.2, "threshold": 0.15, "waited_ms": 0.2}
 
 
-def test_a_loader_with_workers_is_not_called_one_without(tmp_path):
+def test_loader_with_workers_is_not_reported_without(tmp_path):
     trace = busy(stepped().mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 200))
     assert recommendations(trace.analysed(tmp_path))[0].message == "20.0% of step time is spent waiting for batches"
 
 
-def test_a_healthy_trace_has_no_recommendation(tmp_path):
+def test_healthy_trace_has_no_recommendation(tmp_path):
     assert codes(busy(stepped(3), 0, 3 * STEP), tmp_path) == []
 
 
@@ -228,5 +228,5 @@ def test_saving_is_the_mean_over_devices(tmp_path):
     trace = stepped().op("aten::mm", 100, 300)
     for device in (0, 1):
         trace.kernel("k", 0, 100, device=device).kernel("k", 400, 600, device=device, launched=(398, 1))
-    found = {one.code: saving_ms(one) for one in recommendations(trace.analysed(tmp_path))}
+    found = {finding.code: saving_ms(finding) for finding in recommendations(trace.analysed(tmp_path))}
     assert found["launch-bound"] == pytest.approx(0.3)

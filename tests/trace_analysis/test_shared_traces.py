@@ -1,4 +1,4 @@
-"""Real traces against exact figures that an independent reading found; they are no part of the project."""
+"""Real traces against exact figures of an independent analysis. The traces are not part of the project."""
 
 import json
 from functools import cache
@@ -19,7 +19,7 @@ EXPECTED = json.loads((TRACES / "expected.json").read_text()) if TRACES.is_dir()
 OTHER_RULE = {("mi300x_resnet_ddp.pt.trace.json.gz", "tensorcore_named_pct"): 6.365682401381282}
 UNKNOWN_THERE = {"gpu_events_without_launch"}  # null in all of them
 ROUNDED_THERE = {"largest_gaps_ms", "steps", "syncs"}  # to the microsecond
-KEYS = sorted({key for one in EXPECTED.values() for key in one} - UNKNOWN_THERE)
+KEYS = sorted({key for expected in EXPECTED.values() for key in expected} - UNKNOWN_THERE)
 
 
 @cache
@@ -45,17 +45,17 @@ def same(expected, found, abs_ms=1e-9):
 
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_figure_is_that_of_the_independent_reading(name, key):
+def test_figure_equals_independent_analysis(name, key):
     expected = OTHER_RULE.get((name, key), EXPECTED[name].get(key))
     found = data(name)[key]
     if key == "top_kernels":
-        found = [{part: one[part] for part in ("name", "calls", "ms")} for one in found]
+        found = [{part: entry[part] for part in ("name", "calls", "ms")} for entry in found]
     assert key not in EXPECTED[name] or same(expected, found, 0.0005001 if key in ROUNDED_THERE else 1e-9)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_the_parts_of_each_step_add_up_to_it_exactly(name):
-    for steps in (analysed(name).steps, *(one.steps for one in analysed(name).devices)):
+def test_parts_of_each_step_add_up_exactly(name):
+    for steps in (analysed(name).steps, *(device.steps for device in analysed(name).devices)):
         for step in steps:
             parts = (step.compute_ns, step.exposed_communication_ns, step.exposed_copies_ns, step.idle_ns)
             assert sum(parts) == step.end_ns - step.begin_ns
@@ -63,30 +63,30 @@ def test_the_parts_of_each_step_add_up_to_it_exactly(name):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_busy_time_and_gaps_add_up_to_the_span_exactly(name):
+def test_busy_time_and_gaps_add_up_to_the_span(name):
     found = analysed(name)
     assert found.device.busy.total_ns + sum(found.gap_lengths_ns) == found.span_ns
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_less_than_5_per_cent_of_gaps_are_of_unknown_cause(name):
+def test_under_5_percent_of_gaps_have_an_unknown_cause(name):
     causes = data(name)["gap_causes_ms"]
     assert causes.get("unknown", 0) < 0.05 * sum(causes.values())
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_less_than_2_per_cent_of_kernel_time_is_unclassified(name):
+def test_under_2_percent_of_kernel_time_is_unclassified(name):
     assert data(name)["unclassified_pct"] < 2
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_the_data_has_no_number_that_is_none(name):
+def test_json_data_has_only_finite_numbers(name):
     json.dumps(data(name), allow_nan=False)
 
 
-def test_more_workers_take_the_wait_for_data_away_and_the_device_works_more():
+def test_more_workers_remove_the_wait_for_data_and_raise_utilization():
     found = compare(*(analysed(f"v100_resnet50_workers{count}.pt.trace.json.gz") for count in (0, 4)))
-    rows = {one.name: one for one in found.differences}
+    rows = {difference.name: difference for difference in found.differences}
     before, after = found.utilization
     assert (round(before, 3), round(after, 3)) == (0.560, 0.724)
     assert rows["DataLoader (host)"].before_ns == pytest.approx(69.3e6, rel=1e-3)
@@ -101,7 +101,7 @@ def test_more_workers_take_the_wait_for_data_away_and_the_device_works_more():
     }
 
 
-def test_gaps_of_the_pair_are_the_loaders_before_and_the_hosts_after():
+def test_cause_of_gaps_is_the_loader_before_and_the_host_after():
     before, after = (data(f"v100_resnet50_workers{count}.pt.trace.json.gz")["gap_causes_ms"] for count in (0, 4))
     assert next(iter(before)) == "data loader"
     assert before["data loader"] > 0.7 * sum(before.values())
@@ -109,14 +109,17 @@ def test_gaps_of_the_pair_are_the_loaders_before_and_the_hosts_after():
     assert next(iter(after)) == "launch-bound"
 
 
-def test_eight_ranks_wait_for_the_last_one():
-    ranks = {found.rank: found for found in (analysed(name) for name in EXPECTED if "8ranks" in name)}
-    found = {one.kind: one for one in over_ranks({rank: one.collective_runs_ns for rank, one in ranks.items()})}
+def test_eight_ranks_wait_for_the_last_rank():
+    ranks = {trace.rank: trace for trace in (analysed(name) for name in EXPECTED if "8ranks" in name)}
+    found = {
+        collective.kind: collective
+        for collective in over_ranks({rank: trace.collective_runs_ns for rank, trace in ranks.items()})
+    }
     assert sorted(ranks) == list(range(8))
     assert found["send_recv"].count == 5
     assert found["send_recv"].latest_rank == 7
     assert found["send_recv"].waiting_ns > 50 * found["send_recv"].transfer_ns
 
 
-def test_the_whole_report_of_the_slow_loader_names_it_first():
+def test_report_of_a_slow_loader_names_it_first():
     assert data("v100_resnet50_workers0.pt.trace.json.gz")["recommendations"][0]["code"] == "data-loading-bound"

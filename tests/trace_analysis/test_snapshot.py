@@ -1,4 +1,4 @@
-"""What fills a device's memory, from snapshots by hand and from one that torch makes of a profile of the CPU."""
+"""Contents of device memory, from handmade snapshots and from a snapshot that torch makes of a CPU profile."""
 
 import pickle
 
@@ -28,12 +28,12 @@ OPTIMIZER = [frame(ADAM, 90, "_init_group"), frame("/home/me/job/train.py", 14, 
 
 
 def block(size, state="active_allocated", asked=None, frames=(), address=None):
-    told = {"size": size, "state": state, "requested_size": size if asked is None else asked, "frames": list(frames)}
-    return told | ({} if address is None else {"address": address})
+    fields = {"size": size, "state": state, "requested_size": size if asked is None else asked, "frames": list(frames)}
+    return fields | ({} if address is None else {"address": address})
 
 
 def segment(*blocks, device=0, address=1 << 40, more=0):
-    size = sum(one["size"] for one in blocks) + more
+    size = sum(block["size"] for block in blocks) + more
     return {"device": device, "address": address, "total_size": size, "blocks": list(blocks), "segment_type": "large"}
 
 
@@ -47,21 +47,21 @@ def write(folder, *segments, traces=(), **more):
     return path
 
 
-def test_the_parts_add_up_to_what_is_reserved(tmp_path):
+def test_parts_add_up_to_reserved_memory(tmp_path):
     path = write(
         tmp_path,
         segment(block(1024, asked=1000, frames=FORWARD), block(512, "active_awaiting_free"), block(100, "inactive")),
         segment(block(4096, "inactive"), address=1 << 41, more=4),
         allocator_settings={"PYTORCH_CUDA_ALLOC_CONF": ""},
     )
-    (one,) = memory_snapshot(path)
-    assert (one.requested_bytes, one.rounding_bytes, one.awaiting_bytes) == (1000, 24, 512)
-    assert (one.unused_in_use_bytes, one.unused_empty_bytes, one.largest_unused_bytes) == (100, 4100, 4096)
-    assert one.reserved_bytes == 1000 + 24 + 512 + 100 + 4100
-    assert one.peak is None
+    (device,) = memory_snapshot(path)
+    assert (device.requested_bytes, device.rounding_bytes, device.awaiting_bytes) == (1000, 24, 512)
+    assert (device.unused_in_use_bytes, device.unused_empty_bytes, device.largest_unused_bytes) == (100, 4100, 4096)
+    assert device.reserved_bytes == 1000 + 24 + 512 + 100 + 4100
+    assert device.peak is None
 
 
-def test_memory_is_told_by_the_programs_own_line_and_its_phase(tmp_path):
+def test_memory_is_listed_by_line_and_phase_of_the_program(tmp_path):
     backward = [frame("torch/_tensor.py", 1, "backward"), frame("/home/me/job/train.py", 13, "<module>")]
     engine = [frame("??", 0, "torch::autograd::Engine::evaluate_function(...)")]
     moved = [frame(MODULE, 9, "convert"), frame(MODULE, 5, "_apply"), frame("/home/me/job/train.py", 3, "main")]
@@ -72,8 +72,8 @@ def test_memory_is_told_by_the_programs_own_line_and_its_phase(tmp_path):
             (10, FORWARD), (20, FORWARD), (7, OPTIMIZER), (6, backward), (5, engine), (4, moved), (3, own), (2, ())
         ))),
     )  # fmt: skip
-    (one,) = memory_snapshot(path)
-    assert one.by_place == (
+    (device,) = memory_snapshot(path)
+    assert device.by_place == (
         Held("model/net.py:31 in forward", "forward", 30, 2),
         Held("job/train.py:14 in <module>", "optimizer", 7, 1),
         Held("job/train.py:13 in <module>", "backward", 6, 1),
@@ -82,13 +82,13 @@ def test_memory_is_told_by_the_programs_own_line_and_its_phase(tmp_path):
         Held("train.py:5 in main", "elsewhere", 3, 1),
         Held("no stack recorded", "no stack recorded", 2, 1),
     )
-    assert sum(held.bytes for held in one.by_phase) == one.requested_bytes == 57
+    assert sum(held.bytes for held in device.by_phase) == device.requested_bytes == 57
 
 
-def test_the_peak_is_found_by_going_back_from_what_lives_at_the_end(tmp_path):
+def test_peak_is_found_backward_from_live_blocks_at_the_end(tmp_path):
     history = [
         entry("alloc", 300, 50, 1_000_000, OPTIMIZER),
-        entry("free_requested", 100, 30, 1_500_000),  # asked for before the history begins
+        entry("free_requested", 100, 30, 1_500_000),  # requested before the history begins
         entry("free_completed", 100, 30, 1_500_000),
         entry("segment_alloc", 1 << 40, 1000, 1_600_000),
         entry("alloc", 200, 60, 2_000_000, FORWARD),
@@ -97,24 +97,24 @@ def test_the_peak_is_found_by_going_back_from_what_lives_at_the_end(tmp_path):
         entry("snapshot", 0, 0, 4_000_000),
     ]
     live = (block(60, frames=FORWARD, address=200), block(5, frames=FORWARD, address=300))
-    (one,) = memory_snapshot(write(tmp_path, segment(*live), traces=[history]))
-    assert one.peak is not None
-    assert (one.peak.bytes, one.peak.before_end_s, one.peak.entries) == (110, 2.0, 8)
-    assert one.peak.by_place == (
+    (device,) = memory_snapshot(write(tmp_path, segment(*live), traces=[history]))
+    assert device.peak is not None
+    assert (device.peak.bytes, device.peak.before_end_s, device.peak.entries) == (110, 2.0, 8)
+    assert device.peak.by_place == (
         Held("model/net.py:31 in forward", "forward", 60, 1),
         Held("job/train.py:14 in <module>", "optimizer", 50, 1),
     )
 
 
-def test_the_peak_may_have_been_before_anything_was_recorded(tmp_path):
+def test_peak_can_precede_the_history(tmp_path):
     history = [entry("free_requested", 100, 30, 5), entry("alloc", 200, 10, 6, FORWARD)]
-    (one,) = memory_snapshot(write(tmp_path, segment(block(10, frames=FORWARD, address=200)), traces=[history]))
-    assert one.peak is not None
-    assert (one.peak.bytes, one.peak.before_end_s) == (30, None)
-    assert one.peak.by_place == (Held("before the history", "before the history", 30, 1),)
+    (device,) = memory_snapshot(write(tmp_path, segment(block(10, frames=FORWARD, address=200)), traces=[history]))
+    assert device.peak is not None
+    assert (device.peak.bytes, device.peak.before_end_s) == (30, None)
+    assert device.peak.by_place == (Held("before the history", "before the history", 30, 1),)
 
 
-def test_allocations_that_failed_and_devices_are_told_apart(tmp_path):
+def test_failed_allocations_are_listed_by_device(tmp_path):
     failed = entry("oom", 0, 2**31, 7, FORWARD) | {"device_free": 2**20}
     path = write(tmp_path, segment(block(8), device=1), traces=[[failed], []])
     first, second = memory_snapshot(path)
@@ -123,7 +123,7 @@ def test_allocations_that_failed_and_devices_are_told_apart(tmp_path):
     assert (second.device, second.reserved_bytes, second.out_of_memory) == (1, 8, ())
 
 
-def test_what_older_versions_write_is_read(tmp_path):
+def test_snapshot_of_older_torch_is_read(tmp_path):
     old = {"size": 512, "state": "active_allocated", "history": [{"addr": 1, "real_size": 500, "frames": FORWARD}]}
     path = write(
         tmp_path,
@@ -135,12 +135,12 @@ def test_what_older_versions_write_is_read(tmp_path):
             "stream": 0,
         },
     )
-    (one,) = memory_snapshot(path)
-    assert (one.requested_bytes, one.rounding_bytes) == (500, 12)
-    assert one.by_place[0].place == "model/net.py:31 in forward"
+    (device,) = memory_snapshot(path)
+    assert (device.requested_bytes, device.rounding_bytes) == (500, 12)
+    assert device.by_place[0].place == "model/net.py:31 in forward"
 
 
-def test_a_snapshot_that_torch_makes_is_read(tmp_path):
+def test_snapshot_of_installed_torch_is_read(tmp_path):
     from torch.cuda._memory_viz import _profile_to_snapshot
 
     with torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True) as profile:
@@ -153,14 +153,14 @@ def test_a_snapshot_that_torch_makes_is_read(tmp_path):
     path.write_bytes(pickle.dumps(_profile_to_snapshot(profile)))
     found = memory_snapshot(path)
     assert found
-    for one in found:
-        parts = (one.requested_bytes, one.rounding_bytes, one.awaiting_bytes, one.unused_in_use_bytes)
-        assert sum(parts) + one.unused_empty_bytes == one.reserved_bytes
-        assert one.peak is not None
-        assert one.peak.bytes >= max(one.requested_bytes, 128 * 64 * 4)
-        assert sum(held.bytes for held in one.peak.by_place) == one.peak.bytes
-        assert {"forward", "backward", "optimizer"} <= {held.phase for held in one.peak.by_phase}
-        assert any("test_a_snapshot_that_torch_makes_is_read" in held.place for held in one.peak.by_place)
+    for device in found:
+        parts = (device.requested_bytes, device.rounding_bytes, device.awaiting_bytes, device.unused_in_use_bytes)
+        assert sum(parts) + device.unused_empty_bytes == device.reserved_bytes
+        assert device.peak is not None
+        assert device.peak.bytes >= max(device.requested_bytes, 128 * 64 * 4)
+        assert sum(held.bytes for held in device.peak.by_place) == device.peak.bytes
+        assert {"forward", "backward", "optimizer"} <= {held.phase for held in device.peak.by_phase}
+        assert any("test_snapshot_of_installed_torch_is_read" in held.place for held in device.peak.by_place)
 
 
 class Evil:
@@ -171,16 +171,16 @@ class Evil:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no memory snapshot, or cut off"),
-        (b"\x80\x04nothing", "is no memory snapshot, or cut off"),
-        (pickle.dumps({"segments": [], "device_traces": []})[:-3], "is no memory snapshot, or cut off"),
-        (pickle.dumps([1, 2]), "is no memory snapshot of torch: Expected `object`, got `array`"),
+        (b"", "is not a memory snapshot, or cut off"),
+        (b"\x80\x04nothing", "is not a memory snapshot, or cut off"),
+        (pickle.dumps({"segments": [], "device_traces": []})[:-3], "is not a memory snapshot, or cut off"),
+        (pickle.dumps([1, 2]), "is not a memory snapshot of torch: Expected `object`, got `array`"),
         (pickle.dumps({"a": 1}), "missing required field `segments`"),
         (pickle.dumps({"segments": [{"total_size": "x", "blocks": []}]}), "Expected `int`, got `str`"),
-        (pickle.dumps({"segments": [Evil()]}), "it would have builtins.print run, which is refused"),
+        (pickle.dumps({"segments": [Evil()]}), "it would run builtins.print, which is refused"),
     ],
 )  # fmt: skip
-def test_what_is_no_snapshot_is_one_clear_line_and_nothing_is_run(content, message, tmp_path, capsys):
+def test_invalid_snapshot_gives_one_line_and_runs_nothing(content, message, tmp_path, capsys):
     path = tmp_path / "dump.pickle"
     path.write_bytes(content)
     with pytest.raises(TraceError) as refused:
@@ -190,7 +190,7 @@ def test_what_is_no_snapshot_is_one_clear_line_and_nothing_is_run(content, messa
     assert capsys.readouterr().out == ""
 
 
-def test_a_file_that_is_missing_or_too_large_is_said(tmp_path):
+def test_missing_or_too_large_file_is_an_error(tmp_path):
     with pytest.raises(TraceError, match="cannot be read"):
         read_snapshot(tmp_path / "none.pickle")
     path = write(tmp_path)
@@ -198,5 +198,5 @@ def test_a_file_that_is_missing_or_too_large_is_said(tmp_path):
         read_snapshot(path, most_bytes=10)
 
 
-def test_nothing_reserved_is_no_device(tmp_path):
+def test_no_device_without_reserved_memory(tmp_path):
     assert devices_of(read_snapshot(write(tmp_path, traces=[[], []]))) == []

@@ -24,7 +24,7 @@ from training_profiler.trace_analysis.load.times import TimeProblemError, times_
         ('"1623143000123456.789"', 1_623_143_000_123_456_789),
     ],
 )
-def test_a_time_is_read_to_the_nanosecond(time_us, ns):
+def test_time_is_exact_to_the_nanosecond(time_us, ns):
     if ns is None:
         with pytest.raises(TimeProblemError):
             times_ns([time_us])
@@ -33,22 +33,22 @@ def test_a_time_is_read_to_the_nanosecond(time_us, ns):
 
 
 @given(st.lists(st.integers(0, 4 * 10**18), min_size=1))
-def test_times_as_kineto_writes_them_lose_no_digit(times):
+def test_times_of_kineto_lose_no_digit(times):
     written = [msgspec.Raw(f"{time // 1000}.{time % 1000:03}".encode()) for time in times]
     assert times_ns(written).tolist() == times
 
 
-def test_times_as_they_stand_may_differ_in_how_they_are_written():
+def test_times_of_a_file_can_have_different_formats():
     written = [msgspec.Raw(text) for text in (b"1.5", b"1623143000123456.789", b"2e3", b'"7.250"', b"3")]
     assert times_ns(written).tolist() == [1500, 1_623_143_000_123_456_789, 2_000_000, 7250, 3000]
 
 
 @pytest.mark.parametrize("time", [None, "", "soon", "nan", "inf", 1e400, 2**70, "1e40", [], True and "1.2.3", b""])
-def test_what_is_no_time_is_told_by_its_place(time):
+def test_invalid_time_is_named_by_index(time):
     with pytest.raises(TimeProblemError) as problem:
         times_ns([1.0, time, 2])
     assert problem.value.index == 1
 
 
-def test_no_times_are_no_problem():
+def test_empty_list_of_times_is_valid():
     assert times_ns([]).tolist() == []

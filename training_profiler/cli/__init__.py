@@ -1,4 +1,4 @@
-"""The command line ``training-profiler``: one module a command."""
+"""The command line ``training-profiler``: one module per command."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ TYPE_CHECKING = False  # typing takes longer to import than `run` needs in all
 if TYPE_CHECKING:
     from typing import Any
 
-# Each is a module here, imported when it is called.
+# Each command is a module here, imported only when it is called.
 COMMANDS = ("run", "report", "capture", "trace", "benchmark", "env")
 
 

@@ -1,11 +1,12 @@
-"""Time a model's passes and every distinct module in it, on the inputs that it really gets.
+"""Time a model's passes and every distinct module in it, on its real inputs.
 
     training-profiler benchmark train.py:factory
     training-profiler benchmark package.module:factory --depth 2 --json timings.json
 
-FACTORY is a function without arguments that returns (model, input), and behind them, if at all, a loss (a
-callable that takes the output) or a target (a tensor), and an optimizer. The input is a tensor, a tuple of
-arguments or a dict of keyword arguments.
+FACTORY is a function without arguments that returns (model, input). A loss (a
+callable that takes the output), a target (a tensor) and an optimizer may
+follow. The input is a tensor, a tuple of arguments or a dict of keyword
+arguments.
 """
 
 import argparse
@@ -54,11 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print the table or JSON, and return 0.
 
     Raises:
-        BenchmarkError: there is nothing that can be timed; what the user's code raised was shown before.
+        BenchmarkError: Nothing can be timed. A traceback of the user's code was already printed.
     """
     is_data_alone = arguments.json == STDOUT
     try:
-        # What the factory or the model prints shall not be taken for figures.
+        # stdout is for the JSON alone, so output of the factory and the model goes to stderr.
         with redirect_stdout(sys.stderr) if is_data_alone else nullcontext():
             text, data = _measured(arguments)
     except BenchmarkError as error:
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def traceback_text(error: BaseException) -> str:
-    """Return the traceback as the user's code makes it, without our frames and the importer's before it."""
+    """Return the traceback from the first frame of the user's code on."""
     lines = traceback.TracebackException.from_exception(error)
     before = (OURS, "<frozen importlib", os.path.dirname(importlib.__file__))
     while lines.stack and lines.stack[0].filename.startswith(before):
@@ -83,23 +84,23 @@ def traceback_text(error: BaseException) -> str:
 
 
 def _measured(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
-    # They bring torch, which the other commands do without.
+    # These import torch, which the other commands do not need.
     from training_profiler.component_benchmark.factory import read_subject
     from training_profiler.component_benchmark.measure import Options, measure
     from training_profiler.component_benchmark.report import components_as_data, render_components
     from training_profiler.component_benchmark.stopwatch import TorchStopwatch
 
     subject = read_subject(arguments.source)
-    stopwatch = TorchStopwatch(arguments.threads, arguments.min_run_time, _say)
+    stopwatch = TorchStopwatch(arguments.threads, arguments.min_run_time, _show_progress)
     try:
         benchmark = measure(subject, stopwatch, Options(stopwatch.threads, arguments.depth, arguments.backward))
     finally:
-        _say("")
+        _show_progress("")
     return render_components(benchmark), components_as_data(benchmark)
 
 
-def _say(what: str) -> None:
-    """Show on a terminal what is being timed, in one line that the next replaces."""
+def _show_progress(what: str) -> None:
+    """Show on a terminal what is being timed. The next text replaces the line."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{'timing ' if what else ''}{what[:70]}")
         sys.stderr.flush()
@@ -131,5 +132,5 @@ def _number(text: str, number: int, least: int, what: str) -> int:
 
 def _seconds(text: str) -> float:
     if not 0 < float(text) < 3600:
-        raise argparse.ArgumentTypeError(f"{text} is no time between 0 and 3600 s; example: --min-run-time 0.5")
+        raise argparse.ArgumentTypeError(f"{text} is not a time between 0 and 3600 s; example: --min-run-time 0.5")
     return float(text)

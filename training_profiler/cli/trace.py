@@ -27,10 +27,10 @@ from training_profiler.trace_analysis.trace_json import trace_data
 
 PATTERNS: Final = ("*.json", "*.json.gz")
 JOURNALS: Final = "rank*.jsonl"
-TRACES: Final = (".pt.trace.json", ".pt.trace.json.gz")  # where a folder has such, other JSON in it is no trace
+TRACES: Final = (".pt.trace.json", ".pt.trace.json.gz")  # if a folder has such files, its other JSON is not a trace
 EXAMPLE: Final = "example: --threshold launch-bound=0.2"
 BY_DEFAULT: Final = ("overview", "trace", "recommendations")
-BY_DEFAULT_ON_HOST: Final = ("overview", "operators", "recommendations")  # no device, no gaps of one
+BY_DEFAULT_ON_HOST: Final = ("overview", "operators", "recommendations")  # without a device there are no gaps
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -66,11 +66,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was asked for and return 0.
+    """Print the analysis and return 0.
 
     Raises:
-        ProfilerError: arguments that have no meaning together.
-        TraceError: a file cannot be read as a trace, or two cannot be compared.
+        ProfilerError: The arguments do not go together.
+        TraceError: A file cannot be read as a trace, or two cannot be compared.
     """
     _check(arguments)
     with _without_collector():
@@ -87,13 +87,13 @@ def _text(arguments: argparse.Namespace) -> str:
     if arguments.trace is not None:
         return _texts(arguments, memory, read_thresholds(",".join(arguments.threshold), THRESHOLDS, EXAMPLE))
     if arguments.json:
-        return _line({"file": arguments.memory_snapshot.name, "memory_snapshot": [asdict(one) for one in memory]})
+        return _line({"file": arguments.memory_snapshot.name, "memory_snapshot": [asdict(device) for device in memory]})
     return f"=== Memory ===\n{render_snapshot(arguments.memory_snapshot.name, memory)}\n"
 
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Keep the interpreter from looking for garbage among objects of which there are many, and all in use."""
+    """Pause garbage collection, which would scan millions of objects that are all in use."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -112,7 +112,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.compare is not None and (arguments.memory_snapshot is not None or arguments.threshold):
         raise ProfilerError("--compare prints one table: leave --memory-snapshot and --threshold out")
     if arguments.json and views:
-        raise ProfilerError("--json has all views: leave --view out, and take the keys that you need")
+        raise ProfilerError("--json has all views: leave --view out and pick the keys that you need")
     if arguments.compare is not None and (views or arguments.sort):
         raise ProfilerError("--compare prints one table: leave --view and --sort out")
     if arguments.sort and not arguments.json and "operators" not in views:
@@ -126,41 +126,41 @@ def _texts(arguments: argparse.Namespace, memory: Sequence[SnapshotOfDevice], th
     ranks = _over_ranks(traces)
     sort = arguments.sort or SORT_KEYS[0]
     if arguments.json:
-        told: dict[str, Any] = {"communication_over_ranks": [_rank_data(one) for one in ranks]}
+        extra: dict[str, Any] = {"communication_over_ranks": [_rank_data(collective) for collective in ranks]}
         if arguments.memory_snapshot is not None:
-            told["memory_snapshot"] = [asdict(one) for one in memory]
-        return "".join(_line(trace_data(found, sort, thresholds) | told) for found in traces)
+            extra["memory_snapshot"] = [asdict(device) for device in memory]
+        return "".join(_line(trace_data(trace, sort, thresholds) | extra) for trace in traces)
     parts = []
     if len(traces) > 1 and not arguments.view:
         parts.append(render_ranks(traces, ranks, thresholds))
         traces = []
-    for found in traces:
+    for trace in traces:
         if len(traces) > 1:
-            parts.append(f"##### {found.path.name}\n")
-        by_default = BY_DEFAULT if found.devices else BY_DEFAULT_ON_HOST
-        parts += [render_view(view, found, sort, ranks, thresholds) for view in arguments.view or by_default]
+            parts.append(f"##### {trace.path.name}\n")
+        by_default = BY_DEFAULT if trace.devices else BY_DEFAULT_ON_HOST
+        parts += [render_view(view, trace, sort, ranks, thresholds) for view in arguments.view or by_default]
     if arguments.memory_snapshot is not None:
         parts.append(f"=== Memory snapshot ===\n{render_snapshot(arguments.memory_snapshot.name, memory)}\n")
     return "\n".join(parts)
 
 
 def _compared(arguments: argparse.Namespace) -> str:
-    found = [compare(before, after) for before, after in _pairing(arguments.trace, arguments.compare)]
+    comparisons = [compare(before, after) for before, after in _pairing(arguments.trace, arguments.compare)]
     if arguments.json:
-        return "".join(_line(_comparison_data(one)) for one in found)
-    return "\n".join(render_comparison(one) for one in found)
+        return "".join(_line(_comparison_data(comparison)) for comparison in comparisons)
+    return "\n".join(render_comparison(comparison) for comparison in comparisons)
 
 
 def _pairing(before: Path, after: Path) -> list[tuple[Analysis, Analysis]]:
-    """Return what is to be compared: two files, or each rank of one folder with the same of the other."""
+    """Return the pairs to compare: two files, or the same rank of two folders."""
     sides = [_files(before), _files(after)]
     if len(sides[0]) == len(sides[1]) == 1:
         return [(analyse(sides[0][0]), analyse(sides[1][0]))]
-    by_rank = [{found.rank: found for found in map(analyse, side)} for side in sides]
+    by_rank = [{trace.rank: trace for trace in map(analyse, side)} for side in sides]
     if any(len(ranks) != len(side) or None in ranks for ranks, side in zip(by_rank, sides, strict=True)):
-        raise TraceError(f"the traces in {before} and {after} do not tell one rank each: compare them file by file")
+        raise TraceError(f"the traces in {before} and {after} are not of one rank each; compare them file by file")
     if by_rank[0].keys() != by_rank[1].keys():
-        raise TraceError(f"{before} and {after} are of other ranks: compare them file by file")
+        raise TraceError(f"{before} and {after} are of different ranks; compare them file by file")
     return [(by_rank[0][rank], by_rank[1][rank]) for rank in sorted(by_rank[0], key=str)]
 
 
@@ -169,23 +169,23 @@ def _files(given: Path) -> list[Path]:
         raise TraceError(f"{given} does not exist; example: training-profiler trace runs/20261121-142530/captures")
     if not given.is_dir():
         return [given]
-    found = sorted({path for pattern in PATTERNS for path in given.glob(pattern) if path.is_file()})
-    traces = [path for path in found if path.name.endswith(TRACES)]
-    if not traces and (given / CAPTURES).is_dir():  # a run folder, in which other JSON lies
+    files = sorted({path for pattern in PATTERNS for path in given.glob(pattern) if path.is_file()})
+    traces = [path for path in files if path.name.endswith(TRACES)]
+    if not traces and (given / CAPTURES).is_dir():  # a run folder, whose other JSON is not a trace
         return _files(given / CAPTURES)
     if not traces and any(given.glob(JOURNALS)):
         raise TraceError(
             f"{given} is the folder of a run that captured no steps; RECTIFIED_FLOW_PROFILE_CAPTURE=steps=100-103 "
             f"captures some in the next run, training-profiler capture {given} in this one while it runs"
         )
-    found = traces or found
-    if not found:
+    files = traces or files
+    if not files:
         raise TraceError(f"{given} holds no trace (*.pt.trace.json or *.pt.trace.json.gz)")
-    return found
+    return files
 
 
 def _over_ranks(traces: Sequence[Analysis]) -> list[RankCollective]:
-    runs = {found.rank: found.collective_runs_ns for found in traces if found.rank is not None}
+    runs = {trace.rank: trace.collective_runs_ns for trace in traces if trace.rank is not None}
     return over_ranks(runs) if are_ranks(traces) else []
 
 
@@ -193,31 +193,31 @@ def _line(data: dict[str, Any]) -> str:
     return json.dumps(data, allow_nan=False) + "\n"
 
 
-def _rank_data(one: RankCollective) -> dict[str, Any]:
+def _rank_data(collective: RankCollective) -> dict[str, Any]:
     return {
-        "kind": one.kind,
-        "count": one.count,
-        "transfer_us": one.transfer_ns / 1e3,
-        "waiting_us": one.waiting_ns / 1e3,
-        "waited_for_rank": one.latest_rank,
+        "kind": collective.kind,
+        "count": collective.count,
+        "transfer_us": collective.transfer_ns / 1e3,
+        "waiting_us": collective.waiting_ns / 1e3,
+        "waited_for_rank": collective.latest_rank,
     }
 
 
-def _comparison_data(found: Comparison) -> dict[str, Any]:
-    before, after = found.utilization
+def _comparison_data(comparison: Comparison) -> dict[str, Any]:
+    before, after = comparison.utilization
     return {
-        "before": found.before.path.name,
-        "after": found.after.path.name,
-        "gpu_util_in_steps_pct": [None if one is None else 100 * one for one in (before, after)],
+        "before": comparison.before.path.name,
+        "after": comparison.after.path.name,
+        "gpu_util_in_steps_pct": [None if share is None else 100 * share for share in (before, after)],
         "differences": [
             {
-                "name": one.name,
-                "before_ms": one.before_ns / 1e6,
-                "after_ms": one.after_ns / 1e6,
-                "difference_ms": one.change_ns / 1e6,
-                "noise_band_ms": None if one.band_ns is None else one.band_ns / 1e6,
-                "is_noise": one.is_noise,
+                "name": difference.name,
+                "before_ms": difference.before_ns / 1e6,
+                "after_ms": difference.after_ns / 1e6,
+                "difference_ms": difference.change_ns / 1e6,
+                "noise_band_ms": None if difference.band_ns is None else difference.band_ns / 1e6,
+                "is_noise": difference.is_noise,
             }
-            for one in found.differences
+            for difference in comparison.differences
         ],
     }

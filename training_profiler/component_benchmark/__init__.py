@@ -1,1 +1,1 @@
-"""Times a model's passes and every distinct module in it, on the inputs that it really gets."""
+"""Times a model's passes and every distinct module in it, on its real inputs."""

@@ -1,4 +1,4 @@
-"""One forward pass, looked on by hooks: which modules were called, by which, and with what."""
+"""Records one forward pass with hooks: the modules that were called, their callers and their inputs."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -18,18 +18,18 @@ _FLOAT = re.compile(r"\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+")
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What holds around a call, and makes it fast or slow."""
+    """The gradient mode and autocast of a call, which decide how fast it is."""
 
     has_gradient: bool
     autocast: tuple[tuple[str, torch.dtype], ...]  # (kind of device, type)
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Put the same in place."""
+        """Set the same modes again."""
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.has_gradient))
             for device, dtype in self.autocast:
-                # A model casts each weight once a pass; cached, it would be cast once in all runs.
+                # A model casts each weight once a pass. With the cache, it would be cast once for all runs.
                 stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
             yield
 
@@ -47,7 +47,7 @@ class Call:
 
 @dataclass
 class Node:
-    """All calls that do the same below one that calls them."""
+    """All equal calls below the same caller."""
 
     call: Call
     names: list[str] = field(default_factory=list)
@@ -57,22 +57,22 @@ class Node:
 
 @dataclass(frozen=True)
 class Captured:
-    """What was called in one forward pass."""
+    """The calls of one forward pass."""
 
     root: Node
     never_called: tuple[tuple[str, str], ...]  # (name, class)
 
 
 def capture(subject: Subject) -> Captured:
-    """Run the model once and return its calls; compiled modules run as if they were not.
+    """Run the model once and return its calls. Compiled modules run uncompiled.
 
     Raises:
-        BenchmarkError: the model raises.
+        BenchmarkError: The model raises.
     """
-    watcher = _Watcher(subject.model)
+    recorder = _CallRecorder(subject.model)
     try:
-        # Hooks would become part of what is compiled.
-        with watcher.hooked(), without_compiler(subject.model):
+        # torch.compile would compile the hooks too.
+        with recorder.hooked(), without_compiler(subject.model):
             subject.forward()
     except Exception as error:
         shapes = shapes_text(subject.arguments, subject.keywords)
@@ -80,12 +80,12 @@ def capture(subject: Subject) -> Captured:
         raise BenchmarkError(
             f"the model of {subject.source} raised {type(error).__name__}: {words} (its input: {shapes})", True
         ) from error
-    (root,) = watcher.top.values()
-    return Captured(root, tuple(watcher.never_called()))
+    (root,) = recorder.top.values()
+    return Captured(root, tuple(recorder.never_called()))
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Return whether ``torch.compile`` has to do with the model or a module in it."""
+    """Return whether the model or a module in it is compiled."""
     return any(
         type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
@@ -93,7 +93,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def without_compiler(model: nn.Module) -> AbstractContextManager[Any]:
-    """Let a compiled model, and what is compiled in it, run as if it were not (from torch 2.6 on)."""
+    """Run a compiled model and its compiled modules uncompiled (from torch 2.6 on)."""
     if is_compiled(model) and hasattr(torch.compiler, "set_stance"):
         return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
     return nullcontext()
@@ -106,7 +106,7 @@ def shapes_text(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
 
 
 def copied(value: Any, is_leaf: bool = True) -> Any:
-    """Return ``value`` with copies for its tensors, which have a gradient where they had one.
+    """Return ``value`` with copies of its tensors. A copy requires a gradient if its tensor does.
 
     Args:
         value: nested tuples, lists and mappings; anything else is returned as it is.
@@ -125,10 +125,10 @@ def copied(value: Any, is_leaf: bool = True) -> Any:
     return value
 
 
-class _Watcher:
+class _CallRecorder:
     def __init__(self, model: nn.Module) -> None:
         self.top: dict[str, Node] = {}
-        # Containers are no components: nobody calls them.
+        # Containers such as ModuleList are never called, so they are not components.
         self._modules = {
             module: name for name, module in model.named_modules() if type(module).forward is not nn.Module.forward
         }
@@ -139,20 +139,20 @@ class _Watcher:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Look on for a while."""
+        """Record calls while the block runs."""
         with ExitStack() as stack:
             for module in self._modules:
-                # First of all hooks: what is captured goes through the others again when it is replayed.
+                # First of all hooks: a replay runs the other hooks on the recorded input again.
                 enter = module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True)
                 stack.callback(enter.remove)
                 stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
             yield
 
     def never_called(self) -> Iterator[tuple[str, str]]:
-        """Yield the modules that were not called and are part of none that was not."""
+        """Yield the modules that were not called, without the modules inside them."""
         silent: list[str] = []
         for module, name in self._modules.items():
-            if module in self._called or any(name.startswith(other + ".") for other in silent):
+            if module in self._called or any(name.startswith(parent + ".") for parent in silent):
                 continue
             silent.append(name)
             yield name, type(module).__name__
@@ -166,8 +166,8 @@ class _Watcher:
         if call is None:
             self._known[key] = Call(key, module, copied(arguments), copied(keywords), surroundings)
         elif _gradients_in(given) > _gradients_in((call.arguments, call.keywords)):
-            # The first of many blocks may get the data itself; that the others also have to tell their input's
-            # gradient is what is typical.
+            # The first of many blocks may get the data, which needs no gradient. The later blocks also compute the
+            # gradient of their input, which is the typical case.
             call.module, (call.arguments, call.keywords) = module, copied(given)
         level = self._stack[-1].children if self._stack else self.top
         node = level.setdefault(key, Node(self._known[key]))
@@ -186,7 +186,7 @@ class _Watcher:
 
 
 def _structure(module: nn.Module) -> str:
-    """Return all about a module that two of a kind share: classes, settings, shapes; numbers as 0.1 left out."""
+    """Return the classes, settings and shapes that equal modules share, without values such as the 0.1 of a dropout."""
     settings = _FLOAT.sub(lambda number: "x" if float(number.group()) else "0", module.extra_repr())
     own = [
         f"{name}:{tuple(getattr(tensor, 'shape', ()))}{tensor.dtype}{tensor.requires_grad}"

@@ -22,10 +22,10 @@ RETURNS = "expected (model, input), example: return model, torch.randn(8, 3, 32,
 
 
 def read_subject(source: str) -> Subject:
-    """Return what the factory that ``source`` names gives.
+    """Return the subject from the factory that ``source`` names.
 
     Raises:
-        BenchmarkError: there is no such factory, it raises, or it returns something else.
+        BenchmarkError: The factory does not exist, raises or returns something else.
     """
     place, colon, name = source.rpartition(":")
     if not (colon and place and name):
@@ -50,7 +50,7 @@ def subject_of(source: str, returned: Any) -> Subject:
     """Return ``returned`` as a subject.
 
     Raises:
-        BenchmarkError: it is not (model, input) with, if at all, a loss, a target and an optimizer behind.
+        BenchmarkError: It is not (model, input), optionally followed by a loss, a target and an optimizer.
     """
     if not isinstance(returned, tuple) or not 2 <= len(returned) <= 5:
         raise BenchmarkError(f"{source} returned {_kind(returned)}; {RETURNS}")
@@ -83,13 +83,13 @@ def subject_of(source: str, returned: Any) -> Subject:
                 "(a tensor) or an optimizer, example: return model, images, labels"
             )
         if what in further:
-            raise BenchmarkError(f"{source} returned two of a kind: each is taken as {what}; expected one at most")
+            raise BenchmarkError(f"{source} returned two values for the {what}; expected at most one")
         further[what] = value
     return Subject(source, model, arguments, keywords, **further)
 
 
 def _import(place: str) -> ModuleType:
-    # As `python -m` does it, and the installed command does not.
+    # `python -m` does this, the installed command does not.
     if sys.path[:1] not in ([""], [os.getcwd()]):
         sys.path.insert(0, os.getcwd())
     is_path = place.endswith(".py") or os.sep in place or "/" in place
@@ -100,12 +100,12 @@ def _import(place: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if not is_path and error.name and (place == error.name or place.startswith(error.name + ".")):
             raise BenchmarkError(
-                f"there is no module {place!r} (looked in {os.getcwd()} first, then where Python looks); {EXAMPLE}"
+                f"there is no module {place!r} (searched {os.getcwd()} first, then the path of Python); {EXAMPLE}"
             ) from None
         raise BenchmarkError(f"importing {place} raised {_in_words(error)}", shows_cause=True) from error
     except SystemExit as error:
         raise BenchmarkError(
-            f"importing {place} ended the program ({_in_words(error)}); put what a script does under "
+            f"importing {place} ended the program ({_in_words(error)}); put the code of a script under "
             'if __name__ == "__main__":'
         ) from error
     except Exception as error:
@@ -113,7 +113,7 @@ def _import(place: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Import a file: by its dotted name where it is part of a package below here, else as a module of its own."""
+    """Import a file by its dotted name if it is in a package below here, otherwise as a separate module."""
     path = path.resolve()
     here = Path.cwd().resolve()
     inside = path.parent.is_relative_to(here) and path.parent != here
@@ -143,7 +143,7 @@ def _check_arguments(source: str, factory: Any) -> None:
         raise BenchmarkError(
             f"{source} cannot be called without arguments ({error}); example: def factory(): return Model(), input"
         ) from None
-    except ValueError:  # a callable that does not tell its arguments
+    except ValueError:  # a callable without a signature
         return
 
 

@@ -1,4 +1,4 @@
-"""The whole benchmark: passes of the model, then each distinct component, and what share of its parent it takes."""
+"""The whole benchmark: the passes of the model, then each distinct component and its share of its parent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from training_profiler.component_benchmark.capture import Node, capture, is_compiled, shapes_text, without_compiler
-from training_profiler.component_benchmark.replay import Found, time_backward, time_call
+from training_profiler.component_benchmark.replay import CallTiming, time_backward, time_call
 from training_profiler.component_benchmark.result import Component, ComponentBenchmark, Timing
 from training_profiler.component_benchmark.state import kept
 from training_profiler.component_benchmark.stopwatch import Stopwatch
@@ -30,22 +30,22 @@ class Options:
 
 
 def measure(subject: Subject, stopwatch: Stopwatch, options: Options) -> ComponentBenchmark:
-    """Return the times of a model and its components; leaves the model as it was.
+    """Return the times of a model and its components. The model is unchanged afterwards.
 
     Raises:
-        BenchmarkError: the model or the loss raises, or the loss is no scalar.
+        BenchmarkError: The model or the loss raises, or the loss is not a scalar.
     """
     model = subject.model
     with kept(model, subject.optimizer), torch.set_grad_enabled(options.has_backward):
         captured = capture(subject)
         passes, notes = _time_passes(subject, stopwatch, options.has_backward)
-        found = {}
+        timings: dict[str, CallTiming] = {}
         if not is_compiled(model):
-            found[captured.root.call.key] = Found(passes[FORWARD], passes.get(BACKWARD))
+            timings[captured.root.call.key] = CallTiming(passes[FORWARD], passes.get(BACKWARD))
         with without_compiler(model):
-            _time_components(captured.root, 0, found, stopwatch, options)
+            _time_components(captured.root, 0, timings, stopwatch, options)
         if BACKWARD in passes:
-            notes += _time_update(subject, passes, stopwatch)  # the last, for it changes the weights
+            notes += _time_update(subject, passes, stopwatch)  # last, because it changes the weights
     first = next(iter(model.parameters()), None)
     return ComponentBenchmark(
         source=subject.source,
@@ -58,29 +58,30 @@ def measure(subject: Subject, stopwatch: Stopwatch, options: Options) -> Compone
         torch=str(torch.__version__),
         passes=passes,
         loss=subject.loss_in_words,
-        root=component_of(captured.root, found),
+        root=component_of(captured.root, timings),
         optimizer=type(subject.optimizer).__name__ if subject.optimizer is not None else "AdamW",
         never_called=captured.never_called,
         notes=tuple([COMPILED] if is_compiled(model) else []) + tuple(notes),
     )
 
 
-def component_of(node: Node, found: Mapping[str, Found], above: tuple[float, float] | None = None) -> Component:
-    """Return a node of the calls with its times and shares, and all below it that were timed, the costliest first.
+def component_of(node: Node, timings: Mapping[str, CallTiming], above: tuple[float, float] | None = None) -> Component:
+    """Return a node with its times and shares, and its timed children, the slowest first.
 
     Args:
         node: the calls.
-        found: times by the key of a call.
-        above: forward time of all calls of what calls it, and of the model; None for the model itself.
+        timings: times by the key of a call.
+        above: total forward time of its parent, and of the model; None for the model itself.
     """
-    own = found[node.call.key]
+    own = timings[node.call.key]
     forward_s = None if own.forward is None else own.forward.median_s
     total_s = None if forward_s is None else node.calls * forward_s
     parent_s, model_s = above if above is not None else (None, total_s)
-    below = [inner for inner in node.children.values() if inner.call.key in found]
+    below = [inner for inner in node.children.values() if inner.call.key in timings]
     level = (total_s or 0.0, model_s or 0.0)
     children = sorted(
-        (component_of(inner, found, level) for inner in below), key=lambda child: (-(child.total_s or 0.0), child.names)
+        (component_of(inner, timings, level) for inner in below),
+        key=lambda child: (-(child.total_s or 0.0), child.names),
     )
     return Component(
         kind=type(node.call.module).__name__,
@@ -101,15 +102,21 @@ def component_of(node: Node, found: Mapping[str, Found], above: tuple[float, flo
 def _rest_s(node: Node, own: Timing | None, children: list[Component]) -> float | None:
     totals = [child.total_s for child in children if child.total_s is not None]
     timings = [own, *(child.forward for child in children)]
-    if own is None or not totals or len(totals) < len(node.children) or any(one and one.is_noisy for one in timings):
-        return None  # a difference of noisy times is noise
+    if (
+        own is None
+        or not totals
+        or len(totals) < len(node.children)
+        or any(timing and timing.is_noisy for timing in timings)
+    ):
+        return None  # the difference of noisy times is noise
     rest_s = own.median_s - sum(totals) / node.calls
-    # Alone and with warm caches parts take more or less than in the whole; no more is known than the whole's spread.
+    # Parts that run alone with warm caches take more or less time than inside the model. A rest within the spread of
+    # the whole means nothing.
     return rest_s if rest_s > (own.iqr_s or 0.0) else None
 
 
 def _time_passes(subject: Subject, stopwatch: Stopwatch, has_backward: bool) -> tuple[dict[str, Timing], list[str]]:
-    subject.forward()  # where it is compiled, now
+    subject.forward()  # a compiled model compiles here
     passes = {FORWARD: stopwatch(FORWARD, subject.forward)}
     if not has_backward:
         if subject.loss is not None or subject.target is not None:
@@ -165,12 +172,14 @@ def _raised(subject: Subject, what: str, error: Exception) -> BenchmarkError:
     return BenchmarkError(f"the {what} of {subject.source} raised {type(error).__name__}: {words}", shows_cause=True)
 
 
-def _time_components(node: Node, depth: int, found: dict[str, Found], stopwatch: Stopwatch, options: Options) -> None:
-    if node.call.key not in found:
-        found[node.call.key] = time_call(node.call, node.names[0] or "model", stopwatch, options.has_backward)
+def _time_components(
+    node: Node, depth: int, timings: dict[str, CallTiming], stopwatch: Stopwatch, options: Options
+) -> None:
+    if node.call.key not in timings:
+        timings[node.call.key] = time_call(node.call, node.names[0] or "model", stopwatch, options.has_backward)
     if options.depth is None or depth < options.depth:
         for inner in node.children.values():
-            _time_components(inner, depth + 1, found, stopwatch, options)
+            _time_components(inner, depth + 1, timings, stopwatch, options)
 
 
 def _parameters(module: nn.Module) -> int:

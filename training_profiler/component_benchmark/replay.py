@@ -1,4 +1,4 @@
-"""Runs the forward and the backward pass of one captured call, or of the whole model, as often as asked."""
+"""Times the forward and the backward pass of a captured call or of the whole model."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ BY_DIFFERENCE = "backward by difference: its graph can only be used once"
 
 
 @dataclass(frozen=True)
-class Found:
-    """What came of timing one kind of call."""
+class CallTiming:
+    """The times of one kind of call; ``note`` explains special cases and failures."""
 
     forward: Timing | None = None
     backward: Timing | None = None
     note: str | None = None
 
 
-def time_call(call: Call, what: str, stopwatch: Stopwatch, has_backward: bool) -> Found:
-    """Return the times of a call, made again as it was; where the module raises, alone as it is now, its words."""
+def time_call(call: Call, what: str, stopwatch: Stopwatch, has_backward: bool) -> CallTiming:
+    """Repeat a call and return its times. If the module raises when called alone, return the error as a note."""
     try:
         return _time_call(call, what, stopwatch, has_backward)
     except Exception as error:
         words = " ".join(str(error).split())[:120]
-        return Found(note=f"not measured: called alone it raises {type(error).__name__}: {words}")
+        return CallTiming(note=f"not measured: called alone it raises {type(error).__name__}: {words}")
 
 
-def _time_call(call: Call, what: str, stopwatch: Stopwatch, has_backward: bool) -> Found:
+def _time_call(call: Call, what: str, stopwatch: Stopwatch, has_backward: bool) -> CallTiming:
     module, arguments, keywords = call.module, call.arguments, call.keywords
 
     def run() -> Any:
@@ -56,7 +56,7 @@ def _time_call(call: Call, what: str, stopwatch: Stopwatch, has_backward: bool) 
         leaves = [*module.parameters(), *tensors_in((arguments, keywords))]
         backward, note = time_backward(f"{what}: backward", outputs, leaves, forward, stopwatch)
         notes += [note] if note else []
-    return Found(forward, backward, "; ".join(notes) or None)
+    return CallTiming(forward, backward, "; ".join(notes) or None)
 
 
 def time_backward(
@@ -66,10 +66,10 @@ def time_backward(
     forward: Timing,
     stopwatch: Stopwatch,
 ) -> tuple[Timing | None, str | None]:
-    """Return the time from ``outputs`` to gradients in ``leaves``, which begin as None each time, and how it was found.
+    """Return the time of the backward pass from ``outputs`` to ``leaves``, and a note on the method.
 
-    The same graph is gone through again and again; where it can be used only once, the time is that of both passes
-    without that of ``forward``. (None, None) where no output has a gradient.
+    Gradients are None at the start of each run. The same graph is used again and again. If a graph can only be used
+    once, both passes are timed and the time of ``forward`` is subtracted. (None, None) if no output has a gradient.
     """
     ends = outputs()
     if not ends:
@@ -90,7 +90,7 @@ def time_backward(
         torch.autograd.backward(outputs(), slopes)
 
     if not _succeeds_twice(again):
-        both()  # what is wrong with the backward pass itself shows here
+        both()  # raises if the backward pass itself fails
         timing = stopwatch(what, both)
         clear()
         return _without(timing, forward), BY_DIFFERENCE
@@ -110,7 +110,7 @@ def _succeeds_twice(run: Callable[[], None]) -> bool:
 
 def _without(both: Timing, forward: Timing) -> Timing | None:
     if both.median_s <= forward.median_s:
-        return None  # the difference is below what the clock can tell
+        return None  # the clock cannot resolve the difference
     iqr_s = None
     if both.iqr_s is not None and forward.iqr_s is not None:
         iqr_s = (both.iqr_s**2 + forward.iqr_s**2) ** 0.5

@@ -1,4 +1,4 @@
-"""The result of ``training-profiler benchmark``: a table, and the same as data."""
+"""The result of ``training-profiler benchmark`` as a table and as data."""
 
 import dataclasses
 import re
@@ -10,8 +10,8 @@ from training_profiler.findings.tables import counted, table, with_details, wrap
 from training_profiler.units import ms_number, time_text
 
 SCHEMA: Final = 1
-REST_FROM: Final = 0.05  # share of the parent; from here on time in no module has a row of its own
-HEAVY_FROM: Final = 0.25  # share of the parent; from here on a component is named as heavy
+REST_FROM: Final = 0.05  # share of the parent from which time outside of modules has its own row
+HEAVY_FROM: Final = 0.25  # share of the parent from which a component is named as heavy
 NAMED: Final = 3  # names shown of modules that share a row
 INDENT: Final = "  "
 HEADERS: Final = (
@@ -125,7 +125,7 @@ def _closing(benchmark: ComponentBenchmark) -> Iterator[str]:
 
 
 def _heaviest(root: Component) -> list[str]:
-    """Return the path down the tree along the costliest child of each component."""
+    """Return the path down the tree along the slowest child of each component."""
     sentences = []
     parent = root
     while parent.children and (parent.children[0].share_of_parent or 0.0) >= HEAVY_FROM:

@@ -1,4 +1,4 @@
-"""What a component benchmark found: frozen figures, in seconds."""
+"""The result of a component benchmark: frozen data, in seconds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ NOISY_FROM: Final = 0.1  # IQR over median; half of the measurements of a quiet 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long one execution takes, of many."""
+    """The duration of one execution, from many measurements."""
 
     median_s: float
-    iqr_s: float | None = None  # between the quartiles; None where there were too few measurements for them
+    iqr_s: float | None = None  # between the quartiles; None with too few measurements
     measurements: int = 1
-    runs_each: int = 1  # executions that one measurement is the mean of
+    runs_each: int = 1  # executions per measurement, which is their mean
 
     @property
     def spread(self) -> float | None:
@@ -29,7 +29,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Component:
-    """Calls of modules that do the same: same class, shapes of parameters and inputs, called by the same component."""
+    """Equal calls of modules: same class, same shapes of parameters and inputs, same caller."""
 
     kind: str  # class
     names: tuple[str, ...]  # of the modules, as in named_modules()
@@ -39,9 +39,9 @@ class Component:
     forward: Timing | None
     backward: Timing | None
     note: str | None  # why something was not measured, or how
-    share_of_parent: float | None  # of the forward time of all calls of what calls it
+    share_of_parent: float | None  # of the forward time of all calls of its parent
     share_of_model: float | None
-    rest_s: float | None  # of one call: forward time that no component below takes, by difference
+    rest_s: float | None  # of one call: forward time outside of its children, by difference
     children: tuple["Component", ...] = ()
 
     @property
@@ -63,7 +63,7 @@ class ComponentBenchmark:
     threads: int
     torch: str
     passes: Mapping[str, Timing]  # forward, forward + loss, backward, optimizer step: those that were measured
-    loss: str  # what the loss is, in words
+    loss: str  # name of the loss
     root: Component
     optimizer: str
     never_called: tuple[tuple[str, str], ...] = ()  # (name, class)

@@ -1,4 +1,4 @@
-"""Leaves a model, its gradients and the random numbers as they were, whatever was run in between."""
+"""Restores a model, its gradients and the random number generators after any code."""
 
 import copy
 import random
@@ -18,7 +18,7 @@ from training_profiler.device.backends import ready_backends
 def kept(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
     """Restore parameters, buffers, gradients, the optimizer's state and random number generators afterwards."""
     values = [(tensor, tensor.detach().clone()) for tensor in _tensors(model) if not is_lazy(tensor)]
-    buffers = [(module, dict(module._buffers)) for module in model.modules()]  # a module may put another in place
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]  # a module may replace a buffer
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     optimizer_state = copy.deepcopy(optimizer.state_dict()) if optimizer is not None else None
     generators = _generators()

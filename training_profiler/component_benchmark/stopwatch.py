@@ -1,4 +1,4 @@
-"""The clock: ``torch.utils.benchmark``, which waits for an accelerator where there is one."""
+"""The clock: ``torch.utils.benchmark``, which synchronizes with an accelerator."""
 
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -8,36 +8,36 @@ from torch.utils.benchmark import Measurement, Timer
 
 from training_profiler.component_benchmark.result import Timing
 
-ENOUGH: Final = 5  # measurements, below which quartiles say nothing
-MOST_TIME: Final = 5.0  # times min_run_time_s that waiting for enough of them may take
+ENOUGH: Final = 5  # measurements; with fewer, quartiles mean nothing
+MOST_TIME: Final = 5.0  # limit for reaching ENOUGH, in multiples of min_run_time_s
 
 
 class Stopwatch(Protocol):
-    """Says how long something takes."""
+    """Measures durations."""
 
     def __call__(self, what: str, run: Callable[[], object]) -> Timing:
-        """Return how long one ``run`` takes; ``what`` names it for whoever watches."""
+        """Return the duration of one ``run``; ``what`` names it in the progress display."""
 
 
 class TorchStopwatch:
-    """Runs as often as fits in a time, in blocks long enough for the clock."""
+    """Repeats a run for a given time, in blocks long enough for the clock."""
 
     def __init__(
-        self, threads: int | None, min_run_time_s: float, says: Callable[[str], None] = lambda what: None
+        self, threads: int | None, min_run_time_s: float, show_progress: Callable[[str], None] = lambda what: None
     ) -> None:
         self.threads = threads or torch.get_num_threads()
-        self._min_run_time_s, self._says = min_run_time_s, says
+        self._min_run_time_s, self._show_progress = min_run_time_s, show_progress
 
     def __call__(self, what: str, run: Callable[[], object]) -> Timing:
-        """Return the median over blocks of runs, and the distance of their quartiles."""
-        self._says(what)
+        """Return the median over blocks of runs, and their interquartile range."""
+        self._show_progress(what)
         timer = Timer("run()", globals={"run": run}, num_threads=self.threads)
-        found = timer.blocked_autorange(min_run_time=self._min_run_time_s)
-        blocks = [found]
-        taken_s = sum(found.raw_times)
+        first = timer.blocked_autorange(min_run_time=self._min_run_time_s)
+        blocks = [first]
+        taken_s = sum(first.raw_times)
         while sum(len(block.times) for block in blocks) < ENOUGH and taken_s < MOST_TIME * self._min_run_time_s:
-            blocks.append(timer.timeit(found.number_per_run))
+            blocks.append(timer.timeit(first.number_per_run))
             taken_s += sum(blocks[-1].raw_times)
         (merged,) = Measurement.merge(blocks)
         count = len(merged.times)
-        return Timing(merged.median, merged.iqr if count >= ENOUGH else None, count, found.number_per_run)
+        return Timing(merged.median, merged.iqr if count >= ENOUGH else None, count, first.number_per_run)

@@ -1,4 +1,4 @@
-"""What is timed: a model, its input, its loss and its optimizer."""
+"""The subject of a benchmark: a model, its input, its loss and its optimizer."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -10,12 +10,12 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from training_profiler.errors import BenchmarkError
 
-LEARNING_RATE = 1e-6  # so that updates by the hundred leave the model as it is, near enough
+LEARNING_RATE = 1e-6  # hundreds of updates barely change the model
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model with all that one training step of it needs."""
+    """A model with everything that a training step needs."""
 
     source: str
     model: nn.Module
@@ -26,14 +26,14 @@ class Subject:
     optimizer: torch.optim.Optimizer | None = None
 
     def forward(self) -> Any:
-        """Return what the model makes of its input."""
+        """Return the output of the model for its input."""
         return self.model(*self.arguments, **self.keywords)
 
     def loss_of(self, output: Any) -> torch.Tensor | None:
-        """Return the loss as a scalar, or None where no output has a gradient.
+        """Return the loss as a scalar, or None if no output has a gradient.
 
         Raises:
-            BenchmarkError: the loss is no scalar, or a target fits no loss we know.
+            BenchmarkError: The loss is not a scalar, or no known loss fits the target.
         """
         if self.loss is not None:
             loss = self.loss(output) if self.target is None else self.loss(output, self.target)
@@ -51,7 +51,7 @@ class Subject:
 
     @property
     def loss_in_words(self) -> str:
-        """Return what the loss is."""
+        """Return the name of the loss."""
         if self.loss is not None:
             return getattr(self.loss, "__name__", type(self.loss).__name__)
         if self.target is None:
@@ -59,7 +59,7 @@ class Subject:
         return "mean squared error" if self.target.is_floating_point() else "cross entropy"
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Return the optimizer given, or AdamW with its usual settings."""
+        """Return the given optimizer, or AdamW."""
         if self.optimizer is not None:
             return self.optimizer
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -99,6 +99,6 @@ def _loss_against(output: Any, target: torch.Tensor) -> torch.Tensor:
     shape = "no tensor" if out is None else f"shape {tuple(out.shape)}"
     raise BenchmarkError(
         f"the target has shape {tuple(target.shape)} and type {target.dtype}, the output {shape}: neither cross "
-        "entropy nor a mean squared error; return a loss beside it, "
+        "entropy nor mean squared error fits; return a loss as well, "
         "example: return model, images, labels, torch.nn.MultiMarginLoss()"
     )

@@ -1,1 +1,1 @@
-"""Analysis of Kineto traces, ours or anybody's; pure but for reading the file."""
+"""Analysis of Kineto traces from any program. Only the loading has side effects: it reads the file."""

@@ -38,9 +38,9 @@ class AttributedGap:
 
     gap: Gap
     next_name: str  # the work that ended it
-    operator: str  # that launched that
-    section: str  # that the launch was made in
-    step: str  # in which it begins
+    operator: str  # launched that work
+    section: str  # contains the launch
+    step: str  # contains the begin of the gap
     follows_read: bool  # whether the host was reading a value from the device when the gap began
 
 
@@ -124,7 +124,7 @@ def analyse(path: Path) -> Analysis:
     """Return the analysis of the trace in ``path``.
 
     Raises:
-        TraceError: it cannot be read, or is not a trace; the message is one line.
+        TraceError: The file cannot be read or is not a trace. The message has one line.
     """
     raw = read_events(path)
     count = len(raw.events)

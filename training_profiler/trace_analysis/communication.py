@@ -48,7 +48,7 @@ class RankCollective:
 
 @cache
 def collective_kind(name: str, recorded: str | None = None) -> str:
-    """Return which collective a kernel is: by the name that the trace recorded, else by the kernel's name."""
+    """Return the kind of collective of a kernel, from the recorded name or else from the name of the kernel."""
     for text in (recorded or "", name):
         for kind, pattern in _PATTERNS:
             if text and pattern.search(text):
@@ -71,11 +71,11 @@ def collectives(columns: Columns, device: Device, communicates: Bools) -> list[C
         entry[2] += hidden_ns
         entry[3] += max(0, size)
         has_bytes[kind] = has_bytes.get(kind, True) and size >= 0
-    found = [
+    collectives = [
         Collective(kind, count, total_ns, hidden_ns, size if has_bytes[kind] else None)
         for kind, (count, total_ns, hidden_ns, size) in sums.items()
     ]
-    return sorted(found, key=lambda collective: -collective.total_ns)
+    return sorted(collectives, key=lambda collective: -collective.total_ns)
 
 
 def collective_runs(columns: Columns, communicates: Bools) -> dict[str, Ints]:
@@ -95,7 +95,7 @@ def over_ranks(runs: Mapping[int, Mapping[str, Ints]]) -> list[RankCollective]:
     if len(runs) < 2:
         return []
     ranks = sorted(runs)
-    found = []
+    matched = []
     for kind in sorted(set.intersection(*(set(rank_runs) for rank_runs in runs.values()))):
         if len({len(runs[rank][kind]) for rank in ranks}) != 1:
             continue
@@ -103,8 +103,8 @@ def over_ranks(runs: Mapping[int, Mapping[str, Ints]]) -> list[RankCollective]:
         shortest = table.min(axis=0)
         waiting = table - shortest
         latest = ranks[int(waiting.sum(axis=1).argmin())]
-        found.append(RankCollective(kind, table.shape[1], float(shortest.mean()), float(waiting.mean()), latest))
-    return found
+        matched.append(RankCollective(kind, table.shape[1], float(shortest.mean()), float(waiting.mean()), latest))
+    return matched
 
 
 def _kind(columns: Columns, row: int) -> str:

@@ -29,7 +29,7 @@ _CALLS: Final = {
     BLOCKING_COPY: runtime_calls.COPY_OR_FILL,
     SYNCHRONIZE: runtime_calls.SYNCHRONIZE,
 }
-# The first cause in this order gets a moment that several claim.
+# If several causes claim a moment, the first in this order gets it.
 _IN_ORDER: Final = (DATA_LOADER, ALLOCATION, BLOCKING_COPY, SYNCHRONIZE, LAUNCH_BOUND, PYTHON, UNKNOWN)
 CAUSES: Final = (*_IN_ORDER[:-1], COMMUNICATION, OTHER_STREAM, UNKNOWN)
 
@@ -71,16 +71,16 @@ def long_gaps(columns: Columns, busy: Intervals, launches: Launches, communicate
     shares = parts[which, np.arange(len(which))] / (end_ns - begin_ns)
     near = communicates[following] | communicates[preceding]
     on_device = len(_IN_ORDER)
-    found = []
+    long = []
     for i, cause in enumerate(which.tolist()):
         waited_for = COMMUNICATION if near[i] else OTHER_STREAM
         name = waited_for if cause == on_device else _IN_ORDER[cause]
-        found.append(Gap(device, int(begin_ns[i]), int(end_ns[i]), name, float(shares[i]), int(following[i])))
-    return found
+        long.append(Gap(device, int(begin_ns[i]), int(end_ns[i]), name, float(shares[i]), int(following[i])))
+    return long
 
 
 def _host_parts(columns: Columns, threads: Ints, begin_ns: Ints, end_ns: Ints) -> Ints:
-    """Return how much of each gap each cause in ``_IN_ORDER`` has; shape (causes, gaps), ns.
+    """Return the time of each cause in ``_IN_ORDER`` within each gap; shape (causes, gaps), ns.
 
     ``threads`` holds for each gap the thread that launched the work after it, or -1 if unknown. The thread that runs
     the loop counts as well.

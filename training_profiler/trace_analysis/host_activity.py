@@ -90,7 +90,7 @@ def device_reads(columns: Columns, nesting: Nesting, launches: Launches) -> Ints
 
 
 def _outermost_operator(nesting: Nesting, is_operator: Bools) -> Ints:
-    """Return for each event the outermost operator that it is or lies in; -1 for none."""
+    """Return the outermost operator around each event, or the event itself if it is one; -1 for none."""
     outermost = np.full(len(is_operator), NONE, np.int64)
     for level, rows in enumerate(nesting.levels):
         above = outermost[nesting.parent[rows]] if level else np.full(len(rows), NONE, np.int64)

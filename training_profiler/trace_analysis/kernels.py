@@ -100,7 +100,7 @@ def _by_name(columns: Columns, rows: Ints, duration: Ints, is_shorter: Bools) ->
     occupancy = _weighted(columns.occupancy[rows], duration, name, size)
     blocks = _weighted(columns.blocks_per_sm[rows], duration, name, size)
     kernels = []
-    for i in dict.fromkeys(name.tolist()):  # in order of the first run, which breaks ties
+    for i in dict.fromkeys(name.tolist()):  # in order of first run, which breaks ties
         label = columns.names[i]
         kernels.append(
             Kernel(

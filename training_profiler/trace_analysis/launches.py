@@ -22,8 +22,8 @@ class Launches:
 def launches_of(columns: Columns, nesting: Nesting) -> Launches:
     """Return what launched each piece of device work.
 
-    The operator is the one that the trace names by "External id", which is exact even if times are rounded to us and
-    if no call was recorded. Without that id it is the operator around the call.
+    The trace names the operator by its "External id". That is exact even if times are rounded to microseconds or no
+    call was recorded. Without that id it is the operator around the call.
     """
     gpu_rows = np.flatnonzero(columns.is_gpu())
     call = np.full(len(columns.begin_ns), NONE, np.int64)
@@ -51,7 +51,7 @@ def is_section(columns: Columns) -> Bools:
 
 
 def sections_of(columns: Columns, nesting: Nesting) -> Ints:
-    """Return for each event the innermost annotation that it is or lies in; -1 for none.
+    """Return the innermost annotation around each event, or the event itself if it is one; -1 for none.
 
     Events on autograd's own threads belong to the current section of the training thread.
     """

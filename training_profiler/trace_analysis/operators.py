@@ -1,4 +1,4 @@
-"""What the host called: time of its own, in all, on the device, and how often."""
+"""The operators and runtime calls of the host: number of calls, self time, total time and device time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from training_profiler.trace_analysis.nesting import Nesting, with_children
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """All calls of one operator, or of one with the same input shapes; ns."""
+    """All calls of an operator, or its calls with the same input shapes; ns."""
 
     name: str
     calls: int
-    host_self_ns: int  # without what it called
+    host_self_ns: int  # without the operators that it called
     host_total_ns: int
     device_self_ns: int  # of work that it launched itself
-    device_total_ns: int  # and of work that what it called has launched
-    section: str  # in which most of its calls were made; "" where in none
+    device_total_ns: int  # also of work launched by the operators that it called
+    section: str  # of most of its calls; "" for none
     shapes: str = ""  # of its inputs, as recorded
 
 
@@ -32,10 +32,10 @@ SORT_KEYS: Final = ("host_self", "host_total", "device_self", "device_total", "c
 def operators(
     columns: Columns, nesting: Nesting, launches: Launches
 ) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
-    """Return a line an operator, and a line an operator and shapes of its inputs; most host time of its own first.
+    """Return the operators, and the operators by shapes of their inputs; most host self time first.
 
-    The second is empty where the trace tells no shapes. Calls of the runtime (``cudaLaunchKernel``) are lines too; what
-    they launched is booked on the operator around them.
+    The second is empty if the trace has no shapes. Calls of the runtime (``cudaLaunchKernel``) are listed as well. The
+    work that they launched belongs to the operator around them.
     """
     rows = np.flatnonzero(columns.is_of("cpu_op", "cuda_runtime"))
     if not len(rows):
@@ -53,23 +53,23 @@ def operators(
     sections = launches.section[rows]
     names, shapes = columns.name[rows], columns.shapes[rows]
     labels = [(name, "") for name in columns.names]
-    found = _lines(columns, labels, names, stats, sections)
+    by_name = _lines(columns, labels, names, stats, sections)
     if not any(columns.shape_texts):
-        return found, ()
+        return by_name, ()
     # One number for each pair of name and shapes.
     width = len(columns.shape_texts) + 1
     pairs, group = numbered((names * width + shapes + 1).tolist())
     texts = ("", *columns.shape_texts)
     labels = [(columns.names[pair // width], texts[pair % width]) for pair in pairs]
-    return found, _lines(columns, labels, group, stats, sections)
+    return by_name, _lines(columns, labels, group, stats, sections)
 
 
-def sorted_by(found: Sequence[Operator], key: str) -> list[Operator]:
+def sorted_by(listed: Sequence[Operator], key: str) -> list[Operator]:
     """Return the operators by one of ``SORT_KEYS``, the largest first; names from a to z."""
     if key == "name":
-        return sorted(found, key=lambda one: one.name)
+        return sorted(listed, key=lambda operator: operator.name)
     attribute = "calls" if key == "calls" else f"{key}_ns"
-    return sorted(found, key=lambda one: (-getattr(one, attribute), one.name))
+    return sorted(listed, key=lambda operator: (-getattr(operator, attribute), operator.name))
 
 
 def _lines(
@@ -85,16 +85,16 @@ def _lines(
         sums.append(summed.tolist())
     host_self, host_total, device_self, device_total = sums
     named = _most_frequent(group, sections, columns, size)
-    found = [
+    listed = [
         Operator(name, calls[i], host_self[i], host_total[i], device_self[i], device_total[i], named[i], shapes)
         for i, (name, shapes) in enumerate(labels)
         if calls[i]
     ]
-    return tuple(sorted(found, key=lambda one: (-one.host_self_ns, one.name, one.shapes)))
+    return tuple(sorted(listed, key=lambda operator: (-operator.host_self_ns, operator.name, operator.shapes)))
 
 
 def _device_time(columns: Columns, launched_by: Ints) -> Ints:
-    """Return for each host event how long the device worked on what it launched itself."""
+    """Return the device time of the work that each host event launched itself."""
     time = np.zeros(len(columns.begin_ns), np.int64)
     known = launched_by != NONE
     np.add.at(time, launched_by[known], (columns.end_ns - columns.begin_ns)[known])
@@ -102,14 +102,14 @@ def _device_time(columns: Columns, launched_by: Ints) -> Ints:
 
 
 def _most_frequent(group: Ints, sections: Ints, columns: Columns, size: int) -> list[str]:
-    """Return for each group the name of the section that most of its members are in; "" where most are in none."""
+    """Return the section of most members of each group; "" if most are in none."""
     names = np.where(sections == NONE, NONE, columns.name[sections])
     width = len(columns.names) + 1
     pairs, counts = np.unique(group * width + names + 1, return_counts=True)
-    found = [""] * size
+    section_names = [""] * size
     most = [0] * size
     for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
         which, name = divmod(pair, width)
         if count > most[which]:
-            found[which], most[which] = columns.names[name - 1] if name else "", count
-    return found
+            section_names[which], most[which] = columns.names[name - 1] if name else "", count
+    return section_names

@@ -1,4 +1,4 @@
-"""Which part of a training step each piece of device work belongs to, by what launched it."""
+"""Assigns device work to the parts of a training step, by the operator or annotation that launched it."""
 
 import re
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from training_profiler.trace_analysis.nesting import Nesting, nearest
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
 OPTIMIZER: Final = "optimizer"
-# As torch marks them by itself (older versions by the name of the autograd function), as our sections are called, and
-# as people like to call theirs.
+# The marks of torch (older versions use the name of the autograd function), the names of our sections and common names
+# of annotations.
 _MARKS: Final[Mapping[str, re.Pattern[str]]] = {
     BACKWARD: re.compile(
         r"^autograd::engine::evaluate_function|^(torch::autograd::)?\w*Backward\d*$|^torch::autograd::AccumulateGrad"
@@ -29,17 +29,18 @@ _MARKS: Final[Mapping[str, re.Pattern[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """What the device did for the parts of a step."""
+    """Device time and kernels of the parts of a step."""
 
-    times_ns: Mapping[str, int] | None  # a phase, within steps; None where the trace does not tell of a backward pass
+    times_ns: Mapping[str, int] | None  # by phase, within steps; None if the trace has no backward pass
     optimizer_kernels: int  # launched by optimizers, within steps
     multi_tensor_kernels: int  # of these, those that update many tensors at once
 
 
 def phases_of(columns: Columns, nesting: Nesting, launches: Launches, communicates: Bools, step_of: Ints) -> Phases:
-    """Return the device's time within steps a phase; ``step_of`` is the step of each event, -1 for none.
+    """Return the device time of each phase within steps; ``step_of`` is the step of each event, -1 for none.
 
-    Forward is what was launched in steps and belongs to neither of the others, unless the trace marks it: then that.
+    If the trace marks the forward pass, the mark counts. Otherwise forward is all work that was launched in steps and
+    belongs to neither of the other phases.
     """
     rows = np.flatnonzero(columns.is_of("kernel") & ~communicates)
     by = np.where(launches.call != NONE, launches.call, launches.operator)[rows]

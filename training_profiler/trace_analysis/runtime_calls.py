@@ -1,4 +1,4 @@
-"""THE table of runtime calls: which calls of CUDA and HIP copy, wait and allocate, by their names.
+"""The table of runtime calls: the calls of CUDA and HIP that copy, wait and allocate, by name.
 
 The prefixes of the runtimes are in the table of backends.
 """

@@ -1,4 +1,4 @@
-"""Which annotation is under way at a time, on the thread that runs the loop; which step a time is in."""
+"""The annotation that is open at a time on the thread of the training loop, and the step that a time is in."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """From each ``begin_ns`` to the next, ``row`` is the innermost event under way; -1 for none."""
+    """From each ``begin_ns`` to the next, ``row`` is the innermost open event; -1 for none."""
 
     begin_ns: Ints
     row: Ints
 
     def at(self, at_ns: Ints) -> Ints:
-        """Return the row that is under way at each time; -1 for none."""
+        """Return the row that is open at each time; -1 for none."""
         if not len(self.begin_ns):
             return np.full(len(at_ns), NONE, np.int64)
         place = np.searchsorted(self.begin_ns, at_ns, side="right") - 1
@@ -24,9 +24,9 @@ class Timeline:
 
 
 def main_thread(columns: Columns) -> int:
-    """Return the thread that runs the loop; -1 where there is none.
+    """Return the thread that runs the training loop; -1 if there is none.
 
-    That is the one of the marked steps, else that with most operators.
+    Marked steps are on that thread. Without marks it is the thread with most operators.
     """
     for which in (
         columns.named(lambda name: name.startswith("ProfilerStep#"), columns.is_of("user_annotation")),
@@ -38,25 +38,25 @@ def main_thread(columns: Columns) -> int:
 
 
 def timeline_of(columns: Columns, which: Bools) -> Timeline:
-    """Return the timeline of the events of ``which``; where several are under way, the one that began last holds."""
+    """Return the timeline of the events of ``which``. If several are open, the newest counts."""
     rows = np.flatnonzero(which)
     rows = rows[np.lexsort((-columns.end_ns[rows], columns.begin_ns[rows]))]
     begins, ends = columns.begin_ns[rows].tolist(), columns.end_ns[rows].tolist()
     at: list[int] = []
     row: list[int] = []
-    under_way: list[int] = []
+    open_events: list[int] = []
 
     def close_until(begin: float) -> None:
-        while under_way and ends[under_way[-1]] <= begin:
-            end = ends[under_way.pop()]
-            while under_way and ends[under_way[-1]] <= end:
-                under_way.pop()
+        while open_events and ends[open_events[-1]] <= begin:
+            end = ends[open_events.pop()]
+            while open_events and ends[open_events[-1]] <= end:
+                open_events.pop()
             at.append(end)
-            row.append(int(rows[under_way[-1]]) if under_way else NONE)
+            row.append(int(rows[open_events[-1]]) if open_events else NONE)
 
     for i, begin in enumerate(begins):
         close_until(begin)
-        under_way.append(i)
+        open_events.append(i)
         at.append(begin)
         row.append(int(rows[i]))
     close_until(float("inf"))

@@ -19,7 +19,7 @@ from training_profiler.units import NS_PER_MS, NS_PER_S
 MOST_GAPS: Final = 5
 MOST_KERNELS: Final = 10
 MOST_NAME: Final = 160  # characters
-OF_DEVICE: Final = (  # unknown where no work of a device was recorded
+OF_DEVICE: Final = (  # unknown without recorded device work
     "compute_union_ms",
     "comm_union_ms",
     "comm_exposed_ms",
@@ -63,7 +63,7 @@ def _figures(analysis: Analysis, sort: str, thresholds: Mapping[str, float]) -> 
         "steps": [[step.name, round(ms(step.wall_ns), DIGITS)] for step in analysis.steps],
         "gpu_util_in_steps_pct": _percent(analysis.utilization_in_steps),
         "step_parts_ns": _steps(analysis.steps, analysis.has_gpu),
-        "devices": [_device(one) for one in analysis.devices],
+        "devices": [_device(device) for device in analysis.devices],
         "step_variation_pct": _percent(analysis.step_variation),
         "compute_union_ms": ms(analysis.device.compute.total_ns),
         "comm_union_ms": ms(communication_ns),
@@ -97,9 +97,9 @@ def _figures(analysis: Analysis, sort: str, thresholds: Mapping[str, float]) -> 
             for kernel in kernels.rows[:MOST_KERNELS]
         ],
         "streams": analysis.streams,
-        "operators": [_operator(one, analysis.has_gpu) for one in sorted_by(analysis.operators, sort)],
-        "communication": [asdict(one) for one in analysis.collectives],
-        "memory": [asdict(one) for one in analysis.memory],
+        "operators": [_operator(operator, analysis.has_gpu) for operator in sorted_by(analysis.operators, sort)],
+        "communication": [asdict(collective) for collective in analysis.collectives],
+        "memory": [asdict(memory) for memory in analysis.memory],
         "checklist": [check._asdict() for check in checks(analysis)],
         "recommendations": [_recommendation(finding) for finding in recommendations(analysis, thresholds)],
     }
@@ -114,7 +114,7 @@ def gap_causes(analysis: Analysis) -> dict[str, float]:
 
 
 def saving_ms(finding: Finding) -> float | None:
-    """Return what a finding could save of all recorded steps, in ms; None where its rule does not know."""
+    """Return the saving of a finding over all recorded steps, in ms; None if unknown."""
     if RULES[finding.code].saving is Saving.UNKNOWN:
         return None
     return ms(round(finding.potential_saving_s * NS_PER_S, NS_DIGITS))
@@ -140,7 +140,9 @@ def _idle_percent(analysis: Analysis) -> float | None:
 
 
 def _gpu_name(analysis: Analysis) -> str | None:
-    return next((name for name in (*(one.name for one in analysis.devices), *analysis.device_names) if name), None)
+    return next(
+        (name for name in (*(device.name for device in analysis.devices), *analysis.device_names) if name), None
+    )
 
 
 def _steps(steps: Sequence[StepParts], has_gpu: bool = True) -> list[dict[str, Any]]:
@@ -152,13 +154,13 @@ def _steps(steps: Sequence[StepParts], has_gpu: bool = True) -> list[dict[str, A
     ]
 
 
-def _device(one: OneDevice) -> dict[str, Any]:
+def _device(device: OneDevice) -> dict[str, Any]:
     return {
-        "device": one.index,
-        "gpu": one.name or None,
-        "busy_ms": ms(one.device.busy.total_ns),
-        "gpu_util_in_steps_pct": _percent(one.utilization_in_steps),
-        "step_parts_ns": _steps(one.steps),
+        "device": device.index,
+        "gpu": device.name or None,
+        "busy_ms": ms(device.device.busy.total_ns),
+        "gpu_util_in_steps_pct": _percent(device.utilization_in_steps),
+        "step_parts_ns": _steps(device.steps),
     }
 
 
@@ -176,13 +178,13 @@ def _gap(analysis: Analysis, place: AttributedGap) -> dict[str, Any]:
     }
 
 
-def _operator(one: Any, has_gpu: bool) -> dict[str, Any]:
+def _operator(operator: Any, has_gpu: bool) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "calls": one.calls,
-        "host_self_ms": ms(one.host_self_ns),
-        "host_total_ms": ms(one.host_total_ns),
-        "device_self_ms": ms(one.device_self_ns) if has_gpu else None,
-        "device_total_ms": ms(one.device_total_ns) if has_gpu else None,
-        "section": one.section or None,
+        "name": operator.name,
+        "calls": operator.calls,
+        "host_self_ms": ms(operator.host_self_ns),
+        "host_total_ms": ms(operator.host_total_ns),
+        "device_self_ms": ms(operator.device_self_ns) if has_gpu else None,
+        "device_total_ms": ms(operator.device_total_ns) if has_gpu else None,
+        "section": operator.section or None,
     }

@@ -1,4 +1,4 @@
-"""Events that are written as two: a begin (ph "B") and an end (ph "E") of the same thread."""
+"""Events written in two halves: a begin (ph "B") and an end (ph "E") of the same thread."""
 
 from collections.abc import Sequence
 
@@ -9,25 +9,25 @@ from training_profiler.trace_analysis.load.times import Ints, times_ns
 
 
 def pairs_of(events: Sequence[Event]) -> tuple[list[Event], Ints, Ints]:
-    """Return the events that begin, with their begins and ends in ns.
+    """Return the beginning halves, and the begins and ends of the events in ns.
 
-    An end closes what began last in its thread. What has no other half is left out: the recording began or ended
-    within it.
+    An end closes the newest open event of its thread. A half without a counterpart is left out: the recording began
+    or ended during the event.
 
     Raises:
-        TimeProblemError: a time is missing or none.
+        TimeProblemError: A time is missing or invalid.
     """
     halves = [event for event in events if event.ph in ("B", "E")]
     at_ns = times_ns([event.ts for event in halves])
     open_of: dict[tuple[object, object], list[int]] = {}
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     for i in np.argsort(at_ns, kind="stable").tolist():
         event = halves[i]
-        under_way = open_of.setdefault((event.pid, event.tid), [])
+        open_halves = open_of.setdefault((event.pid, event.tid), [])
         if event.ph == "B":
-            under_way.append(i)
-        elif under_way:
-            found.append((under_way.pop(), i))
-    found.sort()
-    firsts, lasts = np.array(found, np.int64).reshape(-1, 2).T
+            open_halves.append(i)
+        elif open_halves:
+            pairs.append((open_halves.pop(), i))
+    pairs.sort()
+    firsts, lasts = np.array(pairs, np.int64).reshape(-1, 2).T
     return [halves[i] for i in firsts.tolist()], at_ns[firsts], at_ns[lasts]

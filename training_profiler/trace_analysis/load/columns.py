@@ -1,4 +1,4 @@
-"""The events of a trace as columns: one numpy array a field, names as numbers."""
+"""The events of a trace as columns: one numpy array per field, names as numbers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-NONE: Final = -1  # in columns of what an event may lack
+NONE: Final = -1  # for values that an event lacks
 
-# What older versions of Kineto called them.
+# Their names in older versions of Kineto.
 CATEGORIES: Final = {
     "kernel": "kernel",
     "memcpy": "gpu_memcpy",
@@ -60,11 +60,11 @@ class Columns:
     end_ns: Ints
     device: Ints
     stream: Ints
-    correlation: Ints  # the same for a launch and what it launched
+    correlation: Ints  # the same for a launch and the work that it launched
     external: Ints  # the operator that launched it
     bytes: Ints  # copied
     sent_bytes: Ints  # by a collective
-    collective: Ints  # index into collectives: what the trace tells of the kernel, beside its name
+    collective: Ints  # index into collectives: what the trace records of the kernel, beside its name
     collectives: tuple[str, ...]
     shapes: Ints  # index into shape_texts: of the operator's inputs
     shape_texts: tuple[str, ...]
@@ -72,10 +72,10 @@ class Columns:
     blocks_per_sm: Floats
     memory: Memory
     device_names: tuple[str, ...]
-    device_bytes: dict[int, int]  # of memory, by index; those that are told
+    device_bytes: dict[int, int]  # of memory, by index; only known ones
     world_size: int | None
     rank: int | None
-    compute_capability: int | None  # 80 for 8.0, of the first device; None where it is not NVIDIA's
+    compute_capability: int | None  # 80 for 8.0, of the first device; None if it is not from NVIDIA
 
     def is_of(self, *categories: str) -> Bools:
         """Return which events are of one of these categories."""
@@ -84,14 +84,14 @@ class Columns:
         return is_wanted[self.category]
 
     def is_gpu(self) -> Bools:
-        """Return which events are work of a device; nothing else is, even if it carries a stream."""
+        """Return which events are device work. Other events can have a stream as well."""
         return self.is_of(*GPU_CATEGORIES)
 
     def named(self, is_wanted: Callable[[str], Any], among: Bools | None = None) -> Bools:
-        """Return which events, of those in ``among``, have a name for which ``is_wanted(name)`` is true."""
+        """Return which events of ``among`` have a name for which ``is_wanted(name)`` is true."""
         table = np.zeros(len(self.names), np.bool_)
-        looked_at = range(len(self.names)) if among is None else np.unique(self.name[among]).tolist()
-        for i in looked_at:
+        numbers = range(len(self.names)) if among is None else np.unique(self.name[among]).tolist()
+        for i in numbers:
             table[i] = bool(is_wanted(self.names[i]))
         has_name = table[self.name]
         return has_name if among is None else has_name & among

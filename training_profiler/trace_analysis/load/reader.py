@@ -1,4 +1,4 @@
-"""Reading a trace file: bytes in, typed events out; what is no trace gives one clear sentence."""
+"""Reads a trace file into typed events. A file that is not a trace gives a clear error of one line."""
 
 import re
 import zlib
@@ -13,7 +13,7 @@ from training_profiler.trace_analysis.load.times import EXACT_BELOW_US
 from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB
 
 MOST_BYTES: Final = 2 * BYTES_PER_GIB  # of JSON, some 12 million events; no viewer opens it either
-# A trace packs to a tenth or twentieth of its size. What packs to less than a 200th, and is not small, is none.
+# gzip packs a trace to a tenth or twentieth of its size. A large file packed to less than a 200th is not a trace.
 MOST_PACKED: Final = 200
 PACKED_FREELY_BYTES: Final = 64 * BYTES_PER_MIB
 _GZIP: Final = b"\x1f\x8b"
@@ -26,7 +26,7 @@ Number = int | float | str | None
 
 
 class Args(msgspec.Struct, gc=False):
-    """Those arguments of an event that anything here looks at."""
+    """The arguments of an event that the analysis uses."""
 
     device: Number = None
     stream: Number = None
@@ -61,7 +61,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class _EventAsWritten(Event, gc=False):
-    """The same, with times as they stand in the file."""
+    """An event whose times are the bytes of the file."""
 
     ts: msgspec.Raw = msgspec.Raw()
     dur: msgspec.Raw = msgspec.Raw()
@@ -78,7 +78,7 @@ class _FileAsWritten(_File, gc=False):
 
 
 class RawTrace(msgspec.Struct, gc=False):
-    """A file as it was decoded."""
+    """A decoded trace file."""
 
     events: list[Event]
     devices: list[dict[str, Any]]
@@ -86,7 +86,7 @@ class RawTrace(msgspec.Struct, gc=False):
 
     @property
     def kinds(self) -> set[str]:
-        """Which phases ("X", "i", "B", ...) its events are of."""
+        """The phases of its events ("X", "i", "B", ...)."""
         return {event.ph for event in self.events}
 
 
@@ -94,7 +94,7 @@ def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
     """Return the events of the trace in ``path``, which may be gzipped.
 
     Raises:
-        TraceError: it cannot be read, is too large, or is no whole trace; the message says which in one line.
+        TraceError: The file cannot be read, is too large or is not a whole trace. The message has one line.
     """
     text = _text_of(path, most_bytes)
     if not text.strip():
@@ -112,7 +112,7 @@ def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
 
 def _decoded(path: Path, text: bytes, kind: type[_File]) -> _File:
     try:
-        if text.lstrip()[:1] == b"[":  # the other form that the format allows: events alone
+        if text.lstrip()[:1] == b"[":  # the format also allows a plain list of events
             events = msgspec.json.decode(text, type=list[_EventAsWritten] if kind is _FileAsWritten else list[Event])
             return _File(events)  # type: ignore[arg-type]
         return msgspec.json.decode(text, type=kind)
@@ -120,7 +120,7 @@ def _decoded(path: Path, text: bytes, kind: type[_File]) -> _File:
         raise TraceError(f"{path} is not a trace of torch.profiler: {_one_line(error)}") from None
     except RecursionError:
         raise TraceError(f"{path} is not a trace of torch.profiler: its JSON is nested too deeply") from None
-    except UnicodeDecodeError:  # a name that is no text: it is not what anything here goes by
+    except UnicodeDecodeError:  # in a name; a replaced character does no harm
         return _decoded(path, text.decode("utf-8", "replace").encode(), kind)
     except msgspec.DecodeError as error:
         what = _one_line(error)
@@ -137,12 +137,12 @@ def _one_line(error: Exception) -> str:
 
 def _text_of(path: Path, most_bytes: int) -> bytes:
     try:
-        found = path.stat()
-        if S_ISDIR(found.st_mode):
+        status = path.stat()
+        if S_ISDIR(status.st_mode):
             raise TraceError(f"{path} is a folder; give a file in it, such as *.pt.trace.json.gz")
-        if not S_ISREG(found.st_mode):
-            raise TraceError(f"{path} is no file: write the trace to one first")
-        if found.st_size > most_bytes:
+        if not S_ISREG(status.st_mode):
+            raise TraceError(f"{path} is not a file; write the trace to a file first")
+        if status.st_size > most_bytes:
             raise TraceError(_too_large(path, most_bytes))
         data = path.read_bytes()
     except OSError as error:
@@ -155,7 +155,7 @@ def _text_of(path: Path, most_bytes: int) -> bytes:
 
 
 def _unzipped(path: Path, data: bytes, most_bytes: int) -> bytes:
-    """Return what is packed in ``data``, never holding more than the limits of it."""
+    """Return the unpacked ``data``. Unpacking stops at the limits."""
     most_of_it = min(most_bytes, max(PACKED_FREELY_BYTES, MOST_PACKED * len(data)))
     parts, size, rest = [], 0, data
     while rest:
@@ -171,7 +171,7 @@ def _unzipped(path: Path, data: bytes, most_bytes: int) -> bytes:
                     raise TraceError(_too_large(path, most_bytes, 0 if size > most_bytes else len(data)))
                 parts.append(part)
         except zlib.error as error:
-            raise TraceError(f"{path} is damaged: no whole gzip file ({_one_line(error)})") from None
+            raise TraceError(f"{path} is damaged: gzip cannot unpack it ({_one_line(error)})") from None
         rest = packed.unused_data if packed.unused_data.startswith(_GZIP) else b""  # files put one after another
     return parts[0] if len(parts) == 1 else b"".join(parts)
 

@@ -1,4 +1,4 @@
-"""Decoded events to columns. Only those fields are read of an event that its category can have."""
+"""Turns decoded events into columns. Of each event only the fields of its category are read."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -58,14 +58,14 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     names, name = numbered(list(map(attrgetter("name"), events)))
     threads, thread = numbered(list(map(attrgetter("pid", "tid"), events)))
     category = _categories(events, names, name)
-    is_gpu = np.isin(category, [CATEGORY_IDS[one] for one in GPU_CATEGORIES])
+    is_gpu = np.isin(category, [CATEGORY_IDS[category_name] for category_name in GPU_CATEGORIES])
     is_kernel = category == CATEGORY_IDS["kernel"]
     is_call = category == CATEGORY_IDS["cuda_runtime"]
     is_operator = category == CATEGORY_IDS["cpu_op"]
 
     reader = _Reader([event.args or _NO_ARGS for event in events], order)
     collective, collectives = reader.texts(is_kernel, attrgetter("collective"))
-    shapes, shape_texts = reader.texts(is_operator, lambda one: bytes(one.dims))
+    shapes, shape_texts = reader.texts(is_operator, lambda args: bytes(args.dims))
     return Columns(
         names=tuple(names),
         threads=tuple(threads),
@@ -79,18 +79,18 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         correlation=reader.integers(is_gpu | is_call, attrgetter("correlation")),
         external=reader.integers(
             is_gpu | is_call | is_operator,
-            lambda one: one.external_id if one.external_id is not None else one.external_id_old,
+            lambda args: args.external_id if args.external_id is not None else args.external_id_old,
         ),
         bytes=reader.integers(
-            is_gpu & ~is_kernel, lambda one: one.bytes if one.bytes is not None else one.memory_bytes
+            is_gpu & ~is_kernel, lambda args: args.bytes if args.bytes is not None else args.memory_bytes
         ),
         sent_bytes=reader.integers(is_kernel, _sent_bytes),
         collective=collective,
         collectives=collectives,
         shapes=shapes,
         shape_texts=shape_texts,
-        # Kineto writes 0 where it cannot estimate; a kernel that ran had some.
-        occupancy=reader.floats(is_kernel, lambda one: one.occupancy or None),
+        # Kineto writes 0 if it cannot estimate the occupancy.
+        occupancy=reader.floats(is_kernel, lambda args: args.occupancy or None),
         blocks_per_sm=reader.floats(is_kernel, attrgetter("blocks_per_sm")),
         memory=_memory(_memory_events(raw), where),
         device_names=tuple(str(device.get("name", "")) for device in raw.devices),
@@ -112,19 +112,19 @@ class _Reader:
         return list(map(read, compress(self.args, which.tolist())))
 
     def integers(self, which: Bools, read: Callable[[Args], Any]) -> Ints:
-        """Return whole numbers of the events of ``which``; -1 where there is none."""
+        """Return whole numbers of the events of ``which``; -1 if missing."""
         return self._filled(which, _integers(self._values(which, read)))
 
     def floats(self, which: Bools, read: Callable[[Args], Any]) -> Floats:
-        """Return numbers of the events of ``which``; NaN where there is none."""
+        """Return numbers of the events of ``which``; NaN if missing."""
         column = np.full(len(self.args), np.nan)
         column[which] = _floats(self._values(which, read))
         return column[self.order]
 
     def texts(self, which: Bools, read: Callable[[Args], Any]) -> tuple[Ints, tuple[str, ...]]:
-        """Return which text each event of ``which`` has, and the different texts."""
-        found, index = numbered(self._values(which, read))
-        return self._filled(which, index), tuple(_text(one) for one in found)
+        """Return the index of the text of each event of ``which``, and the distinct texts."""
+        values, index = numbered(self._values(which, read))
+        return self._filled(which, index), tuple(map(_text, values))
 
     def _filled(self, which: Bools, values: Ints) -> Ints:
         column = np.full(len(self.args), NONE, np.int64)
@@ -137,7 +137,7 @@ def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
     begin_ns = _times(events, lambda event: event.ts, where)
     duration_ns = _times(events, lambda event: event.dur, where)
     if len(events) and duration_ns.min() < 0:
-        raise TraceError(f"{where} has a negative duration: {_told(events[int(np.argmin(duration_ns))])}")
+        raise TraceError(f"{where} has a negative duration: {_described(events[int(np.argmin(duration_ns))])}")
     if "B" in raw.kinds:
         try:
             paired, begins, ends = pairs_of(raw.events)
@@ -146,7 +146,9 @@ def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
         events += paired
         begin_ns, duration_ns = np.append(begin_ns, begins), np.append(duration_ns, ends - begins)
     if not events:
-        raise TraceError(f"{where} has no events with a duration: nothing was recorded, or it is no trace of torch")
+        raise TraceError(
+            f"{where} has no events with a duration: nothing was recorded, or it is not a trace of torch.profiler"
+        )
     return events, begin_ns, begin_ns + duration_ns
 
 
@@ -154,10 +156,10 @@ def _times(events: Sequence[Event], read: Callable[[Event], Any], where: str) ->
     try:
         return times_ns([read(event) for event in events])
     except TimeProblemError as problem:
-        raise TraceError(f"{where} has an event without a usable time: {_told(events[problem.index])}") from None
+        raise TraceError(f"{where} has an event without a usable time: {_described(events[problem.index])}") from None
 
 
-def _told(event: Event) -> str:
+def _described(event: Event) -> str:
     times = (time if time is None or isinstance(time, (int, float, str)) else bytes(time).decode() or None
              for time in (event.ts, event.dur))  # fmt: skip
     ts, dur = times
@@ -165,7 +167,7 @@ def _told(event: Event) -> str:
 
 
 def numbered(values: Sequence[Any]) -> tuple[list[Any], Ints]:
-    """Return the different values in order of their first occurrence, and for each value which it is."""
+    """Return the distinct values in order of first occurrence, and the index of each value among them."""
     different = list(dict.fromkeys(values))
     number = {value: i for i, value in enumerate(different)}
     return different, np.fromiter(map(number.__getitem__, values), np.int64, len(values))
@@ -173,29 +175,31 @@ def numbered(values: Sequence[Any]) -> tuple[list[Any], Ints]:
 
 def _categories(events: Sequence[Event], names: Sequence[str], name: Ints) -> Ints:
     categories, category = numbered(list(map(attrgetter("cat"), events)))
-    ids = np.array([CATEGORY_IDS[CATEGORIES.get(one.lower(), "other")] for one in categories], np.int64)[category]
-    is_annotation = np.array([one.startswith(_ANNOTATIONS) for one in names], np.bool_)[name]
+    ids = np.array(
+        [CATEGORY_IDS[CATEGORIES.get(category_name.lower(), "other")] for category_name in categories], np.int64
+    )[category]
+    is_annotation = np.array([event_name.startswith(_ANNOTATIONS) for event_name in names], np.bool_)[name]
     return np.where(is_annotation & (ids == CATEGORY_IDS["cpu_op"]), CATEGORY_IDS["user_annotation"], ids)
 
 
 def _text(value: str | bytes | None) -> str:
-    """Return a text, or JSON as it stands in the file without its spaces."""
+    """Return a text. JSON is returned as in the file, without its spaces."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace").replace(" ", "").replace("\n", "")
     return value or ""
 
 
-def _sent_bytes(one: Args) -> int | None:
-    if not isinstance(one.elements_in, int) or one.dtype is None:
+def _sent_bytes(args: Args) -> int | None:
+    if not isinstance(args.elements_in, int) or args.dtype is None:
         return None
-    dtype = one.dtype.lower()
+    dtype = args.dtype.lower()
     size = next((size for name, size in _BYTES_OF.items() if name in dtype), None)
-    return None if size is None else one.elements_in * size
+    return None if size is None else args.elements_in * size
 
 
 def _memory_of_devices(devices: Sequence[dict[str, Any]]) -> dict[int, int]:
-    told = ((i, _integer_or_none(device.get("totalGlobalMem"))) for i, device in enumerate(devices))
-    return {i: size for i, size in told if size is not None and size > 0}
+    sizes = ((i, _integer_or_none(device.get("totalGlobalMem"))) for i, device in enumerate(devices))
+    return {i: size for i, size in sizes if size is not None and size > 0}
 
 
 def _capability(devices: Sequence[dict[str, Any]]) -> int | None:
@@ -211,7 +215,7 @@ def _integers(values: list[Any]) -> Ints:
             return np.array([NONE if value is None else value for value in values], np.int64)
         except OverflowError:
             pass
-    return np.array([NONE if (one := _integer_or_none(value)) is None else one for value in values], np.int64)
+    return np.array([NONE if (integer := _integer_or_none(value)) is None else integer for value in values], np.int64)
 
 
 def _integer_or_none(value: Any) -> int | None:
@@ -235,11 +239,11 @@ def _memory_events(raw: RawTrace) -> list[Event]:
 def _memory(events: Sequence[Event], where: str) -> Memory:
     at_ns = _times(events, lambda event: event.ts, where)
     order = np.argsort(at_ns, kind="stable")
-    args = [events[i].args or _NO_ARGS for i in order.tolist()]
+    arguments = [events[i].args or _NO_ARGS for i in order.tolist()]
     return Memory(
         at_ns[order],
         *(
-            _integers([getattr(one, name) for one in args])
+            _integers([getattr(args, name) for args in arguments])
             for name in ("memory_bytes", "device_type", "device_id", "allocated", "reserved")
         ),
     )

@@ -1,4 +1,4 @@
-"""Times of a trace as whole nanoseconds, digit for digit as the file has them."""
+"""Times of a trace as whole nanoseconds, exactly as the file has them."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 NS_PER_US: Final = 1000
-# A float of so many microseconds still tells nanoseconds apart: 2**42 us is 51 days.
+# A float of so many microseconds still distinguishes nanoseconds: 2**42 us is 51 days.
 EXACT_BELOW_US: Final = float(2**42)
 MOST_NS: Final = 2**62  # 146 years; sums and differences of two still fit into 64 bits
 
 
 class TimeProblemError(ValueError):
-    """A time that is none; ``index`` tells which."""
+    """An invalid time; ``index`` is its place in the list."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -24,24 +24,24 @@ class TimeProblemError(ValueError):
 
 
 def times_ns(times_us: Sequence[Any]) -> Ints:
-    """Return times in whole ns, from us as numbers, as strings, or as they stand in the file.
+    """Return times in whole ns. Given are us as numbers, as strings or as the bytes of the file.
 
     Raises:
-        TimeProblemError: one of them is missing, no finite number, or beyond 64 bits of ns.
+        TimeProblemError: A time is missing, is not a finite number or exceeds 64 bits of ns.
     """
     kinds = set(map(type, times_us))
     if kinds == {msgspec.Raw}:
         written = [bytes(time) for time in times_us]
-        if all(time[-4:-3] == b"." for time in written):  # as Kineto writes them: 1234567.890
+        if all(time[-4:-3] == b"." for time in written):  # as Kineto writes times: 1234567.890
             try:
                 return _checked([int(time.replace(b".", b"")) for time in written])
-            except ValueError:  # one with an exponent, in quotes, ...
+            except ValueError:  # a time with an exponent, in quotes, ...
                 pass
         times_us = [time.decode() for time in written]
     elif kinds <= {int}:
         return _checked([time * NS_PER_US for time in times_us])
     elif kinds <= {int, float}:
-        array = np.array(times_us, np.float64)  # NaN and infinity are no JSON: none gets here
+        array = np.array(times_us, np.float64)  # JSON has neither NaN nor infinity
         if (np.abs(array) < EXACT_BELOW_US).all():
             return np.rint(array * NS_PER_US).astype(np.int64)
     return _checked([_ns_of(time, index) for index, time in enumerate(times_us)])
@@ -58,7 +58,7 @@ def _checked(times: list[int]) -> Ints:
 
 
 def _ns_of(time: Any, index: int) -> int:
-    """Return one time in us as ns; text is read digit by digit, and rounds half up to the nanosecond."""
+    """Return a time in us as ns. Text is read digit by digit and rounds half up to the nanosecond."""
     try:
         if isinstance(time, int):
             return time * NS_PER_US
@@ -75,6 +75,6 @@ def _ns_of_text(text: str) -> int:
     is_negative = text.startswith("-")
     whole, _, fraction = text.lstrip("+-").partition(".")
     if not (whole + fraction).isdecimal():
-        return round(float(text) * NS_PER_US)  # with an exponent; raises where it is no number, NaN or infinity
+        return round(float(text) * NS_PER_US)  # with an exponent; raises if it is NaN, infinity or not a number
     ns = int(whole or 0) * NS_PER_US + int((fraction + "000")[:3]) + (fraction[3:4] >= "5")
     return -ns if is_negative else ns

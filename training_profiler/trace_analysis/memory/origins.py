@@ -1,4 +1,4 @@
-"""Where memory was asked for, from the stack that torch recorded with it: the program's own line, and the phase."""
+"""Where the program requested memory: its own line and the phase, from the stack that torch recorded."""
 
 import re
 from collections.abc import Sequence
@@ -8,11 +8,13 @@ NO_STACK: Final = "no stack recorded"
 BEFORE: Final = "before the history"
 ELSEWHERE: Final = "elsewhere"
 _TORCH: Final = re.compile(r"(^|/)torch/")
-_OF_PROFILE: Final = re.compile(r"(.+)\((\d+)\): (.+)")  # as torch makes a snapshot of a profile: all in the name
+_OF_PROFILE: Final = re.compile(
+    r"(.+)\((\d+)\): (.+)"
+)  # a snapshot made from a profile has the whole frame in its name
 _NATIVE: Final = re.compile(r"^$|^\?\?$|^none$|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|pyx|so)(?:[.:]|$)")
 _STANDARD: Final = re.compile(r"/lib/python3[^/]*/(?!site-packages/|dist-packages/)")
 _MODULE: Final = "torch/nn/modules/module.py"
-# The first that holds for any frame of a stack; in a backward pass a forward may be computed again.
+# The first phase that matches any frame of a stack counts: a backward pass may compute a forward pass again.
 _PHASES: Final[Sequence[tuple[str, re.Pattern[str]]]] = tuple(
     (phase, re.compile(pattern))
     for phase, pattern in (
@@ -28,20 +30,20 @@ _PHASES: Final[Sequence[tuple[str, re.Pattern[str]]]] = tuple(
 
 
 class Origin(NamedTuple):
-    """Where, such as "model/net.py:31 in forward", and in which phase of a training."""
+    """A place in the program, such as "model/net.py:31 in forward", and the phase of the training."""
 
     place: str
     phase: str
 
 
 class Origins:
-    """Reads stacks; those that a file has once for many allocations are read once."""
+    """Reads stacks. A stack that many allocations share is read once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Origin]] = {}  # with the stack, whose id would else be another's one day
+        self._known: dict[int, tuple[Any, Origin]] = {}  # keeps the stack, so that its id stays its own
 
     def of(self, frames: Any) -> Origin:
-        """Return the origin of a stack, the innermost frame first; of none that it has none."""
+        """Return the origin of a stack, whose innermost frame is the first. The stack may be missing."""
         known = self._known.get(id(frames))
         if known is None:
             known = self._known[id(frames)] = (frames, _origin(frames))
@@ -49,13 +51,15 @@ class Origins:
 
     @staticmethod
     def before_history() -> Origin:
-        """Return the origin of what was asked for before anything was recorded."""
+        """Return the origin of memory that was requested before the history begins."""
         return Origin(BEFORE, BEFORE)
 
 
 def _origin(frames: Any) -> Origin:
-    told = [frame for frame in frames if isinstance(frame, dict)] if isinstance(frames, list) else []
-    stack = [_frame(str(frame.get("filename", "")), frame.get("line", 0), str(frame.get("name", ""))) for frame in told]
+    recorded = [frame for frame in frames if isinstance(frame, dict)] if isinstance(frames, list) else []
+    stack = [
+        _frame(str(frame.get("filename", "")), frame.get("line", 0), str(frame.get("name", ""))) for frame in recorded
+    ]
     if not stack:
         return Origin(NO_STACK, NO_STACK)
     words = [f"{file}:{name}" for file, _, name in stack]

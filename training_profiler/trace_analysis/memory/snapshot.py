@@ -1,4 +1,4 @@
-"""What fills the device's memory, from a memory snapshot: by what was asked for where, now and at the peak."""
+"""What fills the device's memory, from a memory snapshot: by place and phase of the requests, now and at the peak."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ US_PER_S: Final = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Memory that was asked for in one place, or in one phase; bytes as the program asked for them."""
+    """Memory that was requested in one place or phase; bytes as requested."""
 
     place: str
     phase: str
@@ -26,10 +26,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """When most was allocated, as far as the allocator's history goes back; bytes as the program asked for them."""
+    """The highest allocation within the allocator's history; bytes as requested."""
 
     bytes: int
-    before_end_s: float | None  # from then to the history's end
+    before_end_s: float | None  # time from the peak to the end of the history
     entries: int  # of the history
     by_phase: tuple[Held, ...]
     by_place: tuple[Held, ...]
@@ -37,7 +37,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """An allocation that failed; ``free_bytes`` is what the device had, None where not told."""
+    """An allocation that failed; ``free_bytes`` is the free memory of the device, None if unknown."""
 
     bytes: int
     free_bytes: int | None
@@ -46,15 +46,15 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOfDevice:
-    """One device's memory. ``reserved`` is the sum of the five that follow it, exactly."""
+    """Memory of a device. ``reserved_bytes`` is exactly the sum of the five fields after it."""
 
     device: int
     reserved_bytes: int
-    requested_bytes: int  # by tensors that live
-    rounding_bytes: int  # beyond it, in the same blocks
+    requested_bytes: int  # by live tensors
+    rounding_bytes: int  # beyond the request, in the same blocks
     awaiting_bytes: int  # freed, but another stream may still use them
-    unused_in_use_bytes: int  # free, in segments that also hold something: cannot be given back
-    unused_empty_bytes: int  # free, in segments that hold nothing
+    unused_in_use_bytes: int  # free, in segments that also hold live blocks: cannot be returned
+    unused_empty_bytes: int  # free, in segments without live blocks
     largest_unused_bytes: int
     segments: int
     by_phase: tuple[Held, ...]
@@ -64,16 +64,16 @@ class SnapshotOfDevice:
 
 
 def memory_snapshot(path: Path) -> list[SnapshotOfDevice]:
-    """Return a row a device that has memory reserved or a history.
+    """Return the memory of each device that has reserved memory or a history.
 
     Raises:
-        TraceError: the file cannot be read as a memory snapshot.
+        TraceError: The file cannot be read as a memory snapshot.
     """
     return devices_of(read_snapshot(path))
 
 
 def devices_of(raw: RawSnapshot) -> list[SnapshotOfDevice]:
-    """Return a row a device of what was read."""
+    """Return the memory of each device in a decoded snapshot."""
     by_device: dict[int, list[Segment]] = defaultdict(list)
     for segment in raw.segments:
         by_device[segment.device].append(segment)
@@ -92,7 +92,7 @@ def _of_device(
     requested = rounding = awaiting = in_use = empty = largest = 0
     for number, segment in enumerate(segments):
         unused, rest, is_used = 0, segment.total_size, False
-        at = segment.address or -(number + 1) << 60  # of torch 2.0 and older, which tells no block's address
+        at = segment.address or -(number + 1) << 60  # torch 2.0 and older record no addresses of blocks
         for block in segment.blocks:
             rest -= block.size
             if block.state == INACTIVE:
@@ -105,7 +105,7 @@ def _of_device(
             else:
                 awaiting, is_used = awaiting + block.size, True
             at += block.size
-        unused += rest  # what is in no block is in no use
+        unused += rest  # bytes outside of blocks are unused
         in_use, empty = (in_use + unused, empty) if is_used else (in_use, empty + unused)
     return SnapshotOfDevice(
         device=device,
@@ -129,7 +129,7 @@ def _of_device(
 
 
 def _asked(block: Block) -> tuple[int, Any]:
-    """Return the bytes that a tensor asked for, and the stack in which it did."""
+    """Return the bytes that a tensor requested, and the stack of the request."""
     if block.requested_size is not None:
         return min(block.size, block.requested_size), block.frames
     newest = block.history[0] if isinstance(block.history, list) and block.history else None
@@ -149,12 +149,12 @@ def _by(live: Iterable[tuple[int, Origin]], key: Callable[[Origin], Origin]) -> 
 
 
 def _peak(live: dict[int, tuple[int, Origin]], history: Sequence[Entry], origins: Origins) -> Peak | None:
-    """Go back from the end, when it is known what lives, and undo what was done."""
+    """Find the peak: the live blocks are known at the end, so the moves are undone from there."""
     moves = [entry for entry in history if entry.action in ("alloc", "free_requested") and entry.addr is not None]
     if not moves:
         return None
     level = highest = sum(size for size, _ in live.values())
-    at = len(moves)  # how many of them had been done
+    at = len(moves)  # number of moves before the peak
     for i in range(len(moves) - 1, -1, -1):
         level += moves[i].size if moves[i].action == "free_requested" else -moves[i].size
         if level > highest:
@@ -174,8 +174,8 @@ def _peak(live: dict[int, tuple[int, Origin]], history: Sequence[Entry], origins
 def _lived_at(
     live: dict[int, tuple[int, Origin]], moves: Sequence[Entry], at: int, origins: Origins
 ) -> dict[int, tuple[int, Origin]]:
-    """Return what lived when ``at`` of the moves had been done."""
-    asked: dict[int | None, Any] = {}  # the stacks in which what lives was asked for
+    """Return the live blocks after the first ``at`` moves."""
+    asked: dict[int | None, Any] = {}  # the requests of live blocks
     of_freed: dict[int, Any] = {}
     for i, entry in enumerate(moves):
         if entry.action == "alloc":

@@ -1,4 +1,4 @@
-"""Reading a memory snapshot (torch.cuda.memory._dump_snapshot): a pickle, of which nothing is ever run."""
+"""Reads a memory snapshot (torch.cuda.memory._dump_snapshot). It is a pickle; no code in it is ever run."""
 
 import io
 import pickle
@@ -22,11 +22,11 @@ class Block(msgspec.Struct, gc=False):
     requested_size: int | None = None
     address: int | None = None
     frames: Any = None
-    history: Any = None  # of torch 1.13 and 2.0, which has frames and the size asked for
+    history: Any = None  # of torch 1.13 and 2.0; holds the frames and the requested size
 
 
 class Segment(msgspec.Struct, gc=False):
-    """What the allocator took from the device in one piece."""
+    """Memory that the allocator got from the device in one piece."""
 
     total_size: int
     blocks: list[Block]
@@ -35,7 +35,7 @@ class Segment(msgspec.Struct, gc=False):
 
 
 class Entry(msgspec.Struct, gc=False):
-    """Something that the allocator did."""
+    """An action of the allocator."""
 
     action: str
     addr: int | None = None
@@ -46,17 +46,17 @@ class Entry(msgspec.Struct, gc=False):
 
 
 class RawSnapshot(msgspec.Struct, gc=False):
-    """A file as it was decoded."""
+    """A decoded snapshot."""
 
     segments: list[Segment]
     device_traces: list[list[Entry]] = []
 
 
 def read_snapshot(path: Path, most_bytes: int = MOST_BYTES) -> RawSnapshot:
-    """Return what ``path`` holds.
+    """Return the snapshot in ``path``.
 
     Raises:
-        TraceError: it cannot be read, is too large, or is no memory snapshot; the message says which in one line.
+        TraceError: The file cannot be read, is too large or is not a memory snapshot. The message has one line.
     """
     try:
         if path.stat().st_size > most_bytes:
@@ -65,16 +65,16 @@ def read_snapshot(path: Path, most_bytes: int = MOST_BYTES) -> RawSnapshot:
     except OSError as error:
         raise TraceError(f"{path} cannot be read ({error.strerror})") from None
     try:
-        told = _OnlyData(io.BytesIO(data)).load()
+        decoded = _OnlyData(io.BytesIO(data)).load()
     except _NotDataError as error:
-        raise TraceError(f"{path} is no memory snapshot: it would have {error} run, which is refused; {HOW}") from None
-    except Exception:  # of a pickle that is none, anything can come
-        raise TraceError(f"{path} is no memory snapshot, or cut off: it cannot be unpickled; {HOW}") from None
+        raise TraceError(f"{path} is not a memory snapshot: it would run {error}, which is refused; {HOW}") from None
+    except Exception:  # a damaged pickle can raise anything
+        raise TraceError(f"{path} is not a memory snapshot, or cut off: it cannot be unpickled; {HOW}") from None
     try:
-        return msgspec.convert(told, RawSnapshot, strict=False)
+        return msgspec.convert(decoded, RawSnapshot, strict=False)
     except msgspec.ValidationError as error:
         what = " ".join(str(error).split())[:200]
-        raise TraceError(f"{path} is no memory snapshot of torch: {what}; {HOW}") from None
+        raise TraceError(f"{path} is not a memory snapshot of torch: {what}; {HOW}") from None
 
 
 class _NotDataError(Exception):
@@ -82,7 +82,7 @@ class _NotDataError(Exception):
 
 
 class _OnlyData(pickle.Unpickler):
-    """Knows lists, dictionaries, texts and numbers. Any class or function in a pickle can be made to run a program."""
+    """Knows lists, dictionaries, texts and numbers. A class or function in a pickle could run any program."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise _NotDataError(f"{module}.{name}")

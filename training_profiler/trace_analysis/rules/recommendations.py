@@ -16,7 +16,7 @@ SMALL_S: Final = 0.001  # findings with no known saving come before those that s
 
 
 def recommendations(analysis: Analysis, thresholds: Mapping[str, float] = THRESHOLDS) -> list[Finding]:
-    """Return what is worth changing, the largest saving first, and no known saving before a small one.
+    """Return the findings, the largest saving first. Findings without a known saving come before small ones.
 
     Args:
         analysis: the trace.

@@ -104,7 +104,7 @@ def test_nine_steps_are_too_few_for_a_straggler():
     assert "straggler" not in codes(run_of(ranks_of(working(30, 60)), steps=9))
 
 
-def test_tiny_straggler_is_no_finding():
+def test_tiny_straggler_has_no_finding():
     assert "straggler" not in codes(run_of(ranks_of(working(0.3, 0.45))))
 
 
@@ -208,7 +208,7 @@ def test_ranks_that_are_late_in_turn_are_found():
     assert find(found, "synchronization-heavy").potential_saving_s == pytest.approx(0.15)
 
 
-def test_uneven_work_just_below_a_tenth_is_no_finding():
+def test_uneven_work_just_below_a_tenth_has_no_finding():
     assert "uneven-work" not in codes(run_of(synchronizing(working(30, 30), 0.14, 0.099)))
 
 

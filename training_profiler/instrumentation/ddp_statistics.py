@@ -169,7 +169,7 @@ class GradientSync:
     def drain(self) -> GradientSyncTotals:
         """Return what was synchronized since the last call.
 
-        Single steps are those that ranks compare. If a step synchronizes several times, the one that DDP timed stands
+        Single steps are those that ranks compare. If a step synchronizes several times, the sync that DDP timed stands
         for all.
         """
         return _sum([self._readings.popleft() for _ in range(len(self._readings))])

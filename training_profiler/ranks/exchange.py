@@ -66,15 +66,15 @@ class RankExchange:
         self._rank, self._channel = rank, channel
         self._names, self._clock, self._wall_clock = names, clock, wall_clock
         self._guard = guard
-        self._book = RankSummaryBuilder(names)
+        self._summary_builder = RankSummaryBuilder(names)
         self._begin_ns = wall_clock() - (0 if begin_ns is None else clock() - begin_ns)
         self._next_publish_ns = 0
         self._ending: dict[str, Any] = {}
         self._final: AllRanksStats | None = None  # of the run, once it is over
-        self._now: dict[int, RankSummary] = {}  # what was known of each rank when figures were made last,
+        self._now: dict[int, RankSummary] = {}  # the summary of each rank when stats were last computed,
         self._before: dict[int, RankSummary] = {}  # and at the last report
         self._read: dict[int, tuple[bytes, RankSummary | None]] = {}  # the data of each rank, and its summary
-        self._turn = 0  # the rank to be decoded next
+        self._next_rank = 0  # the rank to decode next
         self._ahead_ns = clock()
 
     @property
@@ -87,7 +87,7 @@ class RankExchange:
 
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings."""
-        self._book.reconfigure(settings.warmup)
+        self._summary_builder.reconfigure(settings.warmup)
         self._channel.reconfigure(settings.rank_wait_s)
 
     def after_fork_in_child(self) -> None:
@@ -124,7 +124,7 @@ class RankExchange:
 
     def add(self, totals: Totals, step_ns: list[int], exchanged: GradientSyncTotals) -> None:
         """Add a flush interval."""
-        self._book.add(totals, step_ns, exchanged)
+        self._summary_builder.add(totals, step_ns, exchanged)
 
     def due_summary(self, run: Totals, *, inside: tuple[str, ...]) -> RankSummary | None:
         """Return what this rank has measured so far, where it is time to publish it; else None."""
@@ -156,7 +156,7 @@ class RankExchange:
 
     def _sums(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
         seen = () if self._sync_points is None else tuple(sync_points(list(self._sync_points.kept)))
-        return self._book.summary(
+        return self._summary_builder.summary(
             self._rank.who,
             run,
             self._names.names,
@@ -183,7 +183,7 @@ class RankExchange:
             return None
         self._now = {0: self._sums(run)}
         left = AT_A_REPORT if of_interval else len(messages)
-        for rank in self._in_turn(messages):
+        for rank in self._in_decoding_order(messages):
             is_new = not self._is_read(rank, messages[rank])
             if not is_new or left > 0 or rank not in self._read:
                 left -= is_new
@@ -216,19 +216,19 @@ class RankExchange:
         now_ns = self._clock()
         left = int(AHEAD_A_SECOND * min(self._every_s, (now_ns - self._ahead_ns) / NS_PER_S))
         self._ahead_ns = now_ns
-        for rank in self._in_turn(messages):
+        for rank in self._in_decoding_order(messages):
             if left <= 0:
                 return
             if not self._is_read(rank, messages[rank]):
                 self._read_one(rank, messages[rank])
-                self._turn = rank + 1
+                self._next_rank = rank + 1
                 left -= 1
                 time.sleep(0)  # a thread that waits for the GIL goes first
 
-    def _in_turn(self, messages: Mapping[int, ReceivedMessage]) -> list[int]:
-        """Return the ranks, beginning behind the one that was decoded last."""
-        ranks, turn = sorted(messages), self._turn
-        first = bisect_left(ranks, turn)
+    def _in_decoding_order(self, messages: Mapping[int, ReceivedMessage]) -> list[int]:
+        """Return the ranks, beginning after the last decoded rank."""
+        ranks = sorted(messages)
+        first = bisect_left(ranks, self._next_rank)
         return ranks[first:] + ranks[:first]
 
     def _is_read(self, rank: int, message: ReceivedMessage) -> bool:
@@ -269,7 +269,7 @@ class RankExchange:
 
     def gradient_sync_stats(self) -> GradientSyncStats | None:
         """Return the stats of DDP's gradient synchronization on this rank; None without DDP."""
-        return self._book.gradient_sync_stats()
+        return self._summary_builder.gradient_sync_stats()
 
 
 def update_to_bytes(summary: Mapping[str, Any]) -> bytes:

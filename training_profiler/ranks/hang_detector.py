@@ -87,7 +87,7 @@ def hang_text(quiet_s: float, own: Heartbeat, messages: Mapping[int, ReceivedMes
     responsive = {rank: last for rank, last in messages.items() if last.age_s <= silent_s or last.is_final}
     places = Counter(_place(last.heartbeat) for last in responsive.values())
     elsewhere = [rank for rank, last in responsive.items() if last.is_final or _place(last.heartbeat) != _place(own)]
-    # The place with the fewest ranks comes first: all others may wait for the one that is there.
+    # The place with the fewest ranks comes first: all others may wait for a rank there.
     elsewhere.sort(key=lambda rank: (places[_place(responsive[rank].heartbeat)], rank))
     parts = [f"rank 0 {'is in ' + own.inside[-1] if own.inside else 'is in no section'}"]
     parts += [

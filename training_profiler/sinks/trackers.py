@@ -21,7 +21,7 @@ class Trackers:
     """Hands rows of metrics to the sinks that were chosen; costs nothing where there are none.
 
     Args:
-        guard: does work such that a failure switches off that part alone.
+        guard: does work; a failure disables that part alone.
         last_row: sends what was measured since the last row to the tracker of this name, whose run the program ends
             before ours is over.
         sinks: makes a sink of a name; tests put their own here.

@@ -82,7 +82,7 @@ class TrackerThread:
         with suppress(Empty):
             while True:
                 self.dropped += isinstance(self._rows.get_nowait(), MetricRow)
-        self._rows.put(NOTHING)  # the one that was there to wake it may be gone
+        self._rows.put(NOTHING)  # wakes the thread; an earlier one may be gone
 
     def notes(self) -> list[str]:
         """Return sentences on what did not reach the tracker."""

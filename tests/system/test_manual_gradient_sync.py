@@ -27,9 +27,9 @@ for _ in range(12):
     profile_step()
     print(loss.item().hex())
 live = __import__("training_profiler.api").api if is_profiling_enabled() else None
-meetings = live._process.by_hand.meetings.seen if live else []
+sync_points = live._process.manual_patches.context.sync_points.kept if live else []
 stop_training_profiling()
-print([key for key, _, _ in meetings][:3])
+print([key for key, _, _ in sync_points][:3])
 print(distributed.barrier.__code__.co_filename.rpartition("/")[2])
 distributed.destroy_process_group()
 """

@@ -42,7 +42,7 @@ class Process:
         self.phase = "train"
         self.watch: Instrumentation | None = None
         self.watch_begin_ns: int | None = None
-        self.by_hand = RankPatches(recorder)
+        self.manual_patches = RankPatches(recorder)
         self._beginning = threading.RLock()
 
     def start(self, settings: Settings) -> None:
@@ -58,7 +58,7 @@ class Process:
     def stop(self) -> None:
         """End the session, if there is one, and begin none at the next section."""
         self.was_stopped = True
-        self.by_hand.uninstall()
+        self.manual_patches.uninstall()
         if self.session is not None:
             self.session.close()
 
@@ -70,7 +70,7 @@ class Process:
     def instrument(self, torch: Any, begin_ns: int) -> None:
         """Patch ``torch``, which has just been imported; do nothing if that has happened or profiling was stopped."""
         if self.watch is None and not self.was_stopped:
-            self.by_hand.uninstall()
+            self.manual_patches.uninstall()
             self.watch = Instrumentation(self.recorder, self.begin_watched, self.loaders)
             self.watch_begin_ns = begin_ns
             self.watch.install(torch)
@@ -82,7 +82,7 @@ class Process:
     def look_for_ranks(self) -> None:
         """See what the program does with other ranks, before its first section: it may be made for them by then."""
         if self.watch is None and not is_worker():
-            self.by_hand.install()
+            self.manual_patches.install()
 
     def running(self) -> Session | None:
         """Return the session under way, beginning one if this process has had none."""
@@ -104,8 +104,8 @@ class Process:
         """Begin a session with the settings that hold now."""
         cost_ns = measure_section_cost_ns()
         if self.watch is None:
-            self.by_hand.install()
-        patches = self.watch or self.by_hand
+            self.manual_patches.install()
+        patches = self.watch or self.manual_patches
         patches.context.gradient_sync.start_run()
         begin_ns = self.recorder.clock() if self.watch_begin_ns is None else self.watch_begin_ns
         context = RunContext(self.recorder, cost_ns, begin_ns, opens_files, self.watch, patches)
@@ -136,7 +136,7 @@ class Process:
         if self.session is not None:
             self.session.after_fork_in_child()
             self.session = None
-        self.by_hand.after_fork_in_child()
+        self.manual_patches.after_fork_in_child()
         if self.watch is not None:
             self.watch_begin_ns = None
             self.watch.after_fork_in_child()

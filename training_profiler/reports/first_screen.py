@@ -13,7 +13,7 @@ from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, 
 from training_profiler.units import duration_text, ms_column, ms_number, ms_text, three_digits
 
 MOST_BARS: Final = 9
-WIDEST: Final = 110  # columns; longer bars say no more
+WIDEST: Final = 110  # columns; longer bars show no more
 LABEL_WIDTH: Final = 26
 BLOCKS: Final = " ▏▎▍▌▋▊▉█"
 INDENT: Final = 10  # of what follows VERDICT

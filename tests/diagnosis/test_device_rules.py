@@ -1,4 +1,4 @@
-"""The rule about how busy devices are, and what it takes for the cause."""
+"""The rule about idle devices, and the cause it names."""
 
 from dataclasses import replace
 

@@ -42,7 +42,7 @@ def test_waits_save_at_most_the_idle_time_of_the_device():
     assert finding.potential_saving_s == pytest.approx(0.3125 * 8.0)
 
 
-def test_a_first_step_that_compiles_for_long_does_not_change_what_the_device_took():
+def test_long_first_compilation_does_not_change_device_time():
     run = on_device(QUEUED, BUSY)
     forward = run.sections["forward_pass"]
     # It is in the host's mean, and no part of the steps after warm-up.

@@ -108,7 +108,7 @@ def test_nine_steps_are_too_few_for_a_share_of_the_run(section, code):
 
 
 @pytest.mark.parametrize(("section", "code"), OF_RUN)
-def test_a_section_that_is_still_open_has_no_share_of_the_run(section, code):
+def test_open_section_has_no_share_of_the_run(section, code):
     snapshot = of_run(section, 50.0)
     unended = replace(snapshot.sections[section], count=0)
     assert code not in codes(replace(snapshot, sections={section: unended}))
@@ -180,7 +180,7 @@ def test_time_outside_of_steps_is_not_unexplained():
     assert "unexplained" not in codes(replace(snapshot, sections={**snapshot.sections, "(outside steps)": outside}))
 
 
-def test_no_rule_fires_on_nothing():
+def test_no_rule_fires_without_data():
     assert diagnose(Snapshot()) == []
 
 

@@ -36,7 +36,7 @@ def test_steps_that_a_capture_window_slowed_are_not_enough_to_vary():
     assert step_time_varies(run_of(std_s=0.1, median_s=0.05, settled_count=25, disturbed_count=6)) is None
 
 
-def test_steps_of_which_capture_windows_slowed_most_do_not_vary_of_themselves():
+def test_steps_mostly_slowed_by_captures_do_not_vary():
     assert step_time_varies(run_of(std_s=0.1, median_s=0.05, disturbed_count=51)) is None
     assert step_time_varies(run_of(std_s=0.1, median_s=0.05, disturbed_count=50)) is not None
 
@@ -215,5 +215,5 @@ def test_variation_of_a_waiting_backward_is_synchronization():
     assert finding.fix == "Check for a rank that is sometimes late"
 
 
-def test_variation_of_a_backward_pass_that_waits_less_is_its_own():
+def test_backward_pass_with_less_waiting_explains_its_variation():
     assert step_time_varies(waiting_run(waits_s=4.9)).message.endswith("comes from backward_pass")

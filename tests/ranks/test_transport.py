@@ -109,7 +109,7 @@ def test_attempts_and_sessions_do_not_see_each_others_messages(world):
     assert data_of(later) == {}
 
 
-def test_a_server_that_is_gone_is_not_called_and_files_take_its_place(world, tmp_path):
+def test_files_replace_a_store_without_a_server(world, tmp_path):
     first, second = world.transport(0), world.transport(1)
     first.folder = second.folder = tmp_path
     second.send(message(b"by the store"))
@@ -124,7 +124,7 @@ def test_a_server_that_is_gone_is_not_called_and_files_take_its_place(world, tmp
     assert world.server.calls == []
 
 
-def test_a_store_that_fails_in_the_middle_is_not_asked_again(world, tmp_path):
+def test_store_is_not_used_again_after_an_error(world, tmp_path):
     second = world.transport(1)
     second.folder = tmp_path
     second.connect()
@@ -145,14 +145,14 @@ def test_after_the_group_only_a_store_of_the_launcher_is_used(monkeypatch, clock
     assert world.server.calls == ([way] if way else [])
 
 
-def test_with_neither_store_nor_folder_a_message_is_kept_and_said(world):
+def test_without_store_and_folder_the_reason_is_kept(world):
     world.is_in_group = False
     second = world.transport(1)
     assert not second.send(message(b"one"))
     assert second.lost == "there is neither a store nor a folder that the ranks have in common"
 
 
-def test_a_disk_that_is_full_is_said_and_tried_again(world, tmp_path):
+def test_full_disk_is_reported_and_tried_again(world, tmp_path):
     world.is_in_group = False
     second = world.transport(1)
     second.folder = tmp_path / "missing"
@@ -164,7 +164,7 @@ def test_a_disk_that_is_full_is_said_and_tried_again(world, tmp_path):
     assert second.lost is None
 
 
-def test_garbage_is_counted_once_and_what_was_understood_before_stays(world):
+def test_garbage_is_counted_once_and_the_last_good_message_kept(world):
     first, second = world.transport(0), world.transport(1)
     second.send(message(b"one"))
     first.read()

@@ -1,4 +1,4 @@
-"""What this rank publishes, and the statistics of all ranks from what they published."""
+"""Publishes the summary of this rank, and computes the statistics of all ranks."""
 
 import json
 import time
@@ -132,14 +132,14 @@ class RankExchange:
         if not self._rank.is_one_of_many() or now_ns < self._next_publish_ns:
             return None
         self._next_publish_ns = now_ns + int(self._every_s * NS_PER_S)
-        return self._sums(run, inside)
+        return self._summary(run, inside)
 
     def final_summary(self, run: Totals, *, inside: tuple[str, ...], ended_by: str | None) -> RankSummary | None:
         """Return the final summary of this rank; None in a run of one rank."""
         if not self._rank.is_one_of_many():
             return None
         self._ending = {"is_final": True, "ended_by": ended_by}
-        return self._sums(run, inside)
+        return self._summary(run, inside)
 
     def publish(self, data: Mapping[str, Any], is_final: bool) -> None:
         """Send the data of this rank's summary to rank 0; rank 0 sends none."""
@@ -154,7 +154,7 @@ class RankExchange:
             is_hurried = self._ending.get("ended_by") is not None
             self._guard(PART, lambda: self._channel.close(is_hurried))
 
-    def _sums(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
+    def _summary(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
         points = () if self._sync_points is None else tuple(sync_points(list(self._sync_points.kept)))
         return self._summary_builder.summary(
             self._rank.who,
@@ -181,20 +181,20 @@ class RankExchange:
         messages = self._channel.received()
         if not messages and not self._rank.has_group:  # a program started by a rank inherits only its environment
             return None
-        self._now = {0: self._sums(run)}
+        self._now = {0: self._summary(run)}
         left = AT_A_REPORT if of_interval else len(messages)
         for rank in self._in_decoding_order(messages):
             is_new = not self._is_read(rank, messages[rank])
             if not is_new or left > 0 or rank not in self._read:
                 left -= is_new
                 self._read_one(rank, messages[rank])
-            sums = self._latest(rank, messages[rank])
-            if sums is not None:
-                self._now[rank] = sums
+            summary = self._latest(rank, messages[rank])
+            if summary is not None:
+                self._now[rank] = summary
         before = {
             rank: self._before[rank]
-            for rank, sums in self._now.items()
-            if of_interval and rank in self._before and sums.steps - self._before[rank].steps >= MIN_STEPS
+            for rank, summary in self._now.items()
+            if of_interval and rank in self._before and summary.steps - self._before[rank].steps >= MIN_STEPS
         }
         stats = all_ranks_stats(
             [self._now[rank] for rank in sorted(self._now)],
@@ -237,29 +237,29 @@ class RankExchange:
     def _read_one(self, rank: int, message: ReceivedMessage) -> None:
         if self._is_read(rank, message):
             return
-        sums = None
+        summary = None
         try:
-            sums = rank_summary_from_data(json.loads(message.data))
-            if sums.who.rank != rank:
-                sums = None
+            summary = rank_summary_from_data(json.loads(message.data))
+            if summary.who.rank != rank:
+                summary = None
         except _GARBLED:
             pass
-        self._read[rank] = message.data, sums
+        self._read[rank] = message.data, summary
 
     def _latest(self, rank: int, message: ReceivedMessage) -> RankSummary | None:
         """Return a rank's summary, with the open sections of its latest heartbeat; None if it cannot be decoded."""
         if not message.data:  # only heartbeats so far
             who = RankId(rank, self._rank.who.world_size, message.heartbeat.host, attempt=self._rank.who.attempt)
             return RankSummary(who, steps=message.heartbeat.steps, inside=message.heartbeat.inside)
-        _, sums = self._read.get(rank, (b"", None))
-        if sums is None or sums.is_final or message.heartbeat.steps < sums.steps:
-            return sums
-        return msgspec.structs.replace(sums, inside=message.heartbeat.inside)
+        _, summary = self._read.get(rank, (b"", None))
+        if summary is None or summary.is_final or message.heartbeat.steps < summary.steps:
+            return summary
+        return msgspec.structs.replace(summary, inside=message.heartbeat.inside)
 
     def notes(self) -> list[str]:
         """Return sentences on messages of other ranks that could not be used."""
         garbled = [
-            rank for rank, (_, sums) in self._read.copy().items() if sums is None
+            rank for rank, (_, summary) in self._read.copy().items() if summary is None
         ]  # the channel's thread adds to it
         notes = self._channel.notes()
         if garbled:

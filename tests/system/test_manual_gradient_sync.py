@@ -26,8 +26,8 @@ for _ in range(12):
         optimizer.zero_grad()
     profile_step()
     print(loss.item().hex())
-live = __import__("training_profiler.api").api if is_profiling_enabled() else None
-sync_points = live._process.manual_patches.context.sync_points.kept if live else []
+api = __import__("training_profiler.api").api if is_profiling_enabled() else None
+sync_points = api._process.manual_patches.context.sync_points.kept if api else []
 stop_training_profiling()
 print([key for key, _, _ in sync_points][:3])
 print(distributed.barrier.__code__.co_filename.rpartition("/")[2])

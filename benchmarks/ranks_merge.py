@@ -201,7 +201,7 @@ def summary_of(who: RankId, steps: int) -> RankSummary:
         exchange_hidden_ns=20_000_000 * steps,
         step_times=[StepTimeBucket(pace, total_ns * pace, sync_ns * pace) for _ in range(min(MOST_BUCKETS, steps))],
         blocks={first: [round(sync_ns * chance.random() * 2) for _ in range(BLOCK_STEPS)] for first in firsts},
-        places={name: f"train.py:{100 + i} train_step" for i, name in enumerate(SECTIONS)},
+        hottest_lines={name: f"train.py:{100 + i} train_step" for i, name in enumerate(SECTIONS)},
         sync_points=[
             SyncPoint(
                 f"all:{k}", BEGAN_NS + k * NS_PER_S + chance.randrange(10**7), BEGAN_NS + k * NS_PER_S + 11 * 10**6

@@ -35,26 +35,26 @@ interleaved = st.lists(st.tuples(threads, st.one_of(enter, leave_any, leave_any,
 def batches_of(operations) -> list[Batch]:
     """Return the batches of a recorder, with events at least 1 ns apart; ends with a drain."""
     now_ns, batches, marks = BEGIN_NS, [], []
-    events = {serial: [] for serial in (1, 2, 3)}
-    opened = {serial: [] for serial in (1, 2, 3)}
+    events = {thread_id: [] for thread_id in (1, 2, 3)}
+    opened = {thread_id: [] for thread_id in (1, 2, 3)}
 
     def hand_out():
         batches.append(
-            Batch(now_ns, [ThreadEvents(serial, "", True, flat) for serial, flat in events.items()], list(marks))
+            Batch(now_ns, [ThreadEvents(thread_id, "", True, flat) for thread_id, flat in events.items()], list(marks))
         )
-        for serial in events:
-            events[serial] = []
+        for thread_id in events:
+            events[thread_id] = []
         marks.clear()
 
-    for serial, (what, which, ns) in operations:
+    for thread_id, (what, which, ns) in operations:
         now_ns += ns
         if what == "enter":
-            opened[serial].append(which)
-            events[serial] += [now_ns, which]
-        elif what == "leave" and opened[serial]:
-            events[serial] += [now_ns, -opened[serial].pop()]
+            opened[thread_id].append(which)
+            events[thread_id] += [now_ns, which]
+        elif what == "leave" and opened[thread_id]:
+            events[thread_id] += [now_ns, -opened[thread_id].pop()]
         elif what == "leave any":
-            events[serial] += [now_ns, -which]
+            events[thread_id] += [now_ns, -which]
         elif what == "mark":
             marks.append((which, now_ns))
         elif what == "drain":
@@ -66,13 +66,13 @@ def batches_of(operations) -> list[Batch]:
 
 def in_one_batch(batches: list[Batch]) -> Batch:
     """Return the batch of a single drain at the end."""
-    flat = {serial: [] for serial in (1, 2, 3)}
+    flat = {thread_id: [] for thread_id in (1, 2, 3)}
     for batch in batches:
         for thread in batch.threads:
             flat[thread.thread_id] += thread.events
     return Batch(
         batches[-1].until_ns,
-        [ThreadEvents(serial, "", True, events) for serial, events in flat.items()],
+        [ThreadEvents(thread_id, "", True, events) for thread_id, events in flat.items()],
         [mark for batch in batches for mark in batch.marks],
     )
 
@@ -179,7 +179,7 @@ def test_self_times_add_up_to_the_wall_time_exactly(operations):
 
 @given(st.one_of(nested, interleaved), st.integers(0, 5))
 def test_a_stopped_clock_loses_no_time(operations, divisor):
-    coarse = [(serial, (what, which, ns // 10**divisor)) for serial, (what, which, ns) in operations]
+    coarse = [(thread_id, (what, which, ns // 10**divisor)) for thread_id, (what, which, ns) in operations]
     accumulator = accumulated(batches_of(coarse))
     assert accumulator.totals.sections.self_ns.sum() == accumulator.totals.wall_ns
 
@@ -191,12 +191,12 @@ def training_loops(draw):
 
     def block(depth, names):
         for _ in range(draw(st.integers(0, 3))):
-            serial = draw(st.sampled_from((1, 1, 1, 2)))
-            operations.append((serial, ("enter", draw(names), draw(ticks))))
+            thread_id = draw(st.sampled_from((1, 1, 1, 2)))
+            operations.append((thread_id, ("enter", draw(names), draw(ticks))))
             if depth:
                 block(depth - 1, names)
             maybe_drain()
-            operations.append((serial, ("leave", 0, draw(ticks))))
+            operations.append((thread_id, ("leave", 0, draw(ticks))))
 
     def maybe_drain():
         if draw(st.booleans()):

@@ -111,7 +111,7 @@ def test_waiting_samples_are_bounded(monkeypatch):
     assert attributed(run) == {("", LOSS): 5}
 
 
-def test_samples_of_no_section_count_as_in_steps_once_the_step_is_complete():
+def test_samples_outside_sections_join_their_completed_step():
     run = FakeRun()
     run.step(forward_pass=1)
     run.clock.advance(1)

@@ -42,16 +42,16 @@ class LoaderRun(FakeRun):
     def note(self, name, sign=1, code=0):
         self.recorder.buffer().events.extend((self.clock(), sign * (self.names.id_of(name) | code)))
 
-    def comes_from(self, serial):
-        self.recorder.buffer().record_loader(serial, self.clock())
+    def comes_from(self, number):
+        self.recorder.buffer().record_loader(number, self.clock())
 
     def found(self):
         """Return {(loader, phase, kind): (ns, count)} without zeros."""
         return found_in(self.totals().loaders)
 
-    def batch(self, serial, data=1.0, forward=2.0, backward=3.0):
+    def batch(self, number, data=1.0, forward=2.0, backward=3.0):
         """Pass one batch of a loader; times in s."""
-        self.comes_from(serial)
+        self.comes_from(number)
         self.spend("data_loading", data)
         self.spend("forward_pass", forward)
         self.spend("backward_pass", backward)
@@ -59,8 +59,8 @@ class LoaderRun(FakeRun):
 
 def found_in(sums):
     return {
-        (serial, ("train", "val")[kind // KINDS], KIND_NAMES[kind % KINDS]): tuple(cell)
-        for serial, table in sums.tables.items()
+        (number, ("train", "val")[kind // KINDS], KIND_NAMES[kind % KINDS]): tuple(cell)
+        for number, table in sums.tables.items()
         for kind, cell in enumerate(table.tolist())
         if any(cell)
     }
@@ -153,8 +153,8 @@ def test_loader_sums_match_brute_force_for_any_drains(listed):
     assert left == [by_key(slow.since)] * bool(by_key(slow.since))
 
 
-def counts_of(*serials, batches=1):
-    counts = [LoaderCounts(f"loader{serial}", serial) for serial in serials]
+def counts_of(*numbers, batches=1):
+    counts = [LoaderCounts(f"loader{number}", number) for number in numbers]
     for one in counts:
         for _ in range(batches):
             one.add(4, 10**9, True)

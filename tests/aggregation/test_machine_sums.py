@@ -14,14 +14,14 @@ FACTS = {
 }
 
 
-def look(at_s, weights=None, **values):
+def sample(at_s, weights=None, **values):
     names = {name.replace("__", "."): float(value) for name, value in values.items()}
     return MachineSample(round(at_s * 1e9), names, weights or {}, dict(FACTS))
 
 
-def sums_of(*looks):
+def sums_of(*samples):
     sums = MachineSums()
-    sums.add_samples(looks)
+    sums.add_samples(samples)
     return sums
 
 
@@ -31,55 +31,59 @@ def test_without_samples_there_are_no_stats():
 
 
 def test_a_quantity_has_mean_highest_and_last():
-    stats = sums_of(look(0, ram_process_bytes=10), look(1, ram_process_bytes=40), look(2, ram_process_bytes=22)).stats()
+    stats = sums_of(
+        sample(0, ram_process_bytes=10), sample(1, ram_process_bytes=40), sample(2, ram_process_bytes=22)
+    ).stats()
     assert stats.ram_process_bytes == Level(24, 40, 22)
     assert (stats.samples, stats.cores, stats.host_cores, stats.ram_host_total_bytes) == (3, 2.0, 8, 1000)
 
 
 def test_a_rate_counts_by_the_time_it_was_measured_over():
-    stats = sums_of(look(1, {"cpu_process": 1.0}, cpu_process=2), look(4, {"cpu_process": 3.0}, cpu_process=1)).stats()
+    stats = sums_of(
+        sample(1, {"cpu_process": 1.0}, cpu_process=2), sample(4, {"cpu_process": 3.0}, cpu_process=1)
+    ).stats()
     assert stats.cpu_process == Level(1.25, 2, 1)
 
 
 def test_missing_quantities_are_unknown():
-    stats = sums_of(look(0, ram_share=0.5)).stats()
+    stats = sums_of(sample(0, ram_share=0.5)).stats()
     assert stats.cpu_process is None
     assert stats.ram_limit_bytes is None
     assert stats.ram_growth is None
 
 
 def test_accelerators_are_sorted_by_index():
-    sums = sums_of(look(0, gpu0__allocated_bytes=5, gpu10__utilization=0.5))
+    sums = sums_of(sample(0, gpu0__allocated_bytes=5, gpu10__utilization=0.5))
     first, second = sums.stats().gpus
     assert (first.index, first.name, first.total_bytes, first.allocated_bytes) == (0, "T4", 64, Level(5, 5, 5))
     assert (second.index, second.name, second.total_bytes, second.utilization) == (10, "L4", None, Level(0.5, 0.5, 0.5))
 
 
 def test_sums_of_stretches_add_up():
-    looks = [look(i, ram_own_bytes=100 + 3 * i, gpu0__allocated_bytes=i % 5, ram_share=i / 128) for i in range(40)]
+    samples = [sample(i, ram_own_bytes=100 + 3 * i, gpu0__allocated_bytes=i % 5, ram_share=i / 128) for i in range(40)]
     added = MachineSums()
     for begin in (0, 10, 25):
-        added.add(sums_of(*looks[begin : {0: 10, 10: 25, 25: 40}[begin]]))
-    assert added.stats() == sums_of(*looks).stats()
+        added.add(sums_of(*samples[begin : {0: 10, 10: 25, 25: 40}[begin]]))
+    assert added.stats() == sums_of(*samples).stats()
     assert added.stats().ram_growth.bytes == 93
 
 
 def test_an_interval_has_its_own_peak():
-    run, first, second = MachineSums(), sums_of(look(0, ram_share=0.9)), sums_of(look(1, ram_share=0.3))
+    run, first, second = MachineSums(), sums_of(sample(0, ram_share=0.9)), sums_of(sample(1, ram_share=0.3))
     run.add(first)
     run.add(second)
     assert [sums.stats().ram_share.max for sums in (first, second, run)] == [0.9, 0.3, 0.9]
 
 
 def test_growth_covers_memory_only_and_is_optional():
-    sums = sums_of(*(look(i, ram_own_bytes=i, ram_process_bytes=i, gpu0__allocated_bytes=i) for i in range(40)))
+    sums = sums_of(*(sample(i, ram_own_bytes=i, ram_process_bytes=i, gpu0__allocated_bytes=i) for i in range(40)))
     assert set(sums.series) == {"ram_own_bytes", "gpu0.allocated_bytes"}
     assert sums.stats().gpus[0].allocated_growth is not None
     assert sums.stats(has_growth=False).ram_growth is None
 
 
 def test_machine_sums_survive_the_journal():
-    sums = sums_of(*(look(i / 3, ram_own_bytes=i * 7.3, ram_share=i / 41) for i in range(40)))
+    sums = sums_of(*(sample(i / 3, ram_own_bytes=i * 7.3, ram_share=i / 41) for i in range(40)))
     data = json.loads(json.dumps(machine_to_data(sums), allow_nan=False))
     assert machine_from_data(data).stats() == sums.stats()
     assert machine_from_data({}).stats() is None

@@ -1,4 +1,4 @@
-"""The rule about how busy devices are, and what it takes for the cause."""
+"""The rule about idle devices, and the cause it names."""
 
 from dataclasses import replace
 
@@ -31,11 +31,11 @@ def test_least_busy_device_is_named_with_a_verdict(utilization, verdict):
 
 
 @pytest.mark.parametrize("run", [run_at(0.8), run_at(None), run_at(0.2, samples=4), run_at(0.2, steps=9)])
-def test_busy_or_rarely_sampled_device_is_no_finding(run):
+def test_busy_or_rarely_sampled_device_has_no_finding(run):
     assert found(run) is None
 
 
-def test_without_system_monitor_there_is_no_finding():
+def test_without_system_monitor_there_has_no_finding():
     assert found(snapshot_of({"forward_pass": 0.5})) is None
 
 

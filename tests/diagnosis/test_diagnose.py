@@ -99,7 +99,7 @@ def test_without_steps_the_message_asks_for_profile_step():
     )
 
 
-def test_with_few_steps_the_message_says_how_many_are_needed():
+def test_message_on_few_steps_names_the_needed_number():
     assert too_little_data(snapshot_of(HEALTHY, steps=9)) == "Only 9 steps; the rules need 10"
 
 
@@ -115,7 +115,7 @@ def test_an_epoch_warns_of_data_generation_above_three_tenths():
     assert epoch_warnings(epoch(data_generation=6.5)) == ["Data generation takes 65.0% of batch time (severity 0.50)"]
 
 
-def test_an_epoch_of_nothing_but_data_generation_is_of_severity_one():
+def test_epoch_of_data_generation_alone_has_severity_one():
     assert epoch_warnings(epoch(data_generation=10.0))[0].endswith("(severity 1.00)")
 
 

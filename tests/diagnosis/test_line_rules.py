@@ -48,7 +48,7 @@ def test_waits_within_a_section_of_the_step_count():
         run_with(replace(line(42, 0.25, 0.25), samples=9)),
     ],
 )
-def test_short_wait_is_no_finding(run):
+def test_short_wait_has_no_finding(run):
     assert found(run) is None
 
 

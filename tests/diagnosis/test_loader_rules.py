@@ -70,7 +70,7 @@ def test_mix_that_differs_from_the_configured_one_is_found():
         (None, 0.5),
     ],
 )
-def test_mix_as_configured_or_off_by_chance_is_no_finding(pair):
+def test_mix_as_configured_or_off_by_chance_has_no_finding(pair):
     proportion, asked = pair
     one = loader("main", batches=200, proportion=proportion, asked_proportion=asked)
     assert found("loader-mix", one) is None

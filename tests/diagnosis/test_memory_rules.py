@@ -45,7 +45,7 @@ def test_full_container_is_found_with_its_limit():
 
 
 @pytest.mark.parametrize("machine", [None, MachineStats(samples=10), host(0.85), host(0.84)])
-def test_host_below_threshold_or_unsampled_is_no_finding(machine):
+def test_host_below_threshold_or_unsampled_has_no_finding(machine):
     assert found(run_on(machine), "host-memory") is None
 
 
@@ -70,7 +70,7 @@ def test_device_never_half_full_is_found():
 
 
 @pytest.mark.parametrize("machine", [None, MachineStats(samples=10), gpu(0.50), gpu(0.25, samples=4)])
-def test_half_full_or_rarely_sampled_device_is_no_finding(machine):
+def test_half_full_or_rarely_sampled_device_has_no_finding(machine):
     assert found(run_on(machine), "gpu-memory-low") is None
 
 
@@ -108,7 +108,7 @@ def test_growing_memory_is_found_with_the_time_until_full():
         growing(bytes_=-100 * MIB),
     ],
 )
-def test_uncertain_memory_growth_is_no_finding(machine):
+def test_uncertain_memory_growth_has_no_finding(machine):
     assert found(run_on(machine), "memory-growth") is None
 
 

@@ -44,7 +44,7 @@ def test_straggler_is_named_with_cause_line_and_saving():
 
 
 @pytest.mark.parametrize(("work_ms", "fires"), [(33.1, True), (32.9, False)])
-def test_a_rank_is_a_straggler_from_a_tenth_beyond_the_others_on(work_ms, fires):
+def test_rank_a_tenth_slower_than_others_is_a_straggler(work_ms, fires):
     assert ("straggler" in codes(run_of(ranks_of(working(30, 30, 30, work_ms))))) == fires
 
 
@@ -104,7 +104,7 @@ def test_nine_steps_are_too_few_for_a_straggler():
     assert "straggler" not in codes(run_of(ranks_of(working(30, 60)), steps=9))
 
 
-def test_tiny_straggler_is_no_finding():
+def test_tiny_straggler_has_no_finding():
     assert "straggler" not in codes(run_of(ranks_of(working(0.3, 0.45))))
 
 
@@ -149,7 +149,7 @@ def test_a_host_is_slow_from_a_tenth_on(least_ms, fires):
     assert ("host-slow" in codes(run_of(ranks_of(working(30, 30, least_ms, 33.2))))) == fires
 
 
-def test_a_straggler_on_a_slow_host_claims_only_what_it_has_beyond_its_neighbour():
+def test_straggler_on_slow_host_claims_its_excess_over_its_neighbour():
     found = run_of(ranks_of(working(30, 30, 40, 60)))
     straggler, host = find(found, "straggler"), find(found, "host-slow")
     assert straggler.potential_saving_s == pytest.approx(2.0)
@@ -208,11 +208,11 @@ def test_ranks_that_are_late_in_turn_are_found():
     assert find(found, "synchronization-heavy").potential_saving_s == pytest.approx(0.15)
 
 
-def test_uneven_work_just_below_a_tenth_is_no_finding():
+def test_uneven_work_just_below_a_tenth_has_no_finding():
     assert "uneven-work" not in codes(run_of(synchronizing(working(30, 30), 0.14, 0.099)))
 
 
-def test_where_there_is_a_straggler_work_is_not_called_uneven():
+def test_work_is_not_uneven_beside_a_straggler():
     assert "uneven-work" not in codes(run_of(synchronizing(working(30, 40), 0.3, 0.2)))
 
 

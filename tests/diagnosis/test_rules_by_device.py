@@ -29,7 +29,7 @@ BUSY = {"forward_pass": 0.25, "backward_pass": 0.625, "optimizer_step": 0.0625}
 QUEUED = {"forward_pass": 0.03125, "backward_pass": 0.03125, "optimizer_step": 0.0625}
 
 
-def test_a_host_that_waits_for_a_busy_device_is_no_finding():
+def test_host_waiting_for_busy_device_has_no_finding():
     lines = {"other": (LineStats("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
     run = replace(on_device(QUEUED, BUSY), lines=lines)
     assert [finding.code for finding in diagnose(run)] == ["healthy", "slowest-component"]
@@ -42,7 +42,7 @@ def test_waits_save_at_most_the_idle_time_of_the_device():
     assert finding.potential_saving_s == pytest.approx(0.3125 * 8.0)
 
 
-def test_a_first_step_that_compiles_for_long_does_not_change_what_the_device_took():
+def test_long_first_compilation_does_not_change_device_time():
     run = on_device(QUEUED, BUSY)
     forward = run.sections["forward_pass"]
     # It is in the host's mean, and no part of the steps after warm-up.
@@ -52,7 +52,7 @@ def test_a_first_step_that_compiles_for_long_does_not_change_what_the_device_too
     assert run.idle_device_s() == pytest.approx(0.0625 * 8.0)
 
 
-def test_spans_outside_of_steps_are_no_part_of_what_steps_took_on_the_device():
+def test_spans_outside_steps_do_not_count_as_device_time_of_steps():
     run = on_device({"forward_pass": 0.5}, {"forward_pass": 0.25})
     forward = run.sections["forward_pass"]
     twice = replace(forward, count=128, total_s=2 * forward.total_s)
@@ -60,7 +60,7 @@ def test_spans_outside_of_steps_are_no_part_of_what_steps_took_on_the_device():
     assert run.total_of_step_s("forward_pass") == pytest.approx(0.25 * 8.0)
 
 
-def test_how_long_the_device_was_idle_is_not_known_inside_of_one_section_around_the_step():
+def test_idle_device_time_is_unknown_inside_a_section_around_the_step():
     run = on_device({"train_step": 1.0, **QUEUED}, {"train_step": 1.0, **BUSY})
     inside = {name: replace(run.sections[name], parent="train_step") for name in QUEUED}
     lines = {"train_step": (LineStats("train.py", 9, "main", 0.8, 800, waiting_share=0.8, waits_in="item"),)}
@@ -69,12 +69,12 @@ def test_how_long_the_device_was_idle_is_not_known_inside_of_one_section_around_
     assert found(run, "waits-for-device") is not None
 
 
-def test_how_long_the_device_was_idle_is_not_known_without_its_time_of_the_forward_pass():
+def test_idle_device_time_is_unknown_without_device_time_of_forward():
     assert on_device(QUEUED, {"backward_pass": 0.625}).idle_device_s() is None
     assert on_device({"backward_pass": 0.5}, {"backward_pass": 0.625}).idle_device_s() == pytest.approx(0.375 * 8.0)
 
 
-def test_a_fetch_that_the_device_does_not_wait_for_costs_nothing():
+def test_fetch_hidden_from_the_device_costs_nothing():
     run = on_device({"data_loading": 0.5, **QUEUED}, {"data_loading": 0.0, **BUSY})
     assert found(run, "data-loading-bound") is None
 

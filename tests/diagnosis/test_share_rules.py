@@ -49,7 +49,7 @@ def test_data_loading_at_its_threshold_is_found():
     assert "data-loading-bound" in codes(snapshot)
 
 
-def test_forward_at_its_threshold_is_no_finding():
+def test_forward_at_its_threshold_has_no_finding():
     snapshot = snapshot_of({"forward_pass": 0.6}, steps=64, step_s=0.125)
     assert snapshot.share_of_step("forward_pass") == 0.6
     assert "forward-dominates" not in codes(snapshot)
@@ -65,7 +65,7 @@ def test_ten_steps_are_enough_for_a_share(section, threshold, code):
     assert code in codes(snapshot_of({section: 0.9}, steps=10))
 
 
-def test_share_of_a_tiny_time_is_no_finding():
+def test_share_of_a_tiny_time_has_no_finding():
     # 90 % of 10 ms in all are less than the 20 ms worth a word.
     assert "data-loading-bound" not in codes(snapshot_of({"data_loading": 0.9}, step_s=0.0001))
 
@@ -108,7 +108,7 @@ def test_nine_steps_are_too_few_for_a_share_of_the_run(section, code):
 
 
 @pytest.mark.parametrize(("section", "code"), OF_RUN)
-def test_a_section_that_is_still_open_has_no_share_of_the_run(section, code):
+def test_open_section_has_no_share_of_the_run(section, code):
     snapshot = of_run(section, 50.0)
     unended = replace(snapshot.sections[section], count=0)
     assert code not in codes(replace(snapshot, sections={section: unended}))
@@ -127,7 +127,7 @@ def test_synchronization_within_backward_is_not_its_work():
     assert "backward-slow" not in codes(replace(run, sections={**run.sections, "synchronization": nested}))
 
 
-def test_backward_of_three_forward_passes_is_no_finding():
+def test_backward_of_three_forward_passes_has_no_finding():
     assert "backward-slow" not in codes(
         snapshot_of({"forward_pass": 0.25, "backward_pass": 0.75}, steps=64, step_s=0.125)
     )
@@ -162,7 +162,7 @@ def test_unattributed_time_names_its_lines():
     assert finding.fix.startswith("Make these lines cheaper")
 
 
-def test_unattributed_time_just_below_a_tenth_is_no_finding():
+def test_unattributed_time_just_below_a_tenth_has_no_finding():
     assert "unexplained" not in codes(snapshot_of({"backward_pass": 0.901}))
 
 
@@ -180,7 +180,7 @@ def test_time_outside_of_steps_is_not_unexplained():
     assert "unexplained" not in codes(replace(snapshot, sections={**snapshot.sections, "(outside steps)": outside}))
 
 
-def test_no_rule_fires_on_nothing():
+def test_no_rule_fires_without_data():
     assert diagnose(Snapshot()) == []
 
 
@@ -202,9 +202,9 @@ def test_warm_up_steps_do_not_count_for_a_share_of_the_step():
     assert "data-loading-bound" not in [finding.code for finding in diagnose(snapshot)]
 
 
-@pytest.mark.parametrize(("waits", "is_told"), [(0.19, True), (0.21, False)])
-def test_waiting_for_ranks_does_not_make_forward_dominate(waits, is_told):
+@pytest.mark.parametrize(("waits", "is_reported"), [(0.19, True), (0.21, False)])
+def test_waiting_for_ranks_does_not_make_forward_dominate(waits, is_reported):
     run = snapshot_of({"forward_pass": 0.8, "synchronization": waits})
     nested = replace(run.sections["synchronization"], parent="forward_pass")
     run = replace(run, sections={**run.sections, "synchronization": nested})
-    assert ("forward-dominates" in codes(run)) is is_told
+    assert ("forward-dominates" in codes(run)) is is_reported

@@ -20,7 +20,7 @@ def test_variation_above_a_tenth_is_found():
     assert finding.potential_saving_s == pytest.approx(0.5)  # 100 steps, 5 ms above the median on average
 
 
-def test_variation_of_a_tenth_is_no_finding():
+def test_variation_of_a_tenth_has_no_finding():
     assert step_time_varies(run_of(std_s=0.01, median_s=0.05)) is None
 
 
@@ -36,12 +36,12 @@ def test_steps_that_a_capture_window_slowed_are_not_enough_to_vary():
     assert step_time_varies(run_of(std_s=0.1, median_s=0.05, settled_count=25, disturbed_count=6)) is None
 
 
-def test_steps_of_which_capture_windows_slowed_most_do_not_vary_of_themselves():
+def test_steps_mostly_slowed_by_captures_do_not_vary():
     assert step_time_varies(run_of(std_s=0.1, median_s=0.05, disturbed_count=51)) is None
     assert step_time_varies(run_of(std_s=0.1, median_s=0.05, disturbed_count=50)) is not None
 
 
-def test_variation_without_cost_is_no_finding():
+def test_variation_without_cost_has_no_finding():
     assert step_time_varies(run_of(std_s=0.1, median_s=0.1)) is None
 
 
@@ -81,7 +81,7 @@ def test_slowdown_above_five_percent_is_found():
     ],
     ids=["at its threshold", "falling", "by chance", "unknown", "too few steps"],
 )
-def test_uncertain_slowdown_is_no_finding(step):
+def test_uncertain_slowdown_has_no_finding(step):
     assert slowing_down(run_of(**step)) is None
 
 
@@ -141,11 +141,11 @@ def test_slow_first_fetches_are_found():
     ],
     ids=["five medians", "a hundredth of the epoch", "no fetch", "no median", "not complete"],
 )
-def test_fast_start_of_the_second_epoch_is_no_finding(second):
+def test_fast_start_of_the_second_epoch_has_no_finding(second):
     assert first_batch_slow(run_with(epoch(1, 2.0), second)) is None
 
 
-def test_single_slow_first_fetch_is_no_finding():
+def test_single_slow_first_fetch_has_no_finding():
     assert first_batch_slow(run_with(epoch(1, 2.0))) is None
 
 
@@ -166,7 +166,7 @@ def test_all_step_rules_are_registered():
 
 
 def passes(first_s: float, start_s: float, count: int = 4, median_s: float = 0.01):
-    """Return a run whose loader was gone through ``count`` times, as seams see it."""
+    """Return a run with ``count`` passes over its loader, as the patches record them."""
     run = snapshot_of({"data_loading": 0.2, "backward_pass": 0.75})
     sections = {
         **run.sections,
@@ -215,5 +215,5 @@ def test_variation_of_a_waiting_backward_is_synchronization():
     assert finding.fix == "Check for a rank that is sometimes late"
 
 
-def test_variation_of_a_backward_pass_that_waits_less_is_its_own():
+def test_backward_pass_with_less_waiting_explains_its_variation():
     assert step_time_varies(waiting_run(waits_s=4.9)).message.endswith("comes from backward_pass")

@@ -3,22 +3,20 @@
 import re
 from pathlib import Path
 
+from tools.check_words import DOCS_WORDS, WORDS, compiled
+
 ROOT = Path(__file__).parents[2]
-GENERATED = "commands.md"  # its sentences are those of the code
+GENERATED = "commands.md"  # its sentences come from the code
 PAGES = [
     ROOT / "README.md",
     ROOT / "PROFILING.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != GENERATED),
 ]
 WIDEST = 130
-WORDS = (
-    r"seams?|tell(s|ing)?|told|tape|books?|booked|peers|outlets|upkeep|looks?|looked|worth|remed(y|ies)|whence|shall|"
-    r"nobody|somebody|anybody|by hand|such that|heard|sees|seen|(?<!there )is no(?! longer)|are no parts?"
-)
 
 
 def prose(page: Path) -> list[str]:
-    """Return the lines of a page without code and targets of links; those of code blocks are empty."""
+    """Return the lines of a page without code and link targets; lines of code blocks are empty."""
     lines, in_code = [], False
     for line in page.read_text("utf-8").splitlines():
         is_fence = line.startswith("```")
@@ -28,15 +26,16 @@ def prose(page: Path) -> list[str]:
     return lines
 
 
-def test_pages_have_no_private_words():
-    pattern = re.compile(rf"\b({WORDS})\b", re.I)
-    found = [
+def test_pages_avoid_listed_words():
+    patterns = compiled(WORDS + DOCS_WORDS)
+    hits = [
         f"{page.relative_to(ROOT)}:{number}: {match.group()}"
         for page in PAGES
         for number, line in enumerate(prose(page), 1)
+        for pattern, _ in patterns
         for match in pattern.finditer(line)
     ]
-    assert found == []
+    assert hits == []
 
 
 def test_lines_of_prose_and_tables_fit_a_screen():

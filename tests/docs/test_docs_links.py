@@ -1,4 +1,4 @@
-"""Links of the documentation lead somewhere, on GitHub as on the site; the entry pages stay short."""
+"""Links of the documentation work on GitHub and on the site; the entry pages stay short."""
 
 import re
 from collections.abc import Iterator

@@ -38,7 +38,7 @@ def test_every_setting_has_a_row_and_a_paragraph_and_no_other_has():
     assert sorted(headings) == sorted(zip(SETTINGS, VARIABLES, strict=True))
 
 
-def test_the_defaults_of_settings_are_those_of_the_code():
+def test_defaults_of_settings_equal_the_code():
     documented = dict(re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \| `([^`]*)` \|", page("settings.md"), re.M))
     plain = {
         field.name: getattr(settings.Settings(), field.name)
@@ -148,7 +148,7 @@ def keys(data: Any) -> set[str]:
     return set().union(*(keys(one) for one in data)) if isinstance(data, list | tuple) else set()
 
 
-def test_the_page_of_commands_is_what_the_parsers_say():
+def test_commands_page_equals_the_help_of_the_parsers():
     spec = importlib.util.spec_from_file_location("docs_reference", DOCS / "reference.py")
     assert spec is not None
     assert spec.loader is not None

@@ -85,13 +85,13 @@ def test_traceback_beginning_in_a_patch_begins_with_the_program(shown):
 
 
 def test_traceback_of_patches_alone_is_empty(shown):
-    def seam_fails():
+    def failing_patch():
         source = "def patch():\n    raise ValueError\n"
         namespace = {}
         exec(compile(source, os.path.join(excepthook.FOLDER, "patch.py"), "exec"), namespace)
         return namespace["patch"]
 
-    error = caught(seam_fails())
+    error = caught(failing_patch())
     error.__traceback__ = error.__traceback__.tb_next
     show(error)
     assert error.__traceback__ is None

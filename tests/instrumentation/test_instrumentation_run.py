@@ -122,7 +122,7 @@ def test_without_gradients_the_reason_counts_forward_passes(instrumented):
     )
 
 
-def test_without_events_the_reason_is_no_training(instrumented):
+def test_without_events_the_reason_is_missing_training(instrumented):
     instrumented.instrumentation.close()
     assert "no training was found" in instrumented.instrumentation.why_nothing()
     assert instrumented.sessions == 0

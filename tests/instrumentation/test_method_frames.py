@@ -74,7 +74,7 @@ frames = MethodFrames(Root)
 
 
 @pytest.fixture(autouse=True)
-def anew(monkeypatch):
+def new_frames(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "frames", MethodFrames(Root))
 
 

@@ -70,7 +70,7 @@ def test_oldest_unknown_passes_are_dropped_beyond_the_limit():
     assert passes.unknown[-1].iterator() is iterators[-1]
 
 
-def test_resolved_pass_is_no_longer_unknown():
+def test_resolved_pass_is_not_unknown_any_more():
     passes, iterator = Passes(), Iterator()
     begun = passes.of(iterator, True)
     passes.add_unknown(begun)

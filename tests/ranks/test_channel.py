@@ -25,7 +25,7 @@ def server(monkeypatch):
     return server
 
 
-def board_of(rank, clock, world_size=2, wait_s=2.0, heartbeat=Heartbeat):
+def channel_of(rank, clock, world_size=2, wait_s=2.0, heartbeat=Heartbeat):
     return RankChannel(rank_of(rank, world_size), wait_s, False, guard, clock, heartbeat)
 
 
@@ -33,8 +33,8 @@ def message_of(server, rank):
     return unpack(server.values[f"training_profiler/0.0/{rank}"])
 
 
-def test_what_was_told_last_is_sent_and_what_lies_between_is_not(server, clock):
-    channel = board_of(1, clock)
+def test_only_the_latest_update_is_sent(server, clock):
+    channel = channel_of(1, clock)
     channel.send(b"one")
     channel.send(b"two")
     assert not channel.poll_once()
@@ -42,8 +42,8 @@ def test_what_was_told_last_is_sent_and_what_lies_between_is_not(server, clock):
     assert server.calls.count("set") == 1
 
 
-def test_a_rank_that_tells_nothing_new_gives_a_sign_of_life_every_interval(server, clock):
-    channel = board_of(1, clock, heartbeat=lambda: Heartbeat(7, ("backward_pass",), 3.0, "node1"))
+def test_rank_without_news_sends_a_heartbeat_every_interval(server, clock):
+    channel = channel_of(1, clock, heartbeat=lambda: Heartbeat(7, ("backward_pass",), 3.0, "node1"))
     channel.poll_once()
     channel.poll_once()
     assert server.calls.count("set") == 1
@@ -57,8 +57,8 @@ def test_a_rank_that_tells_nothing_new_gives_a_sign_of_life_every_interval(serve
     assert (last.data, last.heartbeat, last.sequence) == (b"one", Heartbeat(7, ("backward_pass",), 3.0, "node1"), 3)
 
 
-def test_what_could_not_be_sent_is_sent_when_there_is_a_way(server, clock, tmp_path):
-    channel = board_of(1, clock)
+def test_unsent_update_is_sent_once_a_transport_works(server, clock, tmp_path):
+    channel = channel_of(1, clock)
     server.is_up = False
     channel.send(b"one")
     channel.poll_once()
@@ -69,8 +69,8 @@ def test_what_could_not_be_sent_is_sent_when_there_is_a_way(server, clock, tmp_p
     assert channel.notes() == []
 
 
-def test_rank_0_hears_of_all_and_is_through_when_all_have_told_their_last(server, clock):
-    first, second = board_of(0, clock), board_of(1, clock)
+def test_rank_0_is_done_after_the_final_messages_of_all_ranks(server, clock):
+    first, second = channel_of(0, clock), channel_of(1, clock)
     second.send(b"one")
     second.poll_once()
     assert not first.poll_once()
@@ -82,15 +82,15 @@ def test_rank_0_hears_of_all_and_is_through_when_all_have_told_their_last(server
     assert (first.received()[1].data, first.received()[1].is_final) == (b"last", True)
 
 
-def test_rank_0_gives_up_waiting_when_its_time_is_up(server, clock):
-    channel = board_of(0, clock)
+def test_rank_0_stops_waiting_at_its_deadline(server, clock):
+    channel = channel_of(0, clock)
     channel._until_ns = clock() + 10**9
     assert not channel.poll_once()
     clock.advance(1.0)
     assert channel.poll_once()
 
 
-def test_the_thread_carries_beside_the_training_and_is_gone_after_finish(server, monkeypatch):
+def test_thread_transports_messages_and_ends_after_close(server, monkeypatch):
     monkeypatch.setattr(channel_module, "_session_numbers", itertools.repeat(0))  # as in two processes
     first, second = RankChannel(rank_of(0, 2), 5.0, False, guard), RankChannel(rank_of(1, 2), 5.0, False, guard)
     before = threading.active_count()
@@ -109,15 +109,15 @@ def test_the_thread_carries_beside_the_training_and_is_gone_after_finish(server,
     assert threading.active_count() == before
 
 
-def test_where_there_is_one_rank_there_is_no_thread(clock):
-    channel = board_of(0, clock, world_size=1)
+def test_single_rank_has_no_thread(clock):
+    channel = channel_of(0, clock, world_size=1)
     before = threading.active_count()
     channel.start()
     channel.close()
     assert threading.active_count() == before
 
 
-def test_a_server_that_hangs_holds_nobody_at_the_end(server, monkeypatch):
+def test_hanging_server_does_not_delay_close(server, monkeypatch):
     stuck, release = threading.Event(), threading.Event()
 
     def hang(self, key, value):
@@ -137,15 +137,15 @@ def test_a_server_that_hangs_holds_nobody_at_the_end(server, monkeypatch):
     thread.join(5)
 
 
-def test_signs_of_life_and_asking_get_rarer_with_the_number_of_ranks(server, clock):
-    small, large = board_of(1, clock, 2), board_of(1, clock, 16384)
+def test_heartbeats_and_reads_get_rarer_with_more_ranks(server, clock):
+    small, large = channel_of(1, clock, 2), channel_of(1, clock, 16384)
     assert (small._pause_s(), large._pause_s()) == (0.02, 163.84 / 50)
     clock.advance(40.0)
     assert (small._pause_s(), large._pause_s()) == (1.0, 163.84)
 
 
-def test_rank_0_reads_before_a_report_but_not_before_each_where_they_come_in_no_time(server, clock):
-    first, second = board_of(0, clock), board_of(1, clock)
+def test_frequent_reports_do_not_each_cause_a_read(server, clock):
+    first, second = channel_of(0, clock), channel_of(1, clock)
     first.poll_once()
     for number, is_read in ((1, True), (2, False)):
         clock.advance(0.1)
@@ -157,18 +157,18 @@ def test_rank_0_reads_before_a_report_but_not_before_each_where_they_come_in_no_
         assert (first.received()[1].data == b"%d" % number) is is_read
 
 
-def test_the_only_rank_has_nobody_to_read(server, clock):
-    channel = board_of(0, clock, world_size=1)
+def test_single_rank_does_not_wake_its_reader(server, clock):
+    channel = channel_of(0, clock, world_size=1)
     channel.read_soon()
     assert channel._wakes.empty()
 
 
-def test_where_no_thread_can_be_started_any_more_the_end_waits_for_nobody(server, clock, monkeypatch):
+def test_close_does_not_wait_if_no_thread_can_start(server, clock, monkeypatch):
     def start(thread):
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    channel = board_of(1, clock)
+    channel = channel_of(1, clock)
     channel.start()
     channel.send(b"one", is_final=True)
     channel.close()

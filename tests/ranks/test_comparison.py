@@ -42,7 +42,7 @@ def test_a_single_rank_or_no_summary_has_no_stats():
 
 @pytest.mark.parametrize("section", ["data_loading", "forward_pass", "backward_pass", "other"])
 def test_the_cause_is_the_section_with_excess_time(section):
-    stats = all_ranks_stats(slow_in(section, 20.0, places={section: "train.py:31 fetch"}), 4)
+    stats = all_ranks_stats(slow_in(section, 20.0, hottest_lines={section: "train.py:31 fetch"}), 4)
     slow = stats.ranks[3]
     assert (slow.cause, slow.place) == (section, "train.py:31 fetch")
     assert slow.cause_s == pytest.approx(0.020)

@@ -10,12 +10,12 @@ ALIVE = st.builds(Heartbeat, st.integers(0), st.lists(st.text()).map(tuple), st.
 
 
 @given(st.builds(Message, ALIVE, st.binary(), st.booleans(), st.integers(0)))
-def test_a_message_comes_back_as_it_was(message):
+def test_message_survives_packing(message):
     assert unpack(message.pack()) == message
 
 
 @given(st.binary())
-def test_garbage_raises_nothing_but_what_is_said(packed):
+def test_garbage_raises_only_documented_errors(packed):
     with suppress(ValueError, TypeError):
         unpack(packed)
 

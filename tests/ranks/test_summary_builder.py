@@ -1,4 +1,4 @@
-"""The summary of a rank: sums after warm-up, compared steps, step times, places, gradient sync."""
+"""The summary of a rank: sums after warm-up, compared steps, step times, hottest lines, gradient sync."""
 
 import json
 
@@ -191,12 +191,12 @@ def test_a_hottest_line_needs_enough_samples():
             rank.run.sample_line(Location("train.py", 31, "fetch"))
             rank.run.clock.advance(0.001)
         rank.flush()
-        assert "data_loading" not in rank.summary().places
+        assert "data_loading" not in rank.summary().hottest_lines
         rank.run.sample_line(Location("train.py", 32, "fetch"))
         rank.run.clock.advance(0.001)
     rank.run.step()
     rank.flush()
-    assert rank.summary().places == {"data_loading": "train.py:31 fetch"}
+    assert rank.summary().hottest_lines == {"data_loading": "train.py:31 fetch"}
 
 
 def test_a_section_with_little_time_has_no_hottest_line():
@@ -208,7 +208,7 @@ def test_a_section_with_little_time_has_no_hottest_line():
             rank.run.clock.advance(0.001)
     rank.run.step()
     rank.flush()
-    assert rank.summary().places == {}
+    assert rank.summary().hottest_lines == {}
 
 
 def test_gradient_sync_stats_are_means():

@@ -7,7 +7,7 @@ from training_profiler.ranks.transport import RankTransport
 
 
 class World:
-    """Carriers of several ranks with one store and one clock."""
+    """Transports of several ranks with one store and one clock."""
 
     def __init__(self, monkeypatch, clock, world_size=3, has_agent_store=False):
         self.clock, self.server = clock, FakeServer()
@@ -36,26 +36,26 @@ def world(monkeypatch, clock):
 
 
 def data_of(transport):
-    return {rank: one.data for rank, one in transport.received().items()}
+    return {rank: message.data for rank, message in transport.received().items()}
 
 
 def message(data, sequence=1, **rest):
     return Message(Heartbeat(), data, sequence=sequence, **rest)
 
 
-def test_rank_0_reads_what_the_others_told_and_says_for_how_long_it_has_not_changed(world, clock):
+def test_rank_0_reads_messages_with_their_age(world, clock):
     first, second = world.transport(0), world.transport(1)
     second.send(message(b"one"))
     first.read()
     clock.advance(3.0)
     first.read()
-    assert {rank: (one.data, one.age_s) for rank, one in first.received().items()} == {1: (b"one", 3.0)}
+    assert {rank: (message.data, message.age_s) for rank, message in first.received().items()} == {1: (b"one", 3.0)}
     second.send(message(b"one", sequence=2))
     first.read(is_now=True)
     assert first.received()[1].age_s == 0.0
 
 
-def test_no_key_is_asked_for_that_may_be_missing_and_what_was_told_before_is_not_lost(world):
+def test_early_message_is_read_without_reading_missing_keys(world):
     world.transport(2).send(message(b"early"))
     first = world.transport(0)
     first.read()
@@ -63,7 +63,7 @@ def test_no_key_is_asked_for_that_may_be_missing_and_what_was_told_before_is_not
     assert set(world.server.calls) == {"set", "compare_set", "multi_get"}
 
 
-def test_other_ranks_never_wait_for_an_answer(world):
+def test_other_ranks_only_send(world):
     second = world.transport(1)
     world.server.calls.clear()
     second.send(message(b"one"))
@@ -85,7 +85,7 @@ def test_rank_0_reads_at_most_every_so_often(monkeypatch, clock, world_size, eve
     assert world.server.calls.count("multi_get") == 2 * calls
 
 
-def test_the_runs_name_reaches_the_others_once_rank_0_has_told_it(world):
+def test_run_name_reaches_the_other_ranks(world):
     first, second = world.transport(0), world.transport(1)
     second.exchange_name(None)
     assert second.run_name is None
@@ -95,7 +95,7 @@ def test_the_runs_name_reaches_the_others_once_rank_0_has_told_it(world):
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", "..", ".", "", "a\nb", "x" * 500])
-def test_a_name_that_is_no_plain_folder_name_is_not_taken(world, name):
+def test_run_name_must_be_a_plain_folder_name(world, name):
     first, second = world.transport(0), world.transport(1)
     first.exchange_name(name)
     second.exchange_name(None)
@@ -109,7 +109,7 @@ def test_attempts_and_sessions_do_not_see_each_others_messages(world):
     assert data_of(later) == {}
 
 
-def test_a_server_that_is_gone_is_not_called_and_files_take_its_place(world, tmp_path):
+def test_files_replace_a_store_without_a_server(world, tmp_path):
     first, second = world.transport(0), world.transport(1)
     first.folder = second.folder = tmp_path
     second.send(message(b"by the store"))
@@ -124,7 +124,7 @@ def test_a_server_that_is_gone_is_not_called_and_files_take_its_place(world, tmp
     assert world.server.calls == []
 
 
-def test_a_store_that_fails_in_the_middle_is_not_asked_again(world, tmp_path):
+def test_store_is_not_used_again_after_an_error(world, tmp_path):
     second = world.transport(1)
     second.folder = tmp_path
     second.connect()
@@ -145,14 +145,14 @@ def test_after_the_group_only_a_store_of_the_launcher_is_used(monkeypatch, clock
     assert world.server.calls == ([way] if way else [])
 
 
-def test_with_neither_store_nor_folder_a_message_is_kept_and_said(world):
+def test_without_store_and_folder_the_reason_is_kept(world):
     world.is_in_group = False
     second = world.transport(1)
     assert not second.send(message(b"one"))
     assert second.lost == "there is neither a store nor a folder that the ranks have in common"
 
 
-def test_a_disk_that_is_full_is_said_and_tried_again(world, tmp_path):
+def test_full_disk_is_reported_and_tried_again(world, tmp_path):
     world.is_in_group = False
     second = world.transport(1)
     second.folder = tmp_path / "missing"
@@ -164,7 +164,7 @@ def test_a_disk_that_is_full_is_said_and_tried_again(world, tmp_path):
     assert second.lost is None
 
 
-def test_garbage_is_counted_once_and_what_was_understood_before_stays(world):
+def test_garbage_is_counted_once_and_the_last_good_message_kept(world):
     first, second = world.transport(0), world.transport(1)
     second.send(message(b"one"))
     first.read()
@@ -176,7 +176,7 @@ def test_garbage_is_counted_once_and_what_was_understood_before_stays(world):
     assert data_of(first) == {1: b"one"}
 
 
-def test_a_last_message_is_not_taken_back_by_an_older_one_that_comes_by_another_way(world, tmp_path):
+def test_final_message_is_not_replaced_by_an_older_one_from_a_file(world, tmp_path):
     first, second = world.transport(0), world.transport(1)
     second.send(message(b"last", sequence=9, is_final=True))
     first.read()
@@ -188,7 +188,7 @@ def test_a_last_message_is_not_taken_back_by_an_older_one_that_comes_by_another_
     assert data_of(first) == {1: b"last"}
 
 
-def test_files_of_ranks_that_cannot_be_and_of_other_attempts_are_left_alone(world, tmp_path):
+def test_files_of_impossible_ranks_and_other_attempts_are_ignored(world, tmp_path):
     first = world.transport(0)
     (tmp_path / "ranks").mkdir()
     for name in ("0.json", "3.json", "1-attempt1.json", "1.part", "x.json", "99999999999999.json"):
@@ -199,10 +199,10 @@ def test_files_of_ranks_that_cannot_be_and_of_other_attempts_are_left_alone(worl
     assert data_of(first) == {}
 
 
-def test_rank_0_awaits_those_that_have_not_ended_but_none_that_was_long_silent(world, clock):
+def test_rank_0_awaits_running_ranks_that_respond(world, clock):
     first, second = world.transport(0), world.transport(1)
     assert first.awaited() == 2
-    clock.advance(10.1)  # rank 2 was never heard of
+    clock.advance(10.1)  # rank 2 has sent no message
     second.send(message(b"one"))
     first.read(is_now=True)
     assert first.awaited() == 1
@@ -226,7 +226,7 @@ def test_another_group_on_another_server_is_joined(world, clock):
     assert world.server.values["training_profiler/0.0/run"] == b"run"
 
 
-def test_the_groups_store_is_looked_for_once_a_group_and_not_kept(world):
+def test_store_of_a_group_is_searched_a_few_times_and_not_kept(world):
     found = []
     first = world.transport(0)
     first._find_store = lambda: found.append(1)
@@ -239,7 +239,7 @@ def test_the_groups_store_is_looked_for_once_a_group_and_not_kept(world):
     assert len(found) == 5
 
 
-def test_without_a_group_nobody_is_waited_for_before_one_is_heard_of(world):
+def test_without_a_group_no_rank_is_awaited_before_its_first_message(world):
     first, second = world.transport(0, has_group=False), world.transport(1)
     assert first.awaited() == 0
     second.send(message(b"one"))

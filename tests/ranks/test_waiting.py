@@ -52,7 +52,7 @@ def test_warmup_is_not_compared():
     assert (found.part, found.steps) == ({0: 0.5, 1: 0.0}, 13)
 
 
-def test_after_a_rank_ended_the_others_are_compared():
+def test_ranks_are_compared_after_another_has_ended():
     ranks = [summary_of(r, steps=1000, blocks=blocks_of(1000, lambda _, r=r: r + 1)) for r in (0, 1)]
     dead = summary_of(2, steps=40, blocks=blocks_of(40, lambda _: 1))
     assert waiting_parts([*ranks, dead]).steps == waiting_parts(ranks).steps > 16

@@ -42,7 +42,7 @@ def test_names_that_print_alike_share_an_id():
     assert names.id_of("a\n") == names.id_of("a\\n")
 
 
-def test_invalid_names_share_an_id_and_are_counted_with_the_first_as_example():
+def test_invalid_names_share_an_id_and_a_count():
     names = SectionNames()
     ids = {names.id_of(3), names.id_of(""), names.id_of(None)}
     assert (len(ids), names.invalid_count, names.invalid_example) == (1, 3, "3")

@@ -126,7 +126,7 @@ def messages() -> dict[str, bytes]:
         exchange_hidden_ns=2 * MS,
         step_times=[StepTimeBucket(4, 5, 6), StepTimeBucket(1, 2, 3)],
         blocks={0: list(range(16)), 32: [-1] * 16},
-        places={"forward_pass": "train.py:31 fetch"},
+        hottest_lines={"forward_pass": "train.py:31 fetch"},
         sync_points=[SyncPoint("all:0", 1, 2)],
         inside=["forward_pass"],
         is_final=True,

@@ -20,7 +20,7 @@ def write(path, *records, ending="\n"):
 
 
 @pytest.mark.usefixtures("small_tail")
-def test_the_last_line_of_a_kind_is_found_however_far_from_the_end(tmp_path):
+def test_last_line_of_a_kind_is_found_anywhere(tmp_path):
     path = tmp_path / "rank0.jsonl"
     rows = [{"kind": "rank", "number": 1}, {"kind": "rank", "number": 2}]
     write(path, {"kind": "begin"}, *rows, *[{"kind": "interval", "text": "x" * 50}] * 20)

@@ -52,8 +52,8 @@ def test_without_rank_0_the_lowest_rank_is_reported(tmp_path, content):
         (tmp_path / "rank0.jsonl").write_bytes(content)
     read = read_run(tmp_path)
     assert (read.steps, ranks_in(read), read.ranks.missing) == (20, [(2, 20), (3, 30)], (0, 1))
-    said = "is missing" if content is None else "cannot be read"
-    assert read.ranks.left_out[0] == f"the figures above are rank 2's: rank 0's journal {said}"
+    problem = "is missing" if content is None else "cannot be read"
+    assert read.ranks.left_out[0] == f"the figures above are rank 2's: rank 0's journal {problem}"
 
 
 def test_a_broken_journal_is_skipped_and_named_once(tmp_path):

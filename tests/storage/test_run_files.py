@@ -120,13 +120,13 @@ def test_a_rank_finds_the_folder_of_its_launch_on_disk(tmp_path):
 
 
 def test_searches_for_the_folder_become_rarer(tmp_path, monkeypatch):
-    looks = []
-    monkeypatch.setattr(run_files, "run_of_rank", lambda *arguments: looks.append(other.clock.now_ns // 10**9))
+    searches = []
+    monkeypatch.setattr(run_files, "run_of_rank", lambda *arguments: searches.append(other.clock.now_ns // 10**9))
     other = Process(tmp_path, 3)
     for _ in range(300):
         other.flush()
         other.clock.advance(1)
-    assert looks == [0, 2, 6, 14, 30, 62, 126, 190, 254]
+    assert searches == [0, 2, 6, 14, 30, 62, 126, 190, 254]
 
 
 def change_meta(parent, **values):

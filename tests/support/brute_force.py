@@ -61,33 +61,33 @@ class BruteForce:
         self.stretch = defaultdict(int)  # the same since the last mark or batch
 
     def add(self, until_ns, threads, marks):
-        """Read one batch; ``threads`` maps serials to (is_alive, [(ns, code), ...])."""
+        """Read one batch; ``threads`` maps thread ids to (is_alive, [(ns, code), ...])."""
         for stack in self.stacks.values():  # open sections are nested again
             self._nest(stack)
         items = [(ns, 1, self.training, code) for ns, code in threads.get(self.training, (True, []))[1]]
         items += [
-            (ns, 1, serial, code)
-            for serial, (_, events) in threads.items()
-            if serial != self.training
+            (ns, 1, thread_id, code)
+            for thread_id, (_, events) in threads.items()
+            if thread_id != self.training
             for ns, code in events
         ]
         items += [(ns, 0, None, kind) for kind, ns in marks]
         begin_ns = self._loop_begin(threads.get(self.training, (True, []))[1], marks)
         if begin_ns is not None:
             items.append((begin_ns, -1, None, None))
-        for ns, order, serial, what in sorted(items, key=lambda item: item[:2]):
+        for ns, order, thread_id, what in sorted(items, key=lambda item: item[:2]):
             self._pass_until(ns)
             if order == -1:
                 self._begin_loop()
             elif order == 0:
                 self._mark(what)
             else:
-                self._event(serial, ns, what)
+                self._event(thread_id, ns, what)
         self._pass_until(until_ns)
         self._end_stretch()
-        for serial, (is_alive, _) in threads.items():
+        for thread_id, (is_alive, _) in threads.items():
             if not is_alive:
-                self.found.unended += len(self.stacks.pop(serial, []))
+                self.found.unended += len(self.stacks.pop(thread_id, []))
 
     def _loop_begin(self, events, marks):
         if self.begun:
@@ -124,8 +124,8 @@ class BruteForce:
 
     def _pass_until(self, ns):
         passed_ns, self.now_ns = ns - self.now_ns, ns
-        for serial, stack in self.stacks.items():
-            if serial != self.training and stack:
+        for thread_id, stack in self.stacks.items():
+            if thread_id != self.training and stack:
                 self.found.elsewhere_ns[stack[-1].name] += passed_ns
         own = self.stacks[self.training]
         name, root = (own[-1].name, own[-1].root) if own else ("", "")
@@ -133,8 +133,8 @@ class BruteForce:
         if not root:
             self.stretch[name] += passed_ns
 
-    def _event(self, serial, ns, code):
-        stack = self.stacks[serial]
+    def _event(self, thread_id, ns, code):
+        stack = self.stacks[thread_id]
         if code > 0:
             stack.append(Open(code, ns, self.steps + 1 if self.inside else 0))
             self._nest(stack, only_last=True)
@@ -145,7 +145,9 @@ class BruteForce:
             self.found.dropped += 1
             return
         ended = stack.pop(at)
-        self.found.spans.append(Span(ended.name, ns - ended.begin_ns, ended.parent, ended.step, serial, ended.begin_ns))
+        self.found.spans.append(
+            Span(ended.name, ns - ended.begin_ns, ended.parent, ended.step, thread_id, ended.begin_ns)
+        )
 
     def _nest(self, stack, only_last=False):
         for i in range(len(stack) - 1 if only_last else 0, len(stack)):

@@ -224,21 +224,21 @@ def test_user_module_with_our_name_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "training_profiler.py").write_text("print('mine')")
     path = os.pathsep.join([str(BOOTSTRAP), stand_ins(tmp_path)])
     ours = execute(tmp_path, script(tmp_path, "import torch"), "1", path)
-    said = f"another module is called training_profiler: {tmp_path / 'training_profiler.py'}"
-    assert ours == Ended(0, "", f"training_profiler: nothing is measured: ImportError: {said}\n")
+    message = f"another module is called training_profiler: {tmp_path / 'training_profiler.py'}"
+    assert ours == Ended(0, "", f"training_profiler: nothing is measured: ImportError: {message}\n")
 
 
 @pytest.mark.parametrize(
-    ("live", "said"),
+    ("live", "message"),
     [
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
         ("def start_instrumentation(begin_ns): raise ValueError('bad')", "ValueError: bad"),
         ("old = True", "AttributeError: module 'training_profiler.api' has no attribute 'start_instrumentation'"),
     ],
 )
-def test_failing_profiler_prints_one_line_and_the_program_goes_on(tmp_path: Path, live: str, said: str) -> None:
+def test_failing_profiler_prints_one_line_and_the_program_goes_on(tmp_path: Path, live: str, message: str) -> None:
     ours = run_prepared(tmp_path, "import torch; print('trained'); raise SystemExit(4)", live=live)
-    assert ours == Ended(4, "trained\n", f"training_profiler: nothing is measured: {said}\n")
+    assert ours == Ended(4, "trained\n", f"training_profiler: nothing is measured: {message}\n")
 
 
 SPAWN = """
@@ -252,8 +252,8 @@ if len(sys.argv) < 2: subprocess.run([sys.executable, __file__, "child"], check=
 def test_invalid_switch_is_reported_once_and_the_program_goes_on(tmp_path: Path) -> None:
     path = os.pathsep.join([str(BOOTSTRAP), stand_ins(tmp_path, live=LIVE)])
     ours = execute(tmp_path, script(tmp_path, SPAWN), "maybe", path)
-    said = f"{SWITCH}='maybe' is neither on (1, true, yes, on) nor off (0, false, no, off); example: {SWITCH}=1"
-    assert ours == Ended(0, "trained\ntrained\n", f"training_profiler: nothing is measured: {said}\n")
+    message = f"{SWITCH}='maybe' is neither on (1, true, yes, on) nor off (0, false, no, off); example: {SWITCH}=1"
+    assert ours == Ended(0, "trained\ntrained\n", f"training_profiler: nothing is measured: {message}\n")
 
 
 def test_broken_stderr_harms_nothing(tmp_path: Path) -> None:

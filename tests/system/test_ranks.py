@@ -323,14 +323,14 @@ def test_hang_is_reported_once_with_the_section_of_each_rank(tmp_path: Path) -> 
     text = """
     import training_profiler.ranks.hang_detector as stall
     stall.QUIET_S = 3.0
-    def said(*words, original=stall.hang_text):
-        open("said", "w").close()
+    def reported(*words, original=stall.hang_text):
+        open("reported", "w").close()
         return original(*words)
-    stall.hang_text = said
+    stall.hang_text = reported
     def hang(step):
         if rank == 1 and step == 10:
             with profile_section("data_loading"):
-                while not os.path.exists("said"):
+                while not os.path.exists("reported"):
                     time.sleep(0.1)
     train(12, hang)
     """

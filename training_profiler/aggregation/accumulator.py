@@ -57,7 +57,7 @@ class Accumulator:
         self.warmup_steps = warmup_steps
         self._timeline = Timeline()
         self.at_ns = begin_ns  # the end of the time summed up so far
-        self._open: dict[int, Events] = {}  # thread serial -> its open sections
+        self._open: dict[int, Events] = {}  # thread id -> its open sections
         self._outside_steps = OutsideSteps(names)
         self._gradient_sync = GradientSyncAttribution(names)
         self._complete = 0  # number of steps that end in the current batch
@@ -146,18 +146,18 @@ class Accumulator:
             times_ns = training.times_ns
         return int(times_ns[0]) if len(times_ns) else None
 
-    def _add_thread(self, serial: int, events: Events, cuts: Cuts, first_step: int | None) -> None:
+    def _add_thread(self, thread_id: int, events: Events, cuts: Cuts, first_step: int | None) -> None:
         """Add one thread's events; ``first_step`` is None for all but the training thread."""
         is_training = first_step is not None
         inner_cuts_ns = cuts.ends_ns[:-1]
-        still_open = self._open.pop(serial, no_events())
+        still_open = self._open.pop(thread_id, no_events())
         if not is_training and not len(events.codes) and not len(still_open.codes):
             return
         outside = self._outside_steps.current()
         result = match_spans(events, still_open, inner_cuts_ns, outside)
         self.totals.dropped += result.dropped
         if len(result.still_open.codes):
-            self._open[serial] = result.still_open
+            self._open[thread_id] = result.still_open
         stretches = stretches_between(result, inner_cuts_ns, self.at_ns, int(cuts.ends_ns[-1]))
         pieces = np.minimum(np.searchsorted(cuts.ends_ns, stretches.begin_ns, side="right"), len(cuts.steps) - 1)
         leaves_per_stretch = stretches.count_leaf_spans(result.leaf_spans)

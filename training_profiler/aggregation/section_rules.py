@@ -21,33 +21,33 @@ class InferredSectionFilter:
     def __init__(self, names: SectionNames, is_needed: bool = False) -> None:
         self.is_needed = is_needed  # whether this run has inferred sections
         self._names = names
-        self._open: dict[int, tuple[int, int]] = {}  # thread serial -> open manual ones: (step parts, outside steps)
-        self._dropped: dict[int, Counter[int]] = {}  # thread serial -> dropped enters without an exit so far
+        self._open: dict[int, tuple[int, int]] = {}  # thread id -> open manual ones: (step parts, outside steps)
+        self._dropped: dict[int, Counter[int]] = {}  # thread id -> dropped enters without an exit so far
 
-    def admit(self, serial: int, events: Events) -> Events:
-        """Return the events of thread ``serial`` that count, with plain section ids."""
+    def admit(self, thread_id: int, events: Events) -> Events:
+        """Return the events of thread ``thread_id`` that count, with plain section ids."""
         if not self.is_needed or not len(events.codes):
             return events
         codes = np.abs(events.codes)
         is_inferred = (codes & INFERRED) != 0
         ids = codes & SECTION_MASK
         sign = np.sign(events.codes)
-        steps_before, outside_before = self._open.pop(serial, (0, 0))
+        steps_before, outside_before = self._open.pop(thread_id, (0, 0))
         in_step = np.cumsum(sign * self._manual(ids, is_inferred, STEP_PARTS)) + steps_before
         in_outside = np.cumsum(sign * self._manual(ids, is_inferred, OUTSIDE_STEPS_SECTIONS)) + outside_before
         still_open = (max(0, int(in_step[-1])), max(0, int(in_outside[-1])))
         if still_open != (0, 0):
-            self._open[serial] = still_open
+            self._open[thread_id] = still_open
         covered = (in_step > 0) | ((in_outside > 0) & np.isin(ids, self._ids(OUTSIDE_STEPS_SECTIONS)))
         kept = ~(is_inferred & covered)
-        if serial in self._dropped or not kept.all():
-            self._keep_in_pairs(serial, events.codes, is_inferred, kept)
+        if thread_id in self._dropped or not kept.all():
+            self._keep_in_pairs(thread_id, events.codes, is_inferred, kept)
         plain = events.codes - sign * np.where(is_inferred, INFERRED, 0)
         return Events(events.times_ns[kept], plain[kept])
 
-    def _keep_in_pairs(self, serial: int, codes: Ints, is_inferred: Bools, kept: Bools) -> None:
+    def _keep_in_pairs(self, thread_id: int, codes: Ints, is_inferred: Bools, kept: Bools) -> None:
         """Keep the exit of an inferred span exactly if its enter was kept, whatever manual sections lie in between."""
-        dropped = self._dropped.pop(serial, Counter())
+        dropped = self._dropped.pop(thread_id, Counter())
         enters: dict[int, list[bool]] = {}  # code -> for each open span, whether its enter was kept
         for row in np.flatnonzero(is_inferred).tolist():
             code = int(codes[row])
@@ -63,7 +63,7 @@ class InferredSectionFilter:
         for code, were_kept in enters.items():
             dropped[code] += were_kept.count(False)
         if +dropped:
-            self._dropped[serial] = +dropped
+            self._dropped[thread_id] = +dropped
 
     def _manual(self, ids: Ints, is_inferred: Bools, names: tuple[str, ...]) -> Bools:
         return np.isin(ids, self._ids(names)) & ~is_inferred

@@ -72,7 +72,7 @@ class Timeline:
         return Cuts(np.array(ends_ns, np.int64), np.array(steps, np.int64), not_steps)
 
     def _cut_steps(self, ends_ns: Ints) -> Cuts:
-        """Return the pieces in the usual case: nothing but step after step."""
+        """Return the pieces in the usual case, when one step follows another."""
         steps = np.arange(self.steps, self.steps + len(ends_ns))
         self.steps += len(ends_ns) - 1
         return Cuts(ends_ns, steps, [])

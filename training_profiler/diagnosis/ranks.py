@@ -13,7 +13,7 @@ from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import duration_text
 
 MOST_NAMED: Final = 4
-EXPLAINED: Final = 0.5  # of the waiting; from here on one cause is named as what the others wait for
+EXPLAINED: Final = 0.5  # of the waiting; a cause that explains more is named
 
 
 @RULES.rule("rank-silent", threshold=0.0, saving=Saving.UNKNOWN)  # share of ranks

@@ -18,7 +18,7 @@ NO_COMPONENTS: Final = (PROFILER, *NESTED_SECTIONS)
 
 
 def diagnose(snapshot: Snapshot) -> list[Finding]:
-    """Return what the rules find, the largest saving first, then remarks that ask for no change."""
+    """Return the findings, the largest saving first, then remarks that ask for no change."""
     findings = [with_step_time(finding, snapshot) for finding in RULES.findings(snapshot, snapshot.thresholds)]
     problems = [finding for finding in findings if finding.code not in HARMLESS]
     remarks = [

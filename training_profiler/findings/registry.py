@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 
 from training_profiler.findings.finding import Finding
 
-Measured = TypeVar("Measured")  # what the rules of a registry read: a snapshot of a run, an analysis of a trace
+Measured = TypeVar("Measured")  # input of the rules: a snapshot of a run, or an analysis of a trace
 Find = Callable[[Measured, float], Finding | None]
 
 DEFAULTS: Final[Mapping[str, float]] = MappingProxyType({})  # no threshold is overridden
@@ -32,7 +32,7 @@ class Rule(Generic[Measured]):
     saving: Saving = Saving.STEPS
 
     def __call__(self, measured: Measured, thresholds: Mapping[str, float] = DEFAULTS) -> Finding | None:
-        """Return what the rule finds; ``thresholds`` holds the overridden thresholds by code."""
+        """Return the rule's finding; ``thresholds`` holds the overridden thresholds by code."""
         return self.find(measured, thresholds.get(self.code, self.threshold))
 
 
@@ -69,5 +69,5 @@ class Registry(Generic[Measured]):
         return MappingProxyType({rule.code: rule.threshold for rule in self})
 
     def findings(self, measured: Measured, thresholds: Mapping[str, float] = DEFAULTS) -> list[Finding]:
-        """Return what all rules find; ``thresholds`` holds the overridden thresholds by code."""
+        """Return the findings of all rules; ``thresholds`` holds the overridden thresholds by code."""
         return [finding for rule in self if (finding := rule(measured, thresholds)) is not None]

@@ -39,7 +39,7 @@ class DdpModule:
             module._set_ddp_runtime_logging_sample_rate(1)
 
     def read(self, backwards: int | None) -> DdpReading | None:
-        """Return what was synchronized since the last call; None for nothing."""
+        """Return the totals since the last call; None without a sync."""
         module = self.reference()
         data = {"iteration": 0} if module is None else module._get_ddp_logging_data()  # private
         iteration = data["iteration"]  # forward passes with synchronization on; a backward pass may not have followed
@@ -90,7 +90,7 @@ class GradientSync:
         backwards: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.modules: list[DdpModule] = []
-        self.why_not: str | None = None  # the reason if nothing is read any more
+        self.why_not: str | None = None  # the reason if reading has stopped
         self._sync_points, self._clock, self._wall_clock, self._backwards = sync_points, clock, wall_clock, backwards
         self._registered = 0
         self._thread = 0
@@ -167,9 +167,9 @@ class GradientSync:
         self.why_not = f"{type(error).__name__}: {error}"
 
     def drain(self) -> GradientSyncTotals:
-        """Return what was synchronized since the last call.
+        """Return the totals since the last call.
 
-        Single steps are those that ranks compare. If a step synchronizes several times, the one that DDP timed stands
+        Single steps are those that ranks compare. If a step synchronizes several times, the sync that DDP timed stands
         for all.
         """
         return _sum([self._readings.popleft() for _ in range(len(self._readings))])

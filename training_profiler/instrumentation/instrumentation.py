@@ -49,7 +49,7 @@ PATCHES: Final[dict[str, Install]] = {
 
 
 class Instrumentation:
-    """The patches of this process and what is inferred from them.
+    """The patches of this process and the events inferred from them.
 
     Args:
         recorder: of this process.
@@ -102,7 +102,7 @@ class Instrumentation:
         self._patches.clear()
 
     def is_overwritten(self, name: str) -> bool:
-        """Return whether the program has replaced the patch ``name`` by something of its own."""
+        """Return whether the program has replaced the patch ``name`` by its own code."""
         return name in self._patches and not self._patches[name].are_in_place()
 
     def _first_event(self) -> LoopDetector | None:
@@ -182,7 +182,7 @@ class Instrumentation:
         return self.epochs.next_boundary(latest, passes.is_alone(latest))
 
     def use_manual_epochs(self) -> None:
-        """Leave epochs to ``profile_epoch``; what is still undecided belongs to the epoch before."""
+        """Leave epochs to ``profile_epoch``; undecided events belong to the epoch before."""
         self.epochs.is_off = True
         if self.context.detector is not None:
             self.context.guarded(self.context.detector.resolve_pending)
@@ -217,7 +217,7 @@ class Instrumentation:
         return notes + [note for note in (self.context.gradient_sync.note(), self.flops.note()) if note is not None]
 
     def close(self) -> None:
-        """Decide what is still open at the end of the run, and remove all patches."""
+        """Decide all undecided events at the end of the run, and remove all patches."""
         detector = self.context.detector
         # A replaced excepthook costs no measurement.
         self._overwritten = [name for name in self._patches if name != "tracebacks" and self.is_overwritten(name)]

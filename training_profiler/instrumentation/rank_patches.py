@@ -54,7 +54,7 @@ class RankPatches:
         self.uninstall()
 
     def notes(self) -> list[str]:
-        """Return sentences on what could not be measured."""
+        """Return sentences on failed measurements."""
         note = self.context.gradient_sync.note()
         return [] if note is None else [note]
 

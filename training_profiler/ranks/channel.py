@@ -1,4 +1,4 @@
-"""Carries what each rank has measured to rank 0, through c10d's store or files in the run folder."""
+"""Sends the measurements of each rank to rank 0, through c10d's store or files in the run folder."""
 
 import itertools
 import time
@@ -21,10 +21,10 @@ __all__ = ["RankChannel", "ReceivedMessage"]
 PART: Final = "ranks"
 OWN_SEND_S: Final = 0.2  # for this rank's final message, which takes a millisecond
 HURRIED_S: Final = 0.5  # for the other ranks, if this one ends by a signal or an exception
-SOON_S: Final = 0.02  # between two polls while the run's folder is unknown, and at the end; longer
-SOON_OF_INTERVAL: Final = 50  # with many ranks: so many polls in the time between two readings
-BEGINNING_S: Final = 2.0  # for which the folder is polled that often; at least ten times
-REST: Final = 10  # pause before the next read, as a multiple of how long the last one took
+SOON_S: Final = 0.02  # between two polls while the run's folder is unknown, and at the end; with
+SOON_OF_INTERVAL: Final = 50  # many ranks, this many polls between two reads
+BEGINNING_S: Final = 2.0  # polls for the folder are that frequent for this long, or ten polls
+REST: Final = 10  # pause before the next read, in durations of the last one
 _session_numbers = itertools.count()
 
 
@@ -61,10 +61,8 @@ class RankChannel:
         self._thread: BackgroundThread | None = None
         self._wakes: SimpleQueue[None] = SimpleQueue()  # put() may be interrupted by itself
         self._name: str | None = None
-        self._outbox: deque[tuple[bytes, bool]] = deque(
-            maxlen=1
-        )  # handed over and not yet taken by the thread; whether it is final
-        self._unsent: tuple[bytes, bool] | None = None  # taken by the thread and not yet sent
+        self._outbox: deque[tuple[bytes, bool]] = deque(maxlen=1)  # not yet fetched by the thread; whether it is final
+        self._unsent: tuple[bytes, bool] | None = None  # fetched by the thread and not yet sent
         self._latest = b""
         self._took_s = 0.0  # by the latest poll
         self._sequence = 0
@@ -79,7 +77,7 @@ class RankChannel:
         return self._transport.folder
 
     def use_folder(self, folder: Path) -> None:
-        """Carry messages through files of this run folder, where the ranks have no store."""
+        """Send messages through files in this run folder if the ranks have no store."""
         if folder != self._transport.folder:
             self._transport.use_folder(folder)
             self._wakes.put(None)
@@ -95,7 +93,7 @@ class RankChannel:
             self._thread = BackgroundThread("ranks", self._run, self._guard, PART)
             try:
                 self._thread.start()
-            except RuntimeError as error:  # too many, or (from Python 3.12 on) the interpreter is about to end
+            except RuntimeError as error:  # too many threads, or the interpreter is ending (from Python 3.12 on)
                 self._thread, self._is_over = None, True
                 self._transport.fail(str(error))
 
@@ -106,7 +104,7 @@ class RankChannel:
 
     @property
     def run_name(self) -> str | None:
-        """The name of the run's folder as rank 0 sent it; None as long as it is unknown."""
+        """The name of the run's folder as rank 0 sent it; None until then."""
         return self._transport.run_name
 
     def name_run(self, name: str) -> None:
@@ -116,7 +114,7 @@ class RankChannel:
             self._wakes.put(None)
 
     def send(self, data: bytes, is_final: bool = False) -> None:
-        """Send what this rank has measured so far, in place of anything still unsent; never waits."""
+        """Send the measurements of this rank so far, in place of unsent ones; never waits."""
         self._outbox.append((data, is_final))
         self._wakes.put(None)
 
@@ -145,7 +143,7 @@ class RankChannel:
         thread.join(wait_s + OWN_SEND_S)
 
     def after_fork_in_child(self) -> None:
-        """Drop the thread: in a forked child the channel is the parent's."""
+        """Drop the thread and send nothing more: the channel belongs to the parent."""
         self._thread = None
         self._is_over = True
 
@@ -184,7 +182,7 @@ class RankChannel:
         return transport.every_s
 
     def poll_once(self) -> bool:
-        """Send and read once; return whether nothing is left that ``close`` has to wait for."""
+        """Send and read once; return whether ``close`` need not wait for anything more."""
         transport, begin_ns = self._transport, self._clock()
         is_ending = self._until_ns is not None  # asked first: a message handed over before the end is still sent
         transport.connect()

@@ -254,7 +254,7 @@ def _scored(
             slower_since_step=None if history is None else history.slower_since_step,
             cause="" if cause is None else cause.section,
             cause_s=None if cause is None else cause.extra_s,
-            place="" if cause is None else summary.places.get(cause.section, ""),
+            place="" if cause is None else summary.hottest_lines.get(cause.section, ""),
         )
     return scored
 

@@ -1,4 +1,4 @@
-"""What this rank publishes, and the statistics of all ranks from what they published."""
+"""Publishes the summary of this rank, and computes the statistics of all ranks."""
 
 import json
 import time
@@ -27,27 +27,27 @@ from training_profiler.settings import Settings
 from training_profiler.snapshot.ranks import AllRanksStats, GradientSyncStats, RankId
 from training_profiler.units import NS_PER_S
 
-LEAD: Final = 2  # steps: in the first a rank publishes, in the second rank 0 reads
-LEAST_STEPS: Final = 8  # of a rank since the last report; else its figures are those of all its steps
+STEPS_AHEAD: Final = 2  # a rank publishes in the first, rank 0 reads in the second
+MIN_STEPS: Final = 8  # of a rank since the last report; with fewer, its stats cover all its steps
 # Decoding one rank's summary takes 60 to 130 us (benchmarks/ranks_store.py).
-AHEAD_A_SECOND: Final = 20  # ranks decoded beside the training: 0.3 % of rank 0's time, in which it has the GIL
-AT_A_REPORT: Final = 128  # decoded by a periodic report; of further ranks the summary before is used
+AHEAD_A_SECOND: Final = 20  # ranks decoded beside the training; holds rank 0's GIL for 0.3 % of the time
+AT_A_REPORT: Final = 128  # ranks decoded by a periodic report; it uses earlier summaries of the others
 _GARBLED: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 class RankExchange:
-    """Publishes this rank's summary and reads those of the others; does neither where this is the only rank.
+    """Publishes this rank's summary and reads those of the other ranks. Does nothing in a run of one rank.
 
     Args:
-        rank: which this one is.
+        rank: this rank.
         channel: carries summaries between ranks.
         names: of sections.
         clock: the recorder's.
         guard: disables the part of the profiler that fails.
-        gradient_sync: what DDP reports; None where DDP is not observed.
-        sync_points: where ranks wait for each other; None where those are not observed.
-        begin_ns: when the run began, by that clock.
-        wall_clock: ns.
+        gradient_sync: DDP's statistics; None if DDP is not observed.
+        sync_points: barriers of all ranks; None if they are not observed.
+        begin_ns: begin of the run, by ``clock``.
+        wall_clock: in ns.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class RankExchange:
         self._rank, self._channel = rank, channel
         self._names, self._clock, self._wall_clock = names, clock, wall_clock
         self._guard = guard
-        self._book = RankSummaryBuilder(names)
+        self._summary_builder = RankSummaryBuilder(names)
         self._begin_ns = wall_clock() - (0 if begin_ns is None else clock() - begin_ns)
         self._next_publish_ns = 0
         self._ending: dict[str, Any] = {}
         self._final: AllRanksStats | None = None  # of the run, once it is over
-        self._now: dict[int, RankSummary] = {}  # what was known of each rank when figures were made last,
+        self._now: dict[int, RankSummary] = {}  # the summary of each rank when stats were last computed,
         self._before: dict[int, RankSummary] = {}  # and at the last report
         self._read: dict[int, tuple[bytes, RankSummary | None]] = {}  # the data of each rank, and its summary
-        self._turn = 0  # the rank to be decoded next
+        self._next_rank = 0  # the rank to decode next
         self._ahead_ns = clock()
 
     @property
@@ -82,21 +82,21 @@ class RankExchange:
         return message_interval_s(self._rank.who.world_size)
 
     def start(self) -> None:
-        """Start the thread of the channel, where there are other ranks; does nothing the second time."""
+        """Start the channel's thread if there are other ranks; does nothing the second time."""
         self._guard(PART, self._channel.start)
 
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings."""
-        self._book.reconfigure(settings.warmup)
+        self._summary_builder.reconfigure(settings.warmup)
         self._channel.reconfigure(settings.rank_wait_s)
 
     def after_fork_in_child(self) -> None:
-        """Drop the channel's thread: it is the parent's."""
+        """Drop the channel's thread: a forked child has none."""
         self._channel.after_fork_in_child()
 
     @property
     def run_name(self) -> str | None:
-        """Name of the run's folder as rank 0 sent it; None as long as that is unknown."""
+        """Name of the run's folder as rank 0 sent it; None until then."""
         return self._channel.run_name
 
     def share_folder(self, folder: Path) -> None:
@@ -108,14 +108,14 @@ class RankExchange:
 
     def steps_ahead(self) -> int:
         """Return how many steps before rank 0 this rank publishes, so that rank 0 has its summary when it reports."""
-        return LEAD if self._rank.is_one_of_many() and not self._rank.is_primary() else 0
+        return STEPS_AHEAD if self._rank.is_one_of_many() and not self._rank.is_primary() else 0
 
     def read_soon(self) -> None:
         """Have the channel read the other ranks' messages soon: a report is due."""
         self._channel.read_soon()
 
     def drain_gradient_sync(self, accumulator: Accumulator) -> GradientSyncTotals:
-        """Attribute what DDP synchronized since the last flush to synchronization; return it."""
+        """Attribute DDP's gradient sync since the last flush to synchronization; return it."""
         if self._gradient_sync is None:
             return GradientSyncTotals()
         exchanged = self._gradient_sync.drain()
@@ -124,45 +124,45 @@ class RankExchange:
 
     def add(self, totals: Totals, step_ns: list[int], exchanged: GradientSyncTotals) -> None:
         """Add a flush interval."""
-        self._book.add(totals, step_ns, exchanged)
+        self._summary_builder.add(totals, step_ns, exchanged)
 
     def due_summary(self, run: Totals, *, inside: tuple[str, ...]) -> RankSummary | None:
-        """Return what this rank has measured so far, where it is time to publish it; else None."""
+        """Return the summary of this rank if one is due; else None."""
         now_ns = self._clock()
         if not self._rank.is_one_of_many() or now_ns < self._next_publish_ns:
             return None
         self._next_publish_ns = now_ns + int(self._every_s * NS_PER_S)
-        return self._sums(run, inside)
+        return self._summary(run, inside)
 
     def final_summary(self, run: Totals, *, inside: tuple[str, ...], ended_by: str | None) -> RankSummary | None:
-        """Return the last summary of this rank; None where it is the only one."""
+        """Return the final summary of this rank; None in a run of one rank."""
         if not self._rank.is_one_of_many():
             return None
         self._ending = {"is_final": True, "ended_by": ended_by}
-        return self._sums(run, inside)
+        return self._summary(run, inside)
 
     def publish(self, data: Mapping[str, Any], is_final: bool) -> None:
         """Send the data of this rank's summary to rank 0; rank 0 sends none."""
-        if not is_final:  # at the end of the interpreter no thread can be started
+        if not is_final:  # no thread can start at the interpreter's end
             self.start()
         if not self._rank.is_primary():
             self._guard(PART, lambda: self._channel.send(update_to_bytes(data), is_final))
 
     def close(self) -> None:
-        """Have the final summary sent; on rank 0 wait a moment for those of the other ranks."""
+        """Send the final summary; rank 0 waits a moment for those of the other ranks."""
         if self._rank.is_one_of_many():
             is_hurried = self._ending.get("ended_by") is not None
             self._guard(PART, lambda: self._channel.close(is_hurried))
 
-    def _sums(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
-        seen = () if self._sync_points is None else tuple(sync_points(list(self._sync_points.kept)))
-        return self._book.summary(
+    def _summary(self, run: Totals, inside: tuple[str, ...] = ()) -> RankSummary:
+        points = () if self._sync_points is None else tuple(sync_points(list(self._sync_points.kept)))
+        return self._summary_builder.summary(
             self._rank.who,
             run,
             self._names.names,
             begin_ns=self._begin_ns,
             sent_ns=self._wall_clock(),
-            sync_points=seen,
+            sync_points=points,
             inside=inside,
             **self._ending,
         )
@@ -171,8 +171,8 @@ class RankExchange:
         """Return stats of every rank that has reported; None for a single-rank run.
 
         Args:
-            run: what this rank has measured so far.
-            of_interval: the figures are of the steps since ``new_interval``, where a rank has made enough.
+            run: totals of this rank so far.
+            of_interval: cover the steps since ``new_interval`` for each rank that has made enough of them.
         """
         if not self._rank.is_one_of_many() or not self._rank.is_primary():
             return None
@@ -181,20 +181,20 @@ class RankExchange:
         messages = self._channel.received()
         if not messages and not self._rank.has_group:  # a program started by a rank inherits only its environment
             return None
-        self._now = {0: self._sums(run)}
+        self._now = {0: self._summary(run)}
         left = AT_A_REPORT if of_interval else len(messages)
-        for rank in self._in_turn(messages):
+        for rank in self._in_decoding_order(messages):
             is_new = not self._is_read(rank, messages[rank])
             if not is_new or left > 0 or rank not in self._read:
                 left -= is_new
                 self._read_one(rank, messages[rank])
-            sums = self._latest(rank, messages[rank])
-            if sums is not None:
-                self._now[rank] = sums
+            summary = self._latest(rank, messages[rank])
+            if summary is not None:
+                self._now[rank] = summary
         before = {
             rank: self._before[rank]
-            for rank, sums in self._now.items()
-            if of_interval and rank in self._before and sums.steps - self._before[rank].steps >= LEAST_STEPS
+            for rank, summary in self._now.items()
+            if of_interval and rank in self._before and summary.steps - self._before[rank].steps >= MIN_STEPS
         }
         stats = all_ranks_stats(
             [self._now[rank] for rank in sorted(self._now)],
@@ -208,7 +208,7 @@ class RankExchange:
         return stats
 
     def new_interval(self) -> None:
-        """Begin an interval with what the figures were made of last."""
+        """Begin an interval at the summaries of the last stats."""
         self._before = dict(self._now)
 
     def read_ahead(self, messages: Mapping[int, ReceivedMessage]) -> None:
@@ -216,19 +216,19 @@ class RankExchange:
         now_ns = self._clock()
         left = int(AHEAD_A_SECOND * min(self._every_s, (now_ns - self._ahead_ns) / NS_PER_S))
         self._ahead_ns = now_ns
-        for rank in self._in_turn(messages):
+        for rank in self._in_decoding_order(messages):
             if left <= 0:
                 return
             if not self._is_read(rank, messages[rank]):
                 self._read_one(rank, messages[rank])
-                self._turn = rank + 1
+                self._next_rank = rank + 1
                 left -= 1
                 time.sleep(0)  # a thread that waits for the GIL goes first
 
-    def _in_turn(self, messages: Mapping[int, ReceivedMessage]) -> list[int]:
-        """Return the ranks, beginning behind the one that was decoded last."""
-        ranks, turn = sorted(messages), self._turn
-        first = bisect_left(ranks, turn)
+    def _in_decoding_order(self, messages: Mapping[int, ReceivedMessage]) -> list[int]:
+        """Return the ranks, beginning after the last decoded rank."""
+        ranks = sorted(messages)
+        first = bisect_left(ranks, self._next_rank)
         return ranks[first:] + ranks[:first]
 
     def _is_read(self, rank: int, message: ReceivedMessage) -> bool:
@@ -237,29 +237,29 @@ class RankExchange:
     def _read_one(self, rank: int, message: ReceivedMessage) -> None:
         if self._is_read(rank, message):
             return
-        sums = None
+        summary = None
         try:
-            sums = rank_summary_from_data(json.loads(message.data))
-            if sums.who.rank != rank:
-                sums = None
+            summary = rank_summary_from_data(json.loads(message.data))
+            if summary.who.rank != rank:
+                summary = None
         except _GARBLED:
             pass
-        self._read[rank] = message.data, sums
+        self._read[rank] = message.data, summary
 
     def _latest(self, rank: int, message: ReceivedMessage) -> RankSummary | None:
-        """Return a rank's summary, with its place by its latest heartbeat; None if it cannot be decoded."""
+        """Return a rank's summary, with the open sections of its latest heartbeat; None if it cannot be decoded."""
         if not message.data:  # only heartbeats so far
             who = RankId(rank, self._rank.who.world_size, message.heartbeat.host, attempt=self._rank.who.attempt)
             return RankSummary(who, steps=message.heartbeat.steps, inside=message.heartbeat.inside)
-        _, sums = self._read.get(rank, (b"", None))
-        if sums is None or sums.is_final or message.heartbeat.steps < sums.steps:
-            return sums
-        return msgspec.structs.replace(sums, inside=message.heartbeat.inside)
+        _, summary = self._read.get(rank, (b"", None))
+        if summary is None or summary.is_final or message.heartbeat.steps < summary.steps:
+            return summary
+        return msgspec.structs.replace(summary, inside=message.heartbeat.inside)
 
     def notes(self) -> list[str]:
         """Return sentences on messages of other ranks that could not be used."""
         garbled = [
-            rank for rank, (_, sums) in self._read.copy().items() if sums is None
+            rank for rank, (_, summary) in self._read.copy().items() if summary is None
         ]  # the channel's thread adds to it
         notes = self._channel.notes()
         if garbled:
@@ -269,7 +269,7 @@ class RankExchange:
 
     def gradient_sync_stats(self) -> GradientSyncStats | None:
         """Return the stats of DDP's gradient synchronization on this rank; None without DDP."""
-        return self._book.gradient_sync_stats()
+        return self._summary_builder.gradient_sync_stats()
 
 
 def update_to_bytes(summary: Mapping[str, Any]) -> bytes:

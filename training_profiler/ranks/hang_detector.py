@@ -13,20 +13,20 @@ from training_profiler.recording.recorder import Recorder, open_sections
 from training_profiler.snapshot.snapshot import PROFILER
 from training_profiler.units import NS_PER_S
 
-QUIET_S: Final = 60.0  # without a step, and
-QUIET_STEPS: Final = 20  # times what a step took before: then it is reported
+QUIET_S: Final = 60.0  # a hang lasts at least this long without a step, and
+QUIET_STEPS: Final = 20  # as long as this many earlier steps
 MOST_NAMED: Final = 4  # ranks
 
 
 class HangDetector:
-    """Watches the training thread from the channel's thread; the training thread does nothing for it.
+    """Checks from the channel's thread whether the training makes steps. The training thread does nothing for it.
 
     Args:
         recorder: its events show where the training thread is.
         accumulator: knows the sections that were open at the last drain.
         training_thread: returns the recorder's number of that thread.
         host: name of this machine.
-        report: called with the line, once for each stop.
+        report: called with the line, once for each hang.
         steps: returns how many steps have ended.
     """
 
@@ -44,7 +44,7 @@ class HangDetector:
         self._training_thread = training_thread
         self._host = host
         self._report = report
-        self._steps, self._steps_ns = 0, 0  # ended so far and their time, without stops and validation
+        self._steps, self._steps_ns = 0, 0  # ended so far and their time, without hangs and validation
         self._last_steps, self._last_ns = 0, recorder.clock()
         self._has_reported = False
 
@@ -87,7 +87,7 @@ def hang_text(quiet_s: float, own: Heartbeat, messages: Mapping[int, ReceivedMes
     responsive = {rank: last for rank, last in messages.items() if last.age_s <= silent_s or last.is_final}
     places = Counter(_place(last.heartbeat) for last in responsive.values())
     elsewhere = [rank for rank, last in responsive.items() if last.is_final or _place(last.heartbeat) != _place(own)]
-    # The place with the fewest ranks comes first: all others may wait for the one that is there.
+    # The place with the fewest ranks comes first: all others may wait for a rank there.
     elsewhere.sort(key=lambda rank: (places[_place(responsive[rank].heartbeat)], rank))
     parts = [f"rank 0 {'is in ' + own.inside[-1] if own.inside else 'is in no section'}"]
     parts += [
@@ -98,8 +98,8 @@ def hang_text(quiet_s: float, own: Heartbeat, messages: Mapping[int, ReceivedMes
     if len(elsewhere) > MOST_NAMED:
         parts.append(f"{len(elsewhere) - MOST_NAMED} more elsewhere")
     text = f"Profiler: no training step for {quiet_s:.0f} s: {', '.join(parts)}"
-    silent = [rank for rank in messages if rank not in responsive]
-    return text + "".join(_silence(rank, messages[rank]) for rank in silent[:MOST_NAMED]) + _more(silent)
+    unresponsive = [rank for rank in messages if rank not in responsive]
+    return text + "".join(_silence(rank, messages[rank]) for rank in unresponsive[:MOST_NAMED]) + _more(unresponsive)
 
 
 def _place(heartbeat: Heartbeat) -> str:
@@ -121,5 +121,5 @@ def _silence(rank: int, last: ReceivedMessage) -> str:
     return f"; {_named(rank, last.heartbeat)} has not responded for {last.age_s:.0f} s"
 
 
-def _more(silent: Sequence[int]) -> str:
-    return f"; and {len(silent) - MOST_NAMED} more" if len(silent) > MOST_NAMED else ""
+def _more(ranks: Sequence[int]) -> str:
+    return f"; and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""

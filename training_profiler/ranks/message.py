@@ -1,4 +1,4 @@
-"""A message from one rank to rank 0: a heartbeat, and below it what the rank has measured."""
+"""A message from one rank to rank 0: a heartbeat, and below it the measurements of the rank."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a rank is doing at one moment."""
+    """The state of a rank at one moment."""
 
     steps: int = 0  # ended so far
     inside: tuple[str, ...] = ()  # sections of its training thread, outermost first

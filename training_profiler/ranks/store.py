@@ -62,26 +62,26 @@ class GroupStore:
 
 
 def group_mark() -> int:
-    """Return a number of the process group that there is, another one for another group; 0 without any."""
+    """Return a number that identifies the process group; 0 without one."""
     distributed = sys.modules.get("torch.distributed")
     try:
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():
             return 0
         group = distributed.group.WORLD
-    except (AttributeError, ValueError, RuntimeError):  # the training thread just imports it, or the group goes
+    except (AttributeError, ValueError, RuntimeError):  # being imported, or the group is being destroyed
         return 0
     return 0 if group is None else id(group)
 
 
 def default_store() -> Any:
-    """Return the store of the process group, by a private name of torch; None where there is none that serves.
+    """Return the store of the process group, by a private name of torch; None without a usable one.
 
-    Whoever keeps it keeps the server and its port.
+    A kept reference keeps the server and its port alive.
     """
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     try:
         store = c10d._get_default_store()  # type: ignore[union-attr]
-    except (AttributeError, ValueError, KeyError, RuntimeError):  # no such name, or the group is gone this very moment
+    except (AttributeError, ValueError, KeyError, RuntimeError):  # no such name, or the group was just destroyed
         return None
     return store if is_connected(descriptor_of(store)) and hasattr(store, "clone") else None
 

@@ -67,7 +67,7 @@ class RankSummary(msgspec.Struct, frozen=True):
     exchange_hidden_ns: Count = 0  # overlapped with the backward pass
     step_times: Sequence[StepTimeBucket] = msgspec.field(default=(), name="paces")  # all steps, in order
     blocks: Mapping[int, Block] = {}  # first step -> synchronization of 16 steps, ns
-    places: Mapping[str, str] = {}  # section -> "file:line function" of its hottest line
+    hottest_lines: Mapping[str, str] = msgspec.field(default={}, name="places")  # section -> "file:line function"
     sync_points: Sequence[SyncPoint] = msgspec.field(default=(), name="meetings")
     inside: Sequence[str] = ()  # open sections, outermost first
     is_final: bool = False
@@ -107,7 +107,7 @@ def _printable(summary: RankSummary) -> RankSummary:
         summary,
         who=RankId(who.rank, who.world_size, _clean(who.host), who.node, who.local_rank, who.attempt),
         sections={_clean(name): section for name, section in summary.sections.items()},
-        places={_clean(name): _clean(place) for name, place in summary.places.items()},
+        hottest_lines={_clean(name): _clean(line) for name, line in summary.hottest_lines.items()},
         sync_points=[point._replace(key=_clean(point.key)) for point in summary.sync_points],
         inside=[_clean(name) for name in summary.inside],
         ended_by=None if summary.ended_by is None else _clean(summary.ended_by),

@@ -77,7 +77,7 @@ class ComparedBlocks:
         return blocks
 
 
-PLACE_SHARE: Final = 0.05  # of the wall time, in self time; below it the section's hottest line is left out
+MIN_LINE_SHARE: Final = 0.05  # of the wall time, in self time; below it the section's hottest line is left out
 MOST_SECTIONS: Final = 40  # those with most time; summaries have to stay small
 
 
@@ -215,7 +215,7 @@ class RankSummaryBuilder:
             exchange_hidden_ns=synced.hidden_ns,
             step_times=list(self._step_times),
             blocks=self._blocks.complete_blocks(),
-            places=self._places(run, names, sections),
+            hottest_lines=self._hottest_lines(run, names, sections),
             **rest,
         )
 
@@ -266,16 +266,18 @@ class RankSummaryBuilder:
             own_ns[sync] += moved_ns
         return early_ns, own_ns
 
-    def _places(self, run: Totals, names: Mapping[int, str], sections: Mapping[str, RankSection]) -> dict[str, str]:
-        at_least_ns = PLACE_SHARE * run.wall_ns
+    def _hottest_lines(
+        self, run: Totals, names: Mapping[int, str], sections: Mapping[str, RankSection]
+    ) -> dict[str, str]:
+        at_least_ns = MIN_LINE_SHARE * run.wall_ns
         self_ns = run.sections.self_ns
-        places = {}
+        lines = {}
         for id, line in self._hottest.items():
             name = OTHER if id == IN_STEPS else names.get(id, "")
             own_ns = int(run.sections.step_self_ns[0]) if id == IN_STEPS else int(self_ns[id]) if id > 0 else 0
             if name in sections and own_ns >= at_least_ns and self._samples[id] >= SAMPLES_NEEDED:
-                places[name] = printable(f"{line.file}:{line.line} {line.function}")
-        return places
+                lines[name] = printable(f"{line.file}:{line.line} {line.function}")
+        return lines
 
 
 def _together(bucket: StepTimeBucket, following: StepTimeBucket) -> StepTimeBucket:

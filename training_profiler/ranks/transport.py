@@ -12,7 +12,7 @@ from training_profiler.ranks.message import Heartbeat, Message, unpack
 from training_profiler.ranks.store import GroupStore, connect, default_store, group_mark
 from training_profiler.units import NS_PER_S
 
-TRIES: Final = 5  # to connect to a group's store: it may just be in use
+TRIES: Final = 5  # to connect to a group's store: another thread may be using it
 RUN_NAME: Final = re.compile(r"[\w.-]{1,200}")
 BY_STORE, BY_FILE = range(2)
 _LOST: Final = (RuntimeError, ValueError, TypeError, AttributeError)  # c10d's errors are RuntimeErrors
@@ -21,7 +21,7 @@ _LOST: Final = (RuntimeError, ValueError, TypeError, AttributeError)  # c10d's e
 class ReceivedMessage(NamedTuple):
     """The latest message of one rank."""
 
-    data: bytes  # what it has measured; empty in a heartbeat before its first summary
+    data: bytes  # its measurements; empty before its first summary
     age_s: float
     heartbeat: Heartbeat = Heartbeat()
     is_final: bool = False
@@ -69,7 +69,7 @@ class RankTransport:
         return message_interval_s(self.rank.who.world_size)
 
     def use_folder(self, folder: Path) -> None:
-        """Use files in this run folder where there is no store."""
+        """Use files in this run folder if there is no store."""
         self.folder = folder
 
     def begin(self, session_number: int) -> None:
@@ -87,7 +87,7 @@ class RankTransport:
             self._store = None
         group = self._group()
         if not group:
-            if not self._has_agent_store:  # its server may be gone the next moment
+            if not self._has_agent_store:  # its server may be gone at any time
                 self._store = None
         elif group != self._of_group:
             self._of_group, self._tries, self._store = group, TRIES, None
@@ -160,7 +160,7 @@ class RankTransport:
         if self._files is not None:
             try:
                 messages = self._files.read()
-            except OSError:  # a file that is being replaced, or a disk that is away for a moment
+            except OSError:  # the file is being replaced, or the disk is briefly away
                 return
             self._accept({rank: packed for rank, packed in messages.items() if 0 < rank < world_size}, BY_FILE)
 

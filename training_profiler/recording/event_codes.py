@@ -1,7 +1,7 @@
 """The integers of the event stream: codes of events, kinds of marks, and the functions that read them.
 
 An event is a time in ns and a code. The code of an enter is the section's id plus the bits below; an exit has the
-negative of its enter. ``LOADER + k`` is neither: it says that the batches from here on come from data loader ``k``.
+negative of its enter. ``LOADER + k`` is neither: from there on, batches come from data loader ``k``.
 """
 
 from typing import Final

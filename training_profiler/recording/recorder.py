@@ -220,7 +220,7 @@ class Recorder:
         self.has_session = True
 
     def stop_listening(self) -> None:
-        """Discard what is recorded from now on."""
+        """Discard all events from now on."""
         self.on_full = self.discard
 
     def limit_names(self, most: int) -> None:
@@ -228,7 +228,7 @@ class Recorder:
         self.names.limit = most
 
     def move_watermark(self, to_ns: int | None) -> int | None:
-        """Hold back what is later than ``to_ns``, or nothing if that is None; return the watermark before."""
+        """Hold back events later than ``to_ns``, or none if it is None; return the watermark before."""
         before_ns, self.watermark_ns = self.watermark_ns, to_ns
         return before_ns
 

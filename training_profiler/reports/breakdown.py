@@ -31,7 +31,7 @@ def _breakdown(snapshot: Snapshot, layout: Layout) -> list[str]:
     rows = list(in_tree_order(snapshot.sections))
     if not rows:
         return ["(no section has ended yet)"]
-    # The profiler has time before it has a span: this report is made in the middle of its first.
+    # The profiler has time before it has a span: this report is part of its first span.
     rows = [(depth, section) for depth, section in rows if section.count or section.name != PROFILER]
     if layout.is_lines:
         return [_line(snapshot, section) for _, section in rows]

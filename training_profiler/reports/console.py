@@ -176,7 +176,7 @@ def _closing_lines(snapshot: Snapshot, findings: list[Finding], origin: Origin) 
         return lines
     report = f"training-profiler report {origin.folder}"
     lines += ["Next:", f"  {report} --checklist", f"  {report} --json"]
-    if verdict(snapshot, findings).color == GOOD:  # the slow operators are what is left to look at
+    if verdict(snapshot, findings).color == GOOD:  # then the slow operators matter most
         first = min(100, snapshot.steps // 2)
         lines.append(f"  RECTIFIED_FLOW_PROFILE_CAPTURE=steps={first}-{first + 3} training-profiler run ...")
     return lines

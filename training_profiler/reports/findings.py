@@ -1,4 +1,4 @@
-"""Findings as text: what the rules found, what each could save, and the fix."""
+"""Findings as text, each with its potential saving and its fix."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -52,7 +52,7 @@ _SECTIONS: Final = {
 
 
 def section_of(finding: Finding) -> str | None:
-    """Return the section whose time a finding is about; None where it is about several, or none."""
+    """Return the section whose time a finding is about; None if it is about several, or none."""
     return _SECTIONS.get(finding.code)
 
 
@@ -85,7 +85,7 @@ def source_line(snapshot: Snapshot, finding: Finding) -> tuple[LineStats, float]
 
 
 def insight_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout) -> list[str]:
-    """Return every finding with its saving and its fix, then what was missing for more."""
+    """Return every finding with its saving and its fix, then the data that further rules lacked."""
     lines = []
     has_better = any(finding.fix for finding in findings)
     for finding in findings:

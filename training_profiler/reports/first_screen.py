@@ -13,7 +13,7 @@ from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, 
 from training_profiler.units import duration_text, ms_column, ms_number, ms_text, three_digits
 
 MOST_BARS: Final = 9
-WIDEST: Final = 110  # columns; longer bars say no more
+WIDEST: Final = 110  # columns; longer bars show no more
 LABEL_WIDTH: Final = 26
 BLOCKS: Final = " ▏▎▍▌▋▊▉█"
 INDENT: Final = 10  # of what follows VERDICT
@@ -46,7 +46,7 @@ def first_screen(snapshot: Snapshot, findings: Sequence[Finding], layout: Layout
 
 
 def _run_line(snapshot: Snapshot, layout: Layout, program: str | None) -> list[str]:
-    """Return what the run was."""
+    """Return the lines that describe the run."""
     counts = [_plural(snapshot.steps, "step")]
     if snapshot.epochs:
         counts.insert(0, _plural(len(snapshot.epochs), "epoch"))
@@ -151,7 +151,7 @@ def _bar_lines(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout) -
 
 
 def _folded(bars: list[Bar]) -> list[Bar]:
-    """Return at most ``MOST_BARS`` bars: the smallest sections are added up in one where there are more."""
+    """Return at most ``MOST_BARS`` bars: if there are more, the smallest sections share one."""
     named = sorted((bar for bar in bars if _group(bar) in (0, 2)), key=lambda bar: -bar.self_s)
     kept = max(1, MOST_BARS - 1 - (len(bars) - len(named)))
     if len(bars) <= MOST_BARS:

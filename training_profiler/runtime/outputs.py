@@ -93,14 +93,14 @@ class Outputs:
         """Start the chosen trackers on the primary rank."""
         if self._rank.is_primary():
             self._guard.run("trackers", lambda: self._trackers.choose(self._settings.sinks, self._folder))
-            self._trackers.look()
+            self._trackers.poll()
 
     def journal(self, work: Callable[[Journal], None]) -> None:
         """Do ``work`` with the journal of this rank."""
         is_primary = self._rank.is_primary()
         self._guard.run("run folder", lambda: work(self._open_files()))
         if is_primary:
-            self._trackers.look()
+            self._trackers.poll()
 
     def location(self, is_needed: bool) -> OutputLocation:
         """Return where captures of this rank go; makes the run folder first if ``is_needed``."""

@@ -40,7 +40,7 @@ class Sink:
         return False
 
     def open(self, folder: Path | None) -> None:
-        """Import and open what the tracker needs. ``folder`` is the run's; None if it could not be created."""
+        """Import and open the tracker. ``folder`` is the run's; None if it could not be created."""
 
     def write(self, rows: Sequence[MetricRow]) -> None:
         """Write rows, in order. There may be none after ``poll`` has returned True."""

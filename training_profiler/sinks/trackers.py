@@ -1,4 +1,4 @@
-"""The trackers of a run: each gets its rows from a thread of its own, and none can hurt the training or another."""
+"""The trackers of a run. Each has its own thread, so none can delay the training or another tracker."""
 
 import importlib
 import threading
@@ -14,17 +14,17 @@ from training_profiler.sinks.sink import MetricRow, Sink, SinkContext
 from training_profiler.sinks.writer import TrackerThread
 
 PATIENCE_S: Final = 3.0  # for all trackers together, at the end
-SETTLE_S: Final = 2.0  # for what is queued, where the program's own run ends
+FLUSH_S: Final = 2.0  # for queued rows, when the program ends its own run of a tracker
 
 
 class Trackers:
-    """Hands rows of metrics to the sinks that were chosen; costs nothing where there are none.
+    """Sends rows of metrics to the chosen sinks; costs nothing without any.
 
     Args:
-        guard: does work such that a failure switches off that part alone.
-        last_row: sends what was measured since the last row to the tracker of this name, whose run the program ends
-            before ours is over.
-        sinks: makes a sink of a name; tests put their own here.
+        guard: does work; a failure disables that part alone.
+        last_row: sends a row since the last one to the tracker of this name. The program ends that tracker's run before
+            ours is over.
+        sinks: makes a sink by its name; tests pass their own.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Trackers:
         self._starting = threading.Lock()
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Import what these sinks are made of, now and not at the interpreter's end; not yet what they need."""
+        """Import the modules of these sinks now, not at the interpreter's end. Their packages are imported later."""
         for name in names:
             _class_of(name)
 
     def choose(self, names: Sequence[str], folder: Callable[[], Path | None]) -> None:
-        """Start the sinks of these names that have not been started, and end all others."""
+        """Start the sinks with these names that do not run yet, and end all others."""
         if self._writers.keys() == set(names) or not self._starting.acquire(blocking=False):
             return
         try:
@@ -59,51 +59,51 @@ class Trackers:
         finally:
             self._starting.release()
 
-    def look(self) -> None:
-        """Let the sinks look for the runs that the program has on the calling thread."""
+    def poll(self) -> None:
+        """Poll each sink on the calling thread for runs of its tracker that the program has begun."""
         for writer in list(self._writers.values()):
-            self._guard(writer.part, writer.look)
+            self._guard(writer.part, writer.poll)
 
     def send(
         self, step: int, metrics: Callable[[], Metrics], only: str | None = None, is_frequent: bool = False
     ) -> None:
-        """Queue a row for each tracker, or for one, never waiting; ``metrics`` are asked for where there is any.
+        """Queue a row for each tracker, or for one, without waiting; ``metrics`` is called if there is a tracker.
 
-        Rows that are frequent may come with every step: each tracker takes as many as cost little.
+        Frequent rows may come with every step. Each tracker writes as many as cost little.
         """
         writers = [writer for name, writer in list(self._writers.items()) if only in (None, name)]
         if is_frequent:
             writers = [writer for writer in writers if writer.can_afford()]
         else:
-            self.look()
+            self.poll()
         if writers:
             row = MetricRow(step, time.time(), metrics())
             for writer in writers:
                 writer.send(row)
 
     def end(self) -> None:
-        """Take no more rows."""
+        """Accept no more rows."""
         self._ended += self._writers.values()
         self._writers = {}
         for writer in self._ended:
             writer.end()
 
     def wait(self, patience_s: float, is_last: bool) -> None:
-        """Wait for the sinks to end; those that have not by the last wait are left to themselves."""
+        """Wait for the sinks to end; after the last wait, stop waiting for those that have not."""
         until_s = time.monotonic() + patience_s
         for writer in self._ended:
             if not writer.wait(until_s) and is_last:
                 writer.give_up()
 
     def after_fork_in_child(self) -> None:
-        """Forget the threads: in a forked child there are none."""
+        """Drop the threads: a forked child has none."""
         for writer in (*self._writers.values(), *self._ended):
             writer.sink.after_fork_in_child()
         self._writers, self._ended = {}, []
         self._starting = threading.Lock()
 
     def notes(self) -> list[str]:
-        """Return sentences on what did not reach a tracker."""
+        """Return sentences on rows that did not reach a tracker."""
         return [note for writer in (*self._ended, *self._writers.values()) for note in writer.notes()]
 
     def _connected(self, name: str) -> Sink:
@@ -115,11 +115,11 @@ class Trackers:
         self._last_row(name)
         writer = self._writers.get(name)
         if writer is not None:
-            writer.settle(SETTLE_S)
+            writer.flush(FLUSH_S)
 
 
 def _class_of(name: str) -> Callable[[], Sink]:
-    # Imported when it is chosen: most runs have no tracker and must not wait for imports.
+    # Imported when chosen: most runs have no tracker and must not wait for imports.
     tracker = TRACKERS[name]
     sink: Callable[[], Sink] = getattr(
         importlib.import_module(f"training_profiler.sinks.{tracker.module}"), tracker.sink

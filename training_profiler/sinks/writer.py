@@ -1,4 +1,4 @@
-"""A thread that hands rows of metrics to one tracker: whatever that one does, the training does not wait for it."""
+"""A thread that writes rows of metrics to one tracker, so that the training never waits for the tracker."""
 
 import threading
 import time
@@ -14,9 +14,9 @@ from training_profiler.units import NS_PER_S
 
 MOST_ROWS: Final = 1000  # waiting for one tracker
 MOST_AT_ONCE: Final = 100
-FREE_S: Final = 0.2  # CPU time that a writer may take before it is looked at
-FREQUENT_SHARE: Final = 0.001  # of the time: while it writes Python, the training waits for the GIL
-NOTHING: Final = None  # wakes the writer: the tracker may look at what it has found
+FREE_S: Final = 0.2  # CPU time that a thread may use before its share counts
+FREQUENT_SHARE: Final = 0.001  # of the run; the training waits while the thread holds the GIL
+NOTHING: Final = None  # wakes the thread without a row
 
 
 class TrackerThread:
@@ -25,7 +25,7 @@ class TrackerThread:
     def __init__(self, sink: Sink, guard: Guard, folder: Path | None) -> None:
         self.sink = sink
         self.dropped = 0
-        self.spared = 0  # frequent rows left out, for they would cost too much
+        self.spared = 0  # frequent rows left out because they would cost too much
         self.part = f"{sink.name} sink"
         self.has_given_up = False
         self._guard = guard
@@ -40,13 +40,13 @@ class TrackerThread:
         )
         self._thread.start()
 
-    def look(self) -> None:
-        """Let the sink look at the program from the calling thread."""
+    def poll(self) -> None:
+        """Poll the sink on the calling thread, and wake its own thread if there is something to do."""
         if self.sink.poll():
             self._rows.put(NOTHING)
 
     def can_afford(self) -> bool:
-        """Return whether a row that comes with every step may be written; counts where it may not."""
+        """Return whether a frequent row may be written; count it as left out if not."""
         if self._spent_s <= FREE_S + FREQUENT_SHARE * (time.monotonic() - self._begin_s):
             return True
         self.spared += 1
@@ -59,33 +59,33 @@ class TrackerThread:
         else:
             self._rows.put(row)
 
-    def settle(self, patience_s: float) -> None:
-        """Wait until all that was sent has been written, at most ``patience_s``."""
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all queued rows are written, at most ``timeout_s``."""
         if not self._thread.is_current():
             written = threading.Event()
             self._rows.put(written)
-            written.wait(patience_s)
+            written.wait(timeout_s)
 
     def end(self) -> None:
-        """Let the thread end when it has written what was sent."""
+        """Let the thread end once it has written all queued rows."""
         if not self._is_closing:
             self._is_closing = True
             self._rows.put(NOTHING)
 
     def wait(self, until_s: float) -> bool:
-        """Wait for the end until this moment of the monotonic clock; return whether it has come."""
+        """Wait for the thread until a time of the monotonic clock; return whether it has ended."""
         return self._thread.join(max(0.0, until_s - time.monotonic()))
 
     def give_up(self) -> None:
-        """Leave the sink to itself: what is queued counts as dropped."""
+        """Stop waiting for the sink; count its queued rows as dropped."""
         self.has_given_up = True
         with suppress(Empty):
             while True:
                 self.dropped += isinstance(self._rows.get_nowait(), MetricRow)
-        self._rows.put(NOTHING)  # the one that was there to wake it may be gone
+        self._rows.put(NOTHING)  # wakes the thread; an earlier one may be gone
 
     def notes(self) -> list[str]:
-        """Return sentences on what did not reach the tracker."""
+        """Return sentences on rows that did not reach the tracker."""
         notes = self.sink.notes()
         if self.has_given_up:
             notes.append(f"{self.part}: did not come to its end, at least {_rows_text(self.dropped)} not written")
@@ -99,7 +99,7 @@ class TrackerThread:
         return notes
 
     def _run(self, thread: BackgroundThread, folder: Path | None) -> None:
-        # Each call is guarded by itself: after a failure the rows that still come are dropped here.
+        # Each call has its own guard. After a failure, later rows are dropped here.
         self._guard(self.part, lambda: self.sink.open(folder))
         thread.measure_cpu()
         opened_ns = thread.cpu_ns
@@ -110,13 +110,13 @@ class TrackerThread:
         self._guard(self.part, self.sink.close)
 
     def _write_some(self) -> None:
-        rows, reached = [], []
+        rows, flushes = [], []
         item = self._rows.get()
         while True:
             if isinstance(item, MetricRow):
                 rows.append(item)
             elif item is not None:
-                reached.append(item)
+                flushes.append(item)
             if len(rows) >= MOST_AT_ONCE:
                 break
             try:
@@ -124,7 +124,7 @@ class TrackerThread:
             except Empty:
                 break
         self._guard(self.part, lambda: self.sink.write(rows))
-        for event in reached:
+        for event in flushes:
             event.set()
 
 

@@ -43,15 +43,15 @@ class ReceivedRanks:
 
     def exchange(self, rank: int) -> GradientSyncStats | None:
         """Return the stats of DDP's gradient sync on a rank; None if unknown."""
-        for sums in self.summaries:
-            if sums.who.rank == rank and sums.exchanges and sums.sampled and sums.exchange_ns:
-                hidden_ns = min(sums.exchange_ns, max(0, sums.exchange_hidden_ns))
+        for summary in self.summaries:
+            if summary.who.rank == rank and summary.exchanges and summary.sampled and summary.exchange_ns:
+                hidden_ns = min(summary.exchange_ns, max(0, summary.exchange_hidden_ns))
                 return GradientSyncStats(
-                    count=sums.exchanges,
-                    sampled=sums.sampled,
-                    total_s=sums.exchange_ns / sums.exchanges / NS_PER_S,
-                    overlap=hidden_ns / sums.exchange_ns,
-                    exposed_s=(sums.exchange_ns - hidden_ns) / sums.exchanges / NS_PER_S,
+                    count=summary.exchanges,
+                    sampled=summary.sampled,
+                    total_s=summary.exchange_ns / summary.exchanges / NS_PER_S,
+                    overlap=hidden_ns / summary.exchange_ns,
+                    exposed_s=(summary.exchange_ns - hidden_ns) / summary.exchanges / NS_PER_S,
                 )
         return None
 
@@ -95,18 +95,18 @@ def received_ranks(journals: Sequence[JournalFile], left_out: Sequence[str] = ()
     for journal in journals:
         try:
             is_read = journal.problem in ("", NO_JOURNAL)
-            end = read_end(journal.path, "rank", _sums) if is_read else End[RankSummary](None, False, False)
+            end = read_end(journal.path, "rank", _summary) if is_read else End[RankSummary](None, False, False)
         except OSError as error:
             messages.append(f"left out: {journal.shown} cannot be read ({error.strerror})")
             continue
-        sums = end.value
-        if sums is not None and sums.who.rank not in by_rank:
-            by_rank[sums.who.rank] = sums
+        summary = end.value
+        if summary is not None and summary.who.rank not in by_rank:
+            by_rank[summary.who.rank] = summary
             torn += [journal.shown] * end.is_torn
         elif journal.problem:
             messages.append(f"left out: {journal.shown} {journal.problem}")
             continue
-        elif sums is None and journal.rank != 0:  # a single rank sends no summary
+        elif summary is None and journal.rank != 0:  # a single rank sends no summary
             without.append(journal.shown)
         ended += end.has_end
         # A journal with an incomplete last line may be a copy made during the run.
@@ -146,13 +146,13 @@ def _unended(journals: Sequence[JournalFile]) -> list[str]:
     ]
 
 
-def _sums(record: dict[str, Any]) -> RankSummary:
-    sums = rank_summary_from_data({key: value for key, value in record.items() if key != "kind"})
-    who = sums.who
-    numbers = (who.rank, who.world_size, who.attempt, sums.sent_ns, sums.begin_ns, sums.steps)
+def _summary(record: dict[str, Any]) -> RankSummary:
+    summary = rank_summary_from_data({key: value for key, value in record.items() if key != "kind"})
+    who = summary.who
+    numbers = (who.rank, who.world_size, who.attempt, summary.sent_ns, summary.begin_ns, summary.steps)
     if not all(type(number) is int for number in numbers) or not 0 <= who.rank < who.world_size <= MOST_RANKS:
         raise ValueError(f"{who} is not a rank")
-    return sums
+    return summary
 
 
 def _world_size(journal: JournalFile) -> int:

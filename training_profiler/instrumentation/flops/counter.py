@@ -16,7 +16,7 @@ from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.recording.step_flops import StepFlops
 
 FIRST_STEP: Final = 1  # complete steps before the first that may be counted
-COUNTED_BY: Final = 12  # complete steps after which no step is counted any more
+COUNTED_BY: Final = 12  # complete steps after which counting ends
 # A backward pass has twice the FLOPs of the forward pass, or three times with recomputation. If it has more, much of
 # the forward pass ran outside modules and was missed.
 MAX_BACKWARD_RATIO: Final = 4

@@ -46,9 +46,9 @@ class _KnownLoader:
 class KnownLoaders:
     """The loaders found by the patches, in the order of their first batches.
 
-    A loader is recognized by its index sampler, which it keeps for all passes. A loader may also be made anew for each
-    epoch. It continues an earlier one if that is gone, had the same signature, and had the same data set or one that is
-    gone too.
+    A loader is recognized by its index sampler, which it keeps for all passes. A program may also make a new loader for
+    each epoch. It continues an earlier loader that is gone and had the same signature and data set. The data set may
+    differ if the earlier one is gone too.
     """
 
     def __init__(self, registry: LoaderRegistry) -> None:

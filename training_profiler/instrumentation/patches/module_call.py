@@ -101,7 +101,7 @@ def _outermost(context: PatchContext, torch: Any, original: Any) -> tuple[Callab
 
 
 def is_compiled(module: Any) -> bool:
-    """Return whether ``module`` may run compiled code, which cannot be looked into."""
+    """Return whether ``module`` may run compiled code, which patches cannot follow."""
     return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
 
 

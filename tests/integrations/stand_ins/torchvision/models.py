@@ -1,4 +1,4 @@
-"""Names that are looked up at import, and nothing behind them."""
+"""Empty stand-ins for names that are imported."""
 
 from enum import Enum
 

@@ -19,6 +19,7 @@ FOLDER = Path(__file__).parent / "reference"
 COMMANDS_PAGE, SETTINGS_PAGE = FOLDER / "commands.md", FOLDER / "settings.md"
 PROGRAM = "training-profiler"
 WIDTH = 110
+WIDEST = 130  # of a row in a table
 HEAD = """\
 # Commands
 
@@ -47,8 +48,14 @@ def settings_page(text: str) -> str:
     if not mark:
         raise SystemExit(f"{SETTINGS_PAGE.name} has no table of settings: {TABLE_HEAD!r}")
     _, _, after = rest.partition("\n\n")
-    rows = [f"| [`{row.argument}`](#{row.argument}) | {_default(row)} | {row.meaning} |" for row in settings.describe()]
-    return head + TABLE_HEAD + "\n".join(rows) + "\n\n" + after
+    return head + TABLE_HEAD + "\n".join(_row(row) for row in settings.describe()) + "\n\n" + after
+
+
+def _row(row: settings.SettingDescription) -> str:
+    """Return a row of the table; a meaning that is too long ends at its last comma."""
+    head = f"| [`{row.argument}`](#{row.argument}) | {_default(row)} | "
+    is_long = len(head) + len(row.meaning) + 2 > WIDEST
+    return f"{head}{row.meaning.rpartition(', ')[0] if is_long else row.meaning} |"
 
 
 def _default(row: settings.SettingDescription) -> str:

@@ -20,7 +20,7 @@ from training_profiler import profile_section, profile_step, start_training_prof
 start_training_profiling({settings})
 for _ in range(12):
     with profile_section("forward_pass"):
-        time.sleep(0.001)
+        time.sleep(0.005)
     profile_step()
 stop_training_profiling()
 """

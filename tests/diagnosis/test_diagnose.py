@@ -69,7 +69,7 @@ def test_waiting_for_batches_names_the_slow_loader():
 
 def test_slowest_section_has_the_most_time():
     found = {finding.code: finding for finding in diagnose(snapshot_of(HEALTHY))}
-    assert found["slowest-component"].message == "Slowest section: backward_pass (50.0 ms on average)"
+    assert found["slowest-component"].message == "Slowest component: backward_pass (50.0 ms avg)"
 
 
 def test_unattributed_time_is_not_a_section():
@@ -85,7 +85,7 @@ def test_profiler_overhead_is_not_a_section():
 
 def test_efficient_data_loading_is_reported_with_its_share():
     found = {finding.code: finding for finding in diagnose(snapshot_of({**HEALTHY, "data_loading": 0.102}))}
-    assert found["data-loading-efficient"].message == "Data loading is efficient (10.2% of total time)"
+    assert found["data-loading-efficient"].message == "Data loading appears efficient (10.2% of total time)"
 
 
 @pytest.mark.parametrize("shares", [{"data_loading": 0.16}, {"forward_pass": 0.5}])

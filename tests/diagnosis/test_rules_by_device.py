@@ -90,7 +90,7 @@ def test_fetch_that_the_device_waits_for_is_found():
 
 def test_slowest_section_is_by_device_time():
     finding = found(on_device({**QUEUED, "logging": 0.04}, BUSY), "slowest-component")
-    assert finding.message == "Slowest section: backward_pass (78.1 ms on average on the device)"
+    assert finding.message == "Slowest component: backward_pass (78.1 ms avg on the device)"
 
 
 def test_nine_spans_do_not_stand_for_all():

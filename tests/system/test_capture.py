@@ -120,8 +120,9 @@ def test_trace_analysis_maps_operators_to_sections(tmp_path):
     folder = str(outcome.folder / "captures")
     operators_view = command(tmp_path, "trace", folder, "--view", "operators")
     assert operators_view.status == 0, operators_view.stderr
-    (row,) = [line for line in operators_view.stdout.splitlines() if line.startswith("aten::sinh ")][:1]
-    assert "inner" in row
+    lines = operators_view.stdout.splitlines()
+    row = next(number for number, line in enumerate(lines) if line.startswith("aten::sinh "))
+    assert "in inner" in lines[row + 1]  # the section stands below its operator
     assert "ProfilerStep#5" in command(tmp_path, "trace", folder).stdout
 
 

@@ -26,10 +26,10 @@ for _ in range(12):
         optimizer.zero_grad()
     profile_step()
     print(loss.item().hex())
-live = __import__("training_profiler.api").api if is_profiling_enabled() else None
-meetings = live._process.by_hand.meetings.seen if live else []
+api = __import__("training_profiler.api").api if is_profiling_enabled() else None
+sync_points = api._process.by_hand.context.sync_points.kept if api else []
 stop_training_profiling()
-print([key for key, _, _ in meetings][:3])
+print([key for key, _, _ in sync_points][:3])
 print(distributed.barrier.__code__.co_filename.rpartition("/")[2])
 distributed.destroy_process_group()
 """

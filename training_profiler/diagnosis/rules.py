@@ -52,7 +52,7 @@ def _slowest_component(snapshot: Snapshot, findings: list[Finding]) -> Finding |
         avg_s, where = slowest.avg_s or 0.0, ""
     return Finding(
         code="slowest-component",
-        message=f"Slowest section: {slowest.name} ({time_text(avg_s)} on average{where})",
+        message=f"Slowest component: {slowest.name} ({time_text(avg_s)} avg{where})",
         evidence={"section": slowest.name, "avg_s": avg_s, "share": slowest.share},
         potential_saving_s=0.0,
         fix="",
@@ -71,7 +71,7 @@ def _data_loading_efficient(snapshot: Snapshot, findings: list[Finding]) -> Find
     of_run = snapshot.sections[DATA_LOADING].step_total_s / snapshot.wall_s if snapshot.wall_s else share
     return Finding(
         code="data-loading-efficient",
-        message=f"Data loading is efficient ({of_run:.1%} of total time)",
+        message=f"Data loading appears efficient ({of_run:.1%} of total time)",
         evidence={"share_of_step": share, "share_of_run": of_run, "threshold": threshold},
         potential_saving_s=0.0,
         fix="",

@@ -1,7 +1,7 @@
-"""Write docs/reference/commands.md from the parsers of the command line, or check that it is up to date.
+"""Write docs/reference/commands.md and the table of docs/reference/settings.md from the code, or check both.
 
-    python docs/reference.py            # write it, after a change to a command or its help
-    python docs/reference.py --check    # exit status 1 where the file differs; `make docs` runs this
+    python docs/reference.py            # write them, after a change to a command, its help, or a setting
+    python docs/reference.py --check    # exit status 1 if a file differs; `make docs` runs this
 
 The other reference pages are written by people; tests/docs compares them with the code.
 """
@@ -12,11 +12,14 @@ import textwrap
 from importlib import import_module
 from pathlib import Path
 
+from training_profiler import settings
 from training_profiler.cli import COMMANDS
 
-PAGE = Path(__file__).parent / "reference" / "commands.md"
+FOLDER = Path(__file__).parent / "reference"
+COMMANDS_PAGE, SETTINGS_PAGE = FOLDER / "commands.md", FOLDER / "settings.md"
 PROGRAM = "training-profiler"
 WIDTH = 110
+WIDEST = 130  # of a row in a table
 HEAD = """\
 # Commands
 
@@ -31,7 +34,35 @@ A command exits with status 0, or with 2 and one line on stderr if it cannot use
 """
 
 
-def page() -> str:
+TABLE_HEAD = "| setting | default | meaning |\n| --- | --- | --- |\n"
+
+
+def pages() -> dict[Path, str]:
+    """Return the text of each page that is written here, whole or in part."""
+    return {COMMANDS_PAGE: commands_page(), SETTINGS_PAGE: settings_page(SETTINGS_PAGE.read_text(encoding="utf-8"))}
+
+
+def settings_page(text: str) -> str:
+    """Return the page of settings with its table as the code has it."""
+    head, mark, rest = text.partition(TABLE_HEAD)
+    if not mark:
+        raise SystemExit(f"{SETTINGS_PAGE.name} has no table of settings: {TABLE_HEAD!r}")
+    _, _, after = rest.partition("\n\n")
+    return head + TABLE_HEAD + "\n".join(_row(row) for row in settings.describe()) + "\n\n" + after
+
+
+def _row(row: settings.SettingDescription) -> str:
+    """Return a row of the table; a meaning that is too long ends at its last comma."""
+    head = f"| [`{row.argument}`](#{row.argument}) | {_default(row)} | "
+    is_long = len(head) + len(row.meaning) + 2 > WIDEST
+    return f"{head}{row.meaning.rpartition(', ')[0] if is_long else row.meaning} |"
+
+
+def _default(row: settings.SettingDescription) -> str:
+    return row.default if row.default in ("none", "on request") else f"`{row.default}`"
+
+
+def commands_page() -> str:
     """Return the text of docs/reference/commands.md."""
     rows = "".join(f"| [`{name}`](#{name}) | {_summary(name)} |\n" for name in COMMANDS)
     return HEAD + rows + "".join(f"\n{_section(name)}" for name in COMMANDS)
@@ -94,18 +125,18 @@ def _synopsis(action: argparse.Action) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Write the page, or with ``--check`` return 1 where it is out of date."""
+    """Write the pages, or with ``--check`` return 1 if one is out of date."""
     if words not in ([], ["--check"]):
         sys.stderr.write(__doc__ or "")
         return 2
-    text = page()
-    if not words:
-        PAGE.write_text(text, encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    sys.stderr.write("docs/reference/commands.md is out of date; run: python docs/reference.py\n")
-    return 1
+    status = 0
+    for path, text in pages().items():
+        if not words:
+            path.write_text(text, encoding="utf-8")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            sys.stderr.write(f"docs/reference/{path.name} is out of date; run: python docs/reference.py\n")
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def test_synchronizing_item_is_found_with_its_line_only_once(tmp_path: Path) -> 
 def test_slow_checkpoint_is_the_costliest_finding(tmp_path: Path) -> None:
     first, *_ = findings_of("slow_checkpoint", tmp_path)
     assert first["code"] == "checkpointing-heavy"
-    assert first["evidence"]["count"] == 50
+    assert first["evidence"]["count"] == 150
 
 
 def test_slowing_steps_are_found(tmp_path: Path) -> None:

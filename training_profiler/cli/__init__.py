@@ -46,12 +46,25 @@ def _parse_and_run(words: list[str]) -> int:
             commands.add_parser(
                 name,
                 help=text.splitlines()[0],
-                description=text,
+                description=_wrapped(text),
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
         )
     arguments = parser.parse_args(words)
     return int(_module(arguments.command).run(arguments))
+
+
+def _wrapped(text: str) -> str:
+    """Return a docstring for the terminal: paragraphs fill its width, and indented examples stay as they are."""
+    import shutil
+    import textwrap
+
+    width = min(shutil.get_terminal_size().columns, 100) - 2  # as argparse wraps the help of arguments
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(
+        paragraph if paragraph.startswith(" ") else textwrap.fill(paragraph, width, break_on_hyphens=False)
+        for paragraph in paragraphs
+    )
 
 
 def _module(name: str) -> "Any":

@@ -1,7 +1,7 @@
 """Time a model's passes and every distinct module in it, on its real inputs.
 
     training-profiler benchmark train.py:factory
-    training-profiler benchmark package.module:factory --depth 2 --json timings.json
+    training-profiler benchmark package.module:factory --depth 2 --json out.json
 
 FACTORY is a function without arguments that returns (model, input). A loss (a
 callable that takes the output), a target (a tensor) and an optimizer may

@@ -46,9 +46,18 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare", type=Path, metavar="OTHER", help="compare with this trace (or folder), recorded after a change"
     )
-    parser.add_argument("--sort", choices=SORT_KEYS, help=f"order of the operators (default: {SORT_KEYS[0]})")
     parser.add_argument(
-        "--view", choices=VIEWS, action="append", help="show only this view; may be given several times"
+        "--sort",
+        choices=SORT_KEYS,
+        metavar="KEY",
+        help=f"order of the operators: {', '.join(SORT_KEYS)} (default: {SORT_KEYS[0]})",
+    )
+    parser.add_argument(
+        "--view",
+        choices=VIEWS,
+        metavar="VIEW",
+        action="append",
+        help=f"show only this view; may be given several times: {', '.join(VIEWS)}",
     )
     parser.add_argument(
         "--memory-snapshot",

@@ -118,11 +118,9 @@ def test_operators_of_a_trace_lie_in_the_sections_that_called_them(tmp_path):
 def test_trace_analysis_maps_operators_to_sections(tmp_path):
     outcome = trained(tmp_path, "start_training_profiling(); train(30)")
     folder = str(outcome.folder / "captures")
-    operators_view = command(tmp_path, "trace", folder, "--view", "operators")
-    assert operators_view.status == 0, operators_view.stderr
-    lines = operators_view.stdout.splitlines()
-    row = next(number for number, line in enumerate(lines) if line.startswith("aten::sinh "))
-    assert "in inner" in lines[row + 1]  # the section stands below its operator
+    (trace,) = [json.loads(line) for line in command(tmp_path, "trace", folder, "--json").stdout.splitlines()]
+    assert [row["section"] for row in trace["operators"] if row["name"] == "aten::sinh"] == ["inner"]
+    assert command(tmp_path, "trace", folder, "--view", "operators").status == 0
     assert "ProfilerStep#5" in command(tmp_path, "trace", folder).stdout
 
 

@@ -174,5 +174,5 @@ def test_folder_of_runs_is_rejected_with_the_run_to_use(tmp_path):
     outcome = trained(tmp_path, START + "train(3)", "every=100")
     asked = command(tmp_path, "capture", "runs")
     assert (asked.status, asked.stdout) == (2, "")
-    assert f"give that itself, e.g. runs/{outcome.folder.name}" in asked.stderr
+    assert f"example: runs/{outcome.folder.name}" in asked.stderr
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [outcome.folder.name]

@@ -15,7 +15,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        history += loss.detach().expand(200).tolist()
+        history += loss.detach().expand(500).tolist()
         mean = sum(value * value for value in history) / len(history)
     print(f"{mean:.4f}")
 

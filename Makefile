@@ -9,7 +9,7 @@ PIP := -m pip install --quiet --disable-pip-version-check --constraint constrain
 JOBS ?= auto
 SHARED := -n $(JOBS) --dist loadgroup
 
-.PHONY: profile test test-programs test-gpu test-integrations lint bench docs dist dev venv clean
+.PHONY: profile test test-programs test-chaos test-gpu test-integrations lint bench docs dist dev venv clean
 
 profile: venv
 	$(VENV)/bin/python profile_training.py
@@ -21,6 +21,10 @@ test: venv
 # tests of capture windows.
 test-programs: venv
 	$(VENV)/bin/python -m pytest $(SHARED) -m programs tests/system tests/examples
+
+# Hostile surroundings: full and frozen disks, files of others, kills, signals, closed streams, neighbours.
+test-chaos: venv
+	$(VENV)/bin/python -m pytest $(SHARED) -m chaos tests/chaos
 
 # Tests that need an accelerator; skipped, with the reason, where torch finds none. -rP shows the figures.
 test-gpu: venv

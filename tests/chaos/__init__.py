@@ -1,0 +1,1 @@
+"""What must not harm a training: full disks, files of others, kills, signals, closed streams, neighbours."""

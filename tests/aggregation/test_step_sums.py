@@ -96,8 +96,25 @@ def test_a_run_shorter_than_its_warmup_is_all_warmup():
     assert sums_of([10] * 2).warmup_steps(configured=3) == 2
 
 
+def test_p95_is_the_nearest_rank_of_the_steps_after_warm_up():
+    sums = sums_of([90_000] * 5 + list(range(1_000, 101_000, 1_000)))
+    assert sums.p95_ns(without_first=5) == pytest.approx(95_000, rel=0.01)
+
+
+def test_p95_leaves_out_steps_slowed_by_a_capture():
+    sums = StepSums()
+    sums.add([50_000, *[1_000] * 40, 70_000, 60_000, 80_000], slowed=[0, 41, 42, 43])
+    assert sums.p95_ns(without_first=1) == pytest.approx(1_000, rel=0.01)
+
+
+def test_p95_needs_twenty_steps():
+    assert sums_of([1_000] * 20).p95_ns(without_first=1) is None
+    assert sums_of([1_000] * 21).p95_ns(without_first=1) == pytest.approx(1_000, rel=0.01)
+
+
 def test_without_steps_there_are_no_stats():
     sums = StepSums()
+    assert sums.p95_ns() is None
     assert (sums.median_ns(), sums.spread(), sums.warmup_steps(), sums.series()) == (None, None, 0, [])
 
 

@@ -59,6 +59,12 @@ CHANGES = [
 ]
 
 
+def test_the_95th_percentile_stands_where_it_is_known():
+    run = gpu_run()
+    run = replace(run, step=replace(run.step, p95_s=0.26))
+    assert " step 100 ms (p95 260)   10.0 steps/s   352 samples/s   MFU 11%   GPU busy 57%" in screen(run, CHANGES)
+
+
 def test_screen_of_a_gpu_run_that_waits_for_data():
     assert screen(gpu_run(), CHANGES) == [
         "train.py - 2 epochs, 100 steps in 11.3 s",

@@ -38,6 +38,7 @@ class CaptureAffectedSteps:
 FIRST_STEPS: Final = 64  # kept one by one, because warm-up is only known afterwards
 WARMUP_RATIO: Final = 3.0  # a first step longer than 3 medians is warm-up (PROFILING.md, rule warm-up)
 WARMUP_NEEDS: Final = 10  # steps before the median is reliable
+P95_NEEDS: Final = 20  # steps: with fewer, the longest one is the 95th percentile
 SETTLED_AFTER: Final = 10  # first steps left out of the correlations
 TREND_POINTS: Final = 1024
 VARIES_AT_LEAST: Final = 1e-9  # variance over squared mean; below this it is float64 rounding error
@@ -135,6 +136,21 @@ class StepSums:
     def median_ns(self) -> float | None:
         """Return the median normal step, within 1 %; None without steps."""
         return quantile_ns(self.bins if self._is_mostly_normal else self.bins + self._slowed_bins, 0.5)
+
+    def p95_ns(self, without_first: int = 0) -> float | None:
+        """Return the 95th percentile (nearest rank) of normal steps, within 1 %; None with fewer than 20.
+
+        Args:
+            without_first: number of first steps to leave out, at most 64.
+        """
+        if self._is_mostly_normal:
+            bins, left_out = self.bins.copy(), set(range(without_first)) - self._slowed_first
+        else:
+            bins, left_out = self.bins + self._slowed_bins, set(range(without_first))
+        first_ns = [self.first_ns[at] for at in sorted(left_out)]
+        if first_ns:
+            np.subtract.at(bins, bins_of(np.asarray(first_ns, np.int64)), 1)
+        return quantile_ns(bins, 0.95) if bins.sum() >= P95_NEEDS else None
 
     @property
     def slowed_count(self) -> int:

@@ -218,6 +218,7 @@ def step_stats(
     growth = None if is_interval else trend(steps.series(warmup))  # takes 1.5 ms
     explained = () if is_interval else totals.coupling.explained()
     max_ns, max_step = steps.longest(warmup)
+    p95_ns = steps.p95_ns(warmup)
     return StepStats(
         count=steps.count,
         total_s=steps.total_ns / NS_PER_S,
@@ -229,6 +230,7 @@ def step_stats(
         disturbed_count=steps.slowed_count,
         avg_s=normal.mean_ns / NS_PER_S,
         std_s=normal.std_ns / NS_PER_S,
+        p95_s=None if p95_ns is None else p95_ns / NS_PER_S,
         max_s=max_ns / NS_PER_S,
         max_step=max_step,
         before_s=None if totals.loop_begin_ns is None else max(0, totals.loop_begin_ns - totals.begin_ns) / NS_PER_S,

@@ -75,7 +75,7 @@ class PatchContext:
     def use_detector(self, detector: LoopDetector | None) -> None:
         """Send events to ``detector`` from now on."""
         self.detector = detector
-        self.training_thread.confirmed_detector = None  # until a gradient or an update confirms the thread
+        self.training_thread.use_detector(None)  # until a gradient or an update confirms the thread
 
     def current_detector(self, is_module_call: bool = False) -> LoopDetector | None:
         """Return the loop detector on the training thread (see ``TrainingThread.is_current``); None on others."""
@@ -85,7 +85,7 @@ class PatchContext:
         """Return the same for an event that only a training has: a gradient or an update."""
         detector = self._detector_of_this_thread() if self.training_thread.claim() else None
         if detector is not None:
-            self.training_thread.confirmed_detector = detector
+            self.training_thread.use_detector(detector)
         return detector
 
     def _detector_of_this_thread(self) -> LoopDetector | None:
@@ -93,6 +93,14 @@ class PatchContext:
         if detector is not None and detector.pending.events is self._recorder.buffer().events:
             return detector
         return self._create_detector()
+
+    def count_update_on_other_thread(self) -> None:
+        """Count an optimizer update outside the training thread while a training runs."""
+        self.updates_on_other_threads += self.detector is not None
+
+    def note_grad_scaler(self) -> None:
+        """Remember that a GradScaler was used, so that updates may be skipped."""
+        self.has_grad_scaler = True
 
     def events_of_other_thread(self) -> list[int] | None:
         """Return the calling thread's events; None on the training thread, and before a run."""

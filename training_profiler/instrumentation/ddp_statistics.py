@@ -111,7 +111,7 @@ class GradientSync:
                 self.modules.append(DdpModule(module, self._registered, self._backwards()))
                 self._registered += 1
             except Exception as error:
-                self._disable(error)
+                self.stop(error)
 
     def step_ended(self, step: int, end_ns: int) -> None:
         """Read the statistics if they are due after ``step``, counted from 0.
@@ -137,7 +137,7 @@ class GradientSync:
         try:
             work()
         except Exception as error:
-            self._disable(error)
+            self.stop(error)
 
     def _read_modules(self) -> list[DdpReading]:
         if any(module.reference() is None for module in self.modules):
@@ -162,7 +162,8 @@ class GradientSync:
         if new.exchanges or new.of_steps:
             self._readings.append(new)
 
-    def _disable(self, error: Exception) -> None:
+    def stop(self, error: Exception) -> None:
+        """Read nothing more, because of ``error``."""
         self.modules = []
         self.why_not = f"{type(error).__name__}: {error}"
 

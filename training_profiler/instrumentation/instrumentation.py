@@ -119,11 +119,11 @@ class Instrumentation:
                 self.uninstall()
                 return None
             torch = sys.modules["torch"]
-            self._recorder.watermark_ns = self._recorder.clock()
+            self._recorder.move_watermark(self._recorder.clock())
             pending = PendingEvents(self._recorder)
             codes = SectionCodes(self._recorder.names)
             detector = LoopDetector(pending, codes, torch.nn.Module, torch.is_grad_enabled, end_step)
-            detector.phases.passes.loader_of = self._loader_of
+            detector.phases.passes.use_loaders(self._loader_of)
             self.context.use_detector(detector)
         except Exception as error:
             self.disable(error)
@@ -151,7 +151,7 @@ class Instrumentation:
                 "instrumentation disabled, the training goes on: %s", self.missing["all patches"], exc_info=True
             )
         self._add_up_counts()
-        self._recorder.watermark_ns = None
+        self._recorder.move_watermark(None)
         self.uninstall()
 
     def _add_up_counts(self) -> None:
@@ -183,7 +183,7 @@ class Instrumentation:
 
     def use_manual_epochs(self) -> None:
         """Leave epochs to ``profile_epoch``; undecided events belong to the epoch before."""
-        self.epochs.is_off = True
+        self.epochs.switch_off()
         if self.context.detector is not None:
             self.context.guarded(self.context.detector.resolve_pending)
 
@@ -228,7 +228,7 @@ class Instrumentation:
                 detector.close()
         finally:
             self._known_loaders = None
-            self._recorder.watermark_ns = None
+            self._recorder.move_watermark(None)
             self.uninstall()
 
     def after_fork_in_child(self) -> None:
@@ -238,5 +238,5 @@ class Instrumentation:
         self._known_loaders = None
         self.epochs = EpochDetector()
         self.context.reset_rank_observations()
-        self._recorder.watermark_ns = None
+        self._recorder.move_watermark(None)
         self.context.training_thread.reset()

@@ -46,7 +46,7 @@ class RankPatches:
     def _disable(self, error: Exception) -> None:
         if self._patches is not None:
             self._patches.undo()
-        self.context.gradient_sync.why_not = f"{type(error).__name__}: {error}"
+        self.context.gradient_sync.stop(error)
 
     def close(self) -> None:
         """Read the last statistics at the end of the run, and remove the patches."""

@@ -73,6 +73,10 @@ class TrainingThread:
         self._owner = weakref.ref(threading.current_thread())
         return True
 
+    def use_detector(self, detector: LoopDetector | None) -> None:
+        """Let patches that only a training calls send their events to ``detector`` without asking again."""
+        self.confirmed_detector = detector
+
     def _reset_if_dead(self) -> None:
         """Let another thread follow one that has ended, e.g. with a thread for each trial of a search."""
         owner = self._owner()

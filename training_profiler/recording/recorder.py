@@ -225,7 +225,7 @@ class Recorder:
 
     def limit_names(self, most: int) -> None:
         """Give at most so many section names a row of their own."""
-        self.names.limit = most
+        self.names.use_limit(most)
 
     def move_watermark(self, to_ns: int | None) -> int | None:
         """Hold back events later than ``to_ns``, or none if it is None; return the watermark before."""

@@ -27,6 +27,10 @@ class SectionNames:
         self._ids: dict[str, int] = {}
         self._next_id = itertools.count(1).__next__
 
+    def use_limit(self, most: int) -> None:
+        """Give at most ``most`` names a row of their own from now on."""
+        self.limit = most
+
     def id_of(self, name: object) -> int:
         """Return the id of ``name``; an unusable name gets the id of "(invalid name)" or "(other names)"."""
         if not isinstance(name, str) or not name.strip():

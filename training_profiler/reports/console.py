@@ -151,9 +151,10 @@ def _step_lines(snapshot: Snapshot) -> list[str]:
     notes = f" ({' and '.join(excluded)} excluded)" if excluded else ""
     if step.disturbed_count and not step.has_own_pace:
         notes += f" ({step.disturbed_count} steps in or after a capture window included)"
+    high = "" if step.p95_s is None else f", p95 {ms_number(step.p95_s)}"
     return [
         f"Step time: {ms_text(step.avg_s)} mean +- {ms_number(step.std_s)}{notes}; "
-        f"median {ms_number(step.median_s)}, max {ms_number(step.max_s)} at step {step.max_step}"
+        f"median {ms_number(step.median_s)}{high}, max {ms_number(step.max_s)} at step {step.max_step}"
     ]
 
 

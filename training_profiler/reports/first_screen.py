@@ -84,7 +84,8 @@ def _speed(snapshot: Snapshot) -> Iterator[str]:
     """Yield how fast the training is; figures that are unknown are left out."""
     step, rates, machine = snapshot.step, snapshot.throughput, snapshot.machine
     if step is not None and step.settled_count:
-        yield f"step {ms_text(step.avg_s)} (median {ms_number(step.median_s)})"
+        other = f"median {ms_number(step.median_s)}" if step.p95_s is None else f"p95 {ms_number(step.p95_s)}"
+        yield f"step {ms_text(step.avg_s)} ({other})"
     if rates is not None:
         yield f"{three_digits(rates.steps_per_s)} steps/s"
         if rates.samples_per_s is not None:

@@ -84,6 +84,7 @@ class StepStats:
     max_s: float
     max_step: int
     settled_s: float  # time of the steps after warm-up
+    p95_s: float | None = None  # 95% of the steps after warm-up are not longer; None with too few
     disturbed_count: int = 0  # steps slowed by a capture window; see ``has_own_pace``
     before_s: float | None = None  # from the begin of the run to the begin of the first step; None if unknown
     rise: float | None = None  # trend over the run, 0.1 = 10 % longer at the end; None with too few steps

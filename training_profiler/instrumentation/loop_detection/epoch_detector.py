@@ -29,6 +29,10 @@ class EpochDetector:
         self.number = 0
         self._latest: LoaderPass | None = None  # at the last step
 
+    def switch_off(self) -> None:
+        """Detect no more epochs: the program marks them itself."""
+        self.is_off = True
+
     def is_same(self, latest: LoaderPass | None) -> bool:
         """Return whether nothing changed since the last step, as in nearly all steps."""
         return latest is self._latest or self.is_off

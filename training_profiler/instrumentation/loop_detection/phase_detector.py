@@ -84,8 +84,12 @@ class Passes:
     def __init__(self) -> None:
         self.unknown: list[LoaderPass] = []  # with at least one batch fetched
         self.latest: LoaderPass | None = None
-        self.loader_of: Callable[[Any], LoaderCounts | None] = lambda iterator: None
+        self._loader_of: Callable[[Any], LoaderCounts | None] = lambda iterator: None
         self._by_id: dict[int, LoaderPass] = {}
+
+    def use_loaders(self, loader_of: Callable[[Any], LoaderCounts | None]) -> None:
+        """Find the counts of an iterator's loader by ``loader_of``."""
+        self._loader_of = loader_of
 
     def of(self, iterator: Any, is_first: bool) -> LoaderPass:
         """Return the pass of ``iterator``; a new one if the iterator is new or starts again."""
@@ -105,7 +109,7 @@ class Passes:
         while len(self._by_id) >= MAX_PASSES:
             _end(self._by_id.pop(next(iter(self._by_id))))
         loader_pass = self._by_id[id(iterator)] = LoaderPass(iterator)
-        counts = self.loader_of(iterator)
+        counts = self._loader_of(iterator)
         if counts is not None:
             loader_pass.use_counts(counts)
         return loader_pass

@@ -23,7 +23,7 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
             detector = context.detector
             if detector is None or training_thread.busy_with != FREE or is_inside or not training_thread.is_current():
                 return original(*args, **kwargs)
-            context.has_grad_scaler = True
+            context.note_grad_scaler()
             code = time_only(detector.codes.optimizer)
             detector.pending.record(code)
             is_inside = True

@@ -77,7 +77,7 @@ def _hooks(context: PatchContext, updates: OpenUpdates) -> tuple[Callable[..., N
         if detector is None or get_ident() != training_thread.ident:
             detector = context.confirm_training()
             if detector is None:
-                context.updates_on_other_threads += context.detector is not None
+                context.count_update_on_other_thread()
                 return
         try:
             frame = sys._getframe(1)

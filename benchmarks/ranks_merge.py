@@ -103,8 +103,8 @@ def run() -> list[Figure]:
                     ]
                 )
     print_table(["ranks, report", "journals MB", "written in s", "CPU s", "wall s", "peak MiB"], rows)
-    costs = (f"{ms:.2f} ms of {world:,}" for world, ms in rank_ms.items())
-    print(f"CPU of merging a rank: {', '.join(costs)}\n")
+    merges = (f"{ms:.2f} ms of {world:,}" for world, ms in rank_ms.items())
+    print(f"CPU of merging a rank: {', '.join(merges)}\n")
     most = WORLDS[-1]
     stats = [
         Figure(f"CPU of a report on {most:,} ranks", costs[most].cpu_s, MOST_CPU_S, "s", 1),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.scripts import TIMEOUT_S, command, environment
+from training_profiler import __version__
 from training_profiler.cli import COMMANDS
 
 
@@ -32,3 +33,8 @@ def test_command_without_its_argument_ends_with_status_2(tmp_path: Path, name: s
     assert outcome.status == 2
     assert outcome.stdout == ""
     assert outcome.stderr.startswith(f"usage: training-profiler {name} ")
+
+
+def test_version_is_printed(tmp_path: Path) -> None:
+    outcome = command(tmp_path, "--version")
+    assert (outcome.status, outcome.stdout) == (0, f"training-profiler {__version__}\n")

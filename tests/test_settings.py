@@ -241,7 +241,9 @@ TORCHRUN = {
 
 
 def test_torchrun_variables_are_read():
-    assert read_settings(environ=TORCHRUN).launch == Launch(4, 1, 0, 2, "job7", has_agent_store=True, is_torchrun=True)
+    assert read_settings(environ=TORCHRUN).launch == Launch(
+        4, 1, None, 0, 2, "job7", has_agent_store=True, is_torchrun=True
+    )
 
 
 def test_default_run_id_of_torchrun_is_ignored():

@@ -136,6 +136,8 @@ class Launch:
 
     world_size: int | None = None
     local_rank: int | None = None
+    local_world_size: int | None = None
+    """Processes of the training on this machine."""
     node: int | None = None
     attempt: int = 0
     """How often the launcher had restarted the training."""
@@ -265,6 +267,7 @@ def _launch(environ: Mapping[str, str]) -> Launch:
     return Launch(
         world_size=_number(environ, "WORLD_SIZE"),
         local_rank=_number(environ, "LOCAL_RANK"),
+        local_world_size=_number(environ, "LOCAL_WORLD_SIZE"),
         node=_number(environ, "GROUP_RANK"),
         attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT") or 0,
         run_id=None if run_id in (None, "", "none") else run_id,  # torchrun without --rdzv-id sets "none"

@@ -42,6 +42,8 @@ def test_these_are_the_thresholds():
         "gpu-memory-low": 0.50,
         "memory-growth": 0.05,
         "step-time-varies": 0.10,
+        "cpu-oversubscribed": 0.2,
+        "machine-busy": 0.1,
         "slowing-down": 0.05,
         "first-batch-slow": 5.0,
         "warm-up": 3.0,

@@ -46,8 +46,9 @@ class FakePsutil:
         self.own = FakeProcess(self, 1, 10.0, 1000)
         self.workers: list[FakeProcess] = []
         self.searches = 0
-        self.search_s = self.now_s = 0.0
+        self.search_s = self.now_s = self.ended_cpu_s = 0.0
         self.times: Any = LinuxTimes(5.0, 1.0, 2.0, 80.0, 10.0, 1.0, 1.0, 0.0, 2.0, 1.0)
+        self.each = [MacTimes(float(cpu), 0.0, 0.0, 10.0) for cpu in range(8)]
 
     def Process(self) -> FakeProcess:
         return self.own
@@ -55,15 +56,15 @@ class FakePsutil:
     def virtual_memory(self) -> Virtual:
         return Virtual(8000, 3000)
 
-    def cpu_times(self) -> Any:
-        return self.times
+    def cpu_times(self, percpu: bool = False) -> Any:
+        return self.each if percpu else self.times
 
     def cpu_count(self) -> int:
         return 8
 
 
-def host_of(psutil: FakePsutil) -> Host:
-    return Host(psutil, lambda: psutil.now_s, lambda: psutil.own.cpu_s)
+def host_of(psutil: FakePsutil, affinity: Any = frozenset(range(8))) -> Host:
+    return Host(psutil, lambda: psutil.now_s, lambda: psutil.own.cpu_s, lambda: psutil.ended_cpu_s, affinity)
 
 
 def worker(psutil: FakePsutil, pid: int, cpu_s: float = 0.0, resident_bytes: int = 100) -> FakeProcess:
@@ -88,14 +89,20 @@ def test_system_with_fewer_kinds_of_cpu_time():
     assert host_of(psutil).read().host_cpu_s == (8.0, 100.0)
 
 
-def test_children_count_with_memory_and_later_cpu_time():
+def test_cpus_outside_the_affinity_are_left_out():
+    assert host_of(FakePsutil()).read().allowed_cpu_s is None
+    host = host_of(FakePsutil(), affinity={2, 5})
+    assert (host.allowed(), host.read().allowed_cpu_s) == (2, (7.0, 27.0))
+
+
+def test_children_count_with_memory_and_cpu_time():
     psutil = FakePsutil()
     child = worker(psutil, 2, cpu_s=50.0)
     host = host_of(psutil)
     first = host.read()
     child.cpu_s, psutil.own.cpu_s = 53.0, 11.0
     second = host.read()
-    assert (first.tree_cpu_s, second.tree_cpu_s) == (10.0, 14.0)
+    assert (first.tree_cpu_s, second.tree_cpu_s) == (60.0, 64.0)
     assert (second.own_bytes, second.tree_bytes) == (1000, 1100)
 
 
@@ -105,10 +112,20 @@ def test_cpu_time_of_ended_child_is_kept():
     host = host_of(psutil)
     host.read()
     child.cpu_s = 3.0
-    assert host.read().tree_cpu_s == 12.0
+    assert host.read().tree_cpu_s == 13.0
     child.has_ended = True
+    assert host.read().tree_cpu_s == 13.0  # not waited for yet
+    psutil.ended_cpu_s = 3.5
     seen = host.read()
-    assert (seen.tree_cpu_s, seen.tree_bytes) == (12.0, 1000)
+    assert (seen.tree_cpu_s, seen.tree_bytes) == (13.5, 1000)
+
+
+def test_child_that_was_never_found_counts_once_it_has_ended():
+    psutil = FakePsutil()
+    host = host_of(psutil)
+    host.read()
+    psutil.ended_cpu_s = 4.0
+    assert host.read().tree_cpu_s == 14.0
 
 
 def test_children_are_searched_for_less_often_later_on():

@@ -23,15 +23,19 @@ class FakeHost:
         self._clock = clock
         self.tree_cpu_s: float | None = 100.0
         self.host_cpu_s = (0.0, 0.0)
+        self.stolen_s: float | None = None
 
     def cores(self) -> float:
         return 2.0
+
+    def allowed(self) -> None:
+        return None
 
     def host_cores(self) -> int:
         return 4
 
     def read(self) -> HostReading:
-        return HostReading(self.tree_cpu_s, 300, 400, self.host_cpu_s, 1000, 600)
+        return HostReading(self.tree_cpu_s, 300, 400, self.host_cpu_s, None, self.stolen_s, 1000, 600)
 
     def work(self, seconds: float, process_s: float, host_s: float) -> None:
         self._clock.advance(seconds)

@@ -14,6 +14,12 @@ LEVELS: Final = (
     "cpu_process",
     "cpu_container",
     "cpu_host",
+    "cpu_wait",
+    "cpu_waiting",
+    "cpu_throttled",
+    "cpu_steal",
+    "cpu_allowed",
+    "memory_stall",
     "ram_process_bytes",
     "ram_container_bytes",
     "ram_host_bytes",
@@ -62,10 +68,13 @@ class MachineSums:
             return None
         limit, total = self.facts.get("ram_limit_bytes"), self.facts.get("ram_host_total_bytes")
         cores, host_cores = self.facts.get("cores"), self.facts.get("host_cores")
+        allowed, local_ranks = self.facts.get("allowed_cores"), self.facts.get("local_ranks", 1)
         return MachineStats(
             samples=self.samples,
             cores=None if cores is None else float(cores),
             host_cores=None if host_cores is None else int(host_cores),
+            allowed_cores=None if allowed is None else int(allowed),
+            local_ranks=int(local_ranks),
             ram_limit_bytes=None if limit is None else int(limit),
             ram_host_total_bytes=None if total is None else int(total),
             ram_growth=self._growth(RAM) if has_growth else None,

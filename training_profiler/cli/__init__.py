@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-import training_profiler
 from training_profiler.errors import ProfilerError
 
 TYPE_CHECKING = False  # typing takes longer to import than `run` needs in all
@@ -39,8 +38,9 @@ def _parse_and_run(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="training-profiler", description="Shows where the time of a PyTorch training goes, and what to change."
     )
-    version = f"training-profiler {training_profiler.__version__}"
-    parser.add_argument("--version", action="version", version=version)
+    package = sys.modules[__name__.partition(".")[0]]
+    version = getattr(package, "__version__", "(not installed)")
+    parser.add_argument("--version", action="version", version=f"training-profiler {version}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in words[:1] if words[:1] and words[0] in COMMANDS else COMMANDS:
         command = _module(name)

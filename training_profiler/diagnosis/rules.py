@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 # Importing a module of rules registers them.
-from training_profiler.diagnosis import device, lines, loaders, memory, ranks, shares, steps, stragglers  # noqa: F401
+from training_profiler.diagnosis import device, lines, loaders, machine, memory, ranks, shares, steps, stragglers  # noqa: F401
 from training_profiler.diagnosis.registry import RULES, STEPS_NEEDED, has_enough_steps, threshold_of, with_step_time
 from training_profiler.findings.finding import Finding
 from training_profiler.recording.known_sections import DATA_GENERATION, DATA_LOADING, INPUT_SECTIONS, NESTED_SECTIONS
@@ -12,14 +12,17 @@ from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochStats, Sna
 from training_profiler.units import ms_text, time_text
 
 THRESHOLDS: Final = RULES.thresholds()
-FIRST: Final = ("rank-silent",)  # before all others: a lost rank saves no known time, but fails the run
+# Before all others: a lost rank saves no known time, but fails the run; on a busy machine every other time is in doubt.
+FIRST: Final = ("rank-silent", machine.MACHINE_BUSY)
 HARMLESS: Final = ("warm-up",)  # a run with no other finding is healthy
 NO_COMPONENTS: Final = (PROFILER, *NESTED_SECTIONS)
 
 
 def diagnose(snapshot: Snapshot) -> list[Finding]:
     """Return the findings, the largest saving first, then remarks that ask for no change."""
-    findings = [with_step_time(finding, snapshot) for finding in RULES.findings(snapshot, snapshot.thresholds)]
+    found = RULES.findings(snapshot, snapshot.thresholds)
+    left = [finding for each in found if (finding := machine.without_lost_time(each, snapshot)) is not None]
+    findings = [with_step_time(finding, snapshot) for finding in left]
     problems = [finding for finding in findings if finding.code not in HARMLESS]
     remarks = [
         None if problems else _healthy(snapshot),

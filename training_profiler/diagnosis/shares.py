@@ -22,7 +22,7 @@ from training_profiler.recording.known_sections import (
     SYNCHRONIZATION,
     VALIDATION_EPOCH,
 )
-from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.snapshot.snapshot import OTHER, Snapshot
 from training_profiler.units import ms_text, time_text
 
 MOST_OF_IT: Final = 0.5  # share of the time spent waiting for batches
@@ -215,7 +215,10 @@ for run_row in RUN_SHARES:
 
 @RULES.rule("backward-slow", threshold=3.0)  # 2x is expected: twice the arithmetic
 def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag a backward pass that takes over three times the forward pass; None if either was not measured."""
+    """Flag a backward pass that takes over three times the forward pass; None if either was not measured.
+
+    Unattributed time counts as forward pass: functional code computes its loss outside of every module.
+    """
     forward_s = snapshot.total_of_step_s(FORWARD_PASS)
     backward_s = snapshot.total_of_step_s(BACKWARD_PASS)
     if not forward_s or backward_s is None or not has_enough_steps(snapshot):
@@ -223,6 +226,7 @@ def backward_against_forward(snapshot: Snapshot, threshold: float) -> Finding | 
     if snapshot.is_by_device(FORWARD_PASS) != snapshot.is_by_device(BACKWARD_PASS):
         return None  # host time of one and device time of the other cannot be compared
     backward_s -= _synchronization_within(snapshot, BACKWARD_PASS)
+    forward_s += 0.0 if snapshot.is_by_device(FORWARD_PASS) else snapshot.total_of_step_s(OTHER) or 0.0
     ratio = backward_s / forward_s
     potential_saving_s = backward_s - 2 * forward_s
     if ratio <= threshold or potential_saving_s < MIN_SAVING_S:

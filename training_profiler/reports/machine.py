@@ -1,9 +1,12 @@
 """Throughput, the machine and its accelerators in the final summary."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, Snapshot, Throughput
 from training_profiler.units import BYTES_PER_GIB, three_digits
+
+WAIT_SHOWN_FROM: Final = 0.01  # of the time
 
 
 def machine_lines(snapshot: Snapshot) -> list[str]:
@@ -56,6 +59,8 @@ def _cpu(machine: MachineStats) -> Iterator[str]:
         yield f"{machine.cpu_container.mean:.2f} by its container"
     if machine.cpu_host is not None:
         yield f"host {machine.cpu_host.mean:.0%}"
+    if machine.cpu_wait is not None and machine.cpu_wait.mean >= WAIT_SHOWN_FROM:
+        yield f"waiting for a CPU {machine.cpu_wait.mean:.0%} of the time"
 
 
 def _ram(machine: MachineStats) -> Iterator[str]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from training_profiler.diagnosis import Finding
+from training_profiler.diagnosis.machine import MACHINE_BUSY
 from training_profiler.diagnosis.rules import too_little_data
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
 from training_profiler.reports.findings import NOTHING_TO_FIX, important
@@ -29,6 +30,8 @@ _CLASSES: Final = {
     "memory-growth": "MEMORY",
     "synchronization-heavy": "SYNC-BOUND",
     "waits-for-device": "SYNC-BOUND",
+    "machine-busy": "MACHINE BUSY",
+    "cpu-oversubscribed": "TOO FEW CPUS",
     "rank-silent": "RANK SILENT",
     "straggler": "STRAGGLER",
     "host-slow": "SLOW HOST",
@@ -63,6 +66,8 @@ def verdict(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
     first = next(iter(important(snapshot, findings)), None)
     if first is not None:
         headline = f"{_CLASSES.get(first.code, first.code.upper())}: {brief(first.message)}"
+        if first.code == MACHINE_BUSY:
+            return Verdict(headline, "", f"{_lost(snapshot, first)}; the times below contain that", BAD)
         return Verdict(headline, "", _saving(snapshot, first), BAD)
     if not snapshot.steps:
         return Verdict("no training step was recorded", "", "", UNKNOWN)
@@ -98,8 +103,15 @@ def brief(message: str) -> str:
     return re.sub(r"\s*\([^()]*\)$", "", message)
 
 
+def _lost(snapshot: Snapshot, finding: Finding) -> str:
+    return f"That cost {duration_text(finding.potential_saving_s)}{_of_run(snapshot, finding)}"
+
+
+def _of_run(snapshot: Snapshot, finding: Finding) -> str:
+    return f" ({finding.potential_saving_s / snapshot.wall_s:.0%} of this run)" if snapshot.wall_s else ""
+
+
 def _saving(snapshot: Snapshot, finding: Finding) -> str:
     if not finding.potential_saving_s:
         return ""
-    of_run = f" ({finding.potential_saving_s / snapshot.wall_s:.0%} of this run)" if snapshot.wall_s else ""
-    return f"Fixing it could save up to {duration_text(finding.potential_saving_s)}{of_run}"
+    return f"Fixing it could save up to {duration_text(finding.potential_saving_s)}{_of_run(snapshot, finding)}"

@@ -54,6 +54,7 @@ class Samplers:
         """Sample the calling thread from now on. Called on the training thread."""
         self.lines.sample_this_thread()
         self.device.sample_this_thread()
+        self.machine.sample_this_thread()
 
     def poll(self, now_ns: int) -> None:
         """Check for an accelerator and for the cost of device timing, at the end of a step."""

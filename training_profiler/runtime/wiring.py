@@ -158,7 +158,7 @@ def _build_samplers(
     return Samplers(
         LineSampler(recorder.clock, guard.run),
         DeviceTime(recorder, accumulator, guard.run, health.spend),
-        MachineSampler(recorder.clock, guard.run),
+        MachineSampler(recorder.clock, guard.run, local_ranks=settings.launch.local_world_size or 1),
         settings,
         recorder.clock,
         context.begin_ns,

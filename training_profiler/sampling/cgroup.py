@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
-from training_profiler.units import NS_PER_US
+from training_profiler.units import NS_PER_US, US_PER_S
 
 NO_LIMIT: Final = 2**60  # v1 writes the largest number of pages where there is no limit
 
@@ -16,6 +16,8 @@ class Container(NamedTuple):
     memory_limit_bytes: int | None
     cpu: Path | None
     cpu_quota: float | None  # CPUs
+    quota_group: Path | None = None  # has the quota
+    pressure: Path | None = None  # file on stalls for memory: of the group, else of the host
 
 
 class Usage(NamedTuple):
@@ -23,6 +25,8 @@ class Usage(NamedTuple):
 
     memory_bytes: int | None  # without file pages that the kernel can drop
     cpu_ns: int | None  # since the container began
+    memory_stall_s: float | None = None  # in which all its tasks waited for memory pages, since it began
+    periods: tuple[int, int] | None = None  # of its CPU quota: those in which it was stopped, and all
 
 
 def find_container(root: Path = Path("/")) -> Container:
@@ -39,11 +43,15 @@ def find_container(root: Path = Path("/")) -> Container:
     limit, memory_group = min(limits, default=(None, None), key=lambda entry: entry[0])
     quota, cpu_group = min(quotas, default=(None, None), key=lambda entry: entry[0])
     inside = memory[-1] if memory and (memory[-1] / "memory.current").exists() else None
+    groups = [group / "memory.pressure" for group in (memory_group or inside,) if group is not None]
+    pressures = [*groups, root / "proc/pressure/memory"]
     return Container(
         memory_group or inside,
         limit,
         _same(cpu_group, cpu, cpu_use) or _same(memory_group or inside, memory, cpu_use),
         quota,
+        cpu_group,
+        next((path for path in pressures if path.is_file()), None),
     )
 
 
@@ -60,7 +68,12 @@ def _same(group: Path | None, groups: list[Path], others: list[Path]) -> Path | 
 def read_usage(container: Container) -> Usage:
     """Return the current use of the container."""
     memory, cpu = container.memory, container.cpu
-    return Usage(None if memory is None else _memory_use(memory), None if cpu is None else _cpu_use(cpu))
+    return Usage(
+        None if memory is None else _memory_use(memory),
+        None if cpu is None else _cpu_use(cpu),
+        None if container.pressure is None else _full_stall_s(container.pressure),
+        None if container.quota_group is None else _periods(container.quota_group),
+    )
 
 
 def _groups(root: Path, controller: str) -> list[Path]:
@@ -122,6 +135,21 @@ def _cpu_use(group: Path) -> int | None:
         if name == "usage_usec":
             return int(value) * NS_PER_US
     return _number(group / "cpuacct.usage")
+
+
+def _periods(group: Path) -> tuple[int, int] | None:
+    rows = dict(line.split()[:2] for line in _text(group / "cpu.stat").splitlines() if " " in line)
+    stopped, periods = rows.get("nr_throttled", ""), rows.get("nr_periods", "")
+    return (int(stopped), int(periods)) if stopped.isdecimal() and periods.isdecimal() else None
+
+
+def _full_stall_s(path: Path) -> float | None:
+    for line in _text(path).splitlines():
+        kind, *figures = line.split()
+        total = next((figure.removeprefix("total=") for figure in figures if figure.startswith("total=")), "")
+        if kind == "full" and total.isdecimal():
+            return int(total) / US_PER_S
+    return None
 
 
 def _number(path: Path) -> int | None:

@@ -20,6 +20,8 @@ class HostReading(NamedTuple):
     own_bytes: int  # resident, of this process
     tree_bytes: int  # with its children
     host_cpu_s: tuple[float, float]  # busy and in all, over all CPUs since the host began
+    allowed_cpu_s: tuple[float, float] | None  # the same of the CPUs of ``Host.allowed``; None if those are all
+    stolen_s: float | None  # of all that: in which the hypervisor ran others; None is unknown
     host_total_bytes: int
     host_available_bytes: int
 
@@ -36,6 +38,8 @@ class Host:
         psutil: Any = None,
         clock_s: Callable[[], float] = time.perf_counter,
         own_cpu_s: Callable[[], float] = time.process_time,  # more exact than psutil, and without reading a file
+        ended_cpu_s: Callable[[], float] | None = None,  # of children that have ended
+        affinity: set[int] | None = None,
     ) -> None:
         if psutil is None:
             import psutil as installed
@@ -44,13 +48,15 @@ class Host:
         self._psutil = psutil
         self._process = self._psutil.Process()
         self._children: list[Any] = []
-        self._children_cpu_s: dict[int, float] = {}  # since each began
-        self._children_spent_s = 0.0
+        self._children_cpu_s = 0.0  # of all that run or have ended
         self._children_bytes = 0
         self._samples = 0
-        self._clock_s, self._own_cpu_s = clock_s, own_cpu_s
+        self._clock_s, self._own_cpu_s, self._ended_cpu_s = clock_s, own_cpu_s, ended_cpu_s or _ended_children_cpu_s
         self._search_from_s = 0.0
         self._search_at = 0
+        count = psutil.cpu_count() or 0
+        mine = _affinity() if affinity is None else affinity
+        self._allowed = sorted(mine) if len(mine) < count else []
 
     def read(self) -> HostReading:
         """Return the current readings. Those of many children may be some samples old."""
@@ -60,23 +66,37 @@ class Host:
         if is_complete:
             self._read_children()
         self._samples += 1
-        memory = self._psutil.virtual_memory()
+        memory, times = self._psutil.virtual_memory(), self._psutil.cpu_times()
         own_bytes = self._process.memory_info().rss
         return HostReading(
-            self._own_cpu_s() + self._children_spent_s if is_complete else None,
+            self._own_cpu_s() + self._children_cpu_s if is_complete else None,
             own_bytes,
             own_bytes + self._children_bytes,
-            _busy_and_all(self._psutil.cpu_times()),
+            _busy_and_all(times),
+            self._read_allowed(),
+            getattr(times, "steal", None),
             memory.total,
             memory.available,
         )
 
     def cores(self) -> float | None:
         """Return how many CPUs this process may run on."""
-        if hasattr(os, "sched_getaffinity"):
-            return float(len(os.sched_getaffinity(0)))
+        affinity = _affinity()
+        if affinity:
+            return float(len(affinity))
         count = self._psutil.cpu_count()
         return None if count is None else float(count)
+
+    def allowed(self) -> int | None:
+        """Return how many CPUs are in the affinity of this process, if that is a part of the host's; else None."""
+        return len(self._allowed) or None
+
+    def _read_allowed(self) -> tuple[float, float] | None:
+        if not self._allowed:
+            return None
+        each = self._psutil.cpu_times(percpu=True)
+        readings = [_busy_and_all(each[cpu]) for cpu in self._allowed if cpu < len(each)]
+        return sum(busy for busy, _ in readings), sum(whole for _, whole in readings)
 
     def host_cores(self) -> int | None:
         """Return how many CPUs the host has."""
@@ -94,17 +114,27 @@ class Host:
         self._search_from_s = end_s + (end_s - begin_s) / SEARCH_SHARE
 
     def _read_children(self) -> None:
-        before_s, self._children_cpu_s, self._children_bytes = self._children_cpu_s, {}, 0
+        # The system adds up children that have ended, also those that were never found: workers of one short epoch.
+        cpu_s, self._children_bytes = self._ended_cpu_s(), 0
         for child in self._children:
             try:
                 with child.oneshot():
-                    cpu, resident_bytes = child.cpu_times(), child.memory_info().rss
+                    times, resident_bytes = child.cpu_times(), child.memory_info().rss
             except self._psutil.Error:  # it has ended
                 continue
-            cpu_s = self._children_cpu_s[child.pid] = cpu.user + cpu.system
-            # A child may have run for many samples before it is found.
-            self._children_spent_s += max(0.0, cpu_s - before_s.get(child.pid, cpu_s))
+            cpu_s += times.user + times.system
             self._children_bytes += resident_bytes
+        self._children_cpu_s = max(self._children_cpu_s, cpu_s)  # a child may have ended and not been waited for
+
+
+def _affinity() -> set[int]:
+    """Return the CPUs that this process may use; empty where the system does not tell."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def _ended_children_cpu_s() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _busy_and_all(times: Any) -> tuple[float, float]:

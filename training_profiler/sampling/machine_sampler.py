@@ -1,5 +1,6 @@
 """The system monitor: samples processors, memory and accelerators on a thread of its own."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.cgroup import Container, find_container, read_usage
 from training_profiler.sampling.gpu import Gpus
 from training_profiler.sampling.host import Host, HostReading
+from training_profiler.sampling.run_queue import RunQueue
 from training_profiler.units import NS_PER_S
 
 PART: Final = "system monitor"
@@ -39,11 +41,14 @@ class MachineSampler:
         host: Callable[[], Any] = Host,
         gpus: Callable[[], Any] = Gpus,
         root: Path = Path("/"),
+        local_ranks: int = 1,
     ) -> None:
         self.samples = 0
         self._clock = clock
         self._guard = guard
         self._make_host, self._make_gpus, self._root = host, gpus, root
+        self._local_ranks = local_ranks
+        self._run_queue = RunQueue(root)
         self._every_s = 0.0
         self._waiting: list[MachineSample] = []
         self._thread: BackgroundThread | None = None
@@ -65,6 +70,10 @@ class MachineSampler:
         if seconds:
             self._guard(PART, self._start)
 
+    def sample_this_thread(self) -> None:
+        """Measure how long the calling thread waits for a CPU. Called on the training thread."""
+        self._run_queue.use_thread(threading.get_native_id())
+
     def pop_samples(self) -> list[MachineSample]:
         """Return the samples since the last call, in time order."""
         samples, self._waiting = self._waiting, []
@@ -82,6 +91,7 @@ class MachineSampler:
         """Drop the thread: a forked child has none."""
         self._thread = None
         self._waiting = []
+        self._run_queue = RunQueue(self._root)
 
     def cost(self, run_ns: int) -> str | None:
         """Return a sentence with the number of samples and their cost; None without samples."""
@@ -100,7 +110,14 @@ class MachineSampler:
             except ModuleNotFoundError as error:
                 self._missing = error.name
                 return
-            self._reader = MachineReader(self._clock, host, self._make_gpus(), find_container(self._root))
+            self._reader = MachineReader(
+                self._clock,
+                host,
+                self._make_gpus(),
+                find_container(self._root),
+                self._run_queue,
+                self._local_ranks,
+            )
         every_s, reader = self._every_s, self._reader
         thread = BackgroundThread("machine", lambda thread: self._run(thread, every_s, reader), self._guard, PART)
         thread.start()
@@ -122,10 +139,25 @@ class MachineSampler:
 
 
 class MachineReader:
-    """Samples host, container and accelerators. CPU use covers the time since the previous sample."""
+    """Samples host, container and accelerators. CPU use covers the time since the previous sample.
 
-    def __init__(self, clock: Clock, host: Host, gpus: Gpus, container: Container) -> None:
+    Args:
+        run_queue: measures the wait for a CPU; None leaves it unknown.
+        local_ranks: number of processes of this training on this machine.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        host: Host,
+        gpus: Gpus,
+        container: Container,
+        run_queue: RunQueue | None = None,
+        local_ranks: int = 1,
+    ) -> None:
         self.gpus = gpus
+        self._run_queue, self._local_ranks = run_queue, local_ranks
+        self._waited_from_ns: int | None = None  # begin of the wait that the next reading covers
         self._clock = clock
         self._host = host
         self._container = container
@@ -141,8 +173,11 @@ class MachineReader:
             sample.facts["cores"] = self._cores
         if self._host_cores is not None:
             sample.facts["host_cores"] = self._host_cores
+        if self._local_ranks > 1:
+            sample.facts["local_ranks"] = self._local_ranks
         reading = self._host.read()
         self._add_host(sample, reading)
+        self._add_wait(sample)
         self._add_container(sample, reading)
         for gpu in self.gpus.read():
             sample.values.update({f"gpu{gpu.device}.{name}": value for name, value in gpu.values.items()})
@@ -158,15 +193,36 @@ class MachineReader:
         busy_s, all_s = reading.host_cpu_s
         # The unit is CPU seconds, summed over all CPUs of the host.
         self._rate(sample, "cpu_host", busy_s, all_s, (self._host_cores or 1) * LEAST_S)
+        allowed = self._host.allowed()
+        if reading.allowed_cpu_s is not None and allowed is not None:
+            sample.facts["allowed_cores"] = allowed
+            self._rate(sample, "cpu_allowed", *reading.allowed_cpu_s, allowed * LEAST_S)
+        if reading.stolen_s is not None:
+            self._rate(sample, "cpu_steal", reading.stolen_s, all_s, (self._host_cores or 1) * LEAST_S)
         sample.values["ram_own_bytes"] = float(reading.own_bytes)
         sample.values["ram_process_bytes"] = float(reading.tree_bytes)
         sample.values["ram_host_bytes"] = float(reading.host_total_bytes - reading.host_available_bytes)
         sample.facts["ram_host_total_bytes"] = reading.host_total_bytes
 
+    def _add_wait(self, sample: MachineSample) -> None:
+        if self._run_queue is None:
+            return
+        wait, from_ns, self._waited_from_ns = self._run_queue.read(), self._waited_from_ns, sample.at_ns
+        if wait is None or from_ns is None or sample.at_ns <= from_ns:
+            return
+        seconds = (sample.at_ns - from_ns) / NS_PER_S
+        sample.values["cpu_wait"] = min(1.0, wait.training_ns / NS_PER_S / seconds)
+        sample.values["cpu_waiting"] = wait.all_ns / NS_PER_S / seconds
+        sample.weights.update(cpu_wait=seconds, cpu_waiting=seconds)
+
     def _add_container(self, sample: MachineSample, reading: HostReading) -> None:
         usage, limit = read_usage(self._container), self._container.memory_limit_bytes
         if usage.cpu_ns is not None:
             self._rate(sample, "cpu_container", usage.cpu_ns / NS_PER_S, sample.at_ns / NS_PER_S)
+        if usage.memory_stall_s is not None:
+            self._rate(sample, "memory_stall", usage.memory_stall_s, sample.at_ns / NS_PER_S)
+        if usage.periods is not None:
+            self._rate(sample, "cpu_throttled", *usage.periods, least=1)
         available = reading.host_available_bytes
         share = sample.values["ram_host_bytes"] / reading.host_total_bytes
         if usage.memory_bytes is not None:

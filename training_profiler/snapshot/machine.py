@@ -49,10 +49,18 @@ class MachineStats:
 
     samples: int
     cores: float | None = None  # CPUs available to this process: affinity and the container's quota
+    allowed_cores: int | None = None  # CPUs in this process's affinity
     host_cores: int | None = None
+    local_ranks: int = 1  # processes of this training on this machine
     cpu_process: Level | None = None  # CPUs kept busy by this process and its children, 1.0 = one whole CPU
     cpu_container: Level | None = None  # the same for the container
     cpu_host: Level | None = None  # part of all CPUs of the host, 0 to 1
+    cpu_allowed: Level | None = None  # the same of the CPUs in this process's affinity, where those are fewer
+    cpu_wait: Level | None = None  # part of the time in which the training waited for a free CPU, 0 to 1
+    cpu_waiting: Level | None = None  # threads of this process that waited for a free CPU
+    cpu_throttled: Level | None = None  # part of the periods in which the container's quota stopped it, 0 to 1
+    cpu_steal: Level | None = None  # part of the host's CPU time that its hypervisor gave to others, 0 to 1
+    memory_stall: Level | None = None  # part of the time in which every program waited for memory pages, 0 to 1
     ram_process_bytes: Level | None = None  # resident memory of this process and its children
     ram_container_bytes: Level | None = None
     ram_limit_bytes: int | None = None  # of the container; None without a limit

@@ -1,0 +1,156 @@
+"""Rules about CPU time that the training needed and did not get, and what that does to the other findings."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, threshold_of
+from training_profiler.findings.finding import Finding
+from training_profiler.findings.registry import Saving
+from training_profiler.snapshot.machine import Level, MachineStats
+from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.units import duration_text
+
+MACHINE_BUSY: Final = "machine-busy"
+OVERSUBSCRIBED: Final = "cpu-oversubscribed"
+THROTTLED_FROM: Final = 0.05  # of the periods of the quota: then waiting is mostly the quota's doing
+SAMPLES_NEEDED: Final = 3  # of the system monitor, with CPU times
+# Rules about time that comes and goes, as it does on a busy machine whatever the program does.
+ABOUT_UNEVEN_TIME: Final = ("step-time-varies", "slowing-down", "first-batch-slow", "backward-slow", "warm-up")
+
+OTHERS, QUOTA, HYPERVISOR, MEMORY = "other programs", "quota", "hypervisor", "memory"
+_FIXES: Final = {
+    OTHERS: "Run it again on a quiet machine, or give it CPUs of its own, before changing code: all times contain the "
+    "waiting",
+    QUOTA: "Raise the container's CPU limit (docker --cpus, Kubernetes limits.cpu), or use fewer threads and workers",
+    HYPERVISOR: "Use a machine with dedicated CPUs: all times contain the waiting",
+    MEMORY: "Free memory on this machine: programs that wait for memory pages make no progress",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLoss:
+    """Parts of the run in which the training could not run; each is 0 to 1."""
+
+    others: float = 0.0  # waiting for a CPU that processes of others had
+    quota: float = 0.0  # stopped by the container's CPU quota
+    hypervisor: float = 0.0  # the CPU was taken from this machine
+    memory: float = 0.0  # every program waited for memory pages
+    own: float = 0.0  # waiting for a CPU that the training's own threads and processes had
+
+    @property
+    def to_others(self) -> float:
+        """The part that is not the training's own doing."""
+        return min(1.0, self.others + self.quota + self.hypervisor + self.memory)
+
+    @property
+    def all(self) -> float:
+        """The part in which the training could not run, whatever the reason."""
+        return min(1.0, self.to_others + self.own)
+
+    @property
+    def cause(self) -> str:
+        """The largest part of ``to_others``."""
+        parts = {OTHERS: self.others, QUOTA: self.quota, HYPERVISOR: self.hypervisor, MEMORY: self.memory}
+        return max(parts, key=lambda name: parts[name])
+
+
+def cpu_loss(machine: MachineStats | None) -> CpuLoss:
+    """Return what the training lost of its time on the CPU; unknown parts are 0."""
+    if machine is None or machine.samples < SAMPLES_NEEDED:
+        return CpuLoss()
+    waited, stolen, stalled = _mean(machine.cpu_wait), _mean(machine.cpu_steal), _mean(machine.memory_stall)
+    # A CPU that is taken away counts as busy. The training loses that part of the time in which it would have run.
+    hypervisor = stolen * min(1.0, _mean(machine.cpu_process))
+    if _mean(machine.cpu_throttled) >= THROTTLED_FROM:
+        return CpuLoss(quota=waited, hypervisor=hypervisor, memory=stalled)
+    part = _part_of_others(machine)
+    return CpuLoss(others=part * waited, own=(1 - part) * waited, hypervisor=hypervisor, memory=stalled)
+
+
+def _part_of_others(machine: MachineStats) -> float:
+    """Return which part of the competition for CPUs came from processes of others, 0 to 1.
+
+    The training thread competes with all that runs beside it on the CPUs it may use: its own threads, workers and
+    ranks, and others.
+    """
+    busy = machine.cpu_allowed or machine.cpu_host
+    cores = machine.allowed_cores if machine.cpu_allowed is not None else machine.host_cores
+    if busy is None or cores is None or machine.cpu_process is None:
+        return 0.0
+    own = machine.cpu_process.mean * machine.local_ranks
+    others = max(0.0, busy.mean * cores - own)
+    beside = max(0.0, own - 1.0)
+    return others / (others + beside) if others else 0.0
+
+
+def _mean(level: Level | None) -> float:
+    return 0.0 if level is None else level.mean
+
+
+@RULES.rule(MACHINE_BUSY, threshold=0.10, saving=Saving.RUN)  # of the run
+def machine_busy(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a run that lost over 10 % of its time to other programs, a CPU quota, a hypervisor or memory pressure."""
+    machine, loss = snapshot.machine, cpu_loss(snapshot.machine)
+    lost_s = loss.to_others * snapshot.wall_s
+    if machine is None or loss.to_others <= threshold or lost_s < MIN_SAVING_S:
+        return None
+    cause = loss.cause
+    waited = f"the training waited {duration_text(lost_s)} ({loss.to_others:.0%} of the run)"
+    own = "" if machine.cpu_process is None else f"; it got {machine.cpu_process.mean:.2f}"
+    of = "" if machine.cores is None or not own else f" of {machine.cores:g} CPUs"
+    message = {
+        OTHERS: f"Other programs kept this machine's CPUs busy: {waited} for one{own}{of}",
+        QUOTA: f"The CPU quota of its container stopped the training: {waited}{own}{of}",
+        HYPERVISOR: f"The hypervisor gave this machine's CPUs to others: {waited}{own}{of}",
+        MEMORY: f"This machine ran short of memory: {waited} for memory pages",
+    }[cause]
+    return Finding(
+        code=MACHINE_BUSY,
+        message=message,
+        evidence={
+            "lost_share": loss.to_others,
+            "threshold": threshold,
+            "lost_s": lost_s,
+            "cause": cause,
+            "of_other_programs": loss.others,
+            "of_quota": loss.quota,
+            "of_hypervisor": loss.hypervisor,
+            "of_memory": loss.memory,
+        },
+        potential_saving_s=lost_s,
+        fix=_FIXES[cause],
+    )
+
+
+@RULES.rule(OVERSUBSCRIBED, threshold=0.20, saving=Saving.UNKNOWN)  # of the run
+def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a training that waited over 20 % of the run for CPUs that its own threads and processes had."""
+    machine, loss = snapshot.machine, cpu_loss(snapshot.machine)
+    if machine is None or machine.cores is None or loss.own <= threshold or loss.own * snapshot.wall_s < MIN_SAVING_S:
+        return None
+    lost_s = loss.own * snapshot.wall_s
+    ranks = f" and {machine.local_ranks} ranks" if machine.local_ranks > 1 else ""
+    return Finding(
+        code=OVERSUBSCRIBED,
+        message=f"The training's own threads and processes compete for {machine.cores:g} CPUs: the training thread "
+        f"waited {duration_text(lost_s)} for one ({loss.own:.0%} of the run)",
+        evidence={"lost_share": loss.own, "threshold": threshold, "lost_s": lost_s, "cores": machine.cores},
+        potential_saving_s=0.0,
+        fix="Run it with more CPUs; where there are none, try fewer threads (torch.set_num_threads, OMP_NUM_THREADS) "
+        f"or fewer workers{ranks}",
+    )
+
+
+def without_lost_time(finding: Finding, snapshot: Snapshot) -> Finding | None:
+    """Return the finding with the savings that are left without the time lost to others; None if nothing is left.
+
+    A rule about uneven time needs more than that loss could explain: where the CPU is taken away, steps vary, grow and
+    shrink whatever the program does.
+    """
+    lost = cpu_loss(snapshot.machine).all
+    if finding.code == MACHINE_BUSY or lost <= threshold_of(MACHINE_BUSY, snapshot):
+        return finding
+    if finding.code not in ABOUT_UNEVEN_TIME:
+        return replace(finding, potential_saving_s=finding.potential_saving_s * (1 - lost))
+    left_s = finding.potential_saving_s - lost * snapshot.wall_s
+    return replace(finding, potential_saving_s=left_s) if left_s >= MIN_SAVING_S else None

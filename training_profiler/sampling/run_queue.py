@@ -1,0 +1,85 @@
+"""How long threads of this process waited for a free CPU, from the statistics of Linux's scheduler."""
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+MOST_HELPERS: Final = 4  # threads beside the training thread; reading one takes 20 us
+SAMPLES_PER_SEARCH: Final = 64  # a search reads every thread
+
+
+class RunQueueWait(NamedTuple):
+    """The wait between two readings."""
+
+    training_ns: int
+    """What the training lost: the wait of its own thread, or of the helper that waited longest if that is more."""
+    all_ns: int
+    """The wait of all threads that are read."""
+
+
+class RunQueue:
+    """Reads ``/proc/self/task/*/schedstat``: time on a CPU, time waiting for one, and switches; ns.
+
+    An operation that torch splits among threads ends when the last of them ends, so a helper's wait holds the training
+    as well. Helpers are threads that Python did not start. Not thread-safe, except ``use_thread``.
+
+    Args:
+        root: where the file system begins.
+        python_threads: returns the native ids of Python's own threads.
+    """
+
+    def __init__(self, root: Path = Path("/"), python_threads: Callable[[], Iterable[int]] | None = None) -> None:
+        self._tasks = root / "proc/self/task"
+        self._python_threads = python_threads or _python_threads
+        self._training = os.getpid()  # the id of the main thread, until the training thread is known
+        self._helpers: list[int] = []
+        self._before: dict[int, tuple[int, int]] = {}  # thread -> time on a CPU, and waiting
+        self._samples = 0
+        self._search_at = 0
+
+    def use_thread(self, native_id: int) -> None:
+        """Read the wait of this thread from now on: the training thread."""
+        self._training = native_id
+
+    def read(self) -> RunQueueWait | None:
+        """Return the wait since the last call; None where it is unknown, as on the first call."""
+        training = self._training
+        if self._samples >= self._search_at:
+            self._search(training)
+        self._samples += 1
+        now = {thread: figures for thread in (training, *self._helpers) if (figures := self._figures(thread))}
+        before, self._before = self._before, now
+        waits = {
+            thread: waited - before[thread][1]
+            for thread, (ran, waited) in now.items()
+            if thread in before and (thread == training or ran > before[thread][0])
+        }
+        if training not in waits:
+            return None
+        return RunQueueWait(max(waits.values()), sum(waits.values()))
+
+    def _search(self, training: int) -> None:
+        """Choose the helpers: threads that Python did not start, with the most time on a CPU."""
+        self._search_at = self._samples + min(max(1, self._samples), SAMPLES_PER_SEARCH)
+        others = self._threads() - {training, *self._python_threads()}
+        ran = {thread: figures[0] for thread in others if (figures := self._figures(thread)) is not None}
+        self._helpers = sorted(ran, key=lambda thread: -ran[thread])[:MOST_HELPERS]
+
+    def _threads(self) -> set[int]:
+        try:
+            return {int(name) for name in os.listdir(self._tasks)}
+        except (OSError, ValueError):  # not on this system
+            return set()
+
+    def _figures(self, thread: int) -> tuple[int, int] | None:
+        try:
+            ran, waited, *_ = (self._tasks / str(thread) / "schedstat").read_text(encoding="ascii").split()
+            return int(ran), int(waited)
+        except (OSError, ValueError):  # the thread has ended, or the kernel has no such statistics
+            return None
+
+
+def _python_threads() -> list[int]:
+    return [thread.native_id for thread in threading.enumerate() if thread.native_id is not None]

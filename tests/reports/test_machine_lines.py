@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
+from tests.support.recording import snapshot_of
 from training_profiler.reports.machine import machine_lines
 from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, Snapshot, Throughput
 
@@ -28,6 +31,19 @@ def test_throughput_with_all_figures():
         "Throughput: 21.3 steps/s, 85.4 batches/s, 681 samples/s, 97.3 TFLOP/s in bfloat16 "
         "(MFU 31.2% of 312 TFLOP/s, NVIDIA A100 data sheet)"
     ]
+
+
+@pytest.mark.parametrize(("wall_s", "text"), [(60.5, "2.00 steps/s"), (110.0, "2.00 steps/s (1.00 overall)")])
+def test_pace_of_the_whole_loop_stands_beside_that_of_its_steps(wall_s, text):
+    run = snapshot_of({"backward_pass": 1.0}, before_s=10.0)
+    run = replace(run, throughput=Throughput(2.0), wall_s=wall_s)
+    assert machine_lines(run)[0] == f"Throughput: {text}"
+
+
+def test_waiting_for_a_cpu_is_shown_from_one_percent_on():
+    machine = MachineStats(samples=9, cpu_wait=level(0.8))
+    assert lines_of(machine=machine) == ["Machine: CPU waiting for a CPU 40% of the time"]
+    assert lines_of(machine=MachineStats(samples=9, cpu_wait=level(0.01))) == []
 
 
 def test_batches_equal_to_steps_are_left_out():

@@ -15,11 +15,12 @@ pytestmark = pytest.mark.programs  # each is a real training
 
 PLANTED = ROOT / "tests" / "planted"
 # On a shared machine the steps of every training vary, whatever the program does.
-NOISE = "step-time-varies=1,slowing-down=1,warm-up=1000"
+SHARED_MACHINE = "machine-busy=1,cpu-oversubscribed=1"
+NOISE = f"step-time-varies=1,slowing-down=1,warm-up=1000,{SHARED_MACHINE}"
 
 
 def findings_of(
-    program: str, cwd: Path, thresholds: str = "step-time-varies=1,slowing-down=9", **variables: str
+    program: str, cwd: Path, thresholds: str = f"step-time-varies=1,slowing-down=9,{SHARED_MACHINE}", **variables: str
 ) -> list[dict[str, Any]]:
     """Run a planted training under the profiler and return its findings in order."""
     variables |= {"RECTIFIED_FLOW_PROFILE_THRESHOLDS": thresholds, "PYTHONFAULTHANDLER": "1"}
@@ -77,7 +78,7 @@ def test_slow_checkpoint_is_the_costliest_finding(tmp_path: Path) -> None:
 
 
 def test_slowing_steps_are_found(tmp_path: Path) -> None:
-    finding = find(findings_of("slowing_step", tmp_path, "step-time-varies=9"), "slowing-down")
+    finding = find(findings_of("slowing_step", tmp_path, f"step-time-varies=9,{SHARED_MACHINE}"), "slowing-down")
     assert finding["evidence"]["rise"] > 0.3
 
 

@@ -222,7 +222,7 @@ def step_stats(
     return StepStats(
         count=steps.count,
         total_s=steps.total_ns / NS_PER_S,
-        median_s=median_ns / NS_PER_S,
+        median_s=min(median_ns, max_ns) / NS_PER_S,  # a bin's middle may lie above all that is in it
         warmup_count=warmup,
         warmup_s=sum(steps.first_ns[:warmup]) / NS_PER_S,
         settled_count=spread.count,
@@ -230,7 +230,7 @@ def step_stats(
         disturbed_count=steps.slowed_count,
         avg_s=normal.mean_ns / NS_PER_S,
         std_s=normal.std_ns / NS_PER_S,
-        p95_s=None if p95_ns is None else p95_ns / NS_PER_S,
+        p95_s=None if p95_ns is None else min(p95_ns, max_ns) / NS_PER_S,
         max_s=max_ns / NS_PER_S,
         max_step=max_step,
         before_s=None if totals.loop_begin_ns is None else max(0, totals.loop_begin_ns - totals.begin_ns) / NS_PER_S,

@@ -22,7 +22,7 @@ from training_profiler.recording.known_sections import (
     SYNCHRONIZATION,
     VALIDATION_EPOCH,
 )
-from training_profiler.snapshot.snapshot import OTHER, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, SectionStats, Snapshot
 from training_profiler.units import ms_text, time_text
 
 MOST_OF_IT: Final = 0.5  # share of the time spent waiting for batches
@@ -106,8 +106,7 @@ class RunShare:
             return None
         return Finding(
             code=self.code,
-            message=f"{share:.1%} of the run is spent {self.activity} "
-            f"({self.section}: {section.count} times, {time_text(section.avg_s or 0.0)} on average)",
+            message=f"{share:.1%} of the run is spent {self.activity} ({self.section}: {_how_often(section)})",
             evidence={
                 "share_of_run": share,
                 "threshold": threshold,
@@ -117,6 +116,11 @@ class RunShare:
             potential_saving_s=section.total_s / 2,  # half as often
             fix=self.fix,
         )
+
+
+def _how_often(section: SectionStats) -> str:
+    avg_s = time_text(section.avg_s or 0.0)
+    return f"once, {avg_s}" if section.count == 1 else f"{section.count} times, {avg_s} on average"
 
 
 STEP_SHARES: Final = (

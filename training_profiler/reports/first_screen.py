@@ -8,6 +8,7 @@ from training_profiler.reports.distribution import percentages
 from training_profiler.reports.findings import important, section_of, source_line
 from training_profiler.reports.labels import bar_label
 from training_profiler.reports.layout import Layout, shortened
+from training_profiler.reports.machine import steps_per_s_text
 from training_profiler.reports.verdict import verdict
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, Snapshot
 from training_profiler.units import duration_text, ms_column, ms_number, ms_text, three_digits
@@ -87,7 +88,7 @@ def _speed(snapshot: Snapshot) -> Iterator[str]:
         other = f"median {ms_number(step.median_s)}" if step.p95_s is None else f"p95 {ms_number(step.p95_s)}"
         yield f"step {ms_text(step.avg_s)} ({other})"
     if rates is not None:
-        yield f"{three_digits(rates.steps_per_s)} steps/s"
+        yield steps_per_s_text(snapshot)
         if rates.samples_per_s is not None:
             yield f"{three_digits(rates.samples_per_s)} samples/s"
         if rates.mfu is not None:

@@ -7,19 +7,32 @@ from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, S
 from training_profiler.units import BYTES_PER_GIB, three_digits
 
 WAIT_SHOWN_FROM: Final = 0.01  # of the time
+OVERALL_SHOWN_BELOW: Final = 0.9  # of the steps a second in steps: then validation, checkpoints and more take time
 
 
 def machine_lines(snapshot: Snapshot) -> list[str]:
     """Return a line each on throughput, the machine and its accelerators; unknown figures are left out."""
-    lines = [] if snapshot.throughput is None else [_throughput_line(snapshot.throughput)]
+    lines = [] if snapshot.throughput is None else [_throughput_line(snapshot, snapshot.throughput)]
     if snapshot.machine is not None:
         lines += _machine_line(snapshot.machine)
         lines += [_gpu_line(gpu) for gpu in snapshot.machine.gpus]
     return lines
 
 
-def _throughput_line(rates: Throughput) -> str:
-    parts = [f"{three_digits(rates.steps_per_s)} steps/s"]
+def steps_per_s_text(snapshot: Snapshot) -> str:
+    """Return steps a second of step time, and overall where the loop does much beside its steps; "" if unknown."""
+    step, rates = snapshot.step, snapshot.throughput
+    if rates is None:
+        return ""
+    text = f"{three_digits(rates.steps_per_s)} steps/s"
+    loop_s = 0.0 if step is None or step.before_s is None else snapshot.wall_s - step.before_s
+    if step is None or loop_s <= 0 or step.count / loop_s > OVERALL_SHOWN_BELOW * rates.steps_per_s:
+        return text
+    return f"{text} ({three_digits(step.count / loop_s)} overall)"
+
+
+def _throughput_line(snapshot: Snapshot, rates: Throughput) -> str:
+    parts = [steps_per_s_text(snapshot)]
     if rates.batches_per_s is not None and f"{rates.batches_per_s:.3g}" != f"{rates.steps_per_s:.3g}":
         parts.append(f"{three_digits(rates.batches_per_s)} batches/s")
     if rates.samples_per_s is not None:

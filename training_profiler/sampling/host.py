@@ -128,7 +128,7 @@ class Host:
 
 
 def _affinity() -> set[int]:
-    """Return the CPUs that this process may use; empty where the system does not tell."""
+    """Return the CPUs that this process may use; empty where that is unknown."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 

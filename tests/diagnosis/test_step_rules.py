@@ -178,7 +178,7 @@ def passes(first_s: float, start_s: float, count: int = 4, median_s: float = 0.0
 
 
 def first_batch(run):
-    return next((finding for finding in diagnose(run) if finding.code == "first-batch-slow"), None)
+    return first_batch_slow(run)
 
 
 def test_first_fetch_section_includes_worker_start():

@@ -10,6 +10,7 @@ from training_profiler.snapshot.snapshot import Snapshot
 
 CPU_BOTTLENECK: Final = 0.70
 SERIOUS: Final = 0.50
+GPU_UTILIZATION: Final = "gpu-utilization"
 CAUSES: Final = (  # codes of findings that explain an idle device
     "data-loading-bound",
     "data-generation-bound",
@@ -24,7 +25,7 @@ CAUSES: Final = (  # codes of findings that explain an idle device
 )
 
 
-@RULES.rule("gpu-utilization", threshold=0.80)
+@RULES.rule(GPU_UTILIZATION, threshold=0.80)
 def gpu_utilization(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag devices that run a kernel less than 80 % of the time; None below 5 samples of the system monitor."""
     machine, step = snapshot.machine, snapshot.step
@@ -41,7 +42,7 @@ def gpu_utilization(snapshot: Snapshot, threshold: float) -> Finding | None:
     else:
         verdict = "could be higher"
     return Finding(
-        code="gpu-utilization",
+        code=GPU_UTILIZATION,
         message=f"GPU {index} is busy {utilization:.0%} of the time ({verdict})",
         evidence={"gpu": index, "utilization": utilization, "threshold": threshold},
         potential_saving_s=(1 - utilization) * step.settled_s,
@@ -56,4 +57,4 @@ def with_cause(findings: list[Finding]) -> list[Finding]:
         return findings
     cause = max(causes, key=lambda finding: finding.potential_saving_s)
     fix = f"First fix what keeps it waiting ({cause.code}): {cause.fix}"
-    return [replace(finding, fix=fix) if finding.code == "gpu-utilization" else finding for finding in findings]
+    return [replace(finding, fix=fix) if finding.code == GPU_UTILIZATION else finding for finding in findings]

@@ -4,7 +4,18 @@ from collections.abc import Mapping
 from typing import Final
 
 # Importing a module of rules registers them.
-from training_profiler.diagnosis import device, lines, loaders, machine, memory, ranks, shares, steps, stragglers  # noqa: F401
+from training_profiler.diagnosis import (  # noqa: F401
+    claims,
+    device,
+    lines,
+    loaders,
+    machine,
+    memory,
+    ranks,
+    shares,
+    steps,
+    stragglers,
+)
 from training_profiler.diagnosis.registry import RULES, STEPS_NEEDED, has_enough_steps, threshold_of, with_step_time
 from training_profiler.findings.finding import Finding
 from training_profiler.recording.known_sections import DATA_GENERATION, DATA_LOADING, INPUT_SECTIONS, NESTED_SECTIONS
@@ -22,6 +33,7 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
     """Return the findings, the largest saving first, then remarks that ask for no change."""
     found = RULES.findings(snapshot, snapshot.thresholds)
     left = [finding for each in found if (finding := machine.without_lost_time(each, snapshot)) is not None]
+    left = claims.each_second_once(device.with_cause(shares.with_specifics(left)), snapshot)
     findings = [with_step_time(finding, snapshot) for finding in left]
     problems = [finding for finding in findings if finding.code not in HARMLESS]
     remarks = [
@@ -29,7 +41,6 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
         _slowest_component(snapshot, problems),
         _data_loading_efficient(snapshot, problems),
     ]
-    findings = device.with_cause(shares.with_specifics(findings))
     findings.sort(key=lambda finding: (finding.code not in FIRST, -finding.potential_saving_s))
     return [*findings, *(remark for remark in remarks if remark is not None)]
 

@@ -4,24 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from training_profiler.diagnosis import Finding
+from training_profiler.diagnosis.claims import section_of
 from training_profiler.diagnosis.rules import too_little_data
-from training_profiler.recording.known_sections import (
-    BACKWARD_PASS,
-    CHECKPOINTING,
-    DATA_GENERATION,
-    DATA_LOADING,
-    DATA_TRANSFER,
-    EMA_UPDATE,
-    FORWARD_PASS,
-    LOGGING,
-    METRICS_COMPUTATION,
-    OPTIMIZER_STEP,
-    SAMPLING,
-    SYNCHRONIZATION,
-    VALIDATION_EPOCH,
-)
 from training_profiler.reports.layout import Layout
-from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot
+from training_profiler.snapshot.snapshot import LineStats, Snapshot
 from training_profiler.units import duration_text, ms_number
 
 MOST_IMPORTANT: Final = 3  # as many changes as a reader makes before the next run
@@ -30,30 +16,6 @@ REMARKS: Final = ("slowest-component", "data-loading-efficient")  # true of ever
 NOTHING_TO_FIX: Final = (*REMARKS, "healthy", "warm-up")
 # Findings that matter although no time that they cost is known: the run fails, or its figures mislead.
 RISKS: Final = ("rank-silent", "host-memory", "gpu-memory-high", "memory-growth")
-
-_SECTIONS: Final = {
-    "data-loading-bound": DATA_LOADING,
-    "loader-slow": DATA_LOADING,
-    "first-batch-slow": DATA_LOADING,
-    "data-generation-bound": DATA_GENERATION,
-    "data-transfer": DATA_TRANSFER,
-    "forward-dominates": FORWARD_PASS,
-    "backward-slow": BACKWARD_PASS,
-    "optimizer-heavy": OPTIMIZER_STEP,
-    "metrics-heavy": METRICS_COMPUTATION,
-    "logging-heavy": LOGGING,
-    "ema-heavy": EMA_UPDATE,
-    "synchronization-heavy": SYNCHRONIZATION,
-    "validation-heavy": VALIDATION_EPOCH,
-    "sampling-heavy": SAMPLING,
-    "checkpointing-heavy": CHECKPOINTING,
-    "unexplained": OTHER,
-}
-
-
-def section_of(finding: Finding) -> str | None:
-    """Return the section whose time a finding is about; None if it is about several, or none."""
-    return _SECTIONS.get(finding.code)
 
 
 def important(snapshot: Snapshot, findings: Iterable[Finding]) -> list[Finding]:

@@ -1,0 +1,76 @@
+"""Each second is claimed by one finding."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.recording import snapshot_of
+from training_profiler.diagnosis import diagnose
+from training_profiler.diagnosis.claims import each_second_once
+from training_profiler.findings.finding import Evidence, Finding
+from training_profiler.snapshot.snapshot import Snapshot
+
+RUN = snapshot_of({"data_loading": 0.4, "backward_pass": 0.6})  # 100 steps of 100 ms
+
+
+def finding(code: str, saving_s: float, evidence: Evidence | None = None) -> Finding:
+    return Finding(code, "a message", evidence or {}, saving_s, "a fix")
+
+
+def savings(*findings: Finding, run: Snapshot = RUN) -> dict[str, float]:
+    return {each.code: round(each.potential_saving_s, 9) for each in each_second_once(findings, run)}
+
+
+def test_findings_about_different_sections_keep_their_savings():
+    assert savings(finding("data-loading-bound", 4.0), finding("optimizer-heavy", 1.0)) == {
+        "data-loading-bound": 4.0,
+        "optimizer-heavy": 1.0,
+    }
+
+
+def test_findings_about_one_section_share_its_time():
+    kept = savings(finding("loader-slow", 3.0), finding("data-loading-bound", 4.0), finding("first-batch-slow", 1.0))
+    assert kept == {"loader-slow": 0.0, "data-loading-bound": 4.0, "first-batch-slow": 0.0}
+
+
+def test_part_that_is_larger_than_the_rest_keeps_its_own():
+    kept = savings(finding("data-loading-bound", 4.0), finding("first-batch-slow", 5.0))
+    assert kept == {"first-batch-slow": 5.0, "data-loading-bound": 0.0}
+
+
+@pytest.mark.parametrize("cause", ["data_loading", "first_fetch"])
+def test_uneven_steps_leave_out_what_their_cause_claims(cause):
+    uneven = finding("step-time-varies", 3.0, {"moves_with": cause, "explained": 0.9})
+    assert savings(finding("data-loading-bound", 4.0), uneven)["step-time-varies"] == pytest.approx(0.3)
+
+
+def test_uneven_steps_of_another_cause_lie_in_claimed_sections_as_much_as_in_others():
+    uneven = finding("step-time-varies", 3.0, {"moves_with": "backward_pass", "explained": 0.9})
+    assert savings(finding("data-loading-bound", 4.0), uneven)["step-time-varies"] == pytest.approx(1.8)
+
+
+def test_uneven_steps_with_nothing_left_are_left_out():
+    uneven = finding("step-time-varies", 3.0, {"moves_with": "data_loading", "explained": 1.0})
+    assert savings(finding("data-loading-bound", 4.0), uneven) == {"data-loading-bound": 4.0}
+
+
+def test_rise_is_not_counted_again_as_unevenness():
+    kept = savings(finding("slowing-down", 2.0), finding("step-time-varies", 2.5))
+    assert kept == {"slowing-down": 2.0, "step-time-varies": 0.5}
+
+
+def test_work_between_steps_takes_nothing_from_uneven_steps():
+    kept = savings(finding("checkpointing-heavy", 5.0), finding("step-time-varies", 2.0))
+    assert kept == {"checkpointing-heavy": 5.0, "step-time-varies": 2.0}
+
+
+def test_idle_device_has_what_its_causes_leave():
+    kept = savings(finding("gpu-utilization", 6.0), finding("data-loading-bound", 4.0), finding("optimizer-heavy", 1.0))
+    assert kept["gpu-utilization"] == 2.0
+
+
+def test_savings_of_a_run_that_waits_unevenly_are_no_more_than_its_waiting():
+    step = {"std_s": 0.1, "median_s": 0.06, "explained": {"data_loading": 0.95}}
+    run = replace(snapshot_of({"data_loading": 0.4, "backward_pass": 0.6}, **step), wall_s=10.0)
+    total_s = sum(each.potential_saving_s for each in diagnose(run))
+    assert total_s == pytest.approx(4.0 + 0.05 * 4.0)

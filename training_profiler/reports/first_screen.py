@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from training_profiler.diagnosis import Finding
+from training_profiler.diagnosis.claims import section_of
 from training_profiler.reports.distribution import percentages
-from training_profiler.reports.findings import important, section_of, source_line
+from training_profiler.reports.findings import important, source_line
 from training_profiler.reports.labels import bar_label
 from training_profiler.reports.layout import Layout, shortened
 from training_profiler.reports.machine import steps_per_s_text

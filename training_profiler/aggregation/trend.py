@@ -49,6 +49,7 @@ def median(values: Iterable[float]) -> float:
 
 MOST_POINTS: Final = 240
 FEWEST_POINTS: Final = 10  # without the first fifth 8 are left, which rise in order by chance once in 40,000 times
+GOES_ON: Final = 0.5  # of the slope at the begin, at the end: a rise with less than that is about to end
 WARMUP: Final = 0.2  # part of the time; memory allocated at the start is not growth
 Point = tuple[int, float, float]  # consecutive values: count, sum of their times in s, sum of the values
 
@@ -81,8 +82,9 @@ class Series:
         """Return the rise over all but the first fifth of the time; None with too few points.
 
         A straight line through the medians of at most 20 blocks: slope after Theil (1950) and Sen (1968), significance
-        after Mann (1945) and Kendall (1975), one-sided. If the later half is flatter, its slope is used: otherwise a
-        filling cache would look like endless growth.
+        after Mann (1945) and Kendall (1975), one-sided. The slope is that of the flattest part: the whole, its halves
+        or its last third. It is 0 where they disagree on the direction, and where the end rises less than half as
+        steeply as the begin: a cache that fills and a single large allocation are rises that end.
         """
         points = [(at_s / count, value / count) for count, at_s, value in self.points]
         if len(points) < FEWEST_POINTS:
@@ -92,10 +94,8 @@ class Series:
         blocks = _blocks(points)
         if len(blocks) < FEWEST_POINTS * (1 - WARMUP) or blocks[-1][0] <= blocks[0][0]:
             return None
-        slopes = [_slope(blocks), _slope(blocks[len(blocks) // 2 :])]
         seconds = points[-1][0] - points[0][0]
-        slope = min(slopes, key=abs) if slopes[0] * slopes[1] > 0 else 0.0
-        return Growth(slope * seconds, _chance(blocks), len(points), seconds)
+        return Growth(_lasting_slope(blocks) * seconds, _chance(blocks), len(points), seconds)
 
 
 def _together(point: Point, following: Point) -> Point:
@@ -111,6 +111,16 @@ def _blocks(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _slope(points: list[tuple[float, float]]) -> float:
     return median((y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(points, 2) if x2 > x1)
+
+
+def _lasting_slope(blocks: list[tuple[float, float]]) -> float:
+    """Return the slope of the flattest part of a series that goes on as it began; 0 if it does not."""
+    half, third = len(blocks) // 2, len(blocks) - max(3, len(blocks) // 3)
+    begin, end, last = _slope(blocks[: half + 1]), _slope(blocks[half:]), _slope(blocks[third:])
+    slopes = [_slope(blocks), begin, end, last]
+    if len({slope > 0 for slope in slopes}) > 1 or min(abs(end), abs(last)) < GOES_ON * abs(begin):
+        return 0.0
+    return min(slopes, key=abs)
 
 
 def _chance(points: list[tuple[float, float]]) -> float:

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from training_profiler.recording.gradient_sync import BLOCK_STEPS
-from training_profiler.recording.section_names import printable
 from training_profiler.snapshot.ranks import RankId
+from training_profiler.text import printable
 
 SCHEMA: Final = 1
 MOST_BUCKETS: Final = 32

@@ -40,6 +40,12 @@ def printable_lines(text: str, has_color: bool = False) -> str:
     return "".join(part if i % 2 else "\n".join(map(escaped, part.split("\n"))) for i, part in enumerate(parts))
 
 
+def encodable(text: str, encoding: str | None) -> str:
+    """Return ``text`` as a stream of that encoding can write it."""
+    encoding = encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def printable_data(value: Any) -> Any:
     """Return data for JSON with its texts escaped, and None for numbers that JSON does not have.
 

@@ -79,6 +79,14 @@ def may_follow(path: Path) -> bool:
         return False
 
 
+def is_readable(path: Path) -> bool:
+    """Return whether ``path`` is a regular file, or a trusted link to one."""
+    try:
+        return stat.S_ISREG(os.stat(path, follow_symlinks=may_follow(path)).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
 def is_folder(path: str | Path) -> bool:
     """Return whether ``path`` is a folder, and not a link to one."""
     try:

@@ -19,6 +19,7 @@ STAGES = (
     "bootstrap",
     "errors",
     "units",
+    "text",
     "switch",
     "snapshot",
     "recording",
@@ -50,8 +51,8 @@ TABLES = {
 }
 # These two are commands of their own: no training imports them, and they use only the stages named here.
 STANDALONE = {
-    "trace_analysis": {"errors", "units", "findings"},
-    "component_benchmark": {"errors", "units", "findings"},
+    "trace_analysis": {"errors", "units", "text", "safety", "findings"},
+    "component_benchmark": {"errors", "units", "text", "findings"},
 }
 PACKAGES_OF_OTHERS = {
     "bootstrap": {"training_profiler_bootstrap"},  # its other file: this folder is on sys.path, not a package
@@ -209,7 +210,7 @@ def test_only_the_process_imports_the_session_and_only_the_package_the_api() -> 
 
 
 def test_importing_while_off_loads_only_what_off_needs() -> None:
-    assert ours("training_profiler.api_disabled") <= {"errors", "recording", "switch", "snapshot"}
+    assert ours("training_profiler.api_disabled") <= {"errors", "recording", "switch", "snapshot", "text"}
     assert imports_of("training_profiler.recording") == set()
     assert imports_of("training_profiler.recording.dynamo") <= {"__future__", "sys", "collections.abc"}
 

@@ -4,12 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training_profiler.ranks.message import Heartbeat, Message, unpack
+from training_profiler.ranks.message import MOST_MESSAGE_BYTES, Heartbeat, Message, unpack
+from training_profiler.text import printable
 
-ALIVE = st.builds(Heartbeat, st.integers(0), st.lists(st.text()).map(tuple), st.none() | st.floats(0, 1e9), st.text())
+TEXT = st.text().map(printable)
+COUNT = st.integers(0, 2**62)
+ALIVE = st.builds(Heartbeat, COUNT, st.lists(TEXT).map(tuple), st.none() | st.floats(0, 1e9), TEXT)
 
 
-@given(st.builds(Message, ALIVE, st.binary(), st.booleans(), st.integers(0)))
+@given(st.builds(Message, ALIVE, st.binary(), st.booleans(), COUNT))
 def test_message_survives_packing(message):
     assert unpack(message.pack()) == message
 
@@ -23,4 +26,17 @@ def test_garbage_raises_only_documented_errors(packed):
 @pytest.mark.parametrize("packed", [b"", b"[]\n{}", b"[1,0,0,[]]\n", b"{}\n", b'["a",0,0,[],null,""]\n'])
 def test_another_form_is_refused(packed):
     with pytest.raises((ValueError, TypeError)):
+        unpack(packed)
+
+
+def test_text_of_another_process_is_escaped():
+    message = unpack(Message(Heartbeat(1, ("a\x1b[2J\n",), 1.0, "host\u202e")).pack())
+    assert (message.heartbeat.inside, message.heartbeat.host) == (("a\\x1b[2J\\n",), "host\\u202e")
+
+
+@pytest.mark.parametrize(
+    "packed", [b"x" * (MOST_MESSAGE_BYTES + 1), b'[1,0,-1,[],null,""]\n', b'[1,0,1,[],1e999,""]\n', b"[" * 100_000]
+)
+def test_a_hostile_message_is_refused(packed):
+    with pytest.raises((ValueError, RecursionError)):
         unpack(packed)

@@ -1,6 +1,7 @@
 import pytest
 
-from training_profiler.recording.section_names import SectionNames, printable
+from training_profiler.recording.section_names import SectionNames
+from training_profiler.text import printable
 
 
 def test_ids_count_from_one_and_stay():

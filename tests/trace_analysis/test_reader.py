@@ -138,7 +138,7 @@ def test_gzip_bomb_is_refused_before_unpacking(tmp_path, capsys, monkeypatch):
     path = tmp_path / "a.json.gz"
     path.write_bytes(gzip.compress(b" " * (1 << 26)))
     size = path.stat().st_size
-    assert refusal(path, capsys) == f"PATH unpacks to over 200 times its {size} bytes: no trace does, so it is not read"
+    assert refusal(path, capsys) == f"PATH unpacks to over 100 times its {size} bytes: no trace does, so it is not read"
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
@@ -238,13 +238,14 @@ def test_old_names_of_categories_are_read(tmp_path):
     ] == [("aten::mm", 4000)]
 
 
-def test_names_are_kept_unchanged(tmp_path, capsys):
+def test_names_are_kept_but_for_what_a_terminal_would_obey(tmp_path, capsys):
     names = ["<script>alert(1)</script>", "n" * 10_000, "tab\tline\nbell\a", "\u202eright to left", "\U0001f600 kernel"]
     trace = Trace()
     for i, name in enumerate(names):
         trace.kernel(name, 100 * i, 5)
     path = trace.write(tmp_path)
-    assert [kernel.name for kernel in analyse(path).kernels.rows] == names
+    kept = [names[0], "n" * 1_999 + "…", "tab\\tline\\nbell\\x07", "\\u202eright to left", names[4]]
+    assert [kernel.name for kernel in analyse(path).kernels.rows] == kept
     assert main(["trace", str(path), "--view", "kernels"]) == 0
     out = capsys.readouterr().out
     assert "\a" not in out

@@ -79,8 +79,10 @@ class GradientSyncAttribution:
 def move_late(sums: Totals, names: SectionNames, later: Totals) -> None:
     """Move gradient sync that ``later`` reports for backward passes before it, if ``sums`` contains these too."""
     ns = later.late_exchange_ns if sums.begin_ns < later.begin_ns else 0
+    if not ns:
+        return
     ids = {name: id for id, name in list(names.names.items()) if name in (BACKWARD_PASS, SYNCHRONIZATION)}
-    if not ns or len(ids) < 2 or max(ids.values()) >= sums.sections.rows:
+    if len(ids) < 2 or max(ids.values()) >= sums.sections.rows:
         return
     sections = sums.sections
     backward, synchronization = ids[BACKWARD_PASS], ids[SYNCHRONIZATION]

@@ -24,9 +24,12 @@ from training_profiler.units import NS_PER_S
 class RunSums:
     """Adds up totals as they arrive, from the running session or from a journal."""
 
-    def __init__(self, names: SectionNames, begin_ns: int, warmup_steps: int | None) -> None:
+    def __init__(
+        self, names: SectionNames, begin_ns: int, warmup_steps: int | None, has_intervals: bool = True
+    ) -> None:
         self.run = Totals(begin_ns)
         self.interval = Totals(begin_ns)
+        self._has_intervals = has_intervals  # a reader needs none
         self.epochs: list[EpochStats] = []
         self._epoch: Totals | None = None
         self._epoch_number = 0
@@ -49,7 +52,7 @@ class RunSums:
 
     def add(self, totals: Totals, step_ns: Sequence[int]) -> None:
         """Add the next stretch of time, and the durations of the steps that ended in it."""
-        for sums in (self.run, self.interval, self._epoch):
+        for sums in (self.run, self.interval if self._has_intervals else None, self._epoch):
             if sums is not None:
                 sums.add(totals, step_ns)
                 move_late(sums, self._names, totals)

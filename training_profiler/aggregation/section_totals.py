@@ -18,7 +18,6 @@ ADDED = (
     "step_total_ns",
     "device_ns",
     "device_count",
-    "bins",
 )
 
 
@@ -161,6 +160,16 @@ class SectionSums:
         table = np.bincount(rows + bins, minlength=len(present) * width).reshape(-1, width)
         self.bins[present, lowest : lowest + width] += table
 
+    def _add_distributions(self, rows: Ints, later: "SectionSums") -> None:
+        self.bins[rows] += later.bins[rows]
+        counts, means, m2 = np.zeros(self.rows, np.int64), np.zeros(self.rows), np.zeros(self.rows)
+        counts[rows], means[rows], m2[rows] = later.measured[rows], later.mean_ns[rows], later.m2[rows]
+        self._add_moments(counts, means, m2)
+        shorter = rows[later.min_ns[rows] < self.min_ns[rows]]
+        longer = rows[later.max_ns[rows] > self.max_ns[rows]]
+        self.min_ns[shorter], self.min_step[shorter] = later.min_ns[shorter], later.min_step[shorter]
+        self.max_ns[longer], self.max_step[longer] = later.max_ns[longer], later.max_step[longer]
+
     def _add_moments(self, counts: Ints, means: Floats, m2: Floats) -> None:
         # Pairwise update of mean and variance (Chan, Golub, LeVeque 1979).
         together = np.maximum(self.measured + counts, 1)
@@ -172,13 +181,10 @@ class SectionSums:
     def add(self, later: "SectionSums") -> None:
         """Add the sums of a later stretch of time with the same ids."""
         self.grow(later.rows)
-        if later.rows < self.rows:
-            later.grow(self.rows)
         for name in ADDED:
-            getattr(self, name).__iadd__(getattr(later, name))
-        self._add_moments(later.measured, later.mean_ns, later.m2)
-        shorter, longer = later.min_ns < self.min_ns, later.max_ns > self.max_ns
-        self.min_ns[shorter], self.min_step[shorter] = later.min_ns[shorter], later.min_step[shorter]
-        self.max_ns[longer], self.max_step[longer] = later.max_ns[longer], later.max_step[longer]
+            getattr(self, name)[: later.rows] += getattr(later, name)
+        rows = np.flatnonzero(later.measured)
+        if len(rows):  # the table of bins is large, and most sections have no spans in a short stretch
+            self._add_distributions(rows, later)
         for edge, total in later.parents.items():
             self.parents[edge] = self.parents.get(edge, 0) + total

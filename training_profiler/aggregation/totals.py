@@ -73,8 +73,9 @@ class Totals:
 
     def add_early(self, steps: Ints, ids: Ints, ns: Ints) -> None:
         """Add time of sections in complete steps, counted from 0; later than the first steps is ignored."""
-        rows = self.sections.rows
-        self.early_ns = np.pad(self.early_ns, ((0, 0), (0, max(0, rows - self.early_ns.shape[1]))))
+        missing = self.sections.rows - self.early_ns.shape[1]
+        if missing > 0:
+            self.early_ns = np.pad(self.early_ns, ((0, 0), (0, missing)))
         is_early = (steps >= 0) & (steps < FIRST_STEPS)
         np.add.at(self.early_ns, (steps[is_early], ids[is_early]), ns[is_early])
 
@@ -84,8 +85,9 @@ class Totals:
         self.sections.add(later.sections)
         self.steps.add(durations_ns, later.slowed_by_capture)
         self.coupling.add(later.coupling)
-        steps, ids = np.nonzero(later.early_ns)
-        self.add_early(steps, ids, later.early_ns[steps, ids])
+        if later.early_ns.any():
+            steps, ids = np.nonzero(later.early_ns)
+            self.add_early(steps, ids, later.early_ns[steps, ids])
         if self.loop_begin_ns is None:
             self.loop_begin_ns = later.loop_begin_ns
         if self.first_fetch_ns is None:

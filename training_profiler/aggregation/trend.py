@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
-from math import erf, sqrt
+from math import erf, isfinite, sqrt
 from typing import Final, NamedTuple
-
-import numpy as np
 
 from training_profiler.snapshot.snapshot import Growth
 
@@ -44,7 +42,9 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
 
 def median(values: Iterable[float]) -> float:
     """Return the median. The program's folder may hold a ``statistics.py``, so the standard library's is not used."""
-    return float(np.median(np.fromiter(values, np.float64)))
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return float(ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2)
 
 
 MOST_POINTS: Final = 240
@@ -95,7 +95,8 @@ class Series:
         if len(blocks) < FEWEST_POINTS * (1 - WARMUP) or blocks[-1][0] <= blocks[0][0]:
             return None
         seconds = points[-1][0] - points[0][0]
-        return Growth(_lasting_slope(blocks) * seconds, _chance(blocks), len(points), seconds)
+        rise = _lasting_slope(blocks) * seconds
+        return Growth(rise, _chance(blocks), len(points), seconds) if isfinite(rise) else None
 
 
 def _together(point: Point, following: Point) -> Point:
@@ -110,7 +111,8 @@ def _blocks(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _slope(points: list[tuple[float, float]]) -> float:
-    return median((y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(points, 2) if x2 > x1)
+    slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(points, 2) if x2 > x1]
+    return median(slopes) if slopes else 0.0
 
 
 def _lasting_slope(blocks: list[tuple[float, float]]) -> float:

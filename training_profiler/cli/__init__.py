@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # Each command is a module here, imported only when it is called.
 COMMANDS = ("run", "report", "capture", "trace", "benchmark", "env")
+READERS = ("report", "capture", "trace")  # they read files and run no code of the user
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -24,12 +25,22 @@ def main(words: Sequence[str] | None = None) -> int:
             return int(_module("run").launch(words[1:]))
         return _parse_and_run(words)
     except ProfilerError as error:
-        print(f"training-profiler: {error}", file=sys.stderr)
-        return 2
+        return _refuse(str(error))
+    except MemoryError:
+        return _refuse("there is not enough memory to read that")
     except BrokenPipeError:  # the reader, such as `head`, has stopped
         # The rest of the buffer must not fail again when the interpreter flushes it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a name that is too long, a full disk behind standard output
+        return _refuse(f"{error.filename or 'the output'}: {error.strerror or error}")
+
+
+def _refuse(message: str) -> int:
+    from training_profiler.text import encodable, one_line  # not at the top: `run` does not need it
+
+    print(f"training-profiler: {encodable(one_line(message), sys.stderr.encoding)}", file=sys.stderr)
+    return 2
 
 
 def _parse_and_run(words: list[str]) -> int:
@@ -54,6 +65,13 @@ def _parse_and_run(words: list[str]) -> int:
             )
         )
     arguments = parser.parse_args(words)
+    if arguments.command in READERS:
+        import warnings
+
+        with warnings.catch_warnings():
+            # numpy warns of a figure that is not a number, which then stands as unknown in the report.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            return int(_module(arguments.command).run(arguments))
     return int(_module(arguments.command).run(arguments))
 
 

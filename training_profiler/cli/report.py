@@ -16,6 +16,7 @@ from training_profiler.settings import FORMATS
 from training_profiler.sinks.console import stream_layout
 from training_profiler.storage.run_lookup import read_program, typed_path
 from training_profiler.storage.run_reader import newest_run, read_run
+from training_profiler.text import encodable, one_line, printable_data, printable_lines
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -46,16 +47,18 @@ def run(arguments: argparse.Namespace) -> int:
     """
     folder = newest_run(arguments.run)
     if folder is not None:
-        print(f"training-profiler: reporting the newest run in {arguments.run}: {folder}", file=sys.stderr)
+        message = one_line(f"reporting the newest run in {arguments.run}: {folder}")
+        print(f"training-profiler: {encodable(message, sys.stderr.encoding)}", file=sys.stderr)
     folder = folder or arguments.run
     snapshot = read_run(folder, arguments.attempt)
     findings = diagnose(snapshot)
     if arguments.json:
-        text = json.dumps(as_data(snapshot, findings), indent=1, allow_nan=False) + "\n"
+        text = json.dumps(printable_data(as_data(snapshot, findings)), indent=1, allow_nan=False) + "\n"
     else:
         layout = stream_layout(sys.stdout, arguments.format)
         origin = Origin(read_program(folder), typed_path(folder))
         text = render_final(snapshot, findings, layout, arguments.checklist, origin).lstrip("\n")
-    sys.stdout.write(text)
+        text = printable_lines(text, layout.has_color)
+    sys.stdout.write(encodable(text, sys.stdout.encoding))
     sys.stdout.flush()
     return 0

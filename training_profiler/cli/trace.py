@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from training_profiler.errors import ProfilerError, TraceError
 from training_profiler.findings.thresholds import read_thresholds
+from training_profiler.safety.files import is_readable
+from training_profiler.text import encodable, printable_data, printable_lines
 from training_profiler.torch_capture.request import FOLDER as CAPTURES
 from training_profiler.trace_analysis.analysis import Analysis, analyse
 from training_profiler.trace_analysis.communication import RankCollective, over_ranks
@@ -84,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     with _without_collector():
         text = _text(arguments)
-    sys.stdout.write(text.encode(sys.stdout.encoding or "utf-8", "replace").decode(sys.stdout.encoding or "utf-8"))
+    sys.stdout.write(encodable(printable_lines(text), sys.stdout.encoding))
     sys.stdout.flush()
     return 0
 
@@ -178,7 +180,7 @@ def _files(given: Path) -> list[Path]:
         raise TraceError(f"{given} does not exist; example: training-profiler trace runs/20261121-142530/captures")
     if not given.is_dir():
         return [given]
-    files = sorted({path for pattern in PATTERNS for path in given.glob(pattern) if path.is_file()})
+    files = sorted({path for pattern in PATTERNS for path in given.glob(pattern) if is_readable(path)})
     traces = [path for path in files if path.name.endswith(TRACES)]
     if not traces and (given / CAPTURES).is_dir():  # a run folder, whose other JSON is not a trace
         return _files(given / CAPTURES)
@@ -199,7 +201,7 @@ def _over_ranks(traces: Sequence[Analysis]) -> list[RankCollective]:
 
 
 def _line(data: dict[str, Any]) -> str:
-    return json.dumps(data, allow_nan=False) + "\n"
+    return json.dumps(printable_data(data), allow_nan=False) + "\n"
 
 
 def _rank_data(collective: RankCollective) -> dict[str, Any]:

@@ -239,7 +239,7 @@ class RankExchange:
             return
         summary = None
         try:
-            summary = rank_summary_from_data(json.loads(message.data))
+            summary = rank_summary_from_data(msgspec.json.decode(message.data))
             if summary.who.rank != rank:
                 summary = None
         except _GARBLED:

@@ -1,8 +1,14 @@
 """A message from one rank to rank 0: a heartbeat, and below it the measurements of the rank."""
 
 from dataclasses import dataclass
+from typing import Annotated, Final
 
 import msgspec
+
+from training_profiler.text import printable
+
+MOST_MESSAGE_BYTES: Final = 1 << 20  # one has some 20 kB
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +38,24 @@ class Message:
 
 
 class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    sequence: int
-    is_final: int
-    steps: int
-    inside: tuple[str, ...]
-    since_s: float | None
+    sequence: _Count
+    is_final: _Count
+    steps: _Count
+    inside: Annotated[tuple[str, ...], msgspec.Meta(max_length=1000)]
+    since_s: Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None
     host: str
 
 
 def unpack(packed: bytes) -> Message:
-    """Return the message that ``pack`` was called on.
+    """Return the message that ``pack`` was called on, its texts fit for a terminal.
 
     Raises:
-        ValueError: the bytes have another form.
+        ValueError: the bytes have another form, or are too many.
     """
+    if len(packed) > MOST_MESSAGE_BYTES:
+        raise ValueError(f"a message of {len(packed)} bytes; they have at most {MOST_MESSAGE_BYTES}")
     line, _, data = packed.partition(b"\n")
     head = msgspec.json.decode(line, type=_Head)
-    return Message(
-        Heartbeat(head.steps, head.inside, head.since_s, head.host), data, bool(head.is_final), head.sequence
-    )
+    inside = tuple(printable(name) for name in head.inside)
+    heartbeat = Heartbeat(head.steps, inside, head.since_s, printable(head.host))
+    return Message(heartbeat, data, bool(head.is_final), head.sequence)

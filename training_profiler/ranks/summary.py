@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from training_profiler.recording.gradient_sync import BLOCK_STEPS
-from training_profiler.recording.section_names import printable
 from training_profiler.snapshot.ranks import RankId
+from training_profiler.text import printable
 
 SCHEMA: Final = 1
 MOST_BUCKETS: Final = 32
@@ -16,6 +16,8 @@ UNKNOWN_NS: Final = -1  # in a block: the time of this step is unknown
 MAX_COUNT: Final = 2**62  # leaves room for sums over all ranks
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 BlockNs = Annotated[int, msgspec.Meta(ge=UNKNOWN_NS, le=MAX_COUNT)]
+MOST_ITEMS: Final = 1_000  # of any kind; a rank sends at most 40 sections, 32 buckets and 8 blocks
+_Few: Final = msgspec.Meta(max_length=MOST_ITEMS)
 Block = Annotated[Sequence[BlockNs], msgspec.Meta(min_length=BLOCK_STEPS, max_length=BLOCK_STEPS)]
 
 
@@ -60,16 +62,20 @@ class RankSummary(msgspec.Struct, frozen=True):
     settled_ns: Count = 0  # the time of these
     sync_ns: Count = 0  # the part of settled_ns in ``synchronization`` and in exposed gradient sync
     knows_sync: bool = False  # communication between ranks was seen, and its time is known
-    sections: Mapping[str, RankSection] = {}
+    sections: Annotated[Mapping[str, RankSection], _Few] = {}
     exchanges: Count = 0  # gradient syncs of DDP
     sampled: Count = 0  # how many of these DDP timed
     exchange_ns: Count = 0
     exchange_hidden_ns: Count = 0  # overlapped with the backward pass
-    step_times: Sequence[StepTimeBucket] = msgspec.field(default=(), name="paces")  # all steps, in order
-    blocks: Mapping[int, Block] = {}  # first step -> synchronization of 16 steps, ns
-    hottest_lines: Mapping[str, str] = msgspec.field(default={}, name="places")  # section -> "file:line function"
-    sync_points: Sequence[SyncPoint] = msgspec.field(default=(), name="meetings")
-    inside: Sequence[str] = ()  # open sections, outermost first
+    step_times: Annotated[Sequence[StepTimeBucket], _Few] = msgspec.field(
+        default=(), name="paces"
+    )  # all steps, in order
+    blocks: Annotated[Mapping[Count, Block], _Few] = {}  # first step -> synchronization of 16 steps, ns
+    hottest_lines: Annotated[Mapping[str, str], _Few] = msgspec.field(
+        default={}, name="places"
+    )  # section -> "file:line function"
+    sync_points: Annotated[Sequence[SyncPoint], _Few] = msgspec.field(default=(), name="meetings")
+    inside: Annotated[Sequence[str], _Few] = ()  # open sections, outermost first
     is_final: bool = False
     ended_by: str | None = None
 
@@ -93,7 +99,8 @@ def rank_summary_from_data(data: Mapping[str, Any]) -> RankSummary:
     if missing:
         raise KeyError(*sorted(missing))
     who = data["who"]
-    if not (0 <= who["rank"] <= MAX_COUNT and 0 <= who["world_size"] <= MAX_COUNT):
+    numbers = (who["rank"], who["world_size"], who.get("attempt", 0), who.get("node") or 0, who.get("local_rank") or 0)
+    if not all(0 <= number <= MAX_COUNT for number in numbers):
         raise ValueError(f"rank {who['rank']} of {who['world_size']} is out of range")
     columns = len(RankSection._fields)
     known = {**data, "sections": {name: row[:columns] for name, row in data["sections"].items()}}
@@ -105,14 +112,10 @@ def _printable(summary: RankSummary) -> RankSummary:
     who = summary.who
     return msgspec.structs.replace(
         summary,
-        who=RankId(who.rank, who.world_size, _clean(who.host), who.node, who.local_rank, who.attempt),
-        sections={_clean(name): section for name, section in summary.sections.items()},
-        hottest_lines={_clean(name): _clean(line) for name, line in summary.hottest_lines.items()},
-        sync_points=[point._replace(key=_clean(point.key)) for point in summary.sync_points],
-        inside=[_clean(name) for name in summary.inside],
-        ended_by=None if summary.ended_by is None else _clean(summary.ended_by),
+        who=RankId(who.rank, who.world_size, printable(who.host), who.node, who.local_rank, who.attempt),
+        sections={printable(name): section for name, section in summary.sections.items()},
+        hottest_lines={printable(name): printable(line) for name, line in summary.hottest_lines.items()},
+        sync_points=[point._replace(key=printable(point.key)) for point in summary.sync_points],
+        inside=[printable(name) for name in summary.inside],
+        ended_by=None if summary.ended_by is None else printable(summary.ended_by),
     )
-
-
-def _clean(text: str) -> str:
-    return text if len(text) <= 120 and text.isprintable() else printable(text)

@@ -22,10 +22,11 @@ from training_profiler.ranks.summary import (
 )
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, block_stride, is_compared
 from training_profiler.recording.known_sections import BACKWARD_PASS, SYNCHRONIZATION
-from training_profiler.recording.section_names import SectionNames, printable
+from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.line_sampler import Location
 from training_profiler.snapshot.ranks import GradientSyncStats, RankId
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, SPANS_NEEDED
+from training_profiler.text import printable
 from training_profiler.units import NS_PER_S
 
 

@@ -159,7 +159,7 @@ class RankTransport:
         self._try_store(lambda store: self._accept(store.read(awaited), BY_STORE))
         if self._files is not None:
             try:
-                messages = self._files.read()
+                messages = self._files.read(world_size)
             except OSError:  # the file is being replaced, or the disk is briefly away
                 return
             self._accept({rank: packed for rank, packed in messages.items() if 0 < rank < world_size}, BY_FILE)

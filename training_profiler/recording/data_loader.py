@@ -6,7 +6,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.recording.section import Section, ThreadBuffer
-from training_profiler.recording.section_names import printable
+from training_profiler.text import printable
 
 Batch = TypeVar("Batch")
 TRAIN: Final = "train"

@@ -3,16 +3,11 @@
 import itertools
 from typing import Final
 
+from training_profiler.text import printable
+
 OTHER_NAMES: Final = "(other names)"
 INVALID_NAME: Final = "(invalid name)"
-MAX_NAME_LENGTH: Final = 120  # characters; longer names would break tables
 MAX_FURTHER_NAMES: Final = 10_000  # distinct names beyond the limit that are counted for the report
-
-
-def printable(name: str) -> str:
-    """Return ``name`` with control characters escaped, cut to 120 characters."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in name)
-    return text if len(text) <= MAX_NAME_LENGTH else text[: MAX_NAME_LENGTH - 1] + "…"
 
 
 class SectionNames:

@@ -8,11 +8,11 @@ from types import CodeType, FrameType
 from typing import Final, NamedTuple
 
 from training_profiler.recording.section import Clock
-from training_profiler.recording.section_names import printable
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.frames import current_frames
 from training_profiler.sampling.user_code import MOST_FILES, Places, UserCode, places_of_this_process
+from training_profiler.text import printable
 from training_profiler.units import NS_PER_S
 
 WAITS: Final = frozenset(("item", "cpu", "tolist", "numpy", "synchronize"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from training_profiler.recording.section_names import printable
+from training_profiler.text import printable
 
 PACKAGES: Final = ("site-packages", "dist-packages")  # folders that installers put libraries in
 TYPED_IN: Final = ("<string>", "<stdin>", "<ipython-input-")  # python -c, the prompt, a notebook's cell

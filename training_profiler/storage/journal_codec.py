@@ -3,73 +3,105 @@
 Sections go by name, because ids differ from run to run. Histograms are stored as bins and counts.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from training_profiler.aggregation.histogram import BIN_COUNT
 from training_profiler.aggregation.lines import IN_STEPS
-from training_profiler.aggregation.machine import machine_from_data, machine_to_data
+from training_profiler.aggregation.loaders import KINDS
+from training_profiler.aggregation.machine import GPU_LEVELS, LEVELS, RAM, machine_from_data, machine_to_data
 from training_profiler.aggregation.totals import Totals, rows_for
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.recording.step_flops import StepFlops
 from training_profiler.sampling.line_sampler import Location
+from training_profiler.storage.limits import MOST_DEVICES, MOST_LOADERS, Count, Moment, Real
+from training_profiler.text import printable
 
 NO_SECTION: Final = ""  # stands for row 0: time in no section
 ALWAYS: Final = ("count", "total_ns", "self_ns", "elsewhere_ns", "step_self_ns", "step_total_ns")
 ON_DEVICE: Final = ("device_ns", "device_count")
 MEASURED: Final = ("measured", "min_ns", "max_ns", "min_step", "max_step")
+LOADER_CELLS: Final = 2 * KINDS * 2
+_DEVICE: Final = re.compile(r"gpu(\d{1,4})\.(name|total_bytes)", re.ASCII)
+_FACTS: Final = ("cores", "allowed_cores", "host_cores", "local_ranks", "ram_limit_bytes", "ram_host_total_bytes")
+_LEAST_WEIGHT: Final = 1e-9
+
+Bin = Annotated[int, Meta(ge=0, lt=BIN_COUNT)]
+Samples = Annotated[int, Meta(ge=1, le=2**53)]
+Squares = Annotated[float, Meta(ge=0, le=1e60)]
 
 
 class SectionRecord(Struct):
     """The sums of one section; see ``SectionSums``. Keys without content are left out."""
 
-    count: int = 0
-    total_ns: int = 0
-    self_ns: int = 0
-    elsewhere_ns: int = 0
-    step_self_ns: int = 0
-    step_total_ns: int = 0
-    device_ns: int | UnsetType = UNSET
-    device_count: int | UnsetType = UNSET
-    measured: int | UnsetType = UNSET
-    min_ns: int | UnsetType = UNSET
-    max_ns: int | UnsetType = UNSET
-    min_step: int | UnsetType = UNSET
-    max_step: int | UnsetType = UNSET
-    mean_ns: float | UnsetType = UNSET
-    m2: float | UnsetType = UNSET
-    bins: tuple[list[int], list[int]] | UnsetType = UNSET  # (bins, counts)
-    coupling: list[float] | UnsetType = UNSET  # see ``Coupling.sections``
-    early: tuple[list[int], list[int]] | UnsetType = UNSET  # (first steps, ns)
+    count: Count = 0
+    total_ns: Count = 0
+    self_ns: Count = 0
+    elsewhere_ns: Count = 0
+    step_self_ns: Count = 0
+    step_total_ns: Count = 0
+    device_ns: Count | UnsetType = UNSET
+    device_count: Count | UnsetType = UNSET
+    measured: Count | UnsetType = UNSET
+    min_ns: Count | UnsetType = UNSET
+    max_ns: Count | UnsetType = UNSET
+    min_step: Count | UnsetType = UNSET
+    max_step: Count | UnsetType = UNSET
+    mean_ns: Real | UnsetType = UNSET
+    m2: Squares | UnsetType = UNSET
+    bins: tuple[list[Bin], list[Count]] | UnsetType = UNSET  # (bins, counts)
+    coupling: tuple[Real, Real, Real] | UnsetType = UNSET  # see ``Coupling.sections``
+    early: tuple[list[Count], list[Count]] | UnsetType = UNSET  # (first steps, ns)
+
+
+class LineRow(Struct, array_like=True):
+    """Samples of one line of the user's code; without a file of code that is not the user's."""
+
+    samples: Count
+    file: str | None = None
+    line: Count = 0
+    function: str = ""
+    waits_in: str = ""
+
+
+class MachineRecord(Struct):
+    """The sums of the machine's samples; see ``MachineSums``."""
+
+    looks: Count = 0
+    levels: dict[str, tuple[Real, Real, Real, Real]] = {}
+    series: dict[str, list[tuple[Samples, Real, Real]]] = {}
+    facts: dict[str, Real | str] = {}
 
 
 class IntervalRecord(Struct, kw_only=True):
     """The totals of a flush interval. Fields with a default are missing in journals of earlier versions."""
 
-    begin_ns: int
-    end_ns: int
-    first_step: int
-    step_ns: list[int]
-    slowed_by_capture: list[int] | UnsetType = field(default=UNSET, name="disturbed")
+    begin_ns: Moment
+    end_ns: Moment
+    first_step: Count
+    step_ns: list[Count]
+    slowed_by_capture: list[Count] | UnsetType = field(default=UNSET, name="disturbed")
     sections: dict[str, SectionRecord]
-    parents: list[tuple[str, str, int]]  # (parent, section, spans)
-    coupling: tuple[int, float, float]
-    lines: dict[str, list[list[Any]]] = {}  # section -> rows of samples and location
-    step_lines: list[list[Any]] = []
-    loop_begin_ns: int | None = None
-    by_loader: list[list[int]] = []  # loader id, then its table row by row
-    first_fetch_ns: int | None
-    machine: dict[str, Any] = {}
-    batches: int | None = None
-    samples: int | None = None
+    parents: list[tuple[str, str, Count]]  # (parent, section, spans)
+    coupling: tuple[Count, Real, Real]
+    lines: dict[str, list[LineRow]] = {}  # section -> rows of samples and location
+    step_lines: list[LineRow] = []
+    loop_begin_ns: Moment | None = None
+    by_loader: list[list[Count]] = []  # loader id, then its table row by row
+    first_fetch_ns: Count | None
+    machine: MachineRecord | None = None
+    batches: Count | None = None
+    samples: Count | None = None
     flops: StepFlops | None = None
-    slow_steps: int = 0
-    late_exchange_ns: int | UnsetType = UNSET
-    dropped: int
-    unended: int
+    slow_steps: Count = 0
+    late_exchange_ns: Count | UnsetType = UNSET
+    dropped: Count
+    unended: Count
 
 
 def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) -> dict[str, Any]:
@@ -90,12 +122,14 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         sections={names.names.get(id, NO_SECTION): _section_record(totals, id) for id in ids},
         parents=[(names.names[parent], names.names[id], spans) for (parent, id), spans in sums.parents.items()],
         coupling=(totals.coupling.count, float(step_s), float(squares_s2)),
-        lines={names.names[id]: _line_rows(totals, id) for id in {id for id, _ in totals.lines} - {IN_STEPS}},
-        step_lines=_line_rows(totals, IN_STEPS),
+        lines=cast(
+            Any, {names.names[id]: _line_rows(totals, id) for id in {id for id, _ in totals.lines} - {IN_STEPS}}
+        ),
+        step_lines=cast(Any, _line_rows(totals, IN_STEPS)),
         loop_begin_ns=totals.loop_begin_ns,
         by_loader=[[loader_id, *table.ravel().tolist()] for loader_id, table in totals.loaders.tables.items()],
         first_fetch_ns=totals.first_fetch_ns,
-        machine=machine_to_data(totals.machine),
+        machine=cast(Any, machine_to_data(totals.machine)),
         batches=totals.batches,
         samples=totals.samples,
         flops=totals.flops,
@@ -130,18 +164,16 @@ def _line_rows(totals: Totals, id: int) -> list[list[Any]]:
     return [[count, *(location or ())] for (section, location), count in totals.lines.items() if section == id]
 
 
-def _add_lines(totals: Totals, id: int, rows: list[list[Any]]) -> None:
-    for count, *location in rows:
-        totals.lines[id, Location(*location) if location else None] += count
-
-
-def totals_from_data(data: dict[str, Any], names: SectionNames) -> tuple[Totals, list[int]]:
+def totals_from_data(data: dict[str, Any] | IntervalRecord, names: SectionNames) -> tuple[Totals, list[int]]:
     """Return the totals and step durations that ``totals_to_data`` was called with.
 
+    Names beyond the limit of ``names`` share a row, as in the run itself.
+
     Raises:
-        KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError: the data has another form.
+        ValueError: the data has another form. Nothing has been added to ``names`` then, unless a name was new.
     """
-    record = msgspec.convert(data, IntervalRecord)
+    record = data if isinstance(data, IntervalRecord) else msgspec.convert(data, IntervalRecord)
+    check_interval(record)
     totals = Totals(record.begin_ns, record.first_step)
     totals.end_ns = record.end_ns
     totals.slowed_by_capture = record.slowed_by_capture or []
@@ -149,46 +181,134 @@ def totals_from_data(data: dict[str, Any], names: SectionNames) -> tuple[Totals,
     def id_of(name: str) -> int:
         return 0 if name == NO_SECTION else names.id_of(name)
 
-    ids = {name: id_of(name) for name in record.sections}
-    rows = rows_for(len(names.names))
+    ids = [id_of(name) for name in record.sections]
+    edges = [((id_of(parent), names.id_of(child)), count) for parent, child, count in record.parents]
+    rows = rows_for(max((*ids, *(id for edge, _ in edges for id in edge)), default=0))
     totals.sections.grow(rows)
     totals.coupling.grow(rows)
-    for name, section in record.sections.items():
-        _add_section(totals, ids[name], section)
-    for parent, child, count in record.parents:
-        totals.sections.parents[id_of(parent), names.id_of(child)] = count
+    for id, section in zip(ids, record.sections.values(), strict=True):
+        _add_section(totals, id, section)
+    parents = totals.sections.parents
+    for edge, count in edges:
+        parents[edge] = parents.get(edge, 0) + count
     totals.coupling.count, *step = record.coupling
     totals.coupling.step[:] = step
     for name, lines in record.lines.items():
         _add_lines(totals, id_of(name), lines)
     _add_lines(totals, IN_STEPS, record.step_lines)
     totals.loop_begin_ns = record.loop_begin_ns
-    for loader_id, *cells in record.by_loader:
+    for loader_id, *cells in record.by_loader[:MOST_LOADERS]:
         totals.loaders.add_table(loader_id, np.array(cells, np.int64).reshape(-1, 2))
     totals.first_fetch_ns = record.first_fetch_ns
-    totals.machine = machine_from_data(record.machine)
+    if record.machine is not None and record.machine.looks:
+        totals.machine = machine_from_data(_machine_data(record.machine))
     totals.batches, totals.samples = record.batches, record.samples
     totals.slow_steps = record.slow_steps
     totals.late_exchange_ns = record.late_exchange_ns or 0
-    totals.flops = record.flops
+    totals.flops = None if record.flops is None else _flops(record.flops)
     totals.dropped, totals.unended = record.dropped, record.unended
     return totals, record.step_ns
 
 
+def check_interval(record: IntervalRecord) -> None:
+    """Check what the types alone do not.
+
+    Raises:
+        ValueError: columns do not belong together.
+    """
+    if record.end_ns < record.begin_ns:
+        raise ValueError(f"an interval ends {record.begin_ns - record.end_ns} ns before its begin")
+    if record.slowed_by_capture and max(record.slowed_by_capture) >= len(record.step_ns):
+        raise ValueError("a slowed step is not among the steps")
+    if any(len(row) != 1 + LOADER_CELLS for row in record.by_loader):
+        raise ValueError(f"a row of by_loader does not have {1 + LOADER_CELLS} numbers")
+    for section in record.sections.values():
+        if section.bins and (section.mean_ns is UNSET or section.m2 is UNSET or not section.measured):
+            raise ValueError("a section with bins needs measured, mean_ns and m2")
+        if any(columns and len(columns[0]) != len(columns[1]) for columns in (section.bins, section.early)):
+            raise ValueError("two columns have different lengths")
+
+
+def largest_sum(record: IntervalRecord) -> int:
+    """Return a bound of what the record adds to any sum."""
+    sections = [
+        max(getattr(section, name) or 0 for name in (*ALWAYS, *ON_DEVICE, "measured"))
+        for section in record.sections.values()
+    ]
+    bins = sum(sum(section.bins[1]) for section in record.sections.values() if section.bins)
+    early = sum(sum(section.early[1]) for section in record.sections.values() if section.early)
+    rows = sum(row.samples for rows in (*record.lines.values(), record.step_lines) for row in rows)
+    return (
+        sum(record.step_ns)
+        + sum(sections)
+        + bins
+        + early
+        + rows
+        + sum(count for _, _, count in record.parents)
+        + sum(map(sum, record.by_loader))
+        + sum(value or 0 for value in (record.batches, record.samples, record.dropped, record.unended))
+        + (record.late_exchange_ns or 0)
+    )
+
+
 def _add_section(totals: Totals, id: int, record: SectionRecord) -> None:
     sums = totals.sections
-    for name in (*ALWAYS, *ON_DEVICE, *MEASURED):
+    for name in (*ALWAYS, *ON_DEVICE):
         value = getattr(record, name)
-        if value is not UNSET:
-            getattr(sums, name)[id] = value
-    if record.bins:
-        bins, counts = record.bins
-        if not isinstance(record.mean_ns, float) or not isinstance(record.m2, float):
-            raise ValueError("a section with bins needs mean_ns and m2")
-        sums.mean_ns[id], sums.m2[id] = record.mean_ns, record.m2
-        sums.bins[id, bins] = counts
+        if value:  # of names that share a row, the sums add up
+            getattr(sums, name)[id] += value
     if record.early:
         steps, ns = (np.array(column, np.int64) for column in record.early)
         totals.add_early(steps, np.full(len(steps), id), ns)
     if record.coupling:
-        totals.coupling.sections[:, id] = record.coupling
+        totals.coupling.sections[:, id] += record.coupling
+    if not record.measured or sums.measured[id]:  # of names that share a row, the first has the quantiles
+        return
+    for name in MEASURED:
+        value = getattr(record, name)
+        if value is not UNSET:
+            getattr(sums, name)[id] = value
+    if record.bins and record.mean_ns is not UNSET and record.m2 is not UNSET:
+        bins, counts = record.bins
+        sums.mean_ns[id], sums.m2[id] = record.mean_ns, record.m2
+        sums.bins[id, bins] = counts
+
+
+def _add_lines(totals: Totals, id: int, rows: Iterable[LineRow]) -> None:
+    for row in rows:
+        location = None
+        if row.file is not None:
+            location = Location(printable(row.file), row.line, printable(row.function), printable(row.waits_in))
+        totals.lines[id, location] += row.samples
+
+
+def _flops(flops: StepFlops) -> StepFlops:
+    counted = flops.flops if 0 <= flops.flops <= 10**30 else 0
+    return StepFlops(counted, printable(flops.dtype), printable(flops.device), printable(flops.attention))
+
+
+def _machine_data(record: MachineRecord) -> dict[str, Any]:
+    """Return what ``machine_from_data`` takes: quantities that there are, of a bounded number of devices."""
+    facts = {key: value for key, value in record.facts.items() if key in _FACTS and isinstance(value, float)}
+    devices: dict[str, dict[str, float | str]] = {}
+    for key, value in record.facts.items():
+        match = _DEVICE.fullmatch(key)
+        if match and isinstance(value, str) == (match[2] == "name"):
+            devices.setdefault(str(int(match[1])), {})[match[2]] = printable(value) if isinstance(value, str) else value
+    kept = {index: device for index, device in list(devices.items())[:MOST_DEVICES] if "name" in device}
+    own = tuple(f"gpu{index}." for index in kept)
+    return {
+        "looks": record.looks,
+        "facts": facts | {f"gpu{i}.{name}": value for i, device in kept.items() for name, value in device.items()},
+        "levels": {key: level for key, level in _known(record.levels, own) if level[0] >= _LEAST_WEIGHT},
+        "series": dict(_known(record.series, own)),
+    }
+
+
+def _known(quantities: Mapping[str, Any], own: tuple[str, ...]) -> Iterable[tuple[str, Any]]:
+    named = {*LEVELS, RAM}
+    return (
+        (key, value)
+        for key, value in quantities.items()
+        if key in named or (key.startswith(own) and key.partition(".")[2] in GPU_LEVELS)
+    )

@@ -1,18 +1,21 @@
 """Finds the journals in a run folder, written there or copied together, and selects those of one run."""
 
 import os
-import stat
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from training_profiler.safety.files import NotRegularFileError, is_folder, may_follow
 from training_profiler.storage.journal import JOURNAL_SCHEMA
 from training_profiler.storage.journal_tail import read_head
 from training_profiler.storage.launch import LaunchId, is_same_launch, is_surely_another, launch_from_data
 from training_profiler.storage.run_folder import is_own_name, read_journal_name
+from training_profiler.text import printable
 
+MOST_SHOWN: Final = 300  # characters of a path in a message
+MOST_NUMBER: Final = 2**62
 NO_JOURNAL: Final = "does not begin like a journal; is it a file of the profiler's?"
 
 
@@ -94,7 +97,7 @@ def is_journal(path: Path, stem: str = "rank") -> bool:
 def read_begin(path: Path) -> dict[str, Any] | None:
     """Return the first line of a journal; None if there is none."""
     try:
-        return read_head(path) if stat.S_ISREG(path.stat().st_mode) else None
+        return read_head(path)
     except OSError:
         return None
 
@@ -123,33 +126,36 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.name.endswith(".jsonl")
+    if path.name.endswith(".jsonl"):
+        return False
+    return is_folder(path) or (may_follow(path) and path.is_dir())
 
 
 def _inspect(path: Path, shown: str) -> JournalFile:
+    shown = printable(shown, MOST_SHOWN)
     rank, attempt = read_journal_name(path.name) or (None, 0)
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for a writer
-            return JournalFile(path, shown, 0, rank, attempt, problem="is not a file")
+        size = path.stat().st_size
         begin = read_head(path)
+    except NotRegularFileError:
+        return JournalFile(path, shown, 0, rank, attempt, problem="is not a file")
     except OSError as error:
         return JournalFile(path, shown, 0, rank, attempt, problem=f"cannot be read ({error.strerror})")
     if begin is None:
-        return JournalFile(path, shown, status.st_size, rank, attempt, problem=NO_JOURNAL)
+        return JournalFile(path, shown, size, rank, attempt, problem=NO_JOURNAL)
     if begin.get("schema") != JOURNAL_SCHEMA:
         problem = (
-            f"has schema {begin.get('schema')!r}, this version reads {JOURNAL_SCHEMA}; "
+            f"has schema {printable(repr(begin.get('schema')))}, this version reads {JOURNAL_SCHEMA}; "
             f"read it with the version that wrote it (meta.json names it)"
         )
-        return JournalFile(path, shown, status.st_size, rank, attempt, problem=problem)
+        return JournalFile(path, shown, size, rank, attempt, problem=problem)
     who = begin.get("who")
     stated_attempt = _number(who.get("attempt")) if isinstance(who, dict) else None
     stated_rank = _number(begin.get("rank"))
     return JournalFile(
         path,
         shown,
-        status.st_size,
+        size,
         rank if stated_rank is None else stated_rank,
         attempt if stated_attempt is None else stated_attempt,
         begin,
@@ -157,7 +163,7 @@ def _inspect(path: Path, shown: str) -> JournalFile:
 
 
 def _number(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_NUMBER else None
 
 
 def _of_one_run(found: Sequence[JournalFile], folder: Path, left_out: list[str]) -> list[JournalFile]:
@@ -174,7 +180,8 @@ def _of_one_run(found: Sequence[JournalFile], folder: Path, left_out: list[str])
         (journal for journal in of_run if journal.run == run), key=lambda journal: (_order(journal), -journal.wall_ns)
     )
     kept = [journal for journal in of_run if not is_surely_another(journal.launch, anchor.launch)]
-    others = [journal for journal in found if journal not in kept]
+    are_kept = set(map(id, kept))
+    others = [journal for journal in found if id(journal) not in are_kept]
     places = {(journal.rank, journal.attempt) for journal in kept}
     # A rank that never learned the run's name, or an attempt that did not find the run's folder.
     joined = [
@@ -184,11 +191,14 @@ def _of_one_run(found: Sequence[JournalFile], folder: Path, left_out: list[str])
         and is_same_launch(journal.launch, anchor.launch)
         and journal.run != run
     ]
+    are_joined = set(map(id, joined))
     of_others: dict[str | None, list[str]] = defaultdict(list)
     for journal in others:
-        if journal not in joined:
+        if id(journal) not in are_joined:
             of_others[journal.run].append(journal.shown)
-    left_out += [f"left out, of another run ({name}): {_enumerated(shown)}" for name, shown in of_others.items()]
+    left_out += [
+        f"left out, of another run ({printable(str(name))}): {_enumerated(shown)}" for name, shown in of_others.items()
+    ]
     return kept + joined
 
 

@@ -1,16 +1,21 @@
 """Reads the first and last lines of a journal: journals of long runs are long, and there may be many."""
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from training_profiler.safety.files import may_follow, open_file
+from training_profiler.storage.journal_lines import as_object as as_record
+from training_profiler.storage.limits import MOST_LINE_BYTES
+from training_profiler.units import BYTES_PER_MIB
 
 T = TypeVar("T")
 
 HEAD_BYTES: Final = 64 * 1024  # contain the first line
 TAIL_BYTES: Final = 256 * 1024  # first read; more if the line is not in it
 GROWTH: Final = 8
+MOST_AT_ONCE: Final = 8 * BYTES_PER_MIB
 _END: Final = re.compile(rb'\{"kind": ?"end"')
 
 
@@ -28,7 +33,7 @@ def read_head(path: Path) -> dict[str, Any] | None:
     Raises:
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
+    with open_file(path, follow=may_follow(path)) as file:
         head, newline, _ = file.read(HEAD_BYTES).partition(b"\n")
     record = as_record(head) if newline else None
     return record if record is not None and record.get("kind") == "begin" else None
@@ -66,27 +71,20 @@ def read_end(path: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> End[
 
 def _lines_backwards(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file from the last to the first, without reading more of it than needed."""
-    with path.open("rb") as file:
+    with open_file(path, follow=may_follow(path)) as file:
         at = file.seek(0, 2)
         rest, length = b"", TAIL_BYTES
         while at > 0:
             begin = max(0, at - length)
             file.seek(begin)
             rest = file.read(at - begin) + rest
-            at, length = begin, length * GROWTH
+            at, length = begin, min(length * GROWTH, MOST_AT_ONCE)
             if at:
                 rest, newline, lines = rest.partition(b"\n")
                 if not newline:
+                    if len(rest) > MOST_LINE_BYTES:  # no line of ours
+                        return
                     continue
             else:
                 lines = rest
             yield from reversed(lines.split(b"\n"))
-
-
-def as_record(line: bytes) -> dict[str, Any] | None:
-    """Return the data of a line of a journal; None if the line is incomplete."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None

@@ -19,6 +19,7 @@ from training_profiler.storage.journal_discovery import (
 )
 from training_profiler.storage.journal_tail import End, read_end
 from training_profiler.storage.launch import is_running
+from training_profiler.storage.limits import MOST_SUM
 from training_profiler.storage.run_lookup import read_meta
 from training_profiler.units import NS_PER_S
 
@@ -165,7 +166,7 @@ def _flush_s(journals: Sequence[JournalFile]) -> float:
     for journal in journals[:1]:
         settings = read_meta(journal.path.parent).get("settings")
         flush_s = settings.get("flush_s") if isinstance(settings, dict) else None
-        return float(flush_s) if isinstance(flush_s, (int, float)) else 0.0
+        return float(flush_s) if isinstance(flush_s, (int, float)) and 0 <= flush_s <= MOST_SUM else 0.0
     return 0.0
 
 

@@ -1,6 +1,5 @@
 """Finds the run folders of this launch on this disk, without a message from rank 0."""
 
-import json
 import os
 import shlex
 from collections.abc import Iterable, Iterator
@@ -8,11 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from training_profiler.safety.files import is_folder, read_file
 from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.storage.journal_discovery import JournalFile, find_journals, select_journals
+from training_profiler.storage.journal_lines import as_object
 from training_profiler.storage.journal_tail import last_of
 from training_profiler.storage.launch import LaunchId, is_same_launch, launch_from_data
+from training_profiler.storage.limits import MOST_META_BYTES, MOST_SUM
 from training_profiler.storage.run_folder import META, is_own_name, journal_name
+from training_profiler.text import printable
 from training_profiler.units import NS_PER_S
 
 
@@ -39,10 +42,10 @@ def _figures(journal: JournalFile) -> AttemptStats | None:
     begin = journal.begin or {}
 
     def until_then(interval: dict[str, Any]) -> tuple[int, float]:
-        return (
-            int(interval["first_step"]) + len(interval["step_ns"]),
-            (interval["end_ns"] - begin["begin_ns"]) / NS_PER_S,
-        )
+        steps, ns = int(interval["first_step"]) + len(interval["step_ns"]), interval["end_ns"] - begin["begin_ns"]
+        if not (0 <= steps <= MOST_SUM and 0 <= ns <= MOST_SUM):
+            raise ValueError("steps or time out of range")
+        return steps, ns / NS_PER_S
 
     try:
         steps, wall_s = last_of(journal.path, "interval", until_then) or (0, 0.0)
@@ -53,9 +56,10 @@ def _figures(journal: JournalFile) -> AttemptStats | None:
 
 
 def _ended_by(end: dict[str, Any]) -> tuple[str | None]:
-    return (None if end["ended_by"] is None else str(end["ended_by"]),)
+    return (None if end["ended_by"] is None else printable(str(end["ended_by"])),)
 
 
+MOST_COMMAND: Final = 10_000  # characters; the program is among the first
 NEWEST: Final = 20  # run folders that are searched
 APART_NS: Final = 600 * NS_PER_S  # between the begins of two ranks of one run
 
@@ -74,6 +78,8 @@ def runs_of(launch: LaunchId, parent: Path) -> Iterator[tuple[Path, dict[str, An
     except OSError:
         return
     for name in sorted(names, reverse=True)[:NEWEST]:
+        if not is_folder(parent / name):  # a link could lead anywhere
+            continue
         meta = read_meta(parent / name)
         attempts = [attempt for attempt in map(_attempt, _list(meta.get("attempts"))) if attempt is not None]
         if attempts and is_same_launch(launch_from_data(meta.get("launched")), launch):
@@ -96,27 +102,28 @@ def run_of_rank(who: RankId, wall_ns: int, launch: LaunchId, parent: Path) -> Pa
 def read_meta(folder: Path) -> dict[str, Any]:
     """Return the content of meta.json in ``folder``; empty if it cannot be read."""
     try:
-        meta = json.loads((folder / META).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return as_object(read_file(folder / META, MOST_META_BYTES)) or {}
+    except (OSError, ValueError):
         return {}
-    return meta if isinstance(meta, dict) else {}
 
 
 def read_program(folder: Path) -> str | None:
     """Return the name of the script or module of the run in ``folder``; None where it is unknown."""
     try:
-        words = shlex.split(str(read_meta(folder).get("command", "")))[1:]  # the first is the interpreter
+        words = shlex.split(str(read_meta(folder).get("command", ""))[:MOST_COMMAND])[
+            1:
+        ]  # the first is the interpreter
     except ValueError:  # a quote without its end
         return None
     while words and words[0].startswith("-"):
         option = words.pop(0)
         if option == "-m":
-            return words[0] if words else None
+            return printable(words[0]) if words else None
         if option == "-c":
             return None
         if option in ("-W", "-X"):  # their value is the next word
             words = words[1:]
-    return Path(words[0]).name if words else None
+    return printable(Path(words[0]).name) if words else None
 
 
 def typed_path(folder: Path) -> str:
@@ -128,9 +135,10 @@ def typed_path(folder: Path) -> str:
 
 def _attempt(row: Any) -> Attempt | None:
     try:
-        return Attempt(int(row["number"]), int(row["begin_wall_ns"]))
+        attempt = Attempt(int(row["number"]), int(row["begin_wall_ns"]))
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
+    return attempt if all(0 <= number <= MOST_SUM for number in attempt) else None
 
 
 def _list(value: object) -> list[Any]:

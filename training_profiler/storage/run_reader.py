@@ -1,16 +1,17 @@
 """Reads a run folder: the final stats come from the journal alone."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from training_profiler.aggregation.run import RunSums
 from training_profiler.errors import RunFolderError
-from training_profiler.recording.data_loader import TRAIN, LoaderCounts
-from training_profiler.recording.section_names import SectionNames
-from training_profiler.snapshot.snapshot import DeviceTimingStats, Health, Snapshot
-from training_profiler.storage.journal_codec import totals_from_data
+from training_profiler.recording.section_names import OTHER_NAMES, SectionNames
+from training_profiler.safety.files import lines_of, may_follow, open_file
+from training_profiler.snapshot.snapshot import Health, Snapshot
+from training_profiler.storage.journal_codec import largest_sum, totals_from_data
 from training_profiler.storage.journal_discovery import (
     NO_JOURNAL,
     JournalFile,
@@ -18,12 +19,25 @@ from training_profiler.storage.journal_discovery import (
     find_own_folder_journals,
     select_journals,
 )
-from training_profiler.storage.journal_tail import as_record
+from training_profiler.storage.journal_lines import (
+    BadLineError,
+    BeginLine,
+    EndLine,
+    EpochBeginLine,
+    EpochEndLine,
+    HeldLine,
+    IntervalLine,
+    Line,
+    decode_line,
+    sentences,
+)
 from training_profiler.storage.launch import is_running
+from training_profiler.storage.limits import MOST_EPOCHS, MOST_JOURNAL_BYTES, MOST_LINE_BYTES, MOST_NAMES, MOST_SUM
 from training_profiler.storage.rank_reader import attempt_of, received_ranks
 from training_profiler.storage.run_folder import is_own_name, journal_name
 from training_profiler.storage.run_lookup import attempts_before, read_meta
-from training_profiler.units import NS_PER_S
+from training_profiler.text import one_line, printable
+from training_profiler.units import BYTES_PER_GIB, NS_PER_S
 
 # By whether the process still runs, as far as known.
 _UNENDED: Final = {
@@ -121,7 +135,7 @@ def _why_not(folder: Path) -> str:
         held = "a run" if len(runs) == 1 else f"{len(runs)} runs"
         return f"{folder} holds {held}; give that folder itself, e.g. {folder / runs[-1]}"
     try:
-        (folder / journal_name(0)).open("rb").close()
+        open_file(folder / journal_name(0), follow=True).close()
         reason = "it is none of the run's"
     except OSError as error:
         reason = str(error.strerror)
@@ -132,95 +146,129 @@ def _read_journal(folder: Path, found: JournalFile) -> Snapshot:
     """Return the stats of one rank."""
     if found.problem or found.begin is None:
         raise RunFolderError(f"{found.path} {found.problem}")
+    replay = _Replay()
     try:
-        lines = found.path.read_bytes().split(b"\n")
+        with open_file(found.path, follow=may_follow(found.path)) as file:
+            if os.fstat(file.fileno()).st_size > MOST_JOURNAL_BYTES:
+                raise RunFolderError(f"{found.path} is larger than {MOST_JOURNAL_BYTES / BYTES_PER_GIB:g} GiB")
+            for line in lines_of(file, MOST_LINE_BYTES):
+                replay.add(line)
     except OSError as error:
         raise RunFolderError(f"{found.path} cannot be read ({error.strerror})") from None
-    (begin, *later), torn = _records(lines)
-    try:
-        return _replay(folder, found.path.parent, begin, later, torn)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        raise RunFolderError(f"{found.path} holds a line that is not a journal's: {error!r}") from error
+    if replay.sums is None or (replay.problem and not replay.intervals):
+        raise RunFolderError(f"{found.path} holds a line that is not a journal's: {replay.problem}")
+    return replay.snapshot(folder, found)
 
 
-def _records(lines: list[bytes]) -> tuple[list[dict[str, Any]], int]:
-    """Return the complete lines, and the number of incomplete lines."""
-    there = [line for line in lines if line.strip()]
-    records = [record for record in map(as_record, there) if record is not None]
-    return records, len(there) - len(records)
+class _Replay:
+    """Adds up the lines of a journal as they are read. A line that cannot be used is counted and left out."""
 
+    def __init__(self) -> None:
+        self.sums: RunSums | None = None
+        self.problem = ""  # of the first unusable line
+        self.intervals = 0
+        self._names = SectionNames(limit=MOST_NAMES)
+        self._last: IntervalLine | None = None
+        self._end: EndLine | None = None
+        self._unusable, self._is_torn = 0, False
+        self._unsaved = self._further_epochs = 0
+        self._added = 0  # a bound of every sum
 
-def _replay(
-    folder: Path, own_folder: Path, begin: dict[str, Any], records: list[dict[str, Any]], torn: int
-) -> Snapshot:
-    names = SectionNames(limit=1_000_000)
-    sums = RunSums(names, begin["begin_ns"], begin["warmup"])
-    loaders: list[LoaderCounts] = []
-    open_sections: list[str] = []
-    health: dict[str, Any] = {}
-    device: DeviceTimingStats | None = None
-    end: dict[str, Any] | None = None
-    unsaved = 0
-    for record in records:
-        kind = record["kind"]
-        if kind == "interval":
-            sums.add(*totals_from_data(record, names))
-            loaders = [_loader(*columns) for columns in record["loaders"]]
-            health = record
-            device = DeviceTimingStats(**record["device"]) if "device" in record else None  # only with an accelerator
-            open_sections = record["open_sections"]
-        elif kind == "epoch_begin":
-            sums.begin_epoch(record["number"])
-        elif kind == "epoch_end":
-            sums.end_epoch(record["batches"], record["samples"], record["is_complete"])
-        elif kind == "held":
-            unsaved = record["dropped"]
-        elif kind == "end":
-            health = end = record
-    notes = list(health.get("notes", ()))
-    if torn:
-        notes.append(f"{torn} torn line{'s' * (torn > 1)} in the journal left out")
-    if unsaved:
-        dropped = "1 interval was" if unsaved == 1 else f"{unsaved} intervals were"
-        notes.append(f"{dropped} dropped before this rank knew of the run's folder")
-    if end is None:
-        sums.end_epoch(None, None, is_complete=False)
-        notes.append(_UNENDED[is_running(begin.get("host"), begin.get("pid"), begin.get("wall_ns", 0) / NS_PER_S)])
-    return sums.snapshot(
-        Health(
-            dropped=sums.run.dropped,
-            disabled=tuple(health.get("disabled", ())),
-            overhead_s=health.get("overhead_s", 0.0),
-            notes=tuple(notes),
-        ),
-        loaders=loaders,
-        device=device,
-        open_sections=open_sections,
-        run_folder=str(folder),
-        ended_by=end["ended_by"] if end else None,
-        thresholds=_thresholds(own_folder),
-    )
+    def add(self, line: bytes | None) -> None:
+        """Add the next line; None for one that is too long."""
+        if line is not None and not line.strip():
+            return
+        self._unusable += self._is_torn  # that was not the last line
+        self._is_torn = False
+        try:
+            if line is None:
+                raise BadLineError(f"a line has more than {MOST_LINE_BYTES} bytes")
+            record = decode_line(line)
+            if record is not None:
+                self._add(record)
+        except BadLineError as error:
+            self._unusable += 1
+            self.problem = self.problem or str(error)
+        except ValueError as error:
+            self._is_torn = True
+            self.problem = self.problem or one_line(error)
+
+    def _add(self, record: Line) -> None:
+        sums = self.sums
+        if isinstance(record, BeginLine):
+            if sums is None:
+                self.sums = RunSums(self._names, record.begin_ns, record.warmup, has_intervals=False)
+        elif sums is None:
+            raise BadLineError("it comes before the begin of the run")
+        elif isinstance(record, IntervalLine):
+            self._add_interval(sums, record)
+        elif isinstance(record, EpochBeginLine):
+            self._further_epochs += len(sums.epochs) >= MOST_EPOCHS
+            if len(sums.epochs) < MOST_EPOCHS:
+                sums.begin_epoch(record.number)
+        elif isinstance(record, EpochEndLine):
+            sums.end_epoch(record.batches, record.samples, record.is_complete)
+        elif isinstance(record, HeldLine):
+            self._unsaved = record.dropped
+        else:
+            self._end = record
+
+    def _add_interval(self, sums: RunSums, record: IntervalLine) -> None:
+        if record.end_ns < sums.run.end_ns:
+            raise BadLineError("an interval ends before the one before it")
+        added = self._added + largest_sum(record)
+        if added > MOST_SUM:
+            raise BadLineError("its numbers are too large")
+        sums.add(*totals_from_data(record, self._names))
+        self._added, self._last = added, record
+        self.intervals += 1
+
+    def snapshot(self, folder: Path, found: JournalFile) -> Snapshot:
+        """Return the stats of the run."""
+        sums, last, end = self.sums, self._last, self._end
+        assert sums is not None
+        state = end or last
+        begin = found.begin or {}
+        notes = [*(sentences(state.notes) if state else ()), *self._notes()]
+        if end is None:
+            sums.end_epoch(None, None, is_complete=False)
+            notes.append(_UNENDED[is_running(begin.get("host"), begin.get("pid"), found.wall_ns / NS_PER_S)])
+        return sums.snapshot(
+            Health(
+                dropped=sums.run.dropped,
+                disabled=sentences(state.disabled) if state else (),
+                overhead_s=state.overhead_s if state else 0.0,
+                notes=tuple(notes),
+            ),
+            loaders=last.loader_counts() if last else [],
+            device=last.device_timing() if last else None,
+            open_sections=sentences(last.open_sections) if last else (),
+            run_folder=str(folder),
+            ended_by=printable(end.ended_by) if end and end.ended_by is not None else None,
+            thresholds=_thresholds(found.path.parent),
+        )
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if self._unusable:
+            lines = "1 line" if self._unusable == 1 else f"{self._unusable} lines"
+            notes.append(f"{lines} of the journal left out, so what they measured is missing ({self.problem})")
+        if self._is_torn:
+            notes.append("1 torn line in the journal left out")
+        if self._unsaved:
+            dropped = "1 interval was" if self._unsaved == 1 else f"{self._unsaved} intervals were"
+            notes.append(f"{dropped} dropped before this rank knew of the run's folder")
+        further = len(self._names.further_names)
+        if further:
+            notes.append(f"the journal has over {MOST_NAMES} section names; {further} more are in {OTHER_NAMES}")
+        if self._further_epochs:
+            notes.append(f"only the first {MOST_EPOCHS} epochs are listed, {self._further_epochs} more are left out")
+        return notes
 
 
 def _thresholds(folder: Path) -> dict[str, float]:
     """Return the rule thresholds that the run had set; empty if unknown."""
     try:
         return {str(code): float(value) for code, value in read_meta(folder)["settings"]["thresholds"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return {}
-
-
-def _loader(
-    name: str,
-    batches: int,
-    samples: int | None,
-    wait_ns: int,
-    serial: int = 0,  # journals of earlier versions lack this and the following
-    asked: float | None = None,
-    phases: Sequence[tuple[str, int, int | None, int]] = (),
-) -> LoaderCounts:
-    counts = LoaderCounts(name, serial)
-    counts.requested_share = asked
-    for phase, count, sample_count, ns in phases or [(TRAIN, batches, samples, wait_ns)]:
-        counts.by_phase[phase].add(count, sample_count, ns)
-    return counts

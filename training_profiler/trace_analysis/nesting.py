@@ -9,6 +9,8 @@ from training_profiler.trace_analysis.load.columns import CATEGORY_IDS, NONE, Bo
 
 # If a trace rounds begin and duration to whole us, an inner event may end up to 2 us after the outer one.
 ROUNDING_NS: Final = 2000
+# Open events that are looked through for the one around a new event; profilers write two or three that overlap.
+MOST_OVERLAPPING: Final = 500
 # Of two events with the same begin and end, the later category in this order lies within the other.
 _OUTER_FIRST: Final = ("user_annotation", "python_function", "cpu_op", "cuda_runtime")
 
@@ -69,8 +71,11 @@ def _walked(columns: Columns, rows: Ints) -> tuple[list[int], list[int], list[bo
             counts[open_events.pop()[2]] -= 1
         end, name = ends[i], names[i]
         place = len(open_events) - 1
-        while place >= 0 and (open_events[place][1] < end - ROUNDING_NS or open_events[place][1] <= begin):
+        least = max(-1, place - MOST_OVERLAPPING)
+        while place > least and (open_events[place][1] < end - ROUNDING_NS or open_events[place][1] <= begin):
             place -= 1  # it ends well before the new event
+        if place == least:
+            place = NONE
         if place >= 0:
             parents[i], above_ns, _ = open_events[place]
             if above_ns < end:
@@ -88,7 +93,8 @@ def _above(open_events: list[tuple[int, int, int]], parents: list[int], place: i
     """Return the names of the open event at ``place`` and of its ancestors, without overlapping siblings."""
     names = set()
     wanted = open_events[place][0] if place >= 0 else NONE
-    for i, _, name in reversed(open_events[: place + 1]):
+    for at in range(place, max(-1, place - MOST_OVERLAPPING), -1):
+        i, _, name = open_events[at]
         if i == wanted:
             names.add(name)
             wanted = parents[i]

@@ -1,21 +1,27 @@
 """Reads a trace file into typed events. A file that is not a trace gives a clear error of one line."""
 
+import os
 import re
 import zlib
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
 from training_profiler.errors import TraceError
+from training_profiler.safety.files import NotRegularFileError, open_file
+from training_profiler.text import one_line
 from training_profiler.trace_analysis.load.times import EXACT_BELOW_US
 from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB
 
 MOST_BYTES: Final = 2 * BYTES_PER_GIB  # of JSON, some 12 million events; no viewer opens it either
-# gzip packs a trace to a tenth or twentieth of its size. A large file packed to less than a 200th is not a trace.
-MOST_PACKED: Final = 200
-PACKED_FREELY_BYTES: Final = 64 * BYTES_PER_MIB
+# gzip packs a trace to a tenth or twentieth of its size. What is packed to less than a 100th is not a trace.
+MOST_PACKED: Final = 100
+PACKED_FREELY_BYTES: Final = 32 * BYTES_PER_MIB
+# An event takes 60 bytes or more; in memory an empty one takes 90. A file full of empty objects is not a trace.
+LEAST_OBJECT_BYTES: Final = 12
+MOST_SMALL_OBJECTS: Final = 100_000
+MOST_DEVICES_BYTES: Final = BYTES_PER_MIB
 _GZIP: Final = b"\x1f\x8b"
 _CHUNK: Final = 1 << 24
 _SNIFFED: Final = 1 << 16
@@ -55,22 +61,22 @@ class Event(msgspec.Struct, gc=False):
     name: str = ""
     pid: Number = None
     tid: Number = None
-    ts: Any = None
-    dur: Any = None
+    ts: Number | bool = None
+    dur: Number | bool = None
     args: Args | None = None
 
 
 class _EventAsWritten(Event, gc=False):
     """An event whose times are the bytes of the file."""
 
-    ts: msgspec.Raw = msgspec.Raw()
-    dur: msgspec.Raw = msgspec.Raw()
+    ts: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
+    dur: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
 
 
 class _File(msgspec.Struct, gc=False):
     events: list[Event] = msgspec.field(name="traceEvents")
-    devices: Any = msgspec.field(default=None, name="deviceProperties")
-    distributed: Any = msgspec.field(default=None, name="distributedInfo")
+    devices: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="deviceProperties")
+    distributed: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="distributedInfo")
 
 
 class _FileAsWritten(_File, gc=False):
@@ -97,17 +103,24 @@ def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
         TraceError: The file cannot be read, is too large or is not a whole trace. The message has one line.
     """
     text = _text_of(path, most_bytes)
-    if not text.strip():
+    if not text or text.isspace():
         raise TraceError(f"{path} is empty: was the training stopped before the trace was written?")
+    if text.count(b"{") > MOST_SMALL_OBJECTS + len(text) // LEAST_OBJECT_BYTES:
+        raise TraceError(f"{path} is not a trace of torch.profiler: most of it is small or empty objects")
     file = _decoded(path, text, _FileAsWritten if _LARGE_FLOAT.search(text[:_SNIFFED]) else _File)
     if any(type(event.ts) is float and abs(event.ts) >= EXACT_BELOW_US for event in file.events):
         file = _decoded(path, text, _FileAsWritten)
-    devices = file.devices if isinstance(file.devices, list) else []
+    devices, distributed = _small(file.devices), _small(file.distributed)
     return RawTrace(
         file.events,
-        [device for device in devices if isinstance(device, dict)],
-        file.distributed if isinstance(file.distributed, dict) else {},
+        [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else [],
+        distributed if isinstance(distributed, dict) else {},
     )
+
+
+def _small(part: msgspec.Raw) -> Any:
+    """Return a part of the file that is not events; None if it is missing or too large for what it says."""
+    return msgspec.json.decode(part) if 0 < len(part) <= MOST_DEVICES_BYTES else None
 
 
 def _decoded(path: Path, text: bytes, kind: type[_File]) -> _File:
@@ -132,47 +145,57 @@ def _decoded(path: Path, text: bytes, kind: type[_File]) -> _File:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200].removeprefix("JSON is malformed: ")
+    return one_line(" ".join(str(error).split())[:200].removeprefix("JSON is malformed: "))
 
 
 def _text_of(path: Path, most_bytes: int) -> bytes:
+    if path.is_dir():
+        raise TraceError(f"{path} is a folder; give a file in it, such as *.pt.trace.json.gz")
     try:
-        status = path.stat()
-        if S_ISDIR(status.st_mode):
-            raise TraceError(f"{path} is a folder; give a file in it, such as *.pt.trace.json.gz")
-        if not S_ISREG(status.st_mode):
-            raise TraceError(f"{path} is not a file; write the trace to a file first")
-        if status.st_size > most_bytes:
-            raise TraceError(_too_large(path, most_bytes))
-        data = path.read_bytes()
+        with open_file(path, follow=True) as file:
+            if os.fstat(file.fileno()).st_size > most_bytes:
+                raise TraceError(_too_large(path, most_bytes))
+            if file.read(len(_GZIP)) == _GZIP:
+                file.seek(0)
+                data = _unzipped(path, file, most_bytes)
+            else:
+                file.seek(0)
+                data = file.read(most_bytes)
+    except NotRegularFileError:
+        raise TraceError(f"{path} is not a file; write the trace to a file first") from None
     except OSError as error:
         raise TraceError(f"{path} cannot be read ({error.strerror})") from None
     if data.startswith(_GZIP):
-        data = _unzipped(path, data, most_bytes)
-        if data.startswith(_GZIP):
-            raise TraceError(f"{path} is gzipped twice; unpack it once: gunzip -c FILE > once.json.gz")
+        raise TraceError(f"{path} is gzipped twice; unpack it once: gunzip -c FILE > once.json.gz")
     return data
 
 
-def _unzipped(path: Path, data: bytes, most_bytes: int) -> bytes:
-    """Return the unpacked ``data``. Unpacking stops at the limits."""
-    most_of_it = min(most_bytes, max(PACKED_FREELY_BYTES, MOST_PACKED * len(data)))
-    parts, size, rest = [], 0, data
+def _unzipped(path: Path, file: BinaryIO, most_bytes: int) -> bytes:
+    """Return the unpacked content of ``file``. Unpacking stops at the limits, before the memory is taken."""
+    parts, size, rest, packed_bytes = [], 0, file.read(_CHUNK), 0
     while rest:
         packed = zlib.decompressobj(wbits=31)
         try:
             while not packed.eof:
+                before = len(rest)
                 part = packed.decompress(rest, _CHUNK)
                 rest = packed.unconsumed_tail
-                if not part and not rest and not packed.eof:
-                    raise TraceError(f"{path} is cut off: the gzip file ends early. Was the training stopped then?")
+                packed_bytes += before - len(rest) - len(packed.unused_data)
+                if not rest and not packed.eof:
+                    rest = file.read(_CHUNK)
+                    if not part and not rest:
+                        raise TraceError(f"{path} is cut off: the gzip file ends early. Was the training stopped then?")
                 size += len(part)
-                if size > most_of_it:
-                    raise TraceError(_too_large(path, most_bytes, 0 if size > most_bytes else len(data)))
+                if size > most_bytes:
+                    raise TraceError(_too_large(path, most_bytes))
+                if size > PACKED_FREELY_BYTES and size > MOST_PACKED * packed_bytes:
+                    raise TraceError(_too_large(path, most_bytes, os.fstat(file.fileno()).st_size))
                 parts.append(part)
         except zlib.error as error:
             raise TraceError(f"{path} is damaged: gzip cannot unpack it ({_one_line(error)})") from None
-        rest = packed.unused_data if packed.unused_data.startswith(_GZIP) else b""  # files put one after another
+        rest = packed.unused_data or file.read(_CHUNK)
+        if not rest.startswith(_GZIP):  # else files put one after another
+            break
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

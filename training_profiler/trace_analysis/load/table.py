@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from training_profiler.errors import TraceError
+from training_profiler.text import printable
 from training_profiler.trace_analysis.load.begin_end import pairs_of
 from training_profiler.trace_analysis.load.columns import (
     CATEGORIES,
@@ -25,6 +26,9 @@ from training_profiler.trace_analysis.load.reader import Args, Event, RawTrace
 from training_profiler.trace_analysis.load.times import TimeProblemError, times_ns
 
 _NO_ARGS: Final = Args()
+MOST_NAME: Final = 2_000  # characters; kernels of templates have long names
+MOST_THREADS: Final = 1_000
+MOST_SUM_NS: Final = 2**62
 _BEYOND_64_BITS: Final = 2**63
 # Old versions give these the category of operators.
 _ANNOTATIONS: Final = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)", "## ")
@@ -56,7 +60,10 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     events, begin_ns, end_ns = _with_duration(raw, where)
     order = np.argsort(begin_ns, kind="stable")
     names, name = numbered(list(map(attrgetter("name"), events)))
+    names = [printable(event_name, MOST_NAME) for event_name in names]
     threads, thread = numbered(list(map(attrgetter("pid", "tid"), events)))
+    if len(threads) > MOST_THREADS:
+        raise TraceError(f"{where} has events of {len(threads)} threads and streams; at most {MOST_THREADS} are read")
     category = _categories(events, names, name)
     is_gpu = np.isin(category, [CATEGORY_IDS[category_name] for category_name in GPU_CATEGORIES])
     is_kernel = category == CATEGORY_IDS["kernel"]
@@ -93,7 +100,7 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         occupancy=reader.floats(is_kernel, lambda args: args.occupancy or None),
         blocks_per_sm=reader.floats(is_kernel, attrgetter("blocks_per_sm")),
         memory=_memory(_memory_events(raw), where),
-        device_names=tuple(str(device.get("name", "")) for device in raw.devices),
+        device_names=tuple(printable(str(device.get("name", ""))) for device in raw.devices),
         device_bytes=_memory_of_devices(raw.devices),
         world_size=_integer_or_none(raw.distributed.get("world_size")),
         rank=_integer_or_none(raw.distributed.get("rank")),
@@ -138,6 +145,8 @@ def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
     duration_ns = _times(events, lambda event: event.dur, where)
     if len(events) and duration_ns.min() < 0:
         raise TraceError(f"{where} has a negative duration: {_described(events[int(np.argmin(duration_ns))])}")
+    if float(duration_ns.sum(dtype=np.float64)) > MOST_SUM_NS:
+        raise TraceError(f"{where} has durations of over 146 years in all")
     if "B" in raw.kinds:
         try:
             paired, begins, ends = pairs_of(raw.events)
@@ -185,8 +194,8 @@ def _categories(events: Sequence[Event], names: Sequence[str], name: Ints) -> In
 def _text(value: str | bytes | None) -> str:
     """Return a text. JSON is returned as in the file, without its spaces."""
     if isinstance(value, bytes):
-        return value.decode("utf-8", "replace").replace(" ", "").replace("\n", "")
-    return value or ""
+        value = value[: 2 * MOST_NAME].decode("utf-8", "replace").replace(" ", "").replace("\n", "")
+    return printable(value or "", MOST_NAME)
 
 
 def _sent_bytes(args: Args) -> int | None:

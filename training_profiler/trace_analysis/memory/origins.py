@@ -4,7 +4,11 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from training_profiler.text import printable
+
 NO_STACK: Final = "no stack recorded"
+MOST_TEXT: Final = 1_000  # characters of a name: the patterns take long on longer ones
+MOST_FRAMES: Final = 1_000
 BEFORE: Final = "before the history"
 ELSEWHERE: Final = "elsewhere"
 _TORCH: Final = re.compile(r"(^|/)torch/")
@@ -58,7 +62,8 @@ class Origins:
 def _origin(frames: Any) -> Origin:
     recorded = [frame for frame in frames if isinstance(frame, dict)] if isinstance(frames, list) else []
     stack = [
-        _frame(str(frame.get("filename", "")), frame.get("line", 0), str(frame.get("name", ""))) for frame in recorded
+        _frame(_text(frame.get("filename", "")), _text(frame.get("line", 0)), _text(frame.get("name", "")))
+        for frame in recorded[:MOST_FRAMES]
     ]
     if not stack:
         return Origin(NO_STACK, NO_STACK)
@@ -72,8 +77,15 @@ def _origin(frames: Any) -> Origin:
     return Origin(f"{stack[0][2]} (no Python in its stack)", phase)
 
 
+def _text(value: Any) -> str:
+    """Return a text or number; others, which may be nested, are none."""
+    if isinstance(value, str):
+        return value[:MOST_TEXT]
+    return str(value) if isinstance(value, int) and abs(value) < 2**63 else ""
+
+
 def _frame(file: str, line: Any, name: str) -> tuple[str, Any, str]:
     whole = _OF_PROFILE.fullmatch(name) if file == "none" else None
     if whole is not None:
         file, line, name = whole.groups()
-    return file.replace("\\", "/"), line, name
+    return printable(file.replace("\\", "/"), MOST_TEXT), printable(str(line)), printable(name, MOST_TEXT)

@@ -1,0 +1,138 @@
+"""Opens, reads and replaces files in folders that others can write: nothing there makes us wait or redirects us.
+
+A pipe, a device, a socket, a folder and a link are not files here; ``OSError`` says so in a few words.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+_WRITE_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0)
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_KINDS: Final = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a link"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+)
+CHUNK: Final = 1 << 20
+
+
+class NotRegularFileError(OSError):
+    """Something that is not a file, or too large to be one of ours."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(errno.EINVAL, reason)
+
+
+def open_file(path: str | Path, follow: bool = False) -> BinaryIO:
+    """Open a regular file for reading, unbuffered beyond need, without waiting for anyone.
+
+    Args:
+        path: the file.
+        follow: whether ``path`` itself may be a link, as for a file that the user named.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+    _check(os.stat(path, follow_symlinks=follow))  # opening a device can have effects
+    descriptor = os.open(path, _READ | (0 if follow else _NO_LINK))
+    try:
+        _check(os.fstat(descriptor))  # it may be another file by now
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _check(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "a device")
+        raise NotRegularFileError(f"it is {kind}, not a file")
+
+
+def read_file(path: str | Path, most_bytes: int, follow: bool = False) -> bytes:
+    """Return the content of a regular file of at most ``most_bytes``.
+
+    Raises:
+        OSError: it cannot be read, is not a regular file, or is larger.
+    """
+    with open_file(path, follow) as file:
+        if os.fstat(file.fileno()).st_size > most_bytes:
+            raise NotRegularFileError(f"it is larger than {most_bytes} bytes")
+        data = file.read(most_bytes + 1)  # it may grow
+    if len(data) > most_bytes:
+        raise NotRegularFileError(f"it is larger than {most_bytes} bytes")
+    return data
+
+
+def may_follow(path: Path) -> bool:
+    """Return whether a link at ``path`` can be trusted: not in a folder that others can write."""
+    try:
+        return not os.stat(path.parent).st_mode & _OTHERS_WRITE
+    except OSError:
+        return False
+
+
+def is_readable(path: Path) -> bool:
+    """Return whether ``path`` is a regular file, or a trusted link to one."""
+    try:
+        return stat.S_ISREG(os.stat(path, follow_symlinks=may_follow(path)).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: str | Path) -> bool:
+    """Return whether ``path`` is a folder, and not a link to one."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def lines_of(file: BinaryIO, most_bytes: int) -> Iterator[bytes | None]:
+    """Yield the lines of a file without their line breaks; None for a line of more than ``most_bytes``."""
+    while line := file.readline(most_bytes + 1):
+        if len(line) <= most_bytes or line.endswith(b"\n"):
+            yield line.removesuffix(b"\n")
+            continue
+        while (rest := file.readline(CHUNK)) and not rest.endswith(b"\n"):
+            pass
+        yield None
+
+
+def create_file(path: str | Path, mode: int = 0o666) -> int:
+    """Return the descriptor of a new file for writing, with the user's umask; a link there is not followed.
+
+    Raises:
+        FileExistsError: there is something of that name.
+        OSError: it cannot be made.
+    """
+    return os.open(path, _WRITE_NEW | _NO_LINK, mode)
+
+
+def replace_file(path: Path, data: bytes, draft: Path | None = None) -> None:
+    """Write a file in one piece: a reader finds the old content or the new one. A link there is replaced, not followed.
+
+    Args:
+        path: the file.
+        data: its content.
+        draft: where it is written first; by default beside it, ending in ``.part``.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    draft = draft or path.with_name(path.name + ".part")
+    try:
+        descriptor = create_file(draft)
+    except FileExistsError:  # left over, or planted
+        os.unlink(draft)
+        descriptor = create_file(draft)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    os.replace(draft, path)

@@ -84,6 +84,7 @@ MAY_BE_ASSIGNED = {
     ("component_benchmark.capture", "node"),
     ("runtime.pipeline", "totals"),
     ("storage", "totals.coupling"),
+    ("training_profiler", "globals()[_name]"),
     # Objects of Python, ctypes, torch and protobuf.
     ("bootstrap", "exec_module"),
     ("cli.run", "parser"),

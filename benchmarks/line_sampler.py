@@ -14,8 +14,9 @@ from time import perf_counter_ns
 import torch
 
 from benchmarks.figures import Figure, print_figures, print_table, spread
-from training_profiler.sampling import line_sampler
-from training_profiler.sampling.line_sampler import HANDOVER_S, LineSampler, Sample
+from training_profiler.sampling import switch_interval
+from training_profiler.sampling.line_sampler import LineSampler, Sample
+from training_profiler.sampling.switch_interval import HANDOVER_S
 from training_profiler.units import NS_PER_S, NS_PER_US
 
 HZ = 50
@@ -56,7 +57,7 @@ def run(run_s: float = 16.0) -> list[Figure]:
 
 def _sampled(handover_s: float, work: Callable[[], None]) -> tuple[list[Sample], LineSampler]:
     """Return the samples of ``work``, taken with this time to hand over the GIL."""
-    line_sampler.HANDOVER_S = handover_s  # type: ignore[misc]
+    switch_interval.HANDOVER_S = handover_s  # type: ignore[misc]
     sampler = LineSampler(perf_counter_ns, lambda _, part: part())
     sampler.start(HZ, perf_counter_ns())
     try:
@@ -64,7 +65,7 @@ def _sampled(handover_s: float, work: Callable[[], None]) -> tuple[list[Sample],
         work()
     finally:
         sampler.close()
-        line_sampler.HANDOVER_S = HANDOVER_S  # type: ignore[misc]
+        switch_interval.HANDOVER_S = HANDOVER_S  # type: ignore[misc]
     return sampler.pop_samples(), sampler
 
 

@@ -66,3 +66,8 @@ __all__ = [
     "start_training_profiling",
     "stop_training_profiling",
 ]
+
+# On and off they are the same functions to pickle, inspect and tracebacks.
+for _name in __all__:
+    globals()[_name].__module__ = __name__
+del _name

@@ -1,14 +1,16 @@
 """The public API while profiling is on: the recorder of the process and its session."""
 
+from __future__ import annotations
+
 import multiprocessing
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from training_profiler.errors import ProfilerWarning
-from training_profiler.recording.data_loader import ProfiledIterator, ProfiledLoader
+from training_profiler.recording.data_loader import FetchTimer, profiled
 from training_profiler.recording.known_sections import VALIDATION_EPOCH
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.process import Process, usable_settings
@@ -97,62 +99,73 @@ def profile_step() -> None:
         session.step()
 
 
-class _Context:
-    """A context that does nothing; subclasses mark an epoch or a phase."""
+class Context:
+    """Marks an epoch or a phase.
+
+    Args:
+        function: the public function that returns it.
+        argument: of that function.
+        begin: called at the begin; its result is for ``end``.
+        end: called with that, and with whether the end is without an exception.
+    """
+
+    __slots__ = ("__weakref__", "_begin", "_begun", "_end", "_made_by")
+    __module__ = "training_profiler"
+
+    def __init__(
+        self,
+        function: Callable[[Any], Context],
+        argument: Any,
+        begin: Callable[[], Any] = lambda: None,
+        end: Callable[[Any, bool], None] = lambda begun, is_complete: None,
+    ) -> None:
+        self._made_by = function, (argument,)
+        self._begin, self._end = begin, end
+        self._begun: list[Any] = []  # it may be entered again inside of itself
 
     def __enter__(self) -> None:
-        pass
+        self._begun.append(self._begin())
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
     ) -> None:
-        pass
+        if self._begun:
+            self._end(self._begun.pop(), kind is None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._made_by
 
 
-class _Epoch(_Context):
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def __enter__(self) -> None:
-        session = _process.running()
-        if session is not None:
-            session.begin_epoch(self._number)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        session = _process.running()
-        if session is not None:
-            session.end_epoch(is_complete=kind is None)
-
-
-class _Validation(_Context):
-    def __enter__(self) -> None:
-        self._phase_before = _process.enter_phase("validation")
-        self._section = profile_section(VALIDATION_EPOCH)
-        self._section.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        _process.enter_phase(self._phase_before)
-        self._section.__exit__(kind, error, traceback)
-
-
-def profile_epoch(n: int) -> _Context:
+def profile_epoch(n: int) -> Any:
     """Return a context around one epoch; at its end the epoch's summary is printed.
 
     Args:
         n: number of the epoch, as the summary shows it.
     """
     try:
-        return _Epoch(int(n))
+        number = int(n)
     except (TypeError, ValueError, OverflowError):
         _note(f"profile_epoch({n!r}) has no number, so this epoch has no summary; example: profile_epoch(1)")
-        return _Context()
+        return Context(profile_epoch, n)
+    return Context(profile_epoch, n, lambda: _begin_epoch(number), _end_epoch)
 
 
-def profile_phase(phase: str) -> _Context:
+def _begin_epoch(number: int) -> None:
+    session = _process.running()
+    if session is not None:
+        session.begin_epoch(number)
+
+
+def _end_epoch(begun: None, is_complete: bool) -> None:
+    session = _process.running()
+    if session is not None:
+        session.end_epoch(is_complete)
+
+
+def profile_phase(phase: str) -> Any:
     """Return a context around one phase of the loop.
 
     ``"validation"`` is recorded as the section ``validation_epoch``. Its time belongs to no training step, and
@@ -162,10 +175,21 @@ def profile_phase(phase: str) -> _Context:
         phase: ``"train"`` or ``"validation"``.
     """
     if phase == "validation":
-        return _Validation()
+        return Context(profile_phase, phase, _begin_validation, _end_validation)
     if phase != "train":
         _note(f"profile_phase({phase!r}) is neither 'train' nor 'validation' and was ignored")
-    return _Context()
+    return Context(profile_phase, phase)
+
+
+def _begin_validation() -> str:
+    phase_before = _process.enter_phase("validation")
+    profile_section(VALIDATION_EPOCH).__enter__()
+    return phase_before
+
+
+def _end_validation(phase_before: str, is_complete: bool) -> None:
+    _process.enter_phase(phase_before)
+    profile_section(VALIDATION_EPOCH).__exit__(None, None, None)
 
 
 def _note(sentence: str) -> None:
@@ -195,10 +219,17 @@ def profile_dataloader(loader: Iterable[T], name: str | None = None, proportion:
     counts = session.loaders.counts_of(loader, name)
     if proportion is not None:
         counts.requested_share = _share(proportion)
-    kind = ProfiledIterator if hasattr(loader, "__next__") else ProfiledLoader
     recorder = _process.recorder
-    is_training = lambda: _process.phase == "train"  # noqa: E731
-    return kind(loader, profile_section, recorder.clock, counts, is_training, recorder.buffer)
+    timer = FetchTimer(
+        counts,
+        profile_section,
+        recorder.time_only_section,
+        recorder.clock,
+        lambda: _process.phase == "train",
+        recorder.buffer,
+        again=(profile_dataloader, name, proportion),
+    )
+    return profiled(loader, timer)  # type: ignore[no-any-return]
 
 
 def _share(proportion: object) -> float | None:

@@ -2,42 +2,60 @@
 
 from __future__ import annotations
 
+from training_profiler.recording.context_type import SectionBase
 from training_profiler.recording.dynamo import tracing_test
 from training_profiler.switch import SWITCH, is_switched_on
 
 TYPE_CHECKING = False  # importing typing, contextlib and warnings would dominate the import time
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any, TypeVar
 
     from training_profiler.snapshot.snapshot import Snapshot
 
-    F = TypeVar("F", bound=Callable[..., Any])
     T = TypeVar("T")
 
 
-class _Nothing:
-    """The one context manager and decorator that every call returns.
+class Section(SectionBase):
+    """The one section that every call returns.
 
-    Its ``__enter__`` and ``__exit__`` are C functions that ignore what they are given: without a
-    Python frame an empty section costs less than a ``nullcontext`` (benchmarks/section_cost.py).
+    Its ``__enter__`` and ``__exit__`` are C functions without an effect: without a Python frame an empty section costs
+    less than a ``nullcontext`` (benchmarks/section_cost.py).
     """
 
     __slots__ = ()
-    __enter__: Callable[[], Any] = [].copy
-    __exit__: Callable[..., Any] = "".format  # returns "", which is false: exceptions pass
+    __module__ = "training_profiler"
+    __enter__: Callable[[], Any] = [].clear
+    __exit__: Callable[..., Any] = memoryview(b"").__exit__  # takes any arguments and returns None
 
-    # Without brackets the decorator replaces the user's function and gets its arguments.
-    def __call__(self, *functions: Any, **named: Any) -> Any:
-        if len(functions) == 1 and not named and callable(functions[0]):
-            return functions[0]
-        raise TypeError(
-            "profile_section decorates one function, and was given other arguments; "
-            'was the name forgotten? example: @profile_section("forward_pass")'
-        )
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _nothing, ()
 
 
-_NOTHING: Any = _Nothing()
+def _nothing() -> Any:
+    return _NOTHING
+
+
+class Context:
+    """What epochs and phases return: a context without an effect, which remembers how it was made for pickle."""
+
+    __slots__ = ("__weakref__", "_made_by")
+    __module__ = "training_profiler"
+
+    def __init__(self, function: Any, argument: Any) -> None:
+        self._made_by = function, (argument,)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any = None, error: Any = None, traceback: Any = None) -> None:
+        pass
+
+    def __reduce__(self) -> Any:
+        return self._made_by
+
+
+_NOTHING: Any = Section()
 
 
 def _set_tracing_test(test: Callable[[], bool]) -> None:
@@ -58,7 +76,26 @@ def profile_section(name: str) -> Any:
     return _NOTHING
 
 
-def start_training_profiling(log_every: int | None = None, **settings: Any) -> None:
+def start_training_profiling(
+    log_every: int | None = None,
+    *,
+    format: str | None = None,
+    dir: str | None = None,
+    stream: str | None = None,
+    warmup: int | str | None = None,
+    flush_s: float | None = None,
+    max_names: int | None = None,
+    sample_hz: int | None = None,
+    timing: str | None = None,
+    monitor_s: float | None = None,
+    flops: bool | None = None,
+    sinks: str | Sequence[str] | None = None,
+    log_scalars_every_n_steps: int | None = None,
+    thresholds: Mapping[str, float] | None = None,
+    checklist: bool | None = None,
+    rank_wait_s: float | None = None,
+    capture: str | None = None,
+) -> None:
     """Do nothing. Warn if the variable was set after the import."""
     if is_switched_on():
         import warnings
@@ -83,15 +120,15 @@ def profile_step() -> None:
 
 def profile_epoch(n: int) -> Any:
     """Return a context that does nothing."""
-    return _NOTHING
+    return Context(profile_epoch, n)
 
 
 def profile_phase(phase: str) -> Any:
     """Return a context that does nothing."""
-    return _NOTHING
+    return Context(profile_phase, phase)
 
 
-def profile_dataloader(loader: T, name: str | None = None, proportion: float | None = None) -> T:
+def profile_dataloader(loader: Iterable[T], name: str | None = None, proportion: float | None = None) -> Iterable[T]:
     """Return ``loader`` itself."""
     return loader
 

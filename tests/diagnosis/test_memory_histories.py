@@ -79,6 +79,6 @@ def test_leaks_are_found(history):
 
 
 @pytest.mark.parametrize("history", [flat, one_rise, two_rises, filling_cache, rise_that_ends])
-def test_memory_that_stops_growing_is_no_leak(history):
+def test_memory_that_stops_growing_is_not_reported(history):
     wrong = [seed for seed in range(100) if keeps_growing(history(random.Random(seed)))]
     assert len(wrong) <= 1, wrong

@@ -7,13 +7,14 @@ import pytest
 
 from training_profiler.instrumentation.patches import excepthook
 from training_profiler.instrumentation.patching import Patches
+from training_profiler.recording.foreign_errors import OURS
 
 
 def ours(function, *args):
     """Call ``function`` through a function of a patch."""
     source = "def patch(function, *args):\n    return function(*args)\n"
     namespace = {}
-    exec(compile(source, os.path.join(excepthook.FOLDER, "patch.py"), "exec"), namespace)
+    exec(compile(source, os.path.join(OURS, "instrumentation", "patch.py"), "exec"), namespace)
     return namespace["patch"](function, *args)
 
 
@@ -88,7 +89,7 @@ def test_traceback_of_patches_alone_is_empty(shown):
     def failing_patch():
         source = "def patch():\n    raise ValueError\n"
         namespace = {}
-        exec(compile(source, os.path.join(excepthook.FOLDER, "patch.py"), "exec"), namespace)
+        exec(compile(source, os.path.join(OURS, "instrumentation", "patch.py"), "exec"), namespace)
         return namespace["patch"]
 
     error = caught(failing_patch())

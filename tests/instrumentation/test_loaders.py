@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 from training_profiler.instrumentation.loop_detection.loaders import MAX_LOADERS, KnownLoaders
-from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts, LoaderRegistry, ProfiledLoader
+from training_profiler.recording.data_loader import TRAIN, VAL, FetchTimer, LoaderCounts, LoaderRegistry, profiled
 
 SEVEN = TensorDataset(torch.zeros(7, 2))
 
@@ -140,9 +140,9 @@ def test_loader_is_recorded_only_when_it_changes(instrumented, registry, model):
 def test_manually_profiled_loader_is_not_counted_twice(instrumented, registry, model):
     counts = LoaderCounts("main")
     run = instrumented.run
-    loader = ProfiledLoader(
-        DataLoader(SEVEN, batch_size=2), run.section, run.clock, counts, lambda: True, run.recorder.buffer
-    )
+    sections = run.section, run.recorder.time_only_section
+    timer = FetchTimer(counts, *sections, run.clock, lambda: True, run.recorder.buffer)
+    loader = profiled(DataLoader(SEVEN, batch_size=2), timer)
     train(loader, model, torch.optim.SGD(model.parameters(), 0.1))
     assert registry.all == []
     assert (counts.batches, counts.samples) == (4, 7)

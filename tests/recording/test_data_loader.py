@@ -1,13 +1,12 @@
 import pytest
 
 from tests.support.recording import FakeRun
+from training_profiler.recording import data_loader
 from training_profiler.recording.data_loader import (
     TRAIN,
     VAL,
     LoaderCounts,
     LoaderRegistry,
-    ProfiledIterator,
-    ProfiledLoader,
     batch_size,
 )
 from training_profiler.recording.event_codes import LOADER
@@ -43,7 +42,13 @@ def run():
 
 def profiled(run, loader, is_training=True):
     counts = LoaderCounts("0")
-    return ProfiledLoader(loader, run.section, run.clock, counts, lambda: is_training, run.recorder.buffer), counts
+    return data_loader.profiled(loader, timer(run, counts, is_training)), counts
+
+
+def timer(run, counts, is_training=True):
+    recorder = run.recorder
+    sections = recorder.section, recorder.time_only_section
+    return data_loader.FetchTimer(counts, *sections, run.clock, lambda: is_training, recorder.buffer)
 
 
 def test_each_fetch_is_a_data_loading_span(run):
@@ -127,9 +132,29 @@ def test_missing_attributes_stay_missing(run):
     assert not hasattr(loader, "sampler")
 
 
-def test_copying_does_not_recurse():
-    with pytest.raises(AttributeError, match="_loader"):
-        _ = ProfiledLoader.__new__(ProfiledLoader)._loader
+def test_time_to_create_the_iterator_is_a_wait_and_no_batch(run):
+    class Loader(SlowLoader):
+        def __iter__(self):
+            run.clock.advance(5)
+            return super().__iter__()
+
+    loader, counts = profiled(run, Loader(run, [4]))
+    iterator = iter(loader)
+    assert run.snapshot().sections["data_loading"].total_s == 5.0
+    next(iterator)
+    stats = run.snapshot().sections["data_loading"]
+    assert (stats.count, stats.total_s, counts.wait_ns) == (1, 7.0, 7_000_000_000)
+
+
+def test_iterator_is_created_when_the_program_asks_for_it(run):
+    class Loader:
+        def __iter__(self):
+            created.append(True)
+            return iter([1])
+
+    created = []
+    iter(profiled(run, Loader())[0])
+    assert created == [True]
 
 
 @pytest.mark.parametrize(
@@ -159,9 +184,8 @@ def test_attributes_are_set_on_the_users_loader(run):
 
 def test_iterator_stays_an_iterator(run):
     counts = LoaderCounts("0")
-    loader = ProfiledIterator(
-        iter(SlowLoader(run, [4, 5])), run.section, run.clock, counts, lambda: True, run.recorder.buffer
-    )
+    loader = data_loader.profiled(iter(SlowLoader(run, [4, 5])), timer(run, counts))
+    assert iter(loader) is loader
     assert [next(loader).shape, next(loader).shape] == [(4,), (5,)]
     with pytest.raises(StopIteration):
         next(loader)

@@ -148,10 +148,8 @@ def test_closing_a_decorated_async_generator_closes_the_users(recorder):
     assert closed == [True]
 
 
-def test_decorating_a_non_callable_raises_with_its_value(recorder):
-    with pytest.raises(
-        TypeError, match=r"profile_section\('a'\) decorates functions, not 3; example: @profile_section"
-    ):
+def test_decorating_a_non_callable_raises_with_an_example(recorder):
+    with pytest.raises(TypeError, match=r"decorates one function, and was given other arguments; .*example: @profile_"):
         recorder.section("a")(3)
 
 

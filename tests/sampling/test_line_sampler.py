@@ -224,25 +224,6 @@ def test_failing_sampler_is_disabled_and_reported(guard, caplog):
     assert guard.disabled == {"line sampler": "RuntimeError: no clock"}
 
 
-def test_the_time_to_hand_over_the_gil_is_as_before_when_it_ends(sampler):
-    before = sys.getswitchinterval()
-    started(sampler)
-    assert sys.getswitchinterval() == pytest.approx(line_sampler.HANDOVER_S)
-    sampler.close()
-    assert sys.getswitchinterval() == before
-
-
-def test_a_program_that_sets_the_time_to_hand_over_itself_keeps_it(sampler):
-    before = sys.getswitchinterval()
-    try:
-        started(sampler)
-        sys.setswitchinterval(0.002)
-        sampler.close()
-        assert sys.getswitchinterval() == pytest.approx(0.002)
-    finally:
-        sys.setswitchinterval(before)
-
-
 def test_cost_is_reported_with_the_number_of_samples(sampler):
     started(sampler).close()
     sampler.samples, sampler._ended_cpu_ns = 1234, 41_000_000

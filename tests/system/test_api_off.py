@@ -12,7 +12,7 @@ from training_profiler.settings import read_settings
 EVERY_CALL = """
 from training_profiler import *
 import asyncio
-start_training_profiling(log_every=1, format="lines", dir="elsewhere", no_such_setting=3)
+start_training_profiling(log_every=1, format="lines", dir="elsewhere")
 loader = [1, 2]
 print(profile_dataloader(loader, name="a") is loader, is_profiling_enabled())
 

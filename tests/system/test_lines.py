@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.system.scripts import THREE_STEPS, report_command, run
-from training_profiler.sampling.line_sampler import HANDOVER_S
+from training_profiler.sampling.switch_interval import HANDOVER_S
 
 SWIFT = {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "500"}  # enough samples in a run of one second
 NO_MONITOR = {"RECTIFIED_FLOW_PROFILE_MONITOR_S": "0"}  # without the thread of the monitor
@@ -119,17 +119,23 @@ def test_short_run_shows_no_lines_but_the_number_of_samples(tmp_path: Path) -> N
 def test_disabled_sampler_starts_no_thread_and_prints_nothing(tmp_path: Path) -> None:
     script = "import sys, threading\n" + THREE_STEPS + "print(threading.active_count(), sys.getswitchinterval())\n"
     outcome = run(tmp_path, script, variables=NO_MONITOR | {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "0"})
-    assert outcome.stdout.startswith("1 0.005\n")
+    assert outcome.stdout.startswith("2 0.005\n")  # one thread is there for SIGTERM
     assert "line sampler" not in outcome.stdout
     assert outcome.report["lines"] == {}
 
 
-def test_run_restores_the_switch_interval(tmp_path: Path) -> None:
-    look = "print(threading.active_count(), round(sys.getswitchinterval(), 6))\n"
-    script = "import sys, threading\n" + THREE_STEPS + look + "stop_training_profiling()\n" + look
+def test_program_reads_its_own_switch_interval(tmp_path: Path) -> None:
+    look = "print(threading.active_count(), sys.getswitchinterval(), round(real(), 6))\n"
+    script = (
+        "import sys, threading\nreal = sys.getswitchinterval\n"
+        + THREE_STEPS
+        + look
+        + "stop_training_profiling()\n"
+        + look
+    )
     outcome = run(tmp_path, script, variables=NO_MONITOR)
-    assert outcome.stdout.startswith(f"2 {HANDOVER_S}\n")
-    assert outcome.stdout.endswith("1 0.005\n")
+    while_sampling, after = outcome.stdout.splitlines()[0].split(), outcome.stdout.splitlines()[-1].split()
+    assert (while_sampling[1:], after) == (["0.005", str(HANDOVER_S)], ["1", "0.005", "0.005"])
 
 
 def test_forked_child_has_no_sampler(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-"""Patches for manually instrumented trainings: DDP's gradient synchronization and sync points of the ranks."""
+"""Patches for manually instrumented trainings: tracebacks, DDP's gradient synchronization, sync points of the ranks."""
 
 import sys
 from typing import Final
 
 from training_profiler.instrumentation.context import Install, PatchContext
-from training_profiler.instrumentation.patches import ddp, dynamo, sync_points
+from training_profiler.instrumentation.patches import ddp, dynamo, excepthook, sync_points
 from training_profiler.instrumentation.patching import Patches, after_import
 from training_profiler.recording.recorder import Recorder
 
@@ -27,6 +27,7 @@ class RankPatches:
         is_auto_instrumented = any(type(finder).__name__ == AUTO_INSTRUMENTATION for finder in sys.meta_path)
         if self._patches is None and not is_auto_instrumented:
             self._patches = Patches()
+            excepthook.install(self._patches, self.context, None)
             if hasattr(sys.modules.get("torch"), "distributed"):
                 self._install_now()
             else:

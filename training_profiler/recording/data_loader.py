@@ -2,10 +2,12 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.recording.section import Section, ThreadBuffer
+from training_profiler.recording.stand_in import StandIn, stand_in
+from training_profiler.recording.tracebacks import hide_our_frames
 from training_profiler.text import printable
 
 Batch = TypeVar("Batch")
@@ -157,37 +159,53 @@ class LoaderRegistry:
         return sum(counts.batches for counts in training), sum(samples) if len(samples) == len(training) else None
 
 
-_OWN: Final = ("_buffer", "_clock", "_counts", "_is_training", "_loader", "_section")  # others are the loader's
+class FetchTimer:
+    """Times the fetches of one loader as ``data_loading``, and counts its batches.
 
+    The fetch that finds the loader empty is not counted. Creating the iterator, which starts workers, adds to the
+    time of the first fetch.
 
-class ProfiledLoader(Generic[Batch]):
-    """Iterates over ``loader`` and records each wait for a batch as ``data_loading``.
-
-    All other attributes are the loader's own, so ``loader.sampler.set_epoch(n)`` still works. The fetch that finds the
-    loader empty is not counted. Creating the iterator, which starts workers, is part of the first fetch.
+    Args:
+        counts: of the loader.
+        section: returns the section of a name on the calling thread.
+        creation: returns the section on the calling thread that adds time without counting.
+        clock: of the recorder.
+        is_training: whether batches are for training just now.
+        buffer: returns the buffer of the calling thread.
+        again: is given another loader, and returns it profiled under the same name.
     """
 
     def __init__(
         self,
-        loader: Iterable[Batch],
-        section: Callable[[str], Any],
-        clock: Callable[[], int],
         counts: LoaderCounts,
+        section: Callable[[str], Any],
+        creation: Callable[[str], Any],
+        clock: Callable[[], int],
         is_training: Callable[[], bool],
         buffer: Callable[[], ThreadBuffer],
+        again: tuple[Any, ...] = (),
     ) -> None:
-        self._loader = loader
-        self._section = section
-        self._clock = clock
+        self.again = again
         self._counts = counts
+        self._section, self._creation = section, creation
+        self._clock = clock
         self._is_training = is_training
         self._buffer = buffer
 
-    def __iter__(self) -> Iterator[Batch]:
-        return _ProfiledPass(self)
+    def create(self, loader: Iterable[Batch]) -> tuple[Iterator[Batch], int]:
+        """Return the loader's own iterator, and how long that took in ns."""
+        buffer, begin_ns = self._buffer(), self._clock()
+        buffer.record_loader(self._counts.loader_id, begin_ns)
+        was_fetching, buffer.is_fetching = buffer.is_fetching, True
+        try:
+            with self._creation(DATA_LOADING):
+                iterator = iter(loader)
+        finally:
+            buffer.is_fetching = was_fetching
+        return iterator, self._clock() - begin_ns
 
-    def fetch(self, iterator: Iterator[Batch] | None) -> tuple[Iterator[Batch], Batch]:
-        """Return the iterator, created if it is None, and its next batch.
+    def fetch(self, iterator: Iterator[Batch], waited_ns: int) -> Batch:
+        """Return the next batch; the training has waited ``waited_ns`` for it before.
 
         Raises:
             StopIteration: the loader is empty.
@@ -198,7 +216,6 @@ class ProfiledLoader(Generic[Batch]):
         section.__enter__()
         was_fetching, buffer.is_fetching = buffer.is_fetching, True
         try:
-            iterator = iter(self._loader) if iterator is None else iterator
             batch = next(iterator)
         except StopIteration:
             discard(section)
@@ -209,61 +226,61 @@ class ProfiledLoader(Generic[Batch]):
         finally:
             buffer.is_fetching = was_fetching
         section.__exit__(None, None, None)
-        wait_ns = self._clock() - begin_ns
+        wait_ns = waited_ns + self._clock() - begin_ns
         self._counts.add(batch_size(batch), wait_ns, self._is_training())
-        return iterator, batch
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._loader[index]  # type: ignore[index]
-
-    def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # not set yet while unpickling
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._loader, name, value)
-
-
-class ProfiledIterator(ProfiledLoader[Batch]):
-    """A loader that is an iterator itself, such as ``iter(loader)`` or a generator."""
-
-    def __next__(self) -> Batch:
-        return self.fetch(self._loader)[1]  # type: ignore[arg-type]
-
-
-class _ProfiledPass(Generic[Batch]):
-    """One pass over a profiled loader. All other attributes are those of the loader's own iterator."""
-
-    def __init__(self, loader: ProfiledLoader[Batch]) -> None:
-        self._profiled = loader
-        self._iterator: Iterator[Batch] | None = None
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        self._iterator, batch = self._profiled.fetch(self._iterator)
         return batch
 
-    def __len__(self) -> int:
-        return len(self._own_iterator())  # type: ignore[arg-type]
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle ask before attributes are set
-            raise AttributeError(name)
-        return getattr(self._own_iterator(), name)
+class ProfiledLoader(StandIn):
+    """The user's loader, but each wait for a batch is recorded."""
 
-    def _own_iterator(self) -> Iterator[Batch]:
-        if self._iterator is None:
-            self._iterator = iter(self._profiled._loader)
-        return self._iterator
+    __slots__ = ("_profiler_timer", "_profiler_waited_ns")
+
+    def __init__(self, loader: Any, timer: FetchTimer, waited_ns: int = 0) -> None:
+        super().__init__(loader)
+        object.__setattr__(self, "_profiler_timer", timer)
+        object.__setattr__(self, "_profiler_waited_ns", waited_ns)
+
+    def __iter__(self) -> Any:
+        try:
+            iterator, waited_ns = self._profiler_timer.create(self._profiler_wrapped)
+        except BaseException as error:
+            hide_our_frames(error)
+            raise
+        if iterator is self._profiler_wrapped:
+            return self
+        return stand_in(ProfiledIterator, iterator, self._profiler_timer, waited_ns)
+
+    def _profiler_like(self, wrapped: Any) -> Any:
+        return stand_in(type(self).__mro__[1], wrapped, self._profiler_timer)
+
+    # A process that is not profiled gets the user's loader.
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        again, *rest = self._profiler_timer.again
+        return again, (self._profiler_wrapped, *rest)
+
+
+class ProfiledIterator(ProfiledLoader):
+    """One pass over a profiled loader, or a loader that is an iterator itself, such as a generator."""
+
+    __slots__ = ()
+
+    def __next__(self) -> Any:
+        try:
+            waited_ns = self._profiler_waited_ns
+            if waited_ns:
+                object.__setattr__(self, "_profiler_waited_ns", 0)
+            return self._profiler_timer.fetch(self._profiler_wrapped, waited_ns)
+        except BaseException as error:
+            hide_our_frames(error)
+            raise
+
+
+def profiled(loader: Any, timer: FetchTimer) -> Any:
+    """Return ``loader`` with its fetches timed; what cannot be iterated as it is."""
+    if not (hasattr(loader, "__iter__") or hasattr(loader, "__next__") or hasattr(type(loader), "__getitem__")):
+        return loader
+    return stand_in(ProfiledIterator if hasattr(loader, "__next__") else ProfiledLoader, loader, timer)
 
 
 def discard(section: Any) -> None:

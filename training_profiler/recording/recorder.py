@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from training_profiler.recording.dynamo import tracing_test
-from training_profiler.recording.event_codes import LOOP_BEGIN, is_inferred, is_loader, section_id
+from training_profiler.recording.event_codes import LOOP_BEGIN, is_inferred, is_loader, section_id, time_only
 from training_profiler.recording.section import (
     FLUSH_AT_LEAST,
     FLUSH_AT_MOST,
@@ -126,6 +126,9 @@ class Recorder:
             except (KeyError, TypeError):
                 return self._make(name)
 
+        # By this name others find it again, such as pickle.
+        profile_section.__qualname__ = "profile_section"
+        profile_section.__module__ = "training_profiler"
         return profile_section
 
     def _make(self, name: str) -> Section:
@@ -135,11 +138,13 @@ class Recorder:
                 f'profile_section was given the function {shown!r} and no name; example: @profile_section("{shown}")'
             )
         if not self.has_session:
-            return SessionStartingSection(name, self.on_first_section, self._section_of_session, self.section)
+            return SessionStartingSection(name, self.on_first_section, self.section)
         return self._new_section(name)
 
-    def _section_of_session(self, name: str) -> Section | None:
-        return self._new_section(name) if self.has_session else None
+    def time_only_section(self, name: str) -> Section:
+        """Return a section that adds time to ``name`` on this thread and does not count."""
+        buffer, code = self._local.buffer, time_only(self.names.id_of(name))
+        return make_section(name, code, buffer, self.clock_of(buffer), self._full, self.section)
 
     def _new_section(self, name: str) -> Section:
         """Return the section of a name that this thread uses for the first time, and cache it."""

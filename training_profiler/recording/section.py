@@ -1,19 +1,21 @@
 """The section of one name on one thread: its enter and its exit are all that a measurement consists of."""
 
-import functools
-import inspect
 import itertools
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from itertools import repeat, starmap
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
+from training_profiler.recording.context_type import SectionBase
 from training_profiler.recording.event_codes import DISCARDED, LOADER
+from training_profiler.recording.timed_function import timed
+from training_profiler.recording.tracebacks import hide_our_frames
 
 F = TypeVar("F", bound=Callable[..., Any])
 Clock = Callable[[], int]
 SectionLookup = Callable[[str], "Section"]  # returns the section of a name on the calling thread
+Writers = Callable[[Clock], tuple[Any, Any, Any]]
 
 FLUSH_AT_MOST = 2 * 2 * 4096  # integers; with fewer, fixed costs show; with more, caches miss (section_cost.py)
 FLUSH_AT_LEAST = 2 * 2 * 16  # integers; a slow script is drained by time, not at every section
@@ -66,69 +68,91 @@ class ThreadBuffer:
             self.events.extend((now_ns, LOADER | loader_id))
 
 
-class Section:
+class Section(SectionBase):
     """A named region of code: a context manager and a decorator.
 
-    It has no state, so one object serves recursion and any number of spans. ``make_section`` gives each section a
-    class of its own, because ``__enter__`` is looked up on the class.
+    It has no state, so one object serves recursion and any number of spans. What a ``with`` statement calls are
+    attributes of the section, which it calls without a bound method.
+
+    Args:
+        name: of the section.
+        lookup: returns the section of a name on the calling thread, for decorated functions.
+        writers: returns, for a clock, the functions that write the events of an enter, of an exit, and of an exit
+            that does not count.
     """
 
-    __slots__ = ()
-    name: str
-    discard: Callable[[], None]  # ends the span without counting it
-    lookup: SectionLookup
-    use_clock: Callable[[Clock], None]  # takes the times of later events from another clock
+    __slots__ = ("__enter__", "__exit__", "_writers", "discard", "lookup", "name")
+    __module__ = "training_profiler"
 
-    def __enter__(self) -> object:
-        raise NotImplementedError  # replaced in make_section
+    def __init__(self, name: str, lookup: SectionLookup, writers: Writers | None = None, clock: Clock | None = None):
+        self.name = name
+        self.lookup = lookup
+        self._writers = writers
+        if clock is not None:
+            self.use_clock(clock)
 
-    def __exit__(self, *exception: object) -> None:
-        raise NotImplementedError  # replaced in make_section
+    def use_clock(self, clock: Clock) -> None:
+        """Take the times of later events from ``clock``."""
+        if self._writers is not None:
+            self.__enter__, self.__exit__, self.discard = self._writers(clock)
 
-    def __call__(self, function: F) -> F:
+    def _decorate(self, function: F) -> F:
         """Return ``function`` timed under this name.
 
         A generator function is timed while it runs, one span per resumption, without its consumer's time. An async
         function is timed from call to return, including its waits.
         """
-        if not callable(function):
-            raise TypeError(
-                f"profile_section({self.name!r}) decorates functions, not {function!r}; "
-                f'example: @profile_section("forward_pass")'
-            )
-        return cast(F, _timed(function, self.lookup, self.name))
+        return timed(function, self.lookup, self.name)
+
+    # All sections are one object while profiling is off, so they are equal while it is on.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Section)
+
+    def __hash__(self) -> int:
+        return hash(Section)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.lookup, (self.name,)
 
 
 class SessionStartingSection(Section):
     """A section created before a session exists. Entering it, not creating it, starts the run.
 
-    So importing a module with decorated functions starts nothing, in the program or in its workers.
+    So importing a module with decorated functions starts nothing, in the program or in its workers. It may be kept on
+    an object, and entered on any thread.
     """
 
-    __slots__ = ("_begin", "_make", "_section", "lookup", "name")
+    __slots__ = ("_begin",)
+    __module__ = "training_profiler"
+    __qualname__ = "Section"
 
-    def __init__(
-        self, name: str, begin: Callable[[], None], make: Callable[[str], Section | None], lookup: SectionLookup
-    ) -> None:
-        self.name = name
-        self.lookup = lookup
+    def __init__(self, name: str, begin: Callable[[], None], lookup: SectionLookup) -> None:
+        super().__init__(name, lookup)
         self._begin = begin
-        self._make = make
-        self._section: Section | None = None
 
-    def __enter__(self) -> object:
+    def _section(self) -> Section | None:
+        section = self.lookup(self.name)
+        return None if isinstance(section, SessionStartingSection) else section
+
+    def __enter__(self) -> None:
         self._begin()
-        self._section = self._make(self.name)
-        return None if self._section is None else self._section.__enter__()
+        section = self._section()
+        if section is not None:
+            section.__enter__()
 
     def __exit__(self, *exception: object) -> None:
-        if self._section is not None:
-            self._section.__exit__(*exception)
+        section = self._section()
+        if section is not None:
+            section.__exit__(*exception)
 
     def discard(self) -> None:
         """End the span without counting it."""
-        if self._section is not None:
-            self._section.discard()
+        section = self._section()
+        if section is not None:
+            section.discard()
+
+
+SessionStartingSection.__name__ = Section.__name__  # in Python's messages
 
 
 def event_writer(events: list[int], clock: Clock, code: int) -> Callable[[], None]:
@@ -144,21 +168,11 @@ def make_section(
     name: str, code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], None], lookup: SectionLookup
 ) -> Section:
     """Return the section that appends to ``buffer`` and calls ``flush`` when that is full."""
-    body = {"__slots__": (), "name": name, "lookup": staticmethod(lookup)}
-    kind = type("Section", (Section,), body | _calls(code, buffer, clock, flush))
-
-    def use_clock(clock: Clock) -> None:
-        for name, call in _calls(code, buffer, clock, flush).items():
-            setattr(kind, name, call)
-
-    kind.use_clock = staticmethod(use_clock)  # type: ignore[attr-defined]
-    return cast(Section, kind())
+    return Section(name, lookup, lambda clock: _writers(code, buffer, clock, flush), clock)
 
 
-def _calls(code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], None]) -> dict[str, Callable[..., None]]:
-    """Return the methods of a section's class that write events."""
+def _writers(code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], None]) -> tuple[Any, Any, Any]:
     events = buffer.events
-    # A method-wrapper in a class does not bind, so it can be __enter__ itself.
     enter = event_writer(events, clock, code)
     leave = event_writer(events, clock, -code)
     discard = event_writer(events, clock, -code - DISCARDED)
@@ -171,93 +185,17 @@ def _calls(code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], No
 
     unchecked_exits = exits_before_check()
 
-    def __exit__(self: Section, exc_type: object, exc: object, traceback: object) -> None:  # noqa: N807
+    def __exit__(exc_type: object = None, exc: object = None, traceback: object = None) -> None:  # noqa: N807
         nonlocal unchecked_exits
         for _ in unchecked_exits:  # the loop itself records the exit without a call, which saves another 8 %
             return
-        leave()
-        unchecked_exits = exits_before_check()
-        if len(events) > buffer.flush_at:
-            flush()
-
-    return {"__enter__": enter, "__exit__": __exit__, "discard": discard}
-
-
-def _timed(function: Callable[..., Any], section: SectionLookup, name: str) -> Callable[..., Any]:
-    if inspect.isasyncgenfunction(function):
-        return _timed_async_generator(function, section, name)
-    if inspect.iscoroutinefunction(function):
-
-        @functools.wraps(function)
-        async def timed_coroutine(*args: Any, **kwargs: Any) -> Any:
-            with section(name):
-                return await cast(Awaitable[Any], function(*args, **kwargs))
-
-        return timed_coroutine
-    if inspect.isgeneratorfunction(function):
-        return _timed_generator(function, section, name)
-
-    @functools.wraps(function)
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        with section(name):
-            return function(*args, **kwargs)
-
-    return timed
-
-
-def _timed_generator(function: Callable[..., Any], section: SectionLookup, name: str) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def timed(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        generator: Iterator[Any] = function(*args, **kwargs)
-        return (yield from _TimedResumptions(generator, section, name))
-
-    return timed
-
-
-class _TimedResumptions:
-    """A generator of which each resumption is one span; ``yield from`` forwards send, throw and close."""
-
-    def __init__(self, generator: Any, section: SectionLookup, name: str) -> None:
-        self._generator = generator
-        self._section = section
-        self._name = name
-
-    def __iter__(self) -> "_TimedResumptions":
-        return self
-
-    def __next__(self) -> Any:
-        with self._section(self._name):
-            return next(self._generator)
-
-    def send(self, value: Any) -> Any:
-        with self._section(self._name):
-            return self._generator.send(value)
-
-    def throw(self, *exception: Any) -> Any:
-        with self._section(self._name):
-            return self._generator.throw(*exception)
-
-    def close(self) -> None:
-        self._generator.close()
-
-
-def _timed_async_generator(function: Callable[..., Any], section: SectionLookup, name: str) -> Callable[..., Any]:
-    @functools.wraps(function)
-    async def timed(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        generator = function(*args, **kwargs)
-        resumption = generator.asend(None)
         try:
-            while True:
-                with section(name):
-                    try:
-                        value = await resumption
-                    except StopAsyncIteration:
-                        return
-                try:
-                    resumption = generator.asend((yield value))
-                except Exception as error:  # thrown in by athrow
-                    resumption = generator.athrow(error)
-        finally:
-            await generator.aclose()
+            leave()
+            unchecked_exits = exits_before_check()
+            if len(events) > buffer.flush_at:
+                flush()
+        except BaseException as error:  # Ctrl-C, or what a signal handler of the program raises
+            hide_our_frames(error)
+            raise
 
-    return timed
+    return enter, __exit__, discard

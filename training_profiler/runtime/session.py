@@ -42,7 +42,7 @@ class Session:
         self._recorder, self._progress = parts.recorder, parts.progress
         self._gradient_sync = None if parts.rank_patches is None else parts.rank_patches.context.gradient_sync
         self._captures, self._pipeline, self._shutdown = parts.captures, pipeline, shutdown
-        self._rank, self._exchange = parts.rank, parts.exchange
+        self._exchange = parts.exchange
         self._budget, self._epoch_budget = parts.report_budget, parts.epoch_budget
         self._busy = threading.Lock()
         self._busy_thread: int | None = None
@@ -62,7 +62,7 @@ class Session:
         """Begin to listen to the recorder."""
         self._recorder.limit_names(self.settings.max_names)
         self._recorder.listen(self._on_full)
-        self._shutdown.install()
+        self._install_shutdown()
         self.is_running = True
         for component in self._components:
             component.start()
@@ -73,9 +73,13 @@ class Session:
         self._recorder.limit_names(settings.max_names)
         self._next_report = self._progress.steps + settings.log_every
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
-        self._shutdown.install()  # the run may have begun on another thread
+        self._install_shutdown()  # the run may have begun on another thread
         for component in self._components:
             component.reconfigure(settings)
+
+    def _install_shutdown(self) -> None:
+        self._shutdown.install()
+        self.guard.run("end by SIGTERM", self._shutdown.end_where_stuck)
 
     def step(self, at_ns: int | None = None) -> None:
         """End a training step now or at ``at_ns``. Report and flush if they are due."""
@@ -111,8 +115,6 @@ class Session:
         self._trains_here()
         self._pipeline.begin_training()
         self._steps_ahead = self._exchange.steps_ahead()
-        if self._rank.is_one_of_many():
-            self.guard.run("end by SIGTERM", self._shutdown.end_where_stuck)
 
     def _trains_here(self) -> None:
         self._progress.move_to(self._recorder.thread_id())

@@ -15,8 +15,11 @@ from typing import Any, Final
 
 from training_profiler.sampling.frames import current_frames
 
-STUCK_S: Final = 1.0  # time without progress of the main thread and without its SIGTERM handler
+STUCK_S: Final = 0.25  # time without progress of the main thread and without its SIGTERM handler
 CHECKS: Final = 20  # within STUCK_S
+LONGEST_END_S: Final = 20.0  # from SIGTERM to the end of the process, whatever the summary waits for
+PATIENCE_S: Final = 1.0  # for the end of a thread, which takes microseconds
+LOWEST_DESCRIPTOR: Final = 500  # programs that close all descriptors, and open others, use those with low numbers
 
 
 class Shutdown:
@@ -33,6 +36,9 @@ class Shutdown:
         self._has_signal = False
         self._finalizer: Finalize | None = None
         self._is_handled = False  # SIGTERM reached the main thread
+        self._has_finished = threading.Event()  # on another thread than the main thread
+        self._is_paused = False
+        self._watcher: threading.Thread | None = None
         self._pipe: tuple[int, int] | None = None  # receives the number of each signal before Python handles it
 
     def install(self) -> None:
@@ -42,14 +48,14 @@ class Shutdown:
             if multiprocessing.parent_process() is not None:  # such a child may end without atexit
                 self._finalizer = Finalize(None, self._at_exit, exitpriority=0)
             self._is_installed = True
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        if threading.current_thread() is threading.main_thread() and _has_default_action(signal.SIGTERM):
             signal.signal(signal.SIGTERM, self._at_sigterm)
             self._has_signal = True
 
     def end_where_stuck(self) -> None:
-        """Let SIGTERM end the process even if the main thread hangs in C and cannot run the handler.
+        """Let SIGTERM end the process even if the main thread is in a long call in C and cannot run the handler.
 
-        Without the profiler SIGTERM would end it at once. Ranks hang like this after another rank has failed.
+        Without the profiler SIGTERM would end it at once. The call must release the GIL, as those of torch do.
         """
         if self._pipe is not None or not self._has_signal or not hasattr(signal, "pthread_sigmask"):
             return
@@ -63,25 +69,53 @@ class Shutdown:
         if before != -1:  # another library uses the only one
             signal.set_wakeup_fd(before)
             return
-        self._pipe = os.pipe()
-        os.set_blocking(self._pipe[1], False)
+        self._pipe = _high_pipe()
+        if self._pipe is None:
+            return
         signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        threading.Thread(
-            target=self._handle_when_stuck,
+        # Until its own hooks have run, a forked child would write its signals to the same pipe.
+        os.register_at_fork(before=self._pause, after_in_parent=self._resume)
+        self._watcher = threading.Thread(
+            target=self._end_when_stuck,
             args=(self._pipe[0], libc.signal),
             name="training_profiler SIGTERM",
             daemon=True,
-        ).start()
+        )
+        self._watcher.start()
 
-    def _handle_when_stuck(self, descriptor: int, set_handler: Callable[[int, Any], Any]) -> None:
+    def _pause(self) -> None:
+        if self._pipe is not None and threading.current_thread() is threading.main_thread():
+            now = signal.set_wakeup_fd(-1)
+            self._is_paused = now == self._pipe[1]
+            if not self._is_paused and now != -1:
+                signal.set_wakeup_fd(now)
+
+    def _resume(self) -> None:
+        if self._is_paused and self._pipe is not None:
+            signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            self._is_paused = False
+
+    def _end_when_stuck(self, descriptor: int, set_handler: Callable[[int, Any], Any]) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the training's threads handle them
         while came := os.read(descriptor, 64):
-            if signal.SIGTERM in came and self._is_stuck():
-                with suppress(Exception):
-                    self._finish("SIGTERM")
-                set_handler(signal.SIGTERM, None)  # Python can only set handlers on the main thread
-                os.kill(os.getpid(), signal.SIGTERM)
+            if signal.SIGTERM not in came:
+                continue
+            if self._is_stuck():
+                threading.Thread(target=self._finish_here, name="training_profiler end", daemon=True).start()
+            elif not self._is_handled:
+                continue
+            self._has_finished.wait(LONGEST_END_S)  # the main thread, once it has finished, ends the process itself
+            set_handler(signal.SIGTERM, None)  # Python can only set handlers on the main thread
+            os.kill(os.getpid(), signal.SIGTERM)
         os.close(descriptor)
+
+    def _finish_here(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            with suppress(Exception):
+                self._finish("SIGTERM")
+        finally:
+            self._has_finished.set()
 
     def _is_stuck(self) -> bool:
         """Return whether the main thread makes no progress and has not run the handler of SIGTERM.
@@ -103,8 +137,11 @@ class Shutdown:
         if now not in (-1, writes):
             signal.set_wakeup_fd(now)
         os.close(writes)  # ends the thread
+        watcher, self._watcher = self._watcher, None
         if os.getpid() != self._pid:  # the child does not have the thread
             os.close(reads)
+        elif watcher is not None:
+            watcher.join(PATIENCE_S)
 
     def remove(self) -> None:
         """Remove the hooks. Handlers that the program installed later stay."""
@@ -121,8 +158,10 @@ class Shutdown:
             self._has_signal = False
 
     def _at_exit(self) -> None:
+        # Ctrl-C at the end, often the second one, ends at once and without a traceback of ours.
         if os.getpid() == self._pid:
-            self._finish(_uncaught())
+            with suppress(KeyboardInterrupt):
+                self._finish(_uncaught())
 
     def _at_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self._is_handled = True
@@ -133,6 +172,37 @@ class Shutdown:
         """End the process by SIGTERM, as without the profiler."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _has_default_action(signum: int) -> bool:
+    """Return whether neither Python nor a library in C, such as faulthandler, handles the signal."""
+    if signal.getsignal(signum) != signal.SIG_DFL:
+        return False
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            caught = next((line for line in status if line.startswith("SigCgt:")), "SigCgt: 0")
+    except OSError:  # not on Linux
+        return True
+    return not int(caught.split()[1], 16) >> (signum - 1) & 1
+
+
+def _high_pipe() -> tuple[int, int] | None:
+    """Return both ends of a pipe, with high numbers; None if that is not possible."""
+    import fcntl
+
+    low = os.pipe()
+    high: list[int] = []
+    try:
+        high.extend(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR) for descriptor in low)
+    except OSError:  # the limit is lower
+        for descriptor in high:
+            os.close(descriptor)
+        return None
+    finally:
+        for descriptor in low:
+            os.close(descriptor)
+    os.set_blocking(high[1], False)
+    return high[0], high[1]
 
 
 def _place_of_main_thread() -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """The line sampler: records many times a second the line of user code that the training thread runs."""
 
 import opcode
-import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -11,6 +10,7 @@ from training_profiler.recording.section import Clock
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.frames import current_frames
+from training_profiler.sampling.switch_interval import SwitchInterval
 from training_profiler.sampling.user_code import MOST_FILES, Places, UserCode, places_of_this_process
 from training_profiler.text import printable
 from training_profiler.units import NS_PER_S
@@ -50,10 +50,6 @@ def waits_in(code: CodeType, instruction: int) -> str:
 
 
 PART: Final = "line sampler"
-# Longest wait of the sampler for the GIL, in s. With CPython's default of 5 ms most samples fall into large torch
-# operations, which release the GIL. A Python function with 27 % of the time then has 1 % of the samples. With this
-# value it has 25 % (benchmarks/line_sampler.py). Two busy Python threads become 1 to 3 % slower.
-HANDOVER_S: Final = 0.0001
 # A constant interval could synchronize with the training and sample the same line each time. Multiples of the golden
 # ratio modulo 1 spread evenly and never repeat (Weyl). They vary the interval by 30 % without random numbers.
 GOLDEN: Final = 0.6180339887498949
@@ -102,7 +98,7 @@ class LineSampler:
         self._hz = 0
         self._thread: BackgroundThread | None = None
         self._ended_cpu_ns = 0  # of threads that have ended
-        self._handover_before_s: float | None = None
+        self._switch_interval = SwitchInterval()
 
     @property
     def cpu_ns(self) -> int:
@@ -141,12 +137,12 @@ class LineSampler:
         thread.stop()
         thread.join(PATIENCE_S)
         self._ended_cpu_ns += thread.cpu_ns
-        self._hand_over_as_before()
+        self._switch_interval.restore()
 
     def after_fork_in_child(self) -> None:
         """Drop the thread: a forked child has none."""
         self._thread = None
-        self._hand_over_as_before()
+        self._switch_interval.restore()
 
     def cost(self, run_ns: int) -> str | None:
         """Return a sentence with the number of samples and their cost; None without samples."""
@@ -160,15 +156,7 @@ class LineSampler:
         thread = BackgroundThread("lines", self._run, self._guard, PART)
         thread.start()
         self._thread = thread
-        if sys.getswitchinterval() > HANDOVER_S:
-            self._handover_before_s = sys.getswitchinterval()
-            sys.setswitchinterval(HANDOVER_S)
-
-    def _hand_over_as_before(self) -> None:
-        # The program may have changed the interval meanwhile.
-        if self._handover_before_s is not None and abs(sys.getswitchinterval() - HANDOVER_S) < 1e-9:
-            sys.setswitchinterval(self._handover_before_s)
-        self._handover_before_s = None
+        self._switch_interval.shorten()
 
     def _run(self, thread: BackgroundThread) -> None:
         phase = 0.5

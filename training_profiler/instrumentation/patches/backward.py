@@ -7,6 +7,7 @@ from typing import Any
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
 from training_profiler.instrumentation.training_thread import BACKWARD, FORWARD, FREE
+from training_profiler.recording.tracebacks import hide_our_frames
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
@@ -17,30 +18,36 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     def make(original: Any, trains: bool) -> Any:
         @functools.wraps(original)
         def compute(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or training_thread.busy_with > FORWARD or (not trains and context.is_tracing()):
+            if is_compiling():
                 return original(*args, **kwargs)
-            detector = training_thread.confirmed_detector
-            if detector is None or get_ident() != training_thread.ident:
-                detector = context.confirm_training()
-                if detector is None:
+            try:
+                if training_thread.busy_with > FORWARD or (not trains and context.is_tracing()):
                     return original(*args, **kwargs)
-            try:
-                if trains and detector.calls:
-                    detector.trains_within()
-                    training_thread.busy_with = FREE
-                detector.backward_begins()
-            except Exception as error:
-                context.on_error(error)
-                return original(*args, **kwargs)
-            busy_before, training_thread.busy_with = training_thread.busy_with, BACKWARD
-            try:
-                return original(*args, **kwargs)
-            finally:
-                training_thread.busy_with = busy_before
+                detector = training_thread.confirmed_detector
+                if detector is None or get_ident() != training_thread.ident:
+                    detector = context.confirm_training()
+                    if detector is None:
+                        return original(*args, **kwargs)
                 try:
-                    detector.backward_ends()
+                    if trains and detector.calls:
+                        detector.trains_within()
+                        training_thread.busy_with = FREE
+                    detector.backward_begins()
                 except Exception as error:
                     context.on_error(error)
+                    return original(*args, **kwargs)
+                busy_before, training_thread.busy_with = training_thread.busy_with, BACKWARD
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    training_thread.busy_with = busy_before
+                    try:
+                        detector.backward_ends()
+                    except Exception as error:
+                        context.on_error(error)
+            except BaseException as error:
+                hide_our_frames(error)
+                raise
 
         return hidden_from_warnings(compute)
 

@@ -12,6 +12,7 @@ from training_profiler.instrumentation.patches.sync_points import FUNCTIONAL, re
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import COLLECTIVE
 from training_profiler.recording.event_codes import time_only
+from training_profiler.recording.tracebacks import hide_our_frames
 
 NAMES: Final = (
     "all_gather",
@@ -106,22 +107,26 @@ def _recorded(
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(*args, **kwargs)
-        detector = training_thread.confirmed_detector or context.detector
-        if detector is None or training_thread.busy_with == COLLECTIVE or get_ident() != training_thread.ident:
-            return original(*args, **kwargs)
-        code = detector.codes.synchronization
         try:
-            if is_async(args, kwargs):
-                code = time_only(code)
-            detector.pending.record(code)
-        except Exception as error:
-            context.on_error(error)
-            return original(*args, **kwargs)
-        busy_before, training_thread.busy_with = training_thread.busy_with, COLLECTIVE
-        try:
-            return original(*args, **kwargs)
-        finally:
-            training_thread.busy_with = busy_before
-            detector.pending.record(-code)
+            detector = training_thread.confirmed_detector or context.detector
+            if detector is None or training_thread.busy_with == COLLECTIVE or get_ident() != training_thread.ident:
+                return original(*args, **kwargs)
+            code = detector.codes.synchronization
+            try:
+                if is_async(args, kwargs):
+                    code = time_only(code)
+                detector.pending.record(code)
+            except Exception as error:
+                context.on_error(error)
+                return original(*args, **kwargs)
+            busy_before, training_thread.busy_with = training_thread.busy_with, COLLECTIVE
+            try:
+                return original(*args, **kwargs)
+            finally:
+                training_thread.busy_with = busy_before
+                detector.pending.record(-code)
+        except BaseException as error:
+            hide_our_frames(error)
+            raise
 
     return call

@@ -9,6 +9,7 @@ from training_profiler.instrumentation.patching import Patches, hidden_from_warn
 from training_profiler.instrumentation.training_thread import FORWARD, FREE
 from training_profiler.recording.data_loader import batch_size
 from training_profiler.recording.event_codes import DISCARDED, time_only
+from training_profiler.recording.tracebacks import hide_our_frames
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
@@ -23,47 +24,51 @@ def _fetching(context: PatchContext, original: Any) -> Any:
 
     @functools.wraps(original)
     def __next__(self: Any) -> Any:  # noqa: N807
-        detector = training_thread.confirmed_detector
-        if detector is None or get_ident() != training_thread.ident:
-            events = context.events_of_other_thread()
-            if events is not None:
-                return _fetch_on_other_thread(context, events, original, self)
-            detector = context.current_detector()
-        if detector is None or training_thread.busy_with > FORWARD:
-            return original(self)
         try:
-            if detector.calls:
-                detector.trains_within()
-            is_first = getattr(self, "_num_yielded", 1) == 0
-            loader_pass = None if is_first else detector.fast_path_fetch_begins(self)
-            if loader_pass is None:
-                loader_pass = detector.fetch_begins(self, is_first)
-        except Exception as error:
-            context.on_error(error)
-            return original(self)
-        ident = training_thread.fetch_begins()
-        is_over = False
-        try:
-            batch = original(self)
-        except BaseException as error:
-            is_over = isinstance(error, StopIteration)
-            loader_pass.has_batch = False
-            raise
-        else:
-            loader_pass.has_batch = True
-            if loader_pass.samples is not None:
-                size = batch_size(batch)
-                loader_pass.samples = None if size is None else loader_pass.samples + size
-            return batch
-        finally:
-            training_thread.fetch_ends(ident)
+            detector = training_thread.confirmed_detector
+            if detector is None or get_ident() != training_thread.ident:
+                events = context.events_of_other_thread()
+                if events is not None:
+                    return _fetch_on_other_thread(context, events, original, self)
+                detector = context.current_detector()
+            if detector is None or training_thread.busy_with > FORWARD:
+                return original(self)
             try:
-                if loader_pass.has_batch:
-                    detector.fetch_ends(loader_pass)
-                else:
-                    detector.fetch_fails(loader_pass, is_over)
+                if detector.calls:
+                    detector.trains_within()
+                is_first = getattr(self, "_num_yielded", 1) == 0
+                loader_pass = None if is_first else detector.fast_path_fetch_begins(self)
+                if loader_pass is None:
+                    loader_pass = detector.fetch_begins(self, is_first)
             except Exception as error:
                 context.on_error(error)
+                return original(self)
+            ident = training_thread.fetch_begins()
+            is_over = False
+            try:
+                batch = original(self)
+            except BaseException as error:
+                is_over = isinstance(error, StopIteration)
+                loader_pass.has_batch = False
+                raise
+            else:
+                loader_pass.has_batch = True
+                if loader_pass.samples is not None:
+                    size = batch_size(batch)
+                    loader_pass.samples = None if size is None else loader_pass.samples + size
+                return batch
+            finally:
+                training_thread.fetch_ends(ident)
+                try:
+                    if loader_pass.has_batch:
+                        detector.fetch_ends(loader_pass)
+                    else:
+                        detector.fetch_fails(loader_pass, is_over)
+                except Exception as error:
+                    context.on_error(error)
+        except BaseException as error:
+            hide_our_frames(error)
+            raise
 
     return hidden_from_warnings(__next__)
 
@@ -73,19 +78,23 @@ def _starting(context: PatchContext, original: Any) -> Any:
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        detector = context.current_detector() if training_thread.busy_with == FREE else None
-        if detector is None:
-            return original(self, *args, **kwargs)  # type: ignore[no-any-return]
-        codes = (time_only(detector.codes.data_loading), detector.codes.worker_start)
-        for code in codes:
-            detector.pending.record(code)
-        ident = training_thread.fetch_begins()
         try:
-            return original(self, *args, **kwargs)  # type: ignore[no-any-return]
-        finally:
-            training_thread.fetch_ends(ident)
-            for code in reversed(codes):
-                detector.pending.record(-code)
+            detector = context.current_detector() if training_thread.busy_with == FREE else None
+            if detector is None:
+                return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+            codes = (time_only(detector.codes.data_loading), detector.codes.worker_start)
+            for code in codes:
+                detector.pending.record(code)
+            ident = training_thread.fetch_begins()
+            try:
+                return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+            finally:
+                training_thread.fetch_ends(ident)
+                for code in reversed(codes):
+                    detector.pending.record(-code)
+        except BaseException as error:
+            hide_our_frames(error)
+            raise
 
     return __init__
 

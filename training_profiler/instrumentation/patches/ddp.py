@@ -6,6 +6,7 @@ from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches
+from training_profiler.recording.tracebacks import hide_our_frames
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
@@ -16,17 +17,25 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def _ddp_init_helper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            made = original(self, *args, **kwargs)
-            context.gradient_sync.add_module(self)
-            return made
+            try:
+                made = original(self, *args, **kwargs)
+                context.gradient_sync.add_module(self)
+                return made
+            except BaseException as error:
+                hide_our_frames(error)
+                raise
 
         return _ddp_init_helper
 
     def make_destroy(original: Any) -> Any:
         @functools.wraps(original)
         def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
-            context.gradient_sync.read()
-            return original(*args, **kwargs)
+            try:
+                context.gradient_sync.read()
+                return original(*args, **kwargs)
+            except BaseException as error:
+                hide_our_frames(error)
+                raise
 
         return destroy_process_group
 

@@ -38,7 +38,7 @@ def hide_from_dynamo(name: str = DYNAMO) -> None:
 
 def _codes_of(value: Any, module: str) -> list[CodeType]:
     """Return the code of a function or class of ``module``, including inner functions."""
-    if getattr(value, "__module__", None) != module:
+    if getattr(value, "__module__", None) not in (module, PACKAGE):  # public names say that they are the package's
         return []
     if isinstance(value, FunctionType):
         return _with_inner(value.__code__)

@@ -7,6 +7,7 @@ from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import FREE
 from training_profiler.recording.event_codes import time_only
+from training_profiler.recording.tracebacks import hide_our_frames
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
@@ -20,18 +21,27 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
             nonlocal is_inside
             if is_compiling():
                 return original(*args, **kwargs)
-            detector = context.detector
-            if detector is None or training_thread.busy_with != FREE or is_inside or not training_thread.is_current():
-                return original(*args, **kwargs)
-            context.note_grad_scaler()
-            code = time_only(detector.codes.optimizer)
-            detector.pending.record(code)
-            is_inside = True
             try:
-                return original(*args, **kwargs)
-            finally:
-                is_inside = False
-                detector.pending.record(-code)
+                detector = context.detector
+                if (
+                    detector is None
+                    or training_thread.busy_with != FREE
+                    or is_inside
+                    or not training_thread.is_current()
+                ):
+                    return original(*args, **kwargs)
+                context.note_grad_scaler()
+                code = time_only(detector.codes.optimizer)
+                detector.pending.record(code)
+                is_inside = True
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    is_inside = False
+                    detector.pending.record(-code)
+            except BaseException as error:
+                hide_our_frames(error)
+                raise
 
         return call
 

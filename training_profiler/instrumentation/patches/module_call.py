@@ -4,6 +4,7 @@ A forward pass calls hundreds of modules inside one another, so inner calls must
 (benchmarks/patches.py).
 """
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector, ModuleCall
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import FORWARD, FREE
+from training_profiler.recording.tracebacks import hide_our_frames
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
@@ -27,45 +29,65 @@ def _recorded(context: PatchContext, torch: Any, original: Any) -> Any:
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         # is_compiling comes first: for dynamo it is a constant, while busy_with would need a guard.
-        if not is_compiling() and not training_thread.busy_with:
-            return outermost(self, args, kwargs)
-        return original(self, *args, **kwargs)
+        if is_compiling():
+            return original(self, *args, **kwargs)
+        try:
+            return original(self, *args, **kwargs) if training_thread.busy_with else outermost(self, args, kwargs)
+        except BaseException as error:
+            hide_our_frames(error)
+            raise
 
     def call_as_torch(self: Any, *args: Any, **kwargs: Any) -> Any:
         # A copy of torch's own function. Calling that would cost each module another frame.
-        if is_compiling() or training_thread.busy_with:
+        if is_compiling():
             if self._compiled_call_impl is not None:
                 return self._compiled_call_impl(*args, **kwargs)
             return self._call_impl(*args, **kwargs)
-        # Nearly all outermost calls take this fast path; through `outermost` they would cost 50 % more.
-        detector = training_thread.confirmed_detector
-        if detector is None or get_ident() != training_thread.ident or self._compiled_call_impl is not None:
-            return outermost(self, args, kwargs)
         try:
-            call = detector.fast_path_call_begins(self, sys._getframe(1).f_code)
-        except Exception as error:
-            context.on_error(error)
-            call = None
-        if call is None:
-            return outermost(self, args, kwargs)
-        training_thread.busy_with, calls = FORWARD, detector.calls
-        try:
-            return self._call_impl(*args, **kwargs)
-        finally:
-            if (
-                call.is_plain
-                and self.training
-                and training_thread.confirmed_detector is detector
-                and calls
-                and calls[-1] is call
-            ):
-                training_thread.busy_with = FREE
-                calls.pop()
-                detector.forward_ends()
-            else:
-                ends(detector, call, self)
+            if training_thread.busy_with:
+                if self._compiled_call_impl is not None:
+                    return self._compiled_call_impl(*args, **kwargs)
+                return self._call_impl(*args, **kwargs)
+            # Nearly all outermost calls take this fast path; through `outermost` they would cost 50 % more.
+            detector = training_thread.confirmed_detector
+            if detector is None or get_ident() != training_thread.ident or self._compiled_call_impl is not None:
+                return outermost(self, args, kwargs)
+            try:
+                call = detector.fast_path_call_begins(self, sys._getframe(1).f_code)
+            except Exception as error:
+                context.on_error(error)
+                call = None
+            if call is None:
+                return outermost(self, args, kwargs)
+            training_thread.busy_with, calls = FORWARD, detector.calls
+            try:
+                return self._call_impl(*args, **kwargs)
+            finally:
+                if (
+                    call.is_plain
+                    and self.training
+                    and training_thread.confirmed_detector is detector
+                    and calls
+                    and calls[-1] is call
+                ):
+                    training_thread.busy_with = FREE
+                    calls.pop()
+                    detector.forward_ends()
+                else:
+                    ends(detector, call, self)
+        except BaseException as error:
+            hide_our_frames(error)
+            raise
 
-    return call_as_torch if is_known_call(torch, original) else __call__
+    return _named(call_as_torch if is_known_call(torch, original) else __call__, original)
+
+
+def _named(replacement: Any, original: Any) -> Any:
+    """Return ``replacement`` with the signature and source of the original, under the name at which pickle finds it."""
+    functools.update_wrapper(replacement, original, updated=())
+    replacement.__name__, replacement.__qualname__ = "__call__", "Module.__call__"
+    replacement.__module__ = "torch.nn.modules.module"
+    return replacement
 
 
 def _outermost(context: PatchContext, torch: Any, original: Any) -> tuple[Callable[..., Any], Callable[..., None]]:

@@ -11,6 +11,7 @@ from typing import Any
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE
+from training_profiler.recording.tracebacks import hide_our_frames
 
 
 class OpenUpdates:
@@ -124,21 +125,25 @@ def _clearing(context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(self, *args, **kwargs)
-        detector = training_thread.confirmed_detector or context.detector
-        if (
-            detector is None
-            or training_thread.busy_with > FORWARD
-            or updates.open
-            or get_ident() != training_thread.ident
-        ):
-            return original(self, *args, **kwargs)
-        if is_of_optimizer and detector.calls:
-            detector.trains_within()
-            training_thread.busy_with = FREE
-        ends = detector.update.clearing_begins()
         try:
-            return original(self, *args, **kwargs)
-        finally:
-            ends()
+            detector = training_thread.confirmed_detector or context.detector
+            if (
+                detector is None
+                or training_thread.busy_with > FORWARD
+                or updates.open
+                or get_ident() != training_thread.ident
+            ):
+                return original(self, *args, **kwargs)
+            if is_of_optimizer and detector.calls:
+                detector.trains_within()
+                training_thread.busy_with = FREE
+            ends = detector.update.clearing_begins()
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                ends()
+        except BaseException as error:
+            hide_our_frames(error)
+            raise
 
     return zero_grad

@@ -10,6 +10,7 @@ from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import OTHER_PATCH
 from training_profiler.recording.known_sections import CHECKPOINTING, EMA_UPDATE, METRICS_COMPUTATION
+from training_profiler.recording.tracebacks import hide_our_frames
 
 
 class SimpleSpan(NamedTuple):
@@ -109,23 +110,27 @@ def recorded_as(context: PatchContext, section: str, ends_evaluation: bool = Fal
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(*args, **kwargs)
-            detector = training_thread.confirmed_detector or context.detector
-            if detector is None or training_thread.busy_with or get_ident() != training_thread.ident:
-                return original(*args, **kwargs)
-            code = detector.codes.by_name[section]
             try:
-                if ends_evaluation and detector.phases.is_unresolved:
-                    detector.phases.checkpoint_begins()
-                detector.pending.record(code)
-            except Exception as error:
-                context.on_error(error)
-                return original(*args, **kwargs)
-            busy_before, training_thread.busy_with = training_thread.busy_with, OTHER_PATCH
-            try:
-                return original(*args, **kwargs)
-            finally:
-                training_thread.busy_with = busy_before
-                detector.pending.record(-code)
+                detector = training_thread.confirmed_detector or context.detector
+                if detector is None or training_thread.busy_with or get_ident() != training_thread.ident:
+                    return original(*args, **kwargs)
+                code = detector.codes.by_name[section]
+                try:
+                    if ends_evaluation and detector.phases.is_unresolved:
+                        detector.phases.checkpoint_begins()
+                    detector.pending.record(code)
+                except Exception as error:
+                    context.on_error(error)
+                    return original(*args, **kwargs)
+                busy_before, training_thread.busy_with = training_thread.busy_with, OTHER_PATCH
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    training_thread.busy_with = busy_before
+                    detector.pending.record(-code)
+            except BaseException as error:
+                hide_our_frames(error)
+                raise
 
         return call
 

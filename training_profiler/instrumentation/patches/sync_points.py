@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches
+from training_profiler.recording.tracebacks import hide_our_frames
 
 FUNCTIONAL: Final = "torch.distributed._functional_collectives"  # private: may be gone
 # The host waits in these for all ranks: in the first always, in the others if their tensors are on the CPU.
@@ -61,20 +62,24 @@ def recorded(context: PatchContext, module: Any, name: str, original: Any) -> An
         if is_compiling():
             return original(*args, **kwargs)
         try:
-            sync_points = context.sync_points
-            number = sync_points.call_begins() if is_sync_point(args, kwargs) else None
-        except Exception:  # torch itself will reject these arguments
-            number = None
-        if number is None:
-            return original(*args, **kwargs)
-        enter_ns: int | None = time.time_ns()
-        try:
-            return original(*args, **kwargs)
-        except BaseException:
-            enter_ns = None
+            try:
+                sync_points = context.sync_points
+                number = sync_points.call_begins() if is_sync_point(args, kwargs) else None
+            except Exception:  # torch itself will reject these arguments
+                number = None
+            if number is None:
+                return original(*args, **kwargs)
+            enter_ns: int | None = time.time_ns()
+            try:
+                return original(*args, **kwargs)
+            except BaseException:
+                enter_ns = None
+                raise
+            finally:
+                sync_points.call_ends(number, enter_ns)
+        except BaseException as error:
+            hide_our_frames(error)
             raise
-        finally:
-            sync_points.call_ends(number, enter_ns)
 
     return synchronize
 

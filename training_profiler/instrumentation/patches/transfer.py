@@ -8,6 +8,7 @@ from training_profiler.device.backends import BACKENDS
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.training_thread import FREE, OTHER_PATCH
+from training_profiler.recording.tracebacks import hide_our_frames
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
@@ -29,23 +30,27 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
                     if method_name:  # dynamo recognizes methods of tensors by name only
                         return getattr(self, method_name)(*args, **kwargs)
                     return original(self, *args, **kwargs)
-                if training_thread.busy_with:
-                    return original(self, *args, **kwargs)
-                detector = context.detector
-                if (
-                    detector is None
-                    or not training_thread.is_current()
-                    or not is_transfer(args, kwargs)
-                    or context.is_tracing()
-                ):
-                    return original(self, *args, **kwargs)
-                begin_ns = detector.pending.clock()
-                training_thread.busy_with = OTHER_PATCH
                 try:
-                    return original(self, *args, **kwargs)
-                finally:
-                    training_thread.busy_with = FREE
-                    detector.pending.record_span(begin_ns, detector.codes.data_transfer)
+                    if training_thread.busy_with:
+                        return original(self, *args, **kwargs)
+                    detector = context.detector
+                    if (
+                        detector is None
+                        or not training_thread.is_current()
+                        or not is_transfer(args, kwargs)
+                        or context.is_tracing()
+                    ):
+                        return original(self, *args, **kwargs)
+                    begin_ns = detector.pending.clock()
+                    training_thread.busy_with = OTHER_PATCH
+                    try:
+                        return original(self, *args, **kwargs)
+                    finally:
+                        training_thread.busy_with = FREE
+                        detector.pending.record_span(begin_ns, detector.codes.data_transfer)
+                except BaseException as error:
+                    hide_our_frames(error)
+                    raise
 
             return move
 
@@ -56,7 +61,20 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
 
     for owner in (torch.Tensor, torch.nn.Module):
         for name, is_transfer in (("to", names_device), *((kind, always) for kind in _kinds(owner))):
-            patches.replace(owner, name, make(is_transfer, name if owner is torch.Tensor else None))
+            patches.replace(
+                owner, name, _named(owner, name, make(is_transfer, name if owner is torch.Tensor else None))
+            )
+
+
+def _named(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return ``wrap``, whose results can be pickled by name; methods in C have no module of their own."""
+
+    def make(original: Any) -> Any:
+        replacement = wrap(original)
+        replacement.__module__, replacement.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
+        return replacement
+
+    return make
 
 
 def _kinds(owner: Any) -> list[str]:

@@ -1,0 +1,181 @@
+"""Writes what a program can see of its interpreter and of torch, at four moments of a training."""
+
+import atexit
+import gc
+import hashlib
+import inspect
+import json
+import locale
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+import warnings
+
+VIEWS = {}
+HANDLERS = [name for name in dir(signal) if name.startswith("SIG") and not name.startswith("SIG_")]
+HOOKS = ("excepthook", "displayhook", "unraisablehook", "breakpointhook")
+PATCHED = (
+    "nn.Module.__call__",
+    "nn.Module.to",
+    "nn.Module.zero_grad",
+    "Tensor.to",
+    "Tensor.backward",
+    "autograd.backward",
+    "autograd.grad",
+    "save",
+    "load",
+    "optim.SGD.step",
+    "optim.Optimizer.zero_grad",
+    "nn.utils.clip_grad_norm_",
+    "utils.data.DataLoader.__iter__",
+    "utils.data.dataloader._BaseDataLoaderIter.__next__",
+)
+
+
+def digest(value):
+    """Return a short text that differs for different values."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
+
+
+def attribute(torch, path):
+    """Return what is at ``path`` in torch."""
+    for name in path.split("."):
+        torch = getattr(torch, name)
+    return torch
+
+
+def or_none(work, *arguments):
+    """Return the result; None where there is none."""
+    try:
+        return work(*arguments)
+    except (TypeError, OSError, ValueError):
+        return None
+
+
+def descriptors():
+    """Return what the open descriptors are."""
+    kinds = []
+    for number in os.listdir("/proc/self/fd"):
+        target = or_none(os.readlink, f"/proc/self/fd/{number}")
+        if target is not None and not target.startswith("/proc/"):
+            kinds.append(target.partition(":")[0] if not target.startswith("/") else os.path.basename(target))
+    return sorted(kinds)
+
+
+def of_python():
+    """Return what can be seen without torch."""
+    return {
+        "sys.getswitchinterval()": sys.getswitchinterval(),
+        "sys.meta_path": [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path],
+        "sys.path_hooks": len(sys.path_hooks),
+        "sys.path": sys.path,
+        "sys.path_importer_cache": sorted(sys.path_importer_cache),
+        "sys.argv": sys.argv,
+        "sys.orig_argv": sys.orig_argv[1:],
+        "sys.flags": repr(sys.flags),
+        "sys.modules": sorted({name.partition(".")[0] for name in sys.modules}),
+        "sys.gettrace(), sys.getprofile()": [repr(sys.gettrace()), repr(sys.getprofile())],
+        "sys.getrecursionlimit()": sys.getrecursionlimit(),
+        "sys.stdout, sys.stderr": [type(sys.stdout).__name__, type(sys.stderr).__name__],
+        **{f"sys.{name}": getattr(sys, name) is getattr(sys, f"__{name}__") for name in HOOKS},
+        "threading.excepthook": threading.excepthook is threading.__excepthook__,
+        "threading.enumerate()": sorted(thread.name for thread in threading.enumerate()),
+        "os.environ": dict(os.environ),
+        "os.getcwd()": os.getcwd(),
+        "umask": [os.umask(0o022), os.umask(0o022)],
+        "open descriptors": descriptors(),
+        "__main__": sorted(vars(sys.modules["__main__"])),
+        "__main__.__spec__": repr(__spec__),
+        "stack": [frame.name for frame in traceback.extract_stack()],
+        "warnings.filters": [str(rule) for rule in warnings.filters],
+        "warnings.showwarning": warnings.showwarning.__module__,
+        "warnings registry": sorted(str(key) for key in globals().get("__warningregistry__", {})),
+        "gc.isenabled()": gc.isenabled(),
+        "gc.get_threshold()": gc.get_threshold(),
+        "gc.callbacks": len(gc.callbacks),
+        "gc.get_freeze_count()": gc.get_freeze_count(),
+        "gc.get_debug()": gc.get_debug(),
+        "atexit": atexit._ncallbacks(),
+        "signal.getsignal()": {
+            name: getattr(
+                signal.getsignal(getattr(signal, name)), "__qualname__", signal.getsignal(getattr(signal, name))
+            )
+            for name in HANDLERS
+        },
+        "signal.set_wakeup_fd()": wakeup_descriptor(),
+        "blocked signals": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        "random": digest(random.getstate()),
+        "locale": locale.setlocale(locale.LC_ALL),
+        "logging": [len(logging.root.handlers), logging.root.level, logging.getLogger("torch").level],
+    }
+
+
+def wakeup_descriptor():
+    """Return whether there is one."""
+    descriptor = signal.set_wakeup_fd(-1)
+    if descriptor != -1:
+        signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+    return descriptor != -1
+
+
+def of_torch(torch):
+    """Return what can be seen of torch."""
+    functions = {path: attribute(torch, path) for path in PATCHED}
+    module, optimizer = torch.nn.modules.module, sys.modules["torch.optim.optimizer"]
+    return {
+        "threads of torch": [torch.get_num_threads(), torch.get_num_interop_threads()],
+        "deterministic": [torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark],
+        "default dtype and device": [str(torch.get_default_dtype()), str(torch.get_default_device())],
+        "grad mode": [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()],
+        "default generator": digest(torch.get_rng_state().tolist()),
+        "hooks of all modules": [len(module._global_forward_hooks), len(module._global_forward_pre_hooks)],
+        "hooks of all optimizers": [
+            len(optimizer._global_optimizer_pre_hooks),
+            len(optimizer._global_optimizer_post_hooks),
+        ],
+        "inspect.signature of torch": {path: str(or_none(inspect.signature, f)) for path, f in functions.items()},
+        "inspect.getsource of torch": {path: digest(or_none(inspect.getsource, f)) for path, f in functions.items()},
+        "documentation of torch": {path: digest(f.__doc__) for path, f in functions.items()},
+        "names of functions of torch": {
+            path: f"{f.__module__}.{f.__qualname__}" for path, f in functions.items() if path not in ("Tensor.to",)
+        },
+        "files of functions of torch": {
+            path: os.path.basename(f.__code__.co_filename) for path, f in functions.items() if hasattr(f, "__code__")
+        },
+    }
+
+
+def look(moment, torch=None):
+    """Keep what can be seen now."""
+    VIEWS[moment] = of_python() | ({} if torch is None else of_torch(torch))
+
+
+random.seed(1)
+look("at the start")
+import torch  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+torch.manual_seed(1)
+look("after the import of torch", torch)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.rand(64, 4)), batch_size=4, shuffle=True)
+losses = []
+for _ in range(3):
+    for (batch,) in loader:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+look("in the training", torch)
+VIEWS["in the training"]["losses"] = losses
+VIEWS["in the training"]["attributes of the model"] = sorted(vars(model))
+VIEWS["in the training"]["attributes of the optimizer"] = sorted(vars(optimizer))
+VIEWS["in the training"]["attributes of the loader"] = sorted(vars(loader))
+with open(sys.argv[1], "w") as file:
+    json.dump(VIEWS, file, indent=1)

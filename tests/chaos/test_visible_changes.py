@@ -1,0 +1,79 @@
+"""What a program can find out about its interpreter and torch under ``training-profiler run``, and without us.
+
+Each difference has a row in docs/visible-changes.md, and each row is a difference.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.chaos
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).parent / "programs" / "view.py"
+PAGE = ROOT / "docs" / "visible-changes.md"
+SWITCH = "RECTIFIED_FLOW_PROFILE"
+
+
+def views(cwd: Path, *launcher: str, **variables: str) -> dict[str, dict[str, Any]]:
+    """Run the program in ``cwd`` and return what it saw at each moment."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith((SWITCH, "PYTEST_"))}
+    environment.pop("PYTHONPATH", None)
+    command = [sys.executable, *launcher, str(PROGRAM), "views.json"]
+    process = subprocess.run(
+        command, cwd=cwd, env=environment | variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=300
+    )
+    assert process.returncode == 0, process.stderr
+    return dict(json.loads((cwd / "views.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def cwd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("view")
+
+
+@pytest.fixture(scope="module")
+def alone(cwd: Path) -> dict[str, dict[str, Any]]:
+    return views(cwd)
+
+
+def differences(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return what differs at any moment, by its name."""
+    return {
+        name: (moment, seen[name], after[moment][name])
+        for moment, seen in before.items()
+        for name in seen
+        if seen[name] != after[moment][name]
+    }
+
+
+def documented() -> set[str]:
+    """Return the first column of the page's first table."""
+    rows = re.findall(r"^\| (.+?) \|", PAGE.read_text().partition("## Objects")[0], re.MULTILINE)
+    return {row.replace("`", "") for row in rows if not row.startswith(("-", "place"))}
+
+
+def test_program_sees_what_it_sees_without_us_except_for_the_table(cwd: Path, alone: dict[str, dict[str, Any]]) -> None:
+    changed = differences(alone, views(cwd, "-m", "training_profiler", "run"))
+    assert {name: seen for name, seen in changed.items() if name not in documented()} == {}
+    assert documented() - set(changed) == set()
+
+
+def test_losses_and_random_numbers_are_the_same(cwd: Path, alone: dict[str, dict[str, Any]]) -> None:
+    training = views(cwd, "-m", "training_profiler", "run")["in the training"]
+    for name in ("losses", "random", "default generator", "attributes of the model", "sys.getswitchinterval()"):
+        assert training[name] == alone["in the training"][name]
+
+
+def test_two_runs_without_us_see_the_same(cwd: Path, alone: dict[str, dict[str, Any]]) -> None:
+    assert differences(alone, views(cwd)) == {}
+
+
+def test_environment_has_three_variables_more(cwd: Path, alone: dict[str, dict[str, Any]]) -> None:
+    environment = views(cwd, "-m", "training_profiler", "run")["at the start"]["os.environ"]
+    assert set(environment) - set(alone["at the start"]["os.environ"]) == {SWITCH, f"{SWITCH}_ROOT", "PYTHONPATH"}

@@ -1,0 +1,40 @@
+"""Tracebacks of the program's exceptions without our frames."""
+
+import os
+from types import TracebackType
+from typing import Final
+
+from training_profiler.recording.foreign_errors import OURS
+
+PACKAGE: Final = __name__.partition(".")[0]
+
+
+def hide_our_frames(error: BaseException) -> None:
+    """Remove our frames from the begin of the traceback of ``error``, in an except clause that raises it again.
+
+    A bare ``raise`` adds no frame, so the program finds a traceback in which we do not occur.
+    """
+    traceback = error.__traceback__
+    while traceback is not None and is_ours(traceback):
+        traceback = traceback.tb_next
+    error.__traceback__ = traceback
+
+
+def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """Return ``traceback`` without our frames, wherever they are."""
+    while traceback is not None and is_ours(traceback):
+        traceback = traceback.tb_next
+    at = traceback
+    while at is not None:
+        while at.tb_next is not None and is_ours(at.tb_next):
+            at.tb_next = at.tb_next.tb_next
+        at = at.tb_next
+    return traceback
+
+
+def is_ours(traceback: TracebackType) -> bool:
+    """Return whether the outermost frame of ``traceback`` is one of ours."""
+    frame = traceback.tb_frame
+    # The file of a frame is not always its own: warnings do not count the files of some.
+    module = str(frame.f_globals.get("__name__", ""))
+    return module.startswith(f"{PACKAGE}.") or frame.f_code.co_filename.startswith(OURS + os.sep)

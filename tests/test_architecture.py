@@ -96,7 +96,6 @@ MAY_BE_ASSIGNED = {
     ("component_benchmark.capture", "node"),
     ("runtime.pipeline", "totals"),
     ("storage", "totals.coupling"),
-    ("training_profiler", "globals()[_name]"),
     # Objects of Python, ctypes, torch and protobuf.
     ("cli.run", "parser"),
     ("component_benchmark", "leaf"),

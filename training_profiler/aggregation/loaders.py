@@ -284,6 +284,7 @@ def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[Loa
                     phase=phase,
                     proportion=tally.batches / batches,
                     asked_proportion=counts.requested_share if phase == TRAIN else None,
+                    **({} if counts.arguments is None else counts.arguments._asdict()),
                     **_means(table),
                 )
             )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from training_profiler.diagnosis.loader_fixes import transfer_fix, waiting_fix
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Rule, Saving
@@ -44,7 +45,7 @@ class StepShare:
     section: str
     threshold: float
     activity: str  # "% of step time is spent ..."
-    fix: str
+    fix: str | Callable[[Snapshot], str]
     saved: float = 1.0  # the part of the section's time that a realistic change saves
     fires_at_threshold: bool = False
     has_severity: bool = False
@@ -82,7 +83,7 @@ class StepShare:
             f"({self.section}: {ms_text(per_step_s)} per step{where})",
             evidence=evidence,
             potential_saving_s=self.saved * total_s,
-            fix=self.fix,
+            fix=self.fix if isinstance(self.fix, str) else self.fix(snapshot),
         )
 
 
@@ -129,8 +130,7 @@ STEP_SHARES: Final = (
         section=DATA_LOADING,
         threshold=0.15,
         activity="waiting for the next batch",
-        fix="Raise DataLoader(num_workers=...), then set pin_memory=True, persistent_workers=True and a larger "
-        "prefetch_factor; otherwise use faster storage or preprocess less",
+        fix=waiting_fix,
         fires_at_threshold=True,
     ),
     StepShare(
@@ -146,8 +146,7 @@ STEP_SHARES: Final = (
         section=DATA_TRANSFER,
         threshold=0.10,
         activity="moving batches to the device",
-        fix="Set pin_memory=True in the DataLoader and use .to(device, non_blocking=True); "
-        "prefetch batches to the device",
+        fix=transfer_fix,
     ),
     StepShare(
         code="forward-dominates",

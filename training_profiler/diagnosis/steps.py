@@ -1,7 +1,9 @@
 """Rules about how step time varies: spread, warm-up, trend, first batches."""
 
+from collections.abc import Callable
 from typing import Final
 
+from training_profiler.diagnosis.loader_fixes import first_batch_fix
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
@@ -25,15 +27,15 @@ FIRST_FETCH_SHARE: Final = 0.01  # of the epoch
 MOSTLY: Final = 0.5  # of a section's time
 COUPLED: Final = 0.30  # of the variance of step time; from here on the section is named as the cause
 
-_FIXES = {
+_FIXES: Final[dict[str, str | Callable[[Snapshot], str]]] = {
     DATA_LOADING: "Avoid data stalls: more workers, a larger prefetch_factor, samples of more even cost",
     DATA_GENERATION: "The cost of data varies: generate it ahead of time, in workers",
     DATA_TRANSFER: "Use pinned memory and .to(device, non_blocking=True)",
     FORWARD_PASS: "Check for shapes that change from batch to batch and for other work on the machine",
     BACKWARD_PASS: "Check for shapes that change from batch to batch, allocator fragmentation and other work on the "
     "machine",
-    FIRST_FETCH: "Set persistent_workers=True: it keeps the workers that fetch the first batch of each epoch",
-    WORKER_START: "Set persistent_workers=True: it keeps the workers from one epoch to the next",
+    FIRST_FETCH: first_batch_fix,
+    WORKER_START: first_batch_fix,
     SYNCHRONIZATION: "Check for a rank that is sometimes late",
     OTHER: "Check the code outside all sections: logging, garbage collection, other work on the machine",
 }
@@ -66,7 +68,8 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
         evidence |= {"moves_with": cause, "explained": part}
     fix = "Check for data stalls, changing shapes, allocator fragmentation and other work on the machine"
     if named:
-        fix = _FIXES.get(cause, f"Check what makes {cause} uneven")
+        of_cause = _FIXES.get(cause, f"Check what makes {cause} uneven")
+        fix = of_cause if isinstance(of_cause, str) else of_cause(snapshot)
     return Finding(
         code="step-time-varies",
         message=f"Step time varies by {variation:.0%} (std/mean; longest {ms_text(step.max_s)} at step "
@@ -166,7 +169,7 @@ def first_batch_slow(snapshot: Snapshot, threshold: float) -> Finding | None:
         f"{extra_s / epochs_s:.1%} of the time of {len(slow)} epochs",
         evidence={"first_fetch_s": first_s, "share_of_epochs": extra_s / epochs_s, "epochs": len(slow)},
         potential_saving_s=potential_saving_s,
-        fix="Set persistent_workers=True: it keeps the DataLoader's workers from one epoch to the next",
+        fix=first_batch_fix(snapshot),
     )
 
 
@@ -189,5 +192,5 @@ def _first_fetch_slow(snapshot: Snapshot, threshold: float, first: SectionStats,
         f"against {time_text(median_s)} later; that adds {duration_text(extra_s)} in {passes} epochs",
         evidence={"first_fetch_s": spent_s / passes, "median_fetch_s": median_s, "extra_s": extra_s, "passes": passes},
         potential_saving_s=potential_saving_s,
-        fix="Set persistent_workers=True: it keeps the DataLoader's workers from one epoch to the next",
+        fix=first_batch_fix(snapshot),
     )

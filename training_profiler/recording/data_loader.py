@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.recording.section import Section, ThreadBuffer
@@ -11,6 +11,7 @@ from training_profiler.recording.tracebacks import hide_our_frames
 from training_profiler.text import printable
 
 Batch = TypeVar("Batch")
+Known = TypeVar("Known", int, bool)
 TRAIN: Final = "train"
 VAL: Final = "val"
 
@@ -51,17 +52,33 @@ class PhaseCounts:
         self.wait_ns += wait_ns
 
 
+class LoaderArguments(NamedTuple):
+    """The arguments of a ``torch.utils.data.DataLoader`` that decide how fast it is; None is unknown."""
+
+    num_workers: int
+    persistent_workers: bool | None = None
+    pin_memory: bool | None = None
+    prefetch_factor: int | None = None
+    is_remade: bool = False  # the program makes a new loader for each pass
+
+
 class LoaderCounts:
     """The batches, samples and fetch time of one loader, by phase."""
 
-    __slots__ = ("by_phase", "loader_id", "name", "passes", "requested_share")
+    __slots__ = ("arguments", "by_phase", "loader_id", "name", "passes", "requested_share")
 
     def __init__(self, name: str, loader_id: int | None = None) -> None:
         self.name = name
         self.loader_id = next(_loader_ids) if loader_id is None else loader_id  # unique in all runs of this process
         self.requested_share: float | None = None  # of the training's batches, as given by the user
+        self.arguments: LoaderArguments | None = None  # None: it is not torch's loader
         self.by_phase = {phase: PhaseCounts(phase) for phase in (TRAIN, VAL)}
         self.passes: list[PassCounts] = []  # under way, and not yet part of ``by_phase``
+
+    def use_arguments(self, arguments: LoaderArguments | None) -> None:
+        """Remember the arguments of the loader; None keeps those known."""
+        if arguments is not None:
+            self.arguments = arguments
 
     def add(self, size: int | None, wait_ns: int, is_training: bool) -> None:
         """Count one batch of ``size`` samples (None: unknown) after a wait of ``wait_ns``."""
@@ -100,6 +117,25 @@ class LoaderCounts:
                 self.by_phase[loader_pass.phase].add(loader_pass.batches, loader_pass.samples)
 
 
+def loader_arguments(owner: object, prefix: str = "", is_remade: bool = False) -> LoaderArguments | None:
+    """Return the arguments of a ``DataLoader``, or of its iterator with ``prefix="_"``; None if it is neither."""
+
+    def read(name: str, kind: type[Known]) -> Known | None:
+        value = getattr(owner, prefix + name, None)
+        return value if isinstance(value, kind) else None
+
+    workers = read("num_workers", int)
+    if workers is None:
+        return None
+    return LoaderArguments(
+        workers,
+        read("persistent_workers", bool),
+        read("pin_memory", bool),
+        read("prefetch_factor", int),
+        is_remade,
+    )
+
+
 class LoaderRegistry:
     """The counts of all loaders of a run."""
 
@@ -113,6 +149,7 @@ class LoaderRegistry:
         key = id(loader) if name is None else printable(str(name))
         if key not in self._counts:
             self._counts[key] = LoaderCounts(self._next_name() if name is None else str(key))
+        self._counts[key].use_arguments(loader_arguments(loader))
         return self._counts[key]
 
     def add_inferred(self, name: str | None = None) -> LoaderCounts:

@@ -130,6 +130,11 @@ class LoaderStats:
     batch_wait_avg_s: float | None = None  # from the previous batch of any loader to its own
     proportion: float | None = None  # its share of the batches of its phase, 0 to 1
     asked_proportion: float | None = None  # the share that the user has set
+    num_workers: int | None = None  # this and the following: the loader's arguments, as it was made last
+    persistent_workers: bool | None = None
+    pin_memory: bool | None = None
+    prefetch_factor: int | None = None
+    is_remade: bool | None = None  # whether the program makes a new loader for each pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,7 @@ def _loader(counts: LoaderCounts) -> list[Any]:
         counts.loader_id,
         counts.requested_share,
         phases,
+        *([] if counts.arguments is None else [list(counts.arguments)]),
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from training_profiler.recording.data_loader import TRAIN, LoaderCounts
+from training_profiler.recording.data_loader import TRAIN, LoaderArguments, LoaderCounts
 from training_profiler.snapshot.snapshot import DeviceTimingStats
 from training_profiler.storage.journal_codec import IntervalRecord, check_interval
 from training_profiler.storage.limits import MOST_LOADERS, MOST_NOTES, Count, Moment, Real
@@ -42,11 +42,13 @@ class LoaderRow(Struct, array_like=True):
     loader_id: Count = 0
     requested_share: Share | None = None
     phases: list[Phase] = []
+    arguments: LoaderArguments | None = None
 
     def counts(self) -> LoaderCounts:
         """Return the row as the counts that it was made from."""
         counts = LoaderCounts(printable(self.name), self.loader_id)
         counts.requested_share = self.requested_share
+        counts.use_arguments(self.arguments)
         for phase in self.phases or [Phase(TRAIN, self.batches, self.samples, self.wait_ns)]:
             counts.by_phase[phase.phase].add(phase.batches, phase.samples, phase.wait_ns)
         return counts

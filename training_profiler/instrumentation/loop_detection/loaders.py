@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
+from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry, loader_arguments
 
 MAX_LOADERS: Final = 32  # further ones share one entry
 OTHER_LOADERS: Final = "(other loaders)"
@@ -61,11 +61,14 @@ class KnownLoaders:
         try:
             known = self._find(iterator)
             if known is not None:
+                is_remade = not known.sampler.matches(iterator._index_sampler)
                 known.follow(iterator)
+                known.counts.use_arguments(loader_arguments(iterator, "_", is_remade))
                 return known.counts
             if len(self._known) < MAX_LOADERS:
                 new = _KnownLoader(self._registry.add_inferred(), iterator)
                 self._known.append(new)
+                new.counts.use_arguments(loader_arguments(iterator, "_"))
                 return new.counts
         except Exception:  # private attributes of torch, and classes of the user's
             return None

@@ -1,0 +1,91 @@
+"""Fixes for waiting for data depend on what is set, and on the CPUs that are free."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.recording import snapshot_of
+from training_profiler.diagnosis import diagnose
+from training_profiler.diagnosis.loader_fixes import first_batch_fix, free_cpus, transfer_fix, waiting_fix
+from training_profiler.snapshot.machine import Level, MachineStats
+from training_profiler.snapshot.snapshot import DeviceTimingStats, LoaderStats, Snapshot
+
+GPU = DeviceTimingStats("cuda", "NVIDIA A100", "events", 100)
+
+
+def machine(busy: float, cores: float = 8.0) -> MachineStats:
+    used = Level(busy, busy, busy)
+    part = Level(busy / cores, busy / cores, busy / cores)
+    return MachineStats(9, cores=cores, host_cores=int(cores), cpu_process=used, cpu_host=part)
+
+
+def run(busy: float = 1.0, device: DeviceTimingStats | None = None, **arguments) -> Snapshot:
+    loader = LoaderStats("0", 100, None, 5.0, **{"num_workers": 0, "persistent_workers": False, **arguments})
+    waiting = snapshot_of({"data_loading": 0.5, "backward_pass": 0.5})
+    return replace(waiting, loaders=(loader,), machine=machine(busy), device=device)
+
+
+def test_without_workers_some_are_advised_and_nothing_that_needs_workers():
+    fix = waiting_fix(run(pin_memory=False))
+    assert fix == (
+        "Set DataLoader(num_workers=7), now 0: 7.0 CPUs are free; otherwise use faster storage or preprocess less"
+    )
+
+
+def test_no_worker_is_advised_where_all_cpus_are_busy():
+    fix = waiting_fix(run(busy=7.8))
+    assert fix.startswith("More workers would not help: all 8 CPUs are busy")
+    assert "num_workers" not in fix
+
+
+def test_only_what_is_not_set_is_advised():
+    workers = {"num_workers": 2, "prefetch_factor": 2}
+    fix = waiting_fix(run(device=GPU, persistent_workers=False, pin_memory=False, **workers))
+    assert "set pin_memory=True; set persistent_workers=True (later passes then draw other random numbers)" in fix
+    fix = waiting_fix(run(device=GPU, persistent_workers=True, pin_memory=True, **workers))
+    assert "pin_memory" not in fix
+    assert "persistent_workers" not in fix
+
+
+def test_pinned_memory_needs_an_accelerator():
+    assert "pin_memory" not in waiting_fix(run(pin_memory=False))
+
+
+def test_loader_that_is_made_for_each_pass_keeps_no_workers():
+    arguments = {"num_workers": 2, "is_remade": True}
+    assert "make the dataloader once" in waiting_fix(run(**arguments))
+    assert first_batch_fix(run(**arguments)).startswith("Make the DataLoader once, before the loop")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "begin"),
+    [
+        ({"num_workers": 0}, "Check what the data set and its sampler do"),
+        ({"num_workers": 2, "persistent_workers": True}, "Check what the sampler does"),
+        ({"num_workers": 2, "persistent_workers": False}, "Set persistent_workers=True"),
+    ],
+)
+def test_fix_of_first_batches(arguments, begin):
+    assert first_batch_fix(run(**arguments)).startswith(begin)
+
+
+def test_fix_of_transfers():
+    assert "pin_memory" in transfer_fix(run(pin_memory=False))
+    assert "pin_memory" not in transfer_fix(run(pin_memory=True))
+
+
+def test_loader_of_another_kind_gets_general_advice():
+    other = replace(run(), loaders=(LoaderStats("0", 100, None, 5.0),))
+    assert waiting_fix(other).startswith("Raise DataLoader(num_workers=...), then set pin_memory")
+    assert waiting_fix(replace(run(), loaders=())).startswith("Raise DataLoader(num_workers=...)")
+
+
+def test_without_the_monitor_free_cpus_are_unknown():
+    unknown = replace(run(), machine=None)
+    assert free_cpus(unknown) is None
+    assert waiting_fix(unknown).startswith("Raise DataLoader(num_workers=...) from 0;")
+
+
+def test_finding_has_the_fix():
+    (finding,) = [each for each in diagnose(run()) if each.code == "data-loading-bound"]
+    assert finding.fix.startswith("Set DataLoader(num_workers=7), now 0")

@@ -1,0 +1,84 @@
+"""Fixes for waiting for data, from the arguments that the loader has now and the CPUs that are free."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+
+FREE_CPUS: Final = 0.5  # from here on another worker has something to run on
+MOST_WORKERS: Final = 8  # to begin with
+UNKNOWN_LOADER: Final = (
+    "Raise DataLoader(num_workers=...), then set pin_memory=True, persistent_workers=True and a larger "
+    "prefetch_factor; otherwise use faster storage or preprocess less"
+)
+CHANGES_NUMBERS: Final = "later passes then draw other random numbers"
+REMADE: Final = "Make the DataLoader once, before the loop: the program makes a new one for each pass"
+
+
+def slowest_loader(snapshot: Snapshot) -> LoaderStats | None:
+    """Return the training loader that the run waited for most; None if there is none, or it is not torch's."""
+    loaders = [loader for loader in snapshot.loaders if loader.phase == "train"]
+    slowest = max(loaders, key=lambda loader: loader.wait_s, default=None)
+    return None if slowest is None or slowest.num_workers is None else slowest
+
+
+def free_cpus(snapshot: Snapshot) -> float | None:
+    """Return how many CPUs were free on average; None if unknown."""
+    machine = snapshot.machine
+    if machine is None or machine.cores is None or machine.cpu_process is None:
+        return None
+    free = [machine.cores - machine.cpu_process.mean * machine.local_ranks]
+    busy, cores = machine.cpu_allowed or machine.cpu_host, machine.allowed_cores or machine.host_cores
+    if busy is not None and cores is not None:
+        free.append(cores * (1 - busy.mean))
+    return max(0.0, min(free))
+
+
+def waiting_fix(snapshot: Snapshot) -> str:
+    """Return what to change where steps wait for batches; nothing that is set already, or cannot help."""
+    loader = slowest_loader(snapshot)
+    if loader is None:
+        return UNKNOWN_LOADER
+    words = [word for word in (_more_workers(snapshot, loader), *_other_arguments(snapshot, loader)) if word]
+    return "; ".join([*words, "otherwise use faster storage or preprocess less"])
+
+
+def _more_workers(snapshot: Snapshot, loader: LoaderStats) -> str:
+    free, now = free_cpus(snapshot), loader.num_workers or 0
+    if free is None:
+        return f"Raise DataLoader(num_workers=...) from {now}"
+    if free < FREE_CPUS:
+        cores = "" if snapshot.machine is None else f"all {snapshot.machine.cores:g} CPUs are busy"
+        return f"More workers would not help: {cores}. Preprocess less per sample"
+    wanted = min(MOST_WORKERS, now + max(1, round(free)))
+    return f"Set DataLoader(num_workers={wanted}), now {now}: {free:.1f} CPUs are free"
+
+
+def _other_arguments(snapshot: Snapshot, loader: LoaderStats) -> Iterator[str]:
+    if snapshot.device is not None and loader.pin_memory is False:
+        yield "set pin_memory=True"
+    if loader.num_workers and loader.persistent_workers is False and len(snapshot.epochs) != 1:
+        yield REMADE.lower() if loader.is_remade else f"set persistent_workers=True ({CHANGES_NUMBERS})"
+    if loader.num_workers and loader.prefetch_factor is not None:
+        yield f"raise prefetch_factor from {loader.prefetch_factor} if single samples are slow"
+
+
+def transfer_fix(snapshot: Snapshot) -> str:
+    """Return what to change where moving batches to the device takes long."""
+    loader = slowest_loader(snapshot)
+    pinned = "" if loader is not None and loader.pin_memory else "Set pin_memory=True in the DataLoader and use "
+    return f"{pinned or 'Use '}.to(device, non_blocking=True); prefetch batches to the device"
+
+
+def first_batch_fix(snapshot: Snapshot) -> str:
+    """Return what to change where the first batch of each pass is slow."""
+    loader = slowest_loader(snapshot)
+    if loader is None:
+        return "Set persistent_workers=True: it keeps the DataLoader's workers from one epoch to the next"
+    if not loader.num_workers:
+        return "Check what the data set and its sampler do when a pass begins: there are no workers to start"
+    if loader.is_remade:
+        return f"{REMADE}; then persistent_workers=True keeps its workers ({CHANGES_NUMBERS})"
+    if loader.persistent_workers:
+        return "Check what the sampler does when a pass begins, and the first sample: the workers are kept already"
+    return f"Set persistent_workers=True: it keeps the workers from one epoch to the next ({CHANGES_NUMBERS})"

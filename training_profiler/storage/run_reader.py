@@ -11,7 +11,7 @@ from training_profiler.errors import RunFolderError
 from training_profiler.recording.section_names import OTHER_NAMES, SectionNames
 from training_profiler.safety.files import lines_of, may_follow, open_file
 from training_profiler.snapshot.snapshot import Health, Snapshot
-from training_profiler.storage.journal_codec import largest_sum, totals_from_data
+from training_profiler.storage.journal_codec import SpareBins, largest_sum, totals_from_data
 from training_profiler.storage.journal_discovery import (
     NO_JOURNAL,
     JournalFile,
@@ -172,6 +172,7 @@ class _Replay:
         self._end: EndLine | None = None
         self._unusable, self._is_torn = 0, False
         self._unsaved = self._further_epochs = 0
+        self._spare = SpareBins()
         self._added = 0  # a bound of every sum
 
     def add(self, line: bytes | None) -> None:
@@ -219,7 +220,7 @@ class _Replay:
         added = self._added + largest_sum(record)
         if added > MOST_SUM:
             raise BadLineError("its numbers are too large")
-        sums.add(*totals_from_data(record, self._names))
+        sums.add(*totals_from_data(record, self._names, self._spare))
         self._added, self._last = added, record
         self.intervals += 1
 

@@ -242,11 +242,11 @@ def fuzz(name: str, seed: int, cases: int, first: int = 0) -> list[Failure]:
     with tempfile.TemporaryDirectory() as folder:
         for begin in range(first, first + cases, A_CHILD):
             some = range(begin, min(begin + A_CHILD, first + cases))
-            failures += _in_child(name, seed, some, Path(folder))
+            failures += _in_process(name, seed, some, Path(folder))
     return failures
 
 
-def _in_child(name: str, seed: int, cases: range, folder: Path) -> list[Failure]:
+def _in_process(name: str, seed: int, cases: range, folder: Path) -> list[Failure]:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

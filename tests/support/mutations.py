@@ -26,7 +26,7 @@ TEXTS = [
     "validation_epoch/forward_pass", raw(b'"\xff\xfe"'), "gpu-5.name", "gpu99999.name", "ProfilerStep#1",
     "torch/optim/" * 300,
 ]  # fmt: skip
-_RAW = re.compile(rb'"@raw@([0-9a-f]*)"')
+_RAW = re.compile(rb'"@raw@((?:[0-9a-f]{2})*)"')
 Path = tuple[Any, ...]
 
 
@@ -138,15 +138,20 @@ def _changed(value: Any, random: Random) -> Any:
     elif what == 1 and isinstance(part, dict):
         part[random.choice(TEXTS).removeprefix(RAW)] = part.pop(key)
     elif what == 2 and isinstance(part, dict):
-        for i in range(random.choice([1, 100, 3_000])):
+        for i in range(_times(part[key], random)):
             part[f"{key}{i}"] = part[key]
     elif what == 3 and isinstance(part, list):
-        part[key:key] = [part[key]] * random.choice([1, 100, 3_000])
+        part[key:key] = [part[key]] * _times(part[key], random)
     elif what == 4 and isinstance(part, list):
         random.shuffle(part)
     else:
         part[key] = _other(part[key], random)
     return value
+
+
+def _times(value: Any, random: Random) -> int:
+    """Return how often to repeat ``value``: often, unless that would be much."""
+    return min(random.choice([1, 100, 3_000]), 1 + 3_000_000 // len(repr(value)))
 
 
 def _other(value: Any, random: Random) -> Any:

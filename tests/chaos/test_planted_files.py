@@ -13,8 +13,10 @@ import pytest
 
 from tests.support.fuzz import JOURNALS, META, command
 from training_profiler.ranks.folder import FOLDER, FolderStore
+from training_profiler.safety.files import is_folder
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.storage.launch import LaunchId
+from training_profiler.storage.run_folder import make_folder, make_run_folder
 from training_profiler.storage.run_lookup import read_meta, run_of_rank, runs_of
 from training_profiler.storage.run_reader import read_run
 from training_profiler.torch_capture.request import REQUEST, RequestBox, write_request
@@ -172,6 +174,21 @@ def test_a_linked_run_folder_is_never_joined(run: Path, tmp_path: Path) -> None:
     (runs / "20260101-000001").symlink_to(run)
     assert list(runs_of(launch, runs)) == []
     assert run_of_rank(RankId(1, 2), 10**15, launch, runs) is None
+
+
+def test_a_new_run_folder_is_made_beside_what_was_planted(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    now_s = int(time.time())
+    for second in range(now_s, now_s + 30):
+        (runs / time.strftime("%Y%m%d-%H%M%S", time.localtime(second))).symlink_to(tmp_path / "other")
+    made = make_run_folder(runs)
+    assert made.name.endswith("-2")
+    assert is_folder(made)
+    assert os.listdir(tmp_path / "other") == []
+    with pytest.raises(FileExistsError):
+        make_folder(runs / made.name.removesuffix("-2"))
 
 
 def test_a_linked_journal_counts_only_in_a_folder_of_the_user(run: Path, tmp_path: Path) -> None:

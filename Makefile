@@ -9,7 +9,7 @@ PIP := -m pip install --quiet --disable-pip-version-check --constraint constrain
 JOBS ?= auto
 SHARED := -n $(JOBS) --dist loadgroup
 
-.PHONY: profile test test-programs test-chaos test-gpu test-integrations lint bench docs dist dev venv clean
+.PHONY: profile test test-programs test-chaos fuzz test-gpu test-integrations lint bench docs dist dev venv clean
 
 profile: venv
 	$(VENV)/bin/python profile_training.py
@@ -25,6 +25,13 @@ test-programs: venv
 # Hostile surroundings: full and frozen disks, files of others, kills, signals, closed streams, neighbours.
 test-chaos: venv
 	$(VENV)/bin/python -m pytest $(SHARED) -m chaos tests/chaos
+
+# Damaged journals, messages, traces and snapshots are read: never a traceback, never long, never much memory. Another
+# SEED gives other files; KIND=journal reads one kind alone.
+CASES ?= 10000
+SEED ?= 0
+fuzz: venv
+	$(VENV)/bin/python -m tests.support.fuzz --cases $(CASES) --seed $(SEED) $(if $(KIND),--kind $(KIND))
 
 # Tests that need an accelerator; skipped, with the reason, where torch finds none. -rP shows the figures.
 test-gpu: venv

@@ -31,7 +31,7 @@ class SectionSums:
     spans have ended.
     """
 
-    def __init__(self, rows: int = 16) -> None:
+    def __init__(self, rows: int = 16, bins: Ints | None = None) -> None:
         self.count = np.zeros(rows, np.int64)
         self.total_ns = np.zeros(rows, np.int64)
         self.self_ns = np.zeros(rows, np.int64)
@@ -47,7 +47,8 @@ class SectionSums:
         self.max_ns = np.full(rows, -1, np.int64)
         self.min_step = np.zeros(rows, np.int64)  # counted from 1; 0 outside of steps
         self.max_step = np.zeros(rows, np.int64)
-        self.bins = np.zeros((rows, BIN_COUNT), np.int64)
+        # A reader of many short stretches gives the largest array each time, with zeros in it.
+        self.bins = np.zeros((rows, BIN_COUNT), np.int64) if bins is None else bins
         self.parents: dict[tuple[int, int], int] = {}  # (parent id, id) -> spans
 
     @property

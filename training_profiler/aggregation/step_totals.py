@@ -41,6 +41,7 @@ WARMUP_NEEDS: Final = 10  # steps before the median is reliable
 P95_NEEDS: Final = 20  # steps: with fewer, the longest one is the 95th percentile
 SETTLED_AFTER: Final = 10  # first steps left out of the correlations
 TREND_POINTS: Final = 1024
+AT_ONCE: Final = 65_536  # steps that are added in one go, which takes some 200 bytes for each
 VARIES_AT_LEAST: Final = 1e-9  # variance over squared mean; below this it is float64 rounding error
 
 
@@ -99,6 +100,14 @@ class StepSums:
 
     def add(self, durations_ns: Sequence[int], slowed: Sequence[int] = ()) -> None:
         """Add the steps that follow those added before; ``slowed`` are indices among them, counted from 0."""
+        if len(durations_ns) <= AT_ONCE:
+            self._add_some(durations_ns, slowed)
+            return
+        for begin in range(0, len(durations_ns), AT_ONCE):
+            end = begin + AT_ONCE
+            self._add_some(durations_ns[begin:end], [at - begin for at in slowed if begin <= at < end])
+
+    def _add_some(self, durations_ns: Sequence[int], slowed: Sequence[int]) -> None:
         if not durations_ns:
             return
         array = np.asarray(durations_ns, np.int64)

@@ -1,7 +1,7 @@
 """Converts totals in nanoseconds to the stats of a snapshot."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -40,9 +40,9 @@ def section_stats(
     sums = totals.sections
     wall_ns = max(1, totals.wall_ns)
     stats = {}
-    names = _plain_where_alone(totals, names)
-    ids = [id for id in range(1, sums.rows) if sums.count[id] or sums.self_ns[id] or sums.elsewhere_ns[id]]
+    ids = (np.flatnonzero((sums.count[1:] != 0) | (sums.self_ns[1:] != 0) | (sums.elsewhere_ns[1:] != 0)) + 1).tolist()
     parents = _parents(totals)
+    names = _plain_where_alone(totals, names, [*ids, *parents.values()])
     for id in ids:
         stats[names[id]] = SectionStats(
             name=names[id],
@@ -82,20 +82,21 @@ def _with_uncovered(section: SectionStats | None, name: str, self_ns: int, step_
     )
 
 
-def _plain_where_alone(totals: Totals, names: Mapping[int, str]) -> dict[int, str]:
-    """Return section names without the outer section where that is unambiguous.
+def _plain_where_alone(totals: Totals, names: Mapping[int, str], among: Iterable[int]) -> dict[int, str]:
+    """Return the names of the sections ``among``, without the outer section where that is unambiguous.
 
     Parts of a step keep it: ``forward_pass`` is always training's.
     """
-    seen = set(np.flatnonzero(totals.sections.count).tolist())
+    seen = set(np.flatnonzero(totals.sections.count).tolist()) & names.keys()
+    wanted = {id: names[id] for id in seen.union(among) if id in names}
     within = {}
-    for id, name in names.items():
+    for id, name in wanted.items():
         outer, slash, plain = name.partition(WITHIN)
         if slash and outer in OUTSIDE_SECTIONS and (plain not in STEP_PARTS or outer == PROFILER):
             within[id] = plain
     uses = Counter(plain for id, plain in within.items() if id in seen)
-    uses.update(name for id, name in names.items() if id in seen and id not in within)
-    return {id: within[id] if id in within and uses[within[id]] == 1 else name for id, name in names.items()}
+    uses.update(names[id] for id in seen if id not in within)
+    return {id: within[id] if id in within and uses[within[id]] == 1 else name for id, name in wanted.items()}
 
 
 def _measured(totals: Totals, id: int, is_mixed: bool) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def line_stats(
     totals: Totals, names: Mapping[int, str], sections: Mapping[str, SectionStats]
 ) -> dict[str, tuple[LineStats, ...]]:
     """Return the lines of each section, most samples first; none for sections with fewer than 30 samples."""
-    shown = _plain_where_alone(totals, names)
+    shown = _plain_where_alone(totals, names, {id for id, _ in totals.lines})
     counts: dict[str, Counter[Location | None]] = {}
     for (id, location), count in totals.lines.items():
         if id > 0:

@@ -6,6 +6,7 @@ nothing else. It never raises into the program; an error is one line on stderr.
 
 import atexit
 import os
+import stat
 import sys
 import time
 from _thread import get_ident
@@ -20,6 +21,7 @@ PACKAGE = "training_profiler"
 SWITCH = "RECTIFIED_FLOW_PROFILE"
 ON_WORDS = ("1", "true", "yes", "on")
 DEFAULT_DIR = "runs"
+MOST_META_BYTES = 1 << 22
 NEWEST = 20  # run folders searched for one of a child process
 # Programs that a shell script starts beside the training.
 OWN_COMMANDS = ("training-profiler", "training_profiler")
@@ -155,11 +157,11 @@ class ProcessHook:
         for name in sorted(names, reverse=True)[:NEWEST]:
             folder = os.path.join(self._runs, name)
             try:
-                if os.stat(folder).st_mtime < self.began_s - 1:  # 1 s: file systems round
+                status = os.lstat(folder)
+                if not stat.S_ISDIR(status.st_mode) or status.st_mtime < self.began_s - 1:  # 1 s: file systems round
                     continue
-                with open(os.path.join(folder, "meta.json"), encoding="utf-8") as meta:
-                    if self._launch in meta.read():
-                        return True
+                if self._launch in _text_of(os.path.join(folder, "meta.json")):
+                    return True
             except (OSError, ValueError):
                 continue
         return False
@@ -191,6 +193,17 @@ def _program_name() -> str:
     path = sys.argv[0] if sys.argv else ""
     name = os.path.basename(path)
     return os.path.basename(os.path.dirname(path)) if name == "__main__.py" else name
+
+
+def _text_of(path: str) -> str:
+    """Return the text of a small file; a pipe or link in its place is not read."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return ""
+        return os.read(descriptor, MOST_META_BYTES).decode("utf-8")
+    finally:
+        os.close(descriptor)
 
 
 def _absolute(folder: str) -> str:

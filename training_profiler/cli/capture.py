@@ -12,6 +12,7 @@ from training_profiler.errors import RunFolderError
 from training_profiler.storage.journal_discovery import JournalFile, find_journals
 from training_profiler.storage.journal_tail import read_end
 from training_profiler.storage.launch import is_running
+from training_profiler.text import encodable, printable_lines
 from training_profiler.torch_capture.request import FOLDER, MOST_STEPS, write_request
 from training_profiler.units import NS_PER_S
 
@@ -64,11 +65,12 @@ def run(arguments: argparse.Namespace) -> int:
         if ranks == (0,)
         else f"The {'traces go' if ranks is None else 'trace goes'} to {traces}; when written"
     )
-    sys.stdout.write(
+    text = printable_lines(
         f"Requested: {who} records {steps}, starting within about a second, unless another torch profiler is active "
         f"or the run's capture windows are used up.{unsure}\n"
         f"{then}: training-profiler trace {traces}\n"
     )
+    sys.stdout.write(encodable(text, sys.stdout.encoding))
     sys.stdout.flush()
     return 0
 

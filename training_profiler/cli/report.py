@@ -16,7 +16,7 @@ from training_profiler.settings import FORMATS
 from training_profiler.sinks.console import stream_layout
 from training_profiler.storage.run_lookup import read_program, typed_path
 from training_profiler.storage.run_reader import newest_run, read_run
-from training_profiler.text import encodable, one_line, printable_data, printable_lines
+from training_profiler.text import encodable, one_line
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -53,12 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     snapshot = read_run(folder, arguments.attempt)
     findings = diagnose(snapshot)
     if arguments.json:
-        text = json.dumps(printable_data(as_data(snapshot, findings)), indent=1, allow_nan=False) + "\n"
+        text = json.dumps(as_data(snapshot, findings), indent=1, allow_nan=False) + "\n"
     else:
         layout = stream_layout(sys.stdout, arguments.format)
         origin = Origin(read_program(folder), typed_path(folder))
         text = render_final(snapshot, findings, layout, arguments.checklist, origin).lstrip("\n")
-        text = printable_lines(text, layout.has_color)
     sys.stdout.write(encodable(text, sys.stdout.encoding))
     sys.stdout.flush()
     return 0

@@ -114,6 +114,8 @@ def _shebang_options(path: str) -> list[str]:
 
 
 def _first_line(path: str) -> str:
+    if not os.path.isfile(path):  # what a pipe holds is for the program
+        return ""
     try:
         with open(path, "rb") as file:
             return file.readline(200).decode("latin-1")

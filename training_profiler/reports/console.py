@@ -17,6 +17,7 @@ from training_profiler.reports.machine import machine_lines
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
 from training_profiler.reports.verdict import GOOD, verdict
 from training_profiler.snapshot.snapshot import EpochStats, Snapshot
+from training_profiler.text import printable_lines
 from training_profiler.units import S_PER_HOUR, duration_text, ms_number, ms_text
 
 FILE: Final = Layout()  # 80 columns, ASCII, no color
@@ -38,7 +39,7 @@ class Origin:
 def render_periodic(snapshot: Snapshot, layout: Layout = FILE) -> str:
     """Return the report on the steps since the last one."""
     lines = [f"=== Profiling Report (Step {snapshot.steps}) ===", "", *breakdown_lines(snapshot, layout)]
-    return _text([*lines, *_rank_block(snapshot, layout)])
+    return _text([*lines, *_rank_block(snapshot, layout)], layout)
 
 
 def render_final(
@@ -64,12 +65,13 @@ def render_final(
             *(["", *checklist_lines(snapshot, layout)] if has_checklist else []),
             *_health_lines(snapshot, layout),
             *_closing_lines(snapshot, findings, origin),
-        ]
+        ],
+        layout,
     )
 
 
-def _text(lines: list[str]) -> str:
-    return "\n" + "\n".join(lines) + "\n"
+def _text(lines: list[str], layout: Layout) -> str:
+    return printable_lines("\n" + "\n".join(lines) + "\n", layout.has_color)
 
 
 def _rank_block(snapshot: Snapshot, layout: Layout) -> list[str]:
@@ -90,7 +92,7 @@ def render_epoch(epoch: EpochStats, warnings: Iterable[str] = (), layout: Layout
     lines.append(_RULE)
     for warning in warnings:
         lines += layout.wrap(warning, first="WARNING: ")
-    return _text(lines)
+    return _text(lines, layout)
 
 
 def _epoch_rows(epoch: EpochStats, layout: Layout) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Final
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, LineStats, SectionStats, Snapshot
 
 INDENT: Final = "  "
+MOST_DEPTH: Final = 20  # deeper sections are not indented further
 LINES_ABOVE: Final = 0.10  # of the run: a section with a larger self time shows its lines
 
 
@@ -18,12 +19,17 @@ def in_tree_order(sections: Mapping[str, SectionStats]) -> Iterator[tuple[int, S
         parent = section.parent if section.parent in sections else None
         children.setdefault(parent, []).append(section)
 
-    def below(parent: str | None, depth: int) -> Iterator[tuple[int, SectionStats]]:
-        for section in sorted(children.get(parent, []), key=lambda section: (-section.total_s, section.name)):
-            yield depth, section
-            yield from below(section.name, depth + 1)
+    def below(parent: str | None, depth: int) -> list[tuple[int, SectionStats]]:
+        nested = children.pop(parent, [])
+        return [(depth, section) for section in sorted(nested, key=lambda each: (-each.total_s, each.name))]
 
-    yield from below(None, 0)
+    waiting = below(None, 0)[::-1]
+    while waiting or children:
+        if not waiting:  # a circle of parents, which only a damaged journal has
+            waiting = below(next(iter(children)), 0)[::-1]
+        depth, section = waiting.pop()
+        yield min(depth, MOST_DEPTH), section
+        waiting += below(section.name, depth + 1)[::-1]
 
 
 def uncovered(sections: Mapping[str, SectionStats]) -> list[SectionStats]:

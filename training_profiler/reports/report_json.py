@@ -10,6 +10,7 @@ from typing import Any, Final
 from training_profiler.diagnosis import Finding
 from training_profiler.reports.checklist import checklist
 from training_profiler.snapshot.snapshot import AllRanksStats, EpochStats, LineStats, SectionStats, Snapshot
+from training_profiler.text import printable_data
 
 SCHEMA: Final = 1
 LINES_A_SECTION: Final = 10
@@ -17,6 +18,11 @@ LINES_A_SECTION: Final = 10
 
 def as_data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
     """Return the final report as plain data; seconds are floats, shares 0 to 1, unknown figures None."""
+    data: dict[str, Any] = printable_data(_data(snapshot, findings))
+    return data
+
+
+def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
     step = snapshot.step
     return {
         "schema": SCHEMA,

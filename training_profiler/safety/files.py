@@ -63,12 +63,10 @@ def read_file(path: str | Path, most_bytes: int, follow: bool = False) -> bytes:
         OSError: it cannot be read, is not a regular file, or is larger.
     """
     with open_file(path, follow) as file:
-        if os.fstat(file.fileno()).st_size > most_bytes:
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
             raise NotRegularFileError(f"it is larger than {most_bytes} bytes")
-        data = file.read(most_bytes + 1)  # it may grow
-    if len(data) > most_bytes:
-        raise NotRegularFileError(f"it is larger than {most_bytes} bytes")
-    return data
+        return file.read(size)  # reading takes as much memory as it is asked for
 
 
 def may_follow(path: Path) -> bool:

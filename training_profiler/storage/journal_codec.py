@@ -11,10 +11,12 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.histogram import BIN_COUNT
 from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.aggregation.loaders import KINDS
 from training_profiler.aggregation.machine import GPU_LEVELS, LEVELS, RAM, machine_from_data, machine_to_data
+from training_profiler.aggregation.section_totals import SectionSums
 from training_profiler.aggregation.totals import Totals, rows_for
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.recording.step_flops import StepFlops
@@ -164,10 +166,29 @@ def _line_rows(totals: Totals, id: int) -> list[list[Any]]:
     return [[count, *(location or ())] for (section, location), count in totals.lines.items() if section == id]
 
 
-def totals_from_data(data: dict[str, Any] | IntervalRecord, names: SectionNames) -> tuple[Totals, list[int]]:
+class SpareBins:
+    """The memory for quantiles of an interval, used again for the next one: clearing all of it takes a millisecond."""
+
+    def __init__(self) -> None:
+        self._bins = np.zeros((16, BIN_COUNT), np.int64)
+        self._used: list[int] = []
+
+    def take(self, rows: int, ids: list[int]) -> Ints:
+        """Return zeros for so many rows, of which those of ``ids`` may be filled until the next call."""
+        self._bins[self._used] = 0
+        self._used = ids
+        if rows > len(self._bins):
+            self._bins = np.zeros((rows, BIN_COUNT), np.int64)
+        return self._bins[:rows]
+
+
+def totals_from_data(
+    data: dict[str, Any] | IntervalRecord, names: SectionNames, spare: SpareBins | None = None
+) -> tuple[Totals, list[int]]:
     """Return the totals and step durations that ``totals_to_data`` was called with.
 
-    Names beyond the limit of ``names`` share a row, as in the run itself.
+    Names beyond the limit of ``names`` share a row, as in the run itself. With ``spare``, the totals are valid until
+    the next call.
 
     Raises:
         ValueError: the data has another form. Nothing has been added to ``names`` then, unless a name was new.
@@ -184,7 +205,7 @@ def totals_from_data(data: dict[str, Any] | IntervalRecord, names: SectionNames)
     ids = [id_of(name) for name in record.sections]
     edges = [((id_of(parent), names.id_of(child)), count) for parent, child, count in record.parents]
     rows = rows_for(max((*ids, *(id for edge, _ in edges for id in edge)), default=0))
-    totals.sections.grow(rows)
+    totals.sections = SectionSums(rows, None if spare is None else spare.take(rows, ids))
     totals.coupling.grow(rows)
     for id, section in zip(ids, record.sections.values(), strict=True):
         _add_section(totals, id, section)

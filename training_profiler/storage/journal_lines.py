@@ -78,6 +78,16 @@ class IntervalLine(IntervalRecord, kw_only=True, tag_field="kind", tag="interval
         return DeviceTimingStats(kind, name, timing, max(0, device.spans), unmeasured)
 
 
+class PendingLine(IntervalLine, kw_only=True, tag_field="kind", tag="pending"):
+    """An interval that has not ended: the next line of a stretch covers it again, so only the last one counts."""
+
+
+class LostLine(Struct, tag_field="kind", tag="lost"):
+    """Intervals that were never written."""
+
+    intervals: Count
+
+
 class EpochBeginLine(Struct, tag_field="kind", tag="epoch_begin"):
     """The begin of an epoch, at the end of the last interval."""
 
@@ -114,7 +124,7 @@ class BeginLine(Struct, tag_field="kind", tag="begin"):
     warmup: Count | None
 
 
-Line = IntervalLine | EpochBeginLine | EpochEndLine | HeldLine | EndLine | BeginLine
+Line = IntervalLine | PendingLine | LostLine | EpochBeginLine | EpochEndLine | HeldLine | EndLine | BeginLine
 _LINES: Final = msgspec.json.Decoder(Line)
 
 
@@ -123,7 +133,7 @@ class _Kind(Struct):
 
 
 _KINDS: Final = msgspec.json.Decoder(_Kind)
-_KNOWN: Final = ("interval", "epoch_begin", "epoch_end", "held", "end", "begin")
+_KNOWN: Final = ("interval", "pending", "lost", "epoch_begin", "epoch_end", "held", "end", "begin")
 _OBJECTS: Final = msgspec.json.Decoder(dict[str, Any])
 
 

@@ -9,7 +9,7 @@ from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB
 MOST_JOURNAL_BYTES: Final = 4 * BYTES_PER_GIB
 MOST_LINE_BYTES: Final = 16 * BYTES_PER_MIB
 MOST_META_BYTES: Final = 4 * BYTES_PER_MIB
-MOST_NAMES: Final = 1_000  # of sections; a run has at most 500, the rest is summed up under "(other names)"
+MOST_NAMES: Final = 600  # of sections; a run has at most 500, the rest is summed up under "(other names)"
 MOST_LOADERS: Final = 1_000
 MOST_EPOCHS: Final = 10_000
 MOST_NOTES: Final = 100

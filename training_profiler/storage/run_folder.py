@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.safety.files import is_folder
 from training_profiler.settings import Settings, launch_id
 
 MASK: Final = "***"
@@ -139,8 +140,12 @@ def make_run_folder(parent: str | Path, ending: str = "") -> Path:
     stem = time.strftime("%Y%m%d-%H%M%S") + ending
     for number in range(1, 10_000):
         folder = Path(parent) / (stem if number == 1 else f"{stem}-{number}")
-        if make_folder(folder):
-            return folder.absolute()
+        try:
+            if make_folder(folder):
+                return folder.absolute()
+        except FileExistsError:
+            if not os.path.lexists(folder):
+                raise
     raise FileExistsError(f"{parent} holds 9999 runs that began in this second")
 
 
@@ -148,12 +153,12 @@ def make_folder(folder: Path) -> bool:
     """Make ``folder``; return whether it is new.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be made, or a file or link is in its place.
     """
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        if not folder.is_dir():
+        if not is_folder(folder):
             raise
         return False
     return True

@@ -11,7 +11,7 @@ from training_profiler.errors import RunFolderError
 from training_profiler.recording.section_names import OTHER_NAMES, SectionNames
 from training_profiler.safety.files import lines_of, may_follow, open_file
 from training_profiler.snapshot.snapshot import Health, Snapshot
-from training_profiler.storage.journal_codec import largest_sum, totals_from_data
+from training_profiler.storage.journal_codec import SpareBins, largest_sum, totals_from_data
 from training_profiler.storage.journal_discovery import (
     NO_JOURNAL,
     JournalFile,
@@ -28,6 +28,8 @@ from training_profiler.storage.journal_lines import (
     HeldLine,
     IntervalLine,
     Line,
+    LostLine,
+    PendingLine,
     decode_line,
     sentences,
 )
@@ -153,6 +155,7 @@ def _read_journal(folder: Path, found: JournalFile) -> Snapshot:
                 raise RunFolderError(f"{found.path} is larger than {MOST_JOURNAL_BYTES / BYTES_PER_GIB:g} GiB")
             for line in lines_of(file, MOST_LINE_BYTES):
                 replay.add(line)
+            replay.end()
     except OSError as error:
         raise RunFolderError(f"{found.path} cannot be read ({error.strerror})") from None
     if replay.sums is None or (replay.problem and not replay.intervals):
@@ -169,9 +172,11 @@ class _Replay:
         self.intervals = 0
         self._names = SectionNames(limit=MOST_NAMES)
         self._last: IntervalLine | None = None
+        self._pending: PendingLine | None = None  # counts if no interval follows
         self._end: EndLine | None = None
         self._unusable, self._is_torn = 0, False
-        self._unsaved = self._further_epochs = 0
+        self._unsaved = self._lost = self._further_epochs = 0
+        self._spare = SpareBins()
         self._added = 0  # a bound of every sum
 
     def add(self, line: bytes | None) -> None:
@@ -200,8 +205,13 @@ class _Replay:
                 self.sums = RunSums(self._names, record.begin_ns, record.warmup, has_intervals=False)
         elif sums is None:
             raise BadLineError("it comes before the begin of the run")
+        elif isinstance(record, PendingLine):
+            self._pending = record
         elif isinstance(record, IntervalLine):
+            self._pending = None
             self._add_interval(sums, record)
+        elif isinstance(record, LostLine):
+            self._lost += record.intervals
         elif isinstance(record, EpochBeginLine):
             self._further_epochs += len(sums.epochs) >= MOST_EPOCHS
             if len(sums.epochs) < MOST_EPOCHS:
@@ -219,9 +229,20 @@ class _Replay:
         added = self._added + largest_sum(record)
         if added > MOST_SUM:
             raise BadLineError("its numbers are too large")
-        sums.add(*totals_from_data(record, self._names))
+        sums.add(*totals_from_data(record, self._names, self._spare))
         self._added, self._last = added, record
         self.intervals += 1
+
+    def end(self) -> None:
+        """Add what the last line of all leaves to be added."""
+        pending, self._pending = self._pending, None
+        if pending is None or self.sums is None:
+            return
+        try:
+            self._add_interval(self.sums, pending)
+        except ValueError as error:
+            self._unusable += 1
+            self.problem = self.problem or one_line(error)
 
     def snapshot(self, folder: Path, found: JournalFile) -> Snapshot:
         """Return the stats of the run."""
@@ -258,6 +279,9 @@ class _Replay:
         if self._unsaved:
             dropped = "1 interval was" if self._unsaved == 1 else f"{self._unsaved} intervals were"
             notes.append(f"{dropped} dropped before this rank knew of the run's folder")
+        if self._lost:
+            lost = "1 interval" if self._lost == 1 else f"{self._lost} intervals"
+            notes.append(f"{lost} not written: the disk did not respond for too long")
         further = len(self._names.further_names)
         if further:
             notes.append(f"the journal has over {MOST_NAMES} section names; {further} more are in {OTHER_NAMES}")

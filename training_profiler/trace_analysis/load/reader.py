@@ -153,14 +153,15 @@ def _text_of(path: Path, most_bytes: int) -> bytes:
         raise TraceError(f"{path} is a folder; give a file in it, such as *.pt.trace.json.gz")
     try:
         with open_file(path, follow=True) as file:
-            if os.fstat(file.fileno()).st_size > most_bytes:
+            size = os.fstat(file.fileno()).st_size
+            if size > most_bytes:
                 raise TraceError(_too_large(path, most_bytes))
             if file.read(len(_GZIP)) == _GZIP:
                 file.seek(0)
                 data = _unzipped(path, file, most_bytes)
             else:
                 file.seek(0)
-                data = file.read(most_bytes)
+                data = file.read(size)
     except NotRegularFileError:
         raise TraceError(f"{path} is not a file; write the trace to a file first") from None
     except OSError as error:

@@ -28,6 +28,7 @@ from training_profiler.trace_analysis.load.times import TimeProblemError, times_
 _NO_ARGS: Final = Args()
 MOST_NAME: Final = 2_000  # characters; kernels of templates have long names
 MOST_THREADS: Final = 1_000
+MOST_DEVICES: Final = 256
 MOST_SUM_NS: Final = 2**62
 _BEYOND_64_BITS: Final = 2**63
 # Old versions give these the category of operators.
@@ -70,6 +71,9 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     is_call = category == CATEGORY_IDS["cuda_runtime"]
     is_operator = category == CATEGORY_IDS["cpu_op"]
 
+    devices = len({event.args.device for event in events if event.args is not None})
+    if devices > MOST_DEVICES:
+        raise TraceError(f"{where} has events of {devices} devices; at most {MOST_DEVICES} are read")
     reader = _Reader([event.args or _NO_ARGS for event in events], order)
     collective, collectives = reader.texts(is_kernel, attrgetter("collective"))
     shapes, shape_texts = reader.texts(is_operator, lambda args: bytes(args.dims))

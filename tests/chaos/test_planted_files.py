@@ -1,0 +1,222 @@
+"""Whatever stands in place of a file of a run: a command refuses it in one line, and a training goes on."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.fuzz import JOURNALS, META, command
+from training_profiler.ranks.folder import FOLDER, FolderStore
+from training_profiler.safety.files import is_folder
+from training_profiler.snapshot.ranks import RankId
+from training_profiler.storage.launch import LaunchId
+from training_profiler.storage.run_folder import make_folder, make_run_folder
+from training_profiler.storage.run_lookup import read_meta, run_of_rank, runs_of
+from training_profiler.storage.run_reader import read_run
+from training_profiler.torch_capture.request import REQUEST, RequestBox, write_request
+
+pytestmark = pytest.mark.chaos
+PATIENCE_S = 60  # a command that waits would wait for ever
+LARGE = 300_000_000
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def link(path: Path) -> None:
+    path.with_name("elsewhere").write_text("precious")
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to(path.with_name("gone"))
+
+
+def in_a_circle(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def unix_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+def brackets(path: Path) -> None:
+    with path.open("wb") as file:
+        for _ in range(LARGE // 1_000_000):
+            file.write(b"[" * 1_000_000)
+
+
+def holes(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 42)
+
+
+PLANTS = [pipe, folder, zeros, link, dangling, in_a_circle, unix_socket, brackets, holes]
+planted = pytest.mark.parametrize("plant", PLANTS)
+Plant = Callable[[Path], None]
+
+
+@pytest.fixture(autouse=True)
+def short_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the name of a socket has at most 107 characters
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder that others can write to."""
+    path = tmp_path / "20260101-000000"
+    path.mkdir()
+    path.chmod(0o777)
+    (path / "rank0.jsonl").write_bytes((JOURNALS / "rank0.jsonl").read_bytes())
+    (path / "meta.json").write_text(json.dumps(META))
+    return path
+
+
+def put(plant: Plant, path: Path) -> None:
+    path.unlink(missing_ok=True)
+    here = os.getcwd()
+    os.chdir(path.parent)
+    try:
+        plant(Path(path.name))
+    finally:
+        os.chdir(here)
+
+
+@planted
+@pytest.mark.parametrize("words", [("report",), ("report", "--json"), ("capture",)])
+@pytest.mark.parametrize("name", ["rank0.jsonl", "rank1.jsonl", "meta.json"])
+def test_commands_on_a_run_never_wait(run: Path, plant: Plant, name: str, words: tuple[str, ...]) -> None:
+    put(plant, run / name)
+    begin_s = time.process_time()
+    command(words[0], str(run), *words[1:])
+    assert time.process_time() - begin_s < PATIENCE_S
+
+
+@planted
+def test_a_planted_trace_is_refused(tmp_path: Path, plant: Plant) -> None:
+    put(plant, tmp_path / "a.pt.trace.json")
+    command("trace", str(tmp_path / "a.pt.trace.json"))
+    command("trace", str(tmp_path), "--json")
+    command("trace", "--memory-snapshot", str(tmp_path / "a.pt.trace.json"))
+
+
+@planted
+def test_a_training_ignores_a_planted_request(run: Path, plant: Plant) -> None:
+    put(plant, run / REQUEST)
+    assert RequestBox(0).read_new(str(run)) is None
+
+
+def test_a_request_replaces_a_planted_link(run: Path) -> None:
+    link(run / REQUEST)
+    write_request(run, 3, (0,))
+    assert (run / "elsewhere").read_text() == "precious"
+    request = RequestBox(0).read_new(str(run))
+    assert request is not None
+    assert request.steps == 3
+
+
+@planted
+def test_messages_of_ranks_come_from_files_alone(run: Path, plant: Plant) -> None:
+    store = FolderStore(run, 0)
+    store.send(1, b"one")
+    put(plant, run / FOLDER / "2.json")
+    assert store.read(4) == {1: b"one"}
+    store.send(1, b"two")
+    assert store.read(4) == {1: b"two"}
+
+
+@planted
+def test_a_message_is_written_where_something_was_planted(run: Path, plant: Plant) -> None:
+    store = FolderStore(run, 0)
+    (run / FOLDER).mkdir()
+    put(plant, run / FOLDER / "1.part")
+    if plant is folder:
+        with pytest.raises(OSError, match=r"directory|permitted"):
+            store.send(1, b"one")
+        return
+    store.send(1, b"one")
+    assert store.read() == {1: b"one"}
+    assert plant is not link or (run / FOLDER / "elsewhere").read_text() == "precious"
+
+
+def test_a_linked_folder_of_messages_is_not_used(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (run / FOLDER).symlink_to(tmp_path / "other")
+    with pytest.raises(NotADirectoryError):
+        FolderStore(run, 0).send(1, b"one")
+    assert FolderStore(run, 0).read() == {}
+    assert os.listdir(tmp_path / "other") == []
+
+
+def test_a_linked_run_folder_is_never_joined(run: Path, tmp_path: Path) -> None:
+    launch = LaunchId(host="node0", parent_pid=41, parent_start_s=1000.0)
+    meta = META | {"launched": launch._asdict()}
+    (run / "meta.json").write_text(json.dumps(meta))
+    assert [path for path, *_ in runs_of(launch, tmp_path)] == [run]
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    (runs / "20260101-000001").symlink_to(run)
+    assert list(runs_of(launch, runs)) == []
+    assert run_of_rank(RankId(1, 2), 10**15, launch, runs) is None
+
+
+def test_a_new_run_folder_is_made_beside_what_was_planted(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    now_s = int(time.time())
+    for second in range(now_s, now_s + 30):
+        (runs / time.strftime("%Y%m%d-%H%M%S", time.localtime(second))).symlink_to(tmp_path / "other")
+    made = make_run_folder(runs)
+    assert made.name.endswith("-2")
+    assert is_folder(made)
+    assert os.listdir(tmp_path / "other") == []
+    with pytest.raises(FileExistsError):
+        make_folder(runs / made.name.removesuffix("-2"))
+
+
+def test_a_linked_journal_counts_only_in_a_folder_of_the_user(run: Path, tmp_path: Path) -> None:
+    linked = tmp_path / "linked"
+    linked.mkdir(mode=0o755)
+    (linked / "rank0.jsonl").symlink_to(run / "rank0.jsonl")
+    assert read_run(linked).steps == read_run(run).steps
+    linked.chmod(0o777)
+    command("report", str(linked))  # refused
+    assert read_meta(linked) == {}
+
+
+def test_an_endless_name_is_refused_in_one_line() -> None:
+    command("report", "x" * 5_000)
+    command("trace", "x" * 5_000)
+    command("capture", "x" * 5_000)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_report_fits_any_encoding(run: Path, encoding: str) -> None:
+    journal = (run / "rank0.jsonl").read_text().replace("forward_pass", "前向")
+    (run / "rank0.jsonl").write_text(journal)
+    for more in ([], ["--json"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "training_profiler", "report", str(run), *more],
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+            capture_output=True,
+            timeout=10 * PATIENCE_S,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, b"")

@@ -1,0 +1,302 @@
+"""Reads damaged files of each kind and checks that nothing bad follows. ``make fuzz`` runs many of them.
+
+    python -m tests.support.fuzz --cases 10000 --kind journal --seed 7
+
+Whatever a file holds, a command ends with status 0, or with 2 and one line; it takes bounded time and memory; what it
+prints has no control characters, and its JSON is JSON.
+"""
+
+import argparse
+import contextlib
+import gzip
+import io
+import json
+import os
+import pickle
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.support.mutations import mutated
+from tests.support.traces import Trace, gpu
+from training_profiler.cli import main, report, trace
+from training_profiler.ranks.comparison import all_ranks_stats
+from training_profiler.ranks.message import unpack
+from training_profiler.ranks.summary import rank_summary_from_data
+from training_profiler.torch_capture.request import REQUEST, Request, RequestBox
+
+JOURNALS = Path(__file__).parents[1] / "storage" / "journals"
+READERS = (report, trace)  # imported before memory is limited: libraries reserve a lot
+CPU_S = 10  # of one case; most take a hundredth of a second
+MORE_BYTES = 500 * 10**6
+A_CHILD = 200  # cases that one process reads
+META = {
+    "host": "node0", "command": "python train.py --lr 0.1",
+    "settings": {"flush_s": 5.0, "thresholds": {"warm-up": 0.2}},
+    "attempts": [{"number": 0, "begin_wall_ns": 10**15}], "launched": {"host": "node0", "parent_pid": 41},
+}  # fmt: skip
+
+
+class TooLongError(BaseException):
+    """A case took more processor time than it may."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file: examples of it, and what reads it."""
+
+    seeds: Callable[[], Sequence[bytes]]
+    read: Callable[[Path, bytes], None]  # in an empty folder
+    lines: bool = False
+    pack: Callable[[bytes], bytes] = bytes  # the file around what is damaged
+
+
+def command(*words: str) -> None:
+    """Run a command and check how it ends and what it prints."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        status = main(words)
+    text, errors = out.getvalue(), err.getvalue()
+    assert not seen, seen[0]
+    assert status in (0, 2), status
+    assert errors.count("\n") <= 1, errors
+    assert bool(errors) == (status == 2), errors
+    assert "not enough memory" not in errors, errors
+    assert errors.removesuffix("\n").isprintable(), repr(errors)
+    assert (status == 2) == (not text), text[:200]
+    if "--json" in words:
+        for line in text.splitlines() if words[0] == "trace" else [text] * (not status):
+            check_data(json.loads(line, parse_constant=_refuse))
+    else:
+        assert text.replace("\n", "").isprintable(), next(repr(c) for c in text if not c.isprintable() and c != "\n")
+
+
+def _refuse(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
+
+
+def check_data(value: Any) -> None:
+    """Check that all texts in ``value`` are fit for a terminal."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            waiting += [*part.keys(), *part.values()]
+        elif isinstance(part, list):
+            waiting += part
+        elif isinstance(part, str):
+            assert part.isprintable(), repr(part)[:200]
+
+
+def read_journal(folder: Path, data: bytes) -> None:
+    """Report a run whose only journal is ``data``."""
+    (folder / "rank0.jsonl").write_bytes(data)
+    command("report", str(folder), "--checklist")
+    command("report", str(folder), "--json")
+
+
+def read_rank(folder: Path, data: bytes) -> None:
+    """Report a run in which another rank's journal is ``data``."""
+    (folder / "rank0.jsonl").write_bytes((JOURNALS / "rank0.jsonl").read_bytes())
+    (folder / "rank1.jsonl").write_bytes(data)
+    command("report", str(folder))
+    command("report", str(folder), "--json")
+
+
+def read_meta(folder: Path, data: bytes) -> None:
+    """Report a run whose meta.json is ``data``."""
+    (folder / "meta.json").write_bytes(data)
+    (folder / "rank0.jsonl").write_bytes((JOURNALS / "rank0.jsonl").read_bytes())
+    command("report", str(folder))
+
+
+def read_request(folder: Path, data: bytes) -> None:
+    """Read a request for a window."""
+    (folder / REQUEST).write_bytes(data)
+    request = RequestBox(0).read_new(str(folder))
+    assert request is None or isinstance(request, Request)
+
+
+def read_message(folder: Path, data: bytes) -> None:
+    """Read a rank's message as rank 0 does."""
+    try:
+        message = unpack(data)
+        check_data([*message.heartbeat.inside, message.heartbeat.host])
+        summary = rank_summary_from_data(json.loads(message.data))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        all_ranks_stats([summary], 2)
+
+
+def read_trace(folder: Path, data: bytes) -> None:
+    """Analyse a trace, gzipped or not."""
+    path = folder / "a.pt.trace.json"
+    path.write_bytes(data)
+    command("trace", str(path), "--view", "overview", "--view", "trace", "--view", "operators", "--view", "kernels")
+    command("trace", str(path), "--json")
+
+
+def read_snapshot(folder: Path, data: bytes) -> None:
+    """Show what fills the memory."""
+    path = folder / "memory.pickle"
+    path.write_bytes(data)
+    command("trace", "--memory-snapshot", str(path))
+    command("trace", "--memory-snapshot", str(path), "--json")
+
+
+def _traces() -> list[bytes]:
+    trace = Trace(deviceProperties=[gpu()], distributedInfo={"rank": 0, "world_size": 2})
+    for number in range(4):
+        begin = 1_000 * number
+        trace.step(number, begin, 900).mark("forward_pass", begin + 10, 200).op("aten::mm", begin + 20, 50)
+        trace.kernel("sm90_gemm", begin + 60, 100, launched=(begin + 30, 5), **{"est. achieved occupancy %": 40})
+        trace.kernel("ncclDevKernel_AllReduce", begin + 200, 60, stream=9, launched=(begin + 170, 5), dtype="Float")
+        trace.copy("HtoD (Pageable -> Device)", begin + 300, 40, launched=(begin + 290, 60), bytes=4096)
+        trace.call("cudaStreamSynchronize", begin + 400, 300).memory(begin + 50, 512, **{"Total Allocated": 512})
+    trace.events.append({"ph": "B", "name": "old", "pid": 7, "tid": 1, "ts": 5})
+    trace.events.append({"ph": "E", "name": "old", "pid": 7, "tid": 1, "ts": 9})
+    host = Trace().step(1, 0, 100).op("aten::add", 1, 50).op("aten::mul", 60, 30)
+    return [trace.text().encode(), host.text().encode()]
+
+
+def _snapshots() -> list[bytes]:
+    frames = [{"filename": "/home/me/train.py", "line": 3, "name": "main"}] * 2
+    blocks = [
+        {"size": 1024, "state": state, "requested_size": 1000, "address": 1 << 30, "frames": frames}
+        for state in ("active_allocated", "inactive", "active_awaiting_free")
+    ]
+    history = [
+        {"action": action, "addr": 5, "size": 512, "time_us": i, "frames": frames}
+        for i, action in enumerate(("alloc", "free_requested", "alloc", "oom"))
+    ]
+    data = {
+        "segments": [{"device": 0, "address": 1 << 30, "total_size": 4096, "blocks": blocks}],
+        "device_traces": [history],
+    }
+    return [pickle.dumps(data, protocol) for protocol in (2, 4, 5)]
+
+
+def _file(name: str) -> Callable[[], list[bytes]]:
+    return lambda: [(JOURNALS / name).read_bytes()]
+
+
+KINDS = {
+    "journal": Kind(_file("rank0.jsonl"), read_journal, lines=True),
+    "rank": Kind(_file("rank1.jsonl"), read_rank, lines=True),
+    "meta": Kind(lambda: [json.dumps(META).encode()], read_meta),
+    "request": Kind(_file("capture-request.json"), read_request),
+    "message": Kind(_file("message-summary.bin"), read_message, lines=True),
+    "trace": Kind(_traces, read_trace),
+    "trace.gz": Kind(_traces, read_trace, pack=lambda data: gzip.compress(data, 1)),
+    "damaged.gz": Kind(lambda: [gzip.compress(trace) for trace in _traces()], read_trace),
+    "snapshot": Kind(_snapshots, read_snapshot),
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A case that did not end well."""
+
+    kind: str
+    case: int
+    why: str
+
+
+def run_cases(name: str, seed: int, cases: range, folder: Path) -> Iterator[Failure]:
+    """Read the cases in this process; yield those that fail."""
+    kind = KINDS[name]
+    seeds = kind.seeds()
+    signal.signal(signal.SIGVTALRM, _too_long)
+    for case in cases:
+        random = Random(f"{name}:{seed}:{case}")
+        data = kind.pack(mutated(random.choice(seeds), random, seeds, kind.lines))
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S)
+            try:
+                kind.read(Path(own), data)
+            except (Exception, TooLongError, SystemExit) as error:
+                yield Failure(name, case, f"{type(error).__name__}: {error}"[:300])
+            finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def _too_long(*_: object) -> None:
+    raise TooLongError(f"over {CPU_S} s of processor time")
+
+
+def fuzz(name: str, seed: int, cases: int, first: int = 0) -> list[Failure]:
+    """Read damaged files in processes of their own, which may not take more memory than ``MORE_BYTES``."""
+    failures: list[Failure] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for begin in range(first, first + cases, A_CHILD):
+            some = range(begin, min(begin + A_CHILD, first + cases))
+            failures += _in_process(name, seed, some, Path(folder))
+    return failures
+
+
+def _in_process(name: str, seed: int, cases: range, folder: Path) -> list[Failure]:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(reading)
+            _limit_memory()
+            with os.fdopen(writing, "w", encoding="utf-8") as results:
+                for failure in run_cases(name, seed, cases, folder):
+                    print(failure.case, failure.why.encode("unicode_escape").decode(), file=results, flush=True)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as results:
+        rows = [line.rstrip("\n").partition(" ") for line in results]
+    failures = [Failure(name, int(case), why) for case, _, why in rows]
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status:
+        failures.append(Failure(name, cases.start, f"the process of cases {cases} ended with {status}"))
+    return failures
+
+
+def _limit_memory() -> None:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MORE_BYTES, resource.RLIM_INFINITY))
+
+
+def run(words: Sequence[str]) -> int:
+    """Run the cases that the command line names; return 1 if any failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=10_000, help="damaged files of each kind (default: 10000)")
+    parser.add_argument("--kind", choices=KINDS, action="append", help="only this kind; may be given several times")
+    parser.add_argument("--seed", type=int, default=0, help="another seed gives other files (default: 0)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case, to repeat one that failed")
+    arguments = parser.parse_args(words)
+    is_bad = False
+    for name in arguments.kind or KINDS:
+        begin_s = time.monotonic()
+        failures = fuzz(name, arguments.seed, arguments.cases, arguments.first)
+        print(
+            f"{name}: {arguments.cases} cases, {len(failures)} failed, {time.monotonic() - begin_s:.0f} s", flush=True
+        )
+        for failure in failures[:20]:
+            print(f"  case {failure.case}: {failure.why}", flush=True)
+        is_bad |= bool(failures)
+    return int(is_bad)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

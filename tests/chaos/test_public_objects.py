@@ -62,3 +62,30 @@ def test_operations_on_public_objects_have_the_same_outcome(
 
 def matching(name: str, patterns: list[str]) -> bool:
     return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "variables"), [((), {SWITCH: "1"}), (("-m", "training_profiler", "run"), {})], ids=["on", "run"]
+)
+def test_objects_can_be_sent_to_processes_and_workers(
+    tmp_path: Path, launcher: tuple[str, ...], variables: dict[str, str]
+) -> None:
+    off, on = (printed_by(tmp_path, *words, **more) for words, more in (((), {}), (launcher, variables)))
+    assert on == off
+    assert len(off) == 9
+
+
+def printed_by(cwd: Path, *launcher: str, **variables: str) -> list[str]:
+    """Return what the program prints itself; reports go to stderr."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(SWITCH)}
+    command = [sys.executable, *launcher, str(PROGRAM.with_name("spawned_objects.py"))]
+    process = subprocess.run(
+        command,
+        cwd=cwd,
+        env=environment | {f"{SWITCH}_STREAM": "stderr"} | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout.splitlines()

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from training_profiler.ranks.message import Heartbeat, Message, unpack
 
-ALIVE = st.builds(Heartbeat, st.integers(0), st.lists(st.text()).map(tuple), st.none() | st.floats(0, 1e9), st.text())
+ALIVE = st.builds(
+    Heartbeat, st.integers(0), st.lists(st.text()).map(tuple), st.none() | st.floats(0, 1e9), st.text(), st.text()
+)
 
 
 @given(st.builds(Message, ALIVE, st.binary(), st.booleans(), st.integers(0)))

@@ -13,6 +13,7 @@ class Heartbeat:
     inside: tuple[str, ...] = ()  # sections of its training thread, outermost first
     since_s: float | None = None  # time in the innermost section
     host: str = ""
+    process: str = ""  # identifies the process to the others on its machine; "" where that is unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class Message:
     def pack(self) -> bytes:
         """Return the message as bytes: a line with the heartbeat, then the data."""
         beat = self.heartbeat
-        head = _Head(self.sequence, int(self.is_final), beat.steps, beat.inside, beat.since_s, beat.host)
-        return msgspec.json.encode(head) + b"\n" + self.data
+        head = [self.sequence, int(self.is_final), beat.steps, beat.inside, beat.since_s, beat.host]
+        return msgspec.json.encode([*head, beat.process] if beat.process else head) + b"\n" + self.data
 
 
 class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -38,6 +39,7 @@ class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     inside: tuple[str, ...]
     since_s: float | None
     host: str
+    process: str = ""
 
 
 def unpack(packed: bytes) -> Message:
@@ -49,5 +51,8 @@ def unpack(packed: bytes) -> Message:
     line, _, data = packed.partition(b"\n")
     head = msgspec.json.decode(line, type=_Head)
     return Message(
-        Heartbeat(head.steps, head.inside, head.since_s, head.host), data, bool(head.is_final), head.sequence
+        Heartbeat(head.steps, head.inside, head.since_s, head.host, head.process),
+        data,
+        bool(head.is_final),
+        head.sequence,
     )

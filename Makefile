@@ -3,13 +3,14 @@
 PYTHON ?= python3
 VENV := .venv
 INTEGRATIONS := .venv-integrations
+AUDIT := .venv-audit
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Processes that share the tests, one a core by default; `make test JOBS=0` runs them in one process.
 JOBS ?= auto
 SHARED := -n $(JOBS) --dist loadgroup
 
-.PHONY: profile test test-programs test-chaos fuzz test-gpu test-integrations lint bench docs dist dev venv clean
+.PHONY: profile test test-programs test-chaos fuzz test-gpu test-integrations lint bench docs dist audit dev venv clean
 
 profile: venv
 	$(VENV)/bin/python profile_training.py
@@ -69,6 +70,14 @@ dist: venv
 	$(VENV)/bin/python -m build --quiet
 	$(VENV)/bin/python -m twine check --strict dist/*
 
+# Known vulnerabilities of the pinned packages. It asks the package index's service, so it is not a part of .ci/run;
+# `make audit REQUIREMENTS=file` audits other versions.
+REQUIREMENTS ?= constraints.txt
+audit:
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.7'
+	$(AUDIT)/bin/pip-audit --requirement $(REQUIREMENTS) --no-deps --disable-pip --progress-spinner off
+
 # What a contributor needs: the environment, and the hooks of .pre-commit-config.yaml where there is a git repository.
 dev: venv
 	@if [ -e .git ]; then $(VENV)/bin/pre-commit install; \
@@ -93,4 +102,4 @@ $(INTEGRATIONS)/.made: constraints.txt pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(INTEGRATIONS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS) $(AUDIT) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

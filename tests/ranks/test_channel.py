@@ -21,7 +21,9 @@ def server(monkeypatch):
     store = FakeStore(server)
     monkeypatch.setattr(store_module, "descriptor_of", lambda store: store)
     monkeypatch.setattr(store_module, "is_connected", lambda store: store.server.is_up)
-    monkeypatch.setattr(transport_module.RankTransport.__init__, "__defaults__", (lambda: store, lambda: True))
+    monkeypatch.setattr(
+        transport_module.RankTransport.__init__, "__defaults__", (lambda: store, lambda: True, lambda _: False)
+    )
     return server
 
 

@@ -9,7 +9,7 @@ from training_profiler.text import printable
 
 TEXT = st.text().map(printable)
 COUNT = st.integers(0, 2**62)
-ALIVE = st.builds(Heartbeat, COUNT, st.lists(TEXT).map(tuple), st.none() | st.floats(0, 1e9), TEXT)
+ALIVE = st.builds(Heartbeat, COUNT, st.lists(TEXT).map(tuple), st.none() | st.floats(0, 1e9), TEXT, TEXT)
 
 
 @given(st.builds(Message, ALIVE, st.binary(), st.booleans(), COUNT))

@@ -15,6 +15,7 @@ class World:
         self.is_in_group = True  # or another number, for another group
         self.has_agent_store = has_agent_store
         self.world_size = world_size
+        self.gone = set()  # processes
         monkeypatch.setattr(store_module, "descriptor_of", lambda store: store)
         monkeypatch.setattr(store_module, "is_connected", lambda store: store.server.is_up)
 
@@ -25,6 +26,7 @@ class World:
             self.clock,
             lambda: self.group if self.is_in_group and self.server.is_up else None,
             lambda: self.is_in_group,
+            lambda process: process in self.gone,
         )
         transport.connect()
         return transport
@@ -209,6 +211,31 @@ def test_rank_0_awaits_running_ranks_that_respond(world, clock):
     second.send(message(b"last", sequence=2, is_final=True))
     first.read(is_now=True)
     assert first.awaited() == 0
+
+
+def test_a_killed_rank_is_awaited_only_until_its_last_message_had_time_to_arrive(world, clock):
+    first, second = world.transport(0), world.transport(1)
+    second.send(Message(Heartbeat(process="second"), b"one"))
+    first.read(is_now=True)
+    assert first.awaited() == 2
+    world.gone.add("second")
+    assert first.awaited() == 2
+    clock.advance(0.19)
+    assert first.awaited() == 2
+    clock.advance(0.01)
+    assert first.awaited() == 1  # rank 2 may still begin
+
+
+def test_a_stopped_rank_that_goes_on_is_awaited_again(world, clock):
+    first, second = world.transport(0), world.transport(1)
+    second.send(Message(Heartbeat(process="second"), b"one"))
+    first.read(is_now=True)
+    for is_gone in (True, False, True):
+        (world.gone.add if is_gone else world.gone.discard)("second")
+        assert first.awaited() == 2
+        clock.advance(0.15)
+    world.gone.discard("second")
+    assert first.awaited() == 2
 
 
 def test_another_group_on_another_server_is_joined(world, clock):

@@ -36,6 +36,29 @@ def test_ages_are_relative_to_the_latest_summary(tmp_path):
     assert received.silent_after_s == 60.0
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_an_hour_off_makes_no_rank_unresponsive(tmp_path, hours):
+    write_rank(tmp_path, 0, sent_s=100.0)
+    write_rank(tmp_path, 1, sent_s=98.0, off_s=3600.0 * hours)
+    write_rank(tmp_path, 2, sent_s=20.0, off_s=3600.0 * hours)
+    ages = read_ranks(tmp_path).age_s
+    assert (ages[0], ages[1]) == (0.0, 2.0 if hours < 0 else 0.0)
+    assert ages[2] >= 78.0
+
+
+def test_a_rank_that_began_late_is_not_unresponsive(tmp_path):
+    write_rank(tmp_path, 0, sent_s=1000.0)
+    write_rank(tmp_path, 1, sent_s=300.0, off_s=700.0)
+    assert read_ranks(tmp_path).age_s == {0: 0.0, 1: 0.0}
+
+
+def test_the_place_of_a_killed_rank_is_named(tmp_path):
+    write_rank(tmp_path, 0)
+    write_rank(tmp_path, 1, is_ended=False, inside=("forward_pass", "attention"))
+    (sentence,) = read_ranks(tmp_path).left_out
+    assert sentence.endswith("rank 1 (last at step 10 in forward_pass > attention, after 10.0 s)")
+
+
 def test_a_rank_is_silent_after_three_missing_summaries(tmp_path):
     write_rank(tmp_path, 0)
     (tmp_path / "meta.json").write_text(json.dumps({"settings": {"flush_s": 100}}))
@@ -88,9 +111,9 @@ def test_ranks_that_have_not_ended_are_named(tmp_path):
     for rank, process in enumerate(({}, {"pid": os.getpid(), **here}, {"pid": 2**22 + 1, **here}, {})):
         write_rank(tmp_path, rank, is_ended=rank == 0, **process)
     assert read_ranks(tmp_path).left_out == (
-        "killed before the end: rank 2",
-        "still running: rank 1",
-        "killed before the end, or still running: rank 3",
+        "killed before the end: rank 2 (last at step 10, after 10.0 s)",
+        "still running: rank 1 (last at step 10, after 10.0 s)",
+        "killed before the end, or still running: rank 3 (last at step 10, after 10.0 s)",
     )
 
 

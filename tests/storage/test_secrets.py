@@ -31,6 +31,13 @@ HEX = "0123456789abcdef0123456789abcdef01234567"
         (["+logger.wandb.api_key=X"], ["+logger.wandb.api_key=***"]),
         (["--token=a=b"], ["--token=***"]),
         (["--password", "-X"], ["--password", "***"]),
+        (["--pass", "X"], ["--pass", "***"]),
+        (["DB_PASS=X"], ["DB_PASS=***"]),
+        (["PGPASSWORD=X"], ["PGPASSWORD=***"]),
+        (["MYSQL_PWD=X"], ["MYSQL_PWD=***"]),
+        (["AWS_SECRET_ACCESS_KEY=X/X+X"], ["AWS_SECRET_ACCESS_KEY=***"]),
+        (["AWS_SESSION_TOKEN=X"], ["AWS_SESSION_TOKEN=***"]),
+        (["--sentry-dsn", "https://X@host/1"], ["--sentry-dsn", "***"]),
     ],
 )
 def test_values_with_secret_names_are_masked(command, shown):
@@ -57,10 +64,28 @@ def test_values_with_secret_names_are_masked(command, shown):
         ("X-Api-Key: X", "X-Api-Key: ***"),
         ('{"api_key": "X", "lr": 1}', '{"api_key": "***", "lr": 1}'),
         ("9f8a1b2c-3d4e-5f6a-7b8c-9d0e1f2a3b4c", "***"),
+        ("postgresql+psycopg2://me:X%40X@db/runs", "postgresql+psycopg2://***@db/runs"),
+        ("redis://:X@cache:6379/0", "redis://***@cache:6379/0"),
+        ("https://x-access-token:X@github.com/o/r", "https://***@github.com/o/r"),
+        ("https://h.blob.core.windows.net/c?sv=2026&sig=X%3D", "https://h.blob.core.windows.net/c?sv=2026&sig=***"),
+        ("s3://b/k?X-Amz-Signature=X&page=2", "s3://b/k?X-Amz-Signature=***&page=2"),
+        ("https://hooks.slack.com/services/T0/B0/X", "https://hooks.slack.com/services/***"),
+        ("ASIAABCDEFGHIJKLMNOP", "***"),
+        ("wJalrGUtnFEMI/K7MDENG/bPbRfiCYEDAMPLEKEY", "***"),
+        ("sk_live_abcdefghijklmnop", "***"),
+        ("SG.abcdefghijklmnop.abcdefghijklmnop", "***"),
+        ('{"password": "X X", "lr": 1}', '{"password": "***", "lr": 1}'),
+        ("{'db': {'token': 'X'}}", "{'db': {'token': '***'}}"),
+        (r'{"env": "{\"api_key\": \"X X\"}"}', r'{"env": "{\"api_key\": \"***\"}"}'),
+        ("os.environ['MY_TOKEN'] = 'X'; main()", "os.environ['MY_TOKEN'] = '***'; main()"),
+        ("f(); login(token='X')", "f(); login(token='***')"),
+        ("Authorization: token X", "Authorization: ***"),
+        ("Cookie: session=X; other=X", "Cookie: ***"),
+        ("trainer.logger={api_key:X,project:p}", "trainer.logger={api_key:***,project:p}"),
     ],
 )
 def test_values_that_look_like_secrets_are_masked_anywhere(word, shown):
-    assert "X" not in shown.replace("X-Api-Key", "")
+    assert "X" not in shown.replace("X-Api-Key", "").replace("X-Amz", "")
     assert masked([word])[0].replace("*** ***", "***") == shown
 
 
@@ -97,6 +122,12 @@ def test_values_that_look_like_secrets_are_masked_anywhere(word, shown):
         ["--run-name=exp_resnet50_imagenet_lr1e-3_bs256_warmup500"],
         ['{"pad_token": "x", "max_tokens": 5}'],
         ["optimizer.betas=[0.9,0.999]"],
+        ["--data", "datasets/Imagenet2012/train/Shard0001/x"],
+        ["data/Imagenet2012Train/Shard01/ResNet50x"],
+        ["--two-pass", "yes"],
+        ['{"model": {"name": "gpt 2", "layers": 3}}'],
+        ["git@github.com:owner/repository"],
+        ["model.forward(x)['loss'] = 3"],
     ],
 )
 def test_harmless_words_stay_readable(command):

@@ -23,13 +23,15 @@ def who(rank: int, attempt: int = 0, world_size: int = 4) -> RankId:
     return RankId(rank, world_size, f"node{rank // 2}", rank // 2, rank % 2, attempt)
 
 
-def summary_by(rank: int, steps: int, sent_s: float, attempt: int = 0, **others: Any) -> RankSummary:
-    """Return the summary that a rank sends ``sent_s`` after its begin."""
+def summary_by(
+    rank: int, steps: int, sent_s: float, attempt: int = 0, *, off_s: float = 0.0, **others: Any
+) -> RankSummary:
+    """Return the summary that a rank sends ``sent_s`` after its begin, by a clock that is ``off_s`` ahead."""
     sections = {"forward_pass": RankSection(steps, steps * S, steps * S, steps * S)}
     return RankSummary(
         who(rank, attempt),
-        begin_ns=BEGAN_S * S,
-        sent_ns=BEGAN_S * S + round(sent_s * S),
+        begin_ns=BEGAN_S * S + round(off_s * S),
+        sent_ns=BEGAN_S * S + round((sent_s + off_s) * S),
         steps=steps,
         sections=sections,
         **others,
@@ -44,6 +46,8 @@ def write_rank(
     attempt: int = 0,
     sends: bool = True,
     sent_s: float | None = None,
+    off_s: float = 0.0,
+    inside: tuple[str, ...] = (),
     ended_by: str | None = None,
     is_ended: bool = True,
     launch: LaunchId = LAUNCH,
@@ -62,7 +66,9 @@ def write_rank(
         if step % 5 == 0:
             run.flush()
             if sends:
-                run.journal.write_rank(summary_by(rank, step, step if sent_s is None else sent_s, attempt).to_data())
+                sent_after_s = step if sent_s is None else sent_s
+                summary = summary_by(rank, step, sent_after_s, attempt, off_s=off_s, inside=inside)
+                run.journal.write_rank(summary.to_data())
     if is_ended:
         run.journal.close(Health(), ended_by)
     return path

@@ -65,8 +65,9 @@ def launch(words: list[str]) -> int:
 
 
 def _become(program: str, arguments: list[str], environment: dict[str, str]) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed by the caller
+            stream.flush()
     for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and the new program would inherit that
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)

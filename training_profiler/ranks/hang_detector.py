@@ -8,6 +8,7 @@ from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.ranks.channel import ReceivedMessage
 from training_profiler.ranks.liveness import unresponsive_after_s
 from training_profiler.ranks.message import Heartbeat
+from training_profiler.ranks.processes import this_process
 from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS
 from training_profiler.recording.recorder import Recorder, open_sections
 from training_profiler.snapshot.snapshot import PROFILER
@@ -42,7 +43,7 @@ class HangDetector:
         self._steps_ended = steps
         self._recorder, self._accumulator = recorder, accumulator
         self._training_thread = training_thread
-        self._host = host
+        self._host, self._process = host, this_process()
         self._report = report
         self._steps, self._steps_ns = 0, 0  # ended so far and their time, without hangs and validation
         self._last_steps, self._last_ns = 0, recorder.clock()
@@ -57,7 +58,8 @@ class HangDetector:
             if buffer.thread_id == thread:
                 inside, since_ns = open_sections(buffer, self._recorder.names.names, before)
                 since_s = None if since_ns is None else max(0.0, (self._recorder.clock() - since_ns) / NS_PER_S)
-        return Heartbeat(self._steps_ended(), tuple(name for name in inside if name != PROFILER), since_s, self._host)
+        inside = tuple(name for name in inside if name != PROFILER)
+        return Heartbeat(self._steps_ended(), inside, since_s, self._host, self._process)
 
     def check(self, messages: Mapping[int, ReceivedMessage], interval_s: float) -> None:
         """Report where the ranks are if the training has made steps and has stopped making them.

@@ -19,6 +19,7 @@ class Heartbeat:
     inside: tuple[str, ...] = ()  # sections of its training thread, outermost first
     since_s: float | None = None  # time in the innermost section
     host: str = ""
+    process: str = ""  # identifies the process to the others on its machine; "" where that is unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class Message:
     def pack(self) -> bytes:
         """Return the message as bytes: a line with the heartbeat, then the data."""
         beat = self.heartbeat
-        head = _Head(self.sequence, int(self.is_final), beat.steps, beat.inside, beat.since_s, beat.host)
-        return msgspec.json.encode(head) + b"\n" + self.data
+        head = [self.sequence, int(self.is_final), beat.steps, beat.inside, beat.since_s, beat.host]
+        return msgspec.json.encode([*head, beat.process] if beat.process else head) + b"\n" + self.data
 
 
 class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -44,6 +45,7 @@ class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     inside: Annotated[tuple[str, ...], msgspec.Meta(max_length=1000)]
     since_s: Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None
     host: str
+    process: str = ""
 
 
 def unpack(packed: bytes) -> Message:
@@ -57,5 +59,5 @@ def unpack(packed: bytes) -> Message:
     line, _, data = packed.partition(b"\n")
     head = msgspec.json.decode(line, type=_Head)
     inside = tuple(printable(name) for name in head.inside)
-    heartbeat = Heartbeat(head.steps, inside, head.since_s, printable(head.host))
+    heartbeat = Heartbeat(head.steps, inside, head.since_s, printable(head.host), printable(head.process))
     return Message(heartbeat, data, bool(head.is_final), head.sequence)

@@ -9,10 +9,12 @@ from training_profiler.ranks.folder import FolderStore
 from training_profiler.ranks.identity import Rank
 from training_profiler.ranks.liveness import message_interval_s, unresponsive_after_s
 from training_profiler.ranks.message import Heartbeat, Message, unpack
+from training_profiler.ranks.processes import cannot_answer
 from training_profiler.ranks.store import GroupStore, connect, default_store, group_mark
 from training_profiler.units import NS_PER_S
 
 TRIES: Final = 5  # to connect to a group's store: another thread may be using it
+ARRIVAL_S: Final = 0.2  # within which the last message of a rank that has ended must arrive
 RUN_NAME: Final = re.compile(r"[\w.-]{1,200}")
 BY_STORE, BY_FILE = range(2)
 _LOST: Final = (RuntimeError, ValueError, TypeError, AttributeError)  # c10d's errors are RuntimeErrors
@@ -43,8 +45,11 @@ class RankTransport:
         clock: Callable[[], int],
         find_store: Callable[[], Any] = default_store,
         group: Callable[[], int] = group_mark,
+        is_gone: Callable[[str], bool] = cannot_answer,
     ) -> None:
         self.rank = rank
+        self._is_gone = is_gone
+        self._gone_ns: dict[int, int] = {}  # when a rank was first found to have ended without a final message
         self.folder: Path | None = None
         self.run_name: str | None = None
         self.session_number = 0  # sessions of this process before this one that sent messages
@@ -195,8 +200,15 @@ class RankTransport:
             arrival = self.arrivals.get(rank)
             if arrival is None or not arrival.message.is_final:
                 since_ns = self.begin_ns if arrival is None else arrival.at_ns
-                waiting += now_ns - since_ns <= patience_ns
+                waiting += now_ns - since_ns <= patience_ns and not self._has_gone(rank, arrival, now_ns)
         return waiting
+
+    def _has_gone(self, rank: int, arrival: _Arrival | None, now_ns: int) -> bool:
+        """Return whether a rank on this machine was killed or stopped, so that nothing more of it can arrive."""
+        if arrival is None or not self._is_gone(arrival.message.heartbeat.process):
+            self._gone_ns.pop(rank, None)
+            return False
+        return now_ns - self._gone_ns.setdefault(rank, now_ns) >= ARRIVAL_S * NS_PER_S
 
     def received(self) -> dict[int, ReceivedMessage]:
         """Return the latest message of each other rank; may be called by any thread."""

@@ -240,7 +240,7 @@ def _endings(ranks: AllRanksStats) -> list[str]:
     silent = set(ranks.silent)
     without = [rank for rank in others if not rank.is_final and rank.who.rank not in silent]
     if without and not any(sentence.startswith("killed before the end") for sentence in ranks.left_out):
-        last = ", ".join(f"{shortened(str(rank.who), 40)} (last at step {rank.steps})" for rank in without[:MOST_NAMED])
+        last = ", ".join(f"{shortened(str(rank.who), 40)} ({_last_place(rank)})" for rank in without[:MOST_NAMED])
         rest = f" and {len(without) - MOST_NAMED} more" if len(without) > MOST_NAMED else ""
         lines.append(f"No final report, killed or still running: {last}{rest}")
     steps = sorted({rank.steps for rank in ranks.ranks if rank.is_final})
@@ -252,8 +252,12 @@ def _endings(ranks: AllRanksStats) -> list[str]:
 
 def _last_report(rank: RankStats) -> str:
     seconds = "" if rank.heard_s_ago is None else f" for {rank.heard_s_ago:.0f} s"
+    return f"{shortened(str(rank.who), 40)}{seconds}, {_last_place(rank)}"
+
+
+def _last_place(rank: RankStats) -> str:
     inside = f" in {shortened(' > '.join(rank.inside), 50)}" if rank.inside else ""
-    return f"{shortened(str(rank.who), 40)}{seconds}, last at step {rank.steps}{inside}"
+    return f"last at step {rank.steps}{inside}"
 
 
 def _clocks(ranks: AllRanksStats) -> list[str]:

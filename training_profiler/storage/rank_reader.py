@@ -21,7 +21,7 @@ from training_profiler.storage.journal_tail import End, read_end
 from training_profiler.storage.launch import is_running
 from training_profiler.storage.limits import MOST_SUM
 from training_profiler.storage.run_lookup import read_meta
-from training_profiler.units import NS_PER_S
+from training_profiler.units import NS_PER_S, duration_text
 
 MOST_MESSAGES: Final = 8
 MOST_RANKS: Final = 1_000_000  # a larger number is not a world size, and would take memory
@@ -113,7 +113,7 @@ def received_ranks(journals: Sequence[JournalFile], left_out: Sequence[str] = ()
         # A journal with an incomplete last line may be a copy made during the run.
         unended += [journal] * (not end.has_end and not end.is_torn)
     if ended:
-        messages += _unended(unended)
+        messages += _unended(unended, by_rank)
     if without:
         messages.append(f"no data of ranks that ended before they sent any: {_enumerated(without)}")
     if torn:
@@ -122,29 +122,51 @@ def received_ranks(journals: Sequence[JournalFile], left_out: Sequence[str] = ()
     world_size = max(
         [summary.who.world_size for summary in summaries] + [_world_size(journal) for journal in journals], default=1
     )
-    last_ns = max((summary.sent_ns for summary in summaries), default=0)
     return ReceivedRanks(
         summaries,
         world_size,
         tuple(_bounded(messages)),
-        {summary.who.rank: (last_ns - summary.sent_ns) / NS_PER_S for summary in summaries},
+        _ages(summaries),
         outdated_after_s(_flush_s(journals), world_size),
     )
 
 
-def _unended(journals: Sequence[JournalFile]) -> list[str]:
-    """Return messages on ranks whose journal has no end while others' have one."""
+def _ages(summaries: Sequence[RankSummary]) -> dict[int, float]:
+    """Return how much older each rank's summary is than the latest one, in s.
+
+    Clocks of machines may differ by an hour, and ranks may begin one after the other. So a summary is as old as both
+    the clocks and the ranks' own run times say.
+    """
+    last_ns = max((summary.sent_ns for summary in summaries), default=0)
+    longest_ns = max((summary.sent_ns - summary.begin_ns for summary in summaries), default=0)
+    return {
+        summary.who.rank: min(last_ns - summary.sent_ns, longest_ns - (summary.sent_ns - summary.begin_ns)) / NS_PER_S
+        for summary in summaries
+    }
+
+
+def _unended(journals: Sequence[JournalFile], summaries: Mapping[int, RankSummary]) -> list[str]:
+    """Return messages on ranks whose journal has no end while others' have one: which, when, and where they were."""
     by_state: dict[bool | None, list[str]] = {False: [], True: [], None: []}
     for journal in journals:
         begin = journal.begin or {}
         state = is_running(begin.get("host"), begin.get("pid"), journal.wall_ns / NS_PER_S)
-        by_state[state].append("?" if journal.rank is None else str(journal.rank))
+        by_state[state].append("?" if journal.rank is None else f"{journal.rank}{_last_place(summaries, journal.rank)}")
     states = {False: "killed before the end", True: "still running", None: "killed before the end, or still running"}
     return [
         f"{states[state]}: {'rank' if len(ranks) == 1 else 'ranks'} {_enumerated(ranks)}"
         for state, ranks in by_state.items()
         if ranks
     ]
+
+
+def _last_place(summaries: Mapping[int, RankSummary], rank: int) -> str:
+    """Return what a rank's last summary says of it, such as " (last at step 30 in backward_pass, after 12.5 s)"."""
+    last = summaries.get(rank)
+    if last is None:
+        return ""
+    inside = f" in {' > '.join(last.inside)}" if last.inside else ""
+    return f" (last at step {last.steps}{inside}, after {duration_text((last.sent_ns - last.begin_ns) / NS_PER_S)})"
 
 
 def _summary(record: dict[str, Any]) -> RankSummary:

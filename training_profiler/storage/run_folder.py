@@ -24,7 +24,7 @@ MASK: Final = "***"
 _NAME: Final = re.compile(
     r"pass(word|wd|phrase)|secret|credential|(api|access|private|account|storage|signing|encryption)-?key"
     r"|(^|-)(pwd|pw|auth|authorization|bearer|cookies?|sas|session-id)(-|$)|(access|api|auth|refresh)-?token"
-    r"|token\d*$|signature$|(^|-)key$"
+    r"|token\d*$|signature$|(^|-)(sig|key|dsn|webhook)$|(^|(db|user|admin|root|smtp|proxy|redis|mysql|pg)-)pass$"
 )
 # Harmless names in trainings: --pad-token, --sort-key.
 _HARMLESS_NAME: Final = re.compile(
@@ -32,7 +32,8 @@ _HARMLESS_NAME: Final = re.compile(
     r"|(^|-)(sort|order|group|image|label|text|caption|data|batch|metric|monitor)-key$"
 )
 _KNOWN: Final = re.compile(
-    r"(hf_\w{10,}|gh[pousr]_\w{10,}|github_pat_\w+|glpat-[\w-]+|sk-[\w-]{10,}|xox[a-z]-[\w-]+|AKIA[A-Z0-9]{12,}"
+    r"(hf_\w{10,}|gh[pousr]_\w{10,}|github_pat_\w+|glpat-[\w-]+|sk-[\w-]{10,}|[rs]k_(live|test)_\w+|xox[a-z]-[\w-]+"
+    r"|(AKIA|ASIA)[A-Z0-9]{12,}|npm_\w{20,}|pypi-\w{20,}|SG\.[\w-]{10,}\.[\w-]{10,}|(?<=hooks\.slack\.com/services/)\S+"
     r"|ya29\.[\w-]+|AIza[\w-]{20,}|eyJ[\w-]+\.[\w-]+\.[\w-]*|-----BEGIN [A-Z ]+-----.*)",
     re.DOTALL,
 )
@@ -42,8 +43,18 @@ _BEARER: Final = re.compile(r"(?i)\b(bearer|basic)\s+\S+")
 _RANDOM: Final = re.compile(r"(?<![\w/.-])(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[\w-]{32,}(?![\w/.-])")
 # Parts of run names and options: words, numbers, resnet50, lr1e, 4x8.
 _SPOKEN: Final = re.compile(r"[A-Za-z]{0,20}\d{0,8}[a-z]?|\d{1,8}[A-Za-z]{1,20}|\d{1,4}[A-Za-z]\d{1,4}")
-_PAIR: Final = re.compile(r"(?<![\w.-])([\w.-]+)[\"']?\s*[=:]\s*[\"']?(?=[^&\s\"',;}])")
-_VALUE: Final = re.compile(r"[^&\s\"',;}]+")
+# As in code, JSON and JSON within JSON: a=b, "a": "b", \\"a\\": \\"b\\", environ["a"] = "b".
+_PAIR: Final = re.compile(r"(?<![\w.-])([\w.-]+)\\*[\"']?\]?\s*[=:]\s*(\\*[\"'])?(?=[^&\s\"',;}\\])")
+_VALUE: Final = re.compile(r"[^&\s\"',;}\\]+")
+_QUOTED: Final = re.compile(r"[^\"'\\]+")  # may contain spaces
+_HEADER: Final = re.compile(r"(?i)(proxy-)?authorization|(set-)?cookie")  # the whole line is secret
+_LINE: Final = re.compile(r"[^\r\n\"'\\]+")
+# The form of a secret key of AWS: 40 letters and digits, also with slashes.
+_AWS_KEY: Final = re.compile(
+    r"(?<![A-Za-z0-9/+.])(?=\S{0,39}[a-z])(?=\S{0,39}[A-Z])(?=\S{0,39}\d)[A-Za-z0-9+][A-Za-z0-9/+]{39}(?![A-Za-z0-9/+.=])"
+)
+_WORDS: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+_MOST_WORDS: Final = 10  # in 40 characters of a path; random ones have 20
 
 
 def masked(words: Sequence[str]) -> list[str]:
@@ -72,7 +83,8 @@ def _is_secret(name: str) -> bool:
 def _mask_within(word: str) -> str:
     word = _IN_ADDRESS.sub(MASK, word)
     word = _BEARER.sub(lambda match: f"{match[1]} {MASK}", word)
-    return _RANDOM.sub(_mask_unspoken, _KNOWN.sub(MASK, _mask_pairs(word)))
+    word = _AWS_KEY.sub(_mask_unreadable, _KNOWN.sub(MASK, _mask_pairs(word)))
+    return _RANDOM.sub(_mask_unspoken, word)
 
 
 def _mask_pairs(word: str) -> str:
@@ -82,15 +94,25 @@ def _mask_pairs(word: str) -> str:
     while pair := _PAIR.search(word, at):
         shown += word[at : pair.end()]
         at = pair.end()
-        value = _VALUE.match(word, at) if _is_secret(pair[1]) else None
+        value = _value_after(pair).match(word, at) if _is_secret(pair[1]) else None
         if value:
             shown, at = shown + MASK, value.end()
     return shown + word[at:]
 
 
+def _value_after(pair: re.Match[str]) -> re.Pattern[str]:
+    if _HEADER.fullmatch(pair[1]):
+        return _LINE
+    return _QUOTED if pair[2] else _VALUE
+
+
 def _mask_unspoken(match: re.Match[str]) -> str:
     parts = re.split("[-_]", match[0])
     return match[0] if all(_SPOKEN.fullmatch(part) for part in parts) else MASK
+
+
+def _mask_unreadable(match: re.Match[str]) -> str:
+    return MASK if len(_WORDS.findall(match[0])) > _MOST_WORDS else match[0]
 
 
 META: Final = "meta.json"

@@ -1,0 +1,76 @@
+"""A small training alone and under ``training-profiler run``: status, output and losses must agree."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from tests.system.launching import Ended, through_run
+from tests.system.scripts import ROOT, TIMEOUT_S, environment
+
+PROGRAMS = ROOT / "tests" / "chaos" / "programs"
+TRAINING = PROGRAMS / "small_training.py"
+STEPS = 20
+REPORT = {"RECTIFIED_FLOW_PROFILE_STREAM": "stderr"}
+
+
+class Both(NamedTuple):
+    """How a program ended alone and under the profiler."""
+
+    off: Ended
+    on: Ended
+    steps: int | None  # in the report; None without a report
+
+
+def execute(cwd: Path, command: Sequence[str], is_on: bool, **options: Any) -> Ended:
+    """Run ``command`` to its end, alone or under ``training-profiler run``."""
+    variables = options.pop("variables", {})
+    words = list(command)
+    if is_on:
+        words = through_run(*(words[1:] if words[0] == sys.executable else words))
+    done = subprocess.run(
+        words,
+        cwd=cwd,
+        env=environment(None, **{"PYTHONPATH": str(PROGRAMS), **variables}, **(REPORT if is_on else {})),
+        text=True,
+        timeout=TIMEOUT_S,
+        **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+    )
+    return Ended(done.returncode, done.stdout or "", done.stderr or "")
+
+
+def both(cwd: Path, command: Sequence[str], **options: Any) -> Both:
+    """Run ``command`` alone and under the profiler, each in a folder of its own that has the files of ``cwd``."""
+    return Both(execute(cwd, command, False, **options), execute(cwd, command, True, **options), reported_steps(cwd))
+
+
+def reported_steps(cwd: Path) -> int | None:
+    """Return the steps in the newest report below ``cwd``; None without a report."""
+    reports = sorted(cwd.glob("runs/*/report.json"))
+    return json.loads(reports[-1].read_text())["steps"] if reports else None
+
+
+@cache
+def plain_losses() -> str:
+    """Return what the small training prints on its own."""
+    with TemporaryDirectory() as folder:
+        ended = execute(Path(folder), [sys.executable, str(TRAINING)], False)
+        assert ended.status == 0, ended.stderr
+        assert ended.stdout.startswith(f"{STEPS} ")
+        return ended.stdout
+
+
+def assert_same(outcome: Both, steps: int | None = STEPS) -> None:
+    """Check that the program ended and printed as it does alone, and that its steps were counted."""
+    assert (outcome.on.status, outcome.on.stdout) == (outcome.off.status, outcome.off.stdout), outcome.on.stderr
+    assert outcome.steps == steps, outcome.on.stderr
+
+
+def python(*words: str | os.PathLike[str]) -> list[str]:
+    """Return the command line of this interpreter with ``words``."""
+    return [sys.executable, *map(str, words)]

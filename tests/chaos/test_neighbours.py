@@ -1,0 +1,253 @@
+"""Interpreter options, ways to start a program, and other tools beside the profiler: nobody harms anybody."""
+
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.neighbours import (
+    PROGRAMS,
+    STEPS,
+    TRAINING,
+    Both,
+    assert_same,
+    both,
+    execute,
+    plain_losses,
+    python,
+    reported_steps,
+)
+
+pytestmark = pytest.mark.chaos
+
+
+def under_profiler(cwd: Path, command: list[str], **options: object) -> Both:
+    """Run ``command`` under the profiler only, and compare it with the training's own output."""
+    on = execute(cwd, command, True, **options)
+    return Both(on._replace(status=0, stdout=plain_losses()), on, reported_steps(cwd))
+
+
+# Not -X tracemalloc, under which importing torch takes a minute.
+OPTIONS = ["-O -B -u -s", "-OO", "-X dev -X faulthandler", "-X importtime", "-W error"]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_interpreter_options_change_nothing(tmp_path: Path, options: str) -> None:
+    assert_same(under_profiler(tmp_path, python(*options.split(), TRAINING)))
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"PYTHONWARNINGS": "error"},
+        {"PYTHONOPTIMIZE": "2", "PYTHONDEVMODE": "1", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"},
+        {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+    ids="-".join,
+)
+def test_variables_of_python_change_nothing(tmp_path: Path, variables: dict[str, str]) -> None:
+    assert_same(under_profiler(tmp_path, python(TRAINING), variables=variables))
+
+
+@pytest.mark.parametrize("option", ["-S", "-I", "-E"])
+def test_isolating_options_measure_nothing_and_say_so(tmp_path: Path, option: str) -> None:
+    code = "import sys; sys.path[:0] = sys.argv[1:]; import small_training; small_training.train(); print('trained')"
+    # Without `site` torch is not found.
+    site = [path for path in sys.path if path.endswith("site-packages")]
+    ended = execute(tmp_path, python(option, "-c", code, PROGRAMS, *site), True)
+    assert (ended.status, ended.stdout) == (0, "trained\n"), ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert option in ended.stderr
+    assert reported_steps(tmp_path) is None
+
+
+def test_program_given_as_text_is_profiled(tmp_path: Path) -> None:
+    assert_same(under_profiler(tmp_path, python("-c", "import small_training; small_training.main()")))
+
+
+def test_program_read_from_stdin_is_profiled(tmp_path: Path) -> None:
+    with TRAINING.open() as script:
+        assert_same(under_profiler(tmp_path, python("-"), stdin=script))
+
+
+def test_module_is_profiled(tmp_path: Path) -> None:
+    assert_same(under_profiler(tmp_path, python("-m", "small_training")))
+
+
+def test_zip_application_is_profiled(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        archive.write(TRAINING, "__main__.py")
+    assert_same(under_profiler(tmp_path, python("app.zip")))
+
+
+RUNNERS = {
+    "runpy": "import runpy; runpy.run_path({path!r}, run_name='__main__')",
+    "cells": """
+namespace = {{"__name__": "__main__"}}
+for cell in (open({path!r}).read().split("def main")[0], "losses = train()", "print(len(losses), *losses)"):
+    exec(compile(cell, "<ipython-input>", "exec"), namespace)
+""",
+    "thread": """
+import threading, small_training
+thread = threading.Thread(target=small_training.main); thread.start(); thread.join()
+""",
+    "asyncio": """
+import asyncio, small_training
+async def main(): small_training.main()
+asyncio.run(main())
+""",
+    "trace function": "import sys, small_training as t; t.warm_up(); sys.settrace(lambda *_: None); t.main()",
+    "profile function": "import sys, small_training as t; t.warm_up(); sys.setprofile(lambda *_: None); t.main()",
+    "tracemalloc": "import tracemalloc, small_training as t; t.warm_up(); tracemalloc.start(5); t.main()",
+    "interpreter": """
+import gc, sys, small_training as t
+t.warm_up()
+gc.disable(); gc.set_threshold(1); gc.freeze()
+sys.setswitchinterval(1e-6); sys.addaudithook(lambda *_: None); sys.setrecursionlimit(200)
+t.main()
+""",
+    "alarm": """
+import signal, small_training
+signal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01); small_training.main()
+signal.setitimer(signal.ITIMER_REAL, 0)
+""",
+}
+
+
+@pytest.mark.parametrize("how", RUNNERS)
+def test_program_run_by_another_is_profiled(tmp_path: Path, how: str) -> None:
+    runner = tmp_path / "runner.py"
+    runner.write_text(RUNNERS[how].format(path=str(TRAINING)))
+    assert_same(under_profiler(tmp_path, python(runner)))
+
+
+def test_profiler_of_python_is_profiled_as_well(tmp_path: Path) -> None:
+    assert_same(under_profiler(tmp_path, python("-m", "cProfile", "-o", "profile.out", TRAINING)))
+    assert (tmp_path / "profile.out").stat().st_size > 1000
+
+
+def test_training_in_a_test_of_pytest_is_profiled(tmp_path: Path) -> None:
+    (tmp_path / "test_training.py").write_text(
+        "import small_training\ndef test_losses():\n    assert len(small_training.train()) == 20\n"
+    )
+    ended = execute(tmp_path, python("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_training.py"), True)
+    assert ended.status == 0, ended.stdout
+    assert reported_steps(tmp_path) == STEPS
+
+
+@pytest.mark.parametrize("name", ["sitecustomize", "usercustomize"])
+@pytest.mark.parametrize("ending", ["", "raise RuntimeError('planted')"], ids=["works", "raises"])
+def test_own_start_up_module_runs_as_alone(tmp_path: Path, name: str, ending: str) -> None:
+    folder = tmp_path / "custom"
+    folder.mkdir()
+    (folder / f"{name}.py").write_text(f"import sys\nsys.custom = {name!r}\n{ending}\n")
+    script = tmp_path / "script.py"
+    script.write_text("import sys, small_training\nprint(sys.custom)\nsmall_training.main()\n")
+    variables = {"PYTHONPATH": os.pathsep.join([str(folder), str(PROGRAMS)])}
+    # usercustomize needs the user's site folder, which virtual environments switch off.
+    runs = python(script) if name == "sitecustomize" else python("-c", f"import {name}\nexec(open('script.py').read())")
+    if name == "usercustomize" and ending:
+        runs = python("-c", f"try: import {name}\nexcept RuntimeError: pass\nexec(open('script.py').read())")
+    outcome = both(tmp_path, runs, variables=variables)
+    assert outcome.on.stdout == f"{name}\n{plain_losses()}"
+    assert_same(outcome)
+    assert ("planted" in outcome.on.stderr) == ("planted" in outcome.off.stderr)
+
+
+CLOSED = {"stdin": 0, "stdout": 1, "stderr": 2}
+
+
+@pytest.mark.parametrize("closed", [["stdin"], ["stdout"], ["stderr"], ["stdout", "stderr"], [*CLOSED]], ids="-".join)
+def test_closed_streams_change_nothing(tmp_path: Path, closed: list[str]) -> None:
+    redirects = " ".join(f"{CLOSED[name]}>&-" for name in closed)
+    code = "import small_training; open('losses', 'w').write(str(small_training.train()))"
+    shell = ["sh", "-c", f'exec "$@" {redirects}', "sh"]
+    on = subprocess.run(
+        [*shell, *through_run_words(code)], cwd=tmp_path, env=run_environment(), timeout=240, capture_output=True
+    )
+    assert on.returncode == 0, on.stderr
+    losses = [float(word) for word in plain_losses().split()[1:]]
+    assert (tmp_path / "losses").read_text() == str(losses)
+    assert reported_steps(tmp_path) == STEPS
+
+
+def through_run_words(code: str) -> list[str]:
+    from tests.system.launching import through_run
+
+    return through_run("-c", code)
+
+
+def run_environment() -> dict[str, str]:
+    from tests.system.scripts import environment
+
+    return environment(None, PYTHONPATH=str(PROGRAMS))
+
+
+def test_reader_that_closes_the_pipe_early_changes_nothing(tmp_path: Path) -> None:
+    # The report is longer than a line; the training has printed before.
+    words = through_run_words("import small_training; print('first', flush=True); small_training.train()")
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=run_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "first\n"
+        process.stdout.close()
+        assert process.stderr is not None
+        errors = process.stderr.read()
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    assert reported_steps(tmp_path) == STEPS
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_loader_workers_compute_the_same(tmp_path: Path, method: str) -> None:
+    assert_same(both(tmp_path, python(TRAINING, 1, method)))
+
+
+CRASHES = {
+    "segmentation fault": "ctypes.string_at(0)",
+    "os._exit": "os._exit(3)",
+    "exception": "raise ValueError('planted')",
+    "SIGKILL": "os.kill(os.getpid(), 9)",
+}
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+def test_crashing_loader_worker_ends_the_training_as_alone(tmp_path: Path, crash: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+import ctypes, os, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Rows(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, i):
+        if i == 40: {CRASHES[crash]}
+        return torch.ones(4)
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in DataLoader(Rows(), 4, num_workers=1):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+    print("step", flush=True)
+"""
+    )
+    outcome = both(tmp_path, python(script))
+    assert outcome.on.status == outcome.off.status != 0
+    assert set(outcome.on.stdout.splitlines()) == {"step"}
+    last = [ended.stderr.split("Error: ")[-1].split("(")[0].strip()[:60] for ended in (outcome.off, outcome.on)]
+    assert last[0] in outcome.on.stderr
+    assert outcome.steps == outcome.on.stdout.count("step")
+
+
+def test_program_killed_by_a_signal_has_its_status(tmp_path: Path) -> None:
+    code = "import os, small_training; small_training.train(); os.kill(os.getpid(), 11)"
+    outcome = both(tmp_path, python("-c", code))
+    assert outcome.on.status == outcome.off.status == -signal.SIGSEGV

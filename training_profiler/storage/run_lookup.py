@@ -104,8 +104,13 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 def read_program(folder: Path) -> str | None:
     """Return the name of the script or module of the run in ``folder``; None where it is unknown."""
+    return program_in(read_meta(folder).get("command", ""))
+
+
+def program_in(command: object) -> str | None:
+    """Return the name of the script or module in a command line; None where it is unknown."""
     try:
-        words = shlex.split(str(read_meta(folder).get("command", "")))[1:]  # the first is the interpreter
+        words = shlex.split(str(command))[1:]  # the first is the interpreter
     except ValueError:  # a quote without its end
         return None
     while words and words[0].startswith("-"):

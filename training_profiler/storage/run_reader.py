@@ -160,10 +160,10 @@ def _replay(
     health: dict[str, Any] = {}
     device: DeviceTimingStats | None = None
     end: dict[str, Any] | None = None
-    unsaved = 0
-    for record in records:
+    unsaved = lost = 0
+    for record in _with_last_pending(records):
         kind = record["kind"]
-        if kind == "interval":
+        if kind in ("interval", "pending"):
             sums.add(*totals_from_data(record, names))
             loaders = [_loader(*columns) for columns in record["loaders"]]
             health = record
@@ -175,6 +175,8 @@ def _replay(
             sums.end_epoch(record["batches"], record["samples"], record["is_complete"])
         elif kind == "held":
             unsaved = record["dropped"]
+        elif kind == "lost":
+            lost += record["intervals"]
         elif kind == "end":
             health = end = record
     notes = list(health.get("notes", ()))
@@ -183,6 +185,8 @@ def _replay(
     if unsaved:
         dropped = "1 interval was" if unsaved == 1 else f"{unsaved} intervals were"
         notes.append(f"{dropped} dropped before this rank knew of the run's folder")
+    if lost:
+        notes.append(f"{lost} interval{'s' * (lost != 1)} not written: the disk did not respond for too long")
     if end is None:
         sums.end_epoch(None, None, is_complete=False)
         notes.append(_UNENDED[is_running(begin.get("host"), begin.get("pid"), begin.get("wall_ns", 0) / NS_PER_S)])
@@ -200,6 +204,12 @@ def _replay(
         ended_by=end["ended_by"] if end else None,
         thresholds=_thresholds(own_folder),
     )
+
+
+def _with_last_pending(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records without pending intervals that a later interval covers again."""
+    last = max((at for at, record in enumerate(records) if record["kind"] in ("interval", "pending")), default=-1)
+    return [record for at, record in enumerate(records) if record["kind"] != "pending" or at == last]
 
 
 def _thresholds(folder: Path) -> dict[str, float]:

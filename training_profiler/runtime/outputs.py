@@ -86,7 +86,9 @@ class Outputs:
         """Make the run folder, and start the trackers where that does not wait for something to write."""
         if self._opens_at_start:
             self._open()
-        elif self._rank.is_certain:
+            return
+        self._rank.detect_process_group()
+        if self._rank.is_certain:
             self.open_journal()
 
     def reconfigure(self, settings: Settings) -> None:

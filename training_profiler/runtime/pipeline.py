@@ -61,6 +61,11 @@ class Pipeline:
             self._exchange.start()
         self._outputs.start_trackers()
 
+    @property
+    def covered_ns(self) -> int:
+        """Until when the run is summed up; later events may still be rewritten."""
+        return self._accumulator.at_ns
+
     def has_room(self) -> bool:
         """Return whether the accumulator can take more steps before a flush."""
         return len(self._accumulator.step_ns) <= MAX_MARKS

@@ -23,7 +23,7 @@ POLL_NS: Final = NS_PER_S // 50  # shortest time between two checks for a due fl
 PATIENCE_S: Final = 1.0  # for another thread's drain, which takes milliseconds
 WAIT_FOR_DRAIN_S: Final = 5.0  # at the end, for another thread's drain
 FIRST_FLUSH_S: Final = 0.1  # after the begin; each later one after twice the time, until they are ``flush_s`` apart
-SLACK: Final = 0.1  # of ``flush_s``, at most SLACK_S: a flush must be on the disk in time
+SLACK: Final = 0.25  # of ``flush_s``, at most SLACK_S: a flush must be on the disk in time
 SLACK_S: Final = 1.0
 SOON_S: Final = 0.01  # until a flush is tried again while another thread drains
 IDLE_S: Final = 1.0  # between two looks of the thread that flushes where nothing is due
@@ -55,6 +55,7 @@ class Session:
         self._next_report = settings.log_every
         self._steps_ahead = 0  # this rank publishes this many steps before rank 0 reports
         self._next_flush_ns = begin_ns + self._flush_ns
+        self._beside_ns = self._next_flush_ns  # the same for the thread beside the training
         self._begun_ns = begin_ns
         self._next_early_ns: int | None = None  # a flush soon after the begin; it doubles
         self._next_poll_ns = 0
@@ -81,7 +82,7 @@ class Session:
         self.settings = settings
         self._recorder.limit_names(settings.max_names)
         self._next_report = self._progress.steps + settings.log_every
-        self._next_flush_ns = self._recorder.clock() + self._flush_ns
+        self._flushed(self._recorder.clock())
         self._shutdown.install()  # the run may have begun on another thread
         for component in self._components:
             component.reconfigure(settings)
@@ -221,7 +222,7 @@ class Session:
         if not self.is_running:
             return IDLE_S
         now_ns = self._recorder.clock()
-        due_ns = self._next_flush_ns
+        due_ns = self._beside_ns
         if self._next_early_ns is not None and self._pipeline.is_rank_known:
             due_ns = min(due_ns, self._next_early_ns)
         if now_ns < due_ns:
@@ -250,7 +251,7 @@ class Session:
             self._next_early_ns = self._begun_ns + 2 * (now_ns - self._begun_ns)
             if self._next_early_ns - now_ns >= self._flush_ns:
                 self._next_early_ns = None
-        self._next_flush_ns = now_ns + self._flush_ns
+        self._flushed(now_ns)
 
     def flush_soon(self) -> None:
         """Flush at the end of the next step if possible."""
@@ -297,12 +298,17 @@ class Session:
 
     def _flush(self) -> None:
         self._pipeline.flush()
+        self._flushed(self._pipeline.covered_ns)
+
+    def _flushed(self, covered_ns: int) -> None:
+        """Set when to flush next; the journal covers the run up to ``covered_ns``."""
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
+        self._beside_ns = covered_ns + self._flush_ns
 
     def _report(self) -> None:
         begin_ns = time.thread_time_ns()  # CPU time of this thread, without other work on the machine
         self._pipeline.report()
-        self._next_flush_ns = self._recorder.clock() + self._flush_ns
+        self._flushed(self._pipeline.covered_ns)
         self._budget.spend(time.thread_time_ns() - begin_ns)
 
     def send_last_row(self, tracker: str) -> None:

@@ -177,10 +177,10 @@ class Journal:
                 self.append(line_of("held", dropped=buffer.dropped))
             self._file.append(buffer.drain())
 
-    def moved(self, path: Path) -> None:
-        """Go on at ``path``: the folder of the file has another name."""
+    def moved(self, folder: Path) -> None:
+        """Go on in ``folder``: that of the file has this name now."""
         if self._file is not None:
-            self._file.moved(path)
+            self._file.moved(folder / self._file.path.name)
 
     def append(self, line: Line) -> None:
         """Append a line in one piece."""

@@ -78,7 +78,7 @@ class RunFiles:
         self._parent: Path | None = None
         self._journal: Journal | None = None
         self._made: list[Path] = []  # folder and files that this process has made
-        self._needs_git = False
+        self._needs_meta = self._needs_git = False
         self._next_search_ns, self._search_every_ns = 0, FIRST_SEARCH_NS
 
     def reconfigure(self, settings: Settings) -> None:
@@ -107,7 +107,7 @@ class RunFiles:
         self.folder = after
         self._made = [after / path.relative_to(before) for path in self._made if path != before.parent]
         if self._journal is not None:
-            self._journal.moved(self._made[-1])
+            self._journal.moved(after)
 
     def open(self, who: RankId, run_name: str | None = None) -> Journal:
         """Return the journal of rank ``who``; makes folder and files at the first call.
@@ -123,6 +123,7 @@ class RunFiles:
             self._journal = Journal(None, who.rank, self._names, self._begin_ns, self.settings.warmup)
             if who.rank == 0:
                 self._open_journal(self._journal, self._continue_run(self._parent) or self._begin(self._parent))
+                self._describe_run()
         if self._journal.is_buffered:
             self._who = who
             folder = self._announced_folder() or self._folder_on_disk()
@@ -174,9 +175,15 @@ class RunFiles:
         is_new = not parent.exists()
         folder = make_run_folder(parent)
         self._made += [*([parent] if is_new else []), folder]
-        self._write_meta(folder, {**self._describe(), **self._identity(), "attempts": [self._attempt()]})
-        self._needs_git = True
+        self._needs_meta = True
         return folder
+
+    def _describe_run(self) -> None:
+        """Write meta.json, once the journal is there: a description takes far more calls, and the GIL for each."""
+        if self._needs_meta and self.folder is not None:
+            self._needs_meta, self._needs_git = False, True
+            meta = {**self._describe(), **self._identity(), "attempts": [self._attempt()]}
+            self._write_meta(self.folder, meta)
 
     def _describe(self) -> dict[str, Any]:
         about = {**describe_process(self.settings), "folder": self._begin_folder}

@@ -39,7 +39,7 @@ class Truth:
 
 
 def manual(kind: str, truth: Truth) -> None:
-    """Train with sections by hand."""
+    """Train with sections of its own."""
     from training_profiler import profile_section, profile_step, start_training_profiling
 
     truth.begin()

@@ -51,7 +51,7 @@ def test_the_sums_are_the_same_with_and_without_previews(run):
     assert run.snapshot() == other.snapshot()
 
 
-def test_a_preview_calls_nobody(run):
+def test_a_preview_sends_no_spans(run):
     run.accumulator.send_spans(lambda *spans: pytest.fail("only spans that stay are sent"))
     run.accumulator.send_every_span(lambda *spans: pytest.fail("only spans that stay are sent"))
     run.spend("forward_pass", 1.0)

@@ -1,4 +1,4 @@
-"""Nobody reads standard output: the training goes on, and its end waits for a bounded time."""
+"""Standard output is not read: the training goes on, and its end waits for a bounded time."""
 
 import fcntl
 import json
@@ -54,7 +54,7 @@ def report_of(folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_nobody_reads(tmp_path: Path, is_full: bool) -> None:
+def test_output_that_is_not_read(tmp_path: Path, is_full: bool) -> None:
     reads, writes = os.pipe()
     if is_full:
         os.set_blocking(writes, False)

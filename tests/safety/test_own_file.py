@@ -45,7 +45,7 @@ def test_a_number_that_the_program_got_is_left_alone(path, tmp_path):
     assert file.reopened == 1
 
 
-def test_a_closed_descriptor_is_opened_anew(path):
+def test_a_closed_descriptor_is_opened_again(path):
     file = OwnFile(path)
     os.close(descriptor_of(file))
     file.append(b"one\n")

@@ -68,7 +68,6 @@ class Outputs:
         self._terminal, self._files, self._trackers = terminal, files, trackers
         self._thread, self._lines = thread, lines
         self._run_name, self._share = run_name, share_folder
-        self.has_intervals = False  # whether anything measured was handed over for the journal
         self._lost_lines = self._lost_intervals = 0  # for which there was no room
         self._trackers.prepare(settings.sinks)
 
@@ -138,7 +137,6 @@ class Outputs:
         lost = self._lost_intervals
         if lost and self._put_line(self._lines.lost(lost)):
             self._lost_intervals -= lost
-        self.has_intervals |= line.kind == "interval"
         if not self._put_line(line):
             self._lost_lines += 1
             self._lost_intervals += line.kind == "interval"

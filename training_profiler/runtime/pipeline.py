@@ -22,6 +22,7 @@ class Pipeline:
 
     def __init__(self, settings: Settings, parts: Parts) -> None:
         self.has_reported = False
+        self._has_flushed = False  # other than early
         self.loaders = parts.loaders
         self._parts = parts
         self._recorder, self._progress, self._instrumentation = parts.recorder, parts.progress, parts.instrumentation
@@ -84,11 +85,12 @@ class Pipeline:
         for row in self._accumulator.loaders.pop_intervals(is_last):
             self._outputs.loader_row(row.step, interval_stats(row, self.loaders.all))
 
-    def flush(self, is_beside: bool = False) -> None:
+    def flush(self, is_beside: bool = False, is_early: bool = False) -> None:
         """Drain, write the journal's next line, and publish to rank 0.
 
         Args:
             is_beside: whether this is not the training thread, which may be in the middle of a step.
+            is_early: whether the run has just begun, and may turn out not to be a training.
         """
         self.drain()
         synchronized = self._exchange.drain_gradient_sync(self._accumulator)
@@ -100,6 +102,7 @@ class Pipeline:
                 self._instrumentation.flops.slow_steps,
             )
         self._sums.add(totals, step_ns)
+        self._has_flushed |= not is_early
         inside = self._open_sections()
         self._journal_interval(totals, step_ns, inside, is_beside)
         self._exchange.add(totals, step_ns, synchronized)
@@ -215,7 +218,7 @@ class Pipeline:
     def _close(self, ended_by: str | None) -> None:
         self._close_patches()
         has_trained = self._instrumentation is None or self._instrumentation.has_trained or self._progress.steps
-        if not has_trained and not self._outputs.has_intervals:
+        if not has_trained and not self._has_flushed:
             self._outputs.discard()
             return  # the bootstrap reports once why nothing was measured
         self.has_reported = True

@@ -246,7 +246,8 @@ class Session:
 
     def _flush_on_time(self) -> None:
         now_ns = self._recorder.clock()
-        self._pipeline.flush(is_beside=True)
+        is_early = now_ns < self._beside_ns
+        self._pipeline.flush(is_beside=True, is_early=is_early)
         if self._next_early_ns is not None and now_ns >= self._next_early_ns:
             self._next_early_ns = self._begun_ns + 2 * (now_ns - self._begun_ns)
             if self._next_early_ns - now_ns >= self._flush_ns:

@@ -10,7 +10,7 @@ FLAGS: Final = (
     os.O_WRONLY
     | os.O_APPEND
     | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_NOFOLLOW", 0)  # a link in place of our file leads to somebody else's
+    | getattr(os, "O_NOFOLLOW", 0)  # a link in place of our file leads to a file of another user
     | getattr(os, "O_NONBLOCK", 0)  # a FIFO in place of our file would wait for a reader
 )
 
@@ -24,7 +24,7 @@ class OwnFile:
 
     Programs that become daemons close all descriptors, and their next files get the numbers. So the identity of the
     file is compared before each write. If the number stands for another file, it is left alone, and the path is
-    opened anew.
+    opened again.
 
     Args:
         path: of the file.

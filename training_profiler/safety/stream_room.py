@@ -73,7 +73,7 @@ def room_of(descriptor: int) -> int:
         return UNLIMITED
     events = _poll(descriptor, 0.0)
     if events != READY:
-        return UNLIMITED if events else 0  # nobody will ever read: writing reports that at once
+        return UNLIMITED if events else 0  # there is no reader: writing reports that at once
     if kind == stat.S_IFIFO:
         return _room_of_pipe(descriptor)
     return UNLIMITED if kind == stat.S_IFSOCK else PIECE  # sockets can be asked not to wait

@@ -34,4 +34,4 @@ steps(20)
 tp.stop_training_profiling()
 for descriptor in theirs:
     os.write(descriptor, TEXT)
-    os.close(descriptor)  # fails if somebody else has closed it
+    os.close(descriptor)  # fails if the profiler has closed it

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _process = Process(Recorder())
 profile_section = _process.recorder.section
-at_fork(lambda: _process.after_fork_in_child())
+at_fork(lambda: _process.before_fork(), lambda: _process.after_fork_in_parent(), lambda: _process.after_fork_in_child())
 _process.install_rank_patches()
 for _sentence in unknown_variables():
     warnings.warn(_sentence, ProfilerWarning, stacklevel=2)

@@ -30,15 +30,18 @@ STOP_MEASURING = [
     "close machine sampler",
     "close instrumentation",
     "journal: interval",
+    "wait for files",
     "wait for capture file",
 ]
 FINAL_SUMMARY = [
     "end trackers",
     "wait for trackers",
+    "wait for files",
     "print",
     "wait for trackers",
     "write report",
     "close journal",
+    "stop threads",
     "remove shutdown",
 ]
 TWO_RANKS = {
@@ -109,7 +112,7 @@ def test_order_if_a_section_begins_the_run_before_start(tmp_path):
         tp.stop_training_profiling()
     """
     calls, _ = calls_of(tmp_path, program)
-    first = [*START[:-1], "choose trackers"]  # no files before something is to be written
+    first = [*START, "choose trackers"]  # a run that is killed in its first step leaves a folder
     again = ["install shutdown", "start line sampler", "start device time", "start machine sampler", "open journal"]
     assert calls == [*first, *again, "choose trackers", *STOP_MEASURING, *FINAL_SUMMARY]
 
@@ -117,7 +120,8 @@ def test_order_if_a_section_begins_the_run_before_start(tmp_path):
 def test_order_on_rank_0_of_two(tmp_path):
     calls, _ = calls_of(tmp_path, TRAINING, **TWO_RANKS, RANK="0")
     first_flush = ["journal: interval", "journal: rank", "start rank channel"]
-    steps = ["journal: epoch begin", "start rank channel", "choose trackers", "journal: interval", "print"]
+    begin_training = ["open journal", "start rank channel", "choose trackers"]
+    steps = ["journal: epoch begin", *begin_training, "journal: interval", "print"]
     epoch_end = ["journal: interval", "journal: epoch end", "print"]
     exchange = ["journal: rank", "close rank channel"]
     begin = [*START, "choose trackers", *first_flush, *steps, *epoch_end]
@@ -127,7 +131,8 @@ def test_order_on_rank_0_of_two(tmp_path):
 def test_order_on_rank_1_of_two(tmp_path):
     calls, _ = calls_of(tmp_path, TRAINING, **TWO_RANKS, RANK="1")
     first_flush = ["journal: interval", "journal: rank", "start rank channel", "send to rank 0"]
-    steps = ["journal: epoch begin", "start rank channel", "journal: interval", "journal: epoch end"]
+    begin_training = ["open journal", "start rank channel"]
+    steps = ["journal: epoch begin", *begin_training, "journal: interval", "journal: epoch end"]
     # The journal closes first: it may find the run's folder, which the channel then carries to rank 0.
-    end = ["journal: rank", "send to rank 0", "close journal", "close rank channel", "remove shutdown"]
+    end = ["journal: rank", "send to rank 0", "close journal", "close rank channel", "stop threads", "remove shutdown"]
     assert calls == [*START, *first_flush, *steps, *STOP_MEASURING, *end]

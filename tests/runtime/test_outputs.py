@@ -38,6 +38,7 @@ def test_intervals_epochs_and_loaders_are_rows_at_their_step(tmp_path, capsys):
     outputs.loader_row(51, [LoaderStats("a", 1, 1, 0.1, data_avg_s=0.002)])
     outputs.epoch(EpochStats(1, 2.0, 60, None, None, None, {OTHER: 2.0}, None, None), 60)
     outputs.final(lambda: Snapshot(), (), Health)
+    outputs.stop()
     first, second, third = rows_in(tmp_path)
     assert (first["step"], first["profiling/batches_per_second"]) == (50, 10.0)
     assert (second["step"], second["profile/train/dl_a/time_data_ms"]) == (51, 2.0)
@@ -49,6 +50,7 @@ def test_time_after_the_last_step_is_not_an_interval(tmp_path, capsys):
     outputs.start_trackers()
     outputs.interval_row(Snapshot(steps=50, wall_s=0.1, step=None))
     outputs.final(lambda: Snapshot(), (), Health)
+    outputs.stop()
     assert rows_in(tmp_path) == []
 
 
@@ -58,6 +60,7 @@ def test_ranks_that_do_not_report_have_no_trackers(tmp_path, capsys):
     outputs.start_trackers()
     outputs.periodic(snapshot_of({"forward_pass": 0.5}))
     outputs.final(lambda: Snapshot(), (), Health)
+    outputs.stop()
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".jsonl"}
     assert rows_in(tmp_path) == []
     assert capsys.readouterr().out == ""
@@ -80,12 +83,15 @@ def test_every_rank_writes_its_summaries_to_a_journal_in_the_folder_of_rank_0(tm
     first, second = rank_in(tmp_path, 0), rank_in(tmp_path, 1)
     first.start()
     second.start()
+    first.settle()
     folder = first._outputs._files.folder
     second._publish(RankSummary(RankId(1, 2), steps=7))
     second._exchange._channel._transport.run_name = folder.name
     second._publish(RankSummary(RankId(1, 2), steps=8, is_final=True))
     second._outputs.close(Health, None)
     first._outputs.final(lambda: Snapshot(), (), Health)
+    for pipeline in (first, second):
+        pipeline._outputs.stop()
     assert [(path.parent.name, path.name) for path in sorted(tmp_path.glob("*/rank*.jsonl"))] == [
         (folder.name, "rank0.jsonl"),
         (folder.name, "rank1.jsonl"),
@@ -114,6 +120,7 @@ def test_rank_0_sends_itself_no_summary(tmp_path, capsys, no_thread):
         pipeline._publish(RankSummary(RankId(rank, 2)))
         assert len(pipeline._exchange._channel._outbox) == sent
         pipeline._outputs.close(Health, None)
+        pipeline._outputs.stop()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +136,10 @@ def test_process_of_unknown_rank_opens_its_folder_late(tmp_path, capsys, monkeyp
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: object() if is_child else None)
     outputs = outputs_in(tmp_path, launch=launch)
     outputs.start()
+    outputs.settle()
     assert bool(list(tmp_path.iterdir())) is opens
-    outputs.journal(lambda journal: None)
+    outputs.open_journal()
+    outputs.settle()
     assert len(list(tmp_path.iterdir())) == 1
     outputs.final(lambda: Snapshot(), (), Health)
+    outputs.stop()

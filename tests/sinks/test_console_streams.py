@@ -1,7 +1,10 @@
 """The streams that reports are printed to: their layout, and writes of the program that are under way."""
 
 import io
+import os
 import sys
+import threading
+from contextlib import suppress
 
 import pytest
 
@@ -15,6 +18,87 @@ class Interrupted(io.BufferedWriter):
     def flush(self):
         if not self.closed:
             raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
+
+
+@pytest.fixture
+def pipe():
+    """Return both ends of a pipe, and its writing end as a stream."""
+    reads, writes = os.pipe()
+    stream = os.fdopen(writes, "w")
+    yield reads, stream
+    os.close(reads)
+    stream.close()
+
+
+def fill(stream):
+    os.set_blocking(stream.fileno(), False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(stream.fileno(), b"x" * 1000)
+    os.set_blocking(stream.fileno(), True)
+
+
+def test_a_full_pipe_is_not_written_to(pipe):
+    _, stream = pipe
+    fill(stream)
+    asked = []
+    assert not Console("stdout").print("a report\n", stream, lambda: asked.append(1) or len(asked) > 2)
+    assert len(asked) == 3
+
+
+def test_the_program_finds_room_in_a_pipe_without_progress(pipe):
+    reads, stream = pipe
+    console = Console("stdout")
+    while console.print("a report\n" * 100, stream, lambda: True):
+        pass
+    os.write(stream.fileno(), b"of the program")  # does not wait
+    assert os.read(reads, 1 << 20).endswith(b"of the program")
+
+
+def test_a_text_larger_than_a_pipe_goes_through_whole(pipe):
+    reads, stream = pipe
+    text = "".join(f"line {number}\n" for number in range(30_000))
+    received = []
+
+    def read():
+        while sum(map(len, received)) < len(text):
+            received.append(os.read(reads, 4096))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert Console("stdout").print(text, stream, lambda: False)
+    reader.join()
+    assert b"".join(received).decode() == text
+
+
+def test_a_pipe_without_a_reader_is_an_error(pipe):
+    reads, stream = pipe
+    spare = os.dup(reads)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), reads)
+    os.close(spare)
+    with pytest.raises(BrokenPipeError):
+        Console("stdout").print("a report\n", stream)
+
+
+def test_a_file_of_the_program_under_the_number_of_its_stream_is_left_alone(tmp_path):
+    with (tmp_path / "log").open("w") as stream:
+        console = Console("stdout")
+        console.print("one\n", stream)
+        theirs = os.open(tmp_path / "theirs", os.O_WRONLY | os.O_CREAT)
+        os.dup2(theirs, stream.fileno())
+        with pytest.raises(OSError, match="now is that of a file of the program"):
+            console.print("two\n", stream)
+        os.close(theirs)
+    assert ((tmp_path / "log").read_text(), (tmp_path / "theirs").read_text()) == ("one\n", "")
+
+
+def test_a_stream_that_was_closed_meanwhile_is_followed_by_the_present_one(monkeypatch):
+    closed, present = io.StringIO(), io.StringIO()
+    closed.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", present)
+        assert Console("stdout").print("a report\n", closed)
+    assert present.getvalue() == "a report\n"
 
 
 def test_report_during_the_programs_own_write(tmp_path, monkeypatch):

@@ -5,7 +5,14 @@ import pytest
 
 from training_profiler.settings import Settings
 from training_profiler.storage import run_folder
-from training_profiler.storage.run_folder import describe_run, journal_name, make_run_folder, write_json
+from training_profiler.storage.run_folder import (
+    describe_git,
+    describe_process,
+    journal_name,
+    make_run_folder,
+    write_json,
+    write_text,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -39,30 +46,36 @@ def test_each_rank_has_a_journal():
 
 def test_the_command_line_is_described_without_secrets(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python", "train.py", "--token", "X", "--lr", "1e-3"])
-    command = describe_run(Settings())["command"]
+    command = describe_process(Settings())["command"]
     assert command.split(" ", 1)[1] == "train.py --token '***' --lr 1e-3"
 
 
 def test_the_description_of_a_run_is_json(tmp_path):
     path = tmp_path / "meta.json"
-    write_json(path, describe_run(Settings(log_every=7)))
+    write_json(path, describe_process(Settings(log_every=7)))
     data = json.loads(path.read_text())
     of_process = {"began", "host", "pid", "launch", "command", "folder", "python", "platform", "cpus"}
-    keys = of_process | {"versions", "settings", "git"}
-    assert set(data) == keys
+    assert set(data) == of_process | {"versions", "settings"}
     assert data["settings"]["log_every"] == 7
 
 
 def test_outside_of_a_git_tree_there_is_no_commit(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [""])
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert describe_run(Settings())["git"] is None
+    assert describe_git(tmp_path / "train.py") is None
 
 
 def test_without_git_there_is_no_commit(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert describe_run(Settings())["git"] is None
+    assert describe_git(__file__) is None
+
+
+def test_a_link_in_place_of_a_file_is_replaced_and_not_followed(tmp_path):
+    theirs, path = tmp_path / "theirs", tmp_path / "report.txt"
+    theirs.write_text("theirs")
+    path.symlink_to(theirs)
+    path.with_name("report.txt.part").symlink_to(theirs)
+    write_text(path, "ours")
+    assert (theirs.read_text(), path.read_text(), path.is_symlink()) == ("theirs", "ours", False)
 
 
 def test_json_is_written_in_one_piece(tmp_path):

@@ -37,14 +37,16 @@ CALLS: Final = {
     ("ranks.channel", "RankChannel", "send"): "send to rank 0",
     ("ranks.channel", "RankChannel", "close"): "close rank channel",
     ("ranks.channel", "RankChannel", "after_fork_in_child"): "forget rank channel",
-    ("storage.journal", "Journal", "__init__"): "open journal",
-    ("storage.journal", "Journal", "write_interval"): "journal: interval",
-    ("storage.journal", "Journal", "write_epoch_begin"): "journal: epoch begin",
-    ("storage.journal", "Journal", "write_epoch_end"): "journal: epoch end",
-    ("storage.journal", "Journal", "write_rank"): "journal: rank",
-    ("storage.run_files", "RunFiles", "write_report"): "write report",
-    ("storage.run_files", "RunFiles", "close"): "close journal",
-    ("sinks.console", "Console", "print"): "print",
+    ("runtime.outputs", "Outputs", "open_journal"): "open journal",
+    ("storage.journal", "JournalLines", "interval"): "journal: interval",
+    ("storage.journal", "JournalLines", "epoch_begin"): "journal: epoch begin",
+    ("storage.journal", "JournalLines", "epoch_end"): "journal: epoch end",
+    ("storage.journal", "JournalLines", "rank"): "journal: rank",
+    ("runtime.outputs", "Outputs", "_write_report"): "write report",
+    ("runtime.outputs", "Outputs", "close"): "close journal",
+    ("runtime.outputs", "Outputs", "settle"): "wait for files",
+    ("runtime.outputs", "Outputs", "stop"): "stop threads",
+    ("runtime.terminal", "Terminal", "_hand_over"): "print",
     ("instrumentation.rank_patches", "RankPatches", "close"): "close instrumentation",
     ("instrumentation.rank_patches", "RankPatches", "after_fork_in_child"): "forget instrumentation",
 }
@@ -69,6 +71,7 @@ def record_calls(path: str) -> None:
 
         return call
 
+    importlib.import_module("training_profiler.runtime.session").FIRST_FLUSH_S = 3600.0  # on another thread
     for (module, kind, method), label in CALLS.items():
         of_class = getattr(importlib.import_module(f"training_profiler.{module}"), kind)
         setattr(of_class, method, wrapped(kind, label, getattr(of_class, method)))

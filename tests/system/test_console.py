@@ -66,10 +66,12 @@ def test_progress_bar_survives_a_report(tmp_path: Path) -> None:
         import sys
         from tqdm import tqdm
         from training_profiler import *
+        from training_profiler.api import _process
         start_training_profiling(log_every=2)
         for i in tqdm(range(4), mininterval=0, file=sys.stderr):
             with profile_section("forward_pass"): pass
             profile_step()
+            _process.session._pipeline._outputs._terminal.wait(60)  # else the bar may end before its reports
         stop_training_profiling()
     """
     command = [sys.executable, str(write_script(tmp_path, script))]

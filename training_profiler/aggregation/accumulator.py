@@ -1,6 +1,7 @@
 """Turns the recorder's batches into totals, and carries open spans and unfinished steps from batch to batch."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 
 import numpy as np
 
@@ -94,6 +95,15 @@ class Accumulator:
         self.step_ns = []
         return done
 
+    def preview(self) -> "Accumulator":
+        """Return a copy that goes on for itself and sends no spans."""
+        shared = [self._names, self.on_spans, self.on_every_span]
+        copy: Accumulator = deepcopy(self, {id(part): part for part in shared})
+        copy.send_spans(None)
+        copy.send_every_span(None)
+        copy.loaders.configure_intervals(False, None)
+        return copy
+
     def add(self, batch: Batch, training_thread: int, samples: Sequence[Sample] = ()) -> None:
         """Add a batch. The run's time is that of the thread ``training_thread``; ``samples`` are of that thread."""
         self._lines.add_samples(samples)
@@ -105,11 +115,13 @@ class Accumulator:
             events[thread.thread_id] = self.inferred_filter.admit(thread.thread_id, recorded)
         training = events.get(training_thread, no_events())
         # The training thread goes on recording during a drain on another thread, so its events may be later.
-        last_mark_ns = [ns for _, ns in batch.marks[-1:]]
+        # A thread can lose the processor between reading the clock and recording a mark, and be drained meanwhile.
+        marks = [(kind, max(ns, self.at_ns)) for kind, ns in batch.marks]
+        last_mark_ns = [ns for _, ns in marks[-1:]]
         until_ns = max([batch.until_ns, self.at_ns, *training.times_ns[-1:].tolist(), *last_mark_ns])
         first_step = self.steps
-        self.loaders.begin(training, batch.marks, first_step)
-        cuts = self._timeline.cut(batch.marks, self._loop_begin_ns(training, bool(batch.marks)), until_ns)
+        self.loaders.begin(training, marks, first_step)
+        cuts = self._timeline.cut(marks, self._loop_begin_ns(training, bool(marks)), until_ns)
         self._complete = self.steps - first_step
         if self.totals.loop_begin_ns is None:
             self.totals.loop_begin_ns = self._timeline.begun_ns

@@ -206,6 +206,16 @@ class Recorder:
         del self.marks[:count]
         return Batch(until_ns, threads, marks)
 
+    def peek(self) -> Batch:
+        """Return what is recorded, events above the watermark included, and remove nothing."""
+        until_ns = max(self.clock(), self._last_drain_ns)
+        threads = []
+        for buffer in list(self.buffers):
+            with buffer.rewrite_lock:
+                events = buffer.events[:]
+            threads.append(ThreadEvents(buffer.thread_id, buffer.name, True, events[: _count_until(events, until_ns)]))
+        return Batch(until_ns, threads, [mark for mark in self.marks[:] if mark[1] <= until_ns])
+
     def discard(self) -> None:
         """Remove everything recorded; ``on_full`` before a session exists."""
         for buffer in list(self.buffers):

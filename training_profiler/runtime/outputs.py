@@ -1,26 +1,35 @@
-"""The outputs of a run: terminal, run folder and trackers. The primary rank writes. A failed output is disabled."""
+"""The outputs of a run: terminal, run folder and trackers. The primary rank writes. A failed output is disabled.
 
+Nothing here waits for a disk or a reader but the end of the run, and that for a bounded time.
+"""
+
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from training_profiler.diagnosis import Finding, epoch_warnings
 from training_profiler.ranks.identity import Rank
 from training_profiler.reports.console import Origin, render_epoch, render_final, render_periodic
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
+from training_profiler.runtime.output_thread import OutputThread
 from training_profiler.runtime.terminal import Terminal
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.settings import Settings
 from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
 from training_profiler.sinks.trackers import PATIENCE_S, Trackers
 from training_profiler.snapshot.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
-from training_profiler.storage.journal import Journal
+from training_profiler.storage.journal import JournalLines, Line
 from training_profiler.storage.run_files import RunFiles
-from training_profiler.storage.run_lookup import read_program, typed_path
+from training_profiler.storage.run_lookup import typed_path
 from training_profiler.torch_capture.trace_writer import OutputLocation
 
 A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which reports their failures
+DISK_S: Final = 1.0  # at the end, for a disk that does nothing
+READER_S: Final = 1.0  # at the end, for a terminal or pipe without progress
+LOOK_S: Final = 0.02  # between two looks of a tracker for the run folder
+NOT_NOW: Final = "the disk did not respond at the end of the run"
 
 
 class Outputs:
@@ -32,7 +41,9 @@ class Outputs:
         rank: which rank this is.
         guard: disables the output that fails.
         terminal: prints.
-        files: writes the run folder.
+        files: writes the run folder, on ``thread`` alone.
+        thread: does what may wait for a disk.
+        lines: makes lines of the journal.
         trackers: sends metrics.
         run_name: returns the name of the run's folder as rank 0 sent it; None as long as it is unknown.
         share_folder: called with the run's folder, for the other ranks.
@@ -46,6 +57,8 @@ class Outputs:
         guard: FaultGuard,
         terminal: Terminal,
         files: RunFiles,
+        thread: OutputThread,
+        lines: JournalLines,
         trackers: Trackers,
         run_name: Callable[[], str | None],
         share_folder: Callable[[Path], None],
@@ -53,7 +66,9 @@ class Outputs:
         self._settings, self._opens_at_start = settings, opens_at_start
         self._rank, self._guard = rank, guard
         self._terminal, self._files, self._trackers = terminal, files, trackers
+        self._thread, self._lines = thread, lines
         self._run_name, self._share = run_name, share_folder
+        self._lost_lines = self._lost_intervals = 0  # for which there was no room
         self._trackers.prepare(settings.sinks)
 
     @property
@@ -67,14 +82,18 @@ class Outputs:
         return self._files.attempts
 
     def start(self) -> None:
-        """Make the run folder and start the trackers, where that does not wait for something to write."""
+        """Make the run folder, and start the trackers where that does not wait for something to write."""
         if self._opens_at_start:
             self._open()
+            return
+        self._rank.detect_process_group()
+        if self._rank.is_certain:
+            self.open_journal()
 
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings; make the run folder and start the trackers if that has not happened yet."""
         self._settings = settings
-        self._files.reconfigure(settings)
+        self._in_background("run folder", lambda: self._files.reconfigure(settings))
         self._terminal.reconfigure(settings.stream)
         self._trackers.prepare(settings.sinks)
         self._open()
@@ -85,9 +104,17 @@ class Outputs:
             self.open_journal()
             self.start_trackers()
 
+    def _in_background(self, part: str, work: Callable[[], None], size: int = 0) -> bool:
+        """Do ``work`` soon on the thread; return False if there is no room for it."""
+        return self._thread.put(lambda: self._guard.run(part, work), size)
+
+    def read_soon(self, read: Callable[[], None]) -> bool:
+        """Do work that reads files soon, on the thread; return whether there is room for it."""
+        return self._in_background("capture", read)
+
     def open_journal(self) -> None:
         """Make the run folder."""
-        self.journal(lambda journal: None)
+        self._in_background("run folder", self._open_files)
 
     def start_trackers(self) -> None:
         """Start the chosen trackers on the primary rank."""
@@ -95,18 +122,43 @@ class Outputs:
             self._guard.run("trackers", lambda: self._trackers.choose(self._settings.sinks, self._folder))
             self._trackers.poll()
 
-    def journal(self, work: Callable[[Journal], None]) -> None:
-        """Do ``work`` with the journal of this rank."""
-        is_primary = self._rank.is_primary()
-        self._guard.run("run folder", lambda: work(self._open_files()))
-        if is_primary:
+    def journal(self, make: Callable[[JournalLines], Line], polls: bool = True) -> None:
+        """Write a line to the journal of this rank.
+
+        Args:
+            make: makes the line, now.
+            polls: whether this is the training thread, on which the program begins runs of its trackers.
+        """
+        self._guard.run("run folder", lambda: self._write(make(self._lines)))
+        if polls and self._rank.is_primary():
             self._trackers.poll()
 
+    def _write(self, line: Line) -> None:
+        lost = self._lost_intervals
+        if lost and self._put_line(self._lines.lost(lost)):
+            self._lost_intervals -= lost
+        if not self._put_line(line):
+            self._lost_lines += 1
+            self._lost_intervals += line.kind == "interval"
+
+    def _put_line(self, line: Line) -> bool:
+        who, run_name = self._rank.who, self._run_name
+
+        def append() -> None:
+            self._files.append(line, who, run_name())
+            self._share_folder()
+
+        return self._in_background("run folder", append, len(line.data))
+
     def location(self, is_needed: bool) -> OutputLocation:
-        """Return where captures of this rank go; makes the run folder first if ``is_needed``."""
+        """Return where captures of this rank go; has the run folder made soon if ``is_needed``."""
         if is_needed and self.run_folder is None:
             self.open_journal()
         return OutputLocation(self.run_folder, self._rank.who.rank, self._rank.who.attempt)
+
+    def settle(self) -> bool:
+        """Wait until everything handed over is written, at most a moment without progress; return whether it is."""
+        return self._thread.wait(DISK_S)
 
     def periodic(self, snapshot: Snapshot) -> None:
         """Report on an interval. Called on the primary rank."""
@@ -133,44 +185,85 @@ class Outputs:
         """Report on the finished run. ``stats`` is called again after printing, which can add notes."""
         self._trackers.end()
         self._trackers.wait(A_MOMENT_S, is_last=False)
+        self.settle()  # for the name of the run folder
         snapshot = stats()
         has_checklist, origin = self._settings.checklist, self._origin()
         self._terminal.print(render_final(snapshot, findings, self._layout(), has_checklist, origin))
+        self._terminal.wait(READER_S)
         self._trackers.wait(PATIENCE_S, is_last=True)
         snapshot = stats()
         text = render_final(snapshot, findings, Layout(format=self._settings.format), has_checklist, origin)
-        write = self._files.write_report
-        self._guard.run("run folder", lambda: write(text, as_data(snapshot, findings)))
+        self._write_report(text, as_data(snapshot, findings))
         self.close(health, snapshot.ended_by)
+
+    def _write_report(self, text: str, data: dict[str, Any]) -> None:
+        self._in_background("run folder", lambda: self._files.write_report(text, data), len(text))
 
     def close(self, health: Callable[[], Health], ended_by: str | None) -> None:
         """Append how the run ended, and close the journal. Ranks that do not report call it directly."""
-        self._guard.run("run folder", lambda: self._files.close(health(), ended_by))
-        self._share_folder()
+        at_end = health()
+
+        def end() -> None:
+            self._files.close(at_end, ended_by)
+            self._share_folder()
+
+        self._in_background("run folder", end)
+        if not self.settle():
+            self._terminal.report(f"{NOT_NOW}: the end of the journal and the report may be missing in the run folder")
+
+    def discard(self) -> None:
+        """Remove the run folder: nothing was measured."""
+        self._in_background("run folder", self._files.discard)
+        self.settle()
+
+    def stop(self) -> None:
+        """End the threads. What they have not done by now they do later, unless the process ends."""
+        self._thread.stop()
+        self._terminal.wait(READER_S)
+        self._terminal.close()
+        self._thread.join(0.0 if self._thread.waiting else DISK_S)
+
+    def before_fork(self) -> None:
+        """Prepare for a fork of the process."""
+        self._terminal.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on after a fork."""
+        self._terminal.after_fork()
 
     def after_fork_in_child(self) -> None:
-        """Drop the trackers: in a forked child they are the parent's."""
+        """Drop trackers and threads: in a forked child they are the parent's."""
+        self._thread.after_fork_in_child()
+        self._terminal.after_fork_in_child()
         self._trackers.after_fork_in_child()
 
     def notes(self) -> list[str]:
-        """Return sentences on what did not reach a tracker."""
-        return self._trackers.notes()
+        """Return sentences on what did not reach the run folder, the terminal or a tracker."""
+        notes = [*self._files.notes(), *self._terminal.notes(), *self._trackers.notes()]
+        if self._lost_lines:
+            notes.append(
+                f"the disk did not respond: {self._lost_lines} line{'s' * (self._lost_lines != 1)} of the journal had "
+                f"no room in memory"
+            )
+        return notes
 
     def is_primary(self) -> bool:
         """Return whether this is the rank that reports."""
         return self._rank.is_primary()
 
-    def _open_files(self) -> Journal:
-        journal = self._files.open(self._rank.who, self._run_name())
+    def _open_files(self) -> None:
+        self._files.open(self._rank.who, self._run_name())
         self._share_folder()
-        return journal
 
     def _share_folder(self) -> None:
         if self._files.folder is not None:
             self._share(self._files.folder)
 
     def _folder(self) -> Path | None:
+        """Return the run's folder once it exists; None if it cannot be made. Called on threads of trackers."""
         self.open_journal()
+        while self._files.folder is None and "run folder" not in self._guard.disabled and self._thread.is_alive():
+            time.sleep(LOOK_S)
         return self._files.folder
 
     def _layout(self) -> Layout:
@@ -179,4 +272,4 @@ class Outputs:
 
     def _origin(self) -> Origin:
         folder = self._files.folder
-        return Origin() if folder is None else Origin(read_program(folder), typed_path(folder))
+        return Origin() if folder is None else Origin(self._files.program, typed_path(folder))

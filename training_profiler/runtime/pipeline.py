@@ -1,6 +1,9 @@
 """From the recorder to the reports: drain, add up, write the journal, publish to rank 0, report."""
 
+from collections.abc import Sequence
+
 from training_profiler.aggregation.loaders import interval_stats
+from training_profiler.aggregation.totals import Totals
 from training_profiler.diagnosis import diagnose
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
 from training_profiler.ranks.summary import RankSummary
@@ -19,6 +22,7 @@ class Pipeline:
 
     def __init__(self, settings: Settings, parts: Parts) -> None:
         self.has_reported = False
+        self._has_flushed = False  # other than early
         self.loaders = parts.loaders
         self._parts = parts
         self._recorder, self._progress, self._instrumentation = parts.recorder, parts.progress, parts.instrumentation
@@ -45,6 +49,11 @@ class Pipeline:
         self._sums.reconfigure(settings.warmup)
         self._exchange.reconfigure(settings)
 
+    @property
+    def is_rank_known(self) -> bool:
+        """Whether this process knows which rank it is."""
+        return self._parts.rank.is_certain or self._progress.steps > 0
+
     def begin_training(self) -> None:
         """Share the run folder with the other ranks and start the trackers. Called before the first step ends."""
         self._parts.rank.detect_process_group()
@@ -52,6 +61,11 @@ class Pipeline:
             self._outputs.open_journal()
             self._exchange.start()
         self._outputs.start_trackers()
+
+    @property
+    def covered_ns(self) -> int:
+        """Until when the run is summed up; later events may still be rewritten."""
+        return self._accumulator.at_ns
 
     def has_room(self) -> bool:
         """Return whether the accumulator can take more steps before a flush."""
@@ -71,8 +85,13 @@ class Pipeline:
         for row in self._accumulator.loaders.pop_intervals(is_last):
             self._outputs.loader_row(row.step, interval_stats(row, self.loaders.all))
 
-    def flush(self) -> None:
-        """Drain, write the journal's next line, and publish to rank 0."""
+    def flush(self, is_beside: bool = False, is_early: bool = False) -> None:
+        """Drain, write the journal's next line, and publish to rank 0.
+
+        Args:
+            is_beside: whether this is not the training thread, which may be in the middle of a step.
+            is_early: whether the run has just begun, and may turn out not to be a training.
+        """
         self.drain()
         synchronized = self._exchange.drain_gradient_sync(self._accumulator)
         totals, step_ns = self._accumulator.pop_totals()
@@ -83,20 +102,40 @@ class Pipeline:
                 self._instrumentation.flops.slow_steps,
             )
         self._sums.add(totals, step_ns)
-        inside, device = self._open_sections(), self._samplers.device.stats()
-        self._outputs.journal(
-            lambda journal: journal.write_interval(totals, step_ns, self.health(), self.loaders.all, inside, device)
-        )
+        self._has_flushed |= not is_early
+        inside = self._open_sections()
+        self._journal_interval(totals, step_ns, inside, is_beside)
         self._exchange.add(totals, step_ns, synchronized)
-        self._publish(self._exchange.due_summary(self._sums.run, inside=inside))
+        self._publish(self._exchange.due_summary(self._sums.run, inside=inside), polls=not is_beside)
+        if is_beside and self._recorder.watermark_ns is not None:
+            self._journal_pending()
+
+    def _journal_interval(
+        self, totals: Totals, step_ns: list[int], inside: Sequence[str], is_beside: bool, is_pending: bool = False
+    ) -> None:
+        device, health = self._samplers.device.stats(), self.health()
+        self._outputs.journal(
+            lambda lines: lines.interval(
+                totals, step_ns, health, self.loaders.all, inside, device, is_pending=is_pending
+            ),
+            polls=not is_beside,
+        )
+
+    def _journal_pending(self) -> None:
+        """Write what the training thread may still rewrite: a reader uses it if nothing follows."""
+        preview = self._accumulator.preview()
+        preview.add(self._recorder.peek(), self._progress.thread_id)
+        totals, step_ns = preview.pop_totals()
+        inside = preview.open_sections(self._progress.thread_id)
+        self._journal_interval(totals, step_ns, inside, is_beside=True, is_pending=True)
 
     def _open_sections(self) -> tuple[str, ...]:
         return self._accumulator.open_sections(self._progress.thread_id)
 
-    def _publish(self, summary: RankSummary | None) -> None:
+    def _publish(self, summary: RankSummary | None, polls: bool = True) -> None:
         if summary is not None:
             data = summary.to_data()
-            self._outputs.journal(lambda journal: journal.write_rank(data))
+            self._outputs.journal(lambda lines: lines.rank(data), polls)
             self._exchange.publish(data, summary.is_final)
 
     def report(self) -> None:
@@ -126,7 +165,7 @@ class Pipeline:
         self.flush()
         self.loaders.begin_epoch()
         self._sums.begin_epoch(number)
-        self._outputs.journal(lambda journal: journal.write_epoch_begin(number))
+        self._outputs.journal(lambda lines: lines.epoch_begin(number))
 
     def end_epoch(self, is_complete: bool) -> None:
         """End the epoch and report it."""
@@ -135,7 +174,7 @@ class Pipeline:
 
     def _end_epoch(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
         if self._sums.is_in_epoch:
-            self._outputs.journal(lambda journal: journal.write_epoch_end(batches, samples, is_complete))
+            self._outputs.journal(lambda lines: lines.epoch_end(batches, samples, is_complete))
             stats = self._sums.end_epoch(batches, samples, is_complete)
             if stats is not None:
                 self._outputs.epoch(stats, self._sums.steps)
@@ -148,7 +187,7 @@ class Pipeline:
         self.flush()
         self._end_inferred_epoch(boundary.batches, boundary.samples, is_complete=True)
         self._sums.begin_epoch(boundary.number)
-        self._outputs.journal(lambda journal: journal.write_epoch_begin(boundary.number))
+        self._outputs.journal(lambda lines: lines.epoch_begin(boundary.number))
 
     def _end_inferred_epoch(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
         if (
@@ -171,15 +210,20 @@ class Pipeline:
 
     def close(self, ended_by: str | None) -> None:
         """Report on the finished run."""
-        self._guard.run("final summary", lambda: self._close(ended_by))
+        try:
+            self._guard.run("final summary", lambda: self._close(ended_by))
+        finally:
+            self._outputs.stop()
 
     def _close(self, ended_by: str | None) -> None:
         self._close_patches()
         has_trained = self._instrumentation is None or self._instrumentation.has_trained or self._progress.steps
-        if not has_trained and self._outputs.run_folder is None:
+        if not has_trained and not self._has_flushed:
+            self._outputs.discard()
             return  # the bootstrap reports once why nothing was measured
         self.has_reported = True
         self._guard.run("statistics", self.flush)  # after a failure the earlier totals are still reported
+        self._outputs.settle()  # a capture asks for the run folder
         self._guard.run("capture", self._captures.wait_for_file)
         if self._sums.is_in_epoch:
             self._end_last_epoch()
@@ -203,6 +247,18 @@ class Pipeline:
     def _publish_last(self, ended_by: str | None) -> None:
         inside = self._open_sections()
         self._publish(self._exchange.final_summary(self._sums.run, inside=inside, ended_by=ended_by))
+
+    def settle(self) -> None:
+        """Wait a moment until everything is written."""
+        self._outputs.settle()
+
+    def before_fork(self) -> None:
+        """Prepare for a fork of the process."""
+        self._outputs.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on after a fork."""
+        self._outputs.after_fork_in_parent()
 
     def after_fork_in_child(self) -> None:
         """Drop trackers and channel: they belong to the parent process."""

@@ -108,7 +108,9 @@ class Process:
         patches = self.instrumentation or self.manual_patches
         patches.context.gradient_sync.start_run()
         begin_ns = self.recorder.clock() if self.process_begin_ns is None else self.process_begin_ns
-        context = RunContext(self.recorder, cost_ns, begin_ns, opens_files, self.instrumentation, patches)
+        context = RunContext(
+            self.recorder, cost_ns, begin_ns, opens_files, self.instrumentation, patches, flushes_beside=True
+        )
         self.session = build_session(self.settings, context)
         self.session.start()
         return self.session
@@ -126,6 +128,16 @@ class Process:
             return None
         session.move_to_this_thread()
         return session.step
+
+    def before_fork(self) -> None:
+        """Let no stream be locked in the child by a thread that it does not have."""
+        if self.session is not None:
+            self.session.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on after a fork."""
+        if self.session is not None:
+            self.session.after_fork_in_parent()
 
     def after_fork_in_child(self) -> None:
         """Stop recording in a forked child: the run belongs to its parent."""

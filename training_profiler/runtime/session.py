@@ -22,6 +22,11 @@ OVERFULL: Final = 4 * FLUSH_AT_MOST  # integers in a thread's buffer
 POLL_NS: Final = NS_PER_S // 50  # shortest time between two checks for a due flush
 PATIENCE_S: Final = 1.0  # for another thread's drain, which takes milliseconds
 WAIT_FOR_DRAIN_S: Final = 5.0  # at the end, for another thread's drain
+FIRST_FLUSH_S: Final = 0.1  # after the begin; each later one after twice the time, until they are ``flush_s`` apart
+SLACK: Final = 0.25  # of ``flush_s``, at most SLACK_S: a flush must be on the disk in time
+SLACK_S: Final = 1.0
+SOON_S: Final = 0.01  # until a flush is tried again while another thread drains
+IDLE_S: Final = 1.0  # between two looks of the thread that flushes where nothing is due
 
 
 class Session:
@@ -50,6 +55,9 @@ class Session:
         self._next_report = settings.log_every
         self._steps_ahead = 0  # this rank publishes this many steps before rank 0 reports
         self._next_flush_ns = begin_ns + self._flush_ns
+        self._beside_ns = self._next_flush_ns  # the same for the thread beside the training
+        self._begun_ns = begin_ns
+        self._next_early_ns: int | None = None  # a flush soon after the begin; it doubles
         self._next_poll_ns = 0
         self._ended_by: str | None = None
 
@@ -63,6 +71,8 @@ class Session:
         self._recorder.limit_names(self.settings.max_names)
         self._recorder.listen(self._on_full)
         self._install_shutdown()
+        self._begun_ns = self._recorder.clock()
+        self._next_early_ns = self._begun_ns + int(FIRST_FLUSH_S * NS_PER_S)
         self.is_running = True
         for component in self._components:
             component.start()
@@ -72,7 +82,7 @@ class Session:
         self.settings = settings
         self._recorder.limit_names(settings.max_names)
         self._next_report = self._progress.steps + settings.log_every
-        self._next_flush_ns = self._recorder.clock() + self._flush_ns
+        self._flushed(self._recorder.clock())
         self._install_shutdown()  # the run may have begun on another thread
         for component in self._components:
             component.reconfigure(settings)
@@ -155,6 +165,7 @@ class Session:
     def snapshot(self) -> Snapshot:
         """Return the figures of the run so far."""
         self._exclusively(self._flush, PATIENCE_S)
+        self._pipeline.settle()
         return self._pipeline.stats()
 
     def close(self, ended_by: str | None = None) -> bool:
@@ -184,6 +195,14 @@ class Session:
             self._shutdown.exit_by_sigterm()
         return True
 
+    def before_fork(self) -> None:
+        """Prepare for a fork of the process."""
+        self._pipeline.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on after a fork."""
+        self._pipeline.after_fork_in_parent()
+
     def after_fork_in_child(self) -> None:
         """Discard the run without output: it belongs to the parent process."""
         self.is_running = False
@@ -195,7 +214,47 @@ class Session:
 
     @property
     def _flush_ns(self) -> int:
-        return int(self.settings.flush_s * NS_PER_S)
+        return int((self.settings.flush_s - min(SLACK_S, SLACK * self.settings.flush_s)) * NS_PER_S)
+
+    def flush_beside(self) -> float:
+        """Flush if that is due, on a thread beside the training; return in how many seconds to ask again.
+
+        So a run that is killed inside a long section, or in its first step, has lost no more than ``flush_s``.
+        """
+        if not self.is_running:
+            return IDLE_S
+        now_ns = self._recorder.clock()
+        due_ns = self._beside_ns
+        if self._next_early_ns is not None and self._pipeline.is_rank_known:
+            due_ns = min(due_ns, self._next_early_ns)
+        if now_ns < due_ns:
+            return min(IDLE_S, (due_ns - now_ns) / NS_PER_S)
+        if not self._exclusively_beside():
+            return SOON_S
+        return 0.0
+
+    def _exclusively_beside(self) -> bool:
+        """Flush unless another thread drains or waits for that; return whether it was done."""
+        if self._waiting or not self._busy.acquire(blocking=False):
+            return False
+        try:
+            self._busy_thread = threading.get_ident()
+            if self.is_running:
+                self.guard.run("statistics", self._flush_on_time)
+        finally:
+            self._busy_thread = None
+            self._busy.release()
+        return True
+
+    def _flush_on_time(self) -> None:
+        now_ns = self._recorder.clock()
+        is_early = now_ns < self._beside_ns
+        self._pipeline.flush(is_beside=True, is_early=is_early)
+        if self._next_early_ns is not None and now_ns >= self._next_early_ns:
+            self._next_early_ns = self._begun_ns + 2 * (now_ns - self._begun_ns)
+            if self._next_early_ns - now_ns >= self._flush_ns:
+                self._next_early_ns = None
+        self._flushed(now_ns)
 
     def flush_soon(self) -> None:
         """Flush at the end of the next step if possible."""
@@ -242,12 +301,17 @@ class Session:
 
     def _flush(self) -> None:
         self._pipeline.flush()
+        self._flushed(self._pipeline.covered_ns)
+
+    def _flushed(self, covered_ns: int) -> None:
+        """Set when to flush next; the journal covers the run up to ``covered_ns``."""
         self._next_flush_ns = self._recorder.clock() + self._flush_ns
+        self._beside_ns = covered_ns + self._flush_ns
 
     def _report(self) -> None:
         begin_ns = time.thread_time_ns()  # CPU time of this thread, without other work on the machine
         self._pipeline.report()
-        self._next_flush_ns = self._recorder.clock() + self._flush_ns
+        self._flushed(self._pipeline.covered_ns)
         self._budget.spend(time.thread_time_ns() - begin_ns)
 
     def send_last_row(self, tracker: str) -> None:

@@ -235,7 +235,7 @@ def is_being_spawned() -> bool:
     return bool(getattr(multiprocessing.current_process(), "_inheriting", False))  # private: may be gone
 
 
-def at_fork(function: Callable[[], None]) -> None:
-    """Call ``function`` in every process forked from now on."""
+def at_fork(before: Callable[[], None], parent: Callable[[], None], child: Callable[[], None]) -> None:
+    """Call these functions at every fork from now on."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=function)
+        os.register_at_fork(before=before, after_in_parent=parent, after_in_child=child)

@@ -17,6 +17,7 @@ from training_profiler.ranks.identity import Rank
 from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.health import PATCH_COST, Budget, ProfilerHealth
+from training_profiler.runtime.output_thread import OutputThread
 from training_profiler.runtime.outputs import Outputs
 from training_profiler.runtime.parts import Parts
 from training_profiler.runtime.pipeline import Pipeline
@@ -31,6 +32,7 @@ from training_profiler.sampling.machine_sampler import MachineSampler
 from training_profiler.settings import Settings
 from training_profiler.sinks.trackers import Trackers
 from training_profiler.snapshot.ranks import RankId
+from training_profiler.storage.journal import JournalLines
 from training_profiler.storage.run_files import RunFiles
 from training_profiler.torch_capture.controller import Captures
 
@@ -45,6 +47,7 @@ class RunContext:
     opens_files: bool  # whether the run folder is created at the start; otherwise the first output creates it
     instrumentation: Instrumentation | None = None  # infers sections and steps of an unmodified training
     rank_patches: RankPatches | Instrumentation | None = None  # records synchronization with other ranks
+    flushes_beside: bool = False  # whether a thread flushes by time; unit tests flush by their own clock
 
 
 def build_session(settings: Settings, context: RunContext) -> Session:
@@ -63,6 +66,9 @@ def build_session(settings: Settings, context: RunContext) -> Session:
         recorder, accumulator, lambda: progress.thread_id, rank.who.host, terminal.report, lambda: progress.steps
     )
     exchange = _build_exchange(settings, context, rank, guard, hang_detector)
+    files_thread = OutputThread(
+        "files", guard.run, "files", tick=(lambda: session.flush_beside()) if context.flushes_beside else None
+    )
     trackers = Trackers(guard.run, last_row=lambda tracker: session.send_last_row(tracker))
     outputs = Outputs(
         settings,
@@ -71,6 +77,8 @@ def build_session(settings: Settings, context: RunContext) -> Session:
         guard,
         terminal,
         RunFiles(settings, recorder.names, begin_ns),
+        files_thread,
+        JournalLines(recorder.names),
         trackers,
         run_name=lambda: exchange.run_name,
         share_folder=exchange.share_folder,
@@ -181,6 +189,7 @@ def _build_captures(
         guard.run,
         health.run_as_overhead,
         outputs.location,
+        outputs.read_soon,
         terminal.report,
         accumulator,
         recorder.names.names,

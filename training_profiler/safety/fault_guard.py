@@ -1,10 +1,12 @@
 """Runs the parts of the profiler so that an error in one disables that part and nothing else."""
 
 import logging
+import sys
 from collections.abc import Callable
 from typing import Final
 
 from training_profiler.recording.foreign_errors import reraise_if_foreign
+from training_profiler.safety.stream_room import takes_a_line
 
 log: Final = logging.getLogger("training_profiler")
 
@@ -31,6 +33,8 @@ class FaultGuard:
             reraise_if_foreign(error)
             reason = f"{type(error).__name__}: {error}"
             self.disabled[part] = reason
+            if not takes_a_line(sys.stderr):  # logging would wait, and hold a lock that the program's end needs
+                return
             # An error of the operating system needs no traceback; a mistake of ours does.
             is_ours = not isinstance(error, OSError)
             try:

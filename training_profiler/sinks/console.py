@@ -2,47 +2,183 @@
 
 import io
 import os
-import select
 import shutil
 import sys
+import threading
+import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import IO, Any, Final
 
 from training_profiler.reports.layout import MIN_WIDTH, WIDTH, Layout, has_terminal_color
+from training_profiler.safety.stream_room import (
+    LAST_STANDARD,
+    is_ready,
+    is_standard_stream,
+    most_at_once,
+    room_of,
+    write_some,
+)
 from training_profiler.settings import is_dumb_terminal
 
-PATIENCE_S: Final = 1.0  # for a reader that does not keep up
+PATIENCE_S: Final = 1.0  # for a reader that does not keep up, where the caller does not decide
+LOOK_S: Final = 0.05  # between two looks at a pipe of which the other end reads nothing
 
 
 class Console:
-    """Prints to ``sys.stdout`` or ``sys.stderr``, whatever that is at the moment of printing.
+    """Prints to ``sys.stdout`` or ``sys.stderr``, whatever that is when the text is handed over.
 
-    Raises:
-        OSError, ValueError: the stream is closed or cannot be written.
+    It waits for room before it touches the stream: a write that waits would hold the locks of the stream and of tqdm,
+    for which the training would wait. Used by one thread at a time.
     """
 
     def __init__(self, stream: str) -> None:
         self._name = stream
+        self._known: tuple[IO[str], tuple[int, int]] | None = None  # the last stream of the program, and its file
+        self._writing = threading.Lock()
+        self._flushing: IO[str] | None = None
+
+    def stream(self) -> IO[str] | None:
+        """Return the stream as it is now."""
+        stream: IO[str] | None = getattr(sys, self._name)
+        return stream
 
     def layout(self, format: str) -> Layout:
         """Return the layout that reports need on this stream now."""
-        return stream_layout(getattr(sys, self._name), format)
+        return stream_layout(self.stream(), format)
 
-    def print(self, text: str) -> None:
-        """Write ``text`` in one piece; tqdm's progress bars are cleared before and redrawn after."""
-        stream: IO[str] | None = getattr(sys, self._name)
-        if stream is None or getattr(stream, "closed", False):
+    def print(self, text: str, stream: IO[str] | None = None, gives_up: Callable[[], bool] | None = None) -> bool:
+        """Write ``text`` in one piece; tqdm's progress bars are cleared before and redrawn after.
+
+        Args:
+            text: ends with a new line.
+            stream: where to; by default, or if it was closed, the stream as it is now.
+            gives_up: asked while the reader does not keep up; after a second by default.
+
+        Returns:
+            False if it gave up, at most after a part of the text.
+
+        Raises:
+            OSError, ValueError: the stream is closed or cannot be written.
+        """
+        if _is_closed(stream):
+            stream = self.stream()
+        if stream is None or _is_closed(stream):
             raise OSError(f"sys.{self._name} is closed")
-        with _bars_cleared(stream):
-            if _is_plain(stream):
-                with suppress(RuntimeError):  # a signal interrupted the program's own write to this stream
-                    stream.flush()
-                _write_whole(
-                    stream.fileno(), text.encode(getattr(stream, "encoding", None) or "utf-8", "backslashreplace")
-                )
-            else:
+        gives_up = gives_up or _patience()
+        descriptor = stream.fileno() if _is_plain(stream) else None
+        if descriptor is None:
+            if not self._has_room(_descriptor_behind(stream), len(text), gives_up):
+                return False
+            with self._writing, _bars_cleared(stream):
                 stream.write(text)
                 stream.flush()
+            return True
+        self._check_stream(stream, descriptor)
+        data = text.encode(getattr(stream, "encoding", None) or "utf-8", "backslashreplace")
+        if not self._has_room(descriptor, len(data), gives_up):
+            return False
+        with self._writing, _bars_cleared(stream):
+            self._flush(stream)
+            return self._write_whole(descriptor, memoryview(data), gives_up)
+
+    def finish_flush(self) -> None:
+        """Wait for the program's own text that another thread is writing, as the interpreter would at its end.
+
+        Interpreters abort where a thread still holds a stream then.
+        """
+        stream = self._flushing
+        if stream is not None:
+            with suppress(Exception):
+                stream.flush()
+
+    def hold(self, timeout_s: float) -> bool:
+        """Keep other threads from the stream until ``release``, e.g. over a fork; return whether that succeeded."""
+        return self._writing.acquire(timeout=timeout_s)
+
+    def release(self) -> None:
+        """Undo ``hold``."""
+        self._writing.release()
+
+    def _check_stream(self, stream: IO[str], descriptor: int) -> None:
+        """Make sure that the descriptor is still a stream, and not a file that got the number of a closed stream.
+
+        Raises:
+            OSError: it is not.
+        """
+        identity = _identity(descriptor)
+        if identity is None:
+            raise OSError(f"sys.{self._name}: its descriptor is closed")
+        if descriptor <= LAST_STANDARD:
+            is_stream = is_standard_stream(descriptor)
+        else:
+            if self._known is None or self._known[0] is not stream:
+                self._known = stream, identity
+            is_stream = self._known[1] == identity
+        if not is_stream:
+            raise OSError(f"sys.{self._name}: its descriptor was closed, and now is that of a file of the program")
+
+    def _has_room(self, descriptor: int | None, size: int, gives_up: Callable[[], bool]) -> bool:
+        """Wait until a text of ``size`` fits; return whether it does."""
+        if descriptor is None:
+            return True
+        while room_of(descriptor) < min(size, most_at_once(descriptor)) and not self._is_terminal_ready(descriptor):
+            if gives_up():
+                return False
+            is_ready(descriptor, LOOK_S)
+            time.sleep(LOOK_S if is_ready(descriptor) else 0.0)
+        return True
+
+    def _is_terminal_ready(self, descriptor: int) -> bool:
+        return os.isatty(descriptor) and room_of(descriptor) > 0
+
+    def _flush(self, stream: IO[str]) -> None:
+        """Write the program's own text first."""
+        self._flushing = stream
+        try:
+            with suppress(RuntimeError):  # a signal interrupted the program's own write to this stream
+                stream.flush()
+        finally:
+            self._flushing = None
+
+    def _write_whole(self, descriptor: int, data: memoryview, gives_up: Callable[[], bool]) -> bool:
+        # Bypasses the stream's buffer: after a broken pipe its contents would fail again when the interpreter flushes
+        # at its end, which turns the exit status of the user's program into 120.
+        while data:
+            written = write_some(descriptor, data)
+            data = data[written:]
+            if not written:
+                if gives_up():
+                    return False
+                is_ready(descriptor, LOOK_S)
+                time.sleep(LOOK_S if is_ready(descriptor) else 0.0)
+        return True
+
+
+def _patience() -> Callable[[], bool]:
+    end_s = time.monotonic() + PATIENCE_S
+    return lambda: time.monotonic() >= end_s
+
+
+def _is_closed(stream: IO[str] | None) -> bool:
+    return stream is None or bool(getattr(stream, "closed", False))
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    with suppress(OSError):
+        status = os.fstat(descriptor)
+        return status.st_dev, status.st_ino
+    return None
+
+
+def _descriptor_behind(stream: IO[str]) -> int | None:
+    """Return the descriptor that a stand-in for a stream most likely writes to; None if it is unknown."""
+    for candidate in (stream, sys.__stdout__):
+        with suppress(Exception):  # a stand-in may raise anything
+            descriptor = candidate.fileno()  # type: ignore[union-attr]
+            if type(descriptor) is int and _identity(descriptor) is not None:
+                return descriptor
+    return None
 
 
 def stream_layout(stream: IO[str] | None, format: str) -> Layout:
@@ -69,10 +205,22 @@ def _is_terminal(stream: IO[str]) -> bool:
 
 def _bars_cleared(stream: IO[str]) -> AbstractContextManager[Any]:
     tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    if tqdm is None or not hasattr(tqdm, "external_write_mode"):
+    if tqdm is None or not hasattr(tqdm, "external_write_mode") or not _has_bars(tqdm, stream):
         return nullcontext()
     context: AbstractContextManager[Any] = tqdm.external_write_mode(file=stream)
     return context
+
+
+def _has_bars(tqdm: Any, stream: IO[str]) -> bool:
+    """Return whether a progress bar shares a screen, or a file, with ``stream``."""
+    for bar in list(getattr(tqdm, "_instances", ())):
+        with suppress(Exception):  # a bar of another kind
+            if bar.fp == stream or not _is_plain(stream):
+                return True
+            theirs, ours = bar.fp.fileno(), stream.fileno()
+            if _identity(theirs) == _identity(ours) or (os.isatty(theirs) and os.isatty(ours)):
+                return True
+    return False
 
 
 def _is_plain(stream: IO[str]) -> bool:
@@ -89,15 +237,3 @@ def _is_memory(stream: IO[str]) -> bool:
     except OSError:  # includes io.UnsupportedOperation
         return True
     return False
-
-
-def _write_whole(descriptor: int, data: bytes) -> None:
-    # Bypasses the stream's buffer: after a broken pipe its contents would fail again when the interpreter flushes
-    # at its end, which turns the exit status of the user's program into 120.
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(descriptor, view) :]
-        except BlockingIOError:  # a pipe set to non-blocking, and full
-            if not select.select([], [descriptor], [], PATIENCE_S)[1]:
-                raise

@@ -2,13 +2,13 @@
 
 import csv
 import io
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from training_profiler.safety.own_file import OwnFile
 from training_profiler.sinks.registry import CSV
-from training_profiler.sinks.sink import MetricRow, Sink, append_to, folder_for, write_whole
+from training_profiler.sinks.sink import MetricRow, Sink, folder_for
 
 FILE: Final = "metrics.csv"
 COLUMNS: Final = ("step", "time", "name", "value")
@@ -20,25 +20,25 @@ class CsvFile(Sink):
     name = CSV.name
 
     def __init__(self) -> None:
-        self._descriptor: int | None = None
+        self._file: OwnFile | None = None
 
     def open(self, folder: Path | None) -> None:
         """Create the file with its header; a restarted attempt appends to the existing file."""
-        self._descriptor = append_to(folder_for(folder) / FILE)
-        if not os.fstat(self._descriptor).st_size:
-            write_whole(self._descriptor, ",".join(COLUMNS) + "\n")
+        self._file = OwnFile(folder_for(folder) / FILE)
+        if not self._file.size:
+            self._file.append((",".join(COLUMNS) + "\n").encode())
 
     def write(self, rows: Sequence[MetricRow]) -> None:
         """Append one line per value: step, time in s since 1970, name, value."""
-        if self._descriptor is not None:
+        if self._file is not None:
             text = io.StringIO()
             lines = csv.writer(text, lineterminator="\n")
             for row in rows:
                 lines.writerows((row.step, row.time_s, name, value) for name, value in row.metrics.items())
-            write_whole(self._descriptor, text.getvalue())
+            self._file.append(text.getvalue().encode("utf-8", "backslashreplace"))
 
     def close(self) -> None:
         """Close the file."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,13 +1,13 @@
 """``metrics.jsonl`` in the run folder: one object per row."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from training_profiler.safety.own_file import OwnFile
 from training_profiler.sinks.registry import JSONL
-from training_profiler.sinks.sink import MetricRow, Sink, append_to, folder_for, write_whole
+from training_profiler.sinks.sink import MetricRow, Sink, folder_for
 
 FILE: Final = "metrics.jsonl"
 
@@ -18,20 +18,20 @@ class JsonlFile(Sink):
     name = JSONL.name
 
     def __init__(self) -> None:
-        self._descriptor: int | None = None
+        self._file: OwnFile | None = None
 
     def open(self, folder: Path | None) -> None:
         """Create the file."""
-        self._descriptor = append_to(folder_for(folder) / FILE)
+        self._file = OwnFile(folder_for(folder) / FILE)
 
     def write(self, rows: Sequence[MetricRow]) -> None:
         """Append one line per row: step, time in s since 1970, and the metrics."""
-        if self._descriptor is not None:
+        if self._file is not None:
             lines = [json.dumps({"step": row.step, "time": row.time_s, **row.metrics}) + "\n" for row in rows]
-            write_whole(self._descriptor, "".join(lines))
+            self._file.append("".join(lines).encode())
 
     def close(self) -> None:
         """Close the file."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,6 +1,5 @@
 """The interface of a tracker's sink, and the rows it gets."""
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -65,18 +64,6 @@ def folder_for(folder: Path | None) -> Path:
     if folder is None:
         raise FileNotFoundError("there is no run folder to write to")
     return folder
-
-
-def append_to(path: Path) -> int:
-    """Open a file to append to; return its descriptor."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-
-
-def write_whole(descriptor: int, text: str) -> None:
-    """Write ``text`` completely; a full disk writes a part of it and raises."""
-    data = text.encode("utf-8", "backslashreplace")
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 class HeldRows:

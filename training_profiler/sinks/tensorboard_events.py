@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.safety.own_file import OwnFile
 from training_profiler.sinks.registry import TENSORBOARD
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
 from training_profiler.sinks.tensorboard_layout import Stack, categories
@@ -42,7 +43,7 @@ class TensorboardEvents(Sink):
         events.mkdir(exist_ok=True)
         self._protos, self._layouts = event_pb2, layout_pb2
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
-        self._records = RecordWriter((events / name).open("ab"))
+        self._records = RecordWriter(_Buffered(OwnFile(events / name)))
         self._write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
         self._records.flush()
 
@@ -89,3 +90,22 @@ class TensorboardEvents(Sink):
         value.tensor.dtype = DT_STRING
         value.tensor.string_val.append(layout.SerializeToString())
         self._write(event)
+
+
+class _Buffered:
+    """The file object that TensorBoard's writer of records wants."""
+
+    def __init__(self, file: OwnFile) -> None:
+        self._file = file
+        self._data = bytearray()
+
+    def write(self, data: bytes) -> None:
+        self._data += data
+
+    def flush(self) -> None:
+        data, self._data = bytes(self._data), bytearray()
+        self._file.append(data)
+
+    def close(self) -> None:
+        self.flush()
+        self._file.close()

@@ -55,7 +55,7 @@ class Trackers:
                 self._ended[-1].end()
             for name in names:
                 if name not in self._writers:
-                    self._writers[name] = TrackerThread(self._connected(name), self._guard, folder())
+                    self._writers[name] = TrackerThread(self._connected(name), self._guard, folder)
         finally:
             self._starting.release()
 

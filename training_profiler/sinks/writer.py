@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -20,9 +21,9 @@ NOTHING: Final = None  # wakes the thread without a row
 
 
 class TrackerThread:
-    """The queue and the thread of one sink."""
+    """The queue and the thread of one sink. ``folder`` is called on the thread, and may wait for a disk."""
 
-    def __init__(self, sink: Sink, guard: Guard, folder: Path | None) -> None:
+    def __init__(self, sink: Sink, guard: Guard, folder: Callable[[], Path | None]) -> None:
         self.sink = sink
         self.dropped = 0
         self.spared = 0  # frequent rows left out because they would cost too much
@@ -98,9 +99,9 @@ class TrackerThread:
             )
         return notes
 
-    def _run(self, thread: BackgroundThread, folder: Path | None) -> None:
+    def _run(self, thread: BackgroundThread, folder: Callable[[], Path | None]) -> None:
         # Each call has its own guard. After a failure, later rows are dropped here.
-        self._guard(self.part, lambda: self.sink.open(folder))
+        self._guard(self.part, lambda: self.sink.open(folder()))
         thread.measure_cpu()
         opened_ns = thread.cpu_ns
         while not (self._is_closing and self._rows.empty()):

@@ -1,16 +1,16 @@
 """The append-only journal of a rank: one JSON object per line, each written in one piece."""
 
 import json
-import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from training_profiler.aggregation.totals import Totals
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.safety.own_file import OwnFile
 from training_profiler.snapshot.snapshot import DeviceTimingStats, Health
 from training_profiler.storage.journal_codec import totals_to_data
 
@@ -59,6 +59,71 @@ class BufferedLines:
 JOURNAL_SCHEMA: Final = 1
 
 
+class Line(NamedTuple):
+    """A line of the journal, and its kind."""
+
+    kind: str
+    data: bytes
+
+
+class JournalLines:
+    """Makes the lines of a journal, in memory: any thread may do that."""
+
+    def __init__(self, names: SectionNames) -> None:
+        self._names = names
+
+    def interval(
+        self,
+        totals: Totals,
+        step_ns: Sequence[int],
+        health: Health,
+        loaders: Sequence[LoaderCounts],
+        open_sections: Sequence[str] = (),
+        device: DeviceTimingStats | None = None,
+        *,
+        is_pending: bool = False,
+    ) -> Line:
+        """Return the totals since the last interval; health, loaders and device cover the run so far.
+
+        Args:
+            is_pending: whether the next interval covers the same time again: its events may still be rewritten.
+        """
+        return line_of(
+            "pending" if is_pending else "interval",
+            **totals_to_data(totals, step_ns, self._names),
+            loaders=[_loader(counts) for counts in loaders],
+            open_sections=open_sections,
+            **({} if device is None else {"device": asdict(device)}),
+            **_health(health),
+        )
+
+    def epoch_begin(self, number: int) -> Line:
+        """Return the begin of an epoch, at the end of the last interval."""
+        return line_of("epoch_begin", number=number)
+
+    def epoch_end(self, batches: int | None, samples: int | None, is_complete: bool) -> Line:
+        """Return the end of the epoch, at the end of the last interval."""
+        return line_of("epoch_end", batches=batches, samples=samples, is_complete=is_complete)
+
+    def rank(self, summary: dict[str, Any]) -> Line:
+        """Return the summary that this rank sends to the others: sums of the run so far."""
+        return line_of("rank", **summary)
+
+    def lost(self, intervals: int) -> Line:
+        """Return how many intervals found no room while the disk did not respond."""
+        return line_of("lost", intervals=intervals)
+
+    def end(self, health: Health, ended_by: str | None) -> Line:
+        """Return how the run ended."""
+        return line_of("end", ended_by=ended_by, **_health(health))
+
+
+def line_of(kind: str, **values: Any) -> Line:
+    """Return a line of that kind."""
+    data = json.dumps({"kind": kind, **values}, separators=(",", ":"), allow_nan=False)
+    return Line(kind, f"{data}\n".encode())
+
+
 class Journal:
     """Writes the measurements of a run as they are made; written lines survive SIGKILL.
 
@@ -80,12 +145,12 @@ class Journal:
         warmup: int | None,
         identity: Mapping[str, Any] | None = None,
     ) -> None:
-        self._names = names
+        self._lines = JournalLines(names)
         self._begin = {"schema": JOURNAL_SCHEMA, "rank": rank, "begin_ns": begin_ns, "warmup": warmup}
-        self._descriptor: int | None = None
+        self._file: OwnFile | None = None
         self._buffer: BufferedLines | None = BufferedLines()
         if path is not None:
-            self.open_file(path, identity or {})
+            self.open_file(OwnFile(path), identity or {})
 
     @property
     def is_buffered(self) -> bool:
@@ -97,67 +162,60 @@ class Journal:
         """Whether it has no file yet, and intervals in memory."""
         return self._buffer is not None and self._buffer.has_intervals
 
-    def open_file(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """Open the file and write the lines kept in memory; later lines are written at once."""
+    @property
+    def reopened(self) -> int:
+        """How often the program had closed the file."""
+        return 0 if self._file is None else self._file.reopened
+
+    def open_file(self, file: OwnFile, identity: Mapping[str, Any]) -> None:
+        """Write the lines kept in memory to ``file``; later lines are written at once."""
         buffer, self._buffer = self._buffer, None
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._write(kind="begin", **{**self._begin, **identity})
+        self._file = file
+        self.append(line_of("begin", **{**self._begin, **identity}))
         if buffer is not None:
             if buffer.dropped:
-                self._write(kind="held", dropped=buffer.dropped)
-            self._append(buffer.drain())
+                self.append(line_of("held", dropped=buffer.dropped))
+            self._file.append(buffer.drain())
 
-    def write_interval(
-        self,
-        totals: Totals,
-        step_ns: Sequence[int],
-        health: Health,
-        loaders: Sequence[LoaderCounts],
-        open_sections: Sequence[str] = (),
-        device: DeviceTimingStats | None = None,
-    ) -> None:
-        """Append the totals since the last interval; health, loaders and device cover the run so far."""
-        self._write(
-            kind="interval",
-            **totals_to_data(totals, step_ns, self._names),
-            loaders=[_loader(counts) for counts in loaders],
-            open_sections=open_sections,
-            **({} if device is None else {"device": asdict(device)}),
-            **_health(health),
-        )
+    def moved(self, folder: Path) -> None:
+        """Go on in ``folder``: that of the file has this name now."""
+        if self._file is not None:
+            self._file.moved(folder / self._file.path.name)
+
+    def append(self, line: Line) -> None:
+        """Append a line in one piece."""
+        if self._buffer is not None:
+            self._buffer.add(*line)
+        elif self._file is not None:
+            self._file.append(line.data)
+
+    def write_interval(self, *of_interval: Any, **more: Any) -> None:
+        """Append ``JournalLines.interval``."""
+        self.append(self._lines.interval(*of_interval, **more))
 
     def write_epoch_begin(self, number: int) -> None:
-        """Append the begin of an epoch, at the end of the last interval."""
-        self._write(kind="epoch_begin", number=number)
+        """Append ``JournalLines.epoch_begin``."""
+        self.append(self._lines.epoch_begin(number))
 
     def write_epoch_end(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
-        """Append the end of the epoch, at the end of the last interval."""
-        self._write(kind="epoch_end", batches=batches, samples=samples, is_complete=is_complete)
+        """Append ``JournalLines.epoch_end``."""
+        self.append(self._lines.epoch_end(batches, samples, is_complete))
 
     def write_rank(self, summary: dict[str, Any]) -> None:
-        """Append the summary that this rank sends to the others: sums of the run so far."""
-        self._write(kind="rank", **summary)
+        """Append ``JournalLines.rank``."""
+        self.append(self._lines.rank(summary))
 
     def close(self, health: Health, ended_by: str | None) -> None:
         """Append how the run ended, and close the file."""
-        self._write(kind="end", ended_by=ended_by, **_health(health))
+        self.append(self._lines.end(health, ended_by))
+        self.discard()
+
+    def discard(self) -> None:
+        """Close the file as it is; later lines are dropped."""
         self._buffer = None
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def _write(self, **line: Any) -> None:
-        if self._descriptor is None and self._buffer is None:
-            return
-        data = (json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n").encode()
-        if self._buffer is not None:
-            self._buffer.add(line["kind"], data)
-        else:
-            self._append(data)
-
-    def _append(self, data: bytes) -> None:
-        while data and self._descriptor is not None:  # a full disk accepts a part first, then raises
-            data = data[os.write(self._descriptor, data) :]
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _loader(counts: LoaderCounts) -> list[Any]:

@@ -2,17 +2,20 @@
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.safety.own_file import OwnFile
 from training_profiler.settings import Settings
 from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.snapshot.snapshot import Health
-from training_profiler.storage.journal import Journal
+from training_profiler.storage.journal import Journal, Line
 from training_profiler.storage.journal_discovery import read_begin
 from training_profiler.storage.launch import this_launch
 from training_profiler.storage.run_folder import (
@@ -20,15 +23,16 @@ from training_profiler.storage.run_folder import (
     OWN_NAME,
     REPORT_DATA,
     REPORT_TEXT,
+    describe_git,
     describe_process,
-    describe_run,
     is_plain_name,
     journal_name,
     make_folder,
     make_run_folder,
     write_json,
+    write_text,
 )
-from training_profiler.storage.run_lookup import attempts_in, run_of_rank, runs_of
+from training_profiler.storage.run_lookup import attempts_in, program_in, read_meta, run_of_rank, runs_of
 from training_profiler.units import NS_PER_S
 
 # Search for the run folder on this disk while rank 0 has not sent its name: the interval doubles each time.
@@ -38,7 +42,7 @@ MOST_JOURNALS: Final = 100  # of one rank and attempt
 
 
 class RunFiles:
-    """Folder, meta.json, journal and final report of one run.
+    """Folder, meta.json, journal and final report of one run. Every method may wait for a disk, and for git.
 
     Rank 0 makes the folder, or continues in the folder of the previous attempt. Other ranks use the folder
     ``run_name``, which rank 0 sends; until they know it their journal keeps its lines in memory.
@@ -62,19 +66,48 @@ class RunFiles:
         self.folder: Path | None = None
         self.run_name: str | None = None
         self.attempts: tuple[AttemptStats, ...] = ()  # earlier attempts; only rank 0 knows them
+        self.program: str | None = None  # name of the script or module
         self._names = names
         self._begin_ns = begin_ns
         self._wall_ns = time.time_ns() - (time.perf_counter_ns() - begin_ns)
         self._clock = clock
         self._launch = this_launch(settings.launch)
         self._who = RankId(settings.rank, attempt=settings.launch.attempt)
+        self._begin_folder = _current_folder()  # the program may change its working directory
+        self._script = os.path.join(self._begin_folder, sys.argv[0] if sys.argv else "")
         self._parent: Path | None = None
         self._journal: Journal | None = None
+        self._made: list[Path] = []  # folder and files that this process has made
+        self._needs_meta = self._needs_git = False
         self._next_search_ns, self._search_every_ns = 0, FIRST_SEARCH_NS
 
     def reconfigure(self, settings: Settings) -> None:
-        """Continue with other settings."""
+        """Continue with other settings; the run's folder moves to another parent if it was made here."""
         self.settings = settings
+        parent = self._chosen_parent()
+        if self._parent is not None and parent != self._parent:
+            self._move(parent)
+
+    def _chosen_parent(self) -> Path:
+        return Path(self._begin_folder, self.settings.dir)
+
+    def _move(self, parent: Path) -> None:
+        before, self._parent = self.folder, parent
+        if before is None:
+            return
+        after = parent / before.name
+        if before not in self._made or after.exists():
+            self._parent = before.parent
+            return
+        parent.mkdir(parents=True, exist_ok=True)
+        before.rename(after)
+        with suppress(OSError):  # it holds other runs
+            if before.parent in self._made:
+                before.parent.rmdir()
+        self.folder = after
+        self._made = [after / path.relative_to(before) for path in self._made if path != before.parent]
+        if self._journal is not None:
+            self._journal.moved(after)
 
     def open(self, who: RankId, run_name: str | None = None) -> Journal:
         """Return the journal of rank ``who``; makes folder and files at the first call.
@@ -86,10 +119,11 @@ class RunFiles:
         self.run_name = run_name or self.run_name
         if self._journal is None:
             self._who = who
-            self._parent = Path(self.settings.dir).absolute()  # the program may change its working directory
+            self._parent = self._chosen_parent()
             self._journal = Journal(None, who.rank, self._names, self._begin_ns, self.settings.warmup)
             if who.rank == 0:
                 self._open_journal(self._journal, self._continue_run(self._parent) or self._begin(self._parent))
+                self._describe_run()
         if self._journal.is_buffered:
             self._who = who
             folder = self._announced_folder() or self._folder_on_disk()
@@ -101,8 +135,27 @@ class RunFiles:
         """Write the final report as text and as data, on rank 0."""
         self.open(self._who)
         if self.folder is not None and self._who.rank == 0:
-            (self.folder / REPORT_TEXT).write_text(text.lstrip("\n"), encoding="utf-8", errors="backslashreplace")
+            write_text(self.folder / REPORT_TEXT, text.lstrip("\n"))
             write_json(self.folder / REPORT_DATA, data)
+
+    def append(self, line: Line, who: RankId, run_name: str | None) -> None:
+        """Append a line to the journal of rank ``who``; see ``open``."""
+        self.open(who, run_name).append(line)
+        self._add_git()
+
+    def discard(self) -> None:
+        """Remove what this process has made: nothing was measured."""
+        if self._journal is not None:
+            self._journal.discard()
+        for path in reversed(self._made):
+            with suppress(OSError):  # a folder with files of others stays
+                path.rmdir() if path.is_dir() else path.unlink()
+        self._made, self.folder = [], None
+
+    def notes(self) -> list[str]:
+        """Return a sentence if the program has closed the journal."""
+        times = 0 if self._journal is None else self._journal.reopened
+        return [f"the program closed the journal's descriptor {times} times: it was opened again"] if times else []
 
     def close(self, health: Health, ended_by: str | None) -> None:
         """Append how the run ended, and close the journal; a rank that knows no folder makes its own."""
@@ -112,15 +165,40 @@ class RunFiles:
         journal = self.open(self._who)
         if journal.has_unsaved_intervals and self._parent is not None:
             folder = make_run_folder(self._parent, OWN_NAME.format(rank=self._who.rank))
-            write_json(folder / META, {**describe_process(self.settings), **self._identity()})
+            self._made.append(folder)
+            self._write_meta(folder, {**self._describe(), **self._identity()})
             self._open_journal(journal, folder)
+        self._add_git()
         journal.close(health, ended_by)
 
     def _begin(self, parent: Path) -> Path:
+        is_new = not parent.exists()
         folder = make_run_folder(parent)
-        attempts = [self._attempt()]
-        write_json(folder / META, {**describe_run(self.settings), **self._identity(), "attempts": attempts})
+        self._made += [*([parent] if is_new else []), folder]
+        self._needs_meta = True
         return folder
+
+    def _describe_run(self) -> None:
+        """Write meta.json, once the journal is there: a description takes far more calls, and the GIL for each."""
+        if self._needs_meta and self.folder is not None:
+            self._needs_meta, self._needs_git = False, True
+            meta = {**self._describe(), **self._identity(), "attempts": [self._attempt()]}
+            self._write_meta(self.folder, meta)
+
+    def _describe(self) -> dict[str, Any]:
+        about = {**describe_process(self.settings), "folder": self._begin_folder}
+        self.program = program_in(about["command"])
+        return about
+
+    def _write_meta(self, folder: Path, meta: dict[str, Any]) -> None:
+        write_json(folder / META, meta)
+        self._made.append(folder / META)
+
+    def _add_git(self) -> None:
+        """Add the commit to meta.json, once the first line is written: git may take seconds."""
+        if self._needs_git and self.folder is not None:
+            self._needs_git = False
+            write_json(self.folder / META, {**read_meta(self.folder), "git": describe_git(self._script)})
 
     def _continue_run(self, parent: Path) -> Path | None:
         """Return the folder of the earlier attempts; None if there were none, or it is not on this disk."""
@@ -135,6 +213,7 @@ class RunFiles:
                     path.replace(path.with_stem(f"{path.stem}-attempt{last.number}"))
             write_json(folder / META, {**meta, "attempts": [*meta["attempts"], self._attempt()]})
             self.attempts = attempts_in(folder, before=self._who.attempt)
+            self.program = program_in(meta.get("command"))
             return folder
         return None
 
@@ -159,25 +238,25 @@ class RunFiles:
 
     def _join_folder(self, journal: Journal, folder: Path) -> None:
         if make_folder(folder):  # rank 0 is on another machine
-            about = {**describe_process(self.settings), **self._identity(), "run": folder.name}
+            about = {**self._describe(), **self._identity(), "run": folder.name}
             write_json(folder / f"meta-rank{self._who.rank}.json", about)
         self._open_journal(journal, folder)
 
     def _open_journal(self, journal: Journal, folder: Path) -> None:
-        path = self._new_journal(folder)
+        file = self._new_journal(folder)
+        self._made.append(file.path)
         identity = {"run": folder.name, "pid": os.getpid(), "host": socket.gethostname(), "wall_ns": self._wall_ns}
-        journal.open_file(path, {**identity, "rank": self._who.rank, **self._identity()})
+        journal.open_file(file, {**identity, "rank": self._who.rank, **self._identity()})
         self.folder = folder
 
-    def _new_journal(self, folder: Path) -> Path:
+    def _new_journal(self, folder: Path) -> OwnFile:
         """Return a new file, never one that another process has written."""
         for number in range(1, MOST_JOURNALS):
             path = folder / journal_name(self._who.rank, self._who.attempt, number)
             try:
-                path.open("xb").close()
+                return OwnFile(path, is_new=True)
             except FileExistsError:
                 continue
-            return path
         raise FileExistsError(f"{folder} holds {MOST_JOURNALS - 1} journals of {self._who}")
 
     def _identity(self) -> dict[str, Any]:
@@ -192,3 +271,10 @@ class RunFiles:
             "pid": os.getpid(),
             "world_size": self._who.world_size,
         }
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return os.sep

@@ -186,13 +186,8 @@ def make_folder(folder: Path) -> bool:
     return True
 
 
-def describe_run(settings: Settings) -> dict[str, Any]:
-    """Return the content of meta.json: time, host, command line without secrets, versions, settings, git commit."""
-    return {**describe_process(settings), "git": _git()}
-
-
 def describe_process(settings: Settings) -> dict[str, Any]:
-    """Return the same without the git commit, which takes subprocesses."""
+    """Return the content of meta.json: time, host, command line without secrets, versions, settings."""
     return {
         "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
@@ -221,10 +216,11 @@ def _version(package: str) -> str | None:
         return getattr(module, "__version__", None)
 
 
-def _git() -> dict[str, Any] | None:
-    """Return commit and state of the script's work tree; None outside of one, or without git."""
-    script = Path(sys.argv[0] if sys.argv and sys.argv[0] else ".").absolute()
-    where = script.parent if script.is_file() else Path.cwd()
+def describe_git(script: str | Path) -> dict[str, Any] | None:
+    """Return commit and state of the work tree of ``script``, or of a folder; None outside of one, or without git."""
+    where = Path(script)
+    while not where.is_dir():  # the name of a script, of a module or of nothing, in its folder
+        where = where.parent
     # By its path: subprocess would search for it with warnings.catch_warnings, after which Python repeats warnings that
     # it has already shown.
     git = shutil.which("git")
@@ -250,6 +246,17 @@ def _git() -> dict[str, Any] | None:
 
 def write_json(path: Path, data: Any) -> None:
     """Write ``data`` to ``path`` atomically: a reader finds the old file or the new one."""
+    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` atomically; a link at ``path`` is replaced and not followed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     draft = path.with_name(path.name + ".part")
-    draft.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    draft.unlink(missing_ok=True)  # left over, or a link that another user made
+    with draft.open("x", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
     draft.replace(path)

@@ -4,6 +4,7 @@ import atexit
 import gc
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
@@ -168,7 +169,8 @@ class Captures:
 
     Args:
         run_as_overhead: runs work on the training thread and attributes its time to the profiler.
-        place: returns the output location. True creates a missing run folder.
+        place: returns the output location. True has a missing run folder made soon.
+        read_soon: does work that reads files, on another thread; returns False if there is no room for it.
         report: prints a line and keeps it for the report.
         source: sends sections and records the steps slowed by windows.
         plan: when windows open.
@@ -181,6 +183,7 @@ class Captures:
         guard: Guard,
         run_as_overhead: Callable[[Callable[[], None]], None],
         place: Callable[[bool], OutputLocation],
+        read_soon: Callable[[Callable[[], None]], bool],
         report: Callable[[str], None],
         source: SpanSource,
         names: Mapping[int, str],
@@ -189,13 +192,15 @@ class Captures:
     ) -> None:
         self._ask_flush = ask_flush
         self._clock, self._guard_part, self._run_as_overhead = clock, guard, run_as_overhead
-        self._place, self._report = place, report
+        self._place, self._read_soon, self._report = place, read_soon, report
         self._messages = CaptureMessages(report)
         self._recording = Recording(clock, source, names, self._on_main_thread, self._at_exit)
         self._step_times = RecentStepTimes()
         self._schedule = Schedule(plan, self._step_times)
         self.is_on = not self._schedule.is_idle  # whether ``step_ended`` must be called
         self._box = RequestBox(time.time_ns())
+        self._is_reading = False  # on another thread
+        self._found: deque[Request] = deque()
         self._has_open_window = False  # the run ended with a window that this thread could not end
         self._has_recorded = False
         self._opened = 0  # windows, without those ended for another profiler
@@ -236,16 +241,31 @@ class Captures:
         return self._schedule.plan
 
     def poll(self, now_ns: int) -> None:
-        """Check for a request once a second."""
+        """Accept a request that was found, and have another thread look for one once a second."""
+        if self._found:
+            self._guard(self._accept_found)
         if now_ns >= self._next_poll_ns:
             self._next_poll_ns = now_ns + POLL_NS
             self._guard(self._check_request)
 
     def _check_request(self) -> None:
-        place = self._place(False)
-        request = self._box.read_new(place.run_folder)
-        if request is not None and request.is_of(place.rank):
-            self._accept(request)
+        if not self._is_reading:
+            self._is_reading = True  # first: the other thread may be done at once
+            if not self._read_soon(self._look_for_request):
+                self._is_reading = False
+
+    def _look_for_request(self) -> None:
+        try:
+            place = self._place(False)
+            request = self._box.read_new(place.run_folder)
+            if request is not None and request.is_of(place.rank):
+                self._found.append(request)
+        finally:
+            self._is_reading = False
+
+    def _accept_found(self) -> None:
+        while self._found:
+            self._accept(self._found.popleft())
 
     def _accept(self, request: Request) -> None:
         if self._opened >= self._plan.windows:

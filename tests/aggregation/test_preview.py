@@ -1,0 +1,72 @@
+"""A preview adds events that may still be rewritten, and leaves the sums as they are."""
+
+import pytest
+
+from tests.support.recording import FakeRun
+
+
+@pytest.fixture
+def run():
+    run = FakeRun()
+    for _ in range(3):
+        run.step(forward_pass=1.0, backward_pass=2.0)
+    run.flush()
+    return run
+
+
+def preview_of(run):
+    """Return the totals that a preview adds, its step durations, and its open sections."""
+    preview = run.accumulator.preview()
+    preview.add(run.recorder.peek(), run.recorder.thread_id())
+    totals, step_ns = preview.pop_totals()
+    return totals, step_ns, preview.open_sections(run.recorder.thread_id())
+
+
+def test_a_preview_shows_what_is_held_back(run):
+    run.recorder.move_watermark(run.clock())
+    run.step(forward_pass=1.0)
+    with run.section("forward_pass"), run.section("attention"):
+        run.clock.advance(5.0)
+        totals, step_ns, inside = preview_of(run)
+    assert (totals.wall_ns, step_ns, inside) == (6 * 10**9, [10**9], ("forward_pass", "attention"))
+    assert totals.sections.self_ns.sum() == totals.wall_ns
+
+
+def test_the_sums_are_the_same_with_and_without_previews(run):
+    other = FakeRun()
+    for _ in range(3):
+        other.step(forward_pass=1.0, backward_pass=2.0)
+    other.flush()
+    for each, previews in ((run, True), (other, False)):
+        each.recorder.move_watermark(each.clock())
+        for _ in range(4):
+            each.step(forward_pass=1.0)
+            if previews:
+                preview_of(each)
+        with each.section("forward_pass"):
+            each.clock.advance(1.0)
+            if previews:
+                preview_of(each)
+        each.recorder.move_watermark(None)
+    assert run.snapshot() == other.snapshot()
+
+
+def test_a_preview_sends_no_spans(run):
+    run.accumulator.send_spans(lambda *spans: pytest.fail("only spans that stay are sent"))
+    run.accumulator.send_every_span(lambda *spans: pytest.fail("only spans that stay are sent"))
+    run.spend("forward_pass", 1.0)
+    preview_of(run)
+    run.accumulator.send_spans(None)
+    run.accumulator.send_every_span(None)
+
+
+def test_a_mark_that_was_drained_around_is_not_before_its_step(run):
+    before_ns = run.clock()
+    run.clock.advance(1.0)
+    run.drain()  # between the reading of the clock and the recording of the mark
+    run.recorder.marks.append((0, before_ns))
+    run.clock.advance(1.0)
+    totals = run.totals()
+    assert run.accumulator.steps == 4
+    assert totals.sections.self_ns.sum() == totals.wall_ns
+    assert min(run.accumulator.step_ns) >= 0

@@ -1,0 +1,62 @@
+"""Programs that close descriptors of others: their files hold what they wrote, and the run is whole."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.system.scripts import TIMEOUT_S, environment, report_command
+
+pytestmark = pytest.mark.chaos
+
+PROGRAMS = Path(__file__).parent / "programs"
+OF_PROGRAM = b"of the program\n" * 2
+
+
+def run(folder: Path, name: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run a program to its end."""
+    return subprocess.run(
+        [sys.executable, str(PROGRAMS / name), *words],
+        cwd=folder,
+        env=environment("1"),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def files_of_program(folder: Path) -> set[bytes]:
+    return {path.read_bytes() for path in folder.glob("theirs*")}
+
+
+@pytest.mark.parametrize("first", ["3", "0"])
+def test_files_of_a_program_that_closed_our_descriptors(tmp_path: Path, first: str) -> None:
+    done = run(tmp_path, "closed_descriptors.py", first)
+    assert done.returncode == 0, done.stderr
+    assert files_of_program(tmp_path) == {OF_PROGRAM}
+    (folder,) = (tmp_path / "runs").iterdir()
+    report = json.loads((folder / "report.json").read_text())
+    assert report["steps"] == 60
+    assert any("closed the journal's descriptor" in note for note in report["health"]["notes"])
+    rows = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert max(rows) == 60
+    assert "60," in (folder / "metrics.csv").read_text()
+    assert "Final Profiling Summary (60 steps)" in report_command(tmp_path, str(folder)).stdout
+
+
+@pytest.mark.parametrize(("when", "steps"), [("before", 30), ("after", None)])
+def test_daemons(tmp_path: Path, when: str, steps: int | None) -> None:
+    done = run(tmp_path, "daemon.py", when)
+    assert done.returncode == 0
+    until_s = time.monotonic() + TIMEOUT_S
+    while not (tmp_path / "done").exists():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    assert files_of_program(tmp_path) == {OF_PROGRAM}
+    if steps is not None:  # a child of a process that began a run is silent
+        (folder,) = (tmp_path / "runs").iterdir()
+        assert json.loads((folder / "report.json").read_text())["steps"] == steps

@@ -1,0 +1,63 @@
+"""A disk that stops responding holds no step, and the end of the program only for a bounded time."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.system.scripts import TIMEOUT_S, environment, report_command
+
+pytestmark = pytest.mark.chaos
+
+PROGRAM = Path(__file__).parent / "programs" / "frozen_disk.py"
+FOR_EVER_S = 3600
+STEPS = 60
+
+
+class Ended(NamedTuple):
+    """How the program ended."""
+
+    done: "subprocess.CompletedProcess[str]"
+    result: dict[str, Any]
+    took_s: float
+
+
+def train(folder: Path, freeze_at: str, frozen_s: float, *more: str) -> Ended:
+    """Run the program to its end."""
+    result = folder / "result.json"
+    begin_s = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), freeze_at, str(frozen_s), str(STEPS), str(result), *more],
+        cwd=folder,
+        env=environment("1", RECTIFIED_FLOW_PROFILE_SAMPLE_HZ="0"),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return Ended(done, json.loads(result.read_text()), time.monotonic() - begin_s)
+
+
+@pytest.mark.parametrize("freeze_at", ["start", "21"])
+def test_steps_go_on_while_the_disk_is_frozen(tmp_path: Path, freeze_at: str) -> None:
+    ended = train(tmp_path, freeze_at, FOR_EVER_S)
+    assert ended.result["while_frozen"] == STEPS - (0 if freeze_at == "start" else 20)
+    assert "MainThread" not in ended.result["waited_on"]
+    assert ended.result["waited_on"]  # or nothing was frozen
+    assert f"Final Profiling Summary ({STEPS} steps)" in ended.done.stdout
+    assert "the disk did not respond" in ended.done.stdout
+    assert ended.took_s < FOR_EVER_S / 10
+
+
+def test_a_disk_that_comes_back_gets_everything(tmp_path: Path) -> None:
+    train(tmp_path, "21", 1.0, "wait for the disk")
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "report.json").read_text())["steps"] == STEPS
+    assert f"({STEPS} steps)" in report_command(tmp_path, str(folder)).stdout
+    kinds = [json.loads(line)["kind"] for line in (folder / "rank0.jsonl").read_text().splitlines()]
+    assert (kinds[-1], kinds.count("lost")) == ("end", 0)

@@ -1,0 +1,112 @@
+"""A thread beside the training flushes by time, also in the middle of a section, and names the open sections."""
+
+import json
+import threading
+
+import pytest
+
+from tests.support.recording import FakeRun
+from training_profiler.runtime.session import FIRST_FLUSH_S
+from training_profiler.runtime.wiring import RunContext, build_session
+from training_profiler.settings import Settings
+from training_profiler.storage.run_reader import read_run
+
+FLUSH_S = 10.0
+
+
+class Training:
+    """A session on a fake clock, with a thread beside it that flushes when the test says so."""
+
+    def __init__(self, folder):
+        self.run = FakeRun()
+        settings = Settings(dir=str(folder), flush_s=FLUSH_S, sample_hz=0, monitor_s=0.0)
+        self.session = build_session(settings, RunContext(self.run.recorder, 0.0, self.run.clock(), opens_files=True))
+        self.session.start()
+        self.outputs = self.session._pipeline._outputs
+
+    def flush_beside(self):
+        """Let the thread look at the time; return in how many seconds it wants to look again."""
+        due_s = []
+        thread = threading.Thread(target=lambda: due_s.append(self.session.flush_beside()))
+        thread.start()
+        thread.join()
+        self.outputs.settle()
+        return due_s[0]
+
+    def flushes(self):
+        """Return the open sections of each flush."""
+        self.outputs.settle()
+        path = next(self.outputs._files.folder.glob("rank0.jsonl"))
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        return [tuple(record["open_sections"]) for record in records if record["kind"] == "interval"]
+
+
+@pytest.fixture
+def training(tmp_path, capsys):
+    training = Training(tmp_path)
+    yield training
+    training.session.close()
+
+
+def test_the_folder_is_there_from_the_start(training):
+    training.outputs.settle()
+    assert sorted(path.name for path in training.outputs._files.folder.iterdir()) == ["meta.json", "rank0.jsonl"]
+
+
+def test_a_long_section_is_flushed_and_named(training):
+    section = training.run.section
+    with section("forward_pass"), section("attention"):
+        assert 0 < training.flush_beside() <= FIRST_FLUSH_S
+        assert training.flushes() == []
+        training.run.clock.advance(2 * FIRST_FLUSH_S)
+        training.flush_beside()
+        assert training.flushes() == [("forward_pass", "attention")]
+        snapshot = read_run(training.outputs._files.folder)
+        assert snapshot.open_sections == ("forward_pass", "attention")
+        assert snapshot.wall_s == pytest.approx(2 * FIRST_FLUSH_S)
+
+
+def test_flushes_become_rarer_until_they_are_flush_s_apart(training):
+    at_s, flushed_s = 0.0, []
+    while at_s < 60:
+        before = len(training.flushes())
+        training.flush_beside()
+        if len(training.flushes()) > before:
+            flushed_s.append(at_s)
+        training.run.clock.advance(0.05)
+        at_s += 0.05
+    gaps_s = [after - before for before, after in zip([0.0, *flushed_s], flushed_s, strict=False)]
+    assert max(gaps_s) <= FLUSH_S
+    assert gaps_s[0] < 0.2
+    assert len(flushed_s) < 15
+    assert min(gaps_s[-3:]) > FLUSH_S / 2
+
+
+def test_nothing_is_flushed_while_the_training_thread_drains(training):
+    training.run.clock.advance(1.0)
+    with training.session._busy:
+        assert training.flush_beside() > 0
+        assert training.flushes() == []
+    training.flush_beside()
+    assert len(training.flushes()) == 1
+
+
+def test_steps_are_counted_once(training, tmp_path):
+    for _ in range(7):
+        with training.run.section("forward_pass"):
+            training.run.clock.advance(0.5)
+            training.flush_beside()
+        training.session.step()
+        training.flush_beside()
+    training.session.close()
+    snapshot = read_run(training.outputs._files.folder)
+    assert (snapshot.steps, snapshot.sections["forward_pass"].count) == (7, 7)
+    assert snapshot.sections["forward_pass"].total_s == pytest.approx(3.5)
+
+
+def test_an_ended_session_is_not_flushed(training):
+    training.session.close()
+    before = training.flushes()
+    training.run.clock.advance(100.0)
+    assert training.flush_beside() > 0
+    assert training.flushes() == before

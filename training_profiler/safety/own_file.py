@@ -1,0 +1,91 @@
+"""A file of ours that stays open, in a process whose program may close our descriptor and get its number."""
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+FLAGS: Final = (
+    os.O_WRONLY
+    | os.O_APPEND
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_NOFOLLOW", 0)  # a link in place of our file leads to a file of another user
+    | getattr(os, "O_NONBLOCK", 0)  # a FIFO in place of our file would wait for a reader
+)
+
+
+class NotOursError(OSError):
+    """The file that was opened is gone: its descriptor, or its path, stands for another one."""
+
+
+class OwnFile:
+    """Appends to a regular file, and only while the descriptor stands for it.
+
+    Programs that become daemons close all descriptors, and their next files get the numbers. So the identity of the
+    file is compared before each write. If the number stands for another file, it is left alone, and the path is
+    opened again.
+
+    Args:
+        path: of the file.
+        is_new: whether the file must not exist yet.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+
+    def __init__(self, path: Path, is_new: bool = False) -> None:
+        self.path = path
+        self.reopened = 0  # how often the program had closed the descriptor
+        self._descriptor: int | None = os.open(path, FLAGS | os.O_CREAT | (os.O_EXCL if is_new else 0), 0o666)
+        status = os.fstat(self._descriptor)
+        self._identity = status.st_dev, status.st_ino
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            raise NotOursError(f"{path} is not a regular file")
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes."""
+        return os.fstat(self._checked()).st_size
+
+    def append(self, data: bytes) -> None:
+        """Append ``data``; a full disk takes a part of it first, then raises.
+
+        Raises:
+            OSError: the file cannot be written, or has been replaced by another.
+        """
+        while data:
+            data = data[os.write(self._checked(), data) :]
+
+    def moved(self, path: Path) -> None:
+        """Look for the file at ``path`` from now on: its folder has another name."""
+        self.path = path
+
+    def close(self) -> None:
+        """Close the descriptor, unless its number stands for another file by now."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None and self._is_ours(descriptor):
+            os.close(descriptor)
+
+    def _checked(self) -> int:
+        if self._descriptor is None:
+            raise NotOursError(f"{self.path} is closed")
+        if not self._is_ours(self._descriptor):
+            self._descriptor = None  # not closed: it is the program's
+            self._descriptor = self._open_again()
+            self.reopened += 1
+        return self._descriptor
+
+    def _open_again(self) -> int:
+        descriptor = os.open(self.path, FLAGS)
+        if not self._is_ours(descriptor):
+            os.close(descriptor)
+            raise NotOursError(f"{self.path} is no longer the file that was opened")
+        return descriptor
+
+    def _is_ours(self, descriptor: int) -> bool:
+        with suppress(OSError):  # EBADF: the program has closed it
+            status = os.fstat(descriptor)
+            return (status.st_dev, status.st_ino) == self._identity
+        return False

@@ -19,8 +19,8 @@ def test_open_sections_come_outermost_first_with_time_of_the_last(recorder, cloc
 def test_sections_open_at_the_last_drain_count_until_exit(recorder):
     with recorder.section("forward_pass"):
         recorder.drain()
-        assert inside(recorder, ("forward_pass",)) == (("forward_pass",), None)
-    assert inside(recorder, ("forward_pass",)) == ((), None)
+        assert inside(recorder, (("forward_pass", 700),)) == (("forward_pass",), 700)
+    assert inside(recorder, (("forward_pass", 700),)) == ((), None)
 
 
 def test_inferred_sections_inside_manual_ones_are_left_out(recorder):

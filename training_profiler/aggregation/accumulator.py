@@ -84,9 +84,14 @@ class Accumulator:
 
     def open_sections(self, training_thread: int) -> tuple[str, ...]:
         """Return the names of the training thread's open sections, outermost first."""
+        return tuple(name for name, _ in self.open_spans(training_thread))
+
+    def open_spans(self, training_thread: int) -> list[tuple[str, int]]:
+        """Return the same with the time at which each was entered."""
         still_open = self._open.get(training_thread, no_events())
         names = [self._names.names[code & SECTION_MASK] for code in still_open.codes.tolist()]
-        return tuple(name for name in names if name != PROFILER)
+        spans = zip(names, still_open.times_ns.tolist(), strict=True)
+        return [(name, at_ns) for name, at_ns in spans if name != PROFILER]
 
     def pop_totals(self) -> tuple[Totals, list[int]]:
         """Return the totals and the durations of their steps in ns, and start new totals at the same time."""

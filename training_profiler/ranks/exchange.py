@@ -1,6 +1,7 @@
 """Publishes the summary of this rank, and computes the statistics of all ranks."""
 
 import json
+import threading
 import time
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -69,6 +70,7 @@ class RankExchange:
         self._summary_builder = RankSummaryBuilder(names)
         self._begin_ns = wall_clock() - (0 if begin_ns is None else clock() - begin_ns)
         self._next_publish_ns = 0
+        self._starting = threading.Lock()
         self._ending: dict[str, Any] = {}
         self._final: AllRanksStats | None = None  # of the run, once it is over
         self._now: dict[int, RankSummary] = {}  # the summary of each rank when stats were last computed,
@@ -83,7 +85,11 @@ class RankExchange:
 
     def start(self) -> None:
         """Start the channel's thread if there are other ranks; does nothing the second time."""
-        self._guard(PART, self._channel.start)
+        if self._starting.acquire(blocking=False):  # else the thread that flushes by time is at it
+            try:
+                self._guard(PART, self._channel.start)
+            finally:
+                self._starting.release()
 
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings."""

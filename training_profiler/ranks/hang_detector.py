@@ -52,8 +52,9 @@ class HangDetector:
     def heartbeat(self) -> Heartbeat:
         """Return how many steps have ended, and where the training thread is."""
         thread = self._training_thread()
-        before = self._accumulator.open_sections(thread)
-        inside, since_s = before, None
+        before = self._accumulator.open_spans(thread)
+        inside: tuple[str, ...] = tuple(name for name, _ in before)
+        since_s = None
         for buffer in list(self._recorder.buffers):
             if buffer.thread_id == thread:
                 inside, since_ns = open_sections(buffer, self._recorder.names.names, before)

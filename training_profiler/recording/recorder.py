@@ -22,7 +22,7 @@ from training_profiler.recording.section_names import SectionNames
 
 
 def open_sections(
-    buffer: ThreadBuffer, names: Mapping[int, str], before: Sequence[str] = ()
+    buffer: ThreadBuffer, names: Mapping[int, str], before: Sequence[tuple[str, int]] = ()
 ) -> tuple[tuple[str, ...], int | None]:
     """Return the open sections of a thread, outermost first, and when it entered the last of them.
 
@@ -32,10 +32,10 @@ def open_sections(
     Args:
         buffer: of the thread.
         names: of sections, by their id.
-        before: the sections that were open at the last drain.
+        before: the sections that were open at the last drain, and when they were entered.
     """
     events = buffer.events[:]
-    stack: list[tuple[str, int | None, bool]] = [(name, None, False) for name in before]
+    stack: list[tuple[str, int | None, bool]] = [(name, at_ns, False) for name, at_ns in before]
     for at_ns, code in zip(events[::2], events[1::2], strict=False):
         if is_loader(code):
             continue

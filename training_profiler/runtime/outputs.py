@@ -156,9 +156,9 @@ class Outputs:
             self.open_journal()
         return OutputLocation(self.run_folder, self._rank.who.rank, self._rank.who.attempt)
 
-    def settle(self) -> bool:
-        """Wait until everything handed over is written, at most a moment without progress; return whether it is."""
-        return self._thread.wait(DISK_S)
+    def settle(self, patience_s: float = DISK_S) -> bool:
+        """Wait until everything handed over is written, at most so long without progress; return whether it is."""
+        return self._thread.wait(patience_s)
 
     def periodic(self, snapshot: Snapshot) -> None:
         """Report on an interval. Called on the primary rank."""

@@ -248,9 +248,9 @@ class Pipeline:
         inside = self._open_sections()
         self._publish(self._exchange.final_summary(self._sums.run, inside=inside, ended_by=ended_by))
 
-    def settle(self) -> None:
-        """Wait a moment until everything is written."""
-        self._outputs.settle()
+    def settle(self, patience_s: float) -> None:
+        """Wait until everything is written, at most ``patience_s`` without progress."""
+        self._outputs.settle(patience_s)
 
     def before_fork(self) -> None:
         """Prepare for a fork of the process."""

@@ -22,9 +22,10 @@ OVERFULL: Final = 4 * FLUSH_AT_MOST  # integers in a thread's buffer
 POLL_NS: Final = NS_PER_S // 50  # shortest time between two checks for a due flush
 PATIENCE_S: Final = 1.0  # for another thread's drain, which takes milliseconds
 WAIT_FOR_DRAIN_S: Final = 5.0  # at the end, for another thread's drain
-FIRST_FLUSH_S: Final = 0.1  # after the begin; each later one after twice the time, until they are ``flush_s`` apart
+FIRST_FLUSH_S: Final = 0.02  # after the begin; each later one after twice the time, until they are ``flush_s`` apart
 SLACK: Final = 0.25  # of ``flush_s``, at most SLACK_S: a flush must be on the disk in time
 SLACK_S: Final = 1.0
+WAIT_FOR_DISK_S: Final = 0.2  # in a snapshot, which a training asks for itself; once, if the disk does not respond
 SOON_S: Final = 0.01  # until a flush is tried again while another thread drains
 IDLE_S: Final = 1.0  # between two looks of the thread that flushes where nothing is due
 
@@ -164,9 +165,16 @@ class Session:
 
     def snapshot(self) -> Snapshot:
         """Return the figures of the run so far."""
-        self._exclusively(self._flush, PATIENCE_S)
-        self._pipeline.settle()
-        return self._pipeline.stats()
+        self._pipeline.settle(WAIT_FOR_DISK_S)  # for the name of the run folder
+        stats: list[Snapshot] = []
+
+        def work() -> None:
+            self._flush()
+            stats.append(self._pipeline.stats())
+
+        self._exclusively(work, PATIENCE_S)
+        self._pipeline.settle(WAIT_FOR_DISK_S)  # a program may end itself right afterwards
+        return stats[0] if stats else self._pipeline.stats()
 
     def close(self, ended_by: str | None = None) -> bool:
         """Print the final summary and close the run folder, once.

@@ -19,6 +19,7 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
 from training_profiler.errors import BenchmarkError
+from training_profiler.text import encodable, printable_lines
 
 OURS = str(Path(__file__).resolve().parents[1])
 STDOUT = "-"
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         _write(arguments.json, json.dumps(data, indent=1, allow_nan=False) + "\n")
     if not is_data_alone:
-        sys.stdout.write(text)
+        sys.stdout.write(encodable(printable_lines(text), sys.stdout.encoding))
     sys.stdout.flush()
     return 0
 

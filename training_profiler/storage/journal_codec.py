@@ -33,6 +33,8 @@ _DEVICE: Final = re.compile(r"gpu(\d{1,4})\.(name|total_bytes)", re.ASCII)
 _FACTS: Final = ("cores", "allowed_cores", "host_cores", "local_ranks", "ram_limit_bytes", "ram_host_total_bytes")
 _LEAST_WEIGHT: Final = 1e-9
 
+# A batch may be recorded later than one that arrived after it, so the time between two can be below 0.
+Cell = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 Bin = Annotated[int, Meta(ge=0, lt=BIN_COUNT)]
 Samples = Annotated[int, Meta(ge=1, le=2**53)]
 Squares = Annotated[float, Meta(ge=0, le=1e60)]
@@ -94,7 +96,7 @@ class IntervalRecord(Struct, kw_only=True):
     lines: dict[str, list[LineRow]] = {}  # section -> rows of samples and location
     step_lines: list[LineRow] = []
     loop_begin_ns: Moment | None = None
-    by_loader: list[list[Count]] = []  # loader id, then its table row by row
+    by_loader: list[list[Cell]] = []  # loader id, then its table row by row
     first_fetch_ns: Count | None
     machine: MachineRecord | None = None
     batches: Count | None = None
@@ -266,7 +268,7 @@ def largest_sum(record: IntervalRecord) -> int:
         + early
         + rows
         + sum(count for _, _, count in record.parents)
-        + sum(map(sum, record.by_loader))
+        + sum(abs(cell) for row in record.by_loader for cell in row)
         + sum(value or 0 for value in (record.batches, record.samples, record.dropped, record.unended))
         + (record.late_exchange_ns or 0)
     )

@@ -64,6 +64,13 @@ def test_program_sees_what_it_sees_without_us_except_for_the_table(cwd: Path, al
     assert documented() - set(changed) == set()
 
 
+def test_sections_change_less_than_run(cwd: Path) -> None:
+    before = views(cwd, VIEW_SECTIONS="1")
+    changed = differences(before, views(cwd, VIEW_SECTIONS="1", **{SWITCH: "1"}))
+    assert set(changed) == documented() - {name for name in documented() if "torch" in name or "optimizers" in name}
+    assert set(changed["os.environ"][2]) - set(changed["os.environ"][1]) == {SWITCH}
+
+
 def test_losses_and_random_numbers_are_the_same(cwd: Path, alone: dict[str, dict[str, Any]]) -> None:
     training = views(cwd, "-m", "training_profiler", "run")["in the training"]
     for name in ("losses", "random", "default generator", "attributes of the model", "sys.getswitchinterval()"):

@@ -55,6 +55,17 @@ def test_printed_traceback_has_no_frames_of_ours(instrumented, model, what):
     assert not [name for name in names if name.startswith("training_profiler")]
 
 
+@pytest.mark.parametrize("what", FAILURES)
+def test_program_finds_no_frames_of_ours(instrumented, model, what):
+    instrumented.context.current_detector()
+    try:
+        FAILURES[what](model)
+    except Exception:
+        shown = traceback.format_exc()
+    assert "training_profiler/instrumentation" not in shown
+    assert "frozen importlib" not in shown
+
+
 def names_shown(error):
     """Return the modules of the frames printed for an uncaught exception."""
     patches = Patches()

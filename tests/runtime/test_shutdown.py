@@ -1,3 +1,4 @@
+import faulthandler
 import os
 import signal
 import threading
@@ -37,8 +38,56 @@ def test_remove_closes_pipe_and_thread_of_the_hang_check(shutdown):
     assert wakeup_descriptor() == -1
 
 
-def test_a_run_of_one_rank_has_neither_thread_nor_descriptor(shutdown):
+def test_descriptors_are_far_from_those_of_the_program(shutdown):
+    shutdown.end_where_stuck()
+    assert wakeup_descriptor() >= shutdown_module.LOWEST_DESCRIPTOR
+    assert all(descriptor >= shutdown_module.LOWEST_DESCRIPTOR for descriptor in shutdown._pipe)
+
+
+def test_low_limit_of_descriptors_leaves_the_handler_alone(shutdown, monkeypatch):
+    monkeypatch.setattr(shutdown_module, "LOWEST_DESCRIPTOR", 10**9)
+    shutdown.end_where_stuck()
     assert (watchers(), wakeup_descriptor()) == ([], -1)
+
+
+def test_wakeup_descriptor_rests_during_a_fork(shutdown):
+    shutdown.end_where_stuck()
+    shutdown._pause()
+    assert wakeup_descriptor() == -1
+    shutdown._resume()
+    assert wakeup_descriptor() == shutdown._pipe[1]
+
+
+def test_wakeup_descriptor_of_the_program_does_not_rest_during_a_fork(shutdown):
+    shutdown.end_where_stuck()
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    signal.set_wakeup_fd(writes)
+    try:
+        shutdown._pause()
+        assert wakeup_descriptor() == writes
+        shutdown._resume()
+        assert wakeup_descriptor() == writes
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(reads)
+        os.close(writes)
+
+
+def test_handler_in_c_is_not_replaced():
+    faulthandler.register(signal.SIGTERM)
+    try:
+        assert not shutdown_module._has_default_action(signal.SIGTERM)
+    finally:
+        faulthandler.unregister(signal.SIGTERM)
+    assert shutdown_module._has_default_action(signal.SIGTERM)
+
+
+def test_ctrl_c_at_the_end_is_silent():
+    def interrupted(ended_by):
+        raise KeyboardInterrupt
+
+    Shutdown(interrupted)._at_exit()
 
 
 def test_wakeup_descriptor_of_another_library_stays(shutdown):

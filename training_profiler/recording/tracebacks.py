@@ -1,12 +1,16 @@
 """Tracebacks of the program's exceptions without our frames."""
 
 import os
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
 from training_profiler.recording.foreign_errors import OURS
 
 PACKAGE: Final = __name__.partition(".")[0]
+# Not by attribute: an exception may be a frozen dataclass, or have attributes of its own kind.
+_traceback_of: Final[Callable[[BaseException], TracebackType | None]] = vars(BaseException)["__traceback__"].__get__
+_set_traceback: Final = BaseException.with_traceback
 
 
 def hide_our_frames(error: BaseException) -> None:
@@ -14,10 +18,15 @@ def hide_our_frames(error: BaseException) -> None:
 
     A bare ``raise`` adds no frame, so the program finds a traceback in which we do not occur.
     """
-    traceback = error.__traceback__
+    traceback = _traceback_of(error)
     while traceback is not None and is_ours(traceback):
         traceback = traceback.tb_next
-    error.__traceback__ = traceback
+    _set_traceback(error, traceback)
+
+
+def hide_all_our_frames(error: BaseException) -> None:
+    """Remove our frames from the traceback of ``error``, wherever they are."""
+    _set_traceback(error, without_our_frames(_traceback_of(error)))
 
 
 def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
@@ -36,5 +45,7 @@ def is_ours(traceback: TracebackType) -> bool:
     """Return whether the outermost frame of ``traceback`` is one of ours."""
     frame = traceback.tb_frame
     # The file of a frame is not always its own: warnings do not count the files of some.
-    module = str(frame.f_globals.get("__name__", ""))
-    return module.startswith(f"{PACKAGE}.") or frame.f_code.co_filename.startswith(OURS + os.sep)
+    module = frame.f_globals.get("__name__")
+    return (isinstance(module, str) and module.startswith(f"{PACKAGE}.")) or frame.f_code.co_filename.startswith(
+        OURS + os.sep
+    )

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches
-from training_profiler.recording.tracebacks import without_our_frames
+from training_profiler.recording.tracebacks import hide_all_our_frames
 
 MAX_CHAIN: Final = 100  # causes and contexts of an exception
 
@@ -26,7 +26,7 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
             for _ in range(MAX_CHAIN):
                 if cause is None:
                     break
-                cause.__traceback__ = without_our_frames(cause.__traceback__)
+                hide_all_our_frames(cause)
                 cause = cause.__context__ if cause.__cause__ is None else cause.__cause__  # not `or`: may be false
             original(kind, error, error.__traceback__)
 

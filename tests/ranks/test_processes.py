@@ -35,7 +35,9 @@ def test_a_stopped_and_an_ended_process_cannot_answer():
 
 
 @pytest.mark.parametrize(
-    "process", ["", "1", "x@y", f"{os.getpid()}@another machine", "99999999999999@x", "1@" + "x" * 999]
+    "process",
+    ["", "1", "x@y", f"{os.getpid()}@another machine", "99999999999999@x", "1@" + "x" * 999],
+    ids=["nothing", "a number", "a word", "another machine", "no such process", "a long name"],
 )
 def test_nothing_is_known_of_processes_elsewhere(process):
     assert not cannot_answer(process)

@@ -20,7 +20,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -214,14 +214,20 @@ class Failure:
     why: str
 
 
-def run_cases(name: str, seed: int, cases: range, folder: Path) -> Iterator[Failure]:
-    """Read the cases in this process; yield those that fail."""
+def damaged(name: str, seed: int, cases: range) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and the content of damaged files."""
     kind = KINDS[name]
     seeds = kind.seeds()
-    signal.signal(signal.SIGVTALRM, _too_long)
     for case in cases:
         random = Random(f"{name}:{seed}:{case}")
-        data = kind.pack(mutated(random.choice(seeds), random, seeds, kind.lines))
+        yield case, kind.pack(mutated(random.choice(seeds), random, seeds, kind.lines))
+
+
+def run_cases(name: str, files: Iterable[tuple[int, bytes]], folder: Path) -> Iterator[Failure]:
+    """Read files in this process; yield those that fail."""
+    kind = KINDS[name]
+    signal.signal(signal.SIGVTALRM, _too_long)
+    for case, data in files:
         with tempfile.TemporaryDirectory(dir=folder) as own:
             signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S)
             try:
@@ -242,11 +248,12 @@ def fuzz(name: str, seed: int, cases: int, first: int = 0) -> list[Failure]:
     with tempfile.TemporaryDirectory() as folder:
         for begin in range(first, first + cases, A_CHILD):
             some = range(begin, min(begin + A_CHILD, first + cases))
-            failures += _in_process(name, seed, some, Path(folder))
+            failures += in_process(name, damaged(name, seed, some), Path(folder))
     return failures
 
 
-def _in_process(name: str, seed: int, cases: range, folder: Path) -> list[Failure]:
+def in_process(name: str, files: Iterable[tuple[int, bytes]], folder: Path) -> list[Failure]:
+    """Read files in a process with little memory; return those that fail."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -254,7 +261,7 @@ def _in_process(name: str, seed: int, cases: range, folder: Path) -> list[Failur
             os.close(reading)
             _limit_memory()
             with os.fdopen(writing, "w", encoding="utf-8") as results:
-                for failure in run_cases(name, seed, cases, folder):
+                for failure in run_cases(name, files, folder):
                     print(failure.case, failure.why.encode("unicode_escape").decode(), file=results, flush=True)
             os._exit(0)
         except BaseException:
@@ -267,7 +274,7 @@ def _in_process(name: str, seed: int, cases: range, folder: Path) -> list[Failur
     failures = [Failure(name, int(case), why) for case, _, why in rows]
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status:
-        failures.append(Failure(name, cases.start, f"the process of cases {cases} ended with {status}"))
+        failures.append(Failure(name, -1, f"the process ended with {status}"))
     return failures
 
 

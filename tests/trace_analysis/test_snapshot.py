@@ -200,3 +200,25 @@ def test_missing_or_too_large_file_is_an_error(tmp_path):
 
 def test_no_device_without_reserved_memory(tmp_path):
     assert devices_of(read_snapshot(write(tmp_path, traces=[[], []]))) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x05\x96\xff\x00\x00\x00\x00\x00\x00\x00ab",  # a bytearray that is cut off
+        b"\x80\x05]r\xff\xff\xff\x7f.",  # place 2**31 of the memo, which would take 34 GB
+        b"\x80\x05\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",  # 2**63 bytes
+        b"(" * 1_000_000 + b"t" * 1_000_000 + b".",
+        pickle.dumps({"segments": [segment(*[block(1)] * 3_000)] * 3_000, "device_traces": []}),
+        pickle.dumps({"segments": [], "device_traces": [[entry("alloc", 1, 1)] * 3_000] * 3_000}),
+        pickle.dumps({"segments": [segment(block(2**70))]}),
+        pickle.dumps({"segments": [], "device_traces": [[entry("alloc", 1, 1, time_us=10**5000)]]}),
+    ],
+)
+def test_a_hostile_pickle_is_refused_in_one_line(tmp_path, capsys, data):
+    path = tmp_path / "dump.pickle"
+    path.write_bytes(data)
+    with pytest.raises(TraceError) as caught:
+        memory_snapshot(path)
+    assert str(caught.value).isprintable()
+    assert capsys.readouterr() == ("", "")

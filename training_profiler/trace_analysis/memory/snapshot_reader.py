@@ -3,7 +3,7 @@
 import io
 import pickle
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
@@ -79,7 +79,8 @@ def read_snapshot(path: Path, most_bytes: int = MOST_BYTES) -> RawSnapshot:
     except OSError as error:
         raise TraceError(f"{path} cannot be read ({error.strerror})") from None
     try:
-        with _limited_memory(FREE_MEMORY + MEMORY_FACTOR * len(data)):
+        # Python itself prints a line of its own if the pickle ends within a bytearray.
+        with _limited_memory(FREE_MEMORY + MEMORY_FACTOR * len(data)), redirect_stderr(io.StringIO()):
             decoded = _OnlyData(io.BytesIO(data)).load()
     except _NotDataError as error:
         raise TraceError(f"{path} is not a memory snapshot: it would run {error}, which is refused; {HOW}") from None

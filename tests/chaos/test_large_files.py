@@ -1,0 +1,105 @@
+"""Files of a few MB that are slow or large for a careless reader: 10 s of processor time and 500 MB are enough."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fuzz import JOURNALS, in_process
+from tests.support.traces import Trace
+
+pytestmark = pytest.mark.chaos
+LINES = [json.loads(line) for line in (JOURNALS / "rank0.jsonl").read_bytes().splitlines()]
+BEGIN = LINES[0]
+SECTION = next(line["sections"]["forward_pass"] for line in LINES if "forward_pass" in line.get("sections", ()))
+EMPTY = {
+    "kind": "interval", "begin_ns": 10**6, "end_ns": 10**6, "first_step": 0, "step_ns": [], "sections": {},
+    "parents": [], "coupling": [0, 0, 0], "first_fetch_ns": None, "dropped": 0, "unended": 0, "loaders": [],
+    "open_sections": [],
+}  # fmt: skip
+EPOCH = [{"kind": "epoch_begin", "number": 1}, {"kind": "epoch_end", "batches": 1, "samples": 1, "is_complete": True}]
+FEW = {"count": 1, "self_ns": 5}
+
+
+def journal(*lines: dict[str, Any]) -> bytes:
+    return b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in (BEGIN, *lines))
+
+
+def many_names() -> bytes:
+    return journal({**EMPTY, "sections": {f"s{i}": SECTION for i in range(10_000)}})
+
+
+def many_empty_names() -> bytes:
+    return journal({**EMPTY, "sections": {str(i): {} for i in range(200_000)}})
+
+
+def many_intervals() -> bytes:
+    names = {f"s{i}": FEW for i in range(500)}
+    return journal({**EMPTY, "sections": names}, *[{**EMPTY, "sections": {"s499": FEW}}] * 4_000)
+
+
+def many_epochs() -> bytes:
+    return journal(EMPTY, *EPOCH * 4_000)
+
+
+def many_steps() -> bytes:
+    return journal({**EMPTY, "step_ns": [1] * 2_000_000})
+
+
+def many_lines() -> bytes:
+    return journal({**EMPTY, "step_lines": [[1, f"f{i}", 1, "g"] for i in range(80_000)]})
+
+
+def many_notes() -> bytes:
+    return journal({**EMPTY, "notes": [""] * 1_000_000, "open_sections": ["a"] * 500_000})
+
+
+def many_ranks() -> bytes:
+    return journal(*[line for line in LINES if line["kind"] == "rank"] * 700)
+
+
+def overlapping_events() -> bytes:
+    trace = Trace()
+    for i in range(10_000):
+        trace.op(f"a{i % 7}", 10 * i, 100_000 + 100 * i)
+    return trace.text().encode()
+
+
+def many_devices() -> bytes:
+    trace = Trace()
+    for i in range(10_000):
+        trace.kernel("k", 100 * i, 5, device=i)
+    return trace.text().encode()
+
+
+def many_steps_of_a_trace() -> bytes:
+    trace = Trace()
+    for i in range(8_000):
+        trace.step(i, 100 * i, 10**6).kernel("k", 100 * i, 5)
+    return trace.text().encode()
+
+
+def empty_events() -> bytes:
+    return b'{"traceEvents":[' + b"{}," * 3_000_000 + b"{}]}"
+
+
+def bomb() -> bytes:
+    return gzip.compress(b'{"traceEvents":[' + b" " * 400_000_000, 1)
+
+
+JOURNAL = [
+    many_names, many_empty_names, many_intervals, many_epochs, many_steps, many_lines, many_notes, many_ranks,
+]  # fmt: skip
+TRACE = [overlapping_events, many_devices, many_steps_of_a_trace, empty_events, bomb]
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"), [("journal", make) for make in JOURNAL] + [("trace", make) for make in TRACE]
+)
+def test_reading_takes_time_and_memory_in_proportion(tmp_path: Path, kind: str, make: Callable[[], bytes]) -> None:
+    data = make()
+    assert len(data) < 10_000_000
+    assert in_process(kind, [(0, data)], tmp_path) == []

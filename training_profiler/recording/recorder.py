@@ -233,6 +233,11 @@ class Recorder:
         """Discard all events from now on."""
         self.on_full = self.discard
 
+    def after_fork_in_child(self) -> None:
+        """Renew the locks: a thread that the child does not have may have drained during the fork."""
+        for buffer in self.buffers:
+            buffer.rewrite_lock = threading.RLock()
+
     def limit_names(self, most: int) -> None:
         """Give at most so many section names a row of their own."""
         self.names.limit = most

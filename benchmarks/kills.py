@@ -22,7 +22,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
 from benchmarks.children import ROOT, SWITCH
-from benchmarks.figures import Figure
 from training_profiler.diagnosis import diagnose
 from training_profiler.errors import RunFolderError
 from training_profiler.reports.console import render_final
@@ -181,8 +180,8 @@ def covered_by(journal: bytes, begin_ns: int) -> tuple[int, int]:
     return end_ns, steps
 
 
-def run_kills(tries: int, flush_s: float = FLUSH_S, at_once: int = AT_ONCE) -> list[Kill]:
-    """Kill about that many trainings and return what each lost."""
+def run_kills(tries: int, flush_s: float = FLUSH_S, at_once: int = AT_ONCE, results: Path | None = None) -> list[Kill]:
+    """Kill about that many trainings and return what each lost; ``results`` gets a line for each at once."""
     launcher = Launcher(flush_s)
     jobs = [
         (kind, latest_s, ranks)
@@ -190,12 +189,21 @@ def run_kills(tries: int, flush_s: float = FLUSH_S, at_once: int = AT_ONCE) -> l
         for _ in range(max(1, round(tries * share / ranks)))
     ]
     random.shuffle(jobs)
+    found: list[Kill] = []
+
+    def kill(job: tuple[str, float, int]) -> None:
+        kills = kill_one(*job, launcher, flush_s)
+        found.extend(kills)
+        if results is not None:
+            with results.open("a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(kill._asdict()) + "\n" for kill in kills))
+
     try:
         with ThreadPoolExecutor(at_once) as pool:
-            found = list(pool.map(lambda job: kill_one(*job, launcher, flush_s), jobs))
+            list(pool.map(kill, jobs))
     finally:
         launcher.close()
-    return [kill for kills in found for kill in kills]
+    return found
 
 
 def table(kills: Sequence[Kill], flush_s: float) -> str:
@@ -217,18 +225,14 @@ def table(kills: Sequence[Kill], flush_s: float) -> str:
     return "\n".join(rows)
 
 
-def run(tries: int = 100, flush_s: float = FLUSH_S) -> list[Figure]:
-    """Print the table."""
-    print(table(run_kills(tries, flush_s), flush_s), flush=True)
-    return []
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tries", type=int, default=100)
     parser.add_argument("--flush-s", type=float, default=FLUSH_S)
+    parser.add_argument("--results", type=Path, help="file to which a line is appended after each kill")
     arguments = parser.parse_args()
-    run(arguments.tries, arguments.flush_s)
+    kills = run_kills(arguments.tries, arguments.flush_s, results=arguments.results)
+    print(table(kills, arguments.flush_s), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,18 @@ def test_output_that_is_not_read(tmp_path: Path, is_full: bool) -> None:
         shown = [int(step) for step in TITLE.findall(printed.decode()) if step]
         assert shown == list(range(1, len(shown) + 1))  # in order
         assert 0 < len(printed) <= PIPE_BYTES // 2  # the program finds room for its own text
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_terminal_that_is_stopped_or_not_read(tmp_path: Path, is_stopped: bool) -> None:
+    screen, terminal = os.openpty()
+    if is_stopped:
+        termios.tcflow(terminal, termios.TCOOFF)  # as Ctrl-S does
+    stderr = wait(start(tmp_path, terminal))
+    assert f"{STEPS}/{STEPS}" in stderr
+    assert report_of(tmp_path)["steps"] == STEPS
+    os.close(screen)
+    os.close(terminal)
 
 
 def test_a_reader_that_was_stopped_gets_all_texts_whole_and_in_order(tmp_path: Path) -> None:

@@ -224,3 +224,22 @@ def test_torch_imported_later_is_found(clock, monkeypatch):
     with recorder.section("a"):
         pass
     assert len(events_of(recorder)) == 4
+
+
+def test_a_child_forked_during_a_drain_can_rewrite_and_drain(recorder):
+    with recorder.section("forward_pass"):
+        pass
+    held, done = threading.Event(), threading.Event()
+
+    def drain_slowly():
+        with recorder.buffers[0].rewrite_lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=drain_slowly)  # the child does not have it
+    thread.start()
+    held.wait()
+    recorder.after_fork_in_child()
+    assert [each.events for each in recorder.drain().threads if each.events]
+    done.set()
+    thread.join()

@@ -23,6 +23,7 @@ START = [
     "start machine sampler",
     "open journal",
 ]
+BEGUN = "wait for files"
 STOP_MEASURING = [
     "close capture",
     "close line sampler",
@@ -60,7 +61,7 @@ def test_order_from_start_over_steps_to_interpreter_exit(tmp_path):
     calls, status = calls_of(tmp_path, TRAINING)
     steps = ["journal: interval", "journal: epoch begin", "choose trackers", "journal: interval", "print"]
     epoch_end = ["journal: interval", "journal: epoch end", "print"]
-    assert calls == [*START, "choose trackers", *steps, *epoch_end, *STOP_MEASURING, *FINAL_SUMMARY]
+    assert calls == [*START, "choose trackers", BEGUN, *steps, *epoch_end, *STOP_MEASURING, *FINAL_SUMMARY]
     assert status == 0
 
 
@@ -72,7 +73,7 @@ def test_order_at_sigterm(tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
     """
     calls, status = calls_of(tmp_path, program)
-    assert calls == [*START, "choose trackers", *STOP_MEASURING, *FINAL_SUMMARY]
+    assert calls == [*START, "choose trackers", BEGUN, "choose trackers", *STOP_MEASURING, *FINAL_SUMMARY]
     assert status == -signal.SIGTERM
 
 
@@ -100,7 +101,7 @@ def test_order_in_a_forked_child(tmp_path):
         "child: remove shutdown",
         "child: forget instrumentation",
     ]
-    assert calls == [*START, "choose trackers", *forked, *STOP_MEASURING, *FINAL_SUMMARY]
+    assert calls == [*START, "choose trackers", BEGUN, "choose trackers", *forked, *STOP_MEASURING, *FINAL_SUMMARY]
 
 
 def test_order_if_a_section_begins_the_run_before_start(tmp_path):
@@ -112,7 +113,7 @@ def test_order_if_a_section_begins_the_run_before_start(tmp_path):
         tp.stop_training_profiling()
     """
     calls, _ = calls_of(tmp_path, program)
-    first = [*START, "choose trackers"]  # a run that is killed in its first step leaves a folder
+    first = [*START, BEGUN, "choose trackers"]  # a run that is killed in its first step leaves a folder
     again = ["install shutdown", "start line sampler", "start device time", "start machine sampler", "open journal"]
     assert calls == [*first, *again, "choose trackers", *STOP_MEASURING, *FINAL_SUMMARY]
 
@@ -124,7 +125,7 @@ def test_order_on_rank_0_of_two(tmp_path):
     steps = ["journal: epoch begin", *begin_training, "journal: interval", "print"]
     epoch_end = ["journal: interval", "journal: epoch end", "print"]
     exchange = ["journal: rank", "close rank channel"]
-    begin = [*START, "choose trackers", *first_flush, *steps, *epoch_end]
+    begin = [*START, "choose trackers", BEGUN, *first_flush, *steps, *epoch_end]
     assert calls == [*begin, *STOP_MEASURING, *exchange, *FINAL_SUMMARY]
 
 
@@ -135,4 +136,4 @@ def test_order_on_rank_1_of_two(tmp_path):
     steps = ["journal: epoch begin", *begin_training, "journal: interval", "journal: epoch end"]
     # The journal closes first: it may find the run's folder, which the channel then carries to rank 0.
     end = ["journal: rank", "send to rank 0", "close journal", "close rank channel", "stop threads", "remove shutdown"]
-    assert calls == [*START, *first_flush, *steps, *STOP_MEASURING, *end]
+    assert calls == [*START, BEGUN, *first_flush, *steps, *STOP_MEASURING, *end]

@@ -83,7 +83,7 @@ def test_every_rank_writes_its_summaries_to_a_journal_in_the_folder_of_rank_0(tm
     first, second = rank_in(tmp_path, 0), rank_in(tmp_path, 1)
     first.start()
     second.start()
-    first.settle()
+    first._outputs.settle()
     folder = first._outputs._files.folder
     second._publish(RankSummary(RankId(1, 2), steps=7))
     second._exchange._channel._transport.run_name = folder.name

@@ -142,7 +142,7 @@ class DeviceTime:
         """Add the device times known by now. At the end of the run wait a moment for the rest."""
         clock, pairs = self._clock, self._pairing
         if clock is None or pairs is None:
-            if not self._is_ending:
+            if not self._is_ending and self._recorder.buffer() is self._buffer:
                 self.poll(self._recorder.clock())
             return
         self._spend((pairs.recorded - self._paid) * self._stamp_ns)

@@ -172,12 +172,13 @@ class Recorder:
             self.watermark_ns = mark_ns
         return mark_ns
 
-    def drain(self) -> Batch:
+    def drain(self, is_beside: bool = False) -> Batch:
         """Hand out and remove everything recorded since the last drain.
 
         Times within a thread ascend. Events and marks of a batch end at the same moment; what other threads record
         meanwhile goes into the next batch. All events of the calling thread are included, even if its clock steps
-        back.
+        back. A drain ``is_beside`` the training leaves it to recording threads how often they drain themselves: only
+        they can query their device.
         """
         until_ns = max([self.clock(), *self._local.buffer.events[-2:-1]])
         if self._marking_thread == self._local.buffer.thread_id:
@@ -194,7 +195,7 @@ class Recorder:
                 events = buffer.events[:count]
                 del buffer.events[:count]
                 is_alive |= bool(buffer.events)  # they come with a later batch
-            if elapsed_ns > 0:
+            if elapsed_ns > 0 and not is_beside:
                 buffer.flush_at = min(FLUSH_AT_MOST, max(FLUSH_AT_LEAST, count * FLUSH_EVERY_NS // elapsed_ns))
             threads.append(ThreadEvents(buffer.thread_id, buffer.name, is_alive, events))
             if not is_alive:
@@ -237,6 +238,11 @@ class Recorder:
     def stop_listening(self) -> None:
         """Discard all events from now on."""
         self.on_full = self.discard
+
+    def after_fork_in_child(self) -> None:
+        """Renew the locks: a thread that the child does not have may have drained during the fork."""
+        for buffer in self.buffers:
+            buffer.rewrite_lock = threading.RLock()
 
     def limit_names(self, most: int) -> None:
         """Give at most so many section names a row of their own."""

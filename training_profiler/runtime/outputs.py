@@ -254,6 +254,7 @@ class Outputs:
     def _open_files(self) -> None:
         self._files.open(self._rank.who, self._run_name())
         self._share_folder()
+        self._files.add_git()
 
     def _share_folder(self) -> None:
         if self._files.folder is not None:

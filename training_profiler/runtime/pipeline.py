@@ -75,9 +75,11 @@ class Pipeline:
         """Return whether a drain must wait for the end of the current step."""
         return self._recorder.is_blocked_at(self._accumulator.at_ns)
 
-    def drain(self) -> None:
+    def drain(self, is_beside: bool = False) -> None:
         """Add up the events recorded since the last drain."""
-        self._accumulator.add(self._recorder.drain(), self._progress.thread_id, self._samplers.lines.pop_samples())
+        self._accumulator.add(
+            self._recorder.drain(is_beside), self._progress.thread_id, self._samplers.lines.pop_samples()
+        )
         self._samplers.add_to(self._accumulator)
         self._send_loader_rows()
 
@@ -92,7 +94,7 @@ class Pipeline:
             is_beside: whether this is not the training thread, which may be in the middle of a step.
             is_early: whether the run has just begun, and may turn out not to be a training.
         """
-        self.drain()
+        self.drain(is_beside)
         synchronized = self._exchange.drain_gradient_sync(self._accumulator)
         totals, step_ns = self._accumulator.pop_totals()
         totals.batches, totals.samples = self.loaders.drain_interval()

@@ -142,6 +142,7 @@ class Process:
     def after_fork_in_child(self) -> None:
         """Stop recording in a forked child: the run belongs to its parent."""
         self.is_silent = True
+        self.recorder.after_fork_in_child()
         self._beginning = threading.RLock()  # a thread that the child does not have may hold the old one
         # A child of a training process serves it. A child of a launcher may train itself.
         self.is_bystander |= self.instrumentation is not None and self.instrumentation.is_training

@@ -25,7 +25,7 @@ WAIT_FOR_DRAIN_S: Final = 5.0  # at the end, for another thread's drain
 FIRST_FLUSH_S: Final = 0.02  # after the begin; each later one after twice the time, until they are ``flush_s`` apart
 SLACK: Final = 0.25  # of ``flush_s``, at most SLACK_S: a flush must be on the disk in time
 SLACK_S: Final = 1.0
-WAIT_FOR_DISK_S: Final = 0.2  # in a snapshot, which a training asks for itself; once, if the disk does not respond
+WAIT_FOR_DISK_S: Final = 0.2  # at the begin and in a snapshot; once, if the disk does not respond
 SOON_S: Final = 0.01  # until a flush is tried again while another thread drains
 IDLE_S: Final = 1.0  # between two looks of the thread that flushes where nothing is due
 
@@ -77,6 +77,8 @@ class Session:
         self.is_running = True
         for component in self._components:
             component.start()
+        # The program may look for the folder, and a child of its own must not be mistaken for git by ``os.wait``.
+        self._pipeline.settle(WAIT_FOR_DISK_S)
 
     def reconfigure(self, settings: Settings) -> None:
         """Apply new settings: the session began with a section, and the program now calls start."""

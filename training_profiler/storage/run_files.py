@@ -141,7 +141,7 @@ class RunFiles:
     def append(self, line: Line, who: RankId, run_name: str | None) -> None:
         """Append a line to the journal of rank ``who``; see ``open``."""
         self.open(who, run_name).append(line)
-        self._add_git()
+        self.add_git()
 
     def discard(self) -> None:
         """Remove what this process has made: nothing was measured."""
@@ -168,7 +168,7 @@ class RunFiles:
             self._made.append(folder)
             self._write_meta(folder, {**self._describe(), **self._identity()})
             self._open_journal(journal, folder)
-        self._add_git()
+        self.add_git()
         journal.close(health, ended_by)
 
     def _begin(self, parent: Path) -> Path:
@@ -194,7 +194,7 @@ class RunFiles:
         write_json(folder / META, meta)
         self._made.append(folder / META)
 
-    def _add_git(self) -> None:
+    def add_git(self) -> None:
         """Add the commit to meta.json, once the first line is written: git may take seconds."""
         if self._needs_git and self.folder is not None:
             self._needs_git = False

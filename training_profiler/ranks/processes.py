@@ -1,4 +1,4 @@
-"""Whether the process of another rank on this machine still runs, so that rank 0 does not wait for one that was killed."""
+"""Whether the process of another rank on this machine still runs: rank 0 does not wait for one that was killed."""
 
 import os
 import re

@@ -162,7 +162,7 @@ class Launch:
         return 0
 
     def watch(self, pid: int) -> None:
-        """Keep a descriptor of a process, which becomes readable when it ends."""
+        """Keep a descriptor of a process, which shows when it ends."""
         with suppress(ProcessLookupError):
             self.descriptors[pid] = os.pidfd_open(pid)
 

@@ -146,7 +146,7 @@ def real(minutes: float, say: Callable[[str], None] = lambda line: None) -> list
     train_s, points = minutes * 60, []
     with TemporaryDirectory() as folder:
         runs, output = Path(folder) / "runs", Path(folder) / "output.txt"
-        every = max(200, int(train_s / 5 / 0.02))  # steps; about five captures
+        every = max(200, int(train_s / 5 / 0.1))  # steps; three captures are the most of a run
         variables = environment(True, str(runs)) | {
             f"{SWITCH}_SINKS": installed_sinks(),
             f"{SWITCH}_CAPTURE": f"every={every},length=3",

@@ -48,6 +48,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("-".join([str(item.path), *variants])))
 
 
+def pytest_collection_finish() -> None:
+    """Remove what importing ``training_profiler.api`` installs: tests begin as a program without it."""
+    sys.excepthook = sys.__excepthook__
+
+
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
@@ -62,12 +67,15 @@ def recorder(clock: FakeClock) -> Recorder:
 def nothing_left_behind() -> Iterator[None]:
     """Fail a test that leaves a thread, a SIGTERM handler, a running session or one of our variables."""
     threads = set(threading.enumerate())
-    handler = signal.getsignal(signal.SIGTERM)
+    handler, hook = signal.getsignal(signal.SIGTERM), sys.excepthook
     yield
     left = [f"thread {thread.name}" for thread in threading.enumerate() if thread not in threads and _is_ours(thread)]
     if signal.getsignal(signal.SIGTERM) != handler:
         left.append(f"SIGTERM handler {signal.getsignal(signal.SIGTERM)!r}")
         signal.signal(signal.SIGTERM, handler)
+    if sys.excepthook is not hook:
+        left.append(f"excepthook {sys.excepthook!r}")
+        sys.excepthook = hook
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         left.append(f"variable {name}")
         del os.environ[name]

@@ -1,4 +1,4 @@
-"""Interpreter options, ways to start a program, and other tools beside the profiler, none of which may be harmed."""
+"""Interpreter options, ways to start a program, and other tools beside the profiler: none harms another."""
 
 import os
 import signal

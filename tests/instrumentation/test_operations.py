@@ -1,7 +1,10 @@
+import importlib
+import logging
 from types import SimpleNamespace
 
 import pytest
 
+from training_profiler.instrumentation.flops import operations
 from training_profiler.instrumentation.flops.operations import _float32_on_cuda
 
 
@@ -40,3 +43,13 @@ def test_precision_of_float32_matrix_products(matmul, computed_in):
 )
 def test_precision_of_float32_convolutions(cudnn, computed_in):
     assert _float32_on_cuda(backends({"allow_tf32": False}, cudnn), is_convolution=True) == computed_in
+
+
+def test_import_of_the_formulas_says_nothing_of_a_missing_triton(monkeypatch, caplog):
+    def warns(name):
+        logging.getLogger(name).warning("triton not found")
+
+    monkeypatch.setattr(importlib, "import_module", warns)
+    operations._flop_counter()
+    assert caplog.messages == []
+    assert not logging.getLogger("torch.utils.flop_counter").disabled

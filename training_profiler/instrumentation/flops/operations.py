@@ -1,6 +1,7 @@
 """FLOPs of single torch operations, by torch's own formulas; also for some operations that have none there."""
 
 import importlib
+import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
@@ -33,7 +34,7 @@ class Operations:
         self._plain = plain_classes(torch)
         self._by_kind: Counter[tuple[str, Any]] = Counter()  # (data type, device) -> FLOPs
         self._attention: Counter[str] = Counter()  # kernel -> FLOPs
-        counter = importlib.import_module("torch.utils.flop_counter")
+        counter = _flop_counter()
         self._formulas: dict[Any, Callable[..., int]] = dict(counter.flop_registry)
         self._add_attention_on_cpu(counter)
         self.without_flops: set[Any] = set()  # nine of ten operations; looking them up here keeps them cheap
@@ -114,6 +115,16 @@ def _float32_on_cuda(backends: Any, is_convolution: bool) -> str:
     except Exception:
         return "float32 or tf32"
     return "tf32" if has_tf32 else "float32"
+
+
+def _flop_counter() -> Any:
+    """Import torch's formulas without its warning that Triton is missing, which the program would not cause."""
+    log = logging.getLogger("torch.utils.flop_counter")
+    before, log.disabled = log.disabled, True
+    try:
+        return importlib.import_module(log.name)
+    finally:
+        log.disabled = before
 
 
 def counting_mode(counts: Operations) -> Any:

@@ -120,11 +120,12 @@ def _float32_on_cuda(backends: Any, is_convolution: bool) -> str:
 def _flop_counter() -> Any:
     """Import torch's formulas without its warning that Triton is missing, which the program would not cause."""
     log = logging.getLogger("torch.utils.flop_counter")
-    before, log.disabled = log.disabled, True
+    before = log.level
+    log.setLevel(logging.ERROR)
     try:
         return importlib.import_module(log.name)
     finally:
-        log.disabled = before
+        log.setLevel(before)
 
 
 def counting_mode(counts: Operations) -> Any:

@@ -27,7 +27,7 @@ def test_command_prints_the_same_help_in_a_process_of_its_own(tmp_path: Path, na
     assert here.stdout.removeprefix("usage: ").split() == done.stdout.removeprefix("usage: ").split()
 
 
-@pytest.mark.parametrize("name", ["report", "capture"])
+@pytest.mark.parametrize("name", ["benchmark", "capture"])
 def test_command_without_its_argument_ends_with_status_2(tmp_path: Path, name: str) -> None:
     outcome = command(tmp_path, name)
     assert outcome.status == 2

@@ -70,8 +70,9 @@ def test_wrong_path_is_one_clear_line_and_status_2(trained: Outcome, path: str, 
     assert line.startswith(f"training-profiler: {message}")
 
 
-def test_newest_run_of_a_folder_is_reported(trained: Outcome) -> None:
-    outcome = report_command(trained.cwd, "runs")
+@pytest.mark.parametrize("words", [["runs"], []])
+def test_newest_run_of_a_folder_is_reported(trained: Outcome, words: list[str]) -> None:
+    outcome = report_command(trained.cwd, *words)
     assert outcome.status == 0
     assert outcome.stderr == f"training-profiler: reporting the newest run in runs: runs/{trained.folder.name}\n"
     assert f"\n  training-profiler report runs/{trained.folder.name} --json\n" in outcome.stdout

@@ -12,7 +12,7 @@ from pathlib import Path
 from training_profiler.diagnosis import diagnose
 from training_profiler.reports.console import Origin, render_final
 from training_profiler.reports.report_json import as_data
-from training_profiler.settings import FORMATS
+from training_profiler.settings import FORMATS, read_settings
 from training_profiler.sinks.console import stream_layout
 from training_profiler.storage.run_lookup import read_program, typed_path
 from training_profiler.storage.run_reader import newest_run, read_run
@@ -21,7 +21,13 @@ from training_profiler.text import encodable, one_line
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, such as runs/20261121-142530, or runs")
+    parser.add_argument(
+        "run",
+        type=Path,
+        nargs="?",
+        metavar="RUN",
+        help="a run folder, such as runs/20261121-142530, or a folder of runs (default: the folder set by dir, runs)",
+    )
     parser.add_argument(
         "--attempt",
         type=_attempt,
@@ -45,11 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         RunFolderError: the folder cannot be read as a run, or it has no such attempt.
     """
-    folder = newest_run(arguments.run)
+    given = arguments.run or Path(read_settings().dir)
+    folder = newest_run(given)
     if folder is not None:
-        message = one_line(f"reporting the newest run in {arguments.run}: {folder}")
+        message = one_line(f"reporting the newest run in {given}: {folder}")
         print(f"training-profiler: {encodable(message, sys.stderr.encoding)}", file=sys.stderr)
-    folder = folder or arguments.run
+    folder = folder or given
     snapshot = read_run(folder, arguments.attempt)
     findings = diagnose(snapshot)
     if arguments.json:

@@ -242,7 +242,7 @@ for batch in DataLoader(Rows(), 4, num_workers=1):
     outcome = both(tmp_path, python(script))
     assert outcome.on.status == outcome.off.status != 0
     assert set(outcome.on.stdout.splitlines()) == {"step"}
-    # The message itself may be missing, also without the profiler: torch's handler of SIGCHLD raises while Python prints.
+    # The message may be missing, also without the profiler: the SIGCHLD handler of torch raises while Python prints.
     assert "Traceback (most recent call last)" in outcome.on.stderr
     assert outcome.steps == outcome.on.stdout.count("step")
 

@@ -242,8 +242,8 @@ for batch in DataLoader(Rows(), 4, num_workers=1):
     outcome = both(tmp_path, python(script))
     assert outcome.on.status == outcome.off.status != 0
     assert set(outcome.on.stdout.splitlines()) == {"step"}
-    last = [ended.stderr.split("Error: ")[-1].split("(")[0].strip()[:60] for ended in (outcome.off, outcome.on)]
-    assert last[0] in outcome.on.stderr
+    # The message may be missing, also without the profiler: the SIGCHLD handler of torch raises while Python prints.
+    assert "Traceback (most recent call last)" in outcome.on.stderr
     assert outcome.steps == outcome.on.stdout.count("step")
 
 

@@ -1,6 +1,8 @@
 import os
 import signal
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,3 +81,12 @@ def test_thread_is_gone_in_a_forked_child():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     thread.stop()
     assert thread.join(LONG_S)
+
+
+def test_no_greenlet_is_started_in_place_of_a_thread(monkeypatch):
+    monkey = SimpleNamespace(is_module_patched=lambda name: name == "threading")
+    monkeypatch.setitem(sys.modules, "gevent.monkey", monkey)
+    thread = BackgroundThread("test", lambda thread: None, lambda part, work: work(), "test")
+    with pytest.raises(RuntimeError, match="gevent"):
+        thread.start()
+    assert not thread.is_alive()

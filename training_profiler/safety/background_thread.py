@@ -1,6 +1,7 @@
 """The profiler's threads beside the training."""
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -32,8 +33,11 @@ class BackgroundThread:
         """Start the thread.
 
         Raises:
-            RuntimeError: no thread can be started: there are too many, or the interpreter is about to end.
+            RuntimeError: no thread can be started: there are too many, the interpreter is about to end, or gevent has
+                replaced threads.
         """
+        if _are_greenlets():
+            raise RuntimeError("gevent has replaced threads by greenlets")
         self._thread.start()
 
     def stop(self) -> None:
@@ -72,3 +76,12 @@ class BackgroundThread:
             self._guard(self._part, lambda: self._work(self))
         finally:
             self.measure_cpu()
+
+
+def _are_greenlets() -> bool:
+    """Return whether ``threading`` starts greenlets: one of ours would wait on the training's own thread."""
+    monkey = sys.modules.get("gevent.monkey")
+    try:
+        return monkey is not None and bool(monkey.is_module_patched("threading"))
+    except AttributeError:  # being imported
+        return False

@@ -194,7 +194,7 @@ def test_wait_for_a_dead_or_stopped_rank_has_a_limit(tmp_path: Path, end: str) -
     group = Group(tmp_path, text, RECTIFIED_FLOW_PROFILE_RANK_WAIT_S="1.5", RECTIFIED_FLOW_PROFILE_FLUSH_S="0.001")
     (first,) = group.end(0)
     assert first.status == 0
-    assert 1.5 <= float(first.stderr) < LONG_S
+    assert float(first.stderr) < LONG_S  # less than the limit, where the process is known to be gone
     steps, is_final, ended_by, _ = group.received()["1"]
     assert 1 <= int(str(steps)) <= 5
     assert (is_final, ended_by) == (False, None)

@@ -87,8 +87,10 @@ class RankChannel:
         self._wait_s = wait_s
 
     def start(self) -> None:
-        """Start the thread, if there are other ranks; does nothing the second time."""
-        if self._thread is None and not self._is_over and self._rank.is_one_of_many():
+        """Start the thread, if there are other ranks; wakes it the second time, for a process group may be new."""
+        if self._thread is not None:
+            self._wakes.put(None)
+        elif not self._is_over and self._rank.is_one_of_many():
             self._transport.begin(next(_session_numbers))
             self._thread = BackgroundThread("ranks", self._run, self._guard, PART)
             try:
@@ -177,7 +179,7 @@ class RankChannel:
         if self._until_ns is not None:
             return max(SOON_S, REST * self._took_s)
         is_named = (transport.run_name if self._rank.who.rank else self._name) is not None
-        if not is_named and self._clock() - transport.begin_ns < max(BEGINNING_S, 10 * soon_s) * NS_PER_S:
+        if not is_named and self._clock() - transport.group_ns < max(BEGINNING_S, 10 * soon_s) * NS_PER_S:
             return soon_s
         return transport.every_s
 

@@ -55,7 +55,7 @@ class RankTransport:
         self.session_number = 0  # sessions of this process before this one that sent messages
         self.garbled = 0  # messages that could not be decoded
         self.lost: str | None = None  # why the latest message has not arrived
-        self.begin_ns = clock()
+        self.begin_ns = self.group_ns = clock()  # of the transport, and of the latest process group
         self.arrivals: dict[int, _Arrival] = {}
         self._has_agent_store = has_agent_store
         self._clock = clock
@@ -96,6 +96,7 @@ class RankTransport:
                 self._store = None
         elif group != self._of_group:
             self._of_group, self._tries, self._store = group, TRIES, None
+            self.group_ns = self._clock()
         if group and self._store is None and self._tries:
             self._tries -= 1
             self._connect()

@@ -7,6 +7,7 @@ import pytest
 
 from training_profiler.runtime import shutdown as shutdown_module
 from training_profiler.runtime.shutdown import Shutdown
+from training_profiler.safety import descriptors
 
 
 @pytest.fixture
@@ -40,12 +41,12 @@ def test_remove_closes_pipe_and_thread_of_the_hang_check(shutdown):
 
 def test_descriptors_are_far_from_those_of_the_program(shutdown):
     shutdown.end_where_stuck()
-    assert wakeup_descriptor() >= shutdown_module.LOWEST_DESCRIPTOR
-    assert all(descriptor >= shutdown_module.LOWEST_DESCRIPTOR for descriptor in shutdown._pipe)
+    assert wakeup_descriptor() >= descriptors.LOWEST
+    assert all(descriptor >= descriptors.LOWEST for descriptor in shutdown._pipe)
 
 
 def test_low_limit_of_descriptors_leaves_the_handler_alone(shutdown, monkeypatch):
-    monkeypatch.setattr(shutdown_module, "LOWEST_DESCRIPTOR", 10**9)
+    monkeypatch.setattr(descriptors, "LOWEST", 10**9)
     shutdown.end_where_stuck()
     assert (watchers(), wakeup_descriptor()) == ([], -1)
 

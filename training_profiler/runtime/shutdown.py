@@ -13,13 +13,14 @@ from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any, Final
 
+from training_profiler.safety import descriptors
+from training_profiler.safety.descriptors import raised
 from training_profiler.sampling.frames import current_frames
 
 STUCK_S: Final = 0.25  # time without progress of the main thread and without its SIGTERM handler
 CHECKS: Final = 20  # within STUCK_S
 LONGEST_END_S: Final = 20.0  # from SIGTERM to the end of the process, whatever the summary waits for
 PATIENCE_S: Final = 1.0  # for the end of a thread, which takes microseconds
-LOWEST_DESCRIPTOR: Final = 500  # programs that close all descriptors, and open others, use those with low numbers
 
 
 class Shutdown:
@@ -187,20 +188,12 @@ def _has_default_action(signum: int) -> bool:
 
 
 def _high_pipe() -> tuple[int, int] | None:
-    """Return both ends of a pipe, with high numbers; None if that is not possible."""
-    import fcntl
-
-    low = os.pipe()
-    high: list[int] = []
-    try:
-        high.extend(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR) for descriptor in low)
-    except OSError:  # the limit is lower
+    """Return both ends of a pipe, with high numbers; None where the limit is lower."""
+    high = [raised(descriptor) for descriptor in os.pipe()]
+    if min(high) < descriptors.LOWEST:
         for descriptor in high:
             os.close(descriptor)
         return None
-    finally:
-        for descriptor in low:
-            os.close(descriptor)
     os.set_blocking(high[1], False)
     return high[0], high[1]
 

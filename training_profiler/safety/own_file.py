@@ -6,6 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from training_profiler.safety.descriptors import raised
+
 FLAGS: Final = (
     os.O_WRONLY
     | os.O_APPEND
@@ -37,7 +39,8 @@ class OwnFile:
     def __init__(self, path: Path, is_new: bool = False) -> None:
         self.path = path
         self.reopened = 0  # how often the program had closed the descriptor
-        self._descriptor: int | None = os.open(path, FLAGS | os.O_CREAT | (os.O_EXCL if is_new else 0), 0o666)
+        flags = FLAGS | os.O_CREAT | (os.O_EXCL if is_new else 0)
+        self._descriptor: int | None = raised(os.open(path, flags, 0o666))
         status = os.fstat(self._descriptor)
         self._identity = status.st_dev, status.st_ino
         if not stat.S_ISREG(status.st_mode):
@@ -78,7 +81,7 @@ class OwnFile:
         return self._descriptor
 
     def _open_again(self) -> int:
-        descriptor = os.open(self.path, FLAGS)
+        descriptor = raised(os.open(self.path, FLAGS))
         if not self._is_ours(descriptor):
             os.close(descriptor)
             raise NotOursError(f"{self.path} is no longer the file that was opened")

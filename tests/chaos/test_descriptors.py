@@ -34,14 +34,18 @@ def files_of_program(folder: Path) -> set[bytes]:
 
 
 @pytest.mark.parametrize("first", ["3", "0"])
-def test_files_of_a_program_that_closed_our_descriptors(tmp_path: Path, first: str) -> None:
-    done = run(tmp_path, "closed_descriptors.py", first)
+@pytest.mark.parametrize(("end", "are_ours_closed"), [("256", False), ("4096", True)])
+def test_files_of_a_program_that_closed_our_descriptors(
+    tmp_path: Path, first: str, end: str, are_ours_closed: bool
+) -> None:
+    done = run(tmp_path, "closed_descriptors.py", first, end)
     assert done.returncode == 0, done.stderr
     assert files_of_program(tmp_path) == {OF_PROGRAM}
     (folder,) = (tmp_path / "runs").iterdir()
     report = json.loads((folder / "report.json").read_text())
     assert report["steps"] == 60
-    assert any("closed the journal's descriptor" in note for note in report["health"]["notes"])
+    is_noted = any("closed the journal's descriptor" in note for note in report["health"]["notes"])
+    assert is_noted == are_ours_closed
     rows = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert max(rows) == 60
     assert "60," in (folder / "metrics.csv").read_text()

@@ -42,7 +42,7 @@ def test_remove_closes_pipe_and_thread_of_the_hang_check(shutdown):
 def test_descriptors_are_far_from_those_of_the_program(shutdown):
     shutdown.end_where_stuck()
     assert wakeup_descriptor() >= descriptors.LOWEST
-    assert all(descriptor >= descriptors.LOWEST for descriptor in shutdown._pipe)
+    assert all(descriptor >= descriptors.LOWEST for descriptor in (each.number for each in shutdown._pipe))
 
 
 def test_low_limit_of_descriptors_leaves_the_handler_alone(shutdown, monkeypatch):
@@ -56,7 +56,7 @@ def test_wakeup_descriptor_rests_during_a_fork(shutdown):
     shutdown._pause()
     assert wakeup_descriptor() == -1
     shutdown._resume()
-    assert wakeup_descriptor() == shutdown._pipe[1]
+    assert wakeup_descriptor() == shutdown._pipe[1].number
 
 
 def test_wakeup_descriptor_of_the_program_does_not_rest_during_a_fork(shutdown):

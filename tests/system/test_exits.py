@@ -231,7 +231,7 @@ def test_run_killed_at_a_random_moment_can_be_reported(tmp_path: Path, attempt: 
     assert json.loads(from_files.stdout)["steps"] >= last_seen
 
 
-@pytest.mark.parametrize("moment", ["Recorder.drain", "Session._report"])
+@pytest.mark.parametrize("moment", ["Recorder.drain", "Session._report", "Console.print_now"])
 def test_timeout_during_profiler_work_is_raised_in_the_script(tmp_path: Path, moment: str) -> None:
     kind, method = moment.split(".")
     script = f"""
@@ -239,6 +239,7 @@ def test_timeout_during_profiler_work_is_raised_in_the_script(tmp_path: Path, mo
         from training_profiler import *
         from training_profiler.recording.recorder import Recorder
         from training_profiler.runtime.session import Session
+        from training_profiler.sinks.console import Console
 
         def limit(signum, frame):
             raise TimeoutError

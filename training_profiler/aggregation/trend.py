@@ -49,7 +49,7 @@ def median(values: Iterable[float]) -> float:
 
 MOST_POINTS: Final = 240
 FEWEST_POINTS: Final = 10  # without the first fifth 8 are left, which rise in order by chance once in 40,000 times
-GOES_ON: Final = 0.5  # of the slope at the begin, at the end: a rise with less than that is about to end
+GOES_ON: Final = 0.4  # of the slope at the begin, at the end: a rise with less than that is about to end
 WARMUP: Final = 0.2  # part of the time; memory allocated at the start is not growth
 Point = tuple[int, float, float]  # consecutive values: count, sum of their times in s, sum of the values
 
@@ -83,7 +83,7 @@ class Series:
 
         A straight line through the medians of at most 20 blocks: slope after Theil (1950) and Sen (1968), significance
         after Mann (1945) and Kendall (1975), one-sided. The slope is that of the flattest part: the whole, its halves
-        or its last third. It is 0 where they disagree on the direction, and where the end rises less than half as
+        or its last third. It is 0 where they disagree on the direction, and where the end rises less than 0.4 times as
         steeply as the begin: a cache that fills and a single large allocation are rises that end.
         """
         points = [(at_s / count, value / count) for count, at_s, value in self.points]

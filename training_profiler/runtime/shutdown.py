@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Final
 
 from training_profiler.safety import descriptors
-from training_profiler.safety.descriptors import raised
+from training_profiler.safety.descriptors import Descriptor, identity, raised
 from training_profiler.sampling.frames import current_frames
 
 STUCK_S: Final = 0.25  # time without progress of the main thread and without its SIGTERM handler
@@ -40,7 +40,9 @@ class Shutdown:
         self._has_finished = threading.Event()  # on another thread than the main thread
         self._is_paused = False
         self._watcher: threading.Thread | None = None
-        self._pipe: tuple[int, int] | None = None  # receives the number of each signal before Python handles it
+        self._pipe: tuple[Descriptor, Descriptor] | None = (
+            None  # receives the number of each signal before Python handles it
+        )
 
     def install(self) -> None:
         """Install the exit hook and the handler of SIGTERM."""
@@ -73,7 +75,7 @@ class Shutdown:
         self._pipe = _high_pipe()
         if self._pipe is None:
             return
-        signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._pipe[1].number, warn_on_full_buffer=False)
         # Until its own hooks have run, a forked child would write its signals to the same pipe.
         os.register_at_fork(before=self._pause, after_in_parent=self._resume)
         self._watcher = threading.Thread(
@@ -87,18 +89,18 @@ class Shutdown:
     def _pause(self) -> None:
         if self._pipe is not None and threading.current_thread() is threading.main_thread():
             now = signal.set_wakeup_fd(-1)
-            self._is_paused = now == self._pipe[1]
+            self._is_paused = now == self._pipe[1].number
             if not self._is_paused and now != -1:
                 signal.set_wakeup_fd(now)
 
     def _resume(self) -> None:
         if self._is_paused and self._pipe is not None:
-            signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            signal.set_wakeup_fd(self._pipe[1].number, warn_on_full_buffer=False)
             self._is_paused = False
 
-    def _end_when_stuck(self, descriptor: int, set_handler: Callable[[int, Any], Any]) -> None:
+    def _end_when_stuck(self, descriptor: Descriptor, set_handler: Callable[[int, Any], Any]) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the training's threads handle them
-        while came := os.read(descriptor, 64):
+        while descriptor.is_ours() and (came := os.read(descriptor.number, 64)):
             if signal.SIGTERM not in came:
                 continue
             if self._is_stuck():
@@ -108,7 +110,7 @@ class Shutdown:
             self._has_finished.wait(LONGEST_END_S)  # the main thread, once it has finished, ends the process itself
             set_handler(signal.SIGTERM, None)  # Python can only set handlers on the main thread
             os.kill(os.getpid(), signal.SIGTERM)
-        os.close(descriptor)
+        descriptor.close()
 
     def _finish_here(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -135,12 +137,12 @@ class Shutdown:
             return
         (reads, writes), self._pipe = self._pipe, None
         now = signal.set_wakeup_fd(-1)
-        if now not in (-1, writes):
+        if now not in (-1, writes.number):
             signal.set_wakeup_fd(now)
-        os.close(writes)  # ends the thread
+        writes.close()  # ends the thread
         watcher, self._watcher = self._watcher, None
         if os.getpid() != self._pid:  # the child does not have the thread
-            os.close(reads)
+            reads.close()
         elif watcher is not None:
             watcher.join(PATIENCE_S)
 
@@ -187,7 +189,7 @@ def _has_default_action(signum: int) -> bool:
     return not int(caught.split()[1], 16) >> (signum - 1) & 1
 
 
-def _high_pipe() -> tuple[int, int] | None:
+def _high_pipe() -> tuple[Descriptor, Descriptor] | None:
     """Return both ends of a pipe, with high numbers; None where the limit is lower."""
     high = [raised(descriptor) for descriptor in os.pipe()]
     if min(high) < descriptors.LOWEST:
@@ -195,7 +197,8 @@ def _high_pipe() -> tuple[int, int] | None:
             os.close(descriptor)
         return None
     os.set_blocking(high[1], False)
-    return high[0], high[1]
+    reads, writes = (Descriptor(number, identity(number)) for number in high)
+    return reads, writes
 
 
 def _place_of_main_thread() -> tuple[int, int]:

@@ -16,7 +16,7 @@ FORK_S: Final = 0.2  # a fork waits at most this long for a text that is being w
 
 
 class Terminal:
-    """Prints on rank 0, on a thread of its own; elsewhere does nothing."""
+    """Prints on rank 0, on a thread of its own where the reader is not ready; elsewhere does nothing."""
 
     def __init__(self, rank: Rank, guard: FaultGuard, health: ProfilerHealth, stream: str) -> None:
         self._rank, self._guard, self._health = rank, guard, health
@@ -35,11 +35,19 @@ class Terminal:
         return self._console.layout(table_format)
 
     def print(self, text: str) -> None:
-        """Print ``text`` as it is, soon; texts for which there is no room are left out and counted."""
+        """Print ``text`` as it is, now or soon; texts for which there is no room are left out and counted."""
         if self._rank.is_primary():
             self._hand_over(text)
 
     def _hand_over(self, text: str) -> None:
+        rest = [text]
+        if not self._thread.waiting:
+            self._guard.run("console", lambda: rest.insert(0, self._console.print_now(text)))
+        if rest[0]:
+            self._leave_to_thread(rest[0])
+
+    def _leave_to_thread(self, text: str) -> None:
+        """Let the thread print a text that its reader is not ready for."""
         console, stream = self._console, self._console.stream()
 
         def job() -> None:

@@ -1,7 +1,8 @@
 """Numbers of descriptors: ours stay out of the way of the program's."""
 
 import os
-from typing import Final
+from contextlib import suppress
+from typing import Final, NamedTuple
 
 LOWEST: Final = 500  # above what programs close when they become daemons, and below usual limits
 LOWEST_WITH_A_LIMIT: Final = 3  # where the limit is lower: 0 to 2 are the standard streams, also closed ones
@@ -21,3 +22,31 @@ def raised(descriptor: int) -> int:
         os.close(descriptor)
         return high
     return descriptor
+
+
+class Descriptor(NamedTuple):
+    """A descriptor of ours that stays open, with the file that it stood for when it was opened."""
+
+    number: int
+    file: tuple[int, int]  # device and inode
+
+    def is_ours(self) -> bool:
+        """Return whether the number still stands for that file: the program may have closed it and got it again."""
+        with suppress(OSError):
+            return identity(self.number) == self.file
+        return False
+
+    def close(self) -> None:
+        """Close it, unless the number is the program's by now."""
+        if self.is_ours():
+            os.close(self.number)
+
+
+def identity(descriptor: int) -> tuple[int, int]:
+    """Return device and inode of an open file.
+
+    Raises:
+        OSError: the descriptor is closed.
+    """
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from training_profiler.safety.descriptors import raised
+from training_profiler.safety.descriptors import identity, raised
 
 FLAGS: Final = (
     os.O_WRONLY
@@ -41,9 +41,8 @@ class OwnFile:
         self.reopened = 0  # how often the program had closed the descriptor
         flags = FLAGS | os.O_CREAT | (os.O_EXCL if is_new else 0)
         self._descriptor: int | None = raised(os.open(path, flags, 0o666))
-        status = os.fstat(self._descriptor)
-        self._identity = status.st_dev, status.st_ino
-        if not stat.S_ISREG(status.st_mode):
+        self._identity = identity(self._descriptor)
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
             self.close()
             raise NotOursError(f"{path} is not a regular file")
 
@@ -89,6 +88,5 @@ class OwnFile:
 
     def _is_ours(self, descriptor: int) -> bool:
         with suppress(OSError):  # EBADF: the program has closed it
-            status = os.fstat(descriptor)
-            return (status.st_dev, status.st_ino) == self._identity
+            return identity(descriptor) == self._identity
         return False

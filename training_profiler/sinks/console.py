@@ -22,6 +22,7 @@ from training_profiler.safety.stream_room import (
 from training_profiler.settings import is_dumb_terminal
 
 PATIENCE_S: Final = 1.0  # for a reader that does not keep up, where the caller does not decide
+MOST_UNFLUSHED: Final = 16_384  # bytes in the two buffers of a stream of Python
 LOOK_S: Final = 0.05  # between two looks at a pipe of which the other end reads nothing
 
 
@@ -81,6 +82,47 @@ class Console:
         with self._writing, _bars_cleared(stream):
             self._flush(stream)
             return self._write_whole(descriptor, memoryview(data), gives_up)
+
+    def print_now(self, text: str) -> str:
+        """Write ``text`` on the calling thread as far as that cannot wait for a reader; return the rest.
+
+        Only the thread that prints the program's lines can write between two of them: a line is several writes where
+        the stream has no buffer.
+
+        Raises:
+            OSError, ValueError: the stream is closed or cannot be written.
+        """
+        stream = self.stream()
+        if stream is None or _is_closed(stream):
+            return text
+        descriptor = stream.fileno() if _is_plain(stream) else None
+        behind = _descriptor_behind(stream) if descriptor is None else descriptor
+        if not _takes_all(behind, len(text)) or not self._writing.acquire(blocking=False):
+            return text
+        try:
+            if descriptor is None:
+                with _bars_cleared(stream):
+                    stream.write(text)
+                    stream.flush()
+                return ""
+            self._check_stream(stream, descriptor)
+            encoding = getattr(stream, "encoding", None) or "utf-8"
+            with _bars_cleared(stream):
+                self._flush(stream)
+                rest = self._write_ready(descriptor, memoryview(text.encode(encoding, "backslashreplace")))
+            return bytes(rest).decode(encoding, "replace")
+        finally:
+            self._writing.release()
+
+    @staticmethod
+    def _write_ready(descriptor: int, data: memoryview) -> memoryview:
+        """Write as long as the reader keeps up; return the rest."""
+        while data:
+            written = write_some(descriptor, data)
+            if not written:
+                break
+            data = data[written:]
+        return data
 
     def finish_flush(self) -> None:
         """Wait for the program's own text that another thread is writing, as the interpreter would at its end.
@@ -153,6 +195,17 @@ class Console:
                 is_ready(descriptor, LOOK_S)
                 time.sleep(LOOK_S if is_ready(descriptor) else 0.0)
         return True
+
+
+def _takes_all(descriptor: int | None, size: int) -> bool:
+    """Return whether a text of ``size``, after what the program has not flushed, fits without waiting for a reader."""
+    if descriptor is None:
+        return True
+    with suppress(OSError):
+        if os.isatty(descriptor):
+            return room_of(descriptor) > 0
+        return room_of(descriptor) >= min(size + MOST_UNFLUSHED, most_at_once(descriptor))
+    return False
 
 
 def _patience() -> Callable[[], bool]:

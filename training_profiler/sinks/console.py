@@ -80,7 +80,8 @@ class Console:
         if not self._has_room(descriptor, len(data), gives_up):
             return False
         with self._writing, _bars_cleared(stream):
-            self._flush(stream)
+            if not os.isatty(descriptor):  # on a terminal each line of the program is flushed as a whole
+                self._flush(stream)
             return self._write_whole(descriptor, memoryview(data), gives_up)
 
     def print_now(self, text: str) -> str:
@@ -202,8 +203,8 @@ def _takes_all(descriptor: int | None, size: int) -> bool:
     if descriptor is None:
         return True
     with suppress(OSError):
-        if os.isatty(descriptor):
-            return room_of(descriptor) > 0
+        if os.isatty(descriptor):  # nothing says how much a terminal takes
+            return False
         return room_of(descriptor) >= min(size + MOST_UNFLUSHED, most_at_once(descriptor))
     return False
 

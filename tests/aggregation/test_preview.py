@@ -1,5 +1,7 @@
 """A preview adds events that may still be rewritten, and leaves the sums as they are."""
 
+import threading
+
 import pytest
 
 from tests.support.recording import FakeRun
@@ -70,3 +72,20 @@ def test_a_mark_that_was_drained_around_is_not_before_its_step(run):
     assert run.accumulator.steps == 4
     assert totals.sections.self_ns.sum() == totals.wall_ns
     assert min(run.accumulator.step_ns) >= 0
+
+
+def test_preview_copies_no_receiver_of_spans(run):
+    lock = threading.Lock()  # cannot be copied
+    run.accumulator.send_every_span(lambda *spans: lock)
+    run.accumulator.send_spans(Receiver().receive)
+    preview = run.accumulator.preview()
+    assert (preview.on_spans, preview.on_every_span) == (None, None)
+    assert run.accumulator.on_every_span is not None
+
+
+class Receiver:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def receive(self, *spans: object) -> None:
+        raise AssertionError

@@ -102,10 +102,10 @@ class Accumulator:
 
     def preview(self) -> "Accumulator":
         """Return a copy that goes on for itself and sends no spans."""
-        shared = [self._names, self.on_spans, self.on_every_span]
-        copy: Accumulator = deepcopy(self, {id(part): part for part in shared})
-        copy.send_spans(None)
-        copy.send_every_span(None)
+        # The training thread may begin a capture meanwhile, so the receivers of spans are left out before the copy.
+        state = {**vars(self), "on_spans": None, "on_every_span": None}
+        copy = object.__new__(type(self))
+        vars(copy).update(deepcopy(state, {id(self._names): self._names}))
         copy.loaders.configure_intervals(False, None)
         return copy
 

@@ -110,7 +110,7 @@ class Pipeline:
         self._exchange.add(totals, step_ns, synchronized)
         self._publish(self._exchange.due_summary(self._sums.run, inside=inside), polls=not is_beside)
         if is_beside and self._recorder.watermark_ns is not None:
-            self._journal_pending()
+            self._guard.run("pending intervals", self._journal_pending)
 
     def _journal_interval(
         self, totals: Totals, step_ns: list[int], inside: Sequence[str], is_beside: bool, is_pending: bool = False

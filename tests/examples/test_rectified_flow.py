@@ -125,7 +125,7 @@ def test_torchrun_trains_two_ranks_and_only_rank_0_reports(tmp_path):
         (1, 10, True),
     ]
     assert "Ranks: 2 of 2 reported" in printed.rpartition("=== Final")[2]
-    assert sorted(path.name for path in next((tmp_path / "runs").iterdir()).glob("rank*")) == [
+    assert sorted(path.name for path in next((tmp_path / "runs").iterdir()).glob("rank*.jsonl")) == [
         "rank0.jsonl",
         "rank1.jsonl",
     ]

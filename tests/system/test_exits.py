@@ -289,7 +289,7 @@ def test_ctrl_c_right_after_profiler_work_gives_one_summary(tmp_path: Path) -> N
     assert_summed_up_once(outcome, steps=2)
 
 
-@pytest.mark.parametrize("moment", ["Recorder.drain", "Session._report", "Pipeline._close", "Console.print"])
+@pytest.mark.parametrize("moment", ["Recorder.drain", "Session._report", "Pipeline._close", "Console.print_now"])
 def test_sigterm_during_profiler_work_waits_for_its_end(tmp_path: Path, moment: str) -> None:
     kind, method = moment.split(".")
     script = f"""

@@ -8,7 +8,7 @@ from training_profiler.safety.own_file import NotOursError, OwnFile
 
 
 def descriptor_of(file):
-    return file._descriptor
+    return file._descriptor.number
 
 
 def take_number(number, path):

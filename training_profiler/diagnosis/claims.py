@@ -6,23 +6,14 @@ from typing import Final
 
 from training_profiler.diagnosis.device import CAUSES, GPU_UTILIZATION
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
+from training_profiler.diagnosis.shares import RUN_SHARES, STEP_SHARES
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.known_sections import (
     BACKWARD_PASS,
-    CHECKPOINTING,
-    DATA_GENERATION,
     DATA_LOADING,
-    DATA_TRANSFER,
-    EMA_UPDATE,
     FIRST_FETCH,
-    FORWARD_PASS,
-    LOGGING,
-    METRICS_COMPUTATION,
-    OPTIMIZER_STEP,
-    SAMPLING,
     SYNCHRONIZATION,
-    VALIDATION_EPOCH,
     WORKER_START,
 )
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
@@ -31,21 +22,11 @@ STEP_TIME_VARIES: Final = "step-time-varies"
 SLOWING_DOWN: Final = "slowing-down"
 
 _SECTIONS: Final = {
-    "data-loading-bound": DATA_LOADING,
+    **{row.code: row.section for row in (*STEP_SHARES, *RUN_SHARES)},
     "loader-slow": DATA_LOADING,
     "first-batch-slow": DATA_LOADING,
-    "data-generation-bound": DATA_GENERATION,
-    "data-transfer": DATA_TRANSFER,
-    "forward-dominates": FORWARD_PASS,
     "backward-slow": BACKWARD_PASS,
-    "optimizer-heavy": OPTIMIZER_STEP,
-    "metrics-heavy": METRICS_COMPUTATION,
-    "logging-heavy": LOGGING,
-    "ema-heavy": EMA_UPDATE,
     "synchronization-heavy": SYNCHRONIZATION,
-    "validation-heavy": VALIDATION_EPOCH,
-    "sampling-heavy": SAMPLING,
-    "checkpointing-heavy": CHECKPOINTING,
     "unexplained": OTHER,
 }
 _INSIDE: Final = {FIRST_FETCH: DATA_LOADING, WORKER_START: DATA_LOADING}

@@ -28,9 +28,9 @@ def free_cpus(snapshot: Snapshot) -> float | None:
     if machine is None or machine.cores is None or machine.cpu_process is None:
         return None
     free = [machine.cores - machine.cpu_process.mean * machine.local_ranks]
-    busy, cores = machine.cpu_allowed or machine.cpu_host, machine.allowed_cores or machine.host_cores
-    if busy is not None and cores is not None:
-        free.append(cores * (1 - busy.mean))
+    if machine.shared_cpus is not None:
+        count, busy = machine.shared_cpus
+        free.append(count - busy)
     return max(0.0, min(free))
 
 

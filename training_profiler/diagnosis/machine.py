@@ -73,12 +73,11 @@ def _part_of_others(machine: MachineStats) -> float:
     The training thread competes with all that runs beside it on the CPUs it may use: its own threads, workers and
     ranks, and others.
     """
-    busy = machine.cpu_allowed or machine.cpu_host
-    cores = machine.allowed_cores if machine.cpu_allowed is not None else machine.host_cores
-    if busy is None or cores is None or machine.cpu_process is None:
+    shared = machine.shared_cpus
+    if shared is None or machine.cpu_process is None:
         return 0.0
     own = machine.cpu_process.mean * machine.local_ranks
-    others = max(0.0, busy.mean * cores - own)
+    others = max(0.0, shared[1] - own)
     beside = max(0.0, own - 1.0)
     return others / (others + beside) if others else 0.0
 
@@ -141,16 +140,23 @@ def cpu_oversubscribed(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-def without_lost_time(finding: Finding, snapshot: Snapshot) -> Finding | None:
-    """Return the finding with the savings that are left without the time lost to others; None if nothing is left.
+def without_lost_time(findings: list[Finding], snapshot: Snapshot) -> list[Finding]:
+    """Return the findings with the savings that are left without the time lost to others.
 
     A rule about uneven time needs more than that loss could explain: where the CPU is taken away, steps vary, grow and
     shrink whatever the program does.
     """
     lost = cpu_loss(snapshot.machine).all
-    if finding.code == MACHINE_BUSY or lost <= threshold_of(MACHINE_BUSY, snapshot):
+    if lost <= threshold_of(MACHINE_BUSY, snapshot):
+        return findings
+    left = [_without(finding, lost, lost * snapshot.wall_s) for finding in findings]
+    return [finding for finding in left if finding is not None]
+
+
+def _without(finding: Finding, lost: float, lost_s: float) -> Finding | None:
+    if finding.code == MACHINE_BUSY:
         return finding
     if finding.code not in ABOUT_UNEVEN_TIME:
         return replace(finding, potential_saving_s=finding.potential_saving_s * (1 - lost))
-    left_s = finding.potential_saving_s - lost * snapshot.wall_s
+    left_s = finding.potential_saving_s - lost_s
     return replace(finding, potential_saving_s=left_s) if left_s >= MIN_SAVING_S else None

@@ -31,8 +31,7 @@ NO_COMPONENTS: Final = (PROFILER, *NESTED_SECTIONS)
 
 def diagnose(snapshot: Snapshot) -> list[Finding]:
     """Return the findings, the largest saving first, then remarks that ask for no change."""
-    found = RULES.findings(snapshot, snapshot.thresholds)
-    left = [finding for each in found if (finding := machine.without_lost_time(each, snapshot)) is not None]
+    left = machine.without_lost_time(RULES.findings(snapshot, snapshot.thresholds), snapshot)
     left = claims.each_second_once(device.with_cause(shares.with_specifics(left)), snapshot)
     findings = [with_step_time(finding, snapshot) for finding in left]
     problems = [finding for finding in findings if finding.code not in HARMLESS]

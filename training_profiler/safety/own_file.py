@@ -2,11 +2,10 @@
 
 import os
 import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from training_profiler.safety.descriptors import identity, raised
+from training_profiler.safety.descriptors import Descriptor, identity, raised
 
 FLAGS: Final = (
     os.O_WRONLY
@@ -40,9 +39,9 @@ class OwnFile:
         self.path = path
         self.reopened = 0  # how often the program had closed the descriptor
         flags = FLAGS | os.O_CREAT | (os.O_EXCL if is_new else 0)
-        self._descriptor: int | None = raised(os.open(path, flags, 0o666))
-        self._identity = identity(self._descriptor)
-        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+        number = raised(os.open(path, flags, 0o666))
+        self._descriptor: Descriptor | None = Descriptor(number, identity(number))
+        if not stat.S_ISREG(os.fstat(number).st_mode):
             self.close()
             raise NotOursError(f"{path} is not a regular file")
 
@@ -67,26 +66,22 @@ class OwnFile:
     def close(self) -> None:
         """Close the descriptor, unless its number stands for another file by now."""
         descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None and self._is_ours(descriptor):
-            os.close(descriptor)
+        if descriptor is not None:
+            descriptor.close()
 
     def _checked(self) -> int:
-        if self._descriptor is None:
+        descriptor = self._descriptor
+        if descriptor is None:
             raise NotOursError(f"{self.path} is closed")
-        if not self._is_ours(self._descriptor):
+        if not descriptor.is_ours():
             self._descriptor = None  # not closed: it is the program's
-            self._descriptor = self._open_again()
+            self._descriptor = descriptor = self._open_again(descriptor.file)
             self.reopened += 1
-        return self._descriptor
+        return descriptor.number
 
-    def _open_again(self) -> int:
-        descriptor = raised(os.open(self.path, FLAGS))
-        if not self._is_ours(descriptor):
-            os.close(descriptor)
+    def _open_again(self, file: tuple[int, int]) -> Descriptor:
+        descriptor = Descriptor(raised(os.open(self.path, FLAGS)), file)
+        if not descriptor.is_ours():
+            os.close(descriptor.number)
             raise NotOursError(f"{self.path} is no longer the file that was opened")
         return descriptor
-
-    def _is_ours(self, descriptor: int) -> bool:
-        with suppress(OSError):  # EBADF: the program has closed it
-            return identity(descriptor) == self._identity
-        return False

@@ -168,8 +168,7 @@ class Console:
         while room_of(descriptor) < min(size, most_at_once(descriptor)) and not self._is_terminal_ready(descriptor):
             if gives_up():
                 return False
-            is_ready(descriptor, LOOK_S)
-            time.sleep(LOOK_S if is_ready(descriptor) else 0.0)
+            _wait_for_reader(descriptor)
         return True
 
     def _is_terminal_ready(self, descriptor: int) -> bool:
@@ -187,15 +186,17 @@ class Console:
     def _write_whole(self, descriptor: int, data: memoryview, gives_up: Callable[[], bool]) -> bool:
         # Bypasses the stream's buffer: after a broken pipe its contents would fail again when the interpreter flushes
         # at its end, which turns the exit status of the user's program into 120.
-        while data:
-            written = write_some(descriptor, data)
-            data = data[written:]
-            if not written:
-                if gives_up():
-                    return False
-                is_ready(descriptor, LOOK_S)
-                time.sleep(LOOK_S if is_ready(descriptor) else 0.0)
+        while data := self._write_ready(descriptor, data):
+            if gives_up():
+                return False
+            _wait_for_reader(descriptor)
         return True
+
+
+def _wait_for_reader(descriptor: int) -> None:
+    """Wait a moment for room; also where a pipe is ready for a few bytes only."""
+    is_ready(descriptor, LOOK_S)
+    time.sleep(LOOK_S if is_ready(descriptor) else 0.0)
 
 
 def _takes_all(descriptor: int | None, size: int) -> bool:

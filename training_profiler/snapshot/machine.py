@@ -72,3 +72,11 @@ class MachineStats:
     )
     ram_growth: Growth | None = None  # of this process
     gpus: tuple[GpuStats, ...] = ()
+
+    @property
+    def shared_cpus(self) -> tuple[float, float] | None:
+        """The CPUs that this process may use, and how many of them anyone kept busy; None if unknown."""
+        busy, count = self.cpu_allowed, self.allowed_cores
+        if busy is None or count is None:
+            busy, count = self.cpu_host, self.host_cores
+        return None if busy is None or count is None else (float(count), busy.mean * count)

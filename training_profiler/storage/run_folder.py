@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from training_profiler.safety.files import is_folder
+from training_profiler.safety.files import is_folder, replace_file
 from training_profiler.settings import Settings, launch_id
 
 MASK: Final = "***"
@@ -255,8 +255,4 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    draft = path.with_name(path.name + ".part")
-    draft.unlink(missing_ok=True)  # left over, or a link that another user made
-    with draft.open("x", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
-    draft.replace(path)
+    replace_file(path, text.encode("utf-8", "backslashreplace"))

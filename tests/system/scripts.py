@@ -11,10 +11,12 @@ import tempfile
 import textwrap
 from collections.abc import Mapping
 from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from tests.support.fork_server import ForkServer
 from training_profiler.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +108,18 @@ def finish(process: "subprocess.Popen[str]", cwd: Path, read_so_far: str = "") -
 def run(cwd: Path, text: str, profile: str | None = "1", **options: Any) -> Outcome:
     """Run ``text`` as a script in ``cwd`` to its end."""
     return finish(start(cwd, text, profile, **options), cwd)
+
+
+@cache
+def fork_server() -> ForkServer:
+    """Return the process that has imported torch for the tests of this process."""
+    return ForkServer(TIMEOUT_S)
+
+
+def run_forked(cwd: Path, text: str, profile: str | None = "1", variables: Mapping[str, str] | None = None) -> Outcome:
+    """Run ``text`` to its end as a script that begins after the import of torch."""
+    script = write_script(cwd, text)
+    return Outcome(*fork_server().run([str(script)], cwd, environment(profile, **(variables or {}))), cwd)
 
 
 def wait_for(process: "subprocess.Popen[str]", line: str) -> str:

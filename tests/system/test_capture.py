@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.scripts import Outcome, command, environment, finish, run, start, wait_for
+from tests.system.scripts import Outcome, command, environment, finish, run_forked, start, wait_for
 
 # A training with manual steps; a test passes code for the middle of a step as ``each``.
 TRAINING = """
@@ -61,7 +61,7 @@ PLAN = "RECTIFIED_FLOW_PROFILE_CAPTURE"
 
 def trained(cwd: Path, text: str, plan: str = "steps=5-8", before: str = "") -> Outcome:
     """Run ``before``, the training and ``text`` as one script with a plan of captures."""
-    return run(cwd, before + TRAINING + text, variables={PLAN: plan})
+    return run_forked(cwd, before + TRAINING + text, variables={PLAN: plan})
 
 
 def captures(outcome: Outcome) -> list[str]:
@@ -253,7 +253,7 @@ def leftovers(outcome: Outcome) -> list[str]:
 def test_losses_are_bitwise_equal(tmp_path, plan):
     text = "train(60, lambda: time.sleep(0.1) if len(losses) == 30 else None)\nprint(losses)"
     (tmp_path / "plain").mkdir()
-    plain = run(tmp_path / "plain", TRAINING + text, profile=None)
+    plain = run_forked(tmp_path / "plain", TRAINING + text, profile=None)
     outcome = trained(tmp_path, "start_training_profiling(log_every=1000)\n" + text, plan)
     assert outcome.status == 0, outcome.stderr
     assert plain.stdout in outcome.stdout
@@ -336,7 +336,7 @@ def test_unwritable_trace_is_reported_and_the_training_goes_on(tmp_path, spoil, 
 def test_run_that_ends_in_a_window_keeps_its_exit_status(tmp_path, ending):
     text = f"def each():\n    if len(losses) == 6: {ending}\nstart_training_profiling(); train(20, each)"
     (tmp_path / "plain").mkdir()
-    plain = run(tmp_path / "plain", TRAINING + text, profile=None)
+    plain = run_forked(tmp_path / "plain", TRAINING + text, profile=None)
     outcome = trained(tmp_path, text)
     assert outcome.status == plain.status != 0, outcome.stderr
     assert leftovers(outcome) == []

@@ -19,8 +19,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support.fork_server import ForkServer
 from tests.support.ports import free_port
 from tests.system.scripts import ROOT, Outcome, environment, report_command
+from training_profiler.cli.run import BOOTSTRAP
+from training_profiler.switch import launch_environment
 
 FOLDER = ROOT / "tests" / "programs"
 HELPERS = FOLDER / "helpers"  # what the programs import from each other
@@ -29,8 +32,12 @@ PROGRAMS = sorted(
 )
 ARGUMENTS = {"main/is_main": ["--lr", "1e-3", "--", "a b", "--rest"]}
 UNDER_TORCHRUN = {"process/collectives_torchrun", "process/ddp_torchrun", "process/fsdp2_torchrun"}
-# Programs about their own process; the others share a process that has imported torch.
-OWN_PROCESS = ("compile/", "data/workers_spawned", "exit/", "main/", "process/", "profiler/")
+# Programs about their own process, and one of each other folder; the rest run in forks of a process with torch.
+OWN_PROCESS = (
+    *("compile/", "exit/", "main/", "process/", "profiler/"),
+    *("autograd/checkpointing", "data/reads_ahead", "data/workers_spawned", "eval/no_grad_inside"),
+    *("manual/everything", "model/trainer_is_module_no_loader", "optim/accumulation", "rl/ppo"),
+)
 UNTRAINED = {"eval/without_training"}  # a program without a training may leave no report
 CUT_OFF = {"exit/os_exit"}  # exit handlers do not run; only the journal remains
 PATCH_REPLACED = {"model/replaces_call_alone"}  # replaces a patch, which may then be reported as disabled
@@ -101,37 +108,20 @@ class Pair(NamedTuple):
 Run = Callable[[str], Pair]
 
 
-class ForkServer:
-    """A process that has imported torch and forks for each program; saves the start of an interpreter."""
-
-    def __init__(self) -> None:
-        self._process = start([sys.executable, str(HELPERS / "_alone.py")], ROOT, stdin=subprocess.PIPE, stderr=None)
-
-    def run(self, name: str, cwd: Path) -> Outcome:
-        """Run a program in ``cwd`` without the profiler and return its outcome."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        cwd.mkdir()
-        print(json.dumps([str(cwd), *words_of(name)]), file=self._process.stdin, flush=True)
-        status = int(self._process.stdout.readline())
-        return Outcome(status, *((cwd.parent / stream).read_text() for stream in ("stdout", "stderr")), cwd)
-
-    def close(self) -> None:
-        """End the process."""
-        end(self._process)
-
-
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Return a function that runs a program without and with the profiler, once for all of its tests."""
-    server = ForkServer()
+    server = ForkServer(LIMIT_S)
     pairs: dict[str, Pair] = {}
 
     def pair_of(name: str) -> Pair:
         if name not in pairs:
             cwd = tmp_path_factory.mktemp(name.replace("/", "_"))
-            run_plain = run_as_command if name.startswith(OWN_PROCESS) else server.run
-            pairs[name] = Pair(run_plain(name, cwd / "plain"), run_profiled(name, cwd / "profiled"))
+            folders = cwd / "plain", cwd / "profiled"
+            if name.startswith(OWN_PROCESS):
+                pairs[name] = Pair(run_as_command(name, folders[0]), run_profiled(name, folders[1]))
+            else:
+                pairs[name] = Pair(*(run_forked(server, name, folders[i], is_profiled=bool(i)) for i in range(2)))
         return pairs[name]
 
     try:
@@ -144,6 +134,13 @@ def run_profiled(name: str, cwd: Path) -> Outcome:
     """Run a program under the profiler."""
     launcher = ["torchrun", *torchrun_words()] if name in UNDER_TORCHRUN else []
     return run_command(["-m", "training_profiler", "run", *launcher, *words_of(name)], cwd)
+
+
+def run_forked(server: ForkServer, name: str, cwd: Path, is_profiled: bool) -> Outcome:
+    """Run a program in a fork of a process that has imported torch."""
+    cwd.mkdir()
+    environment = launch_environment(BOOTSTRAP, True, variables()) if is_profiled else variables()
+    return Outcome(*server.run(words_of(name), cwd, environment, is_profiled), cwd)
 
 
 def run_as_command(name: str, cwd: Path) -> Outcome:
@@ -175,18 +172,22 @@ def run_command(words: list[str], cwd: Path) -> Outcome:
 
 def start(words: list[str], cwd: Path, stdin: int, stderr: int | None) -> "subprocess.Popen[str]":
     """Start a command in a process group of its own."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # torchrun of this environment
-    modules = f"{ROOT}{os.pathsep}{HELPERS}"
     return subprocess.Popen(
         words,
         cwd=cwd,
-        env=environment(None, GLOO_SOCKET_IFNAME="lo", PATH=path, PYTHONPATH=modules),
+        env=variables(),
         text=True,
         stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=stderr,
         start_new_session=True,
     )
+
+
+def variables() -> dict[str, str]:
+    """Return the environment of a program without the profiler."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # torchrun of this environment
+    return environment(None, GLOO_SOCKET_IFNAME="lo", PATH=path, PYTHONPATH=f"{ROOT}{os.pathsep}{HELPERS}")
 
 
 def end(process: "subprocess.Popen[str]") -> None:

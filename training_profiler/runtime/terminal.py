@@ -13,6 +13,7 @@ PREFIX: Final = "Profiler: "
 MOST_TEXTS: Final = 200  # that wait for a reader
 MOST_BYTES: Final = 1_000_000
 FORK_S: Final = 0.2  # a fork waits at most this long for a text that is being written
+DISK_S: Final = 0.2  # so does a step for a text that goes to a file, once while the disk does not respond
 
 
 class Terminal:
@@ -41,10 +42,13 @@ class Terminal:
 
     def _hand_over(self, text: str) -> None:
         rest = [text]
-        if not self._thread.waiting:
+        is_on_disk = self._console.is_on_disk()
+        if not is_on_disk and not self._thread.waiting:
             self._guard.run("console", lambda: rest.insert(0, self._console.print_now(text)))
         if rest[0]:
             self._leave_to_thread(rest[0])
+        if is_on_disk:
+            self._thread.wait(DISK_S)  # otherwise the program's next line could come first
 
     def _leave_to_thread(self, text: str) -> None:
         """Let the thread print a text that its reader is not ready for."""

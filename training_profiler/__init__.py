@@ -68,6 +68,7 @@ def load_ipython_extension(shell: "Any") -> None:
     before = {name: globals()[name] for name in __all__}
     live = {name: getattr(api, name) for name in __all__}
     globals().update(live)
+    _name_public_functions()
     for name, value in shell.user_ns.items():  # what cells have imported while profiling was off
         public = next((public for public, function in before.items() if function is value), None)
         if public is not None:
@@ -92,7 +93,11 @@ __all__ = [
     "stop_training_profiling",
 ]
 
-# On and off they are the same functions to pickle, inspect and tracebacks.
-for _name in __all__:
-    globals()[_name].__module__ = __name__
-del _name
+
+def _name_public_functions() -> None:
+    # On and off they are the same functions to pickle, inspect and tracebacks.
+    for name in __all__:
+        globals()[name].__module__ = __name__
+
+
+_name_public_functions()

@@ -169,7 +169,7 @@ def test_every_chart_finds_its_data(served: str) -> None:
 def test_each_section_is_a_run_so_that_it_has_its_own_color(served: str) -> None:
     ask(f"{served}/data/plugin/custom_scalars/layout", until_there_is="overview")
     scalars = ask(f"{served}/data/plugin/scalars/tags")
-    runs = {run for run, tags in scalars.items() if "overview/section_share_percent" in tags}
+    runs = {run for run, tags in scalars.items() if "overview/1_section_share_percent" in tags}
     assert {"tensorboard/forward_pass", "tensorboard/data_loading", "tensorboard/other"} <= runs
     assert min(tag for tags in scalars.values() for tag in tags).startswith("overview/")
 

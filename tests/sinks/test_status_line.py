@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.terminal import shown
 from training_profiler.sinks.status_line import StatusLine
 
 
@@ -31,24 +32,6 @@ class Terminal:
     def close(self) -> None:
         self.stream.close()
         os.close(self._outer)
-
-
-def shown(text: str) -> list[str]:
-    """Return the lines of a terminal that knows ends of lines, returns to their begin, and erasing to their end."""
-    lines, column = [""], 0
-    while text:
-        if text.startswith("\x1b[K"):
-            lines[-1], text = lines[-1][:column], text[3:]
-            continue
-        character, text = text[0], text[1:]
-        if character == "\n":
-            lines.append("")
-        elif character == "\r":
-            column = 0
-        else:
-            lines[-1] = lines[-1][:column] + character + lines[-1][column + 1 :]
-            column += 1
-    return lines
 
 
 @pytest.fixture

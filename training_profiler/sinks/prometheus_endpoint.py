@@ -10,7 +10,7 @@ from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
 
 PATHS: Final = ("/metrics", "/")
-LOOK_S: Final = 0.2  # between two looks whether the run has ended
+LOOK_S: Final = 0.2  # between two checks for the end of the run
 CLIENT_S: Final = 2.0  # for a client to send its request and to take the answer
 END_S: Final = 1.0
 

@@ -1,6 +1,6 @@
 """One line of the terminal that is rewritten in place and is gone before the program writes.
 
-Only the program's own writes tell whether the cursor is at the begin of a line. So the unbuffered streams behind
+Only the program's own writes show whether the cursor is at the begin of a line. So the unbuffered streams behind
 ``sys.stdout`` and ``sys.stderr`` get a ``write`` that watches them, as long as there is a status line. After a progress
 bar, or any text without the end of its line, nothing is drawn.
 """
@@ -51,15 +51,16 @@ class StatusLine:
 
     def show(self, text: str) -> None:
         """Draw ``text``, which has to fit into a line, if the cursor is at the begin of one."""
-        descriptor = self._descriptor
-        if descriptor is None or not self._writing.acquire(blocking=False):
+        writing = self._writing
+        if not writing.acquire(blocking=False):
             return
         try:
-            if self._is_at_line_start and os.isatty(descriptor) and is_ready(descriptor):
+            descriptor = self._descriptor
+            if descriptor is not None and self._is_at_line_start and os.isatty(descriptor) and is_ready(descriptor):
                 self._is_shown = True
                 os.write(descriptor, b"\r" + text.encode("ascii", "replace") + b"\x1b[K")
         finally:
-            self._writing.release()
+            writing.release()
 
     def clear(self) -> None:
         """Remove the line; whoever calls writes a text that ends with its line."""
@@ -70,19 +71,21 @@ class StatusLine:
 
     def stop(self) -> None:
         """Remove the line and watch no more."""
-        if self.is_active:
-            with self._writing:
-                self._clear()
-            self.after_fork_in_child()
+        with self._writing:
+            self._clear()
+            self._forget()
 
     def after_fork_in_child(self) -> None:
         """Watch no more, and leave the line to the parent process."""
+        self._writing = threading.RLock()  # a thread that the child does not have may hold the old one
+        self._forget()
+
+    def _forget(self) -> None:
         for raw, write in self._watched:
             if vars(raw).get("write") is write:
                 del vars(raw)["write"]
         self._watched = []
         self._descriptor, self._is_shown = None, False
-        self._writing = threading.RLock()
 
     def _watch(self, raw: Any) -> None:
         if "write" in vars(raw):  # watched already, or replaced by the program

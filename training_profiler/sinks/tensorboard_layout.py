@@ -15,9 +15,9 @@ from training_profiler.snapshot.snapshot import OTHER
 
 PERCENTAGE: Final = re.compile(r"profiling/interval_(.+)_percentage")
 OVERVIEW: Final = "overview/"
-SHARE: Final = OVERVIEW + "section_share_percent"
-MEAN: Final = OVERVIEW + "section_mean_s"
-MEAN_OUTSIDE: Final = OVERVIEW + "section_outside_steps_mean_s"
+SHARE: Final = OVERVIEW + "1_section_share_percent"
+MEAN: Final = OVERVIEW + "2_section_mean_s"
+MEAN_OUTSIDE: Final = OVERVIEW + "3_section_outside_steps_mean_s"
 LOWER, UPPER = "profiling_stack/lower", "profiling_stack/upper"  # the heights of a section in the stacked chart
 MOST_RUNS: Final = 11
 REST: Final = "remaining sections"

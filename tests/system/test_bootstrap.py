@@ -108,7 +108,12 @@ print(sorted(vars(torch)), vars(torch.__loader__))
 def test_error_while_importing_torch_is_unchanged(tmp_path: Path, torch: str) -> None:
     plain, ours = both(tmp_path, "import torch", torch)
     assert plain.status != 0
-    assert ours == plain._replace(stderr=plain.stderr + WHY + "importing torch failed\n")
+    assert ours == plain
+
+
+def test_failed_import_of_torch_is_the_reason_where_the_program_goes_on(tmp_path: Path) -> None:
+    ours = run_prepared(tmp_path, "try:\n    import torch\nexcept ImportError:\n    pass", "raise ImportError")
+    assert ours == Ended(0, "", WHY + "importing torch failed\n")
 
 
 def test_missing_torch_raises_the_usual_error(tmp_path: Path) -> None:
@@ -118,7 +123,15 @@ def test_missing_torch_raises_the_usual_error(tmp_path: Path) -> None:
     plain = execute(tmp_path, command, None, str(folder))
     ours = execute(tmp_path, command, "1", os.pathsep.join([str(BOOTSTRAP), str(folder)]))
     assert "No module named 'torch'" in plain.stderr
-    assert ours == plain._replace(stderr=plain.stderr + NOTHING)
+    assert ours == plain
+
+
+def test_short_switch_profiles_and_its_folder_counts(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(BOOTSTRAP), stand_ins(tmp_path, "", LIVE)])
+    ours = execute(tmp_path, script(tmp_path, "import torch"), None, path, variables={"TRAINING_PROFILER": "1"})
+    assert ours == Ended(0, "started True\n", "")
+    ours = execute(tmp_path, script(tmp_path, "import torch"), None, path, variables={"TRAINING_PROFILER": "maybe"})
+    assert ours.stderr.startswith("training_profiler: nothing is measured: TRAINING_PROFILER='maybe' is neither on")
 
 
 def test_import_that_succeeds_on_the_second_try_is_detected(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "training_profiler"
 SWITCH = "RECTIFIED_FLOW_PROFILE"
+SHORT_SWITCH = "TRAINING_PROFILER"
 ON_WORDS = ("1", "true", "yes", "on")
 DEFAULT_DIR = "runs"
 MOST_META_BYTES = 1 << 22
@@ -98,7 +99,7 @@ class ProcessHook:
         self._was_requested = was_requested
         self._has_reported = False
         self._launch = os.environ.get(SWITCH + "_ROOT", "").partition(":")[2]
-        self._runs = _absolute(os.environ.get(SWITCH + "_DIR", "").strip() or DEFAULT_DIR)
+        self._runs = _absolute(_variable("_DIR")[1].strip() or DEFAULT_DIR)
 
     def start_profiler(self) -> None:
         """Start the profiler after the import of torch, unless this is a command of our own."""
@@ -125,7 +126,9 @@ class ProcessHook:
     def at_exit(self) -> None:
         """Report why nothing was measured, at the end of the process that the user started."""
         try:
-            if self._is_first and not self._has_reported and os.getpid() == self._pid and self._is_program():
+            # After an exception that nothing caught, its traceback says enough.
+            is_asked = self._is_first and not hasattr(sys, "last_type") and os.getpid() == self._pid
+            if is_asked and not self._has_reported and self._is_program():
                 reason = self._why_nothing()
                 if reason is not None and not self._child_measured():
                     self.report("nothing measured: " + reason)
@@ -177,16 +180,23 @@ def install(is_first: bool, was_requested: bool) -> None:
     if any(type(finder).__name__ == TorchFinder.__name__ for finder in sys.meta_path):
         return  # PYTHONPATH has two installations
     hook = ProcessHook(is_first, was_requested)
-    given = os.environ.get(SWITCH, "")
+    name, given = _variable("")
     if given.strip().lower() not in ON_WORDS:
         if is_first:
             hook.report(
-                "nothing is measured: " + SWITCH + "=" + repr(given) + " is neither on (1, true, yes, on) nor off "
-                "(0, false, no, off); example: " + SWITCH + "=1"
+                "nothing is measured: " + name + "=" + repr(given) + " is neither on (1, true, yes, on) nor off "
+                "(0, false, no, off); example: " + name + "=1"
             )
         return
     atexit.register(hook.at_exit)  # before all others, so it runs after them
     sys.meta_path.insert(0, hook.finder)
+
+
+def _variable(ending: str) -> "tuple[str, str]":
+    """Return name and value of a variable, by its documented name or else by the short one."""
+    given = os.environ.get(SWITCH + ending, "")
+    name = SWITCH if given.strip() or not os.environ.get(SHORT_SWITCH + ending, "").strip() else SHORT_SWITCH
+    return name + ending, os.environ.get(name + ending, "")
 
 
 def _program_name() -> str:

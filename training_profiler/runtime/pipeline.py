@@ -10,6 +10,7 @@ from training_profiler.ranks.summary import RankSummary
 from training_profiler.recording.recorder import MAX_MARKS
 from training_profiler.runtime.health import REPORTS_SHARE
 from training_profiler.runtime.parts import Parts
+from training_profiler.runtime.shutdown import waited_for_children
 from training_profiler.settings import Settings
 from training_profiler.snapshot.snapshot import Health, Snapshot
 
@@ -21,7 +22,7 @@ class Pipeline:
     """
 
     def __init__(self, settings: Settings, parts: Parts) -> None:
-        self.has_reported = False
+        self.has_reported = self._is_closing = False
         self._has_flushed = False  # other than early
         self.loaders = parts.loaders
         self._parts = parts
@@ -61,6 +62,11 @@ class Pipeline:
             self._outputs.open_journal()
             self._exchange.start()
         self._outputs.start_trackers()
+        self.announce()
+
+    def announce(self) -> None:
+        """Print that the profiler is on, once something is measured and the run folder is known."""
+        self._guard.run("console", self._outputs.announce)
 
     @property
     def covered_ns(self) -> int:
@@ -105,6 +111,8 @@ class Pipeline:
             )
         self._sums.add(totals, step_ns)
         self._has_flushed |= not is_early
+        if not is_beside and not self._is_closing:
+            self.announce()
         inside = self._open_sections()
         self._journal_interval(totals, step_ns, inside, is_beside)
         self._exchange.add(totals, step_ns, synchronized)
@@ -218,9 +226,9 @@ class Pipeline:
             self._outputs.stop()
 
     def _close(self, ended_by: str | None) -> None:
+        self._is_closing = True
         self._close_patches()
-        has_trained = self._instrumentation is None or self._instrumentation.has_trained or self._progress.steps
-        if not has_trained and not self._has_flushed:
+        if self._has_nothing():
             self._outputs.discard()
             return  # the bootstrap reports once why nothing was measured
         self.has_reported = True
@@ -238,6 +246,21 @@ class Pipeline:
         self._exchange.close()
         self.send_interval()
         self._outputs.final(lambda: self.stats(ended_by), diagnose(self.stats(ended_by)), self.health)
+
+    def _has_nothing(self) -> bool:
+        """Return whether there is nothing to report, or only the time in which this process waited for its children."""
+        if self._progress.steps or (self._instrumentation is not None and self._instrumentation.has_trained):
+            return False
+        if self._instrumentation is not None and not self._has_flushed:
+            return True
+        if self._instrumentation is None:
+            self._guard.run("statistics", self.flush)
+            if self._sums.run.training_spans:
+                return False
+            if waited_for_children():
+                self._outputs.say_only_waited()
+                return True
+        return self._outputs.has_run_of_child()
 
     def _close_patches(self) -> None:
         patches = self._parts.rank_patches
@@ -293,8 +316,21 @@ class Pipeline:
             thresholds=self._settings.thresholds,
         )
 
+    def show_so_far(self) -> None:
+        """Print the final summary as it would be now."""
+        if self._outputs.is_primary():
+            snapshot = self.stats()
+            self._outputs.show_so_far(snapshot, diagnose(snapshot))
+
+    def report_files(self) -> dict[str, str]:
+        """Return the final report up to the last flush, as the texts of its files by their names."""
+        snapshot = self.stats()
+        return self._outputs.report_files(snapshot, diagnose(snapshot))
+
     def health(self) -> Health:
         """Return the health of the profiler so far."""
         components = (self._samplers, self._outputs, self._exchange, self)
         notes = [note for component in components for note in component.notes()]
-        return self._health_of_profiler.health(self._sums.run, self._parts.report_budget.left_out, notes)
+        is_unseen = self._settings.is_quiet and not self._settings.sinks
+        left_out = 0 if is_unseen else self._parts.report_budget.left_out
+        return self._health_of_profiler.health(self._sums.run, left_out, notes)

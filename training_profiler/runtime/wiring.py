@@ -17,6 +17,7 @@ from training_profiler.ranks.identity import Rank
 from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.health import PATCH_COST, Budget, ProfilerHealth
+from training_profiler.runtime.notebook import NotebookCells
 from training_profiler.runtime.output_thread import OutputThread
 from training_profiler.runtime.outputs import Outputs
 from training_profiler.runtime.parts import Parts
@@ -61,7 +62,7 @@ def build_session(settings: Settings, context: RunContext) -> Session:
     rank, progress = rank_of(settings), TrainingProgress(recorder.thread_id())
     accumulator = Accumulator(recorder.names, begin_ns, settings.warmup, is_inferred)
     sums = RunSums(recorder.names, begin_ns, settings.warmup)
-    terminal = Terminal(rank, guard, health, settings.stream)
+    terminal = Terminal(rank, guard, health, settings.stream, lambda: progress.steps)
     hang_detector = HangDetector(
         recorder, accumulator, lambda: progress.thread_id, rank.who.host, terminal.report, lambda: progress.steps
     )
@@ -69,7 +70,9 @@ def build_session(settings: Settings, context: RunContext) -> Session:
     files_thread = OutputThread(
         "files", guard.run, "files", tick=(lambda: session.flush_beside()) if context.flushes_beside else None
     )
-    trackers = Trackers(guard.run, last_row=lambda tracker: session.send_last_row(tracker))
+    trackers = Trackers(
+        guard.run, last_row=lambda tracker: session.send_last_row(tracker), report=lambda: session.report_files()
+    )
     outputs = Outputs(
         settings,
         context.opens_files,
@@ -104,7 +107,8 @@ def build_session(settings: Settings, context: RunContext) -> Session:
         ),
     )
     shutdown = Shutdown(lambda ended_by: session.close(ended_by))
-    session = Session(settings, begin_ns, parts, Pipeline(settings, parts), shutdown)
+    cells = NotebookCells(lambda: progress.steps, lambda: session.show_so_far())
+    session = Session(settings, begin_ns, parts, Pipeline(settings, parts), shutdown, cells)
     return session
 
 

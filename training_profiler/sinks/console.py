@@ -240,7 +240,12 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 
 
 def _descriptor_behind(stream: IO[str]) -> int | None:
-    """Return the descriptor that a stand-in for a stream most likely writes to; None if it is unknown."""
+    """Return the descriptor that a stand-in for a stream most likely writes to; None if it is unknown.
+
+    The stream of a notebook writes to none: it hands the text to the cell of the thread that calls it.
+    """
+    if type(stream).__module__.partition(".")[0] == "ipykernel":
+        return None
     for candidate in (stream, sys.__stdout__):
         with suppress(Exception):  # a stand-in may raise anything
             descriptor = candidate.fileno()  # type: ignore[union-attr]

@@ -12,10 +12,14 @@ from training_profiler.snapshot.machine import MachineStats as MachineStats
 from training_profiler.snapshot.ranks import AllRanksStats as AllRanksStats
 from training_profiler.snapshot.ranks import AttemptStats as AttemptStats
 from training_profiler.snapshot.ranks import GradientSyncStats as GradientSyncStats
+from training_profiler.text import escaped
+from training_profiler.units import duration_text, ms_text
 
 OTHER: Final = "other"  # time within steps in no section
 PROFILER: Final = "(profiler)"  # the profiler's own work: sums, reports, the journal
 OUTSIDE_STEPS: Final = "(outside steps)"  # time before, between and after steps in no section
+SHOWN_SECTIONS: Final = 3  # in the text of a snapshot
+SHOWN_SHARE: Final = 0.005
 HOT_PLACES: Final = 3  # places shown for each section
 HOT_SHARE: Final = 0.01  # of the run
 SPANS_NEEDED: Final = 10  # spans with known device time that are enough to stand for all
@@ -175,7 +179,7 @@ class Health:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Snapshot:
     """All stats of a stretch of a run: an interval, or the run so far."""
 
@@ -198,6 +202,35 @@ class Snapshot:
     run_folder: str | None = None
     open_sections: tuple[str, ...] = ()  # on the training thread, outermost first
     ended_by: str | None = None  # exception or signal that ended the run, if any
+
+    def __repr__(self) -> str:
+        step = "" if self.step is None else f", step {ms_text(self.step.avg_s)}"
+        shares = "".join(f", {escaped(name)} {share:.0%}" for name, share in self._largest(SHOWN_SECTIONS))
+        folder = f", run folder {escaped(self.run_folder)}" if self.run_folder else ""
+        return f"<Snapshot: {self.steps} steps in {duration_text(self.wall_s)}{step}{shares}{folder}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the sections by their share of the time."""
+        from html import escape  # only notebooks need it
+
+        step = "" if self.step is None else f", step {ms_text(self.step.avg_s)}"
+        rows = "".join(
+            f"<tr><td>{escape(escaped(name))}</td><td>{share:.1%}</td><td>{self.sections[name].count}</td></tr>"
+            for name, share in self._largest(len(self.sections))
+        )
+        folder = f"<p>{escape(escaped(self.run_folder))}</p>" if self.run_folder else ""
+        return (
+            f"<p>{self.steps} steps in {escape(duration_text(self.wall_s))}{escape(step)}</p>"
+            f"<table><tr><th>section</th><th>of the time</th><th>count</th></tr>{rows}</table>{folder}"
+        )
+
+    def _largest(self, most: int) -> list[tuple[str, float]]:
+        shares = [
+            (name, section.share)
+            for name, section in self.sections.items()
+            if section.share >= SHOWN_SHARE and name != PROFILER
+        ]
+        return sorted(shares, key=lambda each: -each[1])[:most]
 
     def is_by_device(self, name: str) -> bool:
         """Return whether the device time of section ``name`` is known; the host's time then does not count."""

@@ -13,7 +13,8 @@ from training_profiler.aggregation.outside_steps import OUTSIDE_SECTIONS, WITHIN
 from training_profiler.aggregation.step_totals import WARMUP_NEEDS
 from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.trend import trend
-from training_profiler.recording.known_sections import DATA_LOADING, STEP_PARTS, SYNCHRONIZATION
+from training_profiler.aggregation.work import work_growth
+from training_profiler.recording.known_sections import ACTING_SECTIONS, DATA_LOADING, STEP_PARTS, SYNCHRONIZATION
 from training_profiler.sampling.line_sampler import Location
 from training_profiler.snapshot.snapshot import (
     OTHER,
@@ -29,13 +30,14 @@ from training_profiler.units import NS_PER_S
 SAMPLES_NEEDED: Final = 30  # in a section; a share of one half is then accurate to about 18 points (95 %)
 MOST_LINES: Final = 100  # in a section; the rest is below one percent of it
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time
+LIKE_THE_FIRST: Final = 0.5  # of the time of a first step: a later step of that time is of the same kind
 
 
 def section_stats(
     totals: Totals, names: Mapping[int, str], configured_warmup: int | None = None
 ) -> dict[str, SectionStats]:
     """Return the stats of each section, and of the time in no section; shares add up to 1."""
-    early_ns = totals.early_ns[: warmup_steps(totals, configured_warmup)].sum(axis=0)
+    early_ns = totals.early_ns[: warmup_steps(totals, names, configured_warmup)].sum(axis=0)
     early_ns = np.pad(early_ns, (0, max(0, totals.sections.rows - len(early_ns))))
     sums = totals.sections
     wall_ns = max(1, totals.wall_ns)
@@ -197,13 +199,22 @@ def _parents(totals: Totals) -> dict[int, int]:
     return parents
 
 
-def warmup_steps(totals: Totals, configured: int | None) -> int:
+def warmup_steps(totals: Totals, names: Mapping[int, str], configured: int | None) -> int:
     """Return the number of first steps to leave out; 0 if no step would be left."""
     steps = totals.steps
     warmup = steps.warmup_steps(configured)
+    if configured is None and warmup and _acts_again(totals, names, warmup):
+        warmup = 0
     if configured is None and steps.count >= WARMUP_NEEDS:
         warmup = max(warmup, totals.slow_steps)
     return 0 if warmup >= steps.count or warmup > len(steps.first_ns) else warmup
+
+
+def _acts_again(totals: Totals, names: Mapping[int, str], warmup: int) -> bool:
+    """Return whether the first steps are long because the model acts, or computes targets, as in later long steps."""
+    acting = [id for id, name in names.items() if name in ACTING_SECTIONS and id < totals.early_ns.shape[1]]
+    acted = acting and totals.early_ns[:warmup, acting].any()
+    return bool(acted) and totals.steps.longest(warmup)[0] >= LIKE_THE_FIRST * min(totals.steps.first_ns[:warmup])
 
 
 def step_stats(
@@ -211,12 +222,13 @@ def step_stats(
 ) -> StepStats | None:
     """Return the stats of the steps; None without any. An interval has no trend and no explanation of it."""
     steps = totals.steps
-    warmup = warmup_steps(totals, configured_warmup)
+    warmup = warmup_steps(totals, names, configured_warmup)
     spread, normal = steps.spread(warmup), steps.normal_spread(warmup)
     median_ns = steps.median_ns()
     if spread is None or normal is None or median_ns is None:
         return None
     growth = None if is_interval else trend(steps.series(warmup))  # takes 1.5 ms
+    work = None if growth is None or growth.rise <= 0 else work_growth(steps.work_series(warmup), totals.input_sizes)
     explained = () if is_interval else totals.coupling.explained()
     max_ns, max_step = steps.longest(warmup)
     p95_ns = steps.p95_ns(warmup)
@@ -237,6 +249,10 @@ def step_stats(
         before_s=None if totals.loop_begin_ns is None else max(0, totals.loop_begin_ns - totals.begin_ns) / NS_PER_S,
         rise=growth.rise if growth else None,
         rise_p_value=growth.p_value if growth else None,
+        work_unit=work.unit if work else "",
+        work_rise=work.rise if work else 0.0,
+        unit_rise=work.unit_rise if work else 0.0,
+        unit_rise_p_value=work.unit_p_value if work else 1.0,
         explained={
             names.get(id) or OTHER: float(part) for id, part in enumerate(explained) if part >= EXPLAINS_AT_LEAST
         },

@@ -15,6 +15,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     shares,
     steps,
     stragglers,
+    validation,
 )
 from training_profiler.diagnosis.registry import RULES, STEPS_NEEDED, has_enough_steps, threshold_of, with_step_time
 from training_profiler.findings.finding import Finding
@@ -25,7 +26,7 @@ from training_profiler.units import ms_text, time_text
 THRESHOLDS: Final = RULES.thresholds()
 # Before all others: a lost rank saves no known time, but fails the run; on a busy machine every other time is in doubt.
 FIRST: Final = ("rank-silent", machine.MACHINE_BUSY)
-HARMLESS: Final = ("warm-up",)  # a run with no other finding is healthy
+HARMLESS: Final = ("warm-up", "steps-do-more")  # a run with no other finding is healthy
 NO_COMPONENTS: Final = (PROFILER, *NESTED_SECTIONS)
 
 

@@ -31,6 +31,7 @@ class PatchContext:
         "detector",
         "gradient_sync",
         "has_grad_scaler",
+        "has_optimizer",
         "is_compiling",
         "is_tracing",
         "on_error",
@@ -51,6 +52,7 @@ class PatchContext:
         self.is_compiling: Callable[[], bool] = _never
         self.is_tracing: Callable[[], bool] = _never  # a compiler behind dynamo traces, e.g. AOTAutograd
         self.has_grad_scaler = False  # a GradScaler was used, so updates may be skipped
+        self.has_optimizer = False  # the program has created an optimizer of torch
         self.updates_on_other_threads = 0  # while the training thread runs
         self._recorder = recorder
         self._create_detector = create_detector
@@ -101,6 +103,10 @@ class PatchContext:
     def note_grad_scaler(self) -> None:
         """Remember that a GradScaler was used, so that updates may be skipped."""
         self.has_grad_scaler = True
+
+    def note_optimizer(self) -> None:
+        """Remember that the program has created an optimizer of torch, which reports its updates."""
+        self.has_optimizer = True
 
     def events_of_other_thread(self) -> list[int] | None:
         """Return the calling thread's events; None on the training thread, and before a run."""

@@ -10,11 +10,13 @@ from typing import Any, Final
 from training_profiler.instrumentation.context import Install, PatchContext
 from training_profiler.instrumentation.flops.counter import Flops
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
+from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
 from training_profiler.instrumentation.loop_detection.loaders import KnownLoaders
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.instrumentation.patches import (
+    autograd_function,
     backward,
     collectives,
     dataloader,
@@ -38,6 +40,7 @@ PATCHES: Final[dict[str, Install]] = {
     "data loading": dataloader.install,
     "forward pass": module_call.install,
     "backward pass": backward.install,
+    "autograd functions": autograd_function.install,
     "optimizer": optimizer.install,
     "gradient scaler": grad_scaler.install,
     "transfer": transfer.install,
@@ -73,7 +76,7 @@ class Instrumentation:
         self._overwritten: list[str] = []
         self._known_loaders: KnownLoaders | None = None
         self.epochs = EpochDetector()
-        self._backwards = self._updates = self._forwards = 0
+        self._backwards = self._updates = self._forwards = self._inferred_updates = 0
         self._has_manual_steps = False
 
     def install(self, torch: Any) -> None:
@@ -124,6 +127,8 @@ class Instrumentation:
             codes = SectionCodes(self._recorder.names)
             detector = LoopDetector(pending, codes, torch.nn.Module, torch.is_grad_enabled, end_step)
             detector.phases.passes.use_loaders(self._loader_of)
+            if not self.context.has_optimizer:
+                detector.use_inferred_updates(InferredUpdates(_unwrap_with(torch)))
             self.context.use_detector(detector)
         except Exception as error:
             self.disable(error)
@@ -159,6 +164,7 @@ class Instrumentation:
         if detector is not None:
             self._backwards += detector.backwards
             self._updates += detector.updates
+            self._inferred_updates += detector.inferred_updates
             self._forwards += detector.phases.forwards_without_grad
             self._has_manual_steps |= detector.has_manual_steps
 
@@ -166,6 +172,17 @@ class Instrumentation:
     def is_training(self) -> bool:
         """Whether this process itself is in a training."""
         return self.context.detector is not None and self.context.detector.has_trained
+
+    def pop_work(self) -> tuple[tuple[int, int], list[tuple[int, int]]]:
+        """Return what was observed since the last call.
+
+        First the number and the time in ns of evaluations' forward passes with gradients. Then for some updates their
+        number, and how many elements the input of a forward pass had.
+        """
+        detector = self.context.detector
+        if detector is None:
+            return (0, 0), []
+        return detector.phases.with_grad.pop(), detector.input_sizes.pop()
 
     def use_manual_steps(self) -> None:
         """Leave the ends of steps to ``profile_step``."""
@@ -204,7 +221,12 @@ class Instrumentation:
         """Return a sentence for each thing that could not be measured, after ``close``."""
         notes = [f"not instrumented: {name} ({reason})" for name, reason in self.missing.items()]
         notes += [f"another library or the program replaced the {name!r} patch" for name in self._overwritten]
-        if self._backwards and not self._updates and not self._has_manual_steps:
+        if self._inferred_updates and not self._has_manual_steps:
+            notes.append(
+                f"the program updates its parameters without torch.optim, so steps were inferred: parameters changed "
+                f"before {self._inferred_updates} backward passes or the end; profile_step() marks steps exactly"
+            )
+        elif self._backwards and not self._updates and not self._has_manual_steps:
             notes.append(
                 f"steps could not be detected: gradients were computed {self._backwards} times, but no optimizer of "
                 f"torch.optim made an update; call profile_step() after each update"
@@ -240,3 +262,20 @@ class Instrumentation:
         self.context.reset_rank_observations()
         self._recorder.move_watermark(None)
         self.context.training_thread.reset()
+
+
+def _unwrap_with(torch: Any) -> Callable[[Any], Any]:
+    """Return the function that ``InferredUpdates`` takes."""
+    functorch = getattr(torch._C, "_functorch", None)  # private: may be gone
+    names = ("is_functorch_wrapped_tensor", "maybe_get_level", "get_unwrapped")
+    functions = [getattr(functorch, name, None) for name in names]
+
+    def unwrap(tensor: Any) -> Any:
+        is_wrapped, level_of, get_unwrapped = functions
+        if is_wrapped is None or level_of is None or get_unwrapped is None:
+            return None
+        if not is_wrapped(tensor):
+            return tensor
+        return get_unwrapped(tensor) if level_of(tensor) == 1 else None
+
+    return unwrap

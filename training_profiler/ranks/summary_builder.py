@@ -193,7 +193,7 @@ class RankSummaryBuilder:
     def summary(self, who: RankId, run: Totals, names: Mapping[int, str], **rest: Any) -> RankSummary:
         """Return the measurements so far; ``rest`` are the remaining fields of ``RankSummary``."""
         self._number += 1
-        warmup = warmup_steps(run, self.warmup_steps)
+        warmup = warmup_steps(run, names, self.warmup_steps)
         spread = run.steps.spread(warmup)
         settled_steps = 0 if spread is None else spread.count
         settled_ns = 0 if spread is None else round(spread.total_ns)

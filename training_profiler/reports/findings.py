@@ -13,7 +13,7 @@ from training_profiler.units import duration_text, ms_number
 MOST_IMPORTANT: Final = 3  # as many changes as a reader makes before the next run
 MATTERS_FROM: Final = 0.05  # of the run's wall time, or of the time in steps
 REMARKS: Final = ("slowest-component", "data-loading-efficient")  # true of every run
-NOTHING_TO_FIX: Final = (*REMARKS, "healthy", "warm-up")
+NOTHING_TO_FIX: Final = (*REMARKS, "healthy", "warm-up", "steps-do-more")
 # Findings that matter although no time that they cost is known: the run fails, or its figures mislead.
 RISKS: Final = ("rank-silent", "host-memory", "gpu-memory-high", "memory-growth")
 

@@ -109,6 +109,9 @@ class Pipeline:
                 self._instrumentation.flops.counted,
                 self._instrumentation.flops.slow_steps,
             )
+            totals.with_grad, sizes = self._instrumentation.pop_work()
+            for step, elements in sizes:
+                totals.input_sizes.add(step, elements)
         self._sums.add(totals, step_ns)
         self._has_flushed |= not is_early
         if not is_beside and not self._is_closing:

@@ -22,6 +22,8 @@ SHOWN_SECTIONS: Final = 3  # in the text of a snapshot
 SHOWN_SHARE: Final = 0.005
 HOT_PLACES: Final = 3  # places shown for each section
 HOT_SHARE: Final = 0.01  # of the run
+FORWARD_PASSES: Final = "forward passes"  # units of the work of a step
+INPUT_ELEMENTS: Final = "input elements"
 SPANS_NEEDED: Final = 10  # spans with known device time that are enough to stand for all
 
 
@@ -93,6 +95,10 @@ class StepStats:
     before_s: float | None = None  # from the begin of the run to the begin of the first step; None if unknown
     rise: float | None = None  # trend over the run, 0.1 = 10 % longer at the end; None with too few steps
     rise_p_value: float | None = None
+    work_unit: str = ""  # what grows in each step: forward passes or input elements; "" for nothing
+    work_rise: float = 0.0  # of the work of a step over the run; 1: twice as much at the end
+    unit_rise: float = 0.0  # of the time for one unit of this work
+    unit_rise_p_value: float = 1.0
     explained: Mapping[str, float] = field(default_factory=dict)  # section -> its part of the variance of step time
 
     @property
@@ -195,6 +201,8 @@ class Snapshot:
     device: DeviceTimingStats | None = None
     throughput: Throughput | None = None
     ranks: AllRanksStats | None = None  # None for a single rank
+    with_grad_count: int = 0  # forward passes of validation that recorded gradients
+    with_grad_s: float = 0.0
     exchange: GradientSyncStats | None = None  # None without DistributedDataParallel
     attempts: tuple[AttemptStats, ...] = ()  # earlier attempts of a restarted training
     thresholds: Mapping[str, float] = field(default_factory=dict)  # of rules, where they differ from the default

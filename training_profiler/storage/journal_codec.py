@@ -5,6 +5,7 @@ Sections go by name, because ids differ from run to run. Histograms are stored a
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Annotated, Any, Final, cast
 
 import msgspec
@@ -103,6 +104,10 @@ class IntervalRecord(Struct, kw_only=True):
     samples: Count | None = None
     flops: StepFlops | None = None
     slow_steps: Count = 0
+    # Steps in a row, and the forward passes in each; left out if all steps have one.
+    step_calls: list[tuple[Count, Count]] | UnsetType = UNSET
+    input_sizes: list[tuple[Count, Real, Real]] | UnsetType = UNSET  # see ``Series``
+    with_grad: tuple[Count, Count] | UnsetType = UNSET
     late_exchange_ns: Count | UnsetType = UNSET
     dropped: Count
     unended: Count
@@ -138,12 +143,20 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         samples=totals.samples,
         flops=totals.flops,
         slow_steps=totals.slow_steps,
+        step_calls=_call_rows(totals.step_calls),
+        input_sizes=totals.input_sizes.points or UNSET,
+        with_grad=totals.with_grad if totals.with_grad[0] else UNSET,
         late_exchange_ns=totals.late_exchange_ns or UNSET,
         dropped=totals.dropped,
         unended=totals.unended,
     )
     data: dict[str, Any] = msgspec.to_builtins(record)
     return data
+
+
+def _call_rows(step_calls: Sequence[int]) -> list[tuple[int, int]] | UnsetType:
+    rows = [(len(list(steps)), calls) for calls, steps in groupby(step_calls)]
+    return UNSET if all(calls == 1 for _, calls in rows) else rows
 
 
 def _section_record(totals: Totals, id: int) -> SectionRecord:
@@ -227,6 +240,11 @@ def totals_from_data(
         totals.machine = machine_from_data(_machine_data(record.machine))
     totals.batches, totals.samples = record.batches, record.samples
     totals.slow_steps = record.slow_steps
+    totals.step_calls = [
+        calls for steps, calls in record.step_calls or [(len(record.step_ns), 1)] for _ in range(steps)
+    ]
+    totals.input_sizes.add_points(record.input_sizes or ())
+    totals.with_grad = record.with_grad or (0, 0)
     totals.late_exchange_ns = record.late_exchange_ns or 0
     totals.flops = None if record.flops is None else _flops(record.flops)
     totals.dropped, totals.unended = record.dropped, record.unended
@@ -243,6 +261,10 @@ def check_interval(record: IntervalRecord) -> None:
         raise ValueError(f"an interval ends {record.begin_ns - record.end_ns} ns before its begin")
     if record.slowed_by_capture and max(record.slowed_by_capture) >= len(record.step_ns):
         raise ValueError("a slowed step is not among the steps")
+    if record.step_calls and sum(steps for steps, _ in record.step_calls) != len(record.step_ns):
+        raise ValueError("step_calls are not of the steps")
+    if any(count < 1 for count, _, _ in record.input_sizes or ()):
+        raise ValueError("input_sizes has a point without values")
     if any(len(row) != 1 + LOADER_CELLS for row in record.by_loader):
         raise ValueError(f"a row of by_loader does not have {1 + LOADER_CELLS} numbers")
     for section in record.sections.values():
@@ -271,6 +293,8 @@ def largest_sum(record: IntervalRecord) -> int:
         + sum(abs(cell) for row in record.by_loader for cell in row)
         + sum(value or 0 for value in (record.batches, record.samples, record.dropped, record.unended))
         + (record.late_exchange_ns or 0)
+        + sum(record.with_grad or ())
+        + sum(calls for _, calls in record.step_calls or ())
     )
 
 

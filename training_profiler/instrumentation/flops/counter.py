@@ -86,8 +86,8 @@ class Counting:
         call_begins, call_ends = detector.call_begins, detector.call_ends
         backward_begins, backward_ends = detector.backward_begins, detector.backward_ends
 
-        def counted_call_begins(module: Any, inputs: Any, may_explore: bool, caller: Any) -> Any:
-            call = call_begins(module, inputs, may_explore, caller)
+        def counted_call_begins(module: Any, inputs: Any, may_explore: bool, caller: Any, function: int = 0) -> Any:
+            call = call_begins(module, inputs, may_explore, caller, function)
             # An explored call may be a trainer module; then the calls inside it count.
             if call.has_grad and not call.is_explored:
                 if not is_bare(module):

@@ -1,0 +1,112 @@
+"""Updates of a program that has no optimizer of torch: its parameters changed between two backward passes."""
+
+import operator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+MOST_LEAVES: Final = 8  # watched; an update changes all of them
+MOST_NODES: Final = 512  # of the graph that are looked at to find them
+MOST_READ: Final = 2  # leaves whose values are read: ``p.data`` has a version of its own
+MOST_ELEMENTS: Final = 65_536
+
+
+class _Leaf(NamedTuple):
+    """A parameter as it was at the end of a backward pass."""
+
+    tensor: Callable[[], Any]  # None once it is gone
+    shape: tuple[int, ...]
+    version: int
+    norm: float | None
+
+
+class InferredUpdates:
+    """Watches a few parameters of each backward pass, and reports once that they have changed.
+
+    Args:
+        unwrap: returns the tensor behind the wrapper of an outermost ``torch.func.grad``; None for any other.
+    """
+
+    def __init__(self, unwrap: Callable[[Any], Any]) -> None:
+        self._unwrap = unwrap
+        self._watched: list[_Leaf] = []
+        self._latest: list[Any] = []  # during a backward pass
+        self._is_by_backward = False  # the program calls ``backward``, so ``grad`` is for something else
+
+    def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool) -> bool:
+        """Handle a call of ``backward`` (``trains``) or of ``grad``; return whether parameters changed before."""
+        self._latest = []
+        self._is_by_backward |= trains
+        if not trains and self._is_by_backward:
+            return False
+        given = kwargs.get("inputs", args[1] if len(args) > 1 and not trains else None)
+        if given is not None:
+            leaves = list(_flat(given))[:MOST_LEAVES]
+            behind = [self._unwrap(leaf) for leaf in leaves]
+            if kwargs.get("create_graph") and any(map(operator.is_, leaves, behind)):  # a part of a loss
+                return False
+            self._latest = [leaf for leaf in behind if leaf is not None]
+        else:
+            self._latest = list(_leaves(kwargs.get("tensors", args[0] if args else ())))
+        return self.have_changed() or self._were_replaced()
+
+    def backward_ends(self) -> None:
+        """Watch the parameters that now have gradients."""
+        if self._latest:
+            self._watched = [_seen(leaf, at < MOST_READ) for at, leaf in enumerate(self._latest)]
+            self._latest = []
+
+    def have_changed(self) -> bool:
+        """Return whether a parameter has changed since the last backward pass."""
+        for at, leaf in enumerate(self._watched):
+            tensor = leaf.tensor()
+            if tensor is None:
+                continue
+            now = _seen(tensor, at < MOST_READ)
+            if now.version != leaf.version or (leaf.norm is not None and now.norm != leaf.norm):
+                return True
+        return False
+
+    def _were_replaced(self) -> bool:
+        """Return whether all parameters are new objects, as in functional code."""
+        before = [leaf.tensor() for leaf in self._watched]
+        if not before or not self._latest:
+            return False
+        if all(tensor is None for tensor in before):
+            return True
+        known = {id(tensor) for tensor in before}
+        is_new = not any(id(leaf) in known for leaf in self._latest)
+        return is_new and [leaf.shape for leaf in self._watched] == [tuple(leaf.shape) for leaf in self._latest]
+
+
+def _seen(tensor: Any, is_read: bool) -> _Leaf:
+    norm = None
+    if is_read and tensor.device.type == "cpu" and tensor.numel() <= MOST_ELEMENTS:
+        norm = float(tensor.detach().norm())  # a sum of the gradients of softmax is 0
+        norm = None if norm != norm else norm  # not a number: equal to nothing
+    return _Leaf(weakref.ref(tensor), tuple(tensor.shape), tensor._version, norm)
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    if isinstance(values, dict):
+        values = list(values.values())
+    for value in values if isinstance(values, (list, tuple)) else (values,):
+        if hasattr(value, "_version"):
+            yield value
+
+
+def _leaves(roots: Any) -> Iterable[Any]:
+    """Return the parameters nearest to the roots of a graph."""
+    waiting = [node for root in _flat(roots) if (node := root.grad_fn) is not None]
+    visited, found = set(waiting), list[Any]()
+    for node in waiting:  # grows
+        if len(visited) > MOST_NODES or len(found) >= MOST_LEAVES:
+            break
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.append(variable)
+        for following, _ in node.next_functions:
+            if following is not None and following not in visited:
+                visited.add(following)
+                waiting.append(following)
+    return found

@@ -7,7 +7,7 @@ from training_profiler.aggregation.hot_lines import lines_of, lines_with_loops, 
 from training_profiler.sampling.location import Location
 
 OTHER = section_stats("other", 0.5)
-LOOP = "lib/trainer.py:9 Trainer.fit"
+LOOP = "transformers/trainer.py:9 Trainer._run_epoch"
 TRAIN = Location("train.py", 30, "main")
 FLUSH = TRAIN._replace(inside=f"{LOOP} > lib/log.py:3 flush")
 STEP = TRAIN._replace(inside=f"{LOOP} > callback on_step_end", phase="callback on_step_end")
@@ -19,8 +19,15 @@ def test_a_line_in_several_sections_says_nothing_so_its_library_is_shown():
     callers = lines_with_loops(counts)
     assert callers == {TRAIN}
     assert [(line.place, line.what, line.caller) for line in lines_of(OTHER, counts["other"], callers)] == [
-        ("lib/trainer.py:9", "Trainer.fit > lib/log.py:3 flush", "train.py:30 main")
+        ("transformers/trainer.py:9", "Trainer._run_epoch > lib/log.py:3 flush", "train.py:30 main")
     ]
+
+
+def test_a_line_that_only_logs_says_enough():
+    log = Location("train.py", 6, "step", inside="wandb/run.py:5 Run.log > logging > wandb/q.py:3 put", phase="logging")
+    assert lines_with_loops({"other": Counter({log: 50})}) == set()
+    (line,) = lines_of(OTHER, Counter({log: 50}), set())
+    assert (line.place, line.what, line.phase) == ("train.py:6", "step", "logging")
 
 
 def test_a_line_of_one_section_says_enough():
@@ -34,14 +41,14 @@ def test_a_line_with_phases_of_a_trainer_is_split_by_them():
     counts = {"other": Counter({STEP: 30, FLUSH: 12, RESIZE: 10})}
     lines = lines_of(OTHER, counts["other"], lines_with_loops(counts))
     assert [(line.place, line.what, line.phase) for line in lines] == [
-        ("lib/trainer.py:9", "Trainer.fit > callback on_step_end", "callback on_step_end"),
-        ("lib/trainer.py:9", "Trainer.fit > lib/log.py:3 flush", ""),
+        ("transformers/trainer.py:9", "Trainer._run_epoch > callback on_step_end", "callback on_step_end"),
+        ("transformers/trainer.py:9", "Trainer._run_epoch > lib/log.py:3 flush", ""),
         ("train.py:8", "load", ""),
     ]
 
 
 def test_a_few_samples_at_the_edge_of_a_section_do_not_count():
-    counts = {"other": Counter({FLUSH: 50}), "forward_pass": Counter({FLUSH: 2})}
+    counts = {"other": Counter({RESIZE: 50}), "forward_pass": Counter({RESIZE: 2})}
     assert lines_with_loops(counts) == set()
 
 

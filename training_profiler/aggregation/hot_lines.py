@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
+from training_profiler.sampling.library_frames import LOOP, FileRows
 from training_profiler.sampling.location import Location
-from training_profiler.snapshot.snapshot import LineStats, SectionStats
+from training_profiler.snapshot.snapshot import BETWEEN, LineStats, SectionStats
 
 MOST_LINES: Final = 100  # in a section; the rest is below one percent of it
 SEEN_IN: Final = 2  # sections: then a line calls a loop, and itself says nothing
@@ -18,7 +20,7 @@ MOST_PHASES: Final = 20
 def lines_with_loops(counts: Mapping[str, Counter[Location | None]]) -> set[Location]:
     """Return the lines that say nothing, because a library that they call has the loop: ``trainer.train()``.
 
-    Such a line is in several sections at once, or a trainer's phases were seen in it.
+    Such a line is in several sections at once, or the loop of a known trainer was seen in it.
     """
     seen: Counter[Location] = Counter()
     callers = set()
@@ -27,10 +29,21 @@ def lines_with_loops(counts: Mapping[str, Counter[Location | None]]) -> set[Loca
         for location, count in samples.items():
             if location is not None and location.inside:
                 here[location.alone()] += count
-                if location.phase:
+                if has_known_loop(location.inside):
                     callers.add(location.alone())
         seen.update({line: 1 for line, count in here.items() if count >= SAMPLES_NEEDED})
     return callers | {line for line, sections in seen.items() if sections >= SEEN_IN}
+
+
+def has_known_loop(inside: str) -> bool:
+    """Return whether the first frame inside a line is the loop of a known trainer."""
+    place, _, function = inside.partition(BETWEEN)[0].partition(" ")
+    return _is_known_loop(place.rpartition(":")[0], function)
+
+
+@lru_cache(maxsize=1000)
+def _is_known_loop(file: str, function: str) -> bool:
+    return FileRows(f"/{file}", has_hooks=False).phase_of(function) == LOOP
 
 
 def lines_of(section: SectionStats, samples: Counter[Location | None], callers: set[Location]) -> tuple[LineStats, ...]:

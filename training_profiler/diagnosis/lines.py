@@ -1,7 +1,10 @@
 """Rules that name lines of the user's code."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
+from training_profiler.diagnosis.claims import section_of
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot
@@ -9,6 +12,7 @@ from training_profiler.units import ms_text
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
 LINES_A_FUNCTION: Final = 3  # named, of a function whose time is spread over many
+GUILTY_FROM: Final = 0.25  # of a section's time: a line with less is one of many
 IDLE_AT_LEAST: Final = 0.1  # share of the wait; waiting for a busy device costs nothing
 
 
@@ -87,6 +91,27 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         message += f": {evidence['lines']}"
         fix = 'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately'
     return Finding("unexplained", message, evidence, potential_saving_s=total_s, fix=fix)
+
+
+def with_lines(findings: Sequence[Finding], snapshot: Snapshot) -> list[Finding]:
+    """Return the findings, those about one section with the lines that its time goes to."""
+    return [_with_lines(finding, snapshot) for finding in findings]
+
+
+def _with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
+    name = section_of(finding)
+    section = None if name is None else snapshot.sections.get(name)
+    if name is None or section is None or not section.share or "lines" in finding.evidence:
+        return finding
+    texts = [
+        f"{place.place} {place.what} ({_of_it(place, section.share)})"
+        for place in snapshot.hottest(name)
+        if place.share >= GUILTY_FROM * section.share
+    ]
+    if not texts:
+        return finding
+    evidence = {**finding.evidence, "lines": ", ".join(texts)}
+    return replace(finding, message=f"{finding.message}; above all in {texts[0]}", evidence=evidence)
 
 
 def _of_it(place: LineStats, of: float) -> str:

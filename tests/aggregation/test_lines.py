@@ -5,7 +5,7 @@ import pytest
 from tests.support.recording import FakeRun
 from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.recording.event_codes import STEP_END
-from training_profiler.sampling.line_sampler import Location
+from training_profiler.sampling.location import Location
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, LineStats
 
 BATCH = Location("train.py", 88, "get_batch")

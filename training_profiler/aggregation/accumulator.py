@@ -31,7 +31,7 @@ from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.known_sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS
 from training_profiler.recording.recorder import Batch
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.sampling.line_sampler import Sample
+from training_profiler.sampling.location import Sample
 from training_profiler.snapshot.snapshot import PROFILER
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from training_profiler.aggregation.gradient_sync import move_late
+from training_profiler.aggregation.hot_lines import phase_shares
 from training_profiler.aggregation.loaders import loader_stats
-from training_profiler.aggregation.summary import epoch_stats, line_stats, section_stats, step_stats
+from training_profiler.aggregation.summary import epoch_stats, line_counts, line_stats, section_stats, step_stats
 from training_profiler.aggregation.throughput import throughput
 from training_profiler.aggregation.totals import Totals
 from training_profiler.recording.data_loader import LoaderCounts
@@ -104,13 +105,15 @@ class RunSums:
         """Return the stats of the run so far, or of the interval."""
         totals = self.interval if of_interval else self.run
         sections = section_stats(totals, self._names.names, self.warmup_steps)
+        lines = line_counts(totals, self._names.names)
         warmup = 0 if totals.first_step else self.warmup_steps  # a later interval has no warm-up
         return Snapshot(
             steps=self.steps,
             first_step=totals.first_step,
             wall_s=totals.wall_ns / NS_PER_S,
             sections=sections,
-            lines=line_stats(totals, self._names.names, sections),
+            lines=line_stats(lines, sections),
+            phases=phase_shares(lines, sections),
             step=step_stats(totals, self._names.names, warmup, is_interval=of_interval),
             epochs=() if of_interval else tuple(self.epochs),
             device=device,

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from training_profiler.aggregation.histogram import quantile_ns
+from training_profiler.aggregation.hot_lines import lines_of, lines_with_loops
 from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.aggregation.outside_steps import OUTSIDE_SECTIONS, WITHIN
 from training_profiler.aggregation.step_totals import WARMUP_NEEDS
@@ -15,7 +16,7 @@ from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.trend import trend
 from training_profiler.aggregation.work import work_growth
 from training_profiler.recording.known_sections import ACTING_SECTIONS, DATA_LOADING, STEP_PARTS, SYNCHRONIZATION
-from training_profiler.sampling.line_sampler import Location
+from training_profiler.sampling.location import Location
 from training_profiler.snapshot.snapshot import (
     OTHER,
     OUTSIDE_STEPS,
@@ -28,7 +29,6 @@ from training_profiler.snapshot.snapshot import (
 from training_profiler.units import NS_PER_S
 
 SAMPLES_NEEDED: Final = 30  # in a section; a share of one half is then accurate to about 18 points (95 %)
-MOST_LINES: Final = 100  # in a section; the rest is below one percent of it
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time
 LIKE_THE_FIRST: Final = 0.5  # of the time of a first step: a later step of that time is of the same kind
 
@@ -134,10 +134,8 @@ def _uncovered(totals: Totals) -> list[tuple[str, int, int]]:
     return [(OTHER, in_steps_ns, in_steps_ns), (OUTSIDE_STEPS, outside_ns, 0)]
 
 
-def line_stats(
-    totals: Totals, names: Mapping[int, str], sections: Mapping[str, SectionStats]
-) -> dict[str, tuple[LineStats, ...]]:
-    """Return the lines of each section, most samples first; none for sections with fewer than 30 samples."""
+def line_counts(totals: Totals, names: Mapping[int, str]) -> dict[str, Counter[Location | None]]:
+    """Return the samples of each line by section."""
     shown = _plain_where_alone(totals, names, {id for id, _ in totals.lines})
     counts: dict[str, Counter[Location | None]] = {}
     for (id, location), count in totals.lines.items():
@@ -145,33 +143,19 @@ def line_stats(
             counts.setdefault(shown[id], Counter())[location] += count
     for name, uncovered in _uncovered_lines(totals).items():
         counts[name] = counts.get(name, Counter()) + uncovered
+    return counts
+
+
+def line_stats(
+    counts: Mapping[str, Counter[Location | None]], sections: Mapping[str, SectionStats]
+) -> dict[str, tuple[LineStats, ...]]:
+    """Return the lines of each section, most samples first; none for sections with fewer than 30 samples."""
+    callers = lines_with_loops(counts)
     return {
-        name: _lines_of(sections[name], samples)
+        name: lines_of(sections[name], samples, callers)
         for name, samples in counts.items()
         if name in sections and samples.total() >= SAMPLES_NEEDED and set(samples) != {None}
     }
-
-
-def _lines_of(section: SectionStats, samples: Counter[Location | None]) -> tuple[LineStats, ...]:
-    of_a_sample = section.share / samples.total()
-    seen: Counter[Location] = Counter()
-    waits: dict[Location, Counter[str]] = {}
-    for location, count in samples.items():
-        if location is not None:
-            line = location._replace(waits_in="")
-            seen[line] += count
-            if location.waits_in:
-                waits.setdefault(line, Counter())[location.waits_in] += count
-    return tuple(
-        LineStats(
-            *line[:3],
-            share=count * of_a_sample,
-            samples=count,
-            waiting_share=waits[line].total() * of_a_sample if line in waits else 0.0,
-            waits_in=waits[line].most_common(1)[0][0] if line in waits else "",
-        )
-        for line, count in sorted(seen.items(), key=lambda item: (-item[1], item[0]))[:MOST_LINES]
-    )
 
 
 def _uncovered_lines(totals: Totals) -> dict[str, Counter[Location | None]]:

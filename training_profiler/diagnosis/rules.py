@@ -34,7 +34,7 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
     """Return the findings, the largest saving first, then remarks that ask for no change."""
     left = machine.without_lost_time(RULES.findings(snapshot, snapshot.thresholds), snapshot)
     left = claims.each_second_once(device.with_cause(shares.with_specifics(left)), snapshot)
-    findings = [with_step_time(finding, snapshot) for finding in left]
+    findings = lines.with_lines([with_step_time(finding, snapshot) for finding in left], snapshot)
     problems = [finding for finding in findings if finding.code not in HARMLESS]
     remarks = [
         None if problems else _healthy(snapshot),

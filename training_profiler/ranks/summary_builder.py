@@ -23,7 +23,7 @@ from training_profiler.ranks.summary import (
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, block_stride, is_compared
 from training_profiler.recording.known_sections import BACKWARD_PASS, SYNCHRONIZATION
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.sampling.line_sampler import Location
+from training_profiler.sampling.location import Location
 from training_profiler.snapshot.ranks import GradientSyncStats, RankId
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, SPANS_NEEDED
 from training_profiler.text import printable
@@ -171,7 +171,7 @@ class RankSummaryBuilder:
         for (id, location), count in totals.lines.items():
             self._samples[id] += count
             if location is not None:
-                line = location._replace(waits_in="")
+                line = location.alone()
                 self._of_line[id, line] += count
                 hottest = self._hottest.get(id)
                 if hottest is None or self._of_line[id, line] > self._of_line[id, hottest]:

@@ -41,7 +41,7 @@ def source_line(snapshot: Snapshot, finding: Finding) -> tuple[LineStats, float]
     if name is None or section is None or not section.share:
         return None
     hottest = snapshot.hottest(name)
-    if not hottest or f"{hottest[0].file}:{hottest[0].line}" in finding.message:
+    if not hottest or hottest[0].place in finding.message:
         return None
     return hottest[0], min(1.0, hottest[0].share / section.share)
 

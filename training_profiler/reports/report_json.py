@@ -35,6 +35,7 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
         "lines": {
             name: [_line(line) for line in lines[:LINES_A_SECTION]] for name, lines in sorted(snapshot.lines.items())
         },
+        "phases": dict(snapshot.phases),
         "step_time": None if step is None else asdict(step),
         "epochs": [_epoch(epoch) for epoch in snapshot.epochs],
         "device": None if snapshot.device is None else asdict(snapshot.device),
@@ -80,7 +81,7 @@ def _section(section: SectionStats) -> dict[str, Any]:
 
 
 def _line(line: LineStats) -> dict[str, Any]:
-    return {key: value for key, value in asdict(line).items() if key != "lines"}
+    return {key: value for key, value in asdict(line).items() if key not in ("lines", "parts")}
 
 
 def _epoch(epoch: EpochStats) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The frozen stats that diagnosis, reports and sinks read. Times are in seconds."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -24,6 +25,8 @@ HOT_PLACES: Final = 3  # places shown for each section
 HOT_SHARE: Final = 0.01  # of the run
 FORWARD_PASSES: Final = "forward passes"  # units of the work of a step
 INPUT_ELEMENTS: Final = "input elements"
+BETWEEN: Final = " > "  # frames in each other, in ``LineStats.inside``
+_LINE_NUMBER: Final = re.compile(r"(?<=[\w>]):\d+(?= )")
 SPANS_NEEDED: Final = 10  # spans with known device time that are enough to stand for all
 
 
@@ -73,6 +76,27 @@ class LineStats:
     lines: int = 1  # more than 1: that many lines of one function, shown under the hottest
     waiting_share: float = 0.0  # the part of ``share`` in calls that wait for the device
     waits_in: str = ""  # the call: item, cpu, tolist, ...
+    inside: str = ""  # "lib/trainer.py:9 fit > callback on_step_end": what ran in a library that the line called
+    phase: str = ""  # of a trainer, such as "callback on_step_end"; "" if there is none or it is not always the same
+    # With ``lines`` above 1: the lines of the user's code and their shares.
+    parts: tuple[tuple[int, float], ...] = field(default=(), compare=False)
+
+    @property
+    def place(self) -> str:
+        """File and line: of the library's frame where the user's line only calls a loop, else the user's."""
+        return self.inside.partition(" ")[0] or f"{self.file}:{self.line}"
+
+    @property
+    def what(self) -> str:
+        """The function, and how many of its lines are meant if there are several."""
+        name = self.inside.partition(" ")[2] or self.function
+        several = "places in it" if self.inside else "lines"
+        return name if self.lines == 1 else f"{name} ({self.lines} {several})"
+
+    @property
+    def caller(self) -> str:
+        """The user's line that called the library, if ``place`` is in one; else ""."""
+        return f"{self.file}:{self.line} {self.function}" if self.inside else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +218,7 @@ class Snapshot:
     wall_s: float = 0.0
     sections: Mapping[str, SectionStats] = field(default_factory=dict)
     lines: Mapping[str, tuple[LineStats, ...]] = field(default_factory=dict)  # by section, hottest first
+    phases: Mapping[str, float] = field(default_factory=dict)  # phase of a trainer -> share of the run, largest first
     step: StepStats | None = None
     epochs: tuple[EpochStats, ...] = ()
     loaders: tuple[LoaderStats, ...] = ()
@@ -287,18 +312,52 @@ class Snapshot:
         """Return where in the user's code the time of ``name`` goes: at most 3 places with 1 % of the run each.
 
         A place is a line. If three lines have less than half the time of three functions, the time is spread over many
-        lines, and a place is a function.
+        lines, and a place is a function. In a library, the line of a trainer's loop holds its functions in turn.
         """
         lines = self.lines.get(name, ())
-        functions: dict[tuple[str, str], LineStats] = {}
-        for line in lines:
-            hotter = functions.get((line.file, line.function))
-            functions[line.file, line.function] = line if hotter is None else _added(hotter, line)
-        by_function = sorted(functions.values(), key=lambda place: -place.share)[:HOT_PLACES]
-        by_line = lines[:HOT_PLACES]
-        line_share, function_share = (sum(place.share for place in places) for places in (by_line, by_function))
-        places = by_function if 2 * line_share < function_share else by_line
+        places = list(lines[:HOT_PLACES])
+        for level in (_function_of, _loop_of, _caller_of):
+            merged: dict[tuple[str, ...], LineStats] = {}
+            for line in lines:
+                key = level(line)
+                merged[key] = _added(merged[key], line) if key in merged else replace(line, parts=_part(line))
+            coarser = sorted(merged.values(), key=lambda place: -place.share)[:HOT_PLACES]
+            if 2 * _share(places) < _share(coarser):
+                places = [_common(place, level) for place in coarser]
         return [place for place in places if place.share >= HOT_SHARE]
+
+
+def _share(places: Sequence[LineStats]) -> float:
+    return sum(place.share for place in places)
+
+
+def _part(line: LineStats) -> tuple[tuple[int, float], ...]:
+    return ((line.line, line.share),)
+
+
+def _function_of(line: LineStats) -> tuple[str, ...]:
+    return line.file, line.function, _LINE_NUMBER.sub("", line.inside)
+
+
+def _loop_of(line: LineStats) -> tuple[str, ...]:
+    return line.file, line.function, _LINE_NUMBER.sub("", line.inside.partition(BETWEEN)[0])
+
+
+def _caller_of(line: LineStats) -> tuple[str, ...]:
+    return line.file, line.function
+
+
+def _common(place: LineStats, level: Callable[[LineStats], tuple[str, ...]]) -> LineStats:
+    """Return a place without what its merged lines do not have in common."""
+    if place.lines == 1 or not place.inside:
+        return place
+    if level is _caller_of:  # many places in the library, called by one line or by a few
+        by_line: dict[int, float] = {}
+        for number, share in place.parts:
+            by_line[number] = by_line.get(number, 0.0) + share
+        return replace(place, inside="", phase="", lines=len(by_line), parts=tuple(by_line.items()))
+    kept = place.inside if level is _function_of else place.inside.partition(BETWEEN)[0]
+    return replace(place, inside=kept, phase=place.phase if kept == place.inside else "")
 
 
 def _added(hotter: LineStats, line: LineStats) -> LineStats:
@@ -309,4 +368,5 @@ def _added(hotter: LineStats, line: LineStats) -> LineStats:
         lines=hotter.lines + line.lines,
         waiting_share=hotter.waiting_share + line.waiting_share,
         waits_in=hotter.waits_in or line.waits_in,
+        parts=hotter.parts + _part(line),
     )

@@ -21,7 +21,7 @@ from training_profiler.aggregation.section_totals import SectionSums
 from training_profiler.aggregation.totals import Totals, rows_for
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.recording.step_flops import StepFlops
-from training_profiler.sampling.line_sampler import Location
+from training_profiler.sampling.location import Location
 from training_profiler.storage.limits import MOST_DEVICES, MOST_LOADERS, Count, Moment, Real
 from training_profiler.text import printable
 
@@ -72,6 +72,8 @@ class LineRow(Struct, array_like=True):
     line: Count = 0
     function: str = ""
     waits_in: str = ""
+    inside: str = ""
+    phase: str = ""
 
 
 class MachineRecord(Struct):
@@ -178,7 +180,13 @@ def _section_record(totals: Totals, id: int) -> SectionRecord:
 
 def _line_rows(totals: Totals, id: int) -> list[list[Any]]:
     """Return a row for each line of section ``id``: samples, and the location if it is in the user's code."""
-    return [[count, *(location or ())] for (section, location), count in totals.lines.items() if section == id]
+    return [[count, *_cells(location)] for (section, location), count in totals.lines.items() if section == id]
+
+
+def _cells(location: Location | None) -> tuple[Any, ...]:
+    if location is None:
+        return ()
+    return tuple(location) if location.inside or location.phase else tuple(location)[:4]
 
 
 class SpareBins:
@@ -325,7 +333,8 @@ def _add_lines(totals: Totals, id: int, rows: Iterable[LineRow]) -> None:
     for row in rows:
         location = None
         if row.file is not None:
-            location = Location(printable(row.file), row.line, printable(row.function), printable(row.waits_in))
+            words = (printable(word) for word in (row.waits_in, row.inside, row.phase))
+            location = Location(printable(row.file), row.line, printable(row.function), *words)
         totals.lines[id, location] += row.samples
 
 

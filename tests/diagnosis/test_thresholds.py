@@ -47,6 +47,11 @@ def test_these_are_the_thresholds():
         "slowing-down": 0.05,
         "first-batch-slow": 5.0,
         "warm-up": 3.0,
+        "small-operators": 0.25,
+        "double-precision": 0.10,
+        "repeated-backward": 0.10,
+        "recompiles": 0.03,
+        "garbage-collection": 0.05,
     }
 
 

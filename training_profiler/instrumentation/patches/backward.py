@@ -9,6 +9,8 @@ from training_profiler.instrumentation.patching import Patches, hidden_from_warn
 from training_profiler.instrumentation.training_thread import BACKWARD, FORWARD, FREE
 from training_profiler.recording.tracebacks import hide_our_frames
 
+KEEPS_GRAPH = 2  # where Tensor.backward passes retain_graph to torch.autograd.backward; create_graph follows
+
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     """Record outermost backward passes. Calls inside one, such as a recomputed forward pass, are part of it."""
@@ -32,6 +34,8 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
                     if trains and detector.calls:
                         detector.trains_within()
                         training_thread.busy_with = FREE
+                    if trains and len(args) > KEEPS_GRAPH + 1 and args[KEEPS_GRAPH] and not args[KEEPS_GRAPH + 1]:
+                        context.note_kept_graph()
                     detector.backward_begins()
                 except Exception as error:
                     context.on_error(error)

@@ -9,7 +9,7 @@ from training_profiler.snapshot.snapshot import Snapshot
 HALF: Final = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 ROUNDING: Final = "changes losses by rounding"
 FEW_TENSORS: Final = 8  # below it there is little to put together
-FUSED_SAVES: Final = 0.7  # of an optimizer that updates many tensors one by one
+FUSED_SAVES: Final = 0.85  # of an optimizer that updates many tensors one by one
 OTHERWISE_SAVES: Final = 0.5
 
 
@@ -57,7 +57,7 @@ def optimizer_saves(snapshot: Snapshot) -> float:
         return OTHERWISE_SAVES
     # On an accelerator torch takes foreach by itself unless it is set to False.
     one_by_one = not facts.foreach and (facts.devices == ("cpu",) or facts.foreach is False or not facts.has_foreach)
-    return FUSED_SAVES if one_by_one and facts.tensors >= FEW_TENSORS else OTHERWISE_SAVES
+    return FUSED_SAVES if one_by_one and can_fuse(facts) and facts.tensors >= FEW_TENSORS else OTHERWISE_SAVES
 
 
 def can_fuse(facts: OptimizerFacts) -> bool:

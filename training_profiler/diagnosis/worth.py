@@ -18,7 +18,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "data-transfer": (0.3, 1.0),
     "forward-dominates": (0.0, 1.5),
     "backward-slow": (0.0, 1.5),
-    "optimizer-heavy": (0.4, 1.6),
+    "optimizer-heavy": (0.4, 1.15),
     "validation-heavy": (0.5, 1.1),
     "sampling-heavy": (0.5, 1.8),
     "checkpointing-heavy": (0.5, 1.1),

@@ -66,7 +66,7 @@ class Samplers:
     def poll(self, now_ns: int) -> None:
         """Check for an accelerator and for the cost of device timing, at the end of a step."""
         self.device.poll(now_ns)
-        self.compilations.start()
+        self.compilations.keep_listening()
 
     def add_to(self, accumulator: Accumulator) -> None:
         """Add the device times and machine samples that belong to the last drain."""

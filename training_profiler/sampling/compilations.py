@@ -3,9 +3,11 @@
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
+from training_profiler.instrumentation.patching import after_import
 from training_profiler.sampling.user_code import UserCode, places_of_this_process
 from training_profiler.snapshot.program import CompileFacts
 from training_profiler.units import NS_PER_S
@@ -23,19 +25,27 @@ class Compilations:
         self._ns = self._recompiled_ns = 0
         self._places: Counter[str] = Counter()
         self._code: UserCode | None = None
-        self._handler: Any = None
+        self._cancel: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Begin to listen, once dynamo has been imported; asking again is cheap."""
+        """Begin to listen, now or when dynamo is imported."""
+        if CALLBACKS in sys.modules:
+            self.keep_listening()
+        elif self._cancel is None:
+            self._cancel = after_import(CALLBACKS, self.keep_listening)
+
+    def keep_listening(self) -> None:
+        """Register with dynamo again: ``torch._dynamo.reset`` drops all callbacks."""
         handler = getattr(sys.modules.get(CALLBACKS), "callback_handler", None)
-        if handler is not None and self._handler is None:
-            self._handler = handler
+        if handler is not None and self.begins not in handler.start_callbacks:
             handler.register_start_callback(self.begins)
             handler.register_end_callback(self.ends)
 
     def close(self) -> None:
         """Stop listening."""
-        handler, self._handler = self._handler, None
+        if self._cancel is not None:
+            self._cancel()
+        handler = getattr(sys.modules.get(CALLBACKS), "callback_handler", None)
         if handler is not None:
             for callbacks, own in ((handler.start_callbacks, self.begins), (handler.end_callbacks, self.ends)):
                 if own in callbacks:

@@ -6,8 +6,13 @@ both. Then the training with the cost runs unmodified under the profiler.
 ``python -m benchmarks.planted_savings [NAME ...]`` measures all, or those named; ``--page`` writes the guide's page.
 """
 
+import argparse
+import datetime
+import importlib
+import importlib.metadata
 import json
 import os
+import platform
 import re
 import subprocess
 import sys

@@ -49,6 +49,11 @@ def test_these_are_the_thresholds():
         "validation-with-gradients": 0.0,
         "first-batch-slow": 5.0,
         "warm-up": 3.0,
+        "small-operators": 0.25,
+        "double-precision": 0.10,
+        "repeated-backward": 0.10,
+        "recompiles": 0.03,
+        "garbage-collection": 0.05,
     }
 
 

@@ -55,6 +55,52 @@ def test_import_inside_a_function_is_detected(tmp_path: Path) -> None:
     assert ours == Ended(0, "started True\n5\n", "")
 
 
+# An import hook as trackers, coverage tools and wrapt have them: before ours, after it, or past all others.
+HOOK = """
+import importlib.machinery, importlib.util, sys
+class Proxy:
+    def __init__(self, loader):
+        self.loader, self.exec_module = loader, loader.exec_module
+    def __getattr__(self, name):
+        return getattr(self.loader, name)
+class Hook:
+    is_busy = False
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch" or self.is_busy:
+            return None
+        self.is_busy = True
+        find = importlib.machinery.PathFinder.find_spec if {past_others} else importlib.util.find_spec
+        spec = find(name)
+        self.is_busy = False
+        loader, execute = spec.loader, spec.loader.exec_module
+        def exec_module(module):
+            execute(module)
+            print("hooked")
+        loader.exec_module = exec_module
+        if {is_proxy}:
+            spec.loader = Proxy(loader)
+        return spec
+sys.meta_path.insert({at}, Hook())
+import torch
+print("exec_module" in vars(torch.__loader__))
+import colorsys
+"""
+
+
+@pytest.mark.parametrize("is_proxy", [False, True], ids=["set on the loader", "proxy of the loader"])
+@pytest.mark.parametrize(
+    ("at", "past_others"), [(0, False), (1, False), (0, True)], ids=["before ours", "after ours", "past ours"]
+)
+def test_torch_is_detected_beside_import_hooks_of_others(
+    tmp_path: Path, at: int, past_others: bool, is_proxy: bool
+) -> None:
+    text = HOOK.format(at=at, past_others=past_others, is_proxy=is_proxy)
+    alone, ours = both(tmp_path, text)
+    assert alone == Ended(0, "hooked\nTrue\n", "")
+    assert (ours.status, ours.stderr) == (0, "")
+    assert sorted(ours.stdout.splitlines()) == ["True", "hooked", "started True"]
+
+
 PROBE = """
 import importlib.util
 spec = importlib.util.find_spec("torch")

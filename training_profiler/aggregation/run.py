@@ -10,6 +10,7 @@ from training_profiler.aggregation.throughput import throughput
 from training_profiler.aggregation.totals import Totals
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.snapshot.program import ProgramFacts
 from training_profiler.snapshot.snapshot import (
     AllRanksStats,
     AttemptStats,
@@ -98,6 +99,7 @@ class RunSums:
         ended_by: str | None = None,
         thresholds: Mapping[str, float] | None = None,
         device: DeviceTimingStats | None = None,
+        program: ProgramFacts | None = None,
         ranks: AllRanksStats | None = None,
         exchange: GradientSyncStats | None = None,
         attempts: Sequence[AttemptStats] = (),
@@ -117,6 +119,7 @@ class RunSums:
             step=step_stats(totals, self._names.names, warmup, is_interval=of_interval),
             epochs=() if of_interval else tuple(self.epochs),
             device=device,
+            program=program or ProgramFacts(),
             machine=totals.machine.stats(has_growth=not of_interval),
             throughput=throughput(totals, self._names.names, self.warmup_steps),
             loaders=loader_stats(loaders, totals.loaders),

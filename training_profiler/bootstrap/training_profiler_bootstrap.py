@@ -35,20 +35,25 @@ class TorchFinder:
     """Wraps the loader of torch to act right after torch has been imported.
 
     The other finders find the spec, and it stays as they made it. Looking up the spec without importing it changes
-    nothing.
+    nothing. Where another import hook finds torch by itself, the next import of anything shows that torch is there.
     """
 
     def __init__(self, act: "Callable[[], None]") -> None:
         self.began_import = False
         self._has_finished = False
         self._act = act
+        self._own: list[object] = []  # the functions set on loaders
         self._searching: set[int] = set()  # threads in find_spec: other finders may call this one again
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         """Return the other finders' spec of torch; None for any other module."""
-        if name != "torch" or get_ident() in self._searching:
+        if name != "torch":
+            if self._is_torch_there():
+                self._finish()
+            return None
+        if get_ident() in self._searching:
             return None
         self._searching.add(get_ident())
         try:
@@ -62,20 +67,32 @@ class TorchFinder:
             self._searching.discard(get_ident())
         return None
 
+    def _is_torch_there(self) -> bool:
+        spec = getattr(sys.modules.get("torch"), "__spec__", None)
+        return spec is not None and not getattr(spec, "_initializing", False)
+
     def _hook(self, loader: object) -> None:
         execute = getattr(loader, "exec_module", None)
         attributes = getattr(loader, "__dict__", None)
-        if execute is None or not isinstance(attributes, dict) or "exec_module" in attributes:
+        if execute is None or not isinstance(attributes, dict):
+            return
+        before = attributes.get("exec_module")  # of another import hook
+        if before in self._own:
             return
 
         def exec_module(module: "ModuleType") -> None:
-            attributes.pop("exec_module", None)  # restored before torch can see it
+            if attributes.get("exec_module") is exec_module:  # restored before torch can see it
+                if before is None:
+                    del attributes["exec_module"]
+                else:
+                    attributes["exec_module"] = before
             self.began_import = True
             execute(module)
             if module.__name__ == "torch":
                 self._finish()
 
         exec_module.__code__ = exec_module.__code__.replace(co_filename=IMPORT_SYSTEM)
+        self._own.append(exec_module)
         attributes["exec_module"] = exec_module
 
     def _finish(self) -> None:

@@ -31,9 +31,11 @@ from training_profiler.instrumentation.patches import (
 )
 from training_profiler.instrumentation.patches.simple_spans import SIMPLE_SPANS
 from training_profiler.instrumentation.patching import Patches
+from training_profiler.instrumentation.program_reader import READ_UNTIL, ProgramReader
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.recording.foreign_errors import reraise_if_foreign
 from training_profiler.recording.recorder import Recorder
+from training_profiler.snapshot.program import ProgramFacts
 
 log: Final = logging.getLogger("training_profiler")
 PATCHES: Final[dict[str, Install]] = {
@@ -69,6 +71,7 @@ class Instrumentation:
         self._recorder = recorder
         self.context: Final = PatchContext(recorder, self._first_event, self.disable)
         self.flops = Flops(self.context)
+        self.program = ProgramReader(self.context)
         self._loaders = loaders
         self.missing: dict[str, str] = {}  # patches that could not be installed, and why
         self._begin = begin
@@ -99,6 +102,7 @@ class Instrumentation:
     def uninstall(self) -> None:
         """Remove all patches; calls under way run to their end."""
         self.flops.stop()
+        self.program.stop()
         self.context.use_detector(None)
         for patches in reversed(self._patches.values()):
             patches.undo()
@@ -107,6 +111,16 @@ class Instrumentation:
     def is_overwritten(self, name: str) -> bool:
         """Return whether the program has replaced the patch ``name`` by its own code."""
         return name in self._patches and not self._patches[name].are_in_place()
+
+    def step_ended(self, steps: int, counts_flops: bool) -> None:
+        """Read and count what only the first steps are asked for; ``steps`` are complete."""
+        self.context.guarded(lambda: self.program.step_ended(steps))
+        if counts_flops and steps >= READ_UNTIL:
+            self.flops.step_ended(steps)
+
+    def program_facts(self) -> ProgramFacts:
+        """Return the facts of the program so far."""
+        return self.program.facts()._replace(operators=self.flops.operators)
 
     def _first_event(self) -> LoopDetector | None:
         """Return the loop detector of a training thread at its first event, starting a session if there is none."""
@@ -130,6 +144,7 @@ class Instrumentation:
             if not self.context.has_optimizer:
                 detector.use_inferred_updates(InferredUpdates(_unwrap_with(torch)))
             self.context.use_detector(detector)
+            self.program.step_ended(0)
         except Exception as error:
             self.disable(error)
         return self.context.detector
@@ -257,6 +272,7 @@ class Instrumentation:
         """Start again in a forked process; the training before the fork is the parent's."""
         self.context.use_detector(None)
         self.flops = Flops(self.context)
+        self.program = ProgramReader(self.context)
         self._known_loaders = None
         self.epochs = EpochDetector()
         self.context.reset_rank_observations()

@@ -62,11 +62,19 @@ def insight_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layou
     return lines
 
 
+def _between(snapshot: Snapshot, finding: Finding) -> str:
+    """Return the range of the saving as shares of the run; "" where it is narrower than the rounding."""
+    if finding.saving_range_s is None:
+        return ""
+    low, high = (round(100 * seconds / snapshot.wall_s) for seconds in finding.saving_range_s)
+    return f", likely {low} to {high}%" if high > low else ""
+
+
 def saving_text(snapshot: Snapshot, finding: Finding) -> str:
     """Return what a change could save: time, share of the run, and the step before and after it."""
     text = duration_text(finding.potential_saving_s)
     if snapshot.wall_s:
-        text += f" ({finding.potential_saving_s / snapshot.wall_s:.1%})"
+        text += f" ({finding.potential_saving_s / snapshot.wall_s:.1%}{_between(snapshot, finding)})"
     if finding.step_s is not None and finding.step_if_gone_s is not None:
         text += f": {ms_number(finding.step_s)} -> {ms_number(finding.step_if_gone_s)} ms/step"
     return text

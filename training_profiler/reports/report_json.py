@@ -52,6 +52,7 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
                 "evidence": dict(finding.evidence),
                 "worth_s": finding.potential_saving_s,
                 "worth_share": finding.potential_saving_s / snapshot.wall_s if snapshot.wall_s else None,
+                "worth_range_s": finding.saving_range_s,
                 "step_s": finding.step_s,
                 "step_if_gone_s": finding.step_if_gone_s,
                 "remedy": finding.fix,

@@ -1,5 +1,6 @@
 """From the recorder to the reports: drain, add up, write the journal, publish to rank 0, report."""
 
+import sys
 from collections.abc import Sequence
 
 from training_profiler.aggregation.loaders import interval_stats
@@ -11,8 +12,11 @@ from training_profiler.recording.recorder import MAX_MARKS
 from training_profiler.runtime.health import REPORTS_SHARE
 from training_profiler.runtime.parts import Parts
 from training_profiler.runtime.shutdown import waited_for_children
+from training_profiler.sampling.cpu_speed import budget_s, measure
 from training_profiler.settings import Settings
-from training_profiler.snapshot.snapshot import Health, Snapshot
+from training_profiler.snapshot.program import NOTHING_KNOWN, CpuSpeed, ProgramFacts
+from training_profiler.snapshot.snapshot import PROFILER, Health, Snapshot
+from training_profiler.units import NS_PER_S
 
 
 class Pipeline:
@@ -32,6 +36,7 @@ class Pipeline:
         self._exchange, self._outputs = parts.exchange, parts.outputs
         self._guard, self._health_of_profiler = parts.guard, parts.health
         self._settings = settings
+        self._cpu: CpuSpeed | None = None
         self._apply(settings)
 
     def start(self) -> None:
@@ -126,10 +131,10 @@ class Pipeline:
     def _journal_interval(
         self, totals: Totals, step_ns: list[int], inside: Sequence[str], is_beside: bool, is_pending: bool = False
     ) -> None:
-        device, health = self._samplers.device.stats(), self.health()
+        device, program, health = self._samplers.device.stats(), self._program(), self.health()
         self._outputs.journal(
             lambda lines: lines.interval(
-                totals, step_ns, health, self.loaders.all, inside, device, is_pending=is_pending
+                totals, step_ns, health, self.loaders.all, inside, device, program, is_pending=is_pending
             ),
             polls=not is_beside,
         )
@@ -235,6 +240,7 @@ class Pipeline:
             self._outputs.discard()
             return  # the bootstrap reports once why nothing was measured
         self.has_reported = True
+        self._guard.run("CPU speed", lambda: self._measure_cpu(ended_by))
         self._guard.run("statistics", self.flush)  # after a failure the earlier totals are still reported
         self._outputs.settle()  # a capture asks for the run folder
         self._guard.run("capture", self._captures.wait_for_file)
@@ -310,6 +316,7 @@ class Pipeline:
             self.health(),
             loaders=self.loaders.all,
             device=self._samplers.device.stats(),
+            program=self._program(),
             open_sections=self._open_sections(),
             run_folder=self._outputs.run_folder,
             ended_by=ended_by,
@@ -329,6 +336,20 @@ class Pipeline:
         """Return the final report up to the last flush, as the texts of its files by their names."""
         snapshot = self.stats()
         return self._outputs.report_files(snapshot, diagnose(snapshot))
+
+    def _program(self) -> ProgramFacts:
+        """Return the facts of the program so far."""
+        facts = NOTHING_KNOWN if self._instrumentation is None else self._instrumentation.program_facts()
+        return self._samplers.with_observed(facts)._replace(cpu=self._cpu)
+
+    def _measure_cpu(self, ended_by: str | None) -> None:
+        """Measure what the CPU can do, unless the run was short, interrupted, or not on the CPU."""
+        torch, counted = sys.modules.get("torch"), self._sums.run.flops
+        seconds = budget_s(self._sums.run.wall_ns / NS_PER_S)
+        if torch is None or counted is None or counted.device or ended_by is not None or not seconds:
+            return
+        with self._recorder.section(PROFILER):
+            self._cpu = measure(torch, counted.dtype, seconds)
 
     def health(self) -> Health:
         """Return the health of the profiler so far."""

@@ -118,8 +118,8 @@ class Session:
             self._captures.step_ended(steps, now_ns)
         if self._gradient_sync is not None and self._gradient_sync.modules:
             self._gradient_sync.step_ended(steps - 1, now_ns)
-        if steps < COUNTED_BY and self.instrumentation is not None and self.settings.flops:
-            self.instrumentation.flops.step_ended(steps)
+        if steps < COUNTED_BY and self.instrumentation is not None:
+            self.instrumentation.step_ended(steps, self.settings.flops)
         if self.instrumentation is not None and (boundary := self.instrumentation.epoch_boundary()) is not None:
             self._roll_over_epoch(boundary)
         steps += self._steps_ahead

@@ -10,6 +10,7 @@ from training_profiler.snapshot.machine import GpuStats as GpuStats
 from training_profiler.snapshot.machine import Growth as Growth
 from training_profiler.snapshot.machine import Level as Level
 from training_profiler.snapshot.machine import MachineStats as MachineStats
+from training_profiler.snapshot.program import NOTHING_KNOWN, ProgramFacts
 from training_profiler.snapshot.ranks import AllRanksStats as AllRanksStats
 from training_profiler.snapshot.ranks import AttemptStats as AttemptStats
 from training_profiler.snapshot.ranks import GradientSyncStats as GradientSyncStats
@@ -225,6 +226,7 @@ class Snapshot:
     machine: MachineStats | None = None
     device: DeviceTimingStats | None = None
     throughput: Throughput | None = None
+    program: ProgramFacts = NOTHING_KNOWN
     ranks: AllRanksStats | None = None  # None for a single rank
     with_grad_count: int = 0  # forward passes of validation that recorded gradients
     with_grad_s: float = 0.0

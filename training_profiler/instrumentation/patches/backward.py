@@ -10,6 +10,8 @@ from training_profiler.instrumentation.patching import Patches, hidden_from_warn
 from training_profiler.instrumentation.training_thread import BACKWARD, FORWARD, FREE
 from training_profiler.recording.tracebacks import hide_our_frames
 
+KEEPS_GRAPH = 2  # where Tensor.backward passes retain_graph to torch.autograd.backward; create_graph follows
+
 
 def look_for_update(
     context: PatchContext, detector: LoopDetector, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool
@@ -49,6 +51,8 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
                         training_thread.busy_with = FREE
                     if detector.inferred is not None:
                         look_for_update(context, detector, args, kwargs, trains)
+                    if trains and len(args) > KEEPS_GRAPH + 1 and args[KEEPS_GRAPH] and not args[KEEPS_GRAPH + 1]:
+                        context.note_kept_graph()
                     detector.backward_begins()
                 except Exception as error:
                     context.on_error(error)

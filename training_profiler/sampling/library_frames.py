@@ -7,13 +7,12 @@ of the loop runs. Phases are parts of that loop by the library's names for them.
 import re
 from typing import Final, NamedTuple
 
-from training_profiler.recording.known_sections import LOGGING
+from training_profiler.recording.known_sections import LOGGING, ROLLOUT
 
 LOOP: Final = "loop"
 CALLBACK: Final = "callback"
 EVALUATION: Final = "evaluation"
 SAVING: Final = "saving"
-ROLLOUT: Final = "rollout"
 PROGRESS: Final = "progress bar"
 ENVIRONMENT: Final = "environment"
 REPLAY: Final = "replay buffer"

@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ ALONE = "machine-busy=1,cpu-oversubscribed=1,step-time-varies=9"
 COLUMNS = ["planted cost", "first finding", "reported (likely range)", "true", "within 10 points"]
 KEPT = ROOT / "build" / "planted_savings.json"
 ROUNDED = 0.01
+WIDTH = 120  # of the page's text
 PAGE_TEXT = """# Is a finding worth what it says?
 
 {count} small trainings were each given one cost on purpose: a transform in Python, a checkpoint every second step, a
@@ -182,9 +184,13 @@ def write_page() -> None:
         table=table,
         date=f"{datetime.date.today():%d %B %Y}".lstrip("0"),
         machine=f"{os.cpu_count()} cores of a shared machine, {platform.system()}, Python "
-        f"{platform.python_version()}, torch {torch} on the CPU, one thread",
+        f"{'.'.join(platform.python_version_tuple()[:2])}, torch {torch} on the CPU, one thread",
     )
-    PAGE.write_text(words)
+    parts = [
+        part if part.startswith(("|", "#")) else textwrap.fill(part, WIDTH, break_on_hyphens=False)
+        for part in words.split("\n\n")
+    ]
+    PAGE.write_text("\n\n".join(parts).rstrip() + "\n")
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ def test_other_operators_are_not_called_small(facts):
     assert "small-operators" not in findings_of(run_with(facts))
 
 
-def test_compiled_model_is_not_told_to_compile():
+def test_compiled_model_is_not_advised_to_compile():
     facts = ProgramFacts(ADAM, cpu=CPU, operators=12_000)
     assert "torch.compile" in findings_of(run_with(facts))["small-operators"].fix
     compiled = facts._replace(compiled=CompileFacts(1, 2.0))
@@ -94,7 +94,7 @@ def test_recompilation_is_found_with_its_line():
 
 
 @pytest.mark.parametrize("compiled", [CompileFacts(3, 5.0), CompileFacts(8, 5.0, 1, 4.0), CompileFacts(9, 1.0, 8, 0.1)])
-def test_compiling_once_is_no_recompilation(compiled):
+def test_compiling_once_is_not_recompilation(compiled):
     assert "recompiles" not in findings_of(run_with(ProgramFacts(ADAM, compiled=compiled)))
 
 

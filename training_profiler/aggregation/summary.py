@@ -29,6 +29,7 @@ from training_profiler.snapshot.snapshot import (
 from training_profiler.units import NS_PER_S
 
 SAMPLES_NEEDED: Final = 30  # in a section; a share of one half is then accurate to about 18 points (95 %)
+MOSTLY_PIECES: Final = 1.5  # x the longest span: the rest of the mean is pieces of which only the sum is known
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time
 LIKE_THE_FIRST: Final = 0.5  # of the time of a first step: a later step of that time is of the same kind
 
@@ -112,7 +113,10 @@ def _measured(totals: Totals, id: int, is_mixed: bool) -> dict[str, Any]:
     low_ns, high_ns = int(sums.min_ns[id]), int(sums.max_ns[id])
     mean_ns = float(sums.mean_ns[id])
     if count == sums.count[id]:  # total over count, so that a reader can check it
-        mean_ns = int(sums.total_ns[id]) / count
+        whole_ns = int(sums.total_ns[id]) / count
+        if whole_ns > MOSTLY_PIECES * high_ns:  # a span is the last piece of an update that computes its own losses
+            return {"avg_s": whole_ns / NS_PER_S}
+        mean_ns = whole_ns if whole_ns <= high_ns else mean_ns
     stats = {"avg_s": mean_ns, "min_s": float(low_ns), "max_s": float(high_ns)}
     if count > 1:
         stats["std_s"] = float(np.sqrt(sums.m2[id] / (count - 1)))

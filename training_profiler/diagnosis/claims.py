@@ -154,22 +154,22 @@ def without_waiting_for_ranks(findings: Sequence[Finding], snapshot: Snapshot) -
     share = snapshot.ranks.waiting_share if snapshot.ranks.waiting_share is not None else snapshot.ranks.sync_share
     waited_s = sum(finding.potential_saving_s for finding in findings if finding.code in OF_OTHER_RANKS)
     waited_s = max(waited_s, (share or 0.0) * settled_s)
-    left = [
-        replace(finding, potential_saving_s=finding.potential_saving_s - waited_s)
-        if finding.code == BACKWARD_SLOW
-        else finding
-        for finding in findings
-    ]
-    return [finding for finding in left if finding.code != BACKWARD_SLOW or finding.potential_saving_s >= MIN_SAVING_S]
+    return [finding for finding in findings if finding.code != BACKWARD_SLOW or _is_slow_without(finding, waited_s)]
+
+
+def _is_slow_without(finding: Finding, waited_s: float) -> bool:
+    """Return whether a backward pass exceeds its threshold without the waiting in it."""
+    evidence = finding.evidence
+    backward_s, forward_s, threshold = (float(evidence[key]) for key in ("backward_s", "forward_s", "threshold"))
+    return backward_s - waited_s > threshold * forward_s
 
 
 def cause_first(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings, synchronization right after the rank or host that it waits for."""
-    codes = [finding.code for finding in findings]
+    """Return the findings, synchronization right after the rank or host that it mostly waits for."""
+    waits = next((finding for finding in findings if "waits_for" in finding.evidence), None)
     culprit = next((finding for finding in findings if finding.code in OF_OTHER_RANKS), None)
-    if culprit is None or SYNCHRONIZATION_HEAVY not in codes:
+    if waits is None or culprit is None:
         return list(findings)
-    at = min(codes.index(culprit.code), codes.index(SYNCHRONIZATION_HEAVY))
-    waits = findings[codes.index(SYNCHRONIZATION_HEAVY)]
+    at = min(findings.index(culprit), findings.index(waits))
     others = [finding for finding in findings if finding not in (culprit, waits)]
     return [*others[:at], culprit, waits, *others[at:]]

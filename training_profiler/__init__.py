@@ -63,9 +63,9 @@ def load_ipython_extension(shell: "Any") -> None:
     from training_profiler.switch import switch_on
 
     switch_on()
+    before = {name: globals()[name] for name in __all__}  # now: the import binds the package ``snapshot`` to its name
     from training_profiler import api
 
-    before = {name: globals()[name] for name in __all__}
     live = {name: getattr(api, name) for name in __all__}
     globals().update(live)
     _name_public_functions()

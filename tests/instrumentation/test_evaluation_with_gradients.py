@@ -77,7 +77,7 @@ def test_single_batches_of_two_loaders_are_training(training, model, optimizer):
     assert "validation_epoch" not in stats.counts
 
 
-def test_eval_mode_with_gradients_is_told(training, model, optimizer, loader, val_loader):
+def test_eval_mode_with_gradients_is_counted(training, model, optimizer, loader, val_loader):
     for _ in range(2):
         training.train(model, loader, optimizer)
         model.eval()
@@ -164,7 +164,7 @@ def test_acting_in_eval_mode_with_gradients_is_part_of_the_step(training, model,
     assert "validation_epoch" not in stats.counts
 
 
-def test_pass_that_is_only_read_is_no_evaluation(training, model, optimizer, loader, val_loader):
+def test_pass_that_is_only_read_is_not_an_evaluation(training, model, optimizer, loader, val_loader):
     training.train(model, loader, optimizer)
     for _ in val_loader:
         pass

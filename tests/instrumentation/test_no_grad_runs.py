@@ -185,7 +185,7 @@ def test_rollout_too_long_to_be_rewritten_is_still_one(training, optimizer):
     assert stats.step_s == [9.25] * 3 + [steps * 1.25 + 4.25] * 2
 
 
-def test_rollout_at_the_end_of_the_run_is_no_evaluation(training, model, optimizer):
+def test_rollout_at_the_end_of_the_run_is_not_an_evaluation(training, model, optimizer):
     for _ in range(2):
         collect_rollout(training, model, steps=3)
         learn(training, model, optimizer)

@@ -31,6 +31,7 @@ class InferredUpdates:
         self._unwrap = unwrap
         self._watched: list[_Leaf] = []
         self._latest: list[Any] = []  # during a backward pass
+        self._is_functional = False  # the last update replaced the parameters by new ones
         self._is_by_backward = False  # the program calls ``backward``, so ``grad`` is for something else
 
     def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool) -> bool:
@@ -48,7 +49,8 @@ class InferredUpdates:
             self._latest = [leaf for leaf in behind if leaf is not None]
         else:
             self._latest = list(_leaves(kwargs.get("tensors", args[0] if args else ())))
-        return self.have_changed() or self._were_replaced()
+        self._is_functional = self._were_replaced()
+        return self._is_functional or self._have_changed()
 
     def backward_ends(self) -> None:
         """Watch the parameters that now have gradients."""
@@ -56,7 +58,15 @@ class InferredUpdates:
             self._watched = [_seen(leaf, at < MOST_READ) for at, leaf in enumerate(self._latest)]
             self._latest = []
 
-    def have_changed(self) -> bool:
+    def ends_with_update(self) -> bool:
+        """Return whether parameters changed after the last backward pass of the run.
+
+        Functional code drops the old parameters; the new ones are not known yet.
+        """
+        are_gone = all(leaf.tensor() is None for leaf in self._watched)
+        return self._have_changed() or (self._is_functional and are_gone)
+
+    def _have_changed(self) -> bool:
         """Return whether a parameter has changed since the last backward pass."""
         for at, leaf in enumerate(self._watched):
             tensor = leaf.tensor()

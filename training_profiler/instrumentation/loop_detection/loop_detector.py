@@ -473,7 +473,7 @@ class LoopDetector(ModuleCalls):
         if self.phases.passes.latest is not None:
             self._reconsider(self.phases.passes.latest)
         self.phases.end_evaluation()
-        if self.inferred is not None and self.inferred.have_changed():
+        if self.inferred is not None and self.inferred.ends_with_update():
             self._end_inferred_step()
         self.inferred = None
         if not self.has_manual_steps:

@@ -1,4 +1,4 @@
-"""Forward passes without gradients in a row: what is known of them when the next training event comes."""
+"""Forward passes without gradients in a row: which of them feed an update, decided at the next training event."""
 
 from collections.abc import Callable
 from types import FrameType
@@ -12,7 +12,7 @@ from training_profiler.instrumentation.loop_detection.callers import (
     says,
 )
 
-MAX_MODULES: Final = 64  # further ones are not told apart
+MAX_MODULES: Final = 64  # calls of further ones are not counted
 MAX_TEACHER_CALLS: Final = 64  # of untrained modules before the first update; with more, they prepare the data
 ROLLOUT_CALLS: Final = 3  # fewer calls of a model that acts are single forward passes
 

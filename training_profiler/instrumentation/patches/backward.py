@@ -18,7 +18,7 @@ def look_for_update(
 ) -> None:
     """Find an update that the program made itself, unless it has an optimizer of torch or a failure shows it cannot."""
     try:
-        if not context.has_optimizer:
+        if not context.has_optimizer and not detector.updates:  # it may be older than the patches
             detector.look_for_update(args, kwargs, trains)
             return
     except Exception:  # of tensors that are not torch's own

@@ -15,13 +15,14 @@ TYPE_CHECKING = False  # typing itself takes longer to import than this file
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from types import CodeType, ModuleType
 
 PACKAGE = "training_profiler"
 SWITCH = "RECTIFIED_FLOW_PROFILE"
 ON_WORDS = ("1", "true", "yes", "on")
 DEFAULT_DIR = "runs"
 MOST_META_BYTES = 1 << 22
+MOST_FRAMES = 1000
 NEWEST = 20  # run folders searched for one of a child process
 # Programs that a shell script starts beside the training.
 OWN_COMMANDS = ("training-profiler", "training_profiler")
@@ -39,6 +40,7 @@ class TorchFinder:
 
     def __init__(self, act: "Callable[[], None]") -> None:
         self.began_import = False
+        self.imported: tuple[int, list[tuple[CodeType, int]]] | None = None  # when, and from which stack
         self._has_finished = False
         self._act = act
         self._searching: set[int] = set()  # threads in find_spec: other finders may call this one again
@@ -70,6 +72,7 @@ class TorchFinder:
         def exec_module(module: "ModuleType") -> None:
             attributes.pop("exec_module", None)  # restored before torch can see it
             self.began_import = True
+            self.imported = time.perf_counter_ns(), _stack()
             execute(module)
             if module.__name__ == "torch":
                 self._finish()
@@ -106,7 +109,7 @@ class ProcessHook:
             return
         before = {name for name in sys.modules if name.partition(".")[0] == PACKAGE}
         try:
-            _import_api().start_instrumentation(self.begin_ns)
+            _import_api().start_instrumentation(self.begin_ns, self.finder.imported)
         except Exception as error:
             self.report("nothing is measured: " + _reason(error))
             for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
@@ -187,6 +190,16 @@ def install(is_first: bool, was_requested: bool) -> None:
         return
     atexit.register(hook.at_exit)  # before all others, so it runs after them
     sys.meta_path.insert(0, hook.finder)
+
+
+def _stack() -> "list[tuple[CodeType, int]]":
+    """Return the code and instruction of the frames around the caller, the innermost first."""
+    stack: list[tuple[CodeType, int]] = []
+    frame = sys._getframe(1)
+    while frame is not None and len(stack) < MOST_FRAMES:
+        stack.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back  # type: ignore[assignment]
+    return stack
 
 
 def _program_name() -> str:

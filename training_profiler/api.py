@@ -16,6 +16,7 @@ from training_profiler.recording.known_sections import VALIDATION_EPOCH
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.process import Process, usable_settings
 from training_profiler.runtime.shutdown import at_fork, is_being_spawned, is_worker
+from training_profiler.sampling.startup_sampler import ImportOfTorch
 from training_profiler.settings import unknown_variables
 from training_profiler.snapshot.snapshot import Snapshot
 
@@ -254,13 +255,14 @@ def _share(proportion: object) -> float | None:
     return None
 
 
-def start_instrumentation(begin_ns: int) -> None:
+def start_instrumentation(begin_ns: int, imported: ImportOfTorch | None = None) -> None:
     """Instrument the unmodified training of this process. Called right after the import of torch.
 
     Args:
         begin_ns: when the process began, by the recorder's clock.
+        imported: when the import of torch began, and the stack from which it was imported.
     """
-    _process.instrument(sys.modules["torch"], begin_ns)
+    _process.instrument(sys.modules["torch"], begin_ns, imported)
 
 
 def load_in_notebook() -> None:

@@ -133,6 +133,35 @@ def test_phases_of_trainers_have_their_names(stack: Sequence[tuple[str, str]], p
     assert read(TRAIN, *files).phase == phase
 
 
-def test_a_file_of_the_same_name_elsewhere_is_no_trainer() -> None:
+def test_a_file_of_the_same_name_elsewhere_is_not_a_trainer() -> None:
     assert FileRows("/project/mytransformers/trainer.py", has_hooks=False).phase_of("Trainer.log") == ""
     assert FileRows("/home/x/transformers/trainer.py", has_hooks=False).phase_of("Trainer.log") == "logging"
+
+
+MODULE = f"{TORCH}/nn/modules/module.py"
+IMPORT = ("<frozen importlib._bootstrap>", "_find_and_load")
+PRETRAINED = (f"{SITE}/transformers/modeling_utils.py", "PreTrainedModel.from_pretrained")
+ACTIVITIES = [
+    ([IMPORT, (f"{SITE}/pandas/__init__.py", "<module>")], "imports"),
+    ([PRETRAINED, IMPORT], "imports"),
+    ([PRETRAINED, (MODULE, "Module.to")], "model"),
+    ([(f"{TORCH}/nn/modules/linear.py", "Linear.__init__"), (f"{TORCH}/nn/init.py", "kaiming_uniform_")], "model"),
+    ([(MODULE, "Module.load_state_dict")], "model"),
+    ([(MODULE, "Module.to"), (MODULE, "Module._apply")], "device"),
+    ([(f"{TORCH}/cuda/__init__.py", "_lazy_init")], "device"),
+    ([(f"{SITE}/datasets/load.py", "load_dataset")], "data set"),
+    ([("/project/data.py", "TextDataset.__init__"), (f"{SITE}/numpy/core.py", "load")], "data set"),
+    ([("/project/data.py", "load_data"), ("/project/data.py", "parse")], "data set"),
+    ([("/project/model.py", "build_model")], "model"),
+    ([(f"{TORCH}/utils/data/dataloader.py", "_MultiProcessingDataLoaderIter.__init__")], "workers"),
+    ([(f"{TORCH}/utils/data/dataloader.py", "DataLoader.__init__")], ""),
+    ([(f"{TORCH}/_dynamo/eval_frame.py", "compile_wrapper")], "compile"),
+    ([("/project/game.py", "reset")], ""),
+    # A module of the user's that works while it is imported: its own line says what it does.
+    ([IMPORT, ("/project/settings.py", "<module>")], ""),
+]
+
+
+@pytest.mark.parametrize(("stack", "activity"), ACTIVITIES)
+def test_what_a_program_prepares_is_known_by_its_frames(stack: Sequence[tuple[str, str]], activity: str) -> None:
+    assert read(TRAIN, *stack).activity == activity

@@ -19,7 +19,7 @@ from training_profiler.switch import ROOT as ROOT_VARIABLE
 # Stands in for the profiler: prints each call to stdout.
 LIVE = """
 import sys, time
-def start_instrumentation(begin_ns):
+def start_instrumentation(begin_ns, imported):
     assert 0 < time.perf_counter_ns() - begin_ns < 240e9
     print("started", "torch" in sys.modules, flush=True)
 def why_nothing():
@@ -142,7 +142,9 @@ print([type(finder).__name__ for finder in sys.meta_path if "istutils" not in st
 importlib.reload(torch)
 print(sorted(vars(torch)), vars(torch.__loader__))
 """
-    plain, ours = both(tmp_path, text, look, live="def start_instrumentation(begin_ns): pass\ndef why_nothing(): pass")
+    plain, ours = both(
+        tmp_path, text, look, live="def start_instrumentation(begin_ns, imported): pass\ndef why_nothing(): pass"
+    )
     assert (plain.status, plain.stderr) == (0, "")
     assert ours == plain
 
@@ -291,7 +293,7 @@ def test_user_module_with_our_name_is_left_alone(tmp_path: Path) -> None:
     ("live", "message"),
     [
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
-        ("def start_instrumentation(begin_ns): raise ValueError('bad')", "ValueError: bad"),
+        ("def start_instrumentation(begin_ns, imported): raise ValueError('bad')", "ValueError: bad"),
         ("old = True", "AttributeError: module 'training_profiler.api' has no attribute 'start_instrumentation'"),
     ],
 )

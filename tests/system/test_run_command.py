@@ -319,7 +319,7 @@ os.write(1, f"rank {os.environ.get('RANK')}\\n".encode())
 """
 LIVE = """
 import os
-def start_instrumentation(begin_ns):
+def start_instrumentation(begin_ns, imported):
     os.write(1, ("watched " + str(os.environ.get("RANK")) + "\\n").encode())
 def why_nothing():
     return "it was only a test"

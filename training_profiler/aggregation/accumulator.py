@@ -195,7 +195,13 @@ class Accumulator:
                 leaf_spans, leaf_is_outside, stretches, leaves_per_stretch, step_rows[pieces], first_step
             )
             self._lines.attribute(
-                self.totals.lines, leaf_spans, stretches, step_rows[pieces], self._complete, int(cuts.ends_ns[-1])
+                self.totals.lines,
+                leaf_spans,
+                stretches,
+                step_rows[pieces],
+                self._complete,
+                int(cuts.ends_ns[-1]),
+                self._timeline.begun_ns,
             )
         self._add_spans(result, leaf_is_outside, stretches, leaves_per_stretch, cuts, pieces, step_rows)
 

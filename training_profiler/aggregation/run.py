@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from training_profiler.aggregation.gradient_sync import move_late
 from training_profiler.aggregation.hot_lines import phase_shares
 from training_profiler.aggregation.loaders import loader_stats
+from training_profiler.aggregation.startup import startup_stats
 from training_profiler.aggregation.summary import epoch_stats, line_counts, line_stats, section_stats, step_stats
 from training_profiler.aggregation.throughput import throughput
 from training_profiler.aggregation.totals import Totals
@@ -116,6 +117,7 @@ class RunSums:
             sections=sections,
             lines=line_stats(lines, sections),
             phases=phase_shares(lines, sections),
+            startup=None if of_interval else startup_stats(totals),
             step=step_stats(totals, self._names.names, warmup, is_interval=of_interval),
             epochs=() if of_interval else tuple(self.epochs),
             device=device,

@@ -140,7 +140,7 @@ def _uncovered(totals: Totals) -> list[tuple[str, int, int]]:
 
 def line_counts(totals: Totals, names: Mapping[int, str]) -> dict[str, Counter[Location | None]]:
     """Return the samples of each line by section."""
-    shown = _plain_where_alone(totals, names, {id for id, _ in totals.lines})
+    shown = _plain_where_alone(totals, names, {id for id, _ in totals.lines if id > 0})
     counts: dict[str, Counter[Location | None]] = {}
     for (id, location), count in totals.lines.items():
         if id > 0:

@@ -15,7 +15,7 @@ TYPE_CHECKING = False  # typing itself takes longer to import than this file
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from types import CodeType, ModuleType
 
 PACKAGE = "training_profiler"
 SWITCH = "RECTIFIED_FLOW_PROFILE"
@@ -23,6 +23,7 @@ SHORT_SWITCH = "TRAINING_PROFILER"
 ON_WORDS = ("1", "true", "yes", "on")
 DEFAULT_DIR = "runs"
 MOST_META_BYTES = 1 << 22
+MOST_FRAMES = 1000
 NEWEST = 20  # run folders searched for one of a child process
 # Programs that a shell script starts beside the training.
 OWN_COMMANDS = ("training-profiler", "training_profiler")
@@ -40,6 +41,7 @@ class TorchFinder:
 
     def __init__(self, act: "Callable[[], None]") -> None:
         self.began_import = False
+        self.imported: tuple[int, list[tuple[CodeType, int]]] | None = None  # when, and from which stack
         self._has_finished = False
         self._act = act
         self._own: list[object] = []  # the functions set on loaders
@@ -87,6 +89,7 @@ class TorchFinder:
                 else:
                     attributes["exec_module"] = before
             self.began_import = True
+            self.imported = time.perf_counter_ns(), _stack()
             execute(module)
             if module.__name__ == "torch":
                 self._finish()
@@ -124,7 +127,7 @@ class ProcessHook:
             return
         before = {name for name in sys.modules if name.partition(".")[0] == PACKAGE}
         try:
-            _import_api().start_instrumentation(self.begin_ns)
+            _import_api().start_instrumentation(self.begin_ns, self.finder.imported)
         except Exception as error:
             self.report("nothing is measured: " + _reason(error))
             for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
@@ -214,6 +217,16 @@ def _variable(ending: str) -> "tuple[str, str]":
     given = os.environ.get(SWITCH + ending, "")
     name = SWITCH if given.strip() or not os.environ.get(SHORT_SWITCH + ending, "").strip() else SHORT_SWITCH
     return name + ending, os.environ.get(name + ending, "")
+
+
+def _stack() -> "list[tuple[CodeType, int]]":
+    """Return the code and instruction of the frames around the caller, the innermost first."""
+    stack: list[tuple[CodeType, int]] = []
+    frame = sys._getframe(1)
+    while frame is not None and len(stack) < MOST_FRAMES:
+        stack.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back  # type: ignore[assignment]
+    return stack
 
 
 def _program_name() -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from training_profiler.aggregation.arrays import Ints
-from training_profiler.aggregation.lines import IN_STEPS
+from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
 from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.summary import SAMPLES_NEEDED, warmup_steps
 from training_profiler.aggregation.totals import Totals
@@ -169,6 +169,8 @@ class RankSummaryBuilder:
 
     def _add_lines(self, totals: Totals) -> None:
         for (id, location), count in totals.lines.items():
+            if id == BEFORE_STEPS:
+                continue
             self._samples[id] += count
             if location is not None:
                 line = location.alone()

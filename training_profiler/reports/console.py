@@ -15,6 +15,7 @@ from training_profiler.reports.layout import Layout, shortened
 from training_profiler.reports.loaders import loader_lines
 from training_profiler.reports.machine import machine_lines
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
+from training_profiler.reports.startup import startup_lines
 from training_profiler.reports.verdict import GOOD, verdict
 from training_profiler.snapshot.snapshot import HOT_SHARE, EpochStats, Snapshot
 from training_profiler.text import printable_lines
@@ -111,6 +112,7 @@ def _run_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     """Return what accounts for the whole wall time, how regular the steps were, and on what machine they ran."""
     sentences = [
         *_wall_lines(snapshot),
+        *startup_lines(snapshot),
         *_step_lines(snapshot),
         *_phase_lines(snapshot),
         *device_lines(snapshot),

@@ -30,6 +30,7 @@ from training_profiler.runtime.terminal import Terminal
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.line_sampler import LineSampler
 from training_profiler.sampling.machine_sampler import MachineSampler
+from training_profiler.sampling.startup_sampler import StartupSampler
 from training_profiler.settings import Settings
 from training_profiler.sinks.trackers import Trackers
 from training_profiler.snapshot.ranks import RankId
@@ -48,6 +49,7 @@ class RunContext:
     opens_files: bool  # whether the run folder is created at the start; otherwise the first output creates it
     instrumentation: Instrumentation | None = None  # infers sections and steps of an unmodified training
     rank_patches: RankPatches | Instrumentation | None = None  # records synchronization with other ranks
+    startup: StartupSampler | None = None  # has sampled lines since the import of torch
     flushes_beside: bool = False  # whether a thread flushes by time; unit tests flush by their own clock
 
 
@@ -168,7 +170,7 @@ def _build_samplers(
 ) -> Samplers:
     recorder = context.recorder
     return Samplers(
-        LineSampler(recorder.clock, guard.run),
+        LineSampler(recorder.clock, guard.run, startup=context.startup),
         DeviceTime(recorder, accumulator, guard.run, health.spend),
         MachineSampler(recorder.clock, guard.run, local_ranks=settings.launch.local_world_size or 1),
         settings,

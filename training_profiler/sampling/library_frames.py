@@ -123,12 +123,15 @@ class FileRows:
     Args:
         path: of the file.
         has_hooks: whether its functions may be hooks of a trainer by their names alone.
+        rows: the table.
     """
 
-    def __init__(self, path: str, has_hooks: bool) -> None:
+    def __init__(self, path: str, has_hooks: bool, rows: tuple[LibraryFrame, ...] = FRAMES) -> None:
         path = path.replace("\\", "/")
         self._has_hooks = has_hooks
-        self._rows = [row for row in FRAMES if path.endswith(row.path) or (row.path.endswith("/") and row.path in path)]
+        self._rows = [
+            row for row in rows if path.endswith(row.path) or (not row.path.endswith(".py") and row.path in path)
+        ]
         self._phases: dict[str, str] = {}
 
     def phase_of(self, qualified_name: str) -> str:

@@ -11,6 +11,7 @@ from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.frames import current_frames
 from training_profiler.sampling.location import Location, Sample
 from training_profiler.sampling.stacks import Place, StackReader
+from training_profiler.sampling.startup_sampler import StartupSampler
 from training_profiler.sampling.switch_interval import SwitchInterval
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
 from training_profiler.units import NS_PER_S
@@ -36,12 +37,15 @@ class LineSampler:
         clock: Clock,
         guard: Guard,
         places: Callable[[], Places] = places_of_this_process,
+        startup: StartupSampler | None = None,
     ) -> None:
         self.samples = 0
         self._sampled_thread = threading.get_ident()
         self._clock = clock
         self._guard = guard
         self._places = places
+        self._startup = startup
+        self._early: list[Sample] = []  # of the time before this sampler started
         self._waiting: list[tuple[int, Place | None]] = []
         self._stacks: StackReader | None = None
         self._hz = 0
@@ -61,11 +65,18 @@ class LineSampler:
         """
         self._hz = hz
         if not hz:
+            self._end_startup()
             self.close()
         elif self._thread is None:
-            unseen = range(since_ns, self._clock(), NS_PER_S // hz)
-            self._waiting += [(ns, None) for ns in unseen[: MOST_WAITING // 2]]
+            unseen: list[Sample] = [
+                (ns, None) for ns in range(since_ns, self._clock(), NS_PER_S // hz)[: MOST_WAITING // 2]
+            ]
+            self._early = self._end_startup()[: MOST_WAITING // 2] or unseen
             self._guard(PART, self._start)
+
+    def _end_startup(self) -> list[Sample]:
+        startup, self._startup = self._startup, None
+        return [] if startup is None else startup.stop()
 
     def sample_this_thread(self) -> None:
         """Sample the calling thread. Waiting samples of another thread lose their line."""
@@ -76,7 +87,8 @@ class LineSampler:
     def pop_samples(self) -> list[Sample]:
         """Return the samples since the last call, in time order."""
         samples, self._waiting = self._waiting, []
-        return [(ns, None if place is None else self._location(place)) for ns, place in samples]
+        early, self._early = self._early, []
+        return early + [(ns, None if place is None else self._location(place)) for ns, place in samples]
 
     def close(self) -> None:
         """End the thread and wait for it for at most ``PATIENCE_S``."""

@@ -50,6 +50,7 @@ class Location(NamedTuple):
     waits_in: str = ""  # the call in it that waits for the device: item, cpu, tolist, ...
     inside: str = ""  # the frames of a library that the line called: "lib/trainer.py:9 fit > lib/log.py:3 flush"
     phase: str = ""  # of a trainer: "callback on_step_end"
+    activity: str = ""  # before the first step, what the program prepares: "imports", "model"
 
     def alone(self) -> "Location":
         """Return the line without what happened in it."""

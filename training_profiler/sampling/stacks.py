@@ -1,11 +1,12 @@
 """Reads a stack: the innermost line of the user's code, and the frames of libraries that it called."""
 
 import re
-from types import CodeType, FrameType
-from typing import Final, NamedTuple
+from types import CodeType
+from typing import Final, NamedTuple, Protocol
 
 from training_profiler.sampling.library_frames import CALLBACK, LOOP, FileRows, callback_named
 from training_profiler.sampling.location import Location, function_name, line_of, waits_in
+from training_profiler.sampling.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP, activity_of_users
 from training_profiler.sampling.user_code import MOST_FILES, UserCode
 from training_profiler.snapshot.snapshot import BETWEEN
 
@@ -17,6 +18,22 @@ _DISPATCHER: Final = re.compile(r"Handler|List$|Trainer|Connector|Net$|^Callback
 Instruction = tuple[CodeType, int]
 
 
+class Frame(Protocol):
+    """A frame, or what was kept of one."""
+
+    @property
+    def f_code(self) -> CodeType:
+        """The code that it runs."""
+
+    @property
+    def f_lasti(self) -> int:
+        """The instruction in it."""
+
+    @property
+    def f_back(self) -> "Frame | None":
+        """The frame around it."""
+
+
 class Place(NamedTuple):
     """What is kept of a stack. Names are found later because the training waits while a stack is read."""
 
@@ -25,14 +42,17 @@ class Place(NamedTuple):
     outer: Instruction | None = None  # the first frame of a library that the line called
     inner: Instruction | None = None  # the last of these
     phases: tuple[tuple[str, CodeType], ...] = ()  # of a trainer, the innermost first
+    activity: str = ""  # what the program prepares
 
 
 class _File(NamedTuple):
-    """What is known of a source file."""
+    """A source file: whose it is, and its rows in the tables."""
 
     is_users: bool
     is_library: bool
     rows: FileRows
+    startup: FileRows
+    is_import: bool  # of Python's import system
 
 
 class StackReader:
@@ -43,10 +63,11 @@ class StackReader:
         self._files: dict[str, _File] = {}  # by the file of a code object
         self._locations: dict[Location, Location] = {}
 
-    def place(self, frame: FrameType | None) -> Place | None:
+    def place(self, frame: Frame | None) -> Place | None:
         """Return what the stack of ``frame`` shows; None without user code."""
         files = self._files
         users = loop = outer = inner = None
+        activity, is_import = "", False
         hook = ""  # the name of a hook, from the user's frame that was read last
         phases: list[tuple[str, CodeType]] = []
         while frame is not None:
@@ -60,7 +81,11 @@ class StackReader:
                 if users is None and not (code.co_filename == "<string>" and code.co_name.startswith("__")):
                     users = code, frame.f_lasti
                 hook = callback_named(code.co_name)
+                activity = activity or activity_of_users(code.co_qualname)
             else:
+                if users is None:
+                    is_import |= file.is_import
+                    activity = file.startup.phase_of(code.co_qualname) or activity
                 phase = file.rows.phase_of(code.co_qualname)
                 if file.is_library:
                     if hook:  # a callback of the user's, which a library calls
@@ -75,14 +100,22 @@ class StackReader:
                 elif phase:
                     phases.append((phase, code))
             frame = frame.f_back
-        return None if users is None else Place(users, loop, outer, inner, tuple(phases))
+        if users is None:
+            return None
+        return Place(users, loop, outer, inner, tuple(phases), IMPORTS if is_import else activity)
 
     def _add_file(self, filename: str) -> _File:
         if len(self._files) >= MOST_FILES:
             self._files.clear()
         is_users = self._user_code.shown(filename) is not None
         is_library = not is_users and self._user_code.shown_library(filename) is not None
-        file = self._files[filename] = _File(is_users, is_library, FileRows(filename, has_hooks=is_library))
+        file = self._files[filename] = _File(
+            is_users,
+            is_library,
+            FileRows(filename, has_hooks=is_library),
+            FileRows(filename, has_hooks=False, rows=STARTUP),
+            filename.startswith(IMPORT_SYSTEM),
+        )
         return file
 
     def location(self, place: Place) -> Location | None:
@@ -99,6 +132,7 @@ class StackReader:
             waits_in(code, instruction),
             self._inside(place, phase),
             phase,
+            place.activity,
         )
         if location not in self._locations and len(self._locations) >= MOST_LOCATIONS:
             location = location.alone()

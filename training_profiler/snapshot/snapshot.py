@@ -133,6 +133,24 @@ class StepStats:
 
 
 @dataclass(frozen=True, slots=True)
+class StartupPart:
+    """What a program prepared before its first step: imports, its model, ..."""
+
+    name: str
+    seconds: float
+    lines: tuple[tuple[str, float], ...] = ()  # "train.py:3 main" and seconds, the longest first
+
+
+@dataclass(frozen=True, slots=True)
+class StartupStats:
+    """The time before the first step, or of a whole run without steps."""
+
+    total_s: float
+    has_steps: bool
+    parts: tuple[StartupPart, ...]  # the longest first; they add up to ``total_s``
+
+
+@dataclass(frozen=True, slots=True)
 class EpochStats:
     """One epoch, from the begin to the end of its ``profile_epoch``."""
 
@@ -220,6 +238,7 @@ class Snapshot:
     sections: Mapping[str, SectionStats] = field(default_factory=dict)
     lines: Mapping[str, tuple[LineStats, ...]] = field(default_factory=dict)  # by section, hottest first
     phases: Mapping[str, float] = field(default_factory=dict)  # phase of a trainer -> share of the run, largest first
+    startup: StartupStats | None = None  # None with too few samples
     step: StepStats | None = None
     epochs: tuple[EpochStats, ...] = ()
     loaders: tuple[LoaderStats, ...] = ()

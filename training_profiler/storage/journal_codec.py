@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.histogram import BIN_COUNT
-from training_profiler.aggregation.lines import IN_STEPS
+from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
 from training_profiler.aggregation.loaders import KINDS
 from training_profiler.aggregation.machine import GPU_LEVELS, LEVELS, RAM, machine_from_data, machine_to_data
 from training_profiler.aggregation.section_totals import SectionSums
@@ -74,6 +74,7 @@ class LineRow(Struct, array_like=True):
     waits_in: str = ""
     inside: str = ""
     phase: str = ""
+    activity: str = ""
 
 
 class MachineRecord(Struct):
@@ -98,6 +99,7 @@ class IntervalRecord(Struct, kw_only=True):
     coupling: tuple[Count, Real, Real]
     lines: dict[str, list[LineRow]] = {}  # section -> rows of samples and location
     step_lines: list[LineRow] = []
+    startup_lines: list[LineRow] | UnsetType = UNSET
     loop_begin_ns: Moment | None = None
     by_loader: list[list[Cell]] = []  # loader id, then its table row by row
     first_fetch_ns: Count | None
@@ -133,10 +135,9 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         sections={names.names.get(id, NO_SECTION): _section_record(totals, id) for id in ids},
         parents=[(names.names[parent], names.names[id], spans) for (parent, id), spans in sums.parents.items()],
         coupling=(totals.coupling.count, float(step_s), float(squares_s2)),
-        lines=cast(
-            Any, {names.names[id]: _line_rows(totals, id) for id in {id for id, _ in totals.lines} - {IN_STEPS}}
-        ),
+        lines=cast(Any, {names.names[id]: _line_rows(totals, id) for id in {id for id, _ in totals.lines if id >= 0}}),
         step_lines=cast(Any, _line_rows(totals, IN_STEPS)),
+        startup_lines=cast(Any, _line_rows(totals, BEFORE_STEPS) or UNSET),
         loop_begin_ns=totals.loop_begin_ns,
         by_loader=[[loader_id, *table.ravel().tolist()] for loader_id, table in totals.loaders.tables.items()],
         first_fetch_ns=totals.first_fetch_ns,
@@ -186,7 +187,7 @@ def _line_rows(totals: Totals, id: int) -> list[list[Any]]:
 def _cells(location: Location | None) -> tuple[Any, ...]:
     if location is None:
         return ()
-    return tuple(location) if location.inside or location.phase else tuple(location)[:4]
+    return tuple(location) if location.inside or location.phase or location.activity else tuple(location)[:4]
 
 
 class SpareBins:
@@ -240,6 +241,7 @@ def totals_from_data(
     for name, lines in record.lines.items():
         _add_lines(totals, id_of(name), lines)
     _add_lines(totals, IN_STEPS, record.step_lines)
+    _add_lines(totals, BEFORE_STEPS, record.startup_lines or ())
     totals.loop_begin_ns = record.loop_begin_ns
     for loader_id, *cells in record.by_loader[:MOST_LOADERS]:
         totals.loaders.add_table(loader_id, np.array(cells, np.int64).reshape(-1, 2))
@@ -290,7 +292,8 @@ def largest_sum(record: IntervalRecord) -> int:
     ]
     bins = sum(sum(section.bins[1]) for section in record.sections.values() if section.bins)
     early = sum(sum(section.early[1]) for section in record.sections.values() if section.early)
-    rows = sum(row.samples for rows in (*record.lines.values(), record.step_lines) for row in rows)
+    tables = (*record.lines.values(), record.step_lines, record.startup_lines or ())
+    rows = sum(row.samples for table in tables for row in table)
     return (
         sum(record.step_ns)
         + sum(sections)
@@ -333,7 +336,7 @@ def _add_lines(totals: Totals, id: int, rows: Iterable[LineRow]) -> None:
     for row in rows:
         location = None
         if row.file is not None:
-            words = (printable(word) for word in (row.waits_in, row.inside, row.phase))
+            words = (printable(word) for word in (row.waits_in, row.inside, row.phase, row.activity))
             location = Location(printable(row.file), row.line, printable(row.function), *words)
         totals.lines[id, location] += row.samples
 

@@ -53,7 +53,7 @@ in {in_range}. A finding about another cause than the planted one counts as well
 {table}
 
 Two limits of these figures: rules were adjusted on the same programs, and eight rows were measured a second time, with
-more rounds, after a first look in which 9 of 18 were within 10 points.
+more rounds, after a first round in which 9 of 18 were within 10 points.
 
 Measured on {date} on {machine}. Other programs used the machine as well, so figures differ by several points from run
 to run; the rules about a busy machine and uneven steps were off. The programs are in `tests/planted/savings.py`, and

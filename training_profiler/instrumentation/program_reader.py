@@ -20,12 +20,13 @@ class ProgramReader:
         self._detector: LoopDetector | None = None
         self._optimizer: OptimizerFacts | None = None
         self._autocast = ""
+        self._is_done = False
 
     def step_ended(self, steps: int) -> None:
         """Handle the end of a step; ``steps`` are complete. Called on the training thread."""
         if steps >= READ_UNTIL:
             self.stop()
-        elif self._detector is None and self._context.detector is not None:
+        elif not self._is_done and self._detector is None and self._context.detector is not None:
             self._begin(self._context.detector)
 
     def _begin(self, detector: LoopDetector) -> None:
@@ -51,7 +52,7 @@ class ProgramReader:
 
     def stop(self) -> None:
         """Restore the detector."""
-        detector, self._detector = self._detector, None
+        detector, self._detector, self._is_done = self._detector, None, True  # a later thread's is not shadowed
         if detector is not None:
             for name in ("update_ends", "call_ends", "fast_path_call_begins"):
                 vars(detector).pop(name, None)

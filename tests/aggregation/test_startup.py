@@ -28,7 +28,7 @@ def run_with_startup() -> FakeRun:
 def test_startup_is_divided_by_what_the_samples_show():
     run = run_with_startup()
     run.step(data_loading=0.5, forward_pass=0.5)
-    sampled(run, MODEL, 20)  # the second step makes modules: that is no start-up
+    sampled(run, MODEL, 20)  # the second step makes modules: not start-up
     run.step(forward_pass=0.5)
     snapshot = run.snapshot()
     assert (snapshot.startup.total_s, snapshot.startup.has_steps) == (10.0, True)

@@ -25,6 +25,7 @@ def make_run(parent: Path, name: str, pid: int, parent_pid: int, launch: str | N
         (STRANGER, os.getpid(), "a", False),  # an earlier run of this process
         (STRANGER, 12, None, False),
     ],
+    ids=["of this process", "of a server of forks", "of another launch", "of this process itself", "of a stranger"],
 )
 def test_run_of_a_child_is_found(tmp_path: Path, parent_pid: int, pid: int, launch: str | None, is_found: bool) -> None:
     make_run(tmp_path, "20261121-142530", pid, parent_pid, launch)

@@ -33,6 +33,8 @@ class InferredUpdates:
         self._latest: list[Any] = []  # during a backward pass
         self._is_functional = False  # the last update replaced the parameters by new ones
         self._is_by_backward = False  # the program calls ``backward``, so ``grad`` is for something else
+        self._has_versions = False  # an update changed the version of a parameter, so values need not be read
+        self._unchanged = 0  # calls of ``backward`` since the watched parameters changed
 
     def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool) -> bool:
         """Handle a call of ``backward`` (``trains``) or of ``grad``; return whether parameters changed before."""
@@ -48,14 +50,33 @@ class InferredUpdates:
                 return False
             self._latest = [leaf for leaf in behind if leaf is not None]
         else:
-            self._latest = list(_leaves(kwargs.get("tensors", args[0] if args else ())))
+            has_changed = self._have_changed()
+            self._unchanged = 0 if has_changed else self._unchanged + 1
+            self._latest = self._watched_again(has_changed)
+            if not self._latest:
+                self._latest = list(_leaves(kwargs.get("tensors", args[0] if args else ())))
+            if has_changed:
+                self._is_functional = False
+                return True
         self._is_functional = self._were_replaced()
         return self._is_functional or self._have_changed()
+
+    def _watched_again(self, has_changed: bool) -> list[Any]:
+        """Return the parameters watched so far, or none if the graph should be searched for others.
+
+        A search takes longer than all else here. It is made where a parameter is gone, and ever more seldom while
+        nothing changes.
+        """
+        if not has_changed and self._unchanged & (self._unchanged - 1) == 0:
+            return []
+        tensors = [leaf.tensor() for leaf in self._watched]
+        return [] if any(tensor is None for tensor in tensors) else tensors
 
     def backward_ends(self) -> None:
         """Watch the parameters that now have gradients."""
         if self._latest:
-            self._watched = [_seen(leaf, at < MOST_READ) for at, leaf in enumerate(self._latest)]
+            read = 0 if self._has_versions else MOST_READ
+            self._watched = [_seen(leaf, at < read) for at, leaf in enumerate(self._latest)]
             self._latest = []
 
     def ends_with_update(self) -> bool:
@@ -68,14 +89,11 @@ class InferredUpdates:
 
     def _have_changed(self) -> bool:
         """Return whether a parameter has changed since the last backward pass."""
-        for at, leaf in enumerate(self._watched):
-            tensor = leaf.tensor()
-            if tensor is None:
-                continue
-            now = _seen(tensor, at < MOST_READ)
-            if now.version != leaf.version or (leaf.norm is not None and now.norm != leaf.norm):
-                return True
-        return False
+        alive = [(leaf, tensor) for leaf in self._watched if (tensor := leaf.tensor()) is not None]
+        if any(tensor._version != leaf.version for leaf, tensor in alive):
+            self._has_versions = True
+            return True
+        return any(leaf.norm is not None and _norm(tensor) != leaf.norm for leaf, tensor in alive)
 
     def _were_replaced(self) -> bool:
         """Return whether all parameters are new objects, as in functional code."""
@@ -90,11 +108,16 @@ class InferredUpdates:
 
 
 def _seen(tensor: Any, is_read: bool) -> _Leaf:
-    norm = None
-    if is_read and tensor.device.type == "cpu" and tensor.numel() <= MOST_ELEMENTS:
-        norm = float(tensor.detach().norm())  # a sum of the gradients of softmax is 0
-        norm = None if norm != norm else norm  # not a number: equal to nothing
+    norm = _norm(tensor) if is_read else None
     return _Leaf(weakref.ref(tensor), tuple(tensor.shape), tensor._version, norm)
+
+
+def _norm(tensor: Any) -> float | None:
+    """Return a figure that changes with the values; None where it is not known, or takes long."""
+    if tensor.device.type != "cpu" or tensor.numel() > MOST_ELEMENTS:
+        return None
+    norm = float(tensor.detach().norm())  # a sum of the gradients of softmax is 0
+    return norm if norm == norm else None  # not a number: equal to nothing
 
 
 def _flat(values: Any) -> Iterator[Any]:

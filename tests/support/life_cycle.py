@@ -71,7 +71,9 @@ def record_calls(path: str) -> None:
 
         return call
 
-    importlib.import_module("training_profiler.runtime.session").FIRST_FLUSH_S = 3600.0  # on another thread
+    session = importlib.import_module("training_profiler.runtime.session")
+    session.FIRST_FLUSH_S = 3600.0  # on another thread
+    session.WAIT_FOR_DISK_S = 60.0  # on a busy machine the folder is made late, and the opening line comes later
     for (module, kind, method), label in CALLS.items():
         of_class = getattr(importlib.import_module(f"training_profiler.{module}"), kind)
         setattr(of_class, method, wrapped(kind, label, getattr(of_class, method)))

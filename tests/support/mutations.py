@@ -166,7 +166,8 @@ def _other(value: Any, random: Random) -> Any:
         lambda: {"a": value},
     ]
     if isinstance(value, (int, float)) and random.random() < 0.7:
-        scaled = lambda: value * random.choice([-1, 0, 2, 10**6, 10**12, 10**18, 0.001])  # noqa: E731
+        factors = [-1, 0, 2, 10**6, 10**12, 10**18, *([0.001] if abs(value) < 1e300 else [])]
+        scaled = lambda: value * random.choice(factors)  # noqa: E731
         makers = [makers[0], scaled, lambda: value + random.choice([-1, 1])]
     elif isinstance(value, str) and random.random() < 0.7:
         makers = [makers[1], lambda: value[:500] + random.choice(TEXTS).removeprefix(RAW), lambda: value[:500] * 200]

@@ -257,6 +257,13 @@ def test_arguments_of_unexpected_types_are_unknown(tmp_path):
     assert found.kernels.rows[0].occupancy is None
 
 
+def test_devices_with_a_number_out_of_range_are_unknown(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(b'{"deviceProperties": [{"id": 1e999}], ' + single_event(ts=1, dur=1).lstrip()[1:])
+    read = read_events(path)
+    assert (len(read.events), read.devices) == (1, [])
+
+
 def test_invalid_bytes_in_a_name_are_replaced(tmp_path):
     path = tmp_path / "a.json"
     path.write_bytes(single_event(ts=1, dur=1).replace(b'"name": "a"', b'"name": "a\xff\xfeb"'))

@@ -119,8 +119,13 @@ def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
 
 
 def _small(part: msgspec.Raw) -> Any:
-    """Return a part of the file that is not events; None if it is missing or too large for what it says."""
-    return msgspec.json.decode(part) if 0 < len(part) <= MOST_DEVICES_BYTES else None
+    """Return a part of the file that is not events; None if it is missing, not readable, or too large."""
+    if not 0 < len(part) <= MOST_DEVICES_BYTES:
+        return None
+    try:
+        return msgspec.json.decode(part)
+    except (msgspec.DecodeError, RecursionError):  # such as a number of 1e999, which nothing has looked at so far
+        return None
 
 
 def _decoded(path: Path, text: bytes, kind: type[_File]) -> _File:

@@ -105,6 +105,7 @@ def test_steps_are_counted_once(training, tmp_path):
 
 
 def test_an_ended_session_is_not_flushed(training):
+    training.session.step()
     training.session.close()
     before = training.flushes()
     training.run.clock.advance(100.0)

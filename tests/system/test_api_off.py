@@ -86,33 +86,34 @@ def test_invalid_switch_is_an_error_with_an_example(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("given", [0, -1, "x", True, 2.5, ""])
+@pytest.mark.parametrize("given", [-1, "x", True, 2.5, ""])
 def test_invalid_log_every_is_an_error(capsys: pytest.CaptureFixture[str], given: object) -> None:
     with pytest.raises(SettingsError) as error:
         api.start_training_profiling(log_every=given)  # type: ignore[arg-type]
     assert str(error.value) == (
-        f"start_training_profiling(log_every={given!r}) is not a positive integer "
-        "(steps between periodic reports); example: 50"
+        f"start_training_profiling(log_every={given!r}) is not an integer >= 0 "
+        "(steps between periodic reports, 0 for the final summary alone); example: 50"
     )
     assert api._process.session is None
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("given", ["0", "-1", "x"])
+@pytest.mark.parametrize("given", ["-1", "x"])
 def test_invalid_log_every_variable_is_an_error(given: str) -> None:
     with pytest.raises(SettingsError) as error:
         read_settings(environ={f"{SWITCH}_LOG_EVERY": given})
     assert str(error.value) == (
-        f"{SWITCH}_LOG_EVERY='{given}' is not a positive integer (steps between periodic reports); example: 50"
+        f"{SWITCH}_LOG_EVERY='{given}' is not an integer >= 0 "
+        "(steps between periodic reports, 0 for the final summary alone); example: 50"
     )
 
 
 def test_invalid_variable_is_an_error_at_import(tmp_path: Path) -> None:
-    outcome = run(tmp_path, "import training_profiler", variables={f"{SWITCH}_LOG_EVERY": "0"})
+    outcome = run(tmp_path, "import training_profiler", variables={f"{SWITCH}_LOG_EVERY": "-1"})
     assert outcome.status == 1
     assert outcome.stderr.splitlines()[-1] == (
-        f"training_profiler.errors.SettingsError: {SWITCH}_LOG_EVERY='0' "
-        "is not a positive integer (steps between periodic reports); example: 50"
+        f"training_profiler.errors.SettingsError: {SWITCH}_LOG_EVERY='-1' "
+        "is not an integer >= 0 (steps between periodic reports, 0 for the final summary alone); example: 50"
     )
 
 

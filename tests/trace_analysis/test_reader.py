@@ -257,9 +257,10 @@ def test_arguments_of_unexpected_types_are_unknown(tmp_path):
     assert found.kernels.rows[0].occupancy is None
 
 
-def test_devices_with_a_number_out_of_range_are_unknown(tmp_path):
+@pytest.mark.parametrize("damage", [b"1e999", b'"\xff"'])
+def test_devices_that_cannot_be_read_are_unknown(damage, tmp_path):
     path = tmp_path / "a.json"
-    path.write_bytes(b'{"deviceProperties": [{"id": 1e999}], ' + single_event(ts=1, dur=1).lstrip()[1:])
+    path.write_bytes(b'{"deviceProperties": [{"id": ' + damage + b"}], " + single_event(ts=1, dur=1).lstrip()[1:])
     read = read_events(path)
     assert (len(read.events), read.devices) == (1, [])
 

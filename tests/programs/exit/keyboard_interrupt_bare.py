@@ -15,6 +15,7 @@ for inputs, targets in DataLoader(examples(80), batch_size=8, shuffle=True):
     count["backward_pass"] += 1
     for p in model.parameters():
         p.data.add_(p.grad, alpha=-0.1)
+    count["steps"] += 1
     show(loss)
     if count["backward_pass"] == 5:
         truth(count)

@@ -124,7 +124,7 @@ def _small(part: msgspec.Raw) -> Any:
         return None
     try:
         return msgspec.json.decode(part)
-    except (msgspec.DecodeError, RecursionError):  # such as a number of 1e999, which nothing has looked at so far
+    except (msgspec.DecodeError, ValueError, RecursionError):  # 1e999, or bytes that are not UTF-8
         return None
 
 

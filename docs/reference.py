@@ -9,11 +9,10 @@ The other reference pages are written by people; tests/docs compares them with t
 import argparse
 import sys
 import textwrap
-from importlib import import_module
 from pathlib import Path
 
 from training_profiler import settings
-from training_profiler.cli import COMMANDS
+from training_profiler.cli import COMMANDS, command_module
 
 FOLDER = Path(__file__).parent / "reference"
 COMMANDS_PAGE, SETTINGS_PAGE = FOLDER / "commands.md", FOLDER / "settings.md"
@@ -69,7 +68,7 @@ def commands_page() -> str:
 
 
 def _documentation(name: str) -> str:
-    return (import_module(f"training_profiler.cli.{name}").__doc__ or "").strip()
+    return (command_module(name).__doc__ or "").strip()
 
 
 def _summary(name: str) -> str:
@@ -78,7 +77,7 @@ def _summary(name: str) -> str:
 
 def _section(name: str) -> str:
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} {name}")
-    import_module(f"training_profiler.cli.{name}").prepare_parser(parser)
+    command_module(name).prepare_parser(parser)
     actions = [action for action in parser._actions if "--help" not in action.option_strings]
     lines = [f"## {name}", "", _documentation(name), "", "```text", _usage(parser, actions), "```", ""]
     for action in actions:

@@ -233,7 +233,7 @@ def totals_from_data(
         totals.loaders.add_table(loader_id, np.array(cells, np.int64).reshape(-1, 2))
     totals.first_fetch_ns = record.first_fetch_ns
     if record.machine is not None and record.machine.looks:
-        totals.machine = machine_from_data(_machine_data(record.machine))
+        totals.machine = machine_from_data(machine_data(record.machine))
     totals.batches, totals.samples = record.batches, record.samples
     totals.slow_steps = record.slow_steps
     totals.late_exchange_ns = record.late_exchange_ns or 0
@@ -337,7 +337,7 @@ def _flops(flops: StepFlops) -> StepFlops:
     return StepFlops(counted, printable(flops.dtype), printable(flops.device), printable(flops.attention))
 
 
-def _machine_data(record: MachineRecord) -> dict[str, Any]:
+def machine_data(record: MachineRecord) -> dict[str, Any]:
     """Return what ``machine_from_data`` takes: quantities that there are, of a bounded number of devices."""
     facts = {key: value for key, value in record.facts.items() if key in _FACTS and isinstance(value, float)}
     devices: dict[str, dict[str, float | str]] = {}

@@ -71,12 +71,12 @@ dist: venv
 	$(VENV)/bin/python -m twine check --strict dist/*
 
 # Known vulnerabilities of the pinned packages. It asks the package index's service, so it is not a part of .ci/run;
-# `make audit REQUIREMENTS=file` audits other versions.
+# `make audit REQUIREMENTS=file` audits other versions. Strict: a package that the service does not know is a failure.
 REQUIREMENTS ?= constraints.txt
 audit:
 	$(PYTHON) -m venv $(AUDIT)
 	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.7'
-	$(AUDIT)/bin/pip-audit --requirement $(REQUIREMENTS) --no-deps --disable-pip --progress-spinner off
+	$(AUDIT)/bin/pip-audit --requirement $(REQUIREMENTS) --strict --no-deps --disable-pip --progress-spinner off
 
 # What a contributor needs: the environment, and the hooks of .pre-commit-config.yaml where there is a git repository.
 dev: venv

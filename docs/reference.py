@@ -1,21 +1,27 @@
-"""Write docs/reference/commands.md and the table of docs/reference/settings.md from the code, or check both.
+"""Write docs/reference/commands.md and the tables of settings and trackers from the code, or check them.
 
-    python docs/reference.py            # write them, after a change to a command, its help, or a setting
+    python docs/reference.py            # write them, after a change to a command, its help, a setting or a tracker
     python docs/reference.py --check    # exit status 1 if a file differs; `make docs` runs this
 
 The other reference pages are written by people; tests/docs compares them with the code.
 """
 
 import argparse
+import json
 import sys
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
 from training_profiler import settings
 from training_profiler.cli import COMMANDS, command_module
+from training_profiler.reports.report_schema import report_schema
+from training_profiler.sinks.registry import TRACKERS, Tracker
 
 FOLDER = Path(__file__).parent / "reference"
 COMMANDS_PAGE, SETTINGS_PAGE = FOLDER / "commands.md", FOLDER / "settings.md"
+REPORT_SCHEMA = FOLDER / "report.schema.json"
+TRACKERS_PAGE = FOLDER.parent / "frameworks" / "trackers.md"
 PROGRAM = "training-profiler"
 WIDTH = 110
 WIDEST = 130  # of a row in a table
@@ -34,20 +40,32 @@ A command exits with status 0, or with 2 and one line on stderr if it cannot use
 
 
 TABLE_HEAD = "| setting | default | meaning |\n| --- | --- | --- |\n"
+TRACKERS_HEAD = "| tracker | install | what it receives |\n| --- | --- | --- |\n"
 
 
 def pages() -> dict[Path, str]:
     """Return the text of each page that is written here, whole or in part."""
-    return {COMMANDS_PAGE: commands_page(), SETTINGS_PAGE: settings_page(SETTINGS_PAGE.read_text(encoding="utf-8"))}
+    settings_rows, trackers_rows = map(_row, settings.describe()), map(_tracker_row, TRACKERS.values())
+    return {
+        COMMANDS_PAGE: commands_page(),
+        SETTINGS_PAGE: with_table(SETTINGS_PAGE, TABLE_HEAD, settings_rows),
+        TRACKERS_PAGE: with_table(TRACKERS_PAGE, TRACKERS_HEAD, trackers_rows),
+        REPORT_SCHEMA: json.dumps(report_schema(), indent=1) + "\n",
+    }
 
 
-def settings_page(text: str) -> str:
-    """Return the page of settings with its table as the code has it."""
-    head, mark, rest = text.partition(TABLE_HEAD)
+def with_table(page: Path, table_head: str, rows: Iterable[str]) -> str:
+    """Return the text of a page with one of its tables as the code has it."""
+    head, mark, rest = page.read_text(encoding="utf-8").partition(table_head)
     if not mark:
-        raise SystemExit(f"{SETTINGS_PAGE.name} has no table of settings: {TABLE_HEAD!r}")
+        raise SystemExit(f"{page.name} has no such table: {table_head!r}")
     _, _, after = rest.partition("\n\n")
-    return head + TABLE_HEAD + "\n".join(_row(row) for row in settings.describe()) + "\n\n" + after
+    return head + table_head + "\n".join(rows) + "\n\n" + after
+
+
+def _tracker_row(tracker: Tracker) -> str:
+    install = "nothing" if tracker.extra is None else f"`training-profiler[{tracker.extra}]`"
+    return f"| `{tracker.name}` | {install} | {tracker.receives} |"
 
 
 def _row(row: settings.SettingDescription) -> str:

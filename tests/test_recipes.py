@@ -159,9 +159,8 @@ class StepsFile(Sink):
         encoding="utf-8",
     )
     registry = copy.package / "sinks" / "registry.py"
-    row = 'STEPS: Final = Tracker("steps", "steps_file", "StepsFile")\n\nTRACKERS'
-    text = registry.read_text(encoding="utf-8").replace("TRACKERS", row, 1).replace("CSV)}", "CSV, STEPS)}")
-    registry.write_text(text, encoding="utf-8")
+    with registry.open("a", encoding="utf-8") as file:
+        file.write('STEPS: Final = _row(Tracker("steps", "steps_file", "StepsFile", "`steps.txt`"))\n')
     copy.run_steps("log_every=4, sinks='steps'")
     (written,) = copy.folder.glob("runs/*/steps.txt")
     assert written.read_text().split()[-1] == "12"

@@ -37,6 +37,8 @@ SUFFIXES = [
     "CHECKLIST",
     "RANK_WAIT_S",
     "CAPTURE",
+    "PROMETHEUS_PORT",
+    "NAME",
 ]
 
 
@@ -68,6 +70,8 @@ def test_defaults_without_variables():
     [
         ("LOG_EVERY", "7", 7),
         ("LOG_EVERY", " 7 ", 7),
+        ("LOG_EVERY", "0", 0),
+        ("NAME", "lr-1e.3_b", "lr-1e.3_b"),
         ("FORMAT", "Lines", "lines"),
         ("DIR", "/data/runs", "/data/runs"),
         ("STREAM", "stderr", "stderr"),
@@ -104,7 +108,14 @@ def test_blank_variable_counts_as_unset(name):
     ("name", "given", "example"),
     [
         ("LOG_EVERY", "5s", "50"),
-        ("LOG_EVERY", "0", "50"),
+        ("PROMETHEUS_PORT", "0", "9400"),
+        ("PROMETHEUS_PORT", "99999", "9400"),
+        ("PROMETHEUS_PORT", ":9400", "9400"),
+        ("PROMETHEUS_PORT", "http", "9400"),
+        ("NAME", "a/b", "baseline"),
+        ("NAME", "12", "baseline"),
+        ("NAME", "rank3", "baseline"),
+        ("NAME", "..", "baseline"),
         ("LOG_EVERY", "-1", "50"),
         ("LOG_EVERY", "1.5", "50"),
         ("FORMAT", "html", "table"),
@@ -135,7 +146,8 @@ def test_whole_error_message():
     with pytest.raises(SettingsError) as error:
         read_settings(environ={PREFIX + "LOG_EVERY": "5s"})
     assert str(error.value) == (
-        "RECTIFIED_FLOW_PROFILE_LOG_EVERY='5s' is not a positive integer (steps between periodic reports); example: 50"
+        "RECTIFIED_FLOW_PROFILE_LOG_EVERY='5s' is not an integer >= 0 "
+        "(steps between periodic reports, 0 for the final summary alone); example: 50"
     )
 
 
@@ -157,8 +169,8 @@ def test_error_names_the_call_of_a_bad_argument(name, given):
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("SINKS", "wandb,tensorbord", "names 'tensorbord', which is not one of wandb, tensorboard, jsonl, prometheus, "
-         "mlflow, csv; did you mean tensorboard? (trackers that receive metrics); example: jsonl,csv"),
+        ("SINKS", "wandb,tensorbord", f"names 'tensorbord', which is not one of {', '.join(TRACKERS)}; "
+         "did you mean tensorboard? (trackers that receive metrics); example: jsonl,csv"),
         ("THRESHOLDS", "unexplaned=0.2", "names 'unexplaned', which is not a rule; did you mean unexplained? "
          "example: data-loading-bound=0.2,unexplained=0.15"),
         ("THRESHOLDS", "unexplained", "has '' for unexplained, which is not a number >= 0; "
@@ -206,6 +218,43 @@ def test_unknown_variable_suggests_the_nearest():
         "RECTIFIED_FLOW_PROFILE_LOG_EVRY is not a setting of the profiler and has no effect; "
         "did you mean RECTIFIED_FLOW_PROFILE_LOG_EVERY?"
     ]
+
+
+SHORT = "TRAINING_PROFILER"
+
+
+def test_short_variable_is_read_where_the_documented_one_is_not_set():
+    assert read_settings(environ={SHORT + "_LOG_EVERY": "7"}).log_every == 7
+    assert read_settings(environ={SHORT + "_LOG_EVERY": "7", PREFIX + "LOG_EVERY": " "}).log_every == 7
+    assert read_settings(environ={SHORT + "_LOG_EVERY": "7", PREFIX + "LOG_EVERY": "8"}).log_every == 8
+
+
+def test_error_names_the_short_variable_that_was_given():
+    with pytest.raises(SettingsError, match=r"^TRAINING_PROFILER_LOG_EVERY='x' is not"):
+        read_settings(environ={SHORT + "_LOG_EVERY": "x"})
+
+
+def test_documented_variable_wins_and_says_so_if_the_other_differs():
+    both = {PREFIX + "LOG_EVERY": "8", SHORT + "_LOG_EVERY": "7", "RECTIFIED_FLOW_PROFILE": "yes", SHORT: "1"}
+    assert unknown_variables(both) == ["RECTIFIED_FLOW_PROFILE_LOG_EVERY='8' wins over TRAINING_PROFILER_LOG_EVERY='7'"]
+    assert unknown_variables({"RECTIFIED_FLOW_PROFILE": "1", SHORT: "0"}) == [
+        "RECTIFIED_FLOW_PROFILE='1' wins over TRAINING_PROFILER='0'"
+    ]
+
+
+def test_unknown_short_variable_suggests_a_short_one():
+    (sentence,) = unknown_variables({SHORT + "_LOG_EVRY": "3", SHORT + "_DIR": "x"})
+    assert sentence.endswith("did you mean TRAINING_PROFILER_LOG_EVERY?")
+
+
+def test_zero_steps_between_reports_is_quiet_and_trackers_keep_their_rows():
+    quiet = read_settings({"log_every": 0}, {})
+    assert (quiet.is_quiet, quiet.interval_steps, Settings().is_quiet) == (True, 50, False)
+
+
+@pytest.mark.parametrize(("arguments", "given"), [({}, False), ({"log_every": 50}, True)])
+def test_settings_know_whether_reports_were_asked_for(arguments, given):
+    assert read_settings(arguments, {}).is_log_every_given is given
 
 
 def test_misspelt_switch_is_reported():
@@ -285,8 +334,3 @@ def test_described_default_is_the_default(row):
 def test_docstring_of_start_documents_every_argument():
     documented = re.findall(r"^    (\w+): ", ast.get_docstring(start_function()), re.M)
     assert documented == [row.argument for row in describe()]
-
-
-def test_docstring_of_start_names_every_tracker():
-    (line,) = re.findall(r"^    sinks: .*", ast.get_docstring(start_function()), re.M)
-    assert [name for name in TRACKERS if name not in line] == []

@@ -23,6 +23,21 @@ def test_off_words_disable_profiling(monkeypatch, word):
     assert is_switched_on() is False
 
 
+@pytest.mark.parametrize(
+    ("documented", "short", "is_on"),
+    [("", "1", True), (" ", "on", True), ("0", "1", False), ("1", "0", True), ("", "0", False)],
+)
+def test_short_switch_counts_where_the_documented_one_is_not_set(monkeypatch, documented, short, is_on):
+    monkeypatch.setenv(SWITCH, documented)
+    monkeypatch.setenv("TRAINING_PROFILER", short)
+    assert is_switched_on() is is_on
+
+
+def test_run_switches_on_against_a_short_switch_that_is_off():
+    environment = composed({"TRAINING_PROFILER": "0"})
+    assert (environment[SWITCH], "TRAINING_PROFILER" in environment) == ("1", False)
+
+
 def test_any_other_word_is_an_error_that_lists_the_valid_words(monkeypatch):
     monkeypatch.setenv(SWITCH, "maybe")
     with pytest.raises(SettingsError) as error:

@@ -17,6 +17,9 @@ from training_profiler.switch import is_switched_on
 
 TYPE_CHECKING = False  # typing itself takes longer to import than this package
 
+if TYPE_CHECKING:
+    from typing import Any
+
 if TYPE_CHECKING or is_switched_on():
     from training_profiler.api import (
         is_profiling_enabled,
@@ -55,6 +58,29 @@ def __getattr__(name: str) -> str:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def load_ipython_extension(shell: "Any") -> None:
+    """Switch profiling on in a notebook: ``%load_ext training_profiler``."""
+    from training_profiler.switch import switch_on
+
+    switch_on()
+    before = {name: globals()[name] for name in __all__}  # now: the import binds the package ``snapshot`` to its name
+    from training_profiler import api
+
+    live = {name: getattr(api, name) for name in __all__}
+    globals().update(live)
+    _name_public_functions()
+    for name, value in shell.user_ns.items():  # what cells have imported while profiling was off
+        public = next((public for public, function in before.items() if function is value), None)
+        if public is not None:
+            shell.user_ns[name] = live[public]
+    api.load_in_notebook()
+
+
+def unload_ipython_extension(shell: "Any") -> None:
+    """End the run: ``%unload_ext training_profiler``."""
+    stop_training_profiling()
+
+
 __all__ = [
     "is_profiling_enabled",
     "profile_dataloader",
@@ -67,7 +93,11 @@ __all__ = [
     "stop_training_profiling",
 ]
 
-# On and off they are the same functions to pickle, inspect and tracebacks.
-for _name in __all__:
-    globals()[_name].__module__ = __name__
-del _name
+
+def _name_public_functions() -> None:
+    # On and off they are the same functions to pickle, inspect and tracebacks.
+    for name in __all__:
+        globals()[name].__module__ = __name__
+
+
+_name_public_functions()

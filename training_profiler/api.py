@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import sys
 import warnings
@@ -15,6 +16,7 @@ from training_profiler.recording.known_sections import VALIDATION_EPOCH
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.process import Process, usable_settings
 from training_profiler.runtime.shutdown import at_fork, is_being_spawned, is_worker
+from training_profiler.sampling.startup_sampler import ImportOfTorch
 from training_profiler.settings import unknown_variables
 from training_profiler.snapshot.snapshot import Snapshot
 
@@ -48,6 +50,8 @@ def start_training_profiling(
     checklist: bool | None = None,
     rank_wait_s: float | None = None,
     capture: str | None = None,
+    prometheus_port: int | str | None = None,
+    name: str | None = None,
 ) -> None:
     """Start a run, or change the settings of the running one. The report accounts for all wall time of a run.
 
@@ -55,7 +59,7 @@ def start_training_profiling(
     variable the default holds.
 
     Args:
-        log_every: steps between periodic reports; 50 by default.
+        log_every: steps between periodic reports; 50 by default, 0 for the final summary alone.
         format: ``"table"`` (default) or ``"lines"``, one greppable line a section.
         dir: folder in which the run makes a folder of its own; ``"runs"`` by default.
         stream: ``"stdout"`` (default) or ``"stderr"``.
@@ -66,12 +70,16 @@ def start_training_profiling(
         timing: clock of sections on an accelerator: ``"auto"`` (default), ``"host"``, ``"events"`` or ``"sync"``.
         monitor_s: time in s between two samples of the machine; 1 by default, 0 for none.
         flops: whether the FLOPs of the model are counted, once, in an early step; True by default.
-        sinks: trackers that get the metrics, of wandb, tensorboard, jsonl, prometheus, mlflow and csv; none by default.
+        sinks: trackers that get the metrics, such as ``"tensorboard,jsonl"``; none by default. The error of a wrong
+            name lists all.
         log_scalars_every_n_steps: steps between two rows of a loader's metrics; as often as trackers can by default.
         thresholds: thresholds of rules by their code, where they should differ, such as ``{"data-transfer": 0.2}``.
         checklist: whether the final summary ends with the quick checklist; False by default.
         rank_wait_s: longest time in s that a rank waits for the others at the end; 2 by default, 0 for none.
         capture: when deep capture records, such as ``"steps=100-103"``; on request only by default.
+        prometheus_port: port of this machine, or ``"address:port"``, at which Prometheus finds the metrics; none by
+            default.
+        name: the run's name, at the end of its folder's name; none by default.
 
     Raises:
         SettingsError, MissingExtraError: a value cannot be used, or a tracker's package is not installed.
@@ -247,13 +255,26 @@ def _share(proportion: object) -> float | None:
     return None
 
 
-def start_instrumentation(begin_ns: int) -> None:
+def start_instrumentation(begin_ns: int, imported: ImportOfTorch | None = None) -> None:
     """Instrument the unmodified training of this process. Called right after the import of torch.
 
     Args:
         begin_ns: when the process began, by the recorder's clock.
+        imported: when the import of torch began, and the stack from which it was imported.
     """
-    _process.instrument(sys.modules["torch"], begin_ns)
+    _process.instrument(sys.modules["torch"], begin_ns, imported)
+
+
+def load_in_notebook() -> None:
+    """Instrument the trainings of a notebook; each cell that trains is followed by the summary so far."""
+    begin_ns = _process.recorder.clock()
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        print("Profiler: torch cannot be imported, so only your own sections are measured")  # noqa: T201
+        return
+    _process.instrument(torch, begin_ns)
+    print("Profiler: on; the summary follows each cell that trains")  # noqa: T201
 
 
 def why_nothing() -> str | None:

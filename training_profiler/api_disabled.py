@@ -95,6 +95,8 @@ def start_training_profiling(
     checklist: bool | None = None,
     rank_wait_s: float | None = None,
     capture: str | None = None,
+    prometheus_port: int | str | None = None,
+    name: str | None = None,
 ) -> None:
     """Do nothing. Warn if the variable was set after the import."""
     if is_switched_on():

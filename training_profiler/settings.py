@@ -2,20 +2,32 @@
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from training_profiler.errors import SettingsError
-from training_profiler.sinks.registry import TRACKERS
-from training_profiler.switch import OFF_WORDS, ON_WORDS, PREFIX, ROOT, SWITCH
+from training_profiler.sinks.registry import PROMETHEUS, TRACKERS
+from training_profiler.switch import (
+    OFF_WORDS,
+    ON_WORDS,
+    PREFIX,
+    ROOT,
+    SHORT_PREFIX,
+    SHORT_SWITCH,
+    SWITCH,
+    means_on,
+)
 from training_profiler.torch_capture.plan import CapturePlan, read_plan
 
 FORMATS: Final = ("table", "lines")
 STREAMS: Final = ("stdout", "stderr")
 TIMINGS: Final = ("auto", "host", "events", "sync")
 MAX_SAMPLE_HZ: Final = 1000  # a sample takes 0.1 ms
+LOOPBACK: Final = "127.0.0.1"
+DEFAULT_LOG_EVERY: Final = 50
 MAX_NAMES: Final = 4000  # each name needs 15 kB of histograms in each of four totals
 
 
@@ -38,6 +50,7 @@ class SettingDescription(NamedTuple):
     default: str
     meaning: str
     example: str
+    is_yes_or_no: bool = False
 
 
 class _InvalidValueError(ValueError):
@@ -108,6 +121,34 @@ def _folder(given: object) -> str:
     return folder
 
 
+def _name(given: object) -> str | None:
+    name = str(given).strip()
+    if name.lower() == "none":
+        return None
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
+        raise _InvalidValueError("is not up to 100 letters, digits and _ . -")
+    if re.fullmatch(r"\d+|rank\d+(-\d+)?", name):
+        raise _InvalidValueError("is a number, or the name of a rank's folder")
+    return name
+
+
+class Address(NamedTuple):
+    """Where to listen."""
+
+    host: str
+    port: int
+
+
+def _address(given: object) -> Address | None:
+    if str(given).strip().lower() in ("none", ""):
+        return None
+    host, colon, port = str(given).strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if colon else LOOPBACK
+    if not port.isdecimal() or not 0 < int(port) < 65536 or not host or host.isspace():
+        raise _InvalidValueError("is not a port, or an address and a port")
+    return Address(host, int(port))
+
+
 def _sinks(given: object) -> tuple[str, ...]:
     names = given.split(",") if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     words = [str(name).strip().lower() for name in names if str(name).strip()]
@@ -155,7 +196,9 @@ class Launch:
 class Settings:
     """The settings of a session. ``describe`` returns the meaning of each."""
 
-    log_every: int = _setting(50, "steps between periodic reports", _count, 50)
+    log_every: int = _setting(
+        DEFAULT_LOG_EVERY, "steps between periodic reports, 0 for the final summary alone", partial(_count, least=0), 50
+    )
     format: str = _setting("table", "layout of the reports", partial(_word, words=FORMATS), "table")
     dir: str = _setting("runs", "folder for run folders", _folder, "runs")
     stream: str = _setting("stdout", "where reports are printed", partial(_word, words=STREAMS), "stdout")
@@ -202,11 +245,27 @@ class Settings:
     capture: CapturePlan = _setting(  # noqa: RUF009 - a field
         CapturePlan, "when deep capture records, and its limits", read_plan, "steps=100-103", "on request"
     )
+    prometheus_port: Address | None = _setting(  # noqa: RUF009 - a field
+        None, "port on this machine at which Prometheus finds the metrics, or address:port", _address, 9400, "none"
+    )
+    name: str | None = _setting(None, "name of the run, at the end of its folder's name", _name, "baseline", "none")
+    is_log_every_given: bool = field(default=False, compare=False)
+    """Whether the user asked for periodic reports."""
     # The launcher sets these two.
     rank: int = 0
     """This process's rank. Only rank 0 reports."""
     launch: Launch = field(default_factory=Launch)
     """The other values of the launcher's variables."""
+
+    @property
+    def interval_steps(self) -> int:
+        """Steps between two rows for trackers, and two periodic reports where there are any."""
+        return self.log_every or DEFAULT_LOG_EVERY
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether only the final summary is printed."""
+        return self.log_every == 0
 
 
 _PARSERS: Final[Mapping[str, Parser]] = {
@@ -217,7 +276,9 @@ _PARSERS: Final[Mapping[str, Parser]] = {
 def describe() -> list[SettingDescription]:
     """Return one row per setting, in the order of the arguments of ``start_training_profiling``."""
     return [
-        SettingDescription(_variable(name), name, parser.default, parser.meaning, parser.example)
+        SettingDescription(
+            _variable(name), name, parser.default, parser.meaning, parser.example, parser.parse is _yes_or_no
+        )
         for name, parser in _PARSERS.items()
     ]
 
@@ -234,13 +295,36 @@ def read_settings(arguments: Mapping[str, object] | None = None, environ: Mappin
         if name not in _PARSERS:
             raise SettingsError(f"start_training_profiling({name}=...) is not a setting{_nearest(name, _PARSERS)}")
     for name, parser in _PARSERS.items():
-        variable = _variable(name)
+        variable = _given_variable(_variable(name), environ)
         if name in arguments:
             source = f"start_training_profiling({name}={arguments[name]!r})"
             values[name] = _parsed(source, parser, arguments[name])
-        elif environ.get(variable, "").strip():
+        elif variable is not None:
             values[name] = _parsed(f"{variable}={environ[variable]!r}", parser, environ[variable])
-    return Settings(**values)
+    if values.get("prometheus_port") is not None:
+        values["sinks"] = tuple(dict.fromkeys((*values.get("sinks", ()), PROMETHEUS.name)))
+    return Settings(is_log_every_given="log_every" in values, **values)
+
+
+def check_setting(name: str, source: str, given: str) -> None:
+    """Check a value that was given as ``source``, such as ``--log-every 5s``.
+
+    Raises:
+        SettingsError: it cannot be used.
+    """
+    _parsed(source, _PARSERS[name], given)
+
+
+def _given_variable(name: str, environ: Mapping[str, str]) -> str | None:
+    """Return the documented or the short name of a variable, whichever is set; None if neither is."""
+    for variable in (name, _short(name)):
+        if environ.get(variable, "").strip():
+            return variable
+    return None
+
+
+def _short(variable: str) -> str:
+    return SHORT_SWITCH + variable.removeprefix(SWITCH)
 
 
 def _parsed(source: str, parser: Parser, given: object) -> Any:
@@ -283,13 +367,34 @@ def variables() -> list[str]:
 
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return one sentence for each variable with our prefix that is not a setting."""
+    """Return one sentence for each variable with our prefixes that has no effect."""
     known = variables()
-    return [
+    sentences = [
         f"{name} is not a setting of the profiler and has no effect{_nearest(name, known)}"
         for name in sorted(environ)
         if name.startswith(SWITCH) and name not in known and name != ROOT
     ]
+    short = [_short(name) for name in known]
+    sentences += [
+        f"{name} is not a setting of the profiler and has no effect{_nearest(name, short)}"
+        for name in sorted(environ)
+        if name.startswith(SHORT_PREFIX) and name not in short
+    ]
+    return sentences + [
+        f"{name}={environ[name]!r} wins over {_short(name)}={environ[_short(name)]!r}"
+        for name in known
+        if environ.get(name, "").strip() and environ.get(_short(name), "").strip() and _differ(name, environ)
+    ]
+
+
+def _differ(name: str, environ: Mapping[str, str]) -> bool:
+    documented, short = environ[name].strip(), environ[_short(name)].strip()
+    if name != SWITCH:
+        return documented != short
+    try:
+        return means_on({SWITCH: documented}) != means_on({SWITCH: short})
+    except SettingsError:
+        return True
 
 
 def _nearest(name: str, known: Collection[str]) -> str:

@@ -13,6 +13,8 @@ from training_profiler.errors import SettingsError
 
 SWITCH = "RECTIFIED_FLOW_PROFILE"
 PREFIX = SWITCH + "_"
+SHORT_SWITCH = "TRAINING_PROFILER"  # accepted beside the documented names, which win
+SHORT_PREFIX = SHORT_SWITCH + "_"
 ROOT = PREFIX + "ROOT"  # pid:launch of the first Python process of a launch; set by us, not a setting
 ON_WORDS = ("1", "true", "yes", "on")
 OFF_WORDS = ("0", "false", "no", "off", "")
@@ -24,22 +26,30 @@ def is_switched_on() -> bool:
     Raises:
         SettingsError: the value is neither on nor off.
     """
-    return not _is_own_command() and means_on(os.environ.get(SWITCH, ""))
+    return not _is_own_command() and means_on(os.environ)
 
 
-def means_on(given: str) -> bool:
-    """Return whether ``given`` means on; an empty value means off.
+def switch_on() -> None:
+    """Switch profiling on in this process and the children that it starts."""
+    os.environ[SWITCH] = "1"
+
+
+def means_on(environ: Mapping[str, str]) -> bool:
+    """Return whether the switch in ``environ`` means on; an empty value means off.
 
     Raises:
         SettingsError: it is neither on nor off.
     """
+    name, given = SWITCH, environ.get(SWITCH, "")
+    if not given.strip() and SHORT_SWITCH in environ:
+        name, given = SHORT_SWITCH, environ[SHORT_SWITCH]
     word = given.strip().lower()
     if word in ON_WORDS:
         return True
     if word in OFF_WORDS:
         return False
     raise SettingsError(
-        f"{SWITCH}={given!r} is neither on (1, true, yes, on) nor off (0, false, no, off); example: {SWITCH}=1"
+        f"{name}={given!r} is neither on (1, true, yes, on) nor off (0, false, no, off); example: {name}=1"
     )
 
 
@@ -64,8 +74,9 @@ def launch_environment(bootstrap: str, is_python: bool, environ: Mapping[str, st
         SettingsError: the value of the switch is neither on nor off.
     """
     composed = dict(environ)
-    if not means_on(environ.get(SWITCH, "")):
+    if not means_on(environ):
         composed[SWITCH] = "1"
+        composed.pop(SHORT_SWITCH, None)
     # An empty entry would mean the current folder, so an empty variable must not become one.
     before = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != bootstrap]
     composed["PYTHONPATH"] = os.pathsep.join([bootstrap, *(before if before != [""] else [])])

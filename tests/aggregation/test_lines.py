@@ -3,9 +3,9 @@
 import pytest
 
 from tests.support.recording import FakeRun
-from training_profiler.aggregation.lines import IN_STEPS
+from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
 from training_profiler.recording.event_codes import STEP_END
-from training_profiler.sampling.line_sampler import Location
+from training_profiler.sampling.location import Location
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, LineStats
 
 BATCH = Location("train.py", 88, "get_batch")
@@ -15,7 +15,7 @@ MODEL = Location("model.py", 12, "Block.forward")
 
 def attributed(run: FakeRun) -> dict:
     """Return the samples since the last flush by section name; IN_STEPS is kept."""
-    lines = run.totals().lines
+    lines = {key: count for key, count in run.totals().lines.items() if key[0] != BEFORE_STEPS}
     return {(run.names.names.get(id, id), location): count for (id, location), count in lines.items()}
 
 

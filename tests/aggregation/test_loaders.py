@@ -75,6 +75,7 @@ class SlowReading:
         self.since = Counter()
         self.stack = []
         self.loader = 0
+        self.fetched = {"train": 0, "val": 0}  # the loader of the last batch
         self.arrival_ns = None
         self.was_outside = False
         self.steps = 0
@@ -84,7 +85,7 @@ class SlowReading:
             root = next((name for _, _, name, _, _ in self.stack if name == "validation_epoch"), "")
             name = f"{root}/{which}" if root and root != which else which
             around = self.stack[-1][2] if self.stack else ""
-            self.stack.append((ns, self.loader, name, name != around, what == "enter"))
+            self.stack.append((ns, dict(self.fetched), name, name != around, what == "enter"))
             self.was_outside |= which == "validation_epoch"
         elif what == "leave" and self.stack:
             self._leave(ns, *self.stack.pop())
@@ -96,15 +97,16 @@ class SlowReading:
                 self.rows.append((self.steps, +self.since))
             self.since = Counter()
 
-    def _leave(self, ns, begin_ns, loader, name, is_outermost, is_counted):
+    def _leave(self, ns, begin_ns, fetched, name, is_outermost, is_counted):
         plain = name.rpartition("/")[2]
         if plain not in KIND_OF or not is_outermost:
             return
         phase, kind = "val" if "/" in name else "train", KIND_NAMES[KIND_OF[plain]]
+        loader = fetched[phase]
         if kind == "data":
-            loader = self.loader
             if not is_counted:
                 return
+            loader = self.fetched[phase] = self.loader
         if not loader:
             return
         self._add((loader, phase, kind), ns - begin_ns, is_counted)
@@ -174,6 +176,29 @@ def test_times_belong_to_the_loader_of_the_batch():
     assert (first.proportion, first.wait_s, first.samples) == (0.5, 1, 4)
 
 
+def test_training_without_a_loader_does_not_belong_to_that_of_the_validation():
+    run = LoaderRun()
+    for _ in range(2):
+        run.spend("forward_pass", 2.0)
+        run.spend("optimizer_step", 1.0)
+        with run.section("validation_epoch"):
+            run.batch(7, backward=0.0)
+    assert {key[:2] for key in run.found()} == {(7, "val")}
+
+
+def test_validation_between_a_fetch_and_its_step_changes_nothing():
+    run = LoaderRun()
+    run.comes_from(1)
+    run.spend("data_loading", 1.0)
+    run.clock.advance_ns(1)
+    with run.section("validation_epoch"):
+        run.batch(7)
+    run.spend("forward_pass", 2.0)
+    found = run.found()
+    assert found[1, "train", "forward"] == (2 * 10**9, 1)
+    assert (7, "train", "forward") not in found
+
+
 def test_two_forward_passes_add_up_per_batch():
     run = LoaderRun()
     run.batch(1, forward=2)
@@ -237,10 +262,10 @@ def test_old_changes_of_loader_are_discarded():
         run.clock.advance_ns(1)
         run.comes_from(1 + i % 2)
     run.drain()
-    assert len(run.accumulator.loaders._loader_ids) == MOST_CHANGES
+    assert len(run.accumulator.loaders._asked.loader_ids) == MOST_CHANGES
     run.note("forward_pass", -1)
     run.drain()
-    assert run.accumulator.loaders._loader_ids.tolist() == [2]
+    assert run.accumulator.loaders._asked.loader_ids.tolist() == [2]
 
 
 def test_an_interval_has_its_means_and_the_mix_so_far():

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from tests.support.recording import FakeRun
+from training_profiler.recording.event_codes import time_only
 
 
 @pytest.fixture
@@ -273,3 +274,17 @@ def test_configured_warmup_overrides_flop_counting():
     run.drain()
     run.accumulator.totals.slow_steps = 3
     assert run.snapshot().step.warmup_count == 1
+
+
+def test_an_average_of_which_only_the_sum_is_known_has_no_shorter_maximum(run):
+    run.section("optimizer_step")
+    run.spend("optimizer_step", 0.09)
+    code = time_only(run.recorder.names.id_of("optimizer_step"))  # pieces between the losses that LBFGS asks for
+    events = run.recorder.buffer().events
+    for _ in range(20):
+        events.extend((run.clock(), code))
+        run.clock.advance(0.09)
+        events.extend((run.clock(), -code))
+    section = run.snapshot().sections["optimizer_step"]
+    assert section.avg_s == pytest.approx(21 * 0.09)
+    assert (section.max_s, section.p95_s) == (None, None)

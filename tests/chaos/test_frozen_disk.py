@@ -1,11 +1,12 @@
 """A disk that stops responding holds no step, and the end of the program only for a bounded time."""
 
 import json
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pytest
 
@@ -26,7 +27,7 @@ class Ended(NamedTuple):
     took_s: float
 
 
-def train(folder: Path, freeze_at: str, frozen_s: float, *more: str) -> Ended:
+def train(folder: Path, freeze_at: str, frozen_s: float, *more: str, stdout: IO[str] | int = subprocess.PIPE) -> Ended:
     """Run the program to its end."""
     result = folder / "result.json"
     begin_s = time.monotonic()
@@ -34,13 +35,26 @@ def train(folder: Path, freeze_at: str, frozen_s: float, *more: str) -> Ended:
         [sys.executable, str(PROGRAM), freeze_at, str(frozen_s), str(STEPS), str(result), *more],
         cwd=folder,
         env=environment("1", RECTIFIED_FLOW_PROFILE_SAMPLE_HZ="0"),
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     return Ended(done, json.loads(result.read_text()), time.monotonic() - begin_s)
+
+
+def test_reports_to_a_file_on_the_frozen_disk_hold_no_step(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    output = tmp_path / "runs" / "output.txt"
+    with output.open("w") as stdout:
+        ended = train(tmp_path, "21", 3.0, "wait for the disk", stdout=stdout)
+    assert ended.result["while_frozen"] == STEPS - 20
+    assert "MainThread" not in ended.result["waited_on"]
+    assert any("console" in thread for thread in ended.result["waited_on"])
+    titles = re.findall(r"^=== .*\((?:Step )?(\d+)", output.read_text(), re.MULTILINE)
+    assert titles == [*map(str, range(5, STEPS + 1, 5)), str(STEPS)]
 
 
 @pytest.mark.parametrize("freeze_at", ["start", "21"])

@@ -168,3 +168,12 @@ def test_the_states_of_runs_without_a_summary(runs, capsys):
         journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
     assert main(["list", "--json"]) == 0
     assert [row["state"] for row in json.loads(capsys.readouterr().out)] == ["killed", "running"]
+
+
+def test_a_name_is_enough_to_request_a_capture(runs, capsys):
+    write_run(runs, "20261121-142530-baseline", meta={"settings": {"name": "baseline"}})
+    for words in (["capture", "baseline"], ["capture"]):
+        assert main(words) == 2  # it has ended
+        assert "the training of runs/20261121-142530-baseline is no longer running" in capsys.readouterr().err
+    assert main(["trace", "baseline"]) == 2
+    assert "runs/20261121-142530-baseline is the folder of a run that captured no steps" in capsys.readouterr().err

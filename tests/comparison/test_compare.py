@@ -33,13 +33,13 @@ def run_of(step_s, loading=0.3, stretch=50, **options):
     return RunSeries(stretches)
 
 
-def test_a_run_is_no_slower_than_itself():
+def test_a_run_does_not_differ_from_itself():
     run = run_of(0.1 * noise(300, np.random.default_rng(0)))
     comparison = compare(run, run)
     assert (comparison.verdict, comparison.typical.relative, comparison.carriers) == (NOT_SHOWN, 0.0, ())
 
 
-def test_equal_runs_are_seldom_told_apart():
+def test_equal_runs_seldom_differ():
     random = np.random.default_rng(1)
     wrong = sum(
         compare(run_of(0.1 * noise(300, random)), run_of(0.1 * noise(300, random))).verdict != NOT_SHOWN
@@ -88,7 +88,7 @@ def test_rare_long_steps_are_found_by_the_mean_alone():
     assert (comparison.verdict, comparison.is_by_mean) == (SLOWER, True)
 
 
-def test_one_long_pause_is_no_difference():
+def test_one_long_pause_makes_no_difference():
     random = np.random.default_rng(6)
     before, after = 0.1 * noise(400, random), 0.1 * noise(400, random)
     after[200] += 20.0
@@ -130,7 +130,7 @@ def test_batches_of_different_sizes_in_the_same_order_are_compared_pair_by_pair(
     assert (comparison.is_paired, comparison.verdict) == (False, NOT_SHOWN)
 
 
-def test_what_a_busy_machine_explains_is_no_difference():
+def test_what_a_busy_machine_explains_makes_no_difference():
     random = np.random.default_rng(10)
     before = run_of(0.1 * noise(300, random), lost=0.02)
     after = run_of(0.15 * noise(300, random), lost=0.30)

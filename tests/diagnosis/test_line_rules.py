@@ -56,3 +56,41 @@ def test_waits_outside_steps_do_not_count():
     run = run_with(line(42, 0.25, 0.25), section="validation_epoch")
     validation = replace(run.sections["other"], name="validation_epoch", step_total_s=0.0)
     assert found(replace(run, sections={**run.sections, "validation_epoch": validation})) is None
+
+
+def finding_of(run: Snapshot, code: str) -> Finding:
+    return next(finding for finding in diagnose(run) if finding.code == code)
+
+
+def test_a_finding_about_a_section_names_its_line():
+    run = snapshot_of({"data_generation": 0.5, "backward_pass": 0.25}, steps=64, step_s=0.125)
+    share = run.sections["data_generation"].share
+    hot = LineStats("train.py", 9, "make", share=0.75 * share, samples=75)
+    cold = LineStats("train.py", 10, "make", share=0.125 * share, samples=12)
+    finding = finding_of(replace(run, lines={"data_generation": (hot, cold)}), "data-generation-bound")
+    assert finding.message.endswith("; above all in train.py:9 make (75% of it)")
+    assert finding.evidence["lines"] == "train.py:9 make (75% of it)"
+
+
+def test_a_finding_about_a_section_whose_time_is_scattered_names_no_line():
+    run = snapshot_of({"data_generation": 0.5, "backward_pass": 0.25}, steps=64, step_s=0.125)
+    scattered = tuple(LineStats("a.py", i, f"f{i}", share=0.02, samples=20) for i in range(20))
+    finding = finding_of(replace(run, lines={"data_generation": scattered}), "data-generation-bound")
+    assert "lines" not in finding.evidence
+    assert "above all in" not in finding.message
+
+
+def test_time_of_no_section_spread_over_a_module_names_its_lines():
+    run = snapshot_of({"forward_pass": 0.25, "backward_pass": 0.25}, steps=64, step_s=0.125)
+    share = run.sections["other"].share
+    spread = tuple(LineStats("train.py", i, "<module>", share=share / 39, samples=20) for i in range(1, 40))
+    finding = finding_of(replace(run, lines={"other": spread}), "unexplained")
+    assert "train.py:1 <module> (39 lines) (100% of it: line 1 3%, line 2 3%, line 3 3%)" in finding.message
+
+
+def test_time_in_a_trainer_names_its_frames_and_who_called_it():
+    run = snapshot_of({"forward_pass": 0.25, "backward_pass": 0.25}, steps=64, step_s=0.125)
+    inside = "transformers/trainer.py:2310 Trainer._inner_training_loop > callback on_step_end"
+    place = LineStats("train.py", 30, "main", share=run.sections["other"].share, samples=90, inside=inside)
+    finding = finding_of(replace(run, lines={"other": (place,)}), "unexplained")
+    assert finding.message.endswith(f": {inside} (100% of it); called at train.py:30 main")

@@ -257,3 +257,20 @@ def test_no_rank_is_silent_if_all_report():
 def test_silent_rank_is_found_before_the_first_step():
     ranks = ranks_of([RankStats(rank_id(0), 0)], missing=(1,), world_size=2)
     assert codes(Snapshot(ranks=ranks)) == ["rank-silent"]
+
+
+def test_backward_pass_that_waits_for_a_slow_rank_is_not_called_slow():
+    shares = {"forward_pass": 0.2, "backward_pass": 0.78}
+    alone = run_of(None, **shares)
+    assert "backward-slow" in codes(alone)
+    waits = ranks_of(working(20, 20, 20, 40), waiting_share=0.4, sync_share=0.45)
+    assert "backward-slow" not in codes(run_of(waits, **shares))
+    even = ranks_of(working(30, 30, 30, 30), waiting_share=0.02, sync_share=0.05)
+    assert "backward-slow" in codes(run_of(even, **shares))
+
+
+def test_synchronization_comes_right_after_its_cause():
+    waits = ranks_of(working(36, 36, 36, 40), waiting_share=0.1, sync_share=0.8, transfer_share=0.7)
+    found = codes(run_of(waits, forward_pass=0.2, backward_pass=0.75))
+    assert found.index("straggler") + 1 == found.index("synchronization-heavy")
+    assert found.index("straggler") == 0

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.recording import section_stats, snapshot_of, step_stats
 from training_profiler.diagnosis import diagnose
-from training_profiler.diagnosis.steps import first_batch_slow, slowing_down, step_time_varies, warm_up
+from training_profiler.diagnosis.steps import first_batch_slow, slowing_down, step_time_varies, steps_do_more, warm_up
 from training_profiler.snapshot.snapshot import EpochStats, Snapshot
 
 
@@ -217,3 +217,40 @@ def test_variation_of_a_waiting_backward_is_synchronization():
 
 def test_backward_pass_with_less_waiting_explains_its_variation():
     assert step_time_varies(waiting_run(waits_s=4.9)).message.endswith("comes from backward_pass")
+
+
+GROWING = {"rise": 3.0, "rise_p_value": 1e-6, "work_unit": "forward passes", "work_rise": 3.0}
+
+
+def test_steps_that_do_more_are_not_slower():
+    run = run_of(**GROWING, std_s=0.05, median_s=0.05)
+    finding = steps_do_more(run)
+    assert finding.message == (
+        "Steps become longer because they do more: 4.0x the forward passes of a step at the end of the run, "
+        "in 4.0x the time"
+    )
+    assert (finding.potential_saving_s, finding.fix) == (0.0, "")
+    assert slowing_down(run) is None
+    assert step_time_varies(run) is None
+    assert "healthy" in [finding.code for finding in diagnose(run)]
+
+
+def test_forward_passes_that_become_slower_are_found_although_there_are_more():
+    run = run_of(**GROWING | {"rise": 11.0}, unit_rise=2.0, unit_rise_p_value=1e-6)
+    assert steps_do_more(run) is None
+    finding = slowing_down(run)
+    assert finding.message == "Step time for the same forward passes grew 3.0x from start to end of the run"
+    assert finding.potential_saving_s == pytest.approx(0.1 * 100 * 1 / 2)
+
+
+@pytest.mark.parametrize(("unit_rise", "is_explained"), [(2.9, True), (3.2, False)])
+def test_time_may_rise_with_the_square_of_the_input(unit_rise, is_explained):
+    run = run_of(**GROWING | {"work_unit": "input elements"}, unit_rise=unit_rise, unit_rise_p_value=1e-6)
+    assert (steps_do_more(run) is not None) is is_explained
+    assert (slowing_down(run) is None) is is_explained
+
+
+@pytest.mark.parametrize("acting", ["rollout", "forward_without_grad"])
+def test_steps_before_which_the_model_acts_do_not_vary(acting):
+    assert step_time_varies(run_of(std_s=0.2, median_s=0.05, explained={acting: 0.06, "other": 0.9})) is None
+    assert step_time_varies(run_of(std_s=0.2, median_s=0.05, explained={"other": 0.9})) is not None

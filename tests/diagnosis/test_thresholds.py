@@ -45,8 +45,15 @@ def test_these_are_the_thresholds():
         "cpu-oversubscribed": 0.2,
         "machine-busy": 0.1,
         "slowing-down": 0.05,
+        "steps-do-more": 0.05,
+        "validation-with-gradients": 0.0,
         "first-batch-slow": 5.0,
         "warm-up": 3.0,
+        "small-operators": 0.25,
+        "double-precision": 0.10,
+        "repeated-backward": 0.10,
+        "recompiles": 0.03,
+        "garbage-collection": 0.05,
     }
 
 

@@ -89,7 +89,7 @@ def test_every_metric_is_documented_and_every_documented_metric_exists():
 
 def pattern(name: str, documented: set[str]) -> str:
     """Return the documented name of a metric: a section's own name stands for ``{name}``, a number for ``{n}``."""
-    name = re.sub(r"(?<=gpu_)\d+", "{n}", name)
+    name = re.sub(r"(?<=gpu_)\d+", "{n}", name).replace("/dl_name/", "/dl_{name}/")
     if name in documented:
         return name
     return re.sub(r"(timing_|interval_|epoch_)\w+(_avg|_percentage)$", r"\1{name}\2", name)

@@ -3,8 +3,9 @@
 import itertools
 
 from tests.support.fake_training import FakeLoader, FakeModule, Loss, epochs, phases
+from training_profiler.instrumentation.loop_detection.no_grad_runs import MAX_TEACHER_CALLS
 from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
-from training_profiler.instrumentation.loop_detection.phase_detector import MAX_MISSES, MAX_TEACHER_CALLS
+from training_profiler.instrumentation.loop_detection.phase_detector import MAX_MISSES
 
 
 def test_micro_batches_fetched_ahead_belong_to_the_step(training, model, optimizer):

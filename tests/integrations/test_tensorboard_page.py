@@ -152,26 +152,38 @@ def ask(address: str, until_there_is: str = "") -> Any:
 
 
 def test_every_chart_finds_its_data(served: str) -> None:
-    layout = ask(f"{served}/data/plugin/custom_scalars/layout", until_there_is="validation_epoch")
+    layout = ask(f"{served}/data/plugin/custom_scalars/layout", until_there_is="section_outside_steps_mean")
     assert [category["title"] for category in layout["category"]] == GROUPS
+    scalars = ask(f"{served}/data/plugin/scalars/tags")
     charts = [chart for category in layout["category"] for chart in category["chart"]]
     assert sorted(chart["title"] for chart in charts) == sorted(CHARTS)
     for chart in charts:
         if "multiline" in chart:
             (pattern,) = chart["multiline"]["tag"]
-            asked = urllib.parse.urlencode({"tag": pattern, "run": "tensorboard"})
-            found = ask(f"{served}/data/plugin/custom_scalars/scalars?{asked}")
-            assert found["regex_valid"]
-            assert found["tag_to_events"], chart["title"]
+            assert any(points(served, pattern, run) for run in scalars), chart["title"]
         else:
             tags = {tag for series in chart["margin"]["series"] for tag in (series["lower"], series["upper"])}
-            (scalars,) = ask(f"{served}/data/plugin/scalars/tags").values()
-            assert tags <= scalars.keys()
+            assert sum(tags <= of_run.keys() for of_run in scalars.values()) > 1
+
+
+def test_each_section_is_a_run_so_that_it_has_its_own_color(served: str) -> None:
+    ask(f"{served}/data/plugin/custom_scalars/layout", until_there_is="overview")
+    scalars = ask(f"{served}/data/plugin/scalars/tags")
+    runs = {run for run, tags in scalars.items() if "overview/1_section_share_percent" in tags}
+    assert {"tensorboard/forward_pass", "tensorboard/data_loading", "tensorboard/other"} <= runs
+    assert min(tag for tags in scalars.values() for tag in tags).startswith("overview/")
+
+
+def points(served: str, pattern: str, run: str) -> Any:
+    asked = urllib.parse.urlencode({"tag": pattern, "run": run})
+    found = ask(f"{served}/data/plugin/custom_scalars/scalars?{asked}")
+    assert found["regex_valid"]
+    return found["tag_to_events"]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome to look at the page with")
 def test_browser_shows_the_page_without_an_error(served: str, tmp_path: Path) -> None:
-    ask(f"{served}/data/plugin/custom_scalars/layout", until_there_is="validation_epoch")
+    ask(f"{served}/data/plugin/custom_scalars/layout", until_there_is="section_outside_steps_mean")
     image = pytest.importorskip("PIL.Image")
     picture = tmp_path / "page.png"
     subprocess.run(

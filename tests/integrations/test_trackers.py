@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integrations.wandb_file import axes, history
+from tests.integrations.wandb_file import artifacts, axes, history
 
 pytestmark = pytest.mark.integrations
 ROOT = Path(__file__).parents[2]
@@ -115,6 +115,15 @@ def test_wandb_rows_of_the_user_are_neither_lost_nor_doubled(
     assert {name: axes(tmp_path)[name] for name in names} == {
         name: "" if name == "profiling/step" else "profiling/step" for name in names
     }
+
+
+@pytest.mark.parametrize("after", ["", "wandb.finish()"])
+def test_report_is_an_artifact_of_the_wandb_run(tmp_path: Path, after: str) -> None:
+    pytest.importorskip("wandb")
+    train(tmp_path, "wandb", INIT, "wandb.log({'mine': step})", after)
+    ((name, kind, files),) = artifacts(tmp_path)
+    assert (name.startswith("profiling-"), kind) == (True, "profiling-report")
+    assert files == {"report.txt", "report.json"}
 
 
 def test_rows_wait_for_a_late_wandb_run(tmp_path: Path) -> None:

@@ -49,3 +49,13 @@ def axes(folder: Path) -> dict[str, str]:
     found = [wandb_internal_pb2.Record.FromString(data) for data in records(path)]
     metrics = [record.metric for record in found if record.WhichOneof("record_type") == "metric"]
     return {metric.name or metric.glob_name: metric.step_metric for metric in metrics}
+
+
+def artifacts(folder: Path) -> list[tuple[str, str, set[str]]]:
+    """Return the artifacts of the run: name, type, and names of the files."""
+    from wandb.proto import wandb_internal_pb2
+
+    (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+    found = [wandb_internal_pb2.Record.FromString(data) for data in records(path)]
+    logged = [record.artifact for record in found if record.WhichOneof("record_type") == "artifact"]
+    return [(each.name, each.type, {entry.path for entry in each.manifest.contents}) for each in logged]

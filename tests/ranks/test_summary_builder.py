@@ -18,7 +18,7 @@ from training_profiler.ranks.summary import (
 )
 from training_profiler.ranks.summary_builder import ComparedBlocks, RankSummaryBuilder
 from training_profiler.recording.gradient_sync import GradientSyncTotals
-from training_profiler.sampling.line_sampler import Location
+from training_profiler.sampling.location import Location
 from training_profiler.snapshot.ranks import GradientSyncStats, RankId
 
 MS = 1_000_000

@@ -59,7 +59,7 @@ TWO_RANKS = {
 
 def test_order_from_start_over_steps_to_interpreter_exit(tmp_path):
     calls, status = calls_of(tmp_path, TRAINING)
-    steps = ["journal: interval", "journal: epoch begin", "choose trackers", "journal: interval", "print"]
+    steps = ["print", "journal: interval", "journal: epoch begin", "choose trackers", "journal: interval", "print"]
     epoch_end = ["journal: interval", "journal: epoch end", "print"]
     assert calls == [*START, "choose trackers", BEGUN, *steps, *epoch_end, *STOP_MEASURING, *FINAL_SUMMARY]
     assert status == 0
@@ -73,7 +73,7 @@ def test_order_at_sigterm(tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
     """
     calls, status = calls_of(tmp_path, program)
-    assert calls == [*START, "choose trackers", BEGUN, "choose trackers", *STOP_MEASURING, *FINAL_SUMMARY]
+    assert calls == [*START, "choose trackers", BEGUN, "choose trackers", "print", *STOP_MEASURING, *FINAL_SUMMARY]
     assert status == -signal.SIGTERM
 
 
@@ -101,7 +101,16 @@ def test_order_in_a_forked_child(tmp_path):
         "child: remove shutdown",
         "child: forget instrumentation",
     ]
-    assert calls == [*START, "choose trackers", BEGUN, "choose trackers", *forked, *STOP_MEASURING, *FINAL_SUMMARY]
+    assert calls == [
+        *START,
+        "choose trackers",
+        BEGUN,
+        "choose trackers",
+        "print",
+        *forked,
+        *STOP_MEASURING,
+        *FINAL_SUMMARY,
+    ]
 
 
 def test_order_if_a_section_begins_the_run_before_start(tmp_path):
@@ -113,14 +122,14 @@ def test_order_if_a_section_begins_the_run_before_start(tmp_path):
         tp.stop_training_profiling()
     """
     calls, _ = calls_of(tmp_path, program)
-    first = [*START, BEGUN, "choose trackers"]  # a run that is killed in its first step leaves a folder
+    first = [*START, BEGUN, "choose trackers", "print"]  # a run that is killed in its first step leaves a folder
     again = ["install shutdown", "start line sampler", "start device time", "start machine sampler", "open journal"]
     assert calls == [*first, *again, "choose trackers", *STOP_MEASURING, *FINAL_SUMMARY]
 
 
 def test_order_on_rank_0_of_two(tmp_path):
     calls, _ = calls_of(tmp_path, TRAINING, **TWO_RANKS, RANK="0")
-    first_flush = ["journal: interval", "journal: rank", "start rank channel"]
+    first_flush = ["print", "journal: interval", "journal: rank", "start rank channel"]
     begin_training = ["open journal", "start rank channel", "choose trackers"]
     steps = ["journal: epoch begin", *begin_training, "journal: interval", "print"]
     epoch_end = ["journal: interval", "journal: epoch end", "print"]

@@ -11,9 +11,11 @@ import pytest
 from tests.support.recording import FakeClock
 from training_profiler.safety import background_thread
 from training_profiler.safety.fault_guard import FaultGuard
-from training_profiler.sampling import line_sampler
-from training_profiler.sampling.line_sampler import LineSampler, Location, function_name
-from training_profiler.sampling.user_code import Places
+from training_profiler.sampling import line_sampler, stacks
+from training_profiler.sampling.line_sampler import LineSampler
+from training_profiler.sampling.location import Location, function_name
+from training_profiler.sampling.stacks import StackReader
+from training_profiler.sampling.user_code import Places, UserCode
 
 PLACES = Places("/project/train.py", "/project", ("/usr/lib/python3.11",), ("/usr/lib/python3.11",))
 SITE = "/usr/lib/python3.11/site-packages"
@@ -71,13 +73,13 @@ def frame_of_program():
 
 def test_a_sample_is_the_innermost_line_of_the_users_code(sampler):
     started(sampler).close()
-    assert sampler.locate(frame_of_program()) == Location("train.py", 9, "step")
+    assert sampler.locate(frame_of_program()) == Location("train.py", 9, "step", inside="library.py:4 look")
 
 
 def test_stack_without_user_code_has_no_line(sampler):
     started(sampler).close()
     frame = run_as(f"{SITE}/library.py", LIBRARY, {"frame": lambda: sys._getframe(1)})["look"]()
-    sampler._user_code = line_sampler.UserCode(Places("/elsewhere/train.py", "/", ("/",), ()))
+    sampler._stacks = StackReader(UserCode(Places("/elsewhere/train.py", "/", ("/",), ())))
     assert sampler.locate(frame) is None
 
 
@@ -195,8 +197,8 @@ def test_waiting_samples_are_bounded(sampler, monkeypatch):
 
 def test_lines_are_bounded(sampler, monkeypatch):
     started(sampler).close()
-    monkeypatch.setattr(line_sampler, "MOST_LOCATIONS", 0)
-    sampler._locations.clear()
+    monkeypatch.setattr(stacks, "MOST_LOCATIONS", 0)
+    sampler._stacks._locations.clear()
     assert sampler.locate(sys._getframe()) is None
 
 

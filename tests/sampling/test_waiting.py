@@ -4,7 +4,7 @@ import dis
 
 import pytest
 
-from training_profiler.sampling.line_sampler import waits_in
+from training_profiler.sampling.location import waits_in
 
 
 def calls_of(source: str) -> list[str]:

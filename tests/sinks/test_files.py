@@ -10,7 +10,17 @@ from training_profiler.sinks.jsonl_file import JsonlFile
 from training_profiler.sinks.mlflow_run import MlflowRun, mlflow_key
 from training_profiler.sinks.prometheus_text import prometheus_name
 from training_profiler.sinks.sink import MetricRow
-from training_profiler.sinks.tensorboard_layout import Stack, categories
+from training_profiler.sinks.tensorboard_layout import (
+    LOWER,
+    MEAN,
+    MEAN_OUTSIDE,
+    MOST_RUNS,
+    SHARE,
+    UPPER,
+    SectionRuns,
+    categories,
+    overview,
+)
 
 ROWS = [
     MetricRow(50, 1000.5, {"profiling/batch_time_avg": 0.25}),
@@ -85,6 +95,8 @@ def test_prometheus_gets_variable_parts_of_names_as_labels(name, called, labels)
         ("profiling/timing_a+b (c)_avg", "profiling/timing_a_b _c__avg"),
         ("profiling/timing_a//b_avg", "profiling/timing_a/_/b_avg"),
         ("profiling/timing_a/../b_avg", "profiling/timing_a/_/b_avg"),
+        ("a" * 249 + "/b", "a" * 249),
+        ("a//" * 100, ("a/_/" * 100)[:249]),
     ],
 )
 def test_mlflow_gets_only_allowed_names(name, key):
@@ -104,30 +116,53 @@ def percentages(step, **shares):
     )
 
 
-def test_stack_has_a_height_per_section_in_a_fixed_order():
-    stack = Stack()
-    (row,) = stack.rows(percentages(1, other=50.0, forward=20.0, backward=30.0))
-    assert row.metrics == {
-        "profiling_stack/0": 0.0,
-        "profiling_stack/backward": 30.0,
-        "profiling_stack/forward": 50.0,
-        "profiling_stack/other": 100.0,
+def test_each_section_is_a_run_stacked_in_a_fixed_order():
+    sections = SectionRuns()
+    rows = sections.rows(percentages(1, other=50.0, forward=20.0, backward=30.0))
+    assert {name: (row.metrics[LOWER], row.metrics[UPPER]) for name, row in rows.items()} == {
+        "backward": (0.0, 30.0),
+        "forward": (30.0, 50.0),
+        "other": (50.0, 100.0),
     }
-    (row,) = stack.rows(percentages(2, forward=60.0, other=40.0))
-    assert list(row.metrics.values()) == [0.0, 0.0, 60.0, 100.0]
+    rows = sections.rows(percentages(2, forward=60.0, other=40.0))
+    assert {name: (row.metrics[LOWER], row.metrics[UPPER]) for name, row in rows.items()} == {
+        "forward": (0.0, 60.0),
+        "other": (60.0, 100.0),
+    }
 
 
-def test_new_section_gets_zero_height_in_earlier_rows():
-    stack = Stack()
-    stack.rows(percentages(1, forward=100.0))
-    earlier, now = stack.rows(percentages(2, forward=75.0, validation=25.0))
-    assert earlier == MetricRow(1, 1.0, {"profiling_stack/validation": 100.0})
-    assert now.metrics["profiling_stack/validation"] == 100.0
-    assert stack.bands()[0] == ("profiling_stack/forward", "profiling_stack/validation")
+def test_new_section_comes_on_top():
+    sections = SectionRuns()
+    sections.rows(percentages(1, forward=100.0))
+    rows = sections.rows(percentages(2, forward=75.0, validation=25.0))
+    assert (rows["validation"].step, rows["validation"].metrics[LOWER]) == (2, 75.0)
+
+
+def test_small_sections_share_the_last_run():
+    shares = {f"s{number}": float(number) for number in range(1, MOST_RUNS + 3)}
+    rows = SectionRuns().rows(percentages(1, **shares))
+    assert len(rows) == MOST_RUNS + 1
+    assert rows["remaining_sections"].metrics[SHARE] == 1.0 + 2.0
+
+
+def test_means_of_sections_outside_steps_have_their_own_chart():
+    metrics = {
+        f"profiling/{kind.format(name)}": 1.0
+        for name in ("forward_pass", "validation_epoch")
+        for kind in ("interval_{}_percentage", "timing_{}_avg")
+    }
+    rows = SectionRuns().rows(MetricRow(1, 0.0, metrics))
+    assert rows["forward_pass"].metrics[MEAN] == rows["validation_epoch"].metrics[MEAN_OUTSIDE] == 1.0
+
+
+def test_overview_is_the_first_group_of_the_first_tab():
+    tags = {*overview(MetricRow(1, 0.0, {"profiling/mfu": 0.5})), SHARE, MEAN, MEAN_OUTSIDE}
+    assert tags == {"overview/mfu", SHARE, MEAN, MEAN_OUTSIDE}
+    assert all(tag < "profil" for tag in tags)
 
 
 def test_layout_has_only_charts_with_data():
-    found = categories({"profiling/batches_per_second", "profiling/memory_pressure"}, Stack())
+    found = categories({"profiling/batches_per_second", "profiling/memory_pressure"})
     assert [(category.title, list(category.lines)) for category in found] == [
         ("Throughput", ["Batches and steps per second"]),
         ("Bottlenecks", ["Severity (0 to 1)"]),

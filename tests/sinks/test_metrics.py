@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.recording import FakeRun, section_stats, snapshot_of, step_stats
-from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
+from training_profiler.sinks.metrics import PlainNames, epoch_metrics, interval_metrics, loader_metrics
 from training_profiler.snapshot.snapshot import (
     OTHER,
     OUTSIDE_STEPS,
@@ -165,6 +165,28 @@ def test_unknown_times_of_a_loader_are_left_out():
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "for_metrics"),
+    [
+        ("held-out digits", "held-out_digits"),
+        ("a/b\\c", "a_b_c"),
+        ("Prüfung", "Prufung"),
+        ("检验", "loader"),
+        ("(other loaders)", "other_loaders"),
+        ("..", "loader"),
+        ("x" * 300, "x" * 80),
+        ("0", "0"),
+    ],
+)
+def test_loader_names_become_names_that_every_tracker_takes(name, for_metrics):
+    assert PlainNames().of(name) == for_metrics
+
+
+def test_two_loaders_never_share_a_name_for_metrics():
+    names = PlainNames()
+    assert [names.of(name) for name in ("a b", "a_b", "a/b", "a b")] == ["a_b", "a_b-2", "a_b-3", "a_b"]
+
+
 def test_every_metric_is_documented():
     page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     high = level(0.95)
@@ -183,7 +205,7 @@ def test_every_metric_is_documented():
         throughput=Throughput(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, "", 0.5),
     )
     names = {**interval_metrics(interval), **epoch_metrics(epoch), **loader_metrics(loaders)}
-    sent = {name.replace("gpu_0", "gpu_{n}") for name in names}
+    sent = {name.replace("gpu_0", "gpu_{n}").replace("dl_name/", "dl_{name}/") for name in names}
     sent = {name for name in sent if "{" in name or not any(part in name for part in ("timing_", "_percentage"))}
     missing = [name for name in sent if f"`{name}`" not in page and f"`{name.rpartition('/')[2]}`" not in page]
     assert len(sent) > 30

@@ -1,7 +1,9 @@
 """No row of the user is lost or doubled: a fake W&B that follows its rules, without its processes."""
 
+import io
 import sys
 import types
+from contextlib import contextmanager
 
 import pytest
 
@@ -132,6 +134,41 @@ def test_second_run_gets_its_own_rows(wandb, sink):
     sink.write([row(100)])
     second.finish()
     assert (first.rows, second.rows) == ([(0, ours(50))], [(0, ours(100))])
+
+
+def test_all_metrics_are_in_one_group(wandb, sink):
+    wandb.run = run = Run()
+    sink.poll()
+    sink.write([MetricRow(50, 0.0, {"profile/train/dl_main/time_data_ms": 2.0, "profiling/mfu": 0.5})])
+    run.finish()
+    ((_, metrics),) = run.rows
+    assert metrics == {"profiling/train/dl_main/time_data_ms": 2.0, "profiling/mfu": 0.5, "profiling/step": 50}
+
+
+class Artifact:
+    def __init__(self, name, type):
+        self.name, self.type, self.files = name, type, {}
+
+    @contextmanager
+    def new_file(self, name, mode, encoding):
+        file = io.StringIO()
+        yield file
+        self.files[name] = file.getvalue()
+
+
+def test_report_is_an_artifact_of_the_run_that_ends(wandb):
+    wandb.Artifact = Artifact
+    sink = WandbRun()
+    report = {"report.txt": "Slowest component", "report.json": "{}"}
+    sink.connect(SinkContext(guard=lambda work: work(), flush=lambda: None, report=lambda: report))
+    wandb.run = run = Run()
+    run.id, artifacts = "x1", []
+    run.log_artifact = artifacts.append
+    sink.poll()
+    run.finish()
+    (artifact,) = artifacts
+    assert (artifact.name, artifact.type, artifact.files) == ("profiling-x1", "profiling-report", report)
+    sink.after_fork_in_child()
 
 
 def test_each_metric_is_defined_with_its_own_axis(wandb, sink):

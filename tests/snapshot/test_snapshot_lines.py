@@ -1,5 +1,7 @@
 """The places of the user's code shown for a section."""
 
+from dataclasses import replace
+
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 
@@ -37,4 +39,31 @@ def test_functions_of_one_name_in_two_files_are_separate():
     assert [(place.file, place.share, place.lines) for place in hottest(*lines)] == [
         ("a.py", 0.125, 8),
         ("b.py", 0.125, 8),
+    ]
+
+
+def test_a_function_has_the_shares_of_its_lines():
+    (place,) = hottest(*(line(i, "<module>", 0.015625) for i in range(40)))
+    assert (place.what, len(place.parts), place.parts[0]) == ("<module> (40 lines)", 40, (0, 0.015625))
+
+
+def in_library(number: int, inside: str, share: float) -> LineStats:
+    return replace(line(number, "main", share), inside=inside, phase=inside.partition(" > ")[2])
+
+
+def test_time_scattered_in_a_library_is_shown_by_the_line_of_its_loop():
+    lines = [in_library(30, f"lib/trainer.py:{i % 2} fit > lib/file{i}.py:{i} f{i}", 0.008) for i in range(40)]
+    assert [(place.place, place.what) for place in hottest(*lines)] == [("lib/trainer.py:0", "fit (40 places in it)")]
+
+
+def test_time_in_a_library_without_a_loop_is_shown_by_the_users_line():
+    lines = [in_library(30, f"lib/file{i}.py:{i} f{i}", 0.008) for i in range(40)]
+    assert [(place.place, place.what) for place in hottest(*lines)] == [("train.py:30", "main")]
+
+
+def test_a_phase_of_a_trainer_is_shown_by_its_loop():
+    lines = [in_library(30, "lib/trainer.py:7 fit > callback on_step_end", 0.25), line(5, "load", 0.02)]
+    assert [(place.place, place.what, place.caller) for place in hottest(*lines)] == [
+        ("lib/trainer.py:7", "fit > callback on_step_end", "train.py:30 main"),
+        ("train.py:5", "load", ""),
     ]

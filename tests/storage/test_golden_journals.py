@@ -23,7 +23,7 @@ from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END
 from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.recording.step_flops import StepFlops
-from training_profiler.sampling.line_sampler import Location
+from training_profiler.sampling.location import Location
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.snapshot.ranks import RankId
 from training_profiler.snapshot.snapshot import DeviceTimingStats, Health

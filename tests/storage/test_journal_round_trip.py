@@ -12,7 +12,7 @@ from tests.support.recording import FakeRun
 from training_profiler.errors import RunFolderError
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.step_flops import StepFlops
-from training_profiler.sampling.line_sampler import Location
+from training_profiler.sampling.location import Location
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage.run_reader import read_run

@@ -231,7 +231,8 @@ def run_cases(name: str, files: Iterable[tuple[int, bytes]], folder: Path) -> It
         with tempfile.TemporaryDirectory(dir=folder) as own:
             signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S)
             try:
-                kind.read(Path(own), data)
+                with little_memory():
+                    kind.read(Path(own), data)
             except (Exception, TooLongError, SystemExit) as error:
                 yield Failure(name, case, f"{type(error).__name__}: {error}"[:300])
             finally:
@@ -243,7 +244,7 @@ def _too_long(*_: object) -> None:
 
 
 def fuzz(name: str, seed: int, cases: int, first: int = 0) -> list[Failure]:
-    """Read damaged files in processes of their own, which may not take more memory than ``MORE_BYTES``."""
+    """Read damaged files in processes of their own; no case may take more memory than ``MORE_BYTES``."""
     failures: list[Failure] = []
     with tempfile.TemporaryDirectory() as folder:
         for begin in range(first, first + cases, A_CHILD):
@@ -253,13 +254,12 @@ def fuzz(name: str, seed: int, cases: int, first: int = 0) -> list[Failure]:
 
 
 def in_process(name: str, files: Iterable[tuple[int, bytes]], folder: Path) -> list[Failure]:
-    """Read files in a process with little memory; return those that fail."""
+    """Read files in a process of their own; return those that fail."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
             os.close(reading)
-            _limit_memory()
             with os.fdopen(writing, "w", encoding="utf-8") as results:
                 for failure in run_cases(name, files, folder):
                     print(failure.case, failure.why.encode("unicode_escape").decode(), file=results, flush=True)
@@ -278,12 +278,20 @@ def in_process(name: str, files: Iterable[tuple[int, bytes]], folder: Path) -> l
     return failures
 
 
-def _limit_memory() -> None:
+@contextlib.contextmanager
+def little_memory() -> Iterator[None]:
+    """Let this process take no more than ``MORE_BYTES`` of further memory; making a damaged file may take more."""
     if not os.path.exists("/proc/self/statm"):  # elsewhere only time is limited
+        yield
         return
     with open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MORE_BYTES, resource.RLIM_INFINITY))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + MORE_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, hard))
 
 
 def run(words: Sequence[str]) -> int:

@@ -23,6 +23,7 @@ OWNERS = (
     torch.Tensor,
     torch.amp.GradScaler,
     torch.autograd,
+    torch.autograd.Function,
     torch.distributed,
     torch.distributed.distributed_c10d,
     torch.distributed.distributed_c10d.Work,

@@ -11,7 +11,7 @@ from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.sampling.line_sampler import Location, Sample
+from training_profiler.sampling.location import Location, Sample
 from training_profiler.snapshot.snapshot import OTHER, EpochStats, Health, SectionStats, Snapshot, StepStats
 from training_profiler.storage.journal import Journal
 

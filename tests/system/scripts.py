@@ -44,6 +44,11 @@ class Outcome(NamedTuple):
     cwd: Path
 
     @property
+    def printed(self) -> str:
+        """Standard output without the opening line of the profiler."""
+        return re.sub(r"^Profiler: on, run folder .*\n", "", self.stdout, flags=re.MULTILINE)
+
+    @property
     def summaries(self) -> int:
         """The number of final summaries printed."""
         return len(SUMMARY.findall(self.stdout))

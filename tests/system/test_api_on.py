@@ -101,15 +101,15 @@ def test_decorated_functions_keep_their_results_names_and_kinds(tmp_path: Path) 
             print(name, figures.count if figures else 0)
     """
     on, off = run(tmp_path, script), run(tmp_path, script, profile="0")
-    assert on.stdout.splitlines()[:5] == [
+    assert on.printed.splitlines()[:5] == [
         "7 double Doc.",
         "[0, 1, ['a', 'b']]",
         "([None, 'a', \"KeyError('k')\", 'end'], 5)",
         "7",
         "True True True",
     ]
-    assert off.stdout.splitlines()[:5] == on.stdout.splitlines()[:5]
-    assert on.stdout.splitlines()[5:10] == ["function 1", "generator 4", "coroutine 1", "stream 5", "method 2"]
+    assert off.stdout.splitlines()[:5] == on.printed.splitlines()[:5]
+    assert on.printed.splitlines()[5:10] == ["function 1", "generator 4", "coroutine 1", "stream 5", "method 2"]
 
 
 def test_recursion_counts_every_span_and_its_wall_time_once(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_profiled_loader_forwards_every_attribute(tmp_path: Path) -> None:
     """
     outcome = run(tmp_path, script)
     assert outcome.stderr == ""
-    assert outcome.stdout.startswith("train 9 23 9\n")
+    assert outcome.printed.startswith("train 9 23 9\n")
 
 
 def test_profiled_loader_passes_errors_on(tmp_path: Path) -> None:
@@ -290,6 +290,6 @@ def test_exception_inside_a_section_passes_and_is_recorded(tmp_path: Path) -> No
             print("passed")
     """
     outcome = run(tmp_path, script)
-    assert outcome.stdout.startswith("passed\n") or "\npassed\n" in outcome.stdout
+    assert outcome.printed.startswith("passed\n") or "\npassed\n" in outcome.stdout
     assert outcome.report["sections"]["forward_pass"]["count"] == 1
     assert outcome.report["health"]["dropped"] == 0

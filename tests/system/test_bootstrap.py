@@ -19,7 +19,7 @@ from training_profiler.switch import ROOT as ROOT_VARIABLE
 # Stands in for the profiler: prints each call to stdout.
 LIVE = """
 import sys, time
-def start_instrumentation(begin_ns):
+def start_instrumentation(begin_ns, imported):
     assert 0 < time.perf_counter_ns() - begin_ns < 240e9
     print("started", "torch" in sys.modules, flush=True)
 def why_nothing():
@@ -53,6 +53,52 @@ def test_profiling_starts_once_after_torch_is_imported(tmp_path: Path) -> None:
 def test_import_inside_a_function_is_detected(tmp_path: Path) -> None:
     ours = run_prepared(tmp_path, "def f():\n    from torch import tensor\n    return tensor\nprint(f())", "tensor = 5")
     assert ours == Ended(0, "started True\n5\n", "")
+
+
+# An import hook as trackers, coverage tools and wrapt have them: before ours, after it, or past all others.
+HOOK = """
+import importlib.machinery, importlib.util, sys
+class Proxy:
+    def __init__(self, loader):
+        self.loader, self.exec_module = loader, loader.exec_module
+    def __getattr__(self, name):
+        return getattr(self.loader, name)
+class Hook:
+    is_busy = False
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch" or self.is_busy:
+            return None
+        self.is_busy = True
+        find = importlib.machinery.PathFinder.find_spec if {past_others} else importlib.util.find_spec
+        spec = find(name)
+        self.is_busy = False
+        loader, execute = spec.loader, spec.loader.exec_module
+        def exec_module(module):
+            execute(module)
+            print("hooked")
+        loader.exec_module = exec_module
+        if {is_proxy}:
+            spec.loader = Proxy(loader)
+        return spec
+sys.meta_path.insert({at}, Hook())
+import torch
+print("exec_module" in vars(torch.__loader__))
+import colorsys
+"""
+
+
+@pytest.mark.parametrize("is_proxy", [False, True], ids=["set on the loader", "proxy of the loader"])
+@pytest.mark.parametrize(
+    ("at", "past_others"), [(0, False), (1, False), (0, True)], ids=["before ours", "after ours", "past ours"]
+)
+def test_torch_is_detected_beside_import_hooks_of_others(
+    tmp_path: Path, at: int, past_others: bool, is_proxy: bool
+) -> None:
+    text = HOOK.format(at=at, past_others=past_others, is_proxy=is_proxy)
+    alone, ours = both(tmp_path, text)
+    assert alone == Ended(0, "hooked\nTrue\n", "")
+    assert (ours.status, ours.stderr) == (0, "")
+    assert sorted(ours.stdout.splitlines()) == ["True", "hooked", "started True"]
 
 
 PROBE = """
@@ -96,7 +142,9 @@ print([type(finder).__name__ for finder in sys.meta_path if "istutils" not in st
 importlib.reload(torch)
 print(sorted(vars(torch)), vars(torch.__loader__))
 """
-    plain, ours = both(tmp_path, text, look, live="def start_instrumentation(begin_ns): pass\ndef why_nothing(): pass")
+    plain, ours = both(
+        tmp_path, text, look, live="def start_instrumentation(begin_ns, imported): pass\ndef why_nothing(): pass"
+    )
     assert (plain.status, plain.stderr) == (0, "")
     assert ours == plain
 
@@ -108,7 +156,12 @@ print(sorted(vars(torch)), vars(torch.__loader__))
 def test_error_while_importing_torch_is_unchanged(tmp_path: Path, torch: str) -> None:
     plain, ours = both(tmp_path, "import torch", torch)
     assert plain.status != 0
-    assert ours == plain._replace(stderr=plain.stderr + WHY + "importing torch failed\n")
+    assert ours == plain
+
+
+def test_failed_import_of_torch_is_the_reason_where_the_program_goes_on(tmp_path: Path) -> None:
+    ours = run_prepared(tmp_path, "try:\n    import torch\nexcept ImportError:\n    pass", "raise ImportError")
+    assert ours == Ended(0, "", WHY + "importing torch failed\n")
 
 
 def test_missing_torch_raises_the_usual_error(tmp_path: Path) -> None:
@@ -118,7 +171,15 @@ def test_missing_torch_raises_the_usual_error(tmp_path: Path) -> None:
     plain = execute(tmp_path, command, None, str(folder))
     ours = execute(tmp_path, command, "1", os.pathsep.join([str(BOOTSTRAP), str(folder)]))
     assert "No module named 'torch'" in plain.stderr
-    assert ours == plain._replace(stderr=plain.stderr + NOTHING)
+    assert ours == plain
+
+
+def test_short_switch_profiles_and_its_folder_counts(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(BOOTSTRAP), stand_ins(tmp_path, "", LIVE)])
+    ours = execute(tmp_path, script(tmp_path, "import torch"), None, path, variables={"TRAINING_PROFILER": "1"})
+    assert ours == Ended(0, "started True\n", "")
+    ours = execute(tmp_path, script(tmp_path, "import torch"), None, path, variables={"TRAINING_PROFILER": "maybe"})
+    assert ours.stderr.startswith("training_profiler: nothing is measured: TRAINING_PROFILER='maybe' is neither on")
 
 
 def test_import_that_succeeds_on_the_second_try_is_detected(tmp_path: Path) -> None:
@@ -232,7 +293,7 @@ def test_user_module_with_our_name_is_left_alone(tmp_path: Path) -> None:
     ("live", "message"),
     [
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
-        ("def start_instrumentation(begin_ns): raise ValueError('bad')", "ValueError: bad"),
+        ("def start_instrumentation(begin_ns, imported): raise ValueError('bad')", "ValueError: bad"),
         ("old = True", "AttributeError: module 'training_profiler.api' has no attribute 'start_instrumentation'"),
     ],
 )

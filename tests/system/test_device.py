@@ -103,7 +103,7 @@ def test_failing_driver_is_reported_and_the_training_goes_on(tmp_path: Path) -> 
     broken = DEVICE + "for number in range(20):\n    Device.broken = number >= 10\n    step()\nprint('trained')\n"
     outcome = run(tmp_path, broken)
     assert outcome.status == 0
-    assert outcome.stdout.startswith("trained\n")
+    assert outcome.printed.startswith("trained\n")
     assert outcome.report["steps"] == 20
     assert outcome.report["sections"]["forward_pass"]["count"] == 20
     assert outcome.report["health"]["disabled"] == [

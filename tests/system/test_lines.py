@@ -107,7 +107,7 @@ def test_python_code_that_holds_the_gil_is_sampled_beside_torch_code(tmp_path: P
     )
     lines = outcome.report["lines"]["other"]
     seen = share_of(lines, "script.py", "augment"), share_of(lines, "script.py", "multiply")
-    assert seen[0] / sum(seen) > float(outcome.stdout.split()[0]) / 3
+    assert seen[0] / sum(seen) > float(outcome.printed.split()[0]) / 3
 
 
 def test_short_run_shows_no_lines_but_the_number_of_samples(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_short_run_shows_no_lines_but_the_number_of_samples(tmp_path: Path) -> N
 def test_disabled_sampler_starts_no_thread_and_prints_nothing(tmp_path: Path) -> None:
     script = "import sys, threading\n" + THREE_STEPS + "print(threading.active_count(), sys.getswitchinterval())\n"
     outcome = run(tmp_path, script, variables=NO_MONITOR | {"RECTIFIED_FLOW_PROFILE_SAMPLE_HZ": "0"})
-    assert outcome.stdout.startswith("3 0.005\n")  # one thread writes files, one is there for SIGTERM
+    assert outcome.printed.startswith("3 0.005\n")  # one thread writes files, one is there for SIGTERM
     assert "line sampler" not in outcome.stdout
     assert outcome.report["lines"] == {}
 
@@ -134,7 +134,7 @@ def test_program_reads_its_own_switch_interval(tmp_path: Path) -> None:
         + look
     )
     outcome = run(tmp_path, script, variables=NO_MONITOR)
-    while_sampling, after = outcome.stdout.splitlines()[0].split(), outcome.stdout.splitlines()[-1].split()
+    while_sampling, after = outcome.printed.splitlines()[0].split(), outcome.printed.splitlines()[-1].split()
     assert (while_sampling[1:], after) == (["0.005", str(HANDOVER_S)], ["1", "0.005", "0.005"])
 
 
@@ -143,5 +143,5 @@ def test_forked_child_has_no_sampler(tmp_path: Path) -> None:
     outcome = run(
         tmp_path, f"import os, sys, threading\n{THREE_STEPS}if os.fork():\n    os.wait()\nelse:\n    {child}\n"
     )
-    assert outcome.stdout.startswith("1 0.005\n")
+    assert outcome.printed.startswith("1 0.005\n")
     assert outcome.summaries == 1

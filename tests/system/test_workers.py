@@ -61,7 +61,7 @@ def test_pools_and_processes_stay_silent(tmp_path: Path, method: str) -> None:
     """
     outcome = run(tmp_path, script)
     answer = "[(0, False), (1, False), (4, False)]\n"
-    assert outcome.stdout.startswith(answer * 2 + "0\n")
+    assert outcome.printed.startswith(answer * 2 + "0\n")
     assert (outcome.status, outcome.stderr, outcome.summaries) == (0, "", 1)
     assert "work" not in outcome.report["sections"]
 

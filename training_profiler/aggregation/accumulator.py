@@ -28,10 +28,10 @@ from training_profiler.aggregation.step_totals import FIRST_STEPS, CaptureAffect
 from training_profiler.aggregation.totals import Totals, rows_for
 from training_profiler.recording.event_codes import SECTION_MASK
 from training_profiler.recording.gradient_sync import GradientSyncTotals
-from training_profiler.recording.known_sections import DATA_LOADING, LOOP_SECTIONS
+from training_profiler.recording.known_sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS
 from training_profiler.recording.recorder import Batch
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.sampling.line_sampler import Sample
+from training_profiler.sampling.location import Sample
 from training_profiler.snapshot.snapshot import PROFILER
 
 
@@ -64,6 +64,7 @@ class Accumulator:
         self._complete = 0  # number of steps that end in the current batch
         self._unfinished = np.zeros(1, np.int64)  # exclusive times of the step in progress
         self._unfinished_total = np.zeros(1, np.int64)  # the same with nested sections
+        self._unfinished_calls = 0  # its forward passes so far
 
     def reconfigure(self, warmup_steps: int | None) -> None:
         """Go on with another number of warm-up steps."""
@@ -194,7 +195,13 @@ class Accumulator:
                 leaf_spans, leaf_is_outside, stretches, leaves_per_stretch, step_rows[pieces], first_step
             )
             self._lines.attribute(
-                self.totals.lines, leaf_spans, stretches, step_rows[pieces], self._complete, int(cuts.ends_ns[-1])
+                self.totals.lines,
+                leaf_spans,
+                stretches,
+                step_rows[pieces],
+                self._complete,
+                int(cuts.ends_ns[-1]),
+                self._timeline.begun_ns,
             )
         self._add_spans(result, leaf_is_outside, stretches, leaves_per_stretch, cuts, pieces, step_rows)
 
@@ -237,6 +244,7 @@ class Accumulator:
                 self._lines.of_unfinished_step.clear()
                 self._unfinished[:] = 0
                 self._unfinished_total[:] = 0
+                self._unfinished_calls = 0
         return rows
 
     def _add_elsewhere(self, leaf_spans: LeafSpans, stretches: Stretches, leaves_per_stretch: Ints) -> None:
@@ -274,7 +282,9 @@ class Accumulator:
         if step_rows is not None:
             self.totals.training_spans += len(ids)
             is_outermost = parents != ids
-            self._add_step_totals(ids, durations_ns, np.where(~is_outside & is_outermost, step_rows[begun_in], -1))
+            rows = np.where(~is_outside & is_outermost, step_rows[begun_in], -1)
+            self._add_step_totals(ids, durations_ns, rows)
+            self._add_step_calls(rows[np.isin(ids, self._ids_of(FORWARD_SECTIONS)) & is_counted])
             self.loaders.attribute(self.totals.loaders, ids, begin_ns, durations_ns, is_outermost, is_counted)
             self.loaders.discard_old_changes(result.still_open)
         step_numbers = cuts.steps[begun_in] + 1
@@ -293,6 +303,13 @@ class Accumulator:
         sections.add_spans(ids, durations_ns, parents, step_numbers, is_measured, is_counted)
         if step_rows is not None and self.totals.first_fetch_ns is None:
             self.totals.first_fetch_ns = first_span_ns(result, self._ids_of((DATA_LOADING,)))
+
+    def _add_step_calls(self, step_row: Ints) -> None:
+        """Add forward passes of the training thread, each by the row of its step, -1 for no step."""
+        counts = np.bincount(step_row[step_row >= 0], minlength=self._complete + 1).tolist()
+        counts[0] += self._unfinished_calls
+        self._unfinished_calls = counts[self._complete]
+        self.totals.step_calls += counts[: self._complete]
 
     def _add_step_totals(self, ids: Ints, durations_ns: Ints, step_row: Ints) -> None:
         """Add spans of the training thread; ``step_row`` is the row of the step each began in, -1 for no step."""

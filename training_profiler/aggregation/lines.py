@@ -9,13 +9,16 @@ import numpy as np
 from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.span_matching import LeafSpans, Stretches
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.sampling.line_sampler import MOST_WAITING, Location, Sample
+from training_profiler.sampling.line_sampler import MOST_WAITING
+from training_profiler.sampling.location import Location, Sample
 from training_profiler.snapshot.snapshot import PROFILER
 
 # Samples by section id and line; id 0 stands for no section. Samples of no section within complete steps are counted
 # once more under IN_STEPS: only the end of a step shows that it was one.
 LineCounts = Counter[tuple[int, Location | None]]
 IN_STEPS: Final = -1
+# All samples before the first step, once more, with what the program prepared then.
+BEFORE_STEPS: Final = -2
 
 
 class LineAttribution:
@@ -38,6 +41,7 @@ class LineAttribution:
         step_row: Ints,
         complete_steps: int,
         until_ns: int,
+        begun_ns: int | None,
     ) -> None:
         """Add the samples before ``until_ns`` to ``counts``, except samples of the profiler's own time.
 
@@ -48,6 +52,7 @@ class LineAttribution:
             step_row: the row of each stretch's step; -1 for no step, ``complete_steps`` for the unfinished step.
             complete_steps: how many steps were completed since the last call.
             until_ns: the end of the last stretch.
+            begun_ns: when the first step began; None if none has so far.
         """
         if complete_steps:
             counts.update({(IN_STEPS, location): count for location, count in self.of_unfinished_step.items()})
@@ -60,14 +65,26 @@ class LineAttribution:
         del self._waiting[:due]
         owners, rows = _owners(times_ns[:due], leaf_spans, stretches, step_row)
         names = self._names.names
-        for owner, row, location in zip(owners.tolist(), rows.tolist(), locations, strict=True):
+        early = due if begun_ns is None else int(np.searchsorted(times_ns[:due], begun_ns))
+        for index, (owner, row, location) in enumerate(zip(owners.tolist(), rows.tolist(), locations, strict=True)):
             if names[owner] == PROFILER:
                 continue
+            if index < early:
+                counts[BEFORE_STEPS, _prepared(location, names[owner] if owner else "")] += 1
+            if location is not None and location.activity:
+                location = location._replace(activity="") if location.file else None
             counts[owner, location] += 1
             if not owner and row == complete_steps:
                 self.of_unfinished_step[location] += 1
             elif not owner and row >= 0:
                 counts[IN_STEPS, location] += 1
+
+
+def _prepared(location: Location | None, section: str) -> Location | None:
+    """Return the line with what it prepared: what a section says of it is exact."""
+    if not section:
+        return location
+    return (location or Location("", 0, ""))._replace(activity=section)
 
 
 def _owners(times_ns: Ints, leaf_spans: LeafSpans, stretches: Stretches, step_row: Ints) -> tuple[Ints, Ints]:

@@ -107,8 +107,38 @@ class LoaderIntervals:
         return [interval for interval in intervals if any(table.any() for table in interval.sums.tables.values())]
 
 
+class LoaderTimeline:
+    """From when on batches came from which loader."""
+
+    def __init__(self) -> None:
+        self.since_ns = np.array([np.iinfo(np.int64).min])
+        self.loader_ids = np.array([NO_LOADER])
+
+    def at(self, times_ns: Ints) -> Ints:
+        """Return the loaders at these times."""
+        return self.loader_ids[np.maximum(np.searchsorted(self.since_ns, times_ns, side="right") - 1, 0)]
+
+    def extend(self, since_ns: Ints, loader_ids: Ints) -> None:
+        """Add later times, in order; those at which nothing changes are left out."""
+        is_change = np.diff(loader_ids, prepend=self.loader_ids[-1]) != 0
+        self.since_ns = np.concatenate([self.since_ns, since_ns[is_change]])
+        self.loader_ids = np.concatenate([self.loader_ids, loader_ids[is_change]])
+
+    def discard_before(self, ns: int | None) -> None:
+        """Discard what no time from ``ns`` on needs; None leaves the last loader alone."""
+        first = len(self.loader_ids) - 1
+        if ns is not None:
+            first = max(0, int(np.searchsorted(self.since_ns, ns, side="right")) - 1)
+        first = max(first, len(self.loader_ids) - MOST_CHANGES)
+        self.since_ns, self.loader_ids = self.since_ns[first:], self.loader_ids[first:]
+
+
 class LoaderAttribution:
-    """Attributes spans of the training thread to the loader of the current batch."""
+    """Attributes spans of the training thread to the loader of the current batch.
+
+    A fetch belongs to the loader that it asks. Every other span belongs to the loader of the last batch of its own
+    phase: validation may have a loader of its own while the training makes its data in the loop.
+    """
 
     def __init__(self, names: SectionNames) -> None:
         self.intervals: LoaderIntervals | None = None  # set if a tracker wants intervals
@@ -116,8 +146,8 @@ class LoaderAttribution:
         self._kinds = np.zeros(0, np.int64)  # section id -> kind
         self._kinds_known = 0
         self._is_needed = False  # whether any loader was named
-        self._since_ns = np.array([np.iinfo(np.int64).min])  # when batches began to come from another loader,
-        self._loader_ids = np.array([NO_LOADER])  # and from which
+        self._asked = LoaderTimeline()
+        self._fetched = (LoaderTimeline(), LoaderTimeline())  # in training, in validation
         self._outside_ns = np.zeros(0, np.int64)  # begins of sections outside steps in this batch of events
         self._arrival_ns: int | None = None  # of the last training batch
         self._was_outside_since = False
@@ -143,8 +173,7 @@ class LoaderAttribution:
         is_change = events.codes >= LOADER
         if is_training:
             self._is_needed = True
-            self._since_ns = np.concatenate([self._since_ns, events.times_ns[is_change]])
-            self._loader_ids = np.concatenate([self._loader_ids, events.codes[is_change] - LOADER])
+            self._asked.extend(events.times_ns[is_change], events.codes[is_change] - LOADER)
         return Events(events.times_ns[~is_change], events.codes[~is_change])
 
     def begin(self, training: Events, marks: list[tuple[int, int]], first_step: int) -> None:
@@ -177,10 +206,7 @@ class LoaderAttribution:
         # Work before the fetch, such as starting workers, is not part of ``next(iterator)``.
         rows = np.flatnonzero((kinds >= 0) & is_outermost & (is_counted | (kinds % KINDS != DATA)))
         kinds, ends_ns, spent_ns = kinds[rows], (begin_ns + durations_ns)[rows], durations_ns[rows]
-        # A manual section may enclose the fetch that names the loader.
-        at_ns = np.where(kinds % KINDS == DATA, ends_ns, begin_ns[rows])
-        change = np.searchsorted(self._since_ns, at_ns, side="right") - 1
-        loader_ids = self._loader_ids[np.maximum(change, 0)]
+        loader_ids = self._loaders_of(kinds, begin_ns[rows], ends_ns)
         known = loader_ids != NO_LOADER
         if not known.all():
             rows, kinds, ends_ns, spent_ns, loader_ids = (
@@ -195,6 +221,19 @@ class LoaderAttribution:
             spent_ns = np.concatenate([spent_ns, between[1]])
             counts = np.concatenate([counts, np.ones(len(between[0]), np.int64)])
         self._add(sums, loader_ids, kinds, ends_ns, spent_ns, counts)
+
+    def _loaders_of(self, kinds: Ints, begins_ns: Ints, ends_ns: Ints) -> Ints:
+        """Return the loader of each span."""
+        loader_ids = np.full(len(kinds), NO_LOADER)
+        for is_validation, fetched in enumerate(self._fetched):
+            fetches = np.flatnonzero(kinds == is_validation * KINDS + DATA)
+            # A manual section may enclose the fetch that names the loader.
+            loader_ids[fetches] = self._asked.at(ends_ns[fetches])
+            in_order = fetches[np.argsort(ends_ns[fetches], kind="stable")]
+            fetched.extend(ends_ns[in_order], loader_ids[in_order])
+            others = np.flatnonzero((kinds // KINDS == is_validation) & (kinds % KINDS != DATA))
+            loader_ids[others] = fetched.at(begins_ns[others])
+        return loader_ids
 
     def _between(self, ends_ns: Ints, kinds: Ints) -> tuple[Ints, Ints]:
         """Return (rows, ns) of the training batches that followed another one, and the time since that one."""
@@ -234,15 +273,14 @@ class LoaderAttribution:
 
     def discard_old_changes(self, still_open: Events) -> None:
         """Discard the changes of loader that no open span began before."""
-        if len(self._loader_ids) <= 1:
+        timelines = [timeline for timeline in (self._asked, *self._fetched) if len(timeline.loader_ids) > 1]
+        if not timelines:
             return
         ids = still_open.codes & SECTION_MASK
         begins_ns = still_open.times_ns[self._kinds_of(ids) >= 0]
-        first = len(self._loader_ids) - 1
-        if len(begins_ns):
-            first = max(0, int(np.searchsorted(self._since_ns, begins_ns.min(), side="right")) - 1)
-        first = max(first, len(self._loader_ids) - MOST_CHANGES)
-        self._since_ns, self._loader_ids = self._since_ns[first:], self._loader_ids[first:]
+        first_ns = int(begins_ns.min()) if len(begins_ns) else None
+        for timeline in timelines:
+            timeline.discard_before(first_ns)
 
     def _kinds_of(self, ids: Ints) -> Ints:
         names = self._names.names

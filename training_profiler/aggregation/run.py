@@ -3,12 +3,15 @@
 from collections.abc import Mapping, Sequence
 
 from training_profiler.aggregation.gradient_sync import move_late
+from training_profiler.aggregation.hot_lines import phase_shares
 from training_profiler.aggregation.loaders import loader_stats
-from training_profiler.aggregation.summary import epoch_stats, line_stats, section_stats, step_stats
+from training_profiler.aggregation.startup import startup_stats
+from training_profiler.aggregation.summary import epoch_stats, line_counts, line_stats, section_stats, step_stats
 from training_profiler.aggregation.throughput import throughput
 from training_profiler.aggregation.totals import Totals
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.snapshot.program import ProgramFacts
 from training_profiler.snapshot.snapshot import (
     AllRanksStats,
     AttemptStats,
@@ -97,6 +100,7 @@ class RunSums:
         ended_by: str | None = None,
         thresholds: Mapping[str, float] | None = None,
         device: DeviceTimingStats | None = None,
+        program: ProgramFacts | None = None,
         ranks: AllRanksStats | None = None,
         exchange: GradientSyncStats | None = None,
         attempts: Sequence[AttemptStats] = (),
@@ -104,24 +108,30 @@ class RunSums:
         """Return the stats of the run so far, or of the interval."""
         totals = self.interval if of_interval else self.run
         sections = section_stats(totals, self._names.names, self.warmup_steps)
+        lines = line_counts(totals, self._names.names)
         warmup = 0 if totals.first_step else self.warmup_steps  # a later interval has no warm-up
         return Snapshot(
             steps=self.steps,
             first_step=totals.first_step,
             wall_s=totals.wall_ns / NS_PER_S,
             sections=sections,
-            lines=line_stats(totals, self._names.names, sections),
+            lines=line_stats(lines, sections),
+            phases=phase_shares(lines, sections),
+            startup=None if of_interval else startup_stats(totals),
             step=step_stats(totals, self._names.names, warmup, is_interval=of_interval),
             epochs=() if of_interval else tuple(self.epochs),
             device=device,
+            program=program or ProgramFacts(),
             machine=totals.machine.stats(has_growth=not of_interval),
-            throughput=throughput(totals, self.warmup_steps),
+            throughput=throughput(totals, self._names.names, self.warmup_steps),
             loaders=loader_stats(loaders, totals.loaders),
             health=health,
             open_sections=tuple(open_sections),
             run_folder=run_folder,
             ended_by=ended_by,
             ranks=ranks,
+            with_grad_count=totals.with_grad[0],
+            with_grad_s=totals.with_grad[1] / NS_PER_S,
             exchange=exchange,
             attempts=tuple(attempts),
             thresholds=thresholds or {},

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from training_profiler.aggregation.arrays import Floats, Ints
 from training_profiler.aggregation.histogram import BIN_COUNT, bins_of, quantile_ns
+from training_profiler.aggregation.work import StepPoint
 
 
 class CaptureAffectedSteps:
@@ -95,19 +96,23 @@ class StepSums:
         self._slowed_bins = np.zeros(BIN_COUNT, np.int64)
         self._slowed_first: set[int] = set()  # among the first steps, counted from 0
         self._later, self._later_normal = Moments(), Moments()
-        self._points: list[tuple[int, int]] = []  # (count, total ns) of consecutive normal steps
+        self._points: list[tuple[int, int, int]] = []  # (count, total ns, forward passes) of consecutive normal steps
         self._steps_a_point = 1
 
-    def add(self, durations_ns: Sequence[int], slowed: Sequence[int] = ()) -> None:
-        """Add the steps that follow those added before; ``slowed`` are indices among them, counted from 0."""
-        if len(durations_ns) <= AT_ONCE:
-            self._add_some(durations_ns, slowed)
-            return
-        for begin in range(0, len(durations_ns), AT_ONCE):
-            end = begin + AT_ONCE
-            self._add_some(durations_ns[begin:end], [at - begin for at in slowed if begin <= at < end])
+    def add(self, durations_ns: Sequence[int], slowed: Sequence[int] = (), calls: Sequence[int] = ()) -> None:
+        """Add the steps that follow those added before.
 
-    def _add_some(self, durations_ns: Sequence[int], slowed: Sequence[int]) -> None:
+        Args:
+            durations_ns: of the steps.
+            slowed: indices among them, counted from 0.
+            calls: forward passes in each of them; empty if unknown.
+        """
+        for begin in range(0, max(1, len(durations_ns)), AT_ONCE):
+            end = begin + AT_ONCE
+            slowed_here = [at - begin for at in slowed if begin <= at < end]
+            self._add_some(durations_ns[begin:end], slowed_here, calls[begin:end])
+
+    def _add_some(self, durations_ns: Sequence[int], slowed: Sequence[int], calls: Sequence[int]) -> None:
         if not durations_ns:
             return
         array = np.asarray(durations_ns, np.int64)
@@ -123,23 +128,25 @@ class StepSums:
         self._later_normal.add(later[is_own_later], numbers[is_own_later])
         self.count += len(array)
         self.total_ns += int(array.sum())
-        self._add_points(array[is_own])
+        made = np.asarray(calls, np.int64) if len(calls) == len(array) else np.zeros(len(array), np.int64)
+        self._add_points(array[is_own], made[is_own])
 
-    def _add_points(self, durations_ns: Ints) -> None:
+    def _add_points(self, durations_ns: Ints, calls: Ints) -> None:
         if self._points and len(durations_ns):
-            count, total = self._points[-1]
-            fill = durations_ns[: self._steps_a_point - count]
-            self._points[-1] = (count + len(fill), total + int(fill.sum()))
-            durations_ns = durations_ns[len(fill) :]
+            count, total, made = self._points[-1]
+            room = self._steps_a_point - count
+            fill, filled_calls = durations_ns[:room], calls[:room]
+            self._points[-1] = (count + len(fill), total + int(fill.sum()), made + int(filled_calls.sum()))
+            durations_ns, calls = durations_ns[len(fill) :], calls[len(fill) :]
         if len(durations_ns):
             begins = np.arange(0, len(durations_ns), self._steps_a_point)
             counts = np.diff(begins, append=len(durations_ns))
-            sums = np.add.reduceat(durations_ns, begins)
-            self._points += zip(counts.tolist(), sums.tolist(), strict=True)
+            sums, made_sums = np.add.reduceat(durations_ns, begins), np.add.reduceat(calls, begins)
+            self._points += zip(counts.tolist(), sums.tolist(), made_sums.tolist(), strict=True)
         while len(self._points) > TREND_POINTS:
             left_over = self._points[len(self._points) // 2 * 2 :]
             pairs = zip(self._points[::2], self._points[1::2], strict=False)
-            self._points = [(a[0] + b[0], a[1] + b[1]) for a, b in pairs] + left_over
+            self._points = [(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in pairs] + left_over
             self._steps_a_point *= 2
 
     def median_ns(self) -> float | None:
@@ -211,10 +218,14 @@ class StepSums:
 
     def series(self, without_first: int = 0) -> list[tuple[float, float]]:
         """Return (step number, mean ns) of groups of consecutive steps, at most 1024 of them."""
+        return [(step, ns) for step, ns, _ in self.work_series(without_first)]
+
+    def work_series(self, without_first: int = 0) -> list[StepPoint]:
+        """Return the same with the forward passes of a step."""
         points, step = [], 0
-        for count, total in self._points:
+        for count, total, calls in self._points:
             if step >= without_first:
-                points.append((step + (count + 1) / 2, total / count))
+                points.append(StepPoint(step + (count + 1) / 2, total / count, calls / count))
             step += count
         return points
 

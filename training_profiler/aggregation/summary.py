@@ -8,13 +8,15 @@ from typing import Any, Final
 import numpy as np
 
 from training_profiler.aggregation.histogram import quantile_ns
+from training_profiler.aggregation.hot_lines import lines_of, lines_with_loops
 from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.aggregation.outside_steps import OUTSIDE_SECTIONS, WITHIN
 from training_profiler.aggregation.step_totals import WARMUP_NEEDS
 from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.trend import trend
-from training_profiler.recording.known_sections import DATA_LOADING, STEP_PARTS, SYNCHRONIZATION
-from training_profiler.sampling.line_sampler import Location
+from training_profiler.aggregation.work import work_growth
+from training_profiler.recording.known_sections import ACTING_SECTIONS, DATA_LOADING, STEP_PARTS, SYNCHRONIZATION
+from training_profiler.sampling.location import Location
 from training_profiler.snapshot.snapshot import (
     OTHER,
     OUTSIDE_STEPS,
@@ -27,15 +29,16 @@ from training_profiler.snapshot.snapshot import (
 from training_profiler.units import NS_PER_S
 
 SAMPLES_NEEDED: Final = 30  # in a section; a share of one half is then accurate to about 18 points (95 %)
-MOST_LINES: Final = 100  # in a section; the rest is below one percent of it
+MOSTLY_PIECES: Final = 1.5  # x the longest span: the rest of the mean is pieces of which only the sum is known
 EXPLAINS_AT_LEAST: Final = 0.05  # of the variance of step time
+LIKE_THE_FIRST: Final = 0.5  # of the time of a first step: a later step of that time is of the same kind
 
 
 def section_stats(
     totals: Totals, names: Mapping[int, str], configured_warmup: int | None = None
 ) -> dict[str, SectionStats]:
     """Return the stats of each section, and of the time in no section; shares add up to 1."""
-    early_ns = totals.early_ns[: warmup_steps(totals, configured_warmup)].sum(axis=0)
+    early_ns = totals.early_ns[: warmup_steps(totals, names, configured_warmup)].sum(axis=0)
     early_ns = np.pad(early_ns, (0, max(0, totals.sections.rows - len(early_ns))))
     sums = totals.sections
     wall_ns = max(1, totals.wall_ns)
@@ -110,7 +113,10 @@ def _measured(totals: Totals, id: int, is_mixed: bool) -> dict[str, Any]:
     low_ns, high_ns = int(sums.min_ns[id]), int(sums.max_ns[id])
     mean_ns = float(sums.mean_ns[id])
     if count == sums.count[id]:  # total over count, so that a reader can check it
-        mean_ns = int(sums.total_ns[id]) / count
+        whole_ns = int(sums.total_ns[id]) / count
+        if whole_ns > MOSTLY_PIECES * high_ns:  # a span is the last piece of an update that computes its own losses
+            return {"avg_s": whole_ns / NS_PER_S}
+        mean_ns = whole_ns if whole_ns <= high_ns else mean_ns
     stats = {"avg_s": mean_ns, "min_s": float(low_ns), "max_s": float(high_ns)}
     if count > 1:
         stats["std_s"] = float(np.sqrt(sums.m2[id] / (count - 1)))
@@ -132,44 +138,28 @@ def _uncovered(totals: Totals) -> list[tuple[str, int, int]]:
     return [(OTHER, in_steps_ns, in_steps_ns), (OUTSIDE_STEPS, outside_ns, 0)]
 
 
-def line_stats(
-    totals: Totals, names: Mapping[int, str], sections: Mapping[str, SectionStats]
-) -> dict[str, tuple[LineStats, ...]]:
-    """Return the lines of each section, most samples first; none for sections with fewer than 30 samples."""
-    shown = _plain_where_alone(totals, names, {id for id, _ in totals.lines})
+def line_counts(totals: Totals, names: Mapping[int, str]) -> dict[str, Counter[Location | None]]:
+    """Return the samples of each line by section."""
+    shown = _plain_where_alone(totals, names, {id for id, _ in totals.lines if id > 0})
     counts: dict[str, Counter[Location | None]] = {}
     for (id, location), count in totals.lines.items():
         if id > 0:
             counts.setdefault(shown[id], Counter())[location] += count
     for name, uncovered in _uncovered_lines(totals).items():
         counts[name] = counts.get(name, Counter()) + uncovered
+    return counts
+
+
+def line_stats(
+    counts: Mapping[str, Counter[Location | None]], sections: Mapping[str, SectionStats]
+) -> dict[str, tuple[LineStats, ...]]:
+    """Return the lines of each section, most samples first; none for sections with fewer than 30 samples."""
+    callers = lines_with_loops(counts)
     return {
-        name: _lines_of(sections[name], samples)
+        name: lines_of(sections[name], samples, callers)
         for name, samples in counts.items()
         if name in sections and samples.total() >= SAMPLES_NEEDED and set(samples) != {None}
     }
-
-
-def _lines_of(section: SectionStats, samples: Counter[Location | None]) -> tuple[LineStats, ...]:
-    of_a_sample = section.share / samples.total()
-    seen: Counter[Location] = Counter()
-    waits: dict[Location, Counter[str]] = {}
-    for location, count in samples.items():
-        if location is not None:
-            line = location._replace(waits_in="")
-            seen[line] += count
-            if location.waits_in:
-                waits.setdefault(line, Counter())[location.waits_in] += count
-    return tuple(
-        LineStats(
-            *line[:3],
-            share=count * of_a_sample,
-            samples=count,
-            waiting_share=waits[line].total() * of_a_sample if line in waits else 0.0,
-            waits_in=waits[line].most_common(1)[0][0] if line in waits else "",
-        )
-        for line, count in sorted(seen.items(), key=lambda item: (-item[1], item[0]))[:MOST_LINES]
-    )
 
 
 def _uncovered_lines(totals: Totals) -> dict[str, Counter[Location | None]]:
@@ -197,13 +187,22 @@ def _parents(totals: Totals) -> dict[int, int]:
     return parents
 
 
-def warmup_steps(totals: Totals, configured: int | None) -> int:
+def warmup_steps(totals: Totals, names: Mapping[int, str], configured: int | None) -> int:
     """Return the number of first steps to leave out; 0 if no step would be left."""
     steps = totals.steps
     warmup = steps.warmup_steps(configured)
+    if configured is None and warmup and _acts_again(totals, names, warmup):
+        warmup = 0
     if configured is None and steps.count >= WARMUP_NEEDS:
         warmup = max(warmup, totals.slow_steps)
     return 0 if warmup >= steps.count or warmup > len(steps.first_ns) else warmup
+
+
+def _acts_again(totals: Totals, names: Mapping[int, str], warmup: int) -> bool:
+    """Return whether the first steps are long because the model acts, or computes targets, as in later long steps."""
+    acting = [id for id, name in names.items() if name in ACTING_SECTIONS and id < totals.early_ns.shape[1]]
+    acted = acting and totals.early_ns[:warmup, acting].any()
+    return bool(acted) and totals.steps.longest(warmup)[0] >= LIKE_THE_FIRST * min(totals.steps.first_ns[:warmup])
 
 
 def step_stats(
@@ -211,12 +210,13 @@ def step_stats(
 ) -> StepStats | None:
     """Return the stats of the steps; None without any. An interval has no trend and no explanation of it."""
     steps = totals.steps
-    warmup = warmup_steps(totals, configured_warmup)
+    warmup = warmup_steps(totals, names, configured_warmup)
     spread, normal = steps.spread(warmup), steps.normal_spread(warmup)
     median_ns = steps.median_ns()
     if spread is None or normal is None or median_ns is None:
         return None
     growth = None if is_interval else trend(steps.series(warmup))  # takes 1.5 ms
+    work = None if growth is None or growth.rise <= 0 else work_growth(steps.work_series(warmup), totals.input_sizes)
     explained = () if is_interval else totals.coupling.explained()
     max_ns, max_step = steps.longest(warmup)
     p95_ns = steps.p95_ns(warmup)
@@ -237,6 +237,10 @@ def step_stats(
         before_s=None if totals.loop_begin_ns is None else max(0, totals.loop_begin_ns - totals.begin_ns) / NS_PER_S,
         rise=growth.rise if growth else None,
         rise_p_value=growth.p_value if growth else None,
+        work_unit=work.unit if work else "",
+        work_rise=work.rise if work else 0.0,
+        unit_rise=work.unit_rise if work else 0.0,
+        unit_rise_p_value=work.unit_p_value if work else 1.0,
         explained={
             names.get(id) or OTHER: float(part) for id, part in enumerate(explained) if part >= EXPLAINS_AT_LEAST
         },

@@ -79,13 +79,13 @@ def peak_of(device: str, dtype: str) -> tuple[float, str] | None:
     return None
 
 
-def throughput(totals: Totals, configured_warmup: int | None) -> Throughput | None:
+def throughput(totals: Totals, names: Mapping[int, str], configured_warmup: int | None) -> Throughput | None:
     """Return the rates of the stretch; None without steps after warm-up.
 
     Batches, samples and FLOPs are per step as on average over the stretch, times steps a second after warm-up.
     """
     steps = totals.steps
-    spread = steps.normal_spread(0 if totals.first_step else warmup_steps(totals, configured_warmup))
+    spread = steps.normal_spread(0 if totals.first_step else warmup_steps(totals, names, configured_warmup))
     if spread is None or not spread.total_ns:
         return None
     steps_per_s = spread.count * NS_PER_S / spread.total_ns

@@ -11,6 +11,7 @@ from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.section_series import SectionSeries
 from training_profiler.aggregation.section_totals import SectionSums
 from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, StepSums
+from training_profiler.aggregation.trend import Series
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, is_compared
 from training_profiler.recording.step_flops import StepFlops
 
@@ -38,6 +39,9 @@ class Totals:
         self.series = SectionSeries()  # of this stretch only
         # Indices of this stretch's steps, counted from 0, that a capture window slowed. Of this stretch only.
         self.slowed_by_capture: list[int] = []
+        self.step_calls: list[int] = []  # forward passes in each complete step of this stretch alone
+        self.input_sizes = Series()  # (step, elements) of the inputs of single forward passes
+        self.with_grad = (0, 0)  # forward passes of evaluations that recorded gradients: their number and time in ns
         self.training_spans = 0  # spans that ended on the training thread, which pays for them
         self.lines: LineCounts = LineCounts()
         self.machine = MachineSums()
@@ -86,7 +90,8 @@ class Totals:
         """Add the stretch that follows this one; ``durations_ns`` are the durations of its steps."""
         self.end_ns = later.end_ns
         self.sections.add(later.sections)
-        self.steps.add(durations_ns, later.slowed_by_capture)
+        self.steps.add(durations_ns, later.slowed_by_capture, later.step_calls)
+        self.input_sizes.add_points(later.input_sizes.points)
         self.coupling.add(later.coupling)
         if later.early_ns.any():
             steps, ids = np.nonzero(later.early_ns)
@@ -102,6 +107,7 @@ class Totals:
         self.flops = later.flops or self.flops
         self.slow_steps = max(self.slow_steps, later.slow_steps)
         self.loaders.add(later.loaders)
+        self.with_grad = (self.with_grad[0] + later.with_grad[0], self.with_grad[1] + later.with_grad[1])
         self.dropped += later.dropped
         self.unended += later.unended
 

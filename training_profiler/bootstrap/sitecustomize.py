@@ -9,12 +9,14 @@ import os
 import sys
 
 SWITCH = "RECTIFIED_FLOW_PROFILE"
+SHORT_SWITCH = "TRAINING_PROFILER"
 ROOT = "RECTIFIED_FLOW_PROFILE_ROOT"
 OFF_WORDS = ("0", "false", "no", "off", "")
 
 if __name__ == "sitecustomize":
     try:
-        if os.environ.get(SWITCH, "").strip().lower() not in OFF_WORDS:
+        given = os.environ.get(SWITCH, "").strip() or os.environ.get(SHORT_SWITCH, "").strip()
+        if given.lower() not in OFF_WORDS:
             import time
 
             pid = str(os.getpid())

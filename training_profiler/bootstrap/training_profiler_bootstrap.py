@@ -15,13 +15,15 @@ TYPE_CHECKING = False  # typing itself takes longer to import than this file
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from types import CodeType, ModuleType
 
 PACKAGE = "training_profiler"
 SWITCH = "RECTIFIED_FLOW_PROFILE"
+SHORT_SWITCH = "TRAINING_PROFILER"
 ON_WORDS = ("1", "true", "yes", "on")
 DEFAULT_DIR = "runs"
 MOST_META_BYTES = 1 << 22
+MOST_FRAMES = 1000
 NEWEST = 20  # run folders searched for one of a child process
 # Programs that a shell script starts beside the training.
 OWN_COMMANDS = ("training-profiler", "training_profiler")
@@ -34,20 +36,26 @@ class TorchFinder:
     """Wraps the loader of torch to act right after torch has been imported.
 
     The other finders find the spec, and it stays as they made it. Looking up the spec without importing it changes
-    nothing.
+    nothing. Where another import hook finds torch by itself, the next import of anything shows that torch is there.
     """
 
     def __init__(self, act: "Callable[[], None]") -> None:
         self.began_import = False
+        self.imported: tuple[int, list[tuple[CodeType, int]]] | None = None  # when, and from which stack
         self._has_finished = False
         self._act = act
+        self._own: list[object] = []  # the functions set on loaders
         self._searching: set[int] = set()  # threads in find_spec: other finders may call this one again
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         """Return the other finders' spec of torch; None for any other module."""
-        if name != "torch" or get_ident() in self._searching:
+        if name != "torch":
+            if self._is_torch_there():
+                self._finish()
+            return None
+        if get_ident() in self._searching:
             return None
         self._searching.add(get_ident())
         try:
@@ -61,20 +69,33 @@ class TorchFinder:
             self._searching.discard(get_ident())
         return None
 
+    def _is_torch_there(self) -> bool:
+        spec = getattr(sys.modules.get("torch"), "__spec__", None)
+        return spec is not None and not getattr(spec, "_initializing", False)
+
     def _hook(self, loader: object) -> None:
         execute = getattr(loader, "exec_module", None)
         attributes = getattr(loader, "__dict__", None)
-        if execute is None or not isinstance(attributes, dict) or "exec_module" in attributes:
+        if execute is None or not isinstance(attributes, dict):
+            return
+        before = attributes.get("exec_module")  # of another import hook
+        if before in self._own:
             return
 
         def exec_module(module: "ModuleType") -> None:
-            attributes.pop("exec_module", None)  # restored before torch can see it
+            if attributes.get("exec_module") is exec_module:  # restored before torch can see it
+                if before is None:
+                    del attributes["exec_module"]
+                else:
+                    attributes["exec_module"] = before
             self.began_import = True
+            self.imported = time.perf_counter_ns(), _stack()
             execute(module)
             if module.__name__ == "torch":
                 self._finish()
 
         exec_module.__code__ = exec_module.__code__.replace(co_filename=IMPORT_SYSTEM)
+        self._own.append(exec_module)
         attributes["exec_module"] = exec_module
 
     def _finish(self) -> None:
@@ -98,7 +119,7 @@ class ProcessHook:
         self._was_requested = was_requested
         self._has_reported = False
         self._launch = os.environ.get(SWITCH + "_ROOT", "").partition(":")[2]
-        self._runs = _absolute(os.environ.get(SWITCH + "_DIR", "").strip() or DEFAULT_DIR)
+        self._runs = _absolute(_variable("_DIR")[1].strip() or DEFAULT_DIR)
 
     def start_profiler(self) -> None:
         """Start the profiler after the import of torch, unless this is a command of our own."""
@@ -106,7 +127,7 @@ class ProcessHook:
             return
         before = {name for name in sys.modules if name.partition(".")[0] == PACKAGE}
         try:
-            _import_api().start_instrumentation(self.begin_ns)
+            _import_api().start_instrumentation(self.begin_ns, self.finder.imported)
         except Exception as error:
             self.report("nothing is measured: " + _reason(error))
             for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
@@ -125,7 +146,9 @@ class ProcessHook:
     def at_exit(self) -> None:
         """Report why nothing was measured, at the end of the process that the user started."""
         try:
-            if self._is_first and not self._has_reported and os.getpid() == self._pid and self._is_program():
+            # After an exception that nothing caught, its traceback says enough.
+            is_asked = self._is_first and not hasattr(sys, "last_type") and os.getpid() == self._pid
+            if is_asked and not self._has_reported and self._is_program():
                 reason = self._why_nothing()
                 if reason is not None and not self._child_measured():
                     self.report("nothing measured: " + reason)
@@ -177,16 +200,33 @@ def install(is_first: bool, was_requested: bool) -> None:
     if any(type(finder).__name__ == TorchFinder.__name__ for finder in sys.meta_path):
         return  # PYTHONPATH has two installations
     hook = ProcessHook(is_first, was_requested)
-    given = os.environ.get(SWITCH, "")
+    name, given = _variable("")
     if given.strip().lower() not in ON_WORDS:
         if is_first:
             hook.report(
-                "nothing is measured: " + SWITCH + "=" + repr(given) + " is neither on (1, true, yes, on) nor off "
-                "(0, false, no, off); example: " + SWITCH + "=1"
+                "nothing is measured: " + name + "=" + repr(given) + " is neither on (1, true, yes, on) nor off "
+                "(0, false, no, off); example: " + name + "=1"
             )
         return
     atexit.register(hook.at_exit)  # before all others, so it runs after them
     sys.meta_path.insert(0, hook.finder)
+
+
+def _variable(ending: str) -> "tuple[str, str]":
+    """Return name and value of a variable, by its documented name or else by the short one."""
+    given = os.environ.get(SWITCH + ending, "")
+    name = SWITCH if given.strip() or not os.environ.get(SHORT_SWITCH + ending, "").strip() else SHORT_SWITCH
+    return name + ending, os.environ.get(name + ending, "")
+
+
+def _stack() -> "list[tuple[CodeType, int]]":
+    """Return the code and instruction of the frames around the caller, the innermost first."""
+    stack: list[tuple[CodeType, int]] = []
+    frame = sys._getframe(1)
+    while frame is not None and len(stack) < MOST_FRAMES:
+        stack.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back  # type: ignore[assignment]
+    return stack
 
 
 def _program_name() -> str:

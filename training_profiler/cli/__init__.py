@@ -46,6 +46,8 @@ def _refuse(message: str) -> int:
 def _parse_and_run(words: list[str]) -> int:
     import argparse  # not at the top: `run` does not need it
 
+    if words[:1] and not words[0].startswith("-") and words[0] not in COMMANDS:
+        return _refuse(f"{words[0]} is not a command{_command_hint(words)}")
     parser = argparse.ArgumentParser(
         prog="training-profiler", description="Shows where the time of a PyTorch training goes, and what to change."
     )
@@ -53,18 +55,22 @@ def _parse_and_run(words: list[str]) -> int:
     version = getattr(package, "__version__", "(not installed)")
     parser.add_argument("--version", action="version", version=f"training-profiler {version}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    known: list[str] = []
     for name in words[:1] if words[:1] and words[0] in COMMANDS else COMMANDS:
         command = command_module(name)
         text = str(command.__doc__ or "").strip()
-        command.prepare_parser(
-            commands.add_parser(
-                name,
-                help=text.splitlines()[0],
-                description=_wrapped(text),
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-            )
+        of_command = commands.add_parser(
+            name,
+            help=text.splitlines()[0],
+            description=_wrapped(text),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-    arguments = parser.parse_args(words)
+        command.prepare_parser(of_command)
+        known += (option for action in of_command._actions for option in action.option_strings)
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        hints = "".join(_nearest(word.partition("=")[0], known) for word in unknown[:1])
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
     if arguments.command in READERS:
         import warnings
 
@@ -73,6 +79,20 @@ def _parse_and_run(words: list[str]) -> int:
             warnings.simplefilter("ignore", RuntimeWarning)
             return int(command_module(arguments.command).run(arguments))
     return int(command_module(arguments.command).run(arguments))
+
+
+def _command_hint(words: list[str]) -> str:
+    """Return what the user may have meant by a first word that is not a command."""
+    if words[0].endswith(".py") or os.sep in words[0]:
+        return f"; did you mean: training-profiler run {' '.join(words)}"
+    return _nearest(words[0], COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    import difflib
+
+    nearest = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 def _wrapped(text: str) -> str:

@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from training_profiler.comparison.compare import SLOWER, Comparison, NoComparisonError, compare
 from training_profiler.comparison.differences import differing
@@ -126,9 +127,15 @@ def _compared(before: _Run, after: _Run) -> ComparedRuns:
         after.shown,
         comparison,
         {name: place for name, place in places.items() if place is not None},
-        differing(*((run.meta, as_data(run.snapshot, ())) for run in (before, after))),
+        differing(*((run.meta, _facts(run.snapshot)) for run in (before, after))),
         _notes(before, after),
     )
+
+
+def _facts(snapshot: Snapshot) -> dict[str, Any]:
+    program = snapshot.program
+    optimizer = None if program.optimizer is None else program.optimizer._asdict()
+    return {**as_data(snapshot, ()), "program": {"optimizer": optimizer, "autocast": program.autocast}}
 
 
 def _notes(before: _Run, after: _Run) -> list[str]:

@@ -1,20 +1,22 @@
 """Print the final summary of a run, also for runs that were killed.
 
-RUN is a run folder, or a folder of runs, of which the newest is reported. Journals of ranks that ran on several
-machines may be copied together first, into RUN or into folders in it.
+RUN is a run folder, a folder of runs, of which the newest is reported, or the name of a run. Journals of ranks that
+ran on several machines may be copied together first, into RUN or into folders in it.
 """
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
 from training_profiler.diagnosis import diagnose
 from training_profiler.reports.console import Origin, render_final
 from training_profiler.reports.report_json import as_data
+from training_profiler.reports.report_schema import report_schema
 from training_profiler.settings import FORMATS, read_settings
 from training_profiler.sinks.console import stream_layout
-from training_profiler.storage.run_lookup import read_program, typed_path
+from training_profiler.storage.run_lookup import read_program, run_named, typed_path
 from training_profiler.storage.run_reader import newest_run, read_run
 from training_profiler.text import encodable, one_line
 
@@ -26,7 +28,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="?",
         metavar="RUN",
-        help="a run folder, such as runs/20261121-142530, or a folder of runs (default: the folder set by dir, runs)",
+        help="a run folder, such as runs/20261121-142530, a folder of runs, or the name of a run in the folder set by "
+        "dir (default: that folder, runs)",
     )
     parser.add_argument(
         "--attempt",
@@ -35,6 +38,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="for restarted runs (torchrun --max-restarts): attempt number, counted from 0 (default: the last)",
     )
     parser.add_argument("--json", action="store_true", help="print all figures as JSON instead of text")
+    parser.add_argument("--json-schema", action="store_true", help="print the JSON schema of --json, and read no run")
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="layout of the text (default: table)")
     parser.add_argument("--checklist", action="store_true", help="add the quick checklist to the text")
 
@@ -51,12 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         RunFolderError: the folder cannot be read as a run, or it has no such attempt.
     """
-    given = arguments.run or Path(read_settings().dir)
-    folder = newest_run(given)
-    if folder is not None:
-        message = one_line(f"reporting the newest run in {given}: {folder}")
-        print(f"training-profiler: {encodable(message, sys.stderr.encoding)}", file=sys.stderr)
-    folder = folder or given
+    if arguments.json_schema:
+        print(json.dumps(report_schema(), indent=1))
+        return 0
+    folder = _chosen_run(arguments.run)
     snapshot = read_run(folder, arguments.attempt)
     findings = diagnose(snapshot)
     if arguments.json:
@@ -68,3 +70,17 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.write(encodable(text, sys.stdout.encoding))
     sys.stdout.flush()
     return 0
+
+
+def _chosen_run(given: Path | None) -> Path:
+    """Return the run folder that the user means; says so where it is not the given one."""
+    runs = Path(read_settings().dir)
+    if given is not None and not os.path.lexists(given):
+        folder, meant = run_named(str(given), runs), f"the run {given}"
+    else:
+        folder, meant = newest_run(given or runs), f"the newest run in {given or runs}"
+    if folder is None:
+        return given or runs
+    message = one_line(f"reporting {meant}: {folder}")
+    print(f"training-profiler: {encodable(message, sys.stderr.encoding)}", file=sys.stderr)
+    return folder

@@ -3,8 +3,10 @@
     training-profiler run train.py --lr 1e-3
     training-profiler run -m package.module
     training-profiler run torchrun --nproc_per_node=2 train.py
+    training-profiler run --quiet --sinks tensorboard --name baseline train.py
 
-The program replaces this process. All words after its name are its own arguments.
+The program replaces this process. All words after its name are its own arguments. Every setting is a flag before the
+program's name, and wins over its variable.
 """
 
 import errno
@@ -13,7 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from training_profiler.switch import PREFIX, ROOT, launch_environment
+from training_profiler.switch import PREFIX, ROOT, SHORT_PREFIX, SHORT_SWITCH, SWITCH, launch_environment
 
 TYPE_CHECKING = False  # typing and argparse each take longer to import than this whole module
 if TYPE_CHECKING:
@@ -24,14 +26,24 @@ BAD_USE, CANNOT_EXECUTE, NOT_FOUND = 2, 126, 127  # as in shells
 
 
 def prepare_parser(parser: "argparse.ArgumentParser") -> None:
-    """Add the command's arguments."""
-    parser.usage = "training-profiler run PROGRAM [ARGUMENT ...]"
+    """Add the command's arguments; they serve the help alone, and ``launch`` reads them."""
+    from training_profiler.cli.flags import QUIET, flags
+
+    parser.usage = "training-profiler run [FLAG ...] PROGRAM [ARGUMENT ...]"
     parser.add_argument(
         "words",
         nargs="...",
         metavar="PROGRAM",
         help="as after `python`: a script, -m and a module; or a command such as torchrun",
     )
+    for flag in flags():
+        meaning = "print the final summary alone" if flag.name == QUIET else flag.setting.meaning
+        if flag.value is None:
+            text = f"{meaning} (default: {flag.setting.default})".replace("%", "%%")
+            parser.add_argument(flag.name, metavar=flag.setting.argument.rpartition("_")[2].upper(), help=text)
+        else:
+            text = f"not: {meaning}" if flag.value == "no" else meaning
+            parser.add_argument(flag.name, action="store_true", help=text.replace("%", "%%"))
 
 
 def run(arguments: "argparse.Namespace") -> int:
@@ -45,6 +57,13 @@ def launch(words: list[str]) -> int:
     Raises:
         SettingsError: one of the profiler's variables has an unusable value.
     """
+    given: dict[str, str] = {}
+    if words[:1] and words[0].startswith("--") and words[0] != "--":
+        from training_profiler.cli.flags import HELP, read_flags  # reads the settings, which takes longer than all here
+
+        given, words = read_flags(words)
+        if words[:1] and words[0] in HELP:
+            return _show_help()
     if words[:1] == ["--"]:
         words = words[1:]
     if not words:
@@ -56,12 +75,21 @@ def launch(words: list[str]) -> int:
         return _refuse("this Python does not know its own path; put it in front of the script", BAD_USE)
     is_python = _is_python(program)
     environment = launch_environment(BOOTSTRAP, is_python)
-    if any(name.startswith(PREFIX) and name != ROOT for name in environment):
+    for name, value in given.items():
+        environment[name] = value
+        environment.pop(SHORT_SWITCH + name.removeprefix(SWITCH), None)
+    if any(name.startswith((PREFIX, SHORT_PREFIX)) and name != ROOT for name in environment):
         from training_profiler.settings import read_settings  # takes longer to import than everything else here
 
         read_settings(environ=environment)
     _warn_if_unprofiled(arguments[1:] if is_python else _shebang_options(program))
     return _become(program, arguments, environment)
+
+
+def _show_help() -> int:
+    from training_profiler.cli import main
+
+    return main(["run", "--help"])
 
 
 def _become(program: str, arguments: list[str], environment: dict[str, str]) -> int:

@@ -186,7 +186,7 @@ def _difference(
         variance, freedom = sum(term for term, _ in terms), freedom_of_sum(*terms)
     ratio = log(new.mean * scale / old.mean)
     width = student_t(level, max(1, int(freedom))) * sqrt(variance) if variance < inf else 50.0
-    # A busy machine explains a difference up to that between the lost times, within what is known about them.
+    # A busy machine explains a difference up to that between the lost times, and lost times are known only roughly.
     losses = [-log1p(-min(0.95, part or 0.0)) for part in lost]
     explained = losses[1] - losses[0]
     spread = width + max(_allowance(part or 0.0) for part in lost)

@@ -1,10 +1,17 @@
 """Each second is claimed by one finding: what a finding could save beyond those with the same cause."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from training_profiler.diagnosis.device import CAUSES, GPU_UTILIZATION
+from training_profiler.diagnosis.program import (
+    DOUBLE_PRECISION,
+    GARBAGE,
+    RECOMPILES,
+    REPEATED_BACKWARD,
+    SMALL_OPERATORS,
+)
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.diagnosis.shares import RUN_SHARES, STEP_SHARES
 from training_profiler.findings.finding import Finding
@@ -13,6 +20,8 @@ from training_profiler.recording.known_sections import (
     BACKWARD_PASS,
     DATA_LOADING,
     FIRST_FETCH,
+    FORWARD_PASS,
+    OPTIMIZER_STEP,
     SYNCHRONIZATION,
     WORKER_START,
 )
@@ -20,43 +29,94 @@ from training_profiler.snapshot.snapshot import OTHER, Snapshot
 
 STEP_TIME_VARIES: Final = "step-time-varies"
 SLOWING_DOWN: Final = "slowing-down"
+BACKWARD_SLOW: Final = "backward-slow"
+SYNCHRONIZATION_HEAVY: Final = "synchronization-heavy"
+# Their cause is another rank. What a rank waits for it lies in the sections in which ranks meet.
+OF_OTHER_RANKS: Final = ("straggler", "host-slow", "uneven-work")
 
-_SECTIONS: Final = {
-    **{row.code: row.section for row in (*STEP_SHARES, *RUN_SHARES)},
-    "loader-slow": DATA_LOADING,
-    "first-batch-slow": DATA_LOADING,
-    "backward-slow": BACKWARD_PASS,
-    "synchronization-heavy": SYNCHRONIZATION,
-    "unexplained": OTHER,
+# A finding about several sections has its seconds in all of them; the first has its line.
+_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    **{row.code: (row.section,) for row in (*STEP_SHARES, *RUN_SHARES)},
+    "loader-slow": (DATA_LOADING,),
+    "first-batch-slow": (DATA_LOADING,),
+    BACKWARD_SLOW: (BACKWARD_PASS,),
+    SYNCHRONIZATION_HEAVY: (SYNCHRONIZATION,),
+    "unexplained": (OTHER,),
+    SMALL_OPERATORS: (FORWARD_PASS, BACKWARD_PASS),
+    DOUBLE_PRECISION: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP),
+    REPEATED_BACKWARD: (BACKWARD_PASS,),
+    RECOMPILES: (FORWARD_PASS, BACKWARD_PASS),
+    GARBAGE: (OTHER, FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, DATA_LOADING),
 }
+# A cause that is measured is named before what only says where the time lies.
+_CAUSES: Final = (GARBAGE, RECOMPILES, DOUBLE_PRECISION, SMALL_OPERATORS, REPEATED_BACKWARD)
 _INSIDE: Final = {FIRST_FETCH: DATA_LOADING, WORKER_START: DATA_LOADING}
+SAYS_MORE_FROM: Final = 0.3  # of its own saving, beside a known cause
+_EXPLAINED_FROM: Final = 0.5  # of the variance of step time
 
 
 def section_of(finding: Finding) -> str | None:
-    """Return the section whose time a finding is about; None if it is about several, or none."""
-    return _SECTIONS.get(finding.code)
+    """Return the section whose line a finding is about; None if it is about none."""
+    return next(iter(_SECTIONS.get(finding.code, ())), None)
 
 
 def each_second_once(findings: Sequence[Finding], snapshot: Snapshot) -> list[Finding]:
-    """Return the findings, each with the saving that no costlier finding claims.
+    """Return the findings, each with the saving that no other finding claims.
 
-    Findings about one section share its time. A finding about all sections, such as an idle device or uneven steps, has
-    what is left beside the findings about single ones; where hardly anything is left, uneven steps are left out.
+    Findings about one section share its time: a known cause comes first, then the costliest. A finding about all
+    sections, such as an idle device or uneven steps, has what is left beside the findings about single ones; where
+    hardly anything is left, uneven steps are left out.
     """
-    claimed_s: dict[str, float] = {}
-    single = []
-    for finding in sorted(findings, key=lambda finding: -finding.potential_saving_s):
-        section = section_of(finding)
-        if section is None:
-            continue
-        before_s = claimed_s.get(section, 0.0)
-        claimed_s[section] = max(before_s, finding.potential_saving_s)
-        single.append(replace(finding, potential_saving_s=max(0.0, finding.potential_saving_s - before_s)))
-    by_code = {finding.code: finding for finding in single}
+    findings = without_waiting_for_ranks(findings, snapshot)
+    claims = _Claims(snapshot)
+    in_order = sorted(findings, key=lambda finding: (finding.code not in _CAUSES, -finding.potential_saving_s))
+    by_code = {finding.code: claims.left_of(finding) for finding in in_order if finding.code in _SECTIONS}
+    has_causes = any(finding.code in _CAUSES for finding in findings)
     kept = [
-        _beside_others(by_code.get(each.code, each), list(by_code.values()), findings, snapshot) for each in findings
+        _beside_others(by_code.get(each.code, each), list(by_code.values()), findings, snapshot)
+        for each in findings
+        if not has_causes or each.code not in _SECTIONS or _says_more(by_code[each.code], each)
     ]
     return [finding for finding in kept if finding is not None]
+
+
+def _says_more(left: Finding, whole: Finding) -> bool:
+    """Return whether a finding says more than the causes that have its seconds already."""
+    if left.code in _CAUSES or not whole.potential_saving_s:
+        return True
+    return left.potential_saving_s >= max(MIN_SAVING_S, SAYS_MORE_FROM * whole.potential_saving_s)
+
+
+class _Claims:
+    """The seconds of each section that findings have claimed."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._claimed_s: dict[str, float] = {}
+
+    def left_of(self, finding: Finding) -> Finding:
+        """Return the finding with what nothing before it has claimed, and claim that."""
+        names = _SECTIONS[finding.code]
+        claimed_s = sum(self._claimed_s.get(name, 0.0) for name in names)
+        if finding.code in _CAUSES and len(names) > 1:
+            # Two causes may lie in the same sections and not overlap, so they share what the sections have.
+            room_s = sum(self._total_s(name) for name in names) - claimed_s
+            saving_s = max(0.0, min(finding.potential_saving_s, room_s))
+        else:
+            saving_s = max(0.0, finding.potential_saving_s - claimed_s)
+        self._claim(names, saving_s)
+        return replace(finding, potential_saving_s=saving_s)
+
+    def _claim(self, names: Sequence[str], saving_s: float) -> None:
+        room_s = {name: max(0.0, self._total_s(name) - self._claimed_s.get(name, 0.0)) for name in names}
+        all_s = sum(room_s.values())
+        for name in names:
+            part = room_s[name] / all_s if all_s else 1 / len(names)
+            self._claimed_s[name] = self._claimed_s.get(name, 0.0) + part * saving_s
+
+    def _total_s(self, name: str) -> float:
+        section = self._snapshot.sections.get(name)
+        return 0.0 if section is None else max(section.total_s, section.self_s)
 
 
 def _beside_others(
@@ -67,13 +127,49 @@ def _beside_others(
     if finding.code == GPU_UTILIZATION:
         claimed_s = sum(each.potential_saving_s for each in single if each.code in CAUSES)
         return replace(finding, potential_saving_s=max(0.0, saving_s - claimed_s))
-    if finding.code not in (STEP_TIME_VARIES, SLOWING_DOWN) or not settled_s:
+    if finding.code not in (STEP_TIME_VARIES, SLOWING_DOWN) or snapshot.step is None or not settled_s:
         return finding
     # The time above the median, or above the pace of the start, lies in the claimed sections as much as in the others.
-    cause = str(finding.evidence.get("moves_with", ""))
-    is_claimed = _INSIDE.get(cause, cause) in {section_of(each) for each in single}
-    explained = float(finding.evidence.get("explained", 0.0)) if is_claimed else 0.0
-    left_s = saving_s * (1 - max(explained, min(1.0, in_steps_s / settled_s)))
+    cause = str(finding.evidence.get("moves_with", "")) or _moves_with(snapshot)
+    is_claimed = _INSIDE.get(cause, cause) in {name for each in single for name in _SECTIONS[each.code]}
+    explained = float(finding.evidence.get("explained", snapshot.step.explained.get(cause, 0.0))) if is_claimed else 0.0
+    left_s = saving_s * (1 - max(min(1.0, explained), min(1.0, in_steps_s / settled_s)))
     if finding.code == STEP_TIME_VARIES:  # a rise makes steps uneven as well
         left_s -= sum(each.potential_saving_s for each in findings if each.code == SLOWING_DOWN)
     return replace(finding, potential_saving_s=left_s) if left_s >= MIN_SAVING_S else None
+
+
+def _moves_with(snapshot: Snapshot) -> str:
+    """Return the section that explains most of how step time varies; "" if none explains half of it."""
+    explained = {} if snapshot.step is None else snapshot.step.explained
+    cause, part = max(explained.items(), key=lambda item: item[1], default=("", 0.0))
+    return cause if part >= _EXPLAINED_FROM else ""
+
+
+def without_waiting_for_ranks(findings: Sequence[Finding], snapshot: Snapshot) -> list[Finding]:
+    """Return the findings; a backward pass is not slow where it mostly waits for a rank that another finding names."""
+    if snapshot.ranks is None or not any(finding.code in OF_OTHER_RANKS for finding in findings):
+        return list(findings)
+    settled_s = 0.0 if snapshot.step is None else snapshot.step.settled_s
+    share = snapshot.ranks.waiting_share if snapshot.ranks.waiting_share is not None else snapshot.ranks.sync_share
+    waited_s = sum(finding.potential_saving_s for finding in findings if finding.code in OF_OTHER_RANKS)
+    waited_s = max(waited_s, (share or 0.0) * settled_s)
+    return [finding for finding in findings if finding.code != BACKWARD_SLOW or _is_slow_without(finding, waited_s)]
+
+
+def _is_slow_without(finding: Finding, waited_s: float) -> bool:
+    """Return whether a backward pass exceeds its threshold without the waiting in it."""
+    evidence = finding.evidence
+    backward_s, forward_s, threshold = (float(evidence[key]) for key in ("backward_s", "forward_s", "threshold"))
+    return backward_s - waited_s > threshold * forward_s
+
+
+def cause_first(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings, synchronization right after the rank or host that it mostly waits for."""
+    waits = next((finding for finding in findings if "waits_for" in finding.evidence), None)
+    culprit = next((finding for finding in findings if finding.code in OF_OTHER_RANKS), None)
+    if waits is None or culprit is None:
+        return list(findings)
+    at = min(findings.index(culprit), findings.index(waits))
+    others = [finding for finding in findings if finding not in (culprit, waits)]
+    return [*others[:at], culprit, waits, *others[at:]]

@@ -1,13 +1,18 @@
 """Rules that name lines of the user's code."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
+from training_profiler.diagnosis.claims import section_of
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot
 from training_profiler.units import ms_text
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
+LINES_A_FUNCTION: Final = 3  # named, of a function whose time is spread over many
+GUILTY_FROM: Final = 0.25  # of a section's time: a line with less is one of many
 IDLE_AT_LEAST: Final = 0.1  # share of the wait; waiting for a busy device costs nothing
 
 
@@ -76,15 +81,46 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     }
     message = f"{share:.1%} of step time is unattributed ({ms_text(per_step_s)} per step)"
     fix = 'Wrap the parts of the loop that have no section yet in profile_section("...")'
-    line_texts = [
-        f"{line.file}:{line.line} {line.function} ({line.share / other.share:.0%} of it)"
-        for line in snapshot.hottest(OTHER)
-    ]
+    places = snapshot.hottest(OTHER)
+    line_texts = [f"{line.place} {line.what} ({_of_it(line, other.share)})" for line in places]
+    callers = list(dict.fromkeys(line.caller for line in places if line.caller))
+    if callers:
+        line_texts[-1] += f"; called at {', '.join(callers)}"
     if line_texts:
         evidence["lines"] = ", ".join(line_texts)
         message += f": {evidence['lines']}"
         fix = 'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately'
     return Finding("unexplained", message, evidence, potential_saving_s=total_s, fix=fix)
+
+
+def with_lines(findings: Sequence[Finding], snapshot: Snapshot) -> list[Finding]:
+    """Return the findings, those about one section with the lines that its time goes to."""
+    return [_with_lines(finding, snapshot) for finding in findings]
+
+
+def _with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
+    name = section_of(finding)
+    section = None if name is None else snapshot.sections.get(name)
+    if name is None or section is None or not section.share or "lines" in finding.evidence:
+        return finding
+    texts = [
+        f"{place.place} {place.what} ({_of_it(place, section.share)})"
+        for place in snapshot.hottest(name)
+        if place.share >= GUILTY_FROM * section.share
+    ]
+    if not texts:
+        return finding
+    evidence = {**finding.evidence, "lines": ", ".join(texts)}
+    return replace(finding, message=f"{finding.message}; above all in {texts[0]}", evidence=evidence)
+
+
+def _of_it(place: LineStats, of: float) -> str:
+    """Return a place's part of the share ``of``, and the parts of its hottest lines if it is a function."""
+    text = f"{min(1.0, place.share / of):.0%} of it"
+    if place.lines > 1 and not place.inside:
+        parts = sorted(place.parts, key=lambda part: -part[1])[:LINES_A_FUNCTION]
+        text += ": " + ", ".join(f"line {line} {min(1.0, share / of):.0%}" for line, share in parts)
+    return text
 
 
 def _waiting_lines(snapshot: Snapshot) -> list[LineStats]:

@@ -79,9 +79,12 @@ def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Finding | None:
 
 @RULES.rule("memory-growth", threshold=0.05, saving=Saving.UNKNOWN)  # of the mean
 def memory_growth(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag memory that keeps growing, by over 5 %: of a device, otherwise of the process."""
+    """Flag memory that keeps growing, by over 5 %: of a device, otherwise of the process.
+
+    Inputs that grow need more memory, so then nothing is known.
+    """
     machine = snapshot.machine
-    if machine is None:
+    if machine is None or (snapshot.step is not None and snapshot.step.work_unit):
         return None
     for gpu in machine.gpus:
         if _grows(gpu.allocated_growth, gpu.allocated_bytes, threshold):

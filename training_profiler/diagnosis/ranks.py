@@ -116,6 +116,7 @@ def synchronization_heavy(snapshot: Snapshot, threshold: float) -> Finding | Non
     waiting_s = (ranks.sync_share if ranks.waiting_share is None else ranks.waiting_share) * step.settled_s
     if first and claimed_s >= EXPLAINED * waiting_s:
         message += f"; most of the waiting is for {first}"
+        evidence["waits_for"] = first
         fix = f"Fix {first} first; then {fix}"
     else:
         fix = fix[0].upper() + fix[1:]

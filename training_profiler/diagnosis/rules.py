@@ -11,10 +11,13 @@ from training_profiler.diagnosis import (  # noqa: F401
     loaders,
     machine,
     memory,
+    program,
     ranks,
     shares,
     steps,
     stragglers,
+    validation,
+    worth,
 )
 from training_profiler.diagnosis.registry import RULES, STEPS_NEEDED, has_enough_steps, threshold_of, with_step_time
 from training_profiler.findings.finding import Finding
@@ -25,7 +28,9 @@ from training_profiler.units import ms_text, time_text
 THRESHOLDS: Final = RULES.thresholds()
 # Before all others: a lost rank saves no known time, but fails the run; on a busy machine every other time is in doubt.
 FIRST: Final = ("rank-silent", machine.MACHINE_BUSY)
-HARMLESS: Final = ("warm-up",)  # a run with no other finding is healthy
+HARMLESS: Final = ("warm-up", "steps-do-more")  # a run with no other finding is healthy
+COMPUTES_SLOWLY: Final = "computes-slowly"
+SLOW_COMPUTING: Final = 0.10  # of what the CPU does in matrix products; small layers reach a fifth
 NO_COMPONENTS: Final = (PROFILER, *NESTED_SECTIONS)
 
 
@@ -33,7 +38,8 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
     """Return the findings, the largest saving first, then remarks that ask for no change."""
     left = machine.without_lost_time(RULES.findings(snapshot, snapshot.thresholds), snapshot)
     left = claims.each_second_once(device.with_cause(shares.with_specifics(left)), snapshot)
-    findings = [with_step_time(finding, snapshot) for finding in left]
+    findings = [with_step_time(worth.with_uncertainty(finding, snapshot), snapshot) for finding in left]
+    findings = lines.with_lines(findings, snapshot)
     problems = [finding for finding in findings if finding.code not in HARMLESS]
     remarks = [
         None if problems else _healthy(snapshot),
@@ -41,6 +47,7 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
         _data_loading_efficient(snapshot, problems),
     ]
     findings.sort(key=lambda finding: (finding.code not in FIRST, -finding.potential_saving_s))
+    findings = claims.cause_first(findings)
     return [*findings, *(remark for remark in remarks if remark is not None)]
 
 
@@ -92,16 +99,30 @@ def _data_loading_efficient(snapshot: Snapshot, findings: list[Finding]) -> Find
 
 
 def _healthy(snapshot: Snapshot) -> Finding | None:
-    """Report that no rule fired; None if there was too little data for the rules."""
+    """Report that no rule fired; None if there was too little data for the rules.
+
+    A model that computes at a small part of what its CPU can do is not healthy, although no rule knows why.
+    """
     if not has_enough_steps(snapshot) or snapshot.step is None:
         return None
-    step = snapshot.step
+    step, computes = snapshot.step, program.compute_share(snapshot)
+    if computes is not None and computes < SLOW_COMPUTING:
+        return Finding(
+            code=COMPUTES_SLOWLY,
+            message=f"No rule fired, but forward and backward passes compute at only "
+            f"{program.compute_text(snapshot, computes)}",
+            evidence={"share_of_cpu": computes, "threshold": SLOW_COMPUTING, "steps": step.count},
+            potential_saving_s=0.0,
+            fix="Look at the lines of the forward pass, and record a trace (training-profiler trace): small operators, "
+            "copies, or little arithmetic for each number that is read",
+        )
+    checked = "" if computes is None else f"; it computes at {program.compute_text(snapshot, computes)}"
     variation = step.std_s / step.avg_s if step.avg_s else 0.0
     negligible = ", at negligible cost" if variation > threshold_of("step-time-varies", snapshot) else ""
     return Finding(
         code="healthy",
         message=f"No bottleneck found ({step.count} steps, mean {ms_text(step.avg_s)}, "
-        f"varying by {variation:.0%}{negligible})",
+        f"varying by {variation:.0%}{negligible}){checked}",
         evidence={"steps": step.count, "avg_s": step.avg_s, "coefficient_of_variation": variation},
         potential_saving_s=0.0,
         fix="",

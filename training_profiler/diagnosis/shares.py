@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from training_profiler.diagnosis.compute_fixes import forward_fix, optimizer_fix, optimizer_saves
 from training_profiler.diagnosis.loader_fixes import transfer_fix, waiting_fix
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
@@ -26,6 +27,8 @@ from training_profiler.recording.known_sections import (
 from training_profiler.snapshot.snapshot import OTHER, SectionStats, Snapshot
 from training_profiler.units import ms_text, time_text
 
+REST_SAVED: Final = 0.5  # of the waiting that a known source leaves
+HALF_AS_OFTEN: Final = 0.5
 MOST_OF_IT: Final = 0.5  # share of the time spent waiting for batches
 
 
@@ -46,7 +49,7 @@ class StepShare:
     threshold: float
     activity: str  # "% of step time is spent ..."
     fix: str | Callable[[Snapshot], str]
-    saved: float = 1.0  # the part of the section's time that a realistic change saves
+    saved: float | Callable[[Snapshot], float] = 1.0  # the part of the section's time that a realistic change saves
     fires_at_threshold: bool = False
     has_severity: bool = False
     foreign_s: Callable[[Snapshot], float] | None = None  # time in the section that is not its own work
@@ -62,7 +65,8 @@ class StepShare:
             return None
         if share < threshold or (share == threshold and not self.fires_at_threshold):
             return None
-        if self.saved * total_s < MIN_SAVING_S:
+        saved = self.saved if isinstance(self.saved, float) else self.saved(snapshot)
+        if saved * total_s < MIN_SAVING_S:
             return None
         foreign_s = 0.0 if self.foreign_s is None else self.foreign_s(snapshot)
         if foreign_s and share - foreign_s / step.settled_s <= threshold:
@@ -82,7 +86,7 @@ class StepShare:
             message=f"{share:.1%} of step time is spent {self.activity} "
             f"({self.section}: {ms_text(per_step_s)} per step{where})",
             evidence=evidence,
-            potential_saving_s=self.saved * total_s,
+            potential_saving_s=saved * total_s,
             fix=self.fix if isinstance(self.fix, str) else self.fix(snapshot),
         )
 
@@ -114,9 +118,15 @@ class RunShare:
                 "seconds": section.total_s,
                 "count": section.count,
             },
-            potential_saving_s=section.total_s / 2,  # half as often
+            potential_saving_s=section.total_s * _saved_if_less_often(snapshot, section),
             fix=self.fix,
         )
+
+
+def _saved_if_less_often(snapshot: Snapshot, section: SectionStats) -> float:
+    """Return the part that is saved by once in each pass over the data, where it is more often; else by half."""
+    passes = sum(epoch.is_complete for epoch in snapshot.epochs)
+    return max(HALF_AS_OFTEN, 1 - passes / section.count) if passes else HALF_AS_OFTEN
 
 
 def _how_often(section: SectionStats) -> str:
@@ -153,7 +163,7 @@ STEP_SHARES: Final = (
         section=FORWARD_PASS,
         threshold=0.60,
         activity="in the forward pass",
-        fix="Use mixed precision (torch.autocast), torch.compile, or a smaller model",
+        fix=forward_fix,
         saved=0.5,
         foreign_s=_waits_in_passes,
     ),
@@ -162,8 +172,8 @@ STEP_SHARES: Final = (
         section=OPTIMIZER_STEP,
         threshold=0.15,
         activity="in the optimizer",
-        fix="Pass fused=True or foreach=True to the optimizer, or accumulate gradients over several batches",
-        saved=0.5,
+        fix=optimizer_fix,
+        saved=optimizer_saves,
     ),
     StepShare(
         code="metrics-heavy",
@@ -261,8 +271,11 @@ def with_specifics(findings: list[Finding]) -> list[Finding]:
         if waiting is None or cause is None or cause.potential_saving_s < MOST_OF_IT * waiting.potential_saving_s:
             continue
         name = f" ({cause.evidence['loader']})" if "loader" in cause.evidence else ""
-        fix = f"{source}{name}: {cause.fix}"
-        return [replace(finding, fix=fix) if finding.code == waiting.code else finding for finding in findings]
+        saving_s = waiting.potential_saving_s
+        if code == "first-batch-slow":  # the other batches are waited for as before
+            saving_s = cause.potential_saving_s + (saving_s - cause.potential_saving_s) * REST_SAVED
+        better = replace(waiting, fix=f"{source}{name}: {cause.fix}", potential_saving_s=saving_s)
+        return [better if finding.code == waiting.code else finding for finding in findings]
     return findings
 
 

@@ -8,6 +8,7 @@ from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.known_sections import (
+    ACTING_SECTIONS,
     BACKWARD_PASS,
     DATA_GENERATION,
     DATA_LOADING,
@@ -17,7 +18,7 @@ from training_profiler.recording.known_sections import (
     SYNCHRONIZATION,
     WORKER_START,
 )
-from training_profiler.snapshot.snapshot import OTHER, SectionStats, Snapshot
+from training_profiler.snapshot.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepStats
 from training_profiler.units import duration_text, ms_text, time_text
 
 VARIATION_NEEDS: Final = 20  # steps after warm-up; the deviation of fewer steps is too uncertain
@@ -25,6 +26,8 @@ RISE_NEEDS: Final = 100  # steps after warm-up
 RISE_P_VALUE: Final = 0.001  # strict: neighbouring steps are correlated, so random rises are common
 FIRST_FETCH_SHARE: Final = 0.01  # of the epoch
 MOSTLY: Final = 0.5  # of a section's time
+ACTS_AT_TIMES: Final = 0.05  # of the variance of step time, the least that is known
+UNEVEN_WORK: Final = 0.25  # of the time of a forward pass: later passes may differ a little
 COUPLED: Final = 0.30  # of the variance of step time; from here on the section is named as the cause
 
 _FIXES: Final[dict[str, str | Callable[[Snapshot], str]]] = {
@@ -43,7 +46,10 @@ _FIXES: Final[dict[str, str | Callable[[Snapshot], str]]] = {
 
 @RULES.rule("step-time-varies", threshold=0.10)  # standard deviation over mean
 def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag step times whose deviation is above 10 % of their mean; None below 20 steps after warm-up."""
+    """Flag step times whose deviation is above 10 % of their mean; None below 20 steps after warm-up.
+
+    Steps before which the model acts are longer than others by the order of the program.
+    """
     step = snapshot.step
     if step is None or step.settled_count - step.disturbed_count < VARIATION_NEEDS or not step.avg_s:
         return None
@@ -52,6 +58,10 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     variation = step.std_s / step.avg_s
     potential_saving_s = max(0.0, step.avg_s - step.median_s) * step.settled_count
     if variation <= threshold or potential_saving_s < MIN_SAVING_S:
+        return None
+    if any(step.explained.get(name, 0.0) >= ACTS_AT_TIMES for name in ACTING_SECTIONS):
+        return None
+    if steps_do_more(snapshot, snapshot.thresholds) is not None:
         return None
     cause, part = max(step.explained.items(), key=lambda item: item[1], default=("", 0.0))
     cause, part = _waits_in(snapshot, cause), min(1.0, part)
@@ -115,24 +125,69 @@ def warm_up(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("slowing-down", threshold=0.05)  # over the run
-def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag step times that rise significantly, by over 5 % from start to end; None below 100 steps."""
+def does_more(step: StepStats) -> bool:
+    """Return whether steps become longer because they do more, as far as their work explains it.
+
+    The time of a forward pass may rise with the square of its input, as in attention.
+    """
+    if not step.work_unit or step.rise is None:
+        return False
+    allowed = 1 + step.work_rise if step.work_unit == INPUT_ELEMENTS else 1 + UNEVEN_WORK
+    return step.unit_rise_p_value > RISE_P_VALUE or 1 + step.unit_rise <= allowed
+
+
+@RULES.rule("steps-do-more", threshold=0.05, saving=Saving.UNKNOWN)  # more work at the end of the run
+def steps_do_more(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Report steps that become longer because they do over 5 % more at the end; None below 100 steps."""
     step = snapshot.step
     if step is None or step.rise is None or step.rise_p_value is None or step.settled_count < RISE_NEEDS:
         return None
-    # Compared with the step time at the start, a linear rise by r costs half of r on average.
-    potential_saving_s = step.avg_s * step.settled_count * (step.rise / 2) / (1 + step.rise / 2)
-    if step.rise <= threshold or step.rise_p_value > RISE_P_VALUE or potential_saving_s < MIN_SAVING_S:
+    if step.rise_p_value > RISE_P_VALUE or step.rise <= threshold or step.work_rise <= threshold:
         return None
-    grew = f"grew {1 + step.rise:.1f}x" if step.rise >= 1 else f"grew by {step.rise:.0%}"
+    if not does_more(step):
+        return None
     return Finding(
-        code="slowing-down",
-        message=f"Step time {grew} from start to end of the run",
+        code="steps-do-more",
+        message=f"Steps become longer because they do more: {1 + step.work_rise:.1f}x the {step.work_unit} of a step "
+        f"at the end of the run, in {1 + step.rise:.1f}x the time",
         evidence={
             "rise": step.rise,
             "threshold": threshold,
-            "p_value": step.rise_p_value,
+            "work_rise": step.work_rise,
+            "unit": step.work_unit,
+            "unit_rise": step.unit_rise,
+        },
+        potential_saving_s=0.0,
+        fix="",
+    )
+
+
+@RULES.rule("slowing-down", threshold=0.05)  # over the run
+def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag step times that rise significantly, by over 5 % from start to end; None below 100 steps.
+
+    Where steps do more and more, the time for one unit of that work counts instead.
+    """
+    step = snapshot.step
+    if step is None or step.rise is None or step.rise_p_value is None or step.settled_count < RISE_NEEDS:
+        return None
+    if does_more(step):
+        return None
+    rise, p_value, of = step.rise, step.rise_p_value, "Step time"
+    if step.work_unit:
+        rise, p_value, of = step.unit_rise, step.unit_rise_p_value, f"Step time for the same {step.work_unit}"
+    # Compared with the step time at the start, a linear rise by r costs half of r on average.
+    potential_saving_s = step.avg_s * step.settled_count * (rise / 2) / (1 + rise / 2)
+    if rise <= threshold or p_value > RISE_P_VALUE or potential_saving_s < MIN_SAVING_S:
+        return None
+    grew = f"grew {1 + rise:.1f}x" if rise >= 1 else f"grew by {rise:.0%}"
+    return Finding(
+        code="slowing-down",
+        message=f"{of} {grew} from start to end of the run",
+        evidence={
+            "rise": rise,
+            "threshold": threshold,
+            "p_value": p_value,
             "steps": step.settled_count,
         },
         potential_saving_s=potential_saving_s,

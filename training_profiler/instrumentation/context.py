@@ -31,8 +31,10 @@ class PatchContext:
         "detector",
         "gradient_sync",
         "has_grad_scaler",
+        "has_optimizer",
         "is_compiling",
         "is_tracing",
+        "kept_graphs",
         "on_error",
         "sync_points",
         "training_thread",
@@ -51,6 +53,8 @@ class PatchContext:
         self.is_compiling: Callable[[], bool] = _never
         self.is_tracing: Callable[[], bool] = _never  # a compiler behind dynamo traces, e.g. AOTAutograd
         self.has_grad_scaler = False  # a GradScaler was used, so updates may be skipped
+        self.has_optimizer = False  # the program has created an optimizer of torch
+        self.kept_graphs = 0  # backward passes that kept the graph for another one
         self.updates_on_other_threads = 0  # while the training thread runs
         self._recorder = recorder
         self._create_detector = create_detector
@@ -98,9 +102,17 @@ class PatchContext:
         """Count an optimizer update outside the training thread while a training runs."""
         self.updates_on_other_threads += self.detector is not None
 
+    def note_kept_graph(self) -> None:
+        """Count a backward pass that kept the graph for another one."""
+        self.kept_graphs += 1
+
     def note_grad_scaler(self) -> None:
         """Remember that a GradScaler was used, so that updates may be skipped."""
         self.has_grad_scaler = True
+
+    def note_optimizer(self) -> None:
+        """Remember that the program has created an optimizer of torch, which reports its updates."""
+        self.has_optimizer = True
 
     def events_of_other_thread(self) -> list[int] | None:
         """Return the calling thread's events; None on the training thread, and before a run."""

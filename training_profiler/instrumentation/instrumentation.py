@@ -10,11 +10,13 @@ from typing import Any, Final
 from training_profiler.instrumentation.context import Install, PatchContext
 from training_profiler.instrumentation.flops.counter import Flops
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
+from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
 from training_profiler.instrumentation.loop_detection.loaders import KnownLoaders
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.instrumentation.patches import (
+    autograd_function,
     backward,
     collectives,
     dataloader,
@@ -29,15 +31,18 @@ from training_profiler.instrumentation.patches import (
 )
 from training_profiler.instrumentation.patches.simple_spans import SIMPLE_SPANS
 from training_profiler.instrumentation.patching import Patches
+from training_profiler.instrumentation.program_reader import READ_UNTIL, ProgramReader
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.recording.foreign_errors import reraise_if_foreign
 from training_profiler.recording.recorder import Recorder
+from training_profiler.snapshot.program import ProgramFacts
 
 log: Final = logging.getLogger("training_profiler")
 PATCHES: Final[dict[str, Install]] = {
     "data loading": dataloader.install,
     "forward pass": module_call.install,
     "backward pass": backward.install,
+    "autograd functions": autograd_function.install,
     "optimizer": optimizer.install,
     "gradient scaler": grad_scaler.install,
     "transfer": transfer.install,
@@ -66,6 +71,7 @@ class Instrumentation:
         self._recorder = recorder
         self.context: Final = PatchContext(recorder, self._first_event, self.disable)
         self.flops = Flops(self.context)
+        self.program = ProgramReader(self.context)
         self._loaders = loaders
         self.missing: dict[str, str] = {}  # patches that could not be installed, and why
         self._begin = begin
@@ -73,7 +79,7 @@ class Instrumentation:
         self._overwritten: list[str] = []
         self._known_loaders: KnownLoaders | None = None
         self.epochs = EpochDetector()
-        self._backwards = self._updates = self._forwards = 0
+        self._backwards = self._updates = self._forwards = self._inferred_updates = 0
         self._has_manual_steps = False
 
     def install(self, torch: Any) -> None:
@@ -96,6 +102,7 @@ class Instrumentation:
     def uninstall(self) -> None:
         """Remove all patches; calls under way run to their end."""
         self.flops.stop()
+        self.program.stop()
         self.context.use_detector(None)
         for patches in reversed(self._patches.values()):
             patches.undo()
@@ -104,6 +111,16 @@ class Instrumentation:
     def is_overwritten(self, name: str) -> bool:
         """Return whether the program has replaced the patch ``name`` by its own code."""
         return name in self._patches and not self._patches[name].are_in_place()
+
+    def step_ended(self, steps: int, counts_flops: bool) -> None:
+        """Read and count what only the first steps are asked for; ``steps`` are complete."""
+        self.context.guarded(lambda: self.program.step_ended(steps))
+        if counts_flops and steps >= READ_UNTIL:
+            self.flops.step_ended(steps)
+
+    def program_facts(self) -> ProgramFacts:
+        """Return the facts of the program so far."""
+        return self.program.facts()._replace(operators=self.flops.operators)
 
     def _first_event(self) -> LoopDetector | None:
         """Return the loop detector of a training thread at its first event, starting a session if there is none."""
@@ -124,7 +141,10 @@ class Instrumentation:
             codes = SectionCodes(self._recorder.names)
             detector = LoopDetector(pending, codes, torch.nn.Module, torch.is_grad_enabled, end_step)
             detector.phases.passes.use_loaders(self._loader_of)
+            if not self.context.has_optimizer:
+                detector.use_inferred_updates(InferredUpdates(_unwrap_with(torch)))
             self.context.use_detector(detector)
+            self.program.step_ended(0)
         except Exception as error:
             self.disable(error)
         return self.context.detector
@@ -159,6 +179,7 @@ class Instrumentation:
         if detector is not None:
             self._backwards += detector.backwards
             self._updates += detector.updates
+            self._inferred_updates += detector.inferred_updates
             self._forwards += detector.phases.forwards_without_grad
             self._has_manual_steps |= detector.has_manual_steps
 
@@ -166,6 +187,17 @@ class Instrumentation:
     def is_training(self) -> bool:
         """Whether this process itself is in a training."""
         return self.context.detector is not None and self.context.detector.has_trained
+
+    def pop_work(self) -> tuple[tuple[int, int], list[tuple[int, int]]]:
+        """Return what was observed since the last call.
+
+        First the number and the time in ns of evaluations' forward passes with gradients. Then for some updates their
+        number, and how many elements the input of a forward pass had.
+        """
+        detector = self.context.detector
+        if detector is None:
+            return (0, 0), []
+        return detector.phases.with_grad.pop(), detector.input_sizes.pop()
 
     def use_manual_steps(self) -> None:
         """Leave the ends of steps to ``profile_step``."""
@@ -204,7 +236,12 @@ class Instrumentation:
         """Return a sentence for each thing that could not be measured, after ``close``."""
         notes = [f"not instrumented: {name} ({reason})" for name, reason in self.missing.items()]
         notes += [f"another library or the program replaced the {name!r} patch" for name in self._overwritten]
-        if self._backwards and not self._updates and not self._has_manual_steps:
+        if self._inferred_updates and not self._has_manual_steps:
+            notes.append(
+                f"the program updates its parameters without torch.optim, so steps were inferred: parameters changed "
+                f"before {self._inferred_updates} backward passes or the end; profile_step() marks steps exactly"
+            )
+        elif self._backwards and not self._updates and not self._has_manual_steps:
             notes.append(
                 f"steps could not be detected: gradients were computed {self._backwards} times, but no optimizer of "
                 f"torch.optim made an update; call profile_step() after each update"
@@ -235,8 +272,26 @@ class Instrumentation:
         """Start again in a forked process; the training before the fork is the parent's."""
         self.context.use_detector(None)
         self.flops = Flops(self.context)
+        self.program = ProgramReader(self.context)
         self._known_loaders = None
         self.epochs = EpochDetector()
         self.context.reset_rank_observations()
         self._recorder.move_watermark(None)
         self.context.training_thread.reset()
+
+
+def _unwrap_with(torch: Any) -> Callable[[Any], Any]:
+    """Return the function that ``InferredUpdates`` takes."""
+    functorch = getattr(torch._C, "_functorch", None)  # private: may be gone
+    names = ("is_functorch_wrapped_tensor", "maybe_get_level", "get_unwrapped")
+    functions = [getattr(functorch, name, None) for name in names]
+
+    def unwrap(tensor: Any) -> Any:
+        is_wrapped, level_of, get_unwrapped = functions
+        if is_wrapped is None or level_of is None or get_unwrapped is None:
+            return None
+        if not is_wrapped(tensor):
+            return tensor
+        return get_unwrapped(tensor) if level_of(tensor) == 1 else None
+
+    return unwrap

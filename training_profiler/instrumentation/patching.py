@@ -18,9 +18,14 @@ class _Finder(MetaPathFinder):
         self._name = name
         self._action = action
         self._is_waiting = True
+        self._own: list[object] = []  # the functions set on loaders
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self._name or self not in sys.meta_path:
+        if name != self._name:
+            if self._is_waiting and self._is_there():  # another import hook has found it by itself
+                self._act()
+            return None
+        if self not in sys.meta_path:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             find = getattr(finder, "find_spec", None)
@@ -33,18 +38,32 @@ class _Finder(MetaPathFinder):
     def _wait_for(self, loader: Any) -> None:
         execute = getattr(loader, "exec_module", None)
         attributes = getattr(loader, "__dict__", None)
-        # A loader that is a class serves other imports too. One that has been wrapped waits already.
-        if execute is None or not isinstance(attributes, dict) or "exec_module" in attributes:
+        if execute is None or not isinstance(attributes, dict):  # a loader that is a class serves other imports too
+            return
+        before = attributes.get("exec_module")  # of another import hook
+        if before in self._own:
             return
 
         def exec_module(module: ModuleType) -> None:
-            attributes.pop("exec_module", None)  # restored before the module can see it
+            if attributes.get("exec_module") is exec_module:  # restored before the module can see it
+                if before is None:
+                    del attributes["exec_module"]
+                else:
+                    attributes["exec_module"] = before
             execute(module)
             if self._is_waiting:
-                self.remove()
-                self._action()
+                self._act()
 
+        self._own.append(exec_module)
         attributes["exec_module"] = exec_module
+
+    def _is_there(self) -> bool:
+        spec = getattr(sys.modules.get(self._name), "__spec__", None)
+        return spec is not None and not getattr(spec, "_initializing", False)
+
+    def _act(self) -> None:
+        self.remove()
+        self._action()
 
     def remove(self) -> None:
         """Stop waiting."""

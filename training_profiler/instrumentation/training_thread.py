@@ -21,10 +21,20 @@ class TrainingThread:
     All threads share one object. Calls on threads other than the training thread are not part of the training.
     """
 
-    __slots__ = ("_owner", "busy_with", "confirmed_detector", "fetching", "has_called_module", "ident", "is_confirmed")
+    __slots__ = (
+        "_owner",
+        "busy_with",
+        "confirmed_detector",
+        "fetching",
+        "function",
+        "has_called_module",
+        "ident",
+        "is_confirmed",
+    )
 
     def __init__(self) -> None:
         self.busy_with = FREE  # the kind of call that the training thread is in
+        self.function = 0  # number of the autograd function under way, negative if it is called without gradients
         self.ident = 0  # of the training thread; 0 for none yet
         self.has_called_module = False  # with gradients enabled
         self.is_confirmed = False  # it has computed gradients or updated parameters
@@ -102,5 +112,6 @@ class TrainingThread:
     def reset(self) -> None:
         """Return to the initial state: in a forked process, or after the end of the training thread."""
         self.ident, self.has_called_module, self.is_confirmed, self.busy_with = 0, False, False, FREE
+        self.function = 0
         self.confirmed_detector = None
         self.fetching.clear()

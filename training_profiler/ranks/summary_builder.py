@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from training_profiler.aggregation.arrays import Ints
-from training_profiler.aggregation.lines import IN_STEPS
+from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
 from training_profiler.aggregation.step_totals import FIRST_STEPS
 from training_profiler.aggregation.summary import SAMPLES_NEEDED, warmup_steps
 from training_profiler.aggregation.totals import Totals
@@ -23,7 +23,7 @@ from training_profiler.ranks.summary import (
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, GradientSyncTotals, block_stride, is_compared
 from training_profiler.recording.known_sections import BACKWARD_PASS, SYNCHRONIZATION
 from training_profiler.recording.section_names import SectionNames
-from training_profiler.sampling.line_sampler import Location
+from training_profiler.sampling.location import Location
 from training_profiler.snapshot.ranks import GradientSyncStats, RankId
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, SPANS_NEEDED
 from training_profiler.text import printable
@@ -169,9 +169,11 @@ class RankSummaryBuilder:
 
     def _add_lines(self, totals: Totals) -> None:
         for (id, location), count in totals.lines.items():
+            if id == BEFORE_STEPS:
+                continue
             self._samples[id] += count
             if location is not None:
-                line = location._replace(waits_in="")
+                line = location.alone()
                 self._of_line[id, line] += count
                 hottest = self._hottest.get(id)
                 if hottest is None or self._of_line[id, line] > self._of_line[id, hottest]:
@@ -193,7 +195,7 @@ class RankSummaryBuilder:
     def summary(self, who: RankId, run: Totals, names: Mapping[int, str], **rest: Any) -> RankSummary:
         """Return the measurements so far; ``rest`` are the remaining fields of ``RankSummary``."""
         self._number += 1
-        warmup = warmup_steps(run, self.warmup_steps)
+        warmup = warmup_steps(run, names, self.warmup_steps)
         spread = run.steps.spread(warmup)
         settled_steps = 0 if spread is None else spread.count
         settled_ns = 0 if spread is None else round(spread.total_ns)

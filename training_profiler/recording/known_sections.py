@@ -43,6 +43,7 @@ VISUALIZATION_GENERATION: Final = "visualization_generation"
 FIRST_FETCH: Final = "first_fetch"
 WORKER_START: Final = "worker_start"
 FORWARD_WITHOUT_GRAD: Final = "forward_without_grad"
+ROLLOUT: Final = "rollout"
 GRADIENT_CLIPPING: Final = "gradient_clipping"
 LOGGING: Final = "logging"
 
@@ -64,7 +65,9 @@ KNOWN_SECTIONS: Final = (
     # Parts of data_loading: the first fetch of a pass waits until the workers have filled their queues.
     KnownSection(FIRST_FETCH, NESTED, on_input=True),
     KnownSection(WORKER_START, NESTED, on_input=True),
-    # In a training step: a frozen teacher, or an encoder that is not trained.
+    # In a training step: the model acts in its environment, and what it sees is learned from.
+    KnownSection(ROLLOUT, FREE),
+    # In a training step: a frozen teacher, a target, or an encoder that is not trained.
     KnownSection(FORWARD_WITHOUT_GRAD, FREE, on_device=True),
     KnownSection(GRADIENT_CLIPPING, FREE, on_device=True),
     KnownSection(LOGGING, FREE),
@@ -80,5 +83,7 @@ OUTSIDE_STEPS_SECTIONS: Final = _names(OUTSIDE_STEPS)
 NESTED_SECTIONS: Final = _names(NESTED)
 LOOP_SECTIONS: Final = tuple(section.name for section in KNOWN_SECTIONS if section.starts_loop)
 LOADER_SECTIONS: Final = tuple(section.name for section in KNOWN_SECTIONS if section.per_loader)
+FORWARD_SECTIONS: Final = (FORWARD_PASS, FORWARD_WITHOUT_GRAD)
+ACTING_SECTIONS: Final = (ROLLOUT, FORWARD_WITHOUT_GRAD)  # in some steps only, because of the program's order
 INPUT_SECTIONS: Final = tuple(section.name for section in KNOWN_SECTIONS if section.on_input)
 DEVICE_SECTIONS: Final = tuple(section.name for section in KNOWN_SECTIONS if section.on_device)

@@ -54,7 +54,7 @@ def _table(snapshot: Snapshot, rows: list[tuple[int, SectionStats]], layout: Lay
 def _columns(snapshot: Snapshot, sections: Sequence[SectionStats], times: Sequence[str]) -> list[list[str]]:
     """Return the columns right of the name, each with its header, one unit and one number of decimals."""
     columns = [
-        ["count", *(str(section.count) for section in sections)],
+        ["count", *(str(section.count or "") for section in sections)],
         ["total\n(s)", *(rounded(section.total_s, 3) for section in sections)],
         *([f"{name}\n(ms)", *ms_column([getattr(section, f"{name}_s") for section in sections])] for name in times),
     ]

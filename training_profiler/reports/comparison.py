@@ -29,7 +29,7 @@ MOST_DIFFERING: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class ComparedRuns:
-    """A comparison, and what is known about the two runs."""
+    """A comparison, and the facts about the two runs."""
 
     before: str  # folder of the run as typed, and its name
     after: str

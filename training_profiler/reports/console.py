@@ -15,8 +15,9 @@ from training_profiler.reports.layout import Layout, shortened
 from training_profiler.reports.loaders import loader_lines
 from training_profiler.reports.machine import machine_lines
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
+from training_profiler.reports.startup import startup_lines
 from training_profiler.reports.verdict import GOOD, verdict
-from training_profiler.snapshot.snapshot import EpochStats, Snapshot
+from training_profiler.snapshot.snapshot import HOT_SHARE, EpochStats, Snapshot
 from training_profiler.text import printable_lines
 from training_profiler.units import S_PER_HOUR, duration_text, ms_number, ms_text
 
@@ -24,6 +25,7 @@ FILE: Final = Layout()  # 80 columns, ASCII, no color
 _RULE: Final = "=" * 50
 _EPOCH_LABEL_WIDTH: Final = 25
 _SHOWN_FROM_S: Final = 0.005
+_MOST_PHASES: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,9 @@ def _run_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     """Return what accounts for the whole wall time, how regular the steps were, and on what machine they ran."""
     sentences = [
         *_wall_lines(snapshot),
+        *startup_lines(snapshot),
         *_step_lines(snapshot),
+        *_phase_lines(snapshot),
         *device_lines(snapshot),
         *machine_lines(snapshot),
     ]
@@ -140,6 +144,12 @@ def _wall_lines(snapshot: Snapshot) -> list[str]:
     if rest_s >= _SHOWN_FROM_S:
         parts.append(f"{rest} {duration_text(rest_s)}")
     return [f"{line}: {', '.join(parts)}"]
+
+
+def _phase_lines(snapshot: Snapshot) -> list[str]:
+    """Return the phases of a trainer of a library, by its own names for them."""
+    phases = [f"{phase} {share:.1%}" for phase, share in snapshot.phases.items() if share >= HOT_SHARE]
+    return [f"Trainer's own phases, of the run: {', '.join(phases[:_MOST_PHASES])}"] if phases else []
 
 
 def _step_lines(snapshot: Snapshot) -> list[str]:

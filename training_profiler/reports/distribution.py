@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, LineStats, SectionStats, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, SectionStats, Snapshot
 
 INDENT: Final = "  "
 MOST_DEPTH: Final = 20  # deeper sections are not indented further
@@ -72,10 +72,5 @@ def lines_under(snapshot: Snapshot, section: SectionStats, percentage: float) ->
     if section.name != OTHER and section.share <= LINES_ABOVE:
         return []
     return [
-        (f"{line.file}:{line.line}", _function(line), min(percentage, round(100 * line.share, 1)))
-        for line in snapshot.hottest(section.name)
+        (line.place, line.what, min(percentage, round(100 * line.share, 1))) for line in snapshot.hottest(section.name)
     ]
-
-
-def _function(line: LineStats) -> str:
-    return line.function if line.lines == 1 else f"{line.function} ({line.lines} lines)"

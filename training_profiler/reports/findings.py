@@ -13,7 +13,7 @@ from training_profiler.units import duration_text, ms_number
 MOST_IMPORTANT: Final = 3  # as many changes as a reader makes before the next run
 MATTERS_FROM: Final = 0.05  # of the run's wall time, or of the time in steps
 REMARKS: Final = ("slowest-component", "data-loading-efficient")  # true of every run
-NOTHING_TO_FIX: Final = (*REMARKS, "healthy", "warm-up")
+NOTHING_TO_FIX: Final = (*REMARKS, "healthy", "warm-up", "steps-do-more")
 # Findings that matter although no time that they cost is known: the run fails, or its figures mislead.
 RISKS: Final = ("rank-silent", "host-memory", "gpu-memory-high", "memory-growth")
 
@@ -41,7 +41,7 @@ def source_line(snapshot: Snapshot, finding: Finding) -> tuple[LineStats, float]
     if name is None or section is None or not section.share:
         return None
     hottest = snapshot.hottest(name)
-    if not hottest or f"{hottest[0].file}:{hottest[0].line}" in finding.message:
+    if not hottest or hottest[0].place in finding.message:
         return None
     return hottest[0], min(1.0, hottest[0].share / section.share)
 
@@ -62,11 +62,19 @@ def insight_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layou
     return lines
 
 
+def _between(snapshot: Snapshot, finding: Finding) -> str:
+    """Return the range of the saving as shares of the run; "" where it is narrower than the rounding."""
+    if finding.saving_range_s is None:
+        return ""
+    low, high = (round(100 * seconds / snapshot.wall_s) for seconds in finding.saving_range_s)
+    return f", likely {low} to {high}%" if high > low else ""
+
+
 def saving_text(snapshot: Snapshot, finding: Finding) -> str:
     """Return what a change could save: time, share of the run, and the step before and after it."""
     text = duration_text(finding.potential_saving_s)
     if snapshot.wall_s:
-        text += f" ({finding.potential_saving_s / snapshot.wall_s:.1%})"
+        text += f" ({finding.potential_saving_s / snapshot.wall_s:.1%}{_between(snapshot, finding)})"
     if finding.step_s is not None and finding.step_if_gone_s is not None:
         text += f": {ms_number(finding.step_s)} -> {ms_number(finding.step_if_gone_s)} ms/step"
     return text

@@ -194,7 +194,7 @@ def _change_lines(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout
         place = source_line(snapshot, change)
         if place is not None:
             line, share = place
-            text = f"{line.file}:{line.line}  {line.function}"
+            text = f"{line.place}  {line.what}"
             where = f"{share:>5.0%} of {bar_label(section_of(change) or '')} time"
             lines.append(
                 f"     {shortened(text, layout.width - 7 - len(where)):<{layout.width - 7 - len(where)}}  {where}"

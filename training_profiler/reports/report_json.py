@@ -10,7 +10,14 @@ from typing import Any, Final
 from training_profiler.diagnosis import Finding
 from training_profiler.reports.checklist import checklist
 from training_profiler.reports.verdict import verdict
-from training_profiler.snapshot.snapshot import AllRanksStats, EpochStats, LineStats, SectionStats, Snapshot
+from training_profiler.snapshot.snapshot import (
+    AllRanksStats,
+    EpochStats,
+    LineStats,
+    SectionStats,
+    Snapshot,
+    StartupStats,
+)
 from training_profiler.text import printable_data
 
 SCHEMA: Final = 1
@@ -38,6 +45,8 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
         "lines": {
             name: [_line(line) for line in lines[:LINES_A_SECTION]] for name, lines in sorted(snapshot.lines.items())
         },
+        "phases": dict(snapshot.phases),
+        "startup": None if snapshot.startup is None else _startup(snapshot.startup),
         "step_time": None if step is None else asdict(step),
         "epochs": [_epoch(epoch) for epoch in snapshot.epochs],
         "device": None if snapshot.device is None else asdict(snapshot.device),
@@ -54,6 +63,7 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
                 "evidence": dict(finding.evidence),
                 "worth_s": finding.potential_saving_s,
                 "worth_share": finding.potential_saving_s / snapshot.wall_s if snapshot.wall_s else None,
+                "worth_range_s": finding.saving_range_s,
                 "step_s": finding.step_s,
                 "step_if_gone_s": finding.step_if_gone_s,
                 "remedy": finding.fix,
@@ -83,7 +93,20 @@ def _section(section: SectionStats) -> dict[str, Any]:
 
 
 def _line(line: LineStats) -> dict[str, Any]:
-    return {key: value for key, value in asdict(line).items() if key != "lines"}
+    return {key: value for key, value in asdict(line).items() if key not in ("lines", "parts")}
+
+
+def _startup(startup: StartupStats) -> dict[str, Any]:
+    parts = [
+        {
+            "name": part.name,
+            "seconds": part.seconds,
+            "share": part.seconds / startup.total_s if startup.total_s else 0.0,
+            "lines": [{"place": place, "seconds": seconds} for place, seconds in part.lines],
+        }
+        for part in startup.parts
+    ]
+    return {"total_s": startup.total_s, "has_steps": startup.has_steps, "parts": parts}
 
 
 def _epoch(epoch: EpochStats) -> dict[str, Any]:

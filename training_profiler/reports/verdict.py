@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.machine import MACHINE_BUSY
-from training_profiler.diagnosis.rules import too_little_data
+from training_profiler.diagnosis.rules import COMPUTES_SLOWLY, too_little_data
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
 from training_profiler.reports.findings import NOTHING_TO_FIX, important
 from training_profiler.snapshot.snapshot import Snapshot
@@ -49,6 +49,11 @@ _CLASSES: Final = {
     "step-time-varies": "UNEVEN STEPS",
     "slowing-down": "SLOWING DOWN",
     "gpu-utilization": "GPU IDLE",
+    "small-operators": "SMALL OPERATORS",
+    "double-precision": "FLOAT64",
+    "repeated-backward": "REPEATED BACKWARD",
+    "recompiles": "RECOMPILES",
+    "garbage-collection": "GARBAGE COLLECTION",
 }
 
 
@@ -84,6 +89,9 @@ def _no_bottleneck(snapshot: Snapshot, findings: Sequence[Finding]) -> Verdict:
     headline = "no large bottleneck found" if small else "no bottleneck found"
     if computing >= COMPUTES_FROM:
         headline = f"COMPUTE-BOUND, {headline}"
+    slowly = next((finding for finding in findings if finding.code == COMPUTES_SLOWLY), None)
+    if slowly is not None:
+        return Verdict("no single bottleneck found", slowly.message.partition(", but ")[2], "", UNKNOWN)
     details = [f"{computing:.0%} of step time is forward, backward and optimizer"] if shares else []
     outside_s = snapshot.wall_s - (0.0 if snapshot.step is None else snapshot.step.total_s)
     if outside_s > MOST_OF_IT * snapshot.wall_s:

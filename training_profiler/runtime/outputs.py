@@ -3,6 +3,7 @@
 Nothing here waits for a disk or a reader but the end of the run, and that for a bounded time.
 """
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,15 +14,17 @@ from training_profiler.ranks.identity import Rank
 from training_profiler.reports.console import Origin, render_epoch, render_final, render_periodic
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
+from training_profiler.reports.status import largest_sections
 from training_profiler.runtime.output_thread import OutputThread
-from training_profiler.runtime.terminal import Terminal
+from training_profiler.runtime.terminal import PREFIX, Terminal
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.settings import Settings
-from training_profiler.sinks.metrics import epoch_metrics, interval_metrics, loader_metrics
+from training_profiler.sinks.metrics import PlainNames, epoch_metrics, interval_metrics, loader_metrics
 from training_profiler.sinks.trackers import PATIENCE_S, Trackers
 from training_profiler.snapshot.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.storage.journal import JournalLines, Line
 from training_profiler.storage.run_files import RunFiles
+from training_profiler.storage.run_folder import REPORT_DATA, REPORT_TEXT
 from training_profiler.storage.run_lookup import typed_path
 from training_profiler.torch_capture.trace_writer import OutputLocation
 
@@ -29,6 +32,10 @@ A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which reports 
 DISK_S: Final = 1.0  # at the end, for a disk that does nothing
 READER_S: Final = 1.0  # at the end, for a terminal or pipe without progress
 LOOK_S: Final = 0.02  # between two looks of a tracker for the run folder
+ONLY_WAITED: Final = (
+    "nothing measured: this process only waited for its children; call start_training_profiling() in the child that "
+    "trains"
+)
 NOT_NOW: Final = "the disk did not respond at the end of the run"
 
 
@@ -68,6 +75,8 @@ class Outputs:
         self._terminal, self._files, self._trackers = terminal, files, trackers
         self._thread, self._lines = thread, lines
         self._run_name, self._share = run_name, share_folder
+        self._loader_names = PlainNames()
+        self._is_announced = False
         self._lost_lines = self._lost_intervals = 0  # for which there was no room
         self._trackers.prepare(settings.sinks)
 
@@ -95,6 +104,8 @@ class Outputs:
         self._settings = settings
         self._in_background("run folder", lambda: self._files.reconfigure(settings))
         self._terminal.reconfigure(settings.stream)
+        if self._is_announced and not settings.is_quiet:
+            self._start_status()
         self._trackers.prepare(settings.sinks)
         self._open()
 
@@ -119,7 +130,9 @@ class Outputs:
     def start_trackers(self) -> None:
         """Start the chosen trackers on the primary rank."""
         if self._rank.is_primary():
-            self._guard.run("trackers", lambda: self._trackers.choose(self._settings.sinks, self._folder))
+            self._guard.run(
+                "trackers", lambda: self._trackers.choose(self._settings.sinks, self._folder, self._settings)
+            )
             self._trackers.poll()
 
     def journal(self, make: Callable[[JournalLines], Line], polls: bool = True) -> None:
@@ -156,13 +169,30 @@ class Outputs:
             self.open_journal()
         return OutputLocation(self.run_folder, self._rank.who.rank, self._rank.who.attempt)
 
+    def announce(self) -> None:
+        """Print once, on the primary rank, that the profiler is on and where the run folder is."""
+        folder = self._files.folder
+        if not self._is_announced and folder is not None and self._rank.is_primary():
+            self._is_announced = True
+            if not self._settings.is_quiet:
+                self._terminal.print(f"{PREFIX}on, run folder {typed_path(folder)}\n")
+                self._start_status()
+
+    def _start_status(self) -> None:
+        """Show a status line instead of periodic reports where the user did not ask for these."""
+        if not self._settings.is_log_every_given and not self._layout().is_lines:
+            self._terminal.start_status()
+
     def settle(self, patience_s: float = DISK_S) -> bool:
         """Wait until everything handed over is written, at most so long without progress; return whether it is."""
         return self._thread.wait(patience_s)
 
     def periodic(self, snapshot: Snapshot) -> None:
         """Report on an interval. Called on the primary rank."""
-        self._terminal.print(render_periodic(snapshot, self._layout()))
+        if self._terminal.has_status:
+            self._terminal.set_status(largest_sections(snapshot))
+        elif not self._settings.is_quiet:
+            self._terminal.print(render_periodic(snapshot, self._layout()))
         self.interval_row(snapshot)
 
     def interval_row(self, snapshot: Snapshot, only: str | None = None) -> None:
@@ -173,12 +203,14 @@ class Outputs:
 
     def loader_row(self, step: int, loaders: Sequence[LoaderStats]) -> None:
         """Send the metrics of data loaders after ``step`` optimizer steps to trackers that accept frequent rows."""
-        send = self._trackers.send
-        self._guard.run("trackers", lambda: send(step, lambda: loader_metrics(loaders), is_frequent=True))
+        send, names = self._trackers.send, self._loader_names
+        self._guard.run("trackers", lambda: send(step, lambda: loader_metrics(loaders, names), is_frequent=True))
 
     def epoch(self, stats: EpochStats, step: int) -> None:
         """Report on an epoch that ended after ``step`` optimizer steps."""
-        self._terminal.print(render_epoch(stats, epoch_warnings(stats, self._settings.thresholds), self._layout()))
+        if not self._settings.is_quiet:
+            warnings = epoch_warnings(stats, self._settings.thresholds)
+            self._terminal.print(render_epoch(stats, warnings, self._layout()))
         self._guard.run("trackers", lambda: self._trackers.send(step, lambda: epoch_metrics(stats)))
 
     def final(self, stats: Callable[[], Snapshot], findings: Sequence[Finding], health: Callable[[], Health]) -> None:
@@ -187,6 +219,7 @@ class Outputs:
         self._trackers.wait(A_MOMENT_S, is_last=False)
         self.settle()  # for the name of the run folder
         snapshot = stats()
+        self._terminal.stop_status()
         has_checklist, origin = self._settings.checklist, self._origin()
         self._terminal.print(render_final(snapshot, findings, self._layout(), has_checklist, origin))
         self._terminal.wait(READER_S)
@@ -195,6 +228,17 @@ class Outputs:
         text = render_final(snapshot, findings, Layout(format=self._settings.format), has_checklist, origin)
         self._write_report(text, as_data(snapshot, findings))
         self.close(health, snapshot.ended_by)
+
+    def show_so_far(self, snapshot: Snapshot, findings: Sequence[Finding]) -> None:
+        """Print the summary of a run that goes on."""
+        has_checklist = self._settings.checklist
+        self._terminal.print(render_final(snapshot, findings, self._layout(), has_checklist, self._origin()))
+
+    def report_files(self, snapshot: Snapshot, findings: Sequence[Finding]) -> dict[str, str]:
+        """Return the texts of the report's files by their names."""
+        layout, checklist = Layout(format=self._settings.format), self._settings.checklist
+        text = render_final(snapshot, findings, layout, checklist, self._origin()).lstrip("\n")
+        return {REPORT_TEXT: text, REPORT_DATA: json.dumps(as_data(snapshot, findings), indent=1, allow_nan=False)}
 
     def _write_report(self, text: str, data: dict[str, Any]) -> None:
         self._in_background("run folder", lambda: self._files.write_report(text, data), len(text))
@@ -210,6 +254,18 @@ class Outputs:
         self._in_background("run folder", end)
         if not self.settle():
             self._terminal.report(f"{NOT_NOW}: the end of the journal and the report may be missing in the run folder")
+
+    def has_run_of_child(self) -> bool:
+        """Return whether a child of this process has a run of its own, in the same folder of runs."""
+        found: list[bool] = []
+        self._in_background("run folder", lambda: found.append(self._files.has_run_of_child()))
+        self.settle()
+        return found == [True]
+
+    def say_only_waited(self) -> None:
+        """Print why there is no report."""
+        if not self.has_run_of_child():
+            self._terminal.print(f"{PREFIX}{ONLY_WAITED}\n")
 
     def discard(self) -> None:
         """Remove the run folder: nothing was measured."""

@@ -1,5 +1,6 @@
 """From the recorder to the reports: drain, add up, write the journal, publish to rank 0, report."""
 
+import sys
 from collections.abc import Sequence
 
 from training_profiler.aggregation.loaders import interval_stats
@@ -10,8 +11,12 @@ from training_profiler.ranks.summary import RankSummary
 from training_profiler.recording.recorder import MAX_MARKS
 from training_profiler.runtime.health import REPORTS_SHARE
 from training_profiler.runtime.parts import Parts
+from training_profiler.runtime.shutdown import waited_for_children
+from training_profiler.sampling.cpu_speed import budget_s, measure
 from training_profiler.settings import Settings
-from training_profiler.snapshot.snapshot import Health, Snapshot
+from training_profiler.snapshot.program import NOTHING_KNOWN, CpuSpeed, ProgramFacts
+from training_profiler.snapshot.snapshot import PROFILER, Health, Snapshot
+from training_profiler.units import NS_PER_S
 
 
 class Pipeline:
@@ -21,7 +26,7 @@ class Pipeline:
     """
 
     def __init__(self, settings: Settings, parts: Parts) -> None:
-        self.has_reported = False
+        self.has_reported = self._is_closing = False
         self._has_flushed = False  # other than early
         self.loaders = parts.loaders
         self._parts = parts
@@ -31,6 +36,7 @@ class Pipeline:
         self._exchange, self._outputs = parts.exchange, parts.outputs
         self._guard, self._health_of_profiler = parts.guard, parts.health
         self._settings = settings
+        self._cpu: CpuSpeed | None = None
         self._apply(settings)
 
     def start(self) -> None:
@@ -61,6 +67,11 @@ class Pipeline:
             self._outputs.open_journal()
             self._exchange.start()
         self._outputs.start_trackers()
+        self.announce()
+
+    def announce(self) -> None:
+        """Print that the profiler is on, once something is measured and the run folder is known."""
+        self._guard.run("console", self._outputs.announce)
 
     @property
     def covered_ns(self) -> int:
@@ -103,8 +114,13 @@ class Pipeline:
                 self._instrumentation.flops.counted,
                 self._instrumentation.flops.slow_steps,
             )
+            totals.with_grad, sizes = self._instrumentation.pop_work()
+            for step, elements in sizes:
+                totals.input_sizes.add(step, elements)
         self._sums.add(totals, step_ns)
         self._has_flushed |= not is_early
+        if not is_beside and not self._is_closing:
+            self.announce()
         inside = self._open_sections()
         self._journal_interval(totals, step_ns, inside, is_beside)
         self._exchange.add(totals, step_ns, synchronized)
@@ -115,10 +131,10 @@ class Pipeline:
     def _journal_interval(
         self, totals: Totals, step_ns: list[int], inside: Sequence[str], is_beside: bool, is_pending: bool = False
     ) -> None:
-        device, health = self._samplers.device.stats(), self.health()
+        device, program, health = self._samplers.device.stats(), self._program(), self.health()
         self._outputs.journal(
             lambda lines: lines.interval(
-                totals, step_ns, health, self.loaders.all, inside, device, is_pending=is_pending
+                totals, step_ns, health, self.loaders.all, inside, device, program, is_pending=is_pending
             ),
             polls=not is_beside,
         )
@@ -218,12 +234,13 @@ class Pipeline:
             self._outputs.stop()
 
     def _close(self, ended_by: str | None) -> None:
+        self._is_closing = True
         self._close_patches()
-        has_trained = self._instrumentation is None or self._instrumentation.has_trained or self._progress.steps
-        if not has_trained and not self._has_flushed:
+        if self._has_nothing():
             self._outputs.discard()
             return  # the bootstrap reports once why nothing was measured
         self.has_reported = True
+        self._guard.run("CPU speed", lambda: self._measure_cpu(ended_by))
         self._guard.run("statistics", self.flush)  # after a failure the earlier totals are still reported
         self._outputs.settle()  # a capture asks for the run folder
         self._guard.run("capture", self._captures.wait_for_file)
@@ -238,6 +255,21 @@ class Pipeline:
         self._exchange.close()
         self.send_interval()
         self._outputs.final(lambda: self.stats(ended_by), diagnose(self.stats(ended_by)), self.health)
+
+    def _has_nothing(self) -> bool:
+        """Return whether there is nothing to report, or only the time in which this process waited for its children."""
+        if self._progress.steps or (self._instrumentation is not None and self._instrumentation.has_trained):
+            return False
+        if self._instrumentation is not None and not self._has_flushed:
+            return True
+        if self._instrumentation is None:
+            self._guard.run("statistics", self.flush)
+            if self._sums.run.training_spans:
+                return False
+            if waited_for_children():
+                self._outputs.say_only_waited()
+                return True
+        return self._outputs.has_run_of_child()
 
     def _close_patches(self) -> None:
         patches = self._parts.rank_patches
@@ -284,6 +316,7 @@ class Pipeline:
             self.health(),
             loaders=self.loaders.all,
             device=self._samplers.device.stats(),
+            program=self._program(),
             open_sections=self._open_sections(),
             run_folder=self._outputs.run_folder,
             ended_by=ended_by,
@@ -293,8 +326,35 @@ class Pipeline:
             thresholds=self._settings.thresholds,
         )
 
+    def show_so_far(self) -> None:
+        """Print the final summary as it would be now."""
+        if self._outputs.is_primary():
+            snapshot = self.stats()
+            self._outputs.show_so_far(snapshot, diagnose(snapshot))
+
+    def report_files(self) -> dict[str, str]:
+        """Return the final report up to the last flush, as the texts of its files by their names."""
+        snapshot = self.stats()
+        return self._outputs.report_files(snapshot, diagnose(snapshot))
+
+    def _program(self) -> ProgramFacts:
+        """Return the facts of the program so far."""
+        facts = NOTHING_KNOWN if self._instrumentation is None else self._instrumentation.program_facts()
+        return self._samplers.with_observed(facts)._replace(cpu=self._cpu)
+
+    def _measure_cpu(self, ended_by: str | None) -> None:
+        """Measure what the CPU can do, unless the run was short, interrupted, or not on the CPU."""
+        torch, counted = sys.modules.get("torch"), self._sums.run.flops
+        seconds = budget_s(self._sums.run.wall_ns / NS_PER_S)
+        if torch is None or counted is None or counted.device or ended_by is not None or not seconds:
+            return
+        with self._recorder.section(PROFILER):
+            self._cpu = measure(torch, counted.dtype, seconds)
+
     def health(self) -> Health:
         """Return the health of the profiler so far."""
         components = (self._samplers, self._outputs, self._exchange, self)
         notes = [note for component in components for note in component.notes()]
-        return self._health_of_profiler.health(self._sums.run, self._parts.report_budget.left_out, notes)
+        is_unseen = self._settings.is_quiet and not self._settings.sinks
+        left_out = 0 if is_unseen else self._parts.report_budget.left_out
+        return self._health_of_profiler.health(self._sums.run, left_out, notes)

@@ -12,6 +12,7 @@ from training_profiler.runtime.health import measure_section_cost_ns
 from training_profiler.runtime.session import Session
 from training_profiler.runtime.shutdown import is_loader_worker, is_worker
 from training_profiler.runtime.wiring import RunContext, build_session
+from training_profiler.sampling.startup_sampler import ImportOfTorch, StartupSampler
 from training_profiler.settings import Settings, read_settings
 from training_profiler.sinks.extras import require_packages
 
@@ -42,6 +43,7 @@ class Process:
         self.phase = "train"
         self.instrumentation: Instrumentation | None = None
         self.process_begin_ns: int | None = None
+        self._startup: StartupSampler | None = None
         self.manual_patches = RankPatches(recorder)
         self._beginning = threading.RLock()
 
@@ -58,6 +60,9 @@ class Process:
     def stop(self) -> None:
         """End the session. Later sections do not begin a new one."""
         self.was_stopped = True
+        if self._startup is not None:
+            self._startup.stop()
+            self._startup = None
         self.manual_patches.uninstall()
         if self.session is not None:
             self.session.close()
@@ -67,13 +72,19 @@ class Process:
         before, self.phase = self.phase, phase
         return before
 
-    def instrument(self, torch: Any, begin_ns: int) -> None:
-        """Patch ``torch``, which has just been imported; do nothing if that has happened or profiling was stopped."""
+    def instrument(self, torch: Any, begin_ns: int, imported: ImportOfTorch | None = None) -> None:
+        """Patch ``torch``, which has just been imported; do nothing if that has happened or profiling was stopped.
+
+        ``imported`` is when the import began, and where.
+        """
         if self.instrumentation is None and not self.was_stopped:
             self.manual_patches.uninstall()
             self.instrumentation = Instrumentation(self.recorder, self.begin_instrumented, self.loaders)
             self.process_begin_ns = begin_ns
             self.instrumentation.install(torch)
+            if self.session is None and self.settings.sample_hz and not is_loader_worker():
+                self._startup = StartupSampler(self.recorder.clock, begin_ns, imported)
+                self._startup.start(self.settings.sample_hz)
 
     def loaders(self) -> LoaderRegistry | None:
         """Return the loaders of the session; None without one."""
@@ -109,8 +120,16 @@ class Process:
         patches.context.gradient_sync.start_run()
         begin_ns = self.recorder.clock() if self.process_begin_ns is None else self.process_begin_ns
         context = RunContext(
-            self.recorder, cost_ns, begin_ns, opens_files, self.instrumentation, patches, flushes_beside=True
+            self.recorder,
+            cost_ns,
+            begin_ns,
+            opens_files,
+            self.instrumentation,
+            patches,
+            self._startup,
+            flushes_beside=True,
         )
+        self._startup = None
         self.session = build_session(self.settings, context)
         self.session.start()
         return self.session
@@ -151,5 +170,5 @@ class Process:
             self.session = None
         self.manual_patches.after_fork_in_child()
         if self.instrumentation is not None:
-            self.process_begin_ns = None
+            self.process_begin_ns = self._startup = None
             self.instrumentation.after_fork_in_child()

@@ -11,6 +11,7 @@ from training_profiler.recording.dynamo import without_tracing
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
 from training_profiler.recording.section import FLUSH_AT_MOST
 from training_profiler.runtime.component import Component
+from training_profiler.runtime.notebook import NotebookCells
 from training_profiler.runtime.parts import Parts
 from training_profiler.runtime.pipeline import Pipeline
 from training_profiler.runtime.shutdown import Shutdown
@@ -37,14 +38,22 @@ class Session:
     try again at the next full buffer or step.
     """
 
-    def __init__(self, settings: Settings, begin_ns: int, parts: Parts, pipeline: Pipeline, shutdown: Shutdown) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        begin_ns: int,
+        parts: Parts,
+        pipeline: Pipeline,
+        shutdown: Shutdown,
+        cells: NotebookCells,
+    ) -> None:
         self.settings = settings
         self.instrumentation = parts.instrumentation
         self.is_running = False
         self.guard, self.profiler_health = parts.guard, parts.health
         self.loaders, self.samplers = parts.loaders, parts.samplers
         # Captures close first because the threads of the samplers take a moment to end. The pipeline drains both.
-        self._components: tuple[Component, ...] = (parts.captures, parts.samplers, pipeline)
+        self._components: tuple[Component, ...] = (cells, parts.captures, parts.samplers, pipeline)
         self._recorder, self._progress = parts.recorder, parts.progress
         self._gradient_sync = None if parts.rank_patches is None else parts.rank_patches.context.gradient_sync
         self._captures, self._pipeline, self._shutdown = parts.captures, pipeline, shutdown
@@ -53,7 +62,7 @@ class Session:
         self._busy = threading.Lock()
         self._busy_thread: int | None = None
         self._waiting = 0  # threads that wait for _busy
-        self._next_report = settings.log_every
+        self._next_report = settings.interval_steps
         self._steps_ahead = 0  # this rank publishes this many steps before rank 0 reports
         self._next_flush_ns = begin_ns + self._flush_ns
         self._beside_ns = self._next_flush_ns  # the same for the thread beside the training
@@ -84,7 +93,7 @@ class Session:
         """Apply new settings: the session began with a section, and the program now calls start."""
         self.settings = settings
         self._recorder.limit_names(settings.max_names)
-        self._next_report = self._progress.steps + settings.log_every
+        self._next_report = self._progress.steps + settings.interval_steps
         self._flushed(self._recorder.clock())
         self._install_shutdown()  # the run may have begun on another thread
         for component in self._components:
@@ -109,13 +118,13 @@ class Session:
             self._captures.step_ended(steps, now_ns)
         if self._gradient_sync is not None and self._gradient_sync.modules:
             self._gradient_sync.step_ended(steps - 1, now_ns)
-        if steps < COUNTED_BY and self.instrumentation is not None and self.settings.flops:
-            self.instrumentation.flops.step_ended(steps)
+        if steps < COUNTED_BY and self.instrumentation is not None:
+            self.instrumentation.step_ended(steps, self.settings.flops)
         if self.instrumentation is not None and (boundary := self.instrumentation.epoch_boundary()) is not None:
             self._roll_over_epoch(boundary)
         steps += self._steps_ahead
         if steps >= self._next_report:
-            self._next_report += self.settings.log_every
+            self._next_report += self.settings.interval_steps
             if self._budget.allows():
                 self._exclusively(self._report, PATIENCE_S)
             return
@@ -327,6 +336,21 @@ class Session:
     def send_last_row(self, tracker: str) -> None:
         """Send the metrics since the last report to a tracker: the program is about to end its run."""
         self._exclusively(lambda: self._flush_and_send(tracker), PATIENCE_S)
+
+    def show_so_far(self) -> None:
+        """Print the summary of the run so far: a cell of a notebook has ended."""
+
+        def work() -> None:
+            self._flush()
+            self._pipeline.show_so_far()
+
+        self._exclusively(work, PATIENCE_S)
+
+    def report_files(self) -> dict[str, str]:
+        """Return the final report as it would be now, as the texts of its files: the program ends its tracker's run."""
+        if self.is_running:
+            self._exclusively(self._flush, PATIENCE_S)
+        return self._pipeline.report_files() if self._progress.steps else {}
 
     def _flush_and_send(self, tracker: str) -> None:
         self._flush()

@@ -213,6 +213,12 @@ def _uncaught() -> str | None:
     return None if kind is None else str(kind.__name__)
 
 
+def waited_for_children() -> bool:
+    """Return whether this process has waited for children that have used most of the CPU time of both."""
+    times = os.times()
+    return times.children_user + times.children_system > times.user + times.system
+
+
 def is_worker() -> bool:
     """Return whether multiprocessing started this process to serve another."""
     if multiprocessing.parent_process() is not None or is_being_spawned():

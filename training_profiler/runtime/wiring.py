@@ -17,6 +17,7 @@ from training_profiler.ranks.identity import Rank
 from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.health import PATCH_COST, Budget, ProfilerHealth
+from training_profiler.runtime.notebook import NotebookCells
 from training_profiler.runtime.output_thread import OutputThread
 from training_profiler.runtime.outputs import Outputs
 from training_profiler.runtime.parts import Parts
@@ -29,6 +30,7 @@ from training_profiler.runtime.terminal import Terminal
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.line_sampler import LineSampler
 from training_profiler.sampling.machine_sampler import MachineSampler
+from training_profiler.sampling.startup_sampler import StartupSampler
 from training_profiler.settings import Settings
 from training_profiler.sinks.trackers import Trackers
 from training_profiler.snapshot.ranks import RankId
@@ -47,6 +49,7 @@ class RunContext:
     opens_files: bool  # whether the run folder is created at the start; otherwise the first output creates it
     instrumentation: Instrumentation | None = None  # infers sections and steps of an unmodified training
     rank_patches: RankPatches | Instrumentation | None = None  # records synchronization with other ranks
+    startup: StartupSampler | None = None  # has sampled lines since the import of torch
     flushes_beside: bool = False  # whether a thread flushes by time; unit tests flush by their own clock
 
 
@@ -61,7 +64,7 @@ def build_session(settings: Settings, context: RunContext) -> Session:
     rank, progress = rank_of(settings), TrainingProgress(recorder.thread_id())
     accumulator = Accumulator(recorder.names, begin_ns, settings.warmup, is_inferred)
     sums = RunSums(recorder.names, begin_ns, settings.warmup)
-    terminal = Terminal(rank, guard, health, settings.stream)
+    terminal = Terminal(rank, guard, health, settings.stream, lambda: progress.steps)
     hang_detector = HangDetector(
         recorder, accumulator, lambda: progress.thread_id, rank.who.host, terminal.report, lambda: progress.steps
     )
@@ -69,7 +72,9 @@ def build_session(settings: Settings, context: RunContext) -> Session:
     files_thread = OutputThread(
         "files", guard.run, "files", tick=(lambda: session.flush_beside()) if context.flushes_beside else None
     )
-    trackers = Trackers(guard.run, last_row=lambda tracker: session.send_last_row(tracker))
+    trackers = Trackers(
+        guard.run, last_row=lambda tracker: session.send_last_row(tracker), report=lambda: session.report_files()
+    )
     outputs = Outputs(
         settings,
         context.opens_files,
@@ -104,7 +109,8 @@ def build_session(settings: Settings, context: RunContext) -> Session:
         ),
     )
     shutdown = Shutdown(lambda ended_by: session.close(ended_by))
-    session = Session(settings, begin_ns, parts, Pipeline(settings, parts), shutdown)
+    cells = NotebookCells(lambda: progress.steps, lambda: session.show_so_far())
+    session = Session(settings, begin_ns, parts, Pipeline(settings, parts), shutdown, cells)
     return session
 
 
@@ -164,7 +170,7 @@ def _build_samplers(
 ) -> Samplers:
     recorder = context.recorder
     return Samplers(
-        LineSampler(recorder.clock, guard.run),
+        LineSampler(recorder.clock, guard.run, startup=context.startup),
         DeviceTime(recorder, accumulator, guard.run, health.spend),
         MachineSampler(recorder.clock, guard.run, local_ranks=settings.launch.local_world_size or 1),
         settings,

@@ -74,6 +74,19 @@ class UserCode:
             shown = self._shown[filename] = self._name_of(filename)
             return shown
 
+    def shown_library(self, filename: str) -> str | None:
+        """Return the name of a file in an installed package, such as ``transformers/trainer.py``; None for others.
+
+        Torch, this package and the program's own package are no libraries here.
+        """
+        if filename.startswith("<"):
+            return None
+        path = self._absolute(filename)
+        package = _installed_package(path)
+        if package is None or package == self._main_package or any(_is_in(path, own) for own in self._places.never):
+            return None
+        return printable(os.path.relpath(path, os.path.dirname(package)))
+
     def _name_of(self, filename: str) -> str | None:
         if filename.startswith("<"):
             is_typed_in = filename.startswith(TYPED_IN) and (filename != "<string>" or not self._places.main)

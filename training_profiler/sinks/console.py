@@ -3,6 +3,7 @@
 import io
 import os
 import shutil
+import stat
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from training_profiler.safety.stream_room import (
     LAST_STANDARD,
     is_ready,
     is_standard_stream,
+    kind_of,
     most_at_once,
     room_of,
     write_some,
@@ -36,6 +38,7 @@ class Console:
     def __init__(self, stream: str) -> None:
         self._name = stream
         self._known: tuple[IO[str], tuple[int, int]] | None = None  # the last stream of the program, and its file
+        self._asked: tuple[IO[str], bool] | None = None  # the last stream, and whether it is a file on a disk
         self._writing = threading.Lock()
         self._flushing: IO[str] | None = None
 
@@ -83,6 +86,16 @@ class Console:
             if not os.isatty(descriptor):  # on a terminal each line of the program is flushed as a whole
                 self._flush(stream)
             return self._write_whole(descriptor, memoryview(data), gives_up)
+
+    def is_on_disk(self) -> bool:
+        """Return whether the stream is a file. The disk is asked once for each stream: it may stop responding."""
+        stream = self.stream()
+        if stream is None or _is_closed(stream):
+            return False
+        if self._asked is None or self._asked[0] is not stream:
+            descriptor = _descriptor_behind(stream)
+            self._asked = stream, descriptor is not None and kind_of(descriptor) == stat.S_IFREG
+        return self._asked[1]
 
     def print_now(self, text: str) -> str:
         """Write ``text`` on the calling thread as far as that cannot wait for a reader; return the rest.
@@ -227,7 +240,12 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 
 
 def _descriptor_behind(stream: IO[str]) -> int | None:
-    """Return the descriptor that a stand-in for a stream most likely writes to; None if it is unknown."""
+    """Return the descriptor that a stand-in for a stream most likely writes to; None if it is unknown.
+
+    The stream of a notebook writes to none: it hands the text to the cell of the thread that calls it.
+    """
+    if type(stream).__module__.partition(".")[0] == "ipykernel":
+        return None
     for candidate in (stream, sys.__stdout__):
         with suppress(Exception):  # a stand-in may raise anything
             descriptor = candidate.fileno()  # type: ignore[union-attr]

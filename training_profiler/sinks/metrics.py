@@ -1,6 +1,9 @@
 """Metrics for trackers. Names and units are a contract (docs/reference/metrics.md); unknown values are left out."""
 
+import itertools
 import math
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -23,6 +26,9 @@ from training_profiler.units import BYTES_PER_GB, MS_PER_S, S_PER_HOUR
 Metrics = Mapping[str, float]
 
 STEP: Final = "profiling/step"  # optimizer steps: the axis, for trackers that need one of their own
+MAX_PLAIN_NAME: Final = 80  # characters
+NAMELESS: Final = "loader"
+_NOT_FOR_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 # section -> (metric in s per batch, metric in % of batch time)
 _PER_BATCH: Final = {
     DATA_GENERATION: ("data_generation_time", "data_gen_percentage"),
@@ -65,12 +71,34 @@ def epoch_metrics(epoch: EpochStats) -> dict[str, float]:
     return _known("profiling/", metrics)
 
 
-def loader_metrics(loaders: Iterable[LoaderStats]) -> dict[str, float]:
+class PlainNames:
+    """Gives each loader a name that every tracker takes, as a part of a metric's name: ``held-out_digits``.
+
+    Letters lose their accents, all else becomes ``_``. A name that another one has already gets a number. Names of
+    folders are made so too.
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[str, str] = {}
+
+    def of(self, name: str) -> str:
+        """Return the plain name of what has that name; the same in the whole run."""
+        if name not in self._given:
+            plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+            plain = _NOT_FOR_NAMES.sub("_", plain).strip("_.")[:MAX_PLAIN_NAME] or NAMELESS
+            taken = set(self._given.values())
+            numbered = (plain if number == 1 else f"{plain}-{number}" for number in itertools.count(1))
+            self._given[name] = next(name for name in numbered if name not in taken)
+        return self._given[name]
+
+
+def loader_metrics(loaders: Iterable[LoaderStats], names: PlainNames | None = None) -> dict[str, float]:
     """Return the metrics of data loaders, in ms. In validation there are only data and forward."""
+    names = names or PlainNames()
     metrics: dict[str, float | None] = {}
     for loader in loaders:
         times_s = {"data": loader.data_avg_s, "forward": loader.forward_avg_s}
-        prefix = f"{loader.phase}/dl_{loader.name}/"
+        prefix = f"{loader.phase}/dl_{names.of(loader.name)}/"
         if loader.phase == "train":
             times_s |= {
                 "backward": loader.backward_avg_s,

@@ -21,11 +21,11 @@ class _Target(NamedTuple):
 
 
 def mlflow_key(name: str) -> str:
-    """Return a metric's name with ``_`` for each character that MLflow forbids."""
-    key = _FORBIDDEN.sub("_", name)[:MAX_KEY_LENGTH]
+    """Return a metric's name with ``_`` for each character that MLflow forbids, cut to the length that it takes."""
+    key = _FORBIDDEN.sub("_", name)
     if posixpath.normpath(key) != key:  # an empty part, or one of dots only
         key = "/".join(part if part.strip(".") else "_" for part in key.split("/"))
-    return key
+    return key[:MAX_KEY_LENGTH].rstrip("/.")
 
 
 class MlflowRun(Sink):

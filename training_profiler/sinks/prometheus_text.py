@@ -1,5 +1,7 @@
 """``metrics.prom`` in the run folder: the newest values in Prometheus' text format, for a textfile collector.
 
+With a port, a Prometheus server can scrape the same from an endpoint.
+
 The characters of a name that Prometheus does not allow become ``_``; what varies in a name is a label:
 ``profiling/timing_forward_pass_avg`` is ``profiling_timing_avg{section="forward_pass"}``.
 """
@@ -10,8 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from training_profiler.settings import Address
+from training_profiler.sinks.prometheus_endpoint import PrometheusEndpoint
 from training_profiler.sinks.registry import PROMETHEUS
-from training_profiler.sinks.sink import MetricRow, Sink, folder_for
+from training_profiler.sinks.sink import MetricRow, Sink, SinkContext, folder_for
 
 FILE: Final = "metrics.prom"
 # (pattern of a metric's name, its name for Prometheus, its name in the documentation)
@@ -51,7 +55,7 @@ def prometheus_name(name: str) -> tuple[str, dict[str, str], str]:
 
 
 class PrometheusText(Sink):
-    """Replaces the file with each write; readers never see a part of it."""
+    """Replaces the file with each write; readers never see a part of it. The endpoint ends with the run."""
 
     name = PROMETHEUS.name
 
@@ -60,6 +64,13 @@ class PrometheusText(Sink):
         self._client: Any = None
         self._registry: Any = None
         self._gauges: dict[str, Any] = {}
+        self._context: SinkContext | None = None
+        self._endpoint: PrometheusEndpoint | None = None
+        self._notes: list[str] = []
+
+    def connect(self, context: SinkContext) -> None:
+        """Get the settings of the run, which may have a port."""
+        self._context = context
 
     def open(self, folder: Path | None) -> None:
         """Import the client."""
@@ -68,6 +79,9 @@ class PrometheusText(Sink):
         self._path = folder_for(folder) / FILE
         self._client = prometheus_client
         self._registry = prometheus_client.CollectorRegistry()
+        address = None if self._context is None else self._context.settings.prometheus_port
+        if address is not None:
+            self._listen(address)
 
     def write(self, rows: Sequence[MetricRow]) -> None:
         """Write the newest value of each metric."""
@@ -80,6 +94,34 @@ class PrometheusText(Sink):
         draft = self._path.with_name(FILE + ".part")
         draft.write_bytes(self._client.generate_latest(self._registry))
         os.replace(draft, self._path)
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._endpoint is not None:
+            self._endpoint.close()
+
+    def after_fork_in_child(self) -> None:
+        """Leave the port to the parent process."""
+        if self._endpoint is not None:
+            self._endpoint.after_fork_in_child()
+
+    def notes(self) -> list[str]:
+        """Return a sentence if nothing could listen."""
+        return list(self._notes)
+
+    def _listen(self, address: Address) -> None:
+        # Where it cannot listen, the file is still written.
+        guard = self._context.guard if self._context is not None else lambda work: work()
+        try:
+            self._endpoint = PrometheusEndpoint(
+                address.host,
+                address.port,
+                self._client.CONTENT_TYPE_LATEST,
+                lambda: bytes(self._client.generate_latest(self._registry)),
+                lambda part, work: guard(work),
+            )
+        except (OSError, RuntimeError) as error:
+            self._notes.append(f"no endpoint for Prometheus at {address.host}:{address.port}: {error}")
 
     def _set(self, name: str, value: float) -> None:
         gauge_name, labels, documented_name = prometheus_name(name)

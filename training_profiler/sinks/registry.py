@@ -12,6 +12,8 @@ class Tracker(NamedTuple):
     """The sink's module, in ``training_profiler.sinks``."""
     sink: str
     """The sink's class."""
+    receives: str
+    """What gets the metrics, for the table of the guide."""
     needs: str | None = None
     """The module that has to be installed; None if the standard library suffices."""
     package: str | None = None
@@ -20,15 +22,64 @@ class Tracker(NamedTuple):
     """The extra in ``pyproject.toml`` that installs it."""
 
 
-WANDB: Final = Tracker("wandb", "wandb_run", "WandbRun", "wandb", "wandb", "wandb")
-TENSORBOARD: Final = Tracker(
-    "tensorboard", "tensorboard_events", "TensorboardEvents", "tensorboard", "tensorboard", "tensorboard"
-)
-JSONL: Final = Tracker("jsonl", "jsonl_file", "JsonlFile")
-PROMETHEUS: Final = Tracker(
-    "prometheus", "prometheus_text", "PrometheusText", "prometheus_client", "prometheus-client", "prometheus"
-)
-MLFLOW: Final = Tracker("mlflow", "mlflow_run", "MlflowRun", "mlflow", "mlflow", "mlflow")
-CSV: Final = Tracker("csv", "csv_file", "CsvFile")
+TRACKERS: Final[dict[str, Tracker]] = {}
 
-TRACKERS: Final = {tracker.name: tracker for tracker in (WANDB, TENSORBOARD, JSONL, PROMETHEUS, MLFLOW, CSV)}
+
+def _row(tracker: Tracker) -> Tracker:
+    TRACKERS[tracker.name] = tracker
+    return tracker
+
+
+WANDB: Final = _row(
+    Tracker(
+        "wandb",
+        "wandb_run",
+        "WandbRun",
+        "the run that your program has open (`wandb.init()`), whenever it begins",
+        needs="wandb",
+        package="wandb",
+        extra="wandb",
+    )
+)
+TENSORBOARD: Final = _row(
+    Tracker(
+        "tensorboard",
+        "tensorboard_events",
+        "TensorboardEvents",
+        "event files in `tensorboard/`",
+        needs="tensorboard",
+        package="tensorboard",
+        extra="tensorboard",
+    )
+)
+JSONL: Final = _row(
+    Tracker(
+        "jsonl",
+        "jsonl_file",
+        "JsonlFile",
+        "`metrics.jsonl`: one object per row with `step`, `time` (s since 1970) and the metrics",
+    )
+)
+PROMETHEUS: Final = _row(
+    Tracker(
+        "prometheus",
+        "prometheus_text",
+        "PrometheusText",
+        "`metrics.prom`: the newest values, for a textfile collector; or an endpoint",
+        needs="prometheus_client",
+        package="prometheus-client",
+        extra="prometheus",
+    )
+)
+MLFLOW: Final = _row(
+    Tracker(
+        "mlflow",
+        "mlflow_run",
+        "MlflowRun",
+        "the active run of the training thread (`mlflow.start_run()`), by `log_batch`",
+        needs="mlflow",
+        package="mlflow",
+        extra="mlflow",
+    )
+)
+CSV: Final = _row(Tracker("csv", "csv_file", "CsvFile", "`metrics.csv`: `step,time,name,value`, one line per value"))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from training_profiler.settings import Settings
 from training_profiler.sinks.metrics import Metrics
 
 MAX_HELD_ROWS: Final = 1000
@@ -24,6 +25,9 @@ class SinkContext(NamedTuple):
     """Runs work of the sink; an exception disables this sink alone."""
     flush: Callable[[], None]
     """Sends the rows measured so far to this sink and returns when they are written."""
+    settings: Settings = Settings()
+    report: Callable[[], dict[str, str]] = dict
+    """Returns the report on the run so far, as the texts of files by their names; empty if there is none."""
 
 
 class Sink:

@@ -1,4 +1,4 @@
-"""TensorBoard: an event file in the run folder, and a page of charts under "Custom Scalars"."""
+"""TensorBoard: event files in the run folder, an overview, and a page of charts under "Custom Scalars"."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ from typing import Any, Final
 from training_profiler.safety.own_file import OwnFile
 from training_profiler.sinks.registry import TENSORBOARD
 from training_profiler.sinks.sink import MetricRow, Sink, folder_for
-from training_profiler.sinks.tensorboard_layout import Stack, categories
+from training_profiler.sinks.tensorboard_layout import SectionRuns, categories, overview
 
 FOLDER: Final = TENSORBOARD.name  # in the run folder
 LAYOUT_TAG: Final = "custom_scalars__config__"  # the tag that TensorBoard's plugin reads
@@ -21,62 +21,56 @@ DT_STRING: Final = 7
 class TensorboardEvents(Sink):
     """Writes scalars by their names, and the layout again whenever there are new ones.
 
-    Needs the package tensorboard alone. Its writer for remote files would import TensorFlow if that is installed.
+    Each section has a folder of its own besides, which TensorBoard shows as a run in its own color. Needs the package
+    tensorboard alone. Its writer for remote files would import TensorFlow if that is installed.
     """
 
     name = TENSORBOARD.name
 
     def __init__(self) -> None:
-        self._records: Any = None
-        self._protos: Any = None
+        self._folder: Path | None = None
         self._layouts: Any = None
-        self._stack = Stack()
+        self._files: dict[str, _EventFile] = {}  # by the name of the section's folder; "" is the run's
+        self._sections = SectionRuns()
         self._tags: set[str] = set()
 
     def open(self, folder: Path | None) -> None:
-        """Import the writer of the format, and create the file."""
-        from tensorboard.compat.proto import event_pb2
+        """Import the writer of the format, and create the run's file."""
         from tensorboard.plugins.custom_scalar import layout_pb2
-        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        events = folder_for(folder) / FOLDER
-        events.mkdir(exist_ok=True)
-        self._protos, self._layouts = event_pb2, layout_pb2
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
-        self._records = RecordWriter(_Buffered(OwnFile(events / name)))
-        self._write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
-        self._records.flush()
+        self._folder, self._layouts = folder_for(folder) / FOLDER, layout_pb2
+        self._file("").flush()
 
     def write(self, rows: Sequence[MetricRow]) -> None:
         """Append the rows."""
-        if self._records is None or not rows:
+        if self._folder is None or not rows:
             return
         for row in rows:
-            stacked = self._stack.rows(row)
-            if not row.metrics.keys() <= self._tags:
-                self._tags |= row.metrics.keys()
+            of_sections = self._sections.rows(row)
+            metrics = {**row.metrics, **overview(row)}
+            tags = metrics.keys() | {tag for part in of_sections.values() for tag in part.metrics}
+            if not tags <= self._tags:
+                self._tags |= tags
                 self._write_layout(row)
-            for part in (row, *stacked):
-                event = self._event(part)
-                for name, value in part.metrics.items():
-                    event.summary.value.add(tag=name, simple_value=value)
-                self._write(event)
-        self._records.flush()
+            self._file("").write(row._replace(metrics=metrics))
+            for name, part in of_sections.items():
+                self._file(name).write(part)
+        for file in self._files.values():
+            file.flush()
 
     def close(self) -> None:
-        """Close the file."""
-        if self._records is not None:
-            self._records.close()
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
 
-    def _event(self, row: MetricRow) -> Any:
-        return self._protos.Event(wall_time=row.time_s, step=row.step)
-
-    def _write(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
+    def _file(self, name: str) -> "_EventFile":
+        if name not in self._files:
+            self._files[name] = _EventFile(folder_for(self._folder) / name)
+        return self._files[name]
 
     def _write_layout(self, row: MetricRow) -> None:
         layout = self._layouts.Layout()
-        for category in categories(self._tags, self._stack):
+        for category in categories(self._tags):
             charts = layout.category.add(title=category.title).chart
             for title, series in category.bands.items():
                 margin = charts.add(title=title).margin
@@ -84,12 +78,51 @@ class TensorboardEvents(Sink):
                     margin.series.add(value=upper, lower=lower, upper=upper)
             for title, tags in category.lines.items():
                 charts.add(title=title).multiline.tag.extend(tags)
+        self._file("").write_layout(row, layout.SerializeToString())
+
+
+class _EventFile:
+    """One event file, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto import event_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(exist_ok=True)
+        self._protos = event_pb2
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
+        self._records: Any = RecordWriter(_Buffered(OwnFile(folder / name)))
+        self._append(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def write(self, row: MetricRow) -> None:
+        """Append a row."""
+        event = self._event(row)
+        for name, value in row.metrics.items():
+            event.summary.value.add(tag=name, simple_value=value)
+        self._append(event)
+
+    def write_layout(self, row: MetricRow, layout: bytes) -> None:
+        """Append the layout of the charts."""
         event = self._event(row)
         value = event.summary.value.add(tag=LAYOUT_TAG)
         value.metadata.plugin_data.plugin_name = LAYOUT_PLUGIN
         value.tensor.dtype = DT_STRING
-        value.tensor.string_val.append(layout.SerializeToString())
-        self._write(event)
+        value.tensor.string_val.append(layout)
+        self._append(event)
+
+    def flush(self) -> None:
+        """Write what was appended."""
+        self._records.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._records.close()
+
+    def _event(self, row: MetricRow) -> Any:
+        return self._protos.Event(wall_time=row.time_s, step=row.step)
+
+    def _append(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
 
 
 class _Buffered:

@@ -1,21 +1,34 @@
-"""The charts of TensorBoard's page "Custom Scalars": throughput, memory, timing breakdown, bottlenecks."""
+"""The charts of TensorBoard: an overview, and a page "Custom Scalars" with throughput, memory, timing, bottlenecks.
+
+TensorBoard opens on its first tab, whose groups are in the order of the alphabet: ``overview`` comes first there.
+"""
 
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Final
 
 from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS
+from training_profiler.sinks.metrics import PlainNames
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.snapshot import OTHER
 
 PERCENTAGE: Final = re.compile(r"profiling/interval_(.+)_percentage")
-STACK: Final = "profiling_stack/"  # tags of the heights in the stacked chart
-FLOOR: Final = STACK + "0"
-MAX_EARLIER_ROWS: Final = 10_000  # that a new section gets zeros for
-# These take so long that the other sections would be flat lines beside them.
-_OUTSIDE_STEPS: Final = f"({'|'.join(OUTSIDE_STEPS_SECTIONS)})"
+OVERVIEW: Final = "overview/"
+SHARE: Final = OVERVIEW + "1_section_share_percent"
+MEAN: Final = OVERVIEW + "2_section_mean_s"
+MEAN_OUTSIDE: Final = OVERVIEW + "3_section_outside_steps_mean_s"
+LOWER, UPPER = "profiling_stack/lower", "profiling_stack/upper"  # the heights of a section in the stacked chart
+MOST_RUNS: Final = 11
+REST: Final = "remaining sections"
+_OVERVIEW: Final = (
+    "steps_per_second",
+    "samples_per_second",
+    "batch_time_avg",
+    "mfu",
+    "cpu_usage_percent",
+    "ram_usage_percent",
+)
 _THROUGHPUT: Final = {
     "Batches and steps per second": r"profiling/(batches|steps)_per_second",
     "Samples per second": r"profiling/samples_per_second",
@@ -31,8 +44,8 @@ _MEMORY: Final = {
     "GPU memory used (%)": r"profiling/gpu_\d+_memory_utilization",
 }
 _TIMING: Final = {
-    "Mean of a span, by section (s)": rf"profiling/timing_(?!{_OUTSIDE_STEPS}).+_avg",
-    "Mean of validation, sampling, checkpoints (s)": rf"profiling/timing_{_OUTSIDE_STEPS}.*_avg",
+    "Mean of a span, by section (s)": MEAN,
+    "Mean of validation, sampling, checkpoints (s)": MEAN_OUTSIDE,
     "Data loaders, training (ms)": r"profile/train/dl_.+_ms",
     "Data loaders, validation (ms)": r"profile/val/dl_.+_ms",
 }
@@ -53,43 +66,51 @@ class Category:
     bands: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # chart -> (lower, upper) tags
 
 
-class Stack:
-    """Percentages of the sections, stacked; each section keeps its place, and new sections come on top.
+class SectionRuns:
+    """Gives each section a run of its own: TensorBoard has one color a run, however many tags that has.
 
-    TensorBoard draws a band only if all its tags have the same steps. So a new section also gets values at the steps
-    before it, with a height of zero.
+    A run is a folder with an event file. The largest sections get one, and the others share the last. Each section
+    keeps its place in the stacked chart, and new ones come on top.
     """
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._past: list[tuple[MetricRow, float]] = []  # each row, and the height of its stack
+        self._folders = PlainNames()
 
-    def rows(self, row: MetricRow) -> list[MetricRow]:
-        """Return rows with the height that each section reaches, for this row and for earlier ones."""
+    def rows(self, row: MetricRow) -> dict[str, MetricRow]:
+        """Return what the sections' runs get for a row, by the name of the run's folder."""
         shares = {match[1]: value for name, value in row.metrics.items() if (match := PERCENTAGE.fullmatch(name))}
-        if not shares:
-            return []
         new = sorted(shares.keys() - set(self._names), key=lambda name: (name == OTHER, -shares[name], name))
-        tags = [STACK + name for name in new] if self._names else []
-        earlier = [past._replace(metrics=dict.fromkeys(tags, height)) for past, height in self._past if tags]
-        self._names += new
-        heights, height = {FLOOR: 0.0}, 0.0
-        for name in self._names:
-            height += shares.get(name, 0.0)
-            heights[STACK + name] = height
-        if len(self._past) < MAX_EARLIER_ROWS:
-            self._past.append((row._replace(metrics={}), height))
-        return [*earlier, row._replace(metrics=heights)]
+        self._names += new[: MOST_RUNS - len(self._names)]
+        rest = sum(share for name, share in shares.items() if name not in self._names)
+        rows, height = {}, 0.0
+        for name in (*self._names, REST):
+            share = rest if name == REST else shares.get(name, 0.0)
+            metrics = self._means(name, row)
+            if share:
+                metrics |= {SHARE: share, LOWER: height, UPPER: height + share}
+                height += share
+            if metrics:
+                rows[self._folders.of(name)] = row._replace(metrics=metrics)
+        return rows
 
-    def bands(self) -> list[tuple[str, str]]:
-        """Return (lower tag, upper tag) of each section, highest first."""
-        tags = [FLOOR, *(STACK + name for name in self._names)]
-        return list(pairwise(tags))[::-1]
+    @staticmethod
+    def _means(name: str, row: MetricRow) -> dict[str, float]:
+        mean_s = row.metrics.get(f"profiling/timing_{name}_avg")
+        is_outside = name.partition("/")[0] in OUTSIDE_STEPS_SECTIONS
+        return {} if mean_s is None else {MEAN_OUTSIDE if is_outside else MEAN: mean_s}
 
 
-def categories(tags: Collection[str], stack: Stack) -> list[Category]:
+def overview(row: MetricRow) -> dict[str, float]:
+    """Return the metrics of the whole run that belong to the overview, by their tags there."""
+    return {
+        OVERVIEW + name: row.metrics[f"profiling/{name}"] for name in _OVERVIEW if f"profiling/{name}" in row.metrics
+    }
+
+
+def categories(tags: Collection[str]) -> list[Category]:
     """Return the charts that have a line or band for any of these tags."""
-    stacked = {"Where the time goes (% of wall time, stacked)": stack.bands()} if stack.bands() else {}
+    stacked = {"Where the time goes (% of wall time, stacked)": [(LOWER, UPPER)]} if UPPER in tags else {}
     charts = [
         Category("Throughput", _with_any(_THROUGHPUT, tags)),
         Category("Memory", _with_any(_MEMORY, tags)),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from training_profiler.safety.fault_guard import Guard
+from training_profiler.settings import Settings
 from training_profiler.sinks.metrics import Metrics
 from training_profiler.sinks.registry import TRACKERS
 from training_profiler.sinks.sink import MetricRow, Sink, SinkContext
@@ -24,6 +25,7 @@ class Trackers:
         guard: does work; a failure disables that part alone.
         last_row: sends a row since the last one to the tracker of this name. The program ends that tracker's run before
             ours is over.
+        report: returns the report on the run so far, as the texts of files by their names.
         sinks: makes a sink by its name; tests pass their own.
     """
 
@@ -31,10 +33,11 @@ class Trackers:
         self,
         guard: Guard,
         last_row: Callable[[str], None] = lambda name: None,
+        report: Callable[[], dict[str, str]] = dict,
         sinks: Callable[[str], Sink] | None = None,
     ) -> None:
         self._guard = guard
-        self._last_row = last_row
+        self._last_row, self._report = last_row, report
         self._make = sinks or (lambda name: _class_of(name)())
         self._writers: dict[str, TrackerThread] = {}
         self._ended: list[TrackerThread] = []
@@ -45,8 +48,9 @@ class Trackers:
         for name in names:
             _class_of(name)
 
-    def choose(self, names: Sequence[str], folder: Callable[[], Path | None]) -> None:
+    def choose(self, names: Sequence[str], folder: Callable[[], Path | None], settings: Settings | None = None) -> None:
         """Start the sinks with these names that do not run yet, and end all others."""
+        settings = settings or Settings()
         if self._writers.keys() == set(names) or not self._starting.acquire(blocking=False):
             return
         try:
@@ -55,7 +59,7 @@ class Trackers:
                 self._ended[-1].end()
             for name in names:
                 if name not in self._writers:
-                    self._writers[name] = TrackerThread(self._connected(name), self._guard, folder)
+                    self._writers[name] = TrackerThread(self._connected(name, settings), self._guard, folder)
         finally:
             self._starting.release()
 
@@ -106,9 +110,12 @@ class Trackers:
         """Return sentences on rows that did not reach a tracker."""
         return [note for writer in (*self._ended, *self._writers.values()) for note in writer.notes()]
 
-    def _connected(self, name: str) -> Sink:
+    def _connected(self, name: str, settings: Settings) -> Sink:
         sink = self._make(name)
-        sink.connect(SinkContext(lambda work: self._guard(f"{name} sink", work), lambda: self._flush(name)))
+        guard = self._guard
+        sink.connect(
+            SinkContext(lambda work: guard(f"{name} sink", work), lambda: self._flush(name), settings, self._report)
+        )
         return sink
 
     def _flush(self, name: str) -> None:

@@ -3,19 +3,23 @@
 A committed row of ours would move the run's step, and W&B refuses rows of a program whose explicit step is behind it.
 So ours stay uncommitted: the program's next row takes the newest value of each metric along. If the program logs
 nothing itself, ours wait until its run ends and are then committed one by one.
+
+W&B groups its panels by the first part of a name, so all names of ours begin with the same.
 """
 
 import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from training_profiler.sinks.metrics import STEP
 from training_profiler.sinks.registry import WANDB
 from training_profiler.sinks.sink import HeldRows, MetricRow, Sink, SinkContext
 
+ARTIFACT_TYPE: Final = "profiling-report"
+GROUP: Final = STEP.partition("/")[0]
 PATIENCE_S: Final = 2.0  # wait for a row that is being logged, which takes less than a millisecond
 
 
@@ -84,7 +88,7 @@ class WandbRun(Sink):
     def _log_newest(self, run: Any) -> None:
         newest: dict[str, float] = {}
         for row in self._held.drain():
-            newest |= {**row.metrics, STEP: row.step}
+            newest |= {**in_group(row), STEP: row.step}
         self._log(run, newest, commit=False)
 
     def _log(self, run: Any, metrics: dict[str, float], commit: bool) -> None:
@@ -98,8 +102,10 @@ class WandbRun(Sink):
     def _finish(self) -> None:
         """Log the held rows: the run is about to end, on the program's own thread."""
         if self._context is not None and self._run is not None and os.getpid() == self._pid:
-            self._context.guard(self._context.flush)
-            self._context.guard(self._log_rest)
+            context, run = self._context, self._run
+            context.guard(context.flush)
+            context.guard(self._log_rest)
+            context.guard(lambda: _log_report(run, context.report()))
 
     def _log_rest(self) -> None:
         if not self._busy.acquire(timeout=PATIENCE_S):
@@ -112,9 +118,26 @@ class WandbRun(Sink):
                 self._log_newest(run)
                 return
             for row in self._held.drain():
-                self._log(run, {**row.metrics, STEP: row.step}, commit=True)
+                self._log(run, {**in_group(row), STEP: row.step}, commit=True)
         finally:
             self._busy.release()
+
+
+def in_group(row: MetricRow) -> dict[str, float]:
+    """Return the metrics of a row with names in one group: ``profile/train/...`` is ``profiling/train/...``."""
+    return {f"{GROUP}/{name.partition('/')[2]}": value for name, value in row.metrics.items()}
+
+
+def _log_report(run: Any, files: Mapping[str, str]) -> None:
+    """Add the report to the run, as files of one artifact."""
+    wandb = sys.modules.get(WANDB.name)
+    if wandb is None or not files:
+        return
+    artifact = wandb.Artifact(f"{GROUP}-{run.id}", type=ARTIFACT_TYPE)
+    for name, text in files.items():
+        with artifact.new_file(name, "w", encoding="utf-8") as file:
+            file.write(text)
+    run.log_artifact(artifact)
 
 
 def _call_before_end(run: Any, finish: Callable[[], None]) -> None:

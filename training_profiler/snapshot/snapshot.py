@@ -1,6 +1,7 @@
 """The frozen stats that diagnosis, reports and sinks read. Times are in seconds."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -9,15 +10,24 @@ from training_profiler.snapshot.machine import GpuStats as GpuStats
 from training_profiler.snapshot.machine import Growth as Growth
 from training_profiler.snapshot.machine import Level as Level
 from training_profiler.snapshot.machine import MachineStats as MachineStats
+from training_profiler.snapshot.program import NOTHING_KNOWN, ProgramFacts
 from training_profiler.snapshot.ranks import AllRanksStats as AllRanksStats
 from training_profiler.snapshot.ranks import AttemptStats as AttemptStats
 from training_profiler.snapshot.ranks import GradientSyncStats as GradientSyncStats
+from training_profiler.text import escaped
+from training_profiler.units import duration_text, ms_text
 
 OTHER: Final = "other"  # time within steps in no section
 PROFILER: Final = "(profiler)"  # the profiler's own work: sums, reports, the journal
 OUTSIDE_STEPS: Final = "(outside steps)"  # time before, between and after steps in no section
+SHOWN_SECTIONS: Final = 3  # in the text of a snapshot
+SHOWN_SHARE: Final = 0.005
 HOT_PLACES: Final = 3  # places shown for each section
 HOT_SHARE: Final = 0.01  # of the run
+FORWARD_PASSES: Final = "forward passes"  # units of the work of a step
+INPUT_ELEMENTS: Final = "input elements"
+BETWEEN: Final = " > "  # frames in each other, in ``LineStats.inside``
+_LINE_NUMBER: Final = re.compile(r"(?<=[\w>]):\d+(?= )")
 SPANS_NEEDED: Final = 10  # spans with known device time that are enough to stand for all
 
 
@@ -67,6 +77,27 @@ class LineStats:
     lines: int = 1  # more than 1: that many lines of one function, shown under the hottest
     waiting_share: float = 0.0  # the part of ``share`` in calls that wait for the device
     waits_in: str = ""  # the call: item, cpu, tolist, ...
+    inside: str = ""  # "lib/trainer.py:9 fit > callback on_step_end": what ran in a library that the line called
+    phase: str = ""  # of a trainer, such as "callback on_step_end"; "" if there is none or it is not always the same
+    # With ``lines`` above 1: the lines of the user's code and their shares.
+    parts: tuple[tuple[int, float], ...] = field(default=(), compare=False)
+
+    @property
+    def place(self) -> str:
+        """File and line: of the library's frame where the user's line only calls a loop, else the user's."""
+        return self.inside.partition(" ")[0] or f"{self.file}:{self.line}"
+
+    @property
+    def what(self) -> str:
+        """The function, and how many of its lines are meant if there are several."""
+        name = self.inside.partition(" ")[2] or self.function
+        several = "places in it" if self.inside else "lines"
+        return name if self.lines == 1 else f"{name} ({self.lines} {several})"
+
+    @property
+    def caller(self) -> str:
+        """The user's line that called the library, if ``place`` is in one; else ""."""
+        return f"{self.file}:{self.line} {self.function}" if self.inside else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +120,34 @@ class StepStats:
     before_s: float | None = None  # from the begin of the run to the begin of the first step; None if unknown
     rise: float | None = None  # trend over the run, 0.1 = 10 % longer at the end; None with too few steps
     rise_p_value: float | None = None
+    work_unit: str = ""  # what grows in each step: forward passes or input elements; "" for nothing
+    work_rise: float = 0.0  # of the work of a step over the run; 1: twice as much at the end
+    unit_rise: float = 0.0  # of the time for one unit of this work
+    unit_rise_p_value: float = 1.0
     explained: Mapping[str, float] = field(default_factory=dict)  # section -> its part of the variance of step time
 
     @property
     def has_own_pace(self) -> bool:
         """Whether median, avg, std and max leave out steps slowed by captures; True unless those are most steps."""
         return 2 * self.disturbed_count <= self.count
+
+
+@dataclass(frozen=True, slots=True)
+class StartupPart:
+    """What a program prepared before its first step: imports, its model, ..."""
+
+    name: str
+    seconds: float
+    lines: tuple[tuple[str, float], ...] = ()  # "train.py:3 main" and seconds, the longest first
+
+
+@dataclass(frozen=True, slots=True)
+class StartupStats:
+    """The time before the first step, or of a whole run without steps."""
+
+    total_s: float
+    has_steps: bool
+    parts: tuple[StartupPart, ...]  # the longest first; they add up to ``total_s``
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +228,7 @@ class Health:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Snapshot:
     """All stats of a stretch of a run: an interval, or the run so far."""
 
@@ -184,13 +237,18 @@ class Snapshot:
     wall_s: float = 0.0
     sections: Mapping[str, SectionStats] = field(default_factory=dict)
     lines: Mapping[str, tuple[LineStats, ...]] = field(default_factory=dict)  # by section, hottest first
+    phases: Mapping[str, float] = field(default_factory=dict)  # phase of a trainer -> share of the run, largest first
+    startup: StartupStats | None = None  # None with too few samples
     step: StepStats | None = None
     epochs: tuple[EpochStats, ...] = ()
     loaders: tuple[LoaderStats, ...] = ()
     machine: MachineStats | None = None
     device: DeviceTimingStats | None = None
     throughput: Throughput | None = None
+    program: ProgramFacts = NOTHING_KNOWN
     ranks: AllRanksStats | None = None  # None for a single rank
+    with_grad_count: int = 0  # forward passes of validation that recorded gradients
+    with_grad_s: float = 0.0
     exchange: GradientSyncStats | None = None  # None without DistributedDataParallel
     attempts: tuple[AttemptStats, ...] = ()  # earlier attempts of a restarted training
     thresholds: Mapping[str, float] = field(default_factory=dict)  # of rules, where they differ from the default
@@ -198,6 +256,35 @@ class Snapshot:
     run_folder: str | None = None
     open_sections: tuple[str, ...] = ()  # on the training thread, outermost first
     ended_by: str | None = None  # exception or signal that ended the run, if any
+
+    def __repr__(self) -> str:
+        step = "" if self.step is None else f", step {ms_text(self.step.avg_s)}"
+        shares = "".join(f", {escaped(name)} {share:.0%}" for name, share in self._largest(SHOWN_SECTIONS))
+        folder = f", run folder {escaped(self.run_folder)}" if self.run_folder else ""
+        return f"<Snapshot: {self.steps} steps in {duration_text(self.wall_s)}{step}{shares}{folder}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the sections by their share of the time."""
+        from html import escape  # only notebooks need it
+
+        step = "" if self.step is None else f", step {ms_text(self.step.avg_s)}"
+        rows = "".join(
+            f"<tr><td>{escape(escaped(name))}</td><td>{share:.1%}</td><td>{self.sections[name].count}</td></tr>"
+            for name, share in self._largest(len(self.sections))
+        )
+        folder = f"<p>{escape(escaped(self.run_folder))}</p>" if self.run_folder else ""
+        return (
+            f"<p>{self.steps} steps in {escape(duration_text(self.wall_s))}{escape(step)}</p>"
+            f"<table><tr><th>section</th><th>of the time</th><th>count</th></tr>{rows}</table>{folder}"
+        )
+
+    def _largest(self, most: int) -> list[tuple[str, float]]:
+        shares = [
+            (name, section.share)
+            for name, section in self.sections.items()
+            if section.share >= SHOWN_SHARE and name != PROFILER
+        ]
+        return sorted(shares, key=lambda each: -each[1])[:most]
 
     def is_by_device(self, name: str) -> bool:
         """Return whether the device time of section ``name`` is known; the host's time then does not count."""
@@ -246,18 +333,52 @@ class Snapshot:
         """Return where in the user's code the time of ``name`` goes: at most 3 places with 1 % of the run each.
 
         A place is a line. If three lines have less than half the time of three functions, the time is spread over many
-        lines, and a place is a function.
+        lines, and a place is a function. In a library, the line of a trainer's loop holds its functions in turn.
         """
         lines = self.lines.get(name, ())
-        functions: dict[tuple[str, str], LineStats] = {}
-        for line in lines:
-            hotter = functions.get((line.file, line.function))
-            functions[line.file, line.function] = line if hotter is None else _added(hotter, line)
-        by_function = sorted(functions.values(), key=lambda place: -place.share)[:HOT_PLACES]
-        by_line = lines[:HOT_PLACES]
-        line_share, function_share = (sum(place.share for place in places) for places in (by_line, by_function))
-        places = by_function if 2 * line_share < function_share else by_line
+        places = list(lines[:HOT_PLACES])
+        for level in (_function_of, _loop_of, _caller_of):
+            merged: dict[tuple[str, ...], LineStats] = {}
+            for line in lines:
+                key = level(line)
+                merged[key] = _added(merged[key], line) if key in merged else replace(line, parts=_part(line))
+            coarser = sorted(merged.values(), key=lambda place: -place.share)[:HOT_PLACES]
+            if 2 * _share(places) < _share(coarser):
+                places = [_common(place, level) for place in coarser]
         return [place for place in places if place.share >= HOT_SHARE]
+
+
+def _share(places: Sequence[LineStats]) -> float:
+    return sum(place.share for place in places)
+
+
+def _part(line: LineStats) -> tuple[tuple[int, float], ...]:
+    return ((line.line, line.share),)
+
+
+def _function_of(line: LineStats) -> tuple[str, ...]:
+    return line.file, line.function, _LINE_NUMBER.sub("", line.inside)
+
+
+def _loop_of(line: LineStats) -> tuple[str, ...]:
+    return line.file, line.function, _LINE_NUMBER.sub("", line.inside.partition(BETWEEN)[0])
+
+
+def _caller_of(line: LineStats) -> tuple[str, ...]:
+    return line.file, line.function
+
+
+def _common(place: LineStats, level: Callable[[LineStats], tuple[str, ...]]) -> LineStats:
+    """Return a place without what its merged lines do not have in common."""
+    if place.lines == 1 or not place.inside:
+        return place
+    if level is _caller_of:  # many places in the library, called by one line or by a few
+        by_line: dict[int, float] = {}
+        for number, share in place.parts:
+            by_line[number] = by_line.get(number, 0.0) + share
+        return replace(place, inside="", phase="", lines=len(by_line), parts=tuple(by_line.items()))
+    kept = place.inside if level is _function_of else place.inside.partition(BETWEEN)[0]
+    return replace(place, inside=kept, phase=place.phase if kept == place.inside else "")
 
 
 def _added(hotter: LineStats, line: LineStats) -> LineStats:
@@ -268,4 +389,5 @@ def _added(hotter: LineStats, line: LineStats) -> LineStats:
         lines=hotter.lines + line.lines,
         waiting_share=hotter.waiting_share + line.waiting_share,
         waits_in=hotter.waits_in or line.waits_in,
+        parts=hotter.parts + _part(line),
     )

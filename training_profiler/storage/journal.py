@@ -11,6 +11,7 @@ from training_profiler.aggregation.totals import Totals
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.own_file import OwnFile
+from training_profiler.snapshot.program import ProgramFacts
 from training_profiler.snapshot.snapshot import DeviceTimingStats, Health
 from training_profiler.storage.journal_codec import totals_to_data
 
@@ -80,6 +81,7 @@ class JournalLines:
         loaders: Sequence[LoaderCounts],
         open_sections: Sequence[str] = (),
         device: DeviceTimingStats | None = None,
+        program: ProgramFacts | None = None,
         *,
         is_pending: bool = False,
     ) -> Line:
@@ -94,6 +96,7 @@ class JournalLines:
             loaders=[_loader(counts) for counts in loaders],
             open_sections=open_sections,
             **({} if device is None else {"device": asdict(device)}),
+            **({} if program is None else {"program": program}),
             **_health(health),
         )
 

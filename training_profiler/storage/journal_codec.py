@@ -5,6 +5,7 @@ Sections go by name, because ids differ from run to run. Histograms are stored a
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Annotated, Any, Final, cast
 
 import msgspec
@@ -13,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.histogram import BIN_COUNT
-from training_profiler.aggregation.lines import IN_STEPS
+from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
 from training_profiler.aggregation.loaders import KINDS
 from training_profiler.aggregation.machine import GPU_LEVELS, LEVELS, RAM, machine_from_data, machine_to_data
 from training_profiler.aggregation.section_series import MOST_BLOCKS, SectionSeries
@@ -21,7 +22,7 @@ from training_profiler.aggregation.section_totals import SectionSums
 from training_profiler.aggregation.totals import Totals, rows_for
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.recording.step_flops import StepFlops
-from training_profiler.sampling.line_sampler import Location
+from training_profiler.sampling.location import Location
 from training_profiler.storage.limits import MOST_DEVICES, MOST_LOADERS, Count, Moment, Real
 from training_profiler.text import printable
 from training_profiler.units import NS_PER_US
@@ -75,6 +76,9 @@ class LineRow(Struct, array_like=True):
     line: Count = 0
     function: str = ""
     waits_in: str = ""
+    inside: str = ""
+    phase: str = ""
+    activity: str = ""
 
 
 class MachineRecord(Struct):
@@ -100,6 +104,7 @@ class IntervalRecord(Struct, kw_only=True):
     coupling: tuple[Count, Real, Real]
     lines: dict[str, list[LineRow]] = {}  # section -> rows of samples and location
     step_lines: list[LineRow] = []
+    startup_lines: list[LineRow] | UnsetType = UNSET
     loop_begin_ns: Moment | None = None
     by_loader: list[list[Cell]] = []  # loader id, then its table row by row
     first_fetch_ns: Count | None
@@ -108,6 +113,10 @@ class IntervalRecord(Struct, kw_only=True):
     samples: Count | None = None
     flops: StepFlops | None = None
     slow_steps: Count = 0
+    # Steps in a row, and the forward passes in each; left out if all steps have one.
+    step_calls: list[tuple[Count, Count]] | UnsetType = UNSET
+    input_sizes: list[tuple[Count, Real, Real]] | UnsetType = UNSET  # see ``Series``
+    with_grad: tuple[Count, Count] | UnsetType = UNSET
     late_exchange_ns: Count | UnsetType = UNSET
     dropped: Count
     unended: Count
@@ -132,10 +141,9 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         sections={names.names.get(id, NO_SECTION): _section_record(totals, id) for id in ids},
         parents=[(names.names[parent], names.names[id], spans) for (parent, id), spans in sums.parents.items()],
         coupling=(totals.coupling.count, float(step_s), float(squares_s2)),
-        lines=cast(
-            Any, {names.names[id]: _line_rows(totals, id) for id in {id for id, _ in totals.lines} - {IN_STEPS}}
-        ),
+        lines=cast(Any, {names.names[id]: _line_rows(totals, id) for id in {id for id, _ in totals.lines if id >= 0}}),
         step_lines=cast(Any, _line_rows(totals, IN_STEPS)),
+        startup_lines=cast(Any, _line_rows(totals, BEFORE_STEPS) or UNSET),
         loop_begin_ns=totals.loop_begin_ns,
         by_loader=[[loader_id, *table.ravel().tolist()] for loader_id, table in totals.loaders.tables.items()],
         first_fetch_ns=totals.first_fetch_ns,
@@ -144,12 +152,20 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         samples=totals.samples,
         flops=totals.flops,
         slow_steps=totals.slow_steps,
+        step_calls=_call_rows(totals.step_calls),
+        input_sizes=totals.input_sizes.points or UNSET,
+        with_grad=totals.with_grad if totals.with_grad[0] else UNSET,
         late_exchange_ns=totals.late_exchange_ns or UNSET,
         dropped=totals.dropped,
         unended=totals.unended,
     )
     data: dict[str, Any] = msgspec.to_builtins(record)
     return data
+
+
+def _call_rows(step_calls: Sequence[int]) -> list[tuple[int, int]] | UnsetType:
+    rows = [(len(list(steps)), calls) for calls, steps in groupby(step_calls)]
+    return UNSET if all(calls == 1 for _, calls in rows) else rows
 
 
 def _section_record(totals: Totals, id: int) -> SectionRecord:
@@ -173,7 +189,13 @@ def _section_record(totals: Totals, id: int) -> SectionRecord:
 
 def _line_rows(totals: Totals, id: int) -> list[list[Any]]:
     """Return a row for each line of section ``id``: samples, and the location if it is in the user's code."""
-    return [[count, *(location or ())] for (section, location), count in totals.lines.items() if section == id]
+    return [[count, *_cells(location)] for (section, location), count in totals.lines.items() if section == id]
+
+
+def _cells(location: Location | None) -> tuple[Any, ...]:
+    if location is None:
+        return ()
+    return tuple(location) if location.inside or location.phase or location.activity else tuple(location)[:4]
 
 
 class SpareBins:
@@ -228,6 +250,7 @@ def totals_from_data(
     for name, lines in record.lines.items():
         _add_lines(totals, id_of(name), lines)
     _add_lines(totals, IN_STEPS, record.step_lines)
+    _add_lines(totals, BEFORE_STEPS, record.startup_lines or ())
     totals.loop_begin_ns = record.loop_begin_ns
     for loader_id, *cells in record.by_loader[:MOST_LOADERS]:
         totals.loaders.add_table(loader_id, np.array(cells, np.int64).reshape(-1, 2))
@@ -236,6 +259,11 @@ def totals_from_data(
         totals.machine = machine_from_data(machine_data(record.machine))
     totals.batches, totals.samples = record.batches, record.samples
     totals.slow_steps = record.slow_steps
+    totals.step_calls = [
+        calls for steps, calls in record.step_calls or [(len(record.step_ns), 1)] for _ in range(steps)
+    ]
+    totals.input_sizes.add_points(record.input_sizes or ())
+    totals.with_grad = record.with_grad or (0, 0)
     totals.late_exchange_ns = record.late_exchange_ns or 0
     totals.flops = None if record.flops is None else _flops(record.flops)
     totals.dropped, totals.unended = record.dropped, record.unended
@@ -252,6 +280,10 @@ def check_interval(record: IntervalRecord) -> None:
         raise ValueError(f"an interval ends {record.begin_ns - record.end_ns} ns before its begin")
     if record.slowed_by_capture and max(record.slowed_by_capture) >= len(record.step_ns):
         raise ValueError("a slowed step is not among the steps")
+    if record.step_calls and sum(steps for steps, _ in record.step_calls) != len(record.step_ns):
+        raise ValueError("step_calls are not of the steps")
+    if any(count < 1 for count, _, _ in record.input_sizes or ()):
+        raise ValueError("input_sizes has a point without values")
     if any(len(row) != 1 + LOADER_CELLS for row in record.by_loader):
         raise ValueError(f"a row of by_loader does not have {1 + LOADER_CELLS} numbers")
     blocks = -(-len(record.step_ns) // record.steps_a_block) if record.steps_a_block else 0
@@ -274,7 +306,8 @@ def largest_sum(record: IntervalRecord) -> int:
     ]
     bins = sum(sum(section.bins[1]) for section in record.sections.values() if section.bins)
     early = sum(sum(section.early[1]) for section in record.sections.values() if section.early)
-    rows = sum(row.samples for rows in (*record.lines.values(), record.step_lines) for row in rows)
+    tables = (*record.lines.values(), record.step_lines, record.startup_lines or ())
+    rows = sum(row.samples for table in tables for row in table)
     return (
         sum(record.step_ns)
         + sum(sections)
@@ -285,6 +318,8 @@ def largest_sum(record: IntervalRecord) -> int:
         + sum(abs(cell) for row in record.by_loader for cell in row)
         + sum(value or 0 for value in (record.batches, record.samples, record.dropped, record.unended))
         + (record.late_exchange_ns or 0)
+        + sum(record.with_grad or ())
+        + sum(calls for _, calls in record.step_calls or ())
     )
 
 
@@ -328,7 +363,8 @@ def _add_lines(totals: Totals, id: int, rows: Iterable[LineRow]) -> None:
     for row in rows:
         location = None
         if row.file is not None:
-            location = Location(printable(row.file), row.line, printable(row.function), printable(row.waits_in))
+            words = (printable(word) for word in (row.waits_in, row.inside, row.phase, row.activity))
+            location = Location(printable(row.file), row.line, printable(row.function), *words)
         totals.lines[id, location] += row.samples
 
 

@@ -8,7 +8,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from training_profiler.recording.data_loader import TRAIN, LoaderArguments, LoaderCounts
+from training_profiler.snapshot.program import ProgramFacts
 from training_profiler.snapshot.snapshot import DeviceTimingStats
+from training_profiler.storage.facts_codec import checked_facts
 from training_profiler.storage.journal_codec import IntervalRecord, check_interval
 from training_profiler.storage.limits import MOST_LOADERS, MOST_NOTES, Count, Moment, Real
 from training_profiler.text import one_line, printable
@@ -60,6 +62,7 @@ class IntervalLine(IntervalRecord, kw_only=True, tag_field="kind", tag="interval
     loaders: list[LoaderRow]
     open_sections: list[str]
     device: DeviceTimingStats | None = None
+    program: ProgramFacts | None = None
     disabled: tuple[str, ...] = ()
     overhead_s: Real = 0.0
     notes: tuple[str, ...] = ()
@@ -76,6 +79,10 @@ class IntervalLine(IntervalRecord, kw_only=True, tag_field="kind", tag="interval
         unmeasured = {printable(why): count for why, count in list(device.unmeasured.items())[:MOST_NOTES]}
         kind, name, timing = (printable(text) for text in (device.kind, device.name, device.timing))
         return DeviceTimingStats(kind, name, timing, max(0, device.spans), unmeasured)
+
+    def program_facts(self) -> ProgramFacts | None:
+        """Return what the program had set; its texts fit for a report."""
+        return None if self.program is None else checked_facts(self.program)
 
 
 class PendingLine(IntervalLine, kw_only=True, tag_field="kind", tag="pending"):

@@ -1,14 +1,13 @@
 """The run that a word on the command line means: a folder, a name, or nothing for the newest."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from training_profiler.errors import RunFolderError
 from training_profiler.safety.files import is_folder
 from training_profiler.storage.run_folder import META, is_own_name, journal_name
-from training_profiler.storage.run_lookup import read_meta
+from training_profiler.storage.run_lookup import run_named
 from training_profiler.storage.run_reader import newest_run
 
 
@@ -54,7 +53,7 @@ def choose_run(given: Path | None, runs: Path) -> Path:
         return newest_runs(runs, 1)[0]
     if os.path.lexists(given):
         return newest_run(given) or given
-    named = next(_named(str(given), runs), None)
+    named = run_named(str(given), runs)
     if named is None:
         raise RunFolderError(
             f"{given} is neither a folder nor the name of a run in {runs}; training-profiler list shows the runs"
@@ -74,14 +73,3 @@ def newest_runs(runs: Path, count: int) -> list[Path]:
         what = f"{runs} holds {held}" if runs.is_dir() else f"{runs} does not exist"
         raise RunFolderError(f"{what}; give a run folder, e.g. training-profiler report runs/20261121-142530")
     return folders
-
-
-def _named(name: str, runs: Path) -> Iterator[Path]:
-    """Yield the runs of that name, newest first, and before them the folder called so."""
-    if os.sep in name or name in ("", ".", ".."):
-        return
-    if is_folder(runs / name):
-        yield runs / name
-    for folder in run_folders(runs):
-        if run_name(read_meta(folder)) == name:
-            yield folder

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.own_file import OwnFile
-from training_profiler.settings import Settings
+from training_profiler.settings import Settings, launch_id
 from training_profiler.snapshot.ranks import AttemptStats, RankId
 from training_profiler.snapshot.snapshot import Health
 from training_profiler.storage.journal import Journal, Line
@@ -29,10 +29,19 @@ from training_profiler.storage.run_folder import (
     journal_name,
     make_folder,
     make_run_folder,
+    renamed_run,
+    run_ending,
     write_json,
     write_text,
 )
-from training_profiler.storage.run_lookup import attempts_in, program_in, read_meta, run_of_rank, runs_of
+from training_profiler.storage.run_lookup import (
+    attempts_in,
+    has_run_of_child,
+    program_in,
+    read_meta,
+    run_of_rank,
+    runs_of,
+)
 from training_profiler.units import NS_PER_S
 
 # Search for the run folder on this disk while rank 0 has not sent its name: the interval doubles each time.
@@ -83,19 +92,20 @@ class RunFiles:
 
     def reconfigure(self, settings: Settings) -> None:
         """Continue with other settings; the run's folder moves to another parent if it was made here."""
+        is_renamed = settings.name != self.settings.name
         self.settings = settings
         parent = self._chosen_parent()
-        if self._parent is not None and parent != self._parent:
-            self._move(parent)
+        if self._parent is not None and (is_renamed or parent != self._parent):
+            self._move(parent, is_renamed)
 
     def _chosen_parent(self) -> Path:
         return Path(self._begin_folder, self.settings.dir)
 
-    def _move(self, parent: Path) -> None:
+    def _move(self, parent: Path, is_renamed: bool) -> None:
         before, self._parent = self.folder, parent
         if before is None:
             return
-        after = parent / before.name
+        after = parent / (renamed_run(before.name, self.settings.name) if is_renamed else before.name)
         if before not in self._made or after.exists():
             self._parent = before.parent
             return
@@ -152,6 +162,10 @@ class RunFiles:
                 path.rmdir() if path.is_dir() else path.unlink()
         self._made, self.folder = [], None
 
+    def has_run_of_child(self) -> bool:
+        """Return whether a child of this process has a run of its own."""
+        return has_run_of_child(self._parent or self._chosen_parent(), self.folder, launch_id())
+
     def notes(self) -> list[str]:
         """Return a sentence if the program has closed the journal."""
         times = 0 if self._journal is None else self._journal.reopened
@@ -173,7 +187,7 @@ class RunFiles:
 
     def _begin(self, parent: Path) -> Path:
         is_new = not parent.exists()
-        folder = make_run_folder(parent)
+        folder = make_run_folder(parent, run_ending(self.settings.name))
         self._made += [*([parent] if is_new else []), folder]
         self._needs_meta = True
         return folder

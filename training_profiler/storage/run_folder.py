@@ -118,6 +118,7 @@ def _mask_unreadable(match: re.Match[str]) -> str:
 META: Final = "meta.json"
 REPORT_TEXT: Final = "report.txt"
 REPORT_DATA: Final = "report.json"
+TIME_FORMAT: Final = "%Y%m%d-%H%M%S"
 OWN_NAME: Final = "-rank{rank}"  # ending of the folder name of a rank that knew no run folder
 _OWN_NAME: Final = re.compile(r"\d{8}-\d{6}-rank\d+(-\d+)?")
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,200}")
@@ -153,13 +154,28 @@ def is_own_name(name: str) -> bool:
     return bool(_OWN_NAME.fullmatch(name))
 
 
+def run_ending(name: str | None) -> str:
+    """Return how the folder of a run of that name ends; nothing for a run without a name."""
+    return f"-{name}" if name else ""
+
+
+def renamed_run(folder: str, name: str | None) -> str:
+    """Return the name of a run's folder after its run got another name."""
+    return folder[: len(time.strftime(TIME_FORMAT))] + run_ending(name)
+
+
+def is_folder_of(folder: str, name: str) -> bool:
+    """Return whether a run of that name may have that folder."""
+    return bool(re.fullmatch(rf"\d{{8}}-\d{{6}}{re.escape(run_ending(name))}(-\d+)?", folder))
+
+
 def make_run_folder(parent: str | Path, ending: str = "") -> Path:
     """Make and return a new folder named after the time, such as ``runs/20261121-142530``.
 
     Raises:
         OSError: it cannot be made.
     """
-    stem = time.strftime("%Y%m%d-%H%M%S") + ending
+    stem = time.strftime(TIME_FORMAT) + ending
     for number in range(1, 10_000):
         folder = Path(parent) / (stem if number == 1 else f"{stem}-{number}")
         try:

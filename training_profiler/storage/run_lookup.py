@@ -14,7 +14,7 @@ from training_profiler.storage.journal_lines import as_object
 from training_profiler.storage.journal_tail import last_of
 from training_profiler.storage.launch import LaunchId, is_same_launch, launch_from_data
 from training_profiler.storage.limits import MOST_META_BYTES, MOST_SUM
-from training_profiler.storage.run_folder import META, is_own_name, journal_name
+from training_profiler.storage.run_folder import META, is_folder_of, is_own_name, is_plain_name, journal_name
 from training_profiler.text import printable
 from training_profiler.units import NS_PER_S
 
@@ -97,6 +97,41 @@ def run_of_rank(who: RankId, wall_ns: int, launch: LaunchId, parent: Path) -> Pa
         if is_of_attempt and not has_journal and not is_own_name(folder.name):
             return folder
     return None
+
+
+def has_run_of_child(parent: Path, own: Path | None, launch: str | None) -> bool:
+    """Return whether one of the newest runs in ``parent``, besides ``own``, is that of a child of this process.
+
+    ``launch`` is the id that the processes of this launch share, if it is known.
+    """
+    try:
+        names = sorted((name for name in os.listdir(parent) if name[:8].isdigit()), reverse=True)[:NEWEST]
+    except OSError:
+        return False
+    for folder in (parent / name for name in names):
+        if folder != own and is_folder(folder):
+            meta = read_meta(folder)
+            is_same = launch is not None and meta.get("launch") == launch and meta.get("pid") != os.getpid()
+            if is_same or launch_from_data(meta.get("launched")).parent_pid == os.getpid():
+                return True
+    return False
+
+
+def run_named(name: str, parent: Path) -> Path | None:
+    """Return the newest run in ``parent`` with that name, or whose folder is called so; None without one."""
+    try:
+        folders = sorted((entry for entry in os.listdir(parent) if is_folder_of(entry, name)), reverse=True)
+    except (OSError, ValueError):
+        return None
+    if is_plain_name(name) and is_folder(parent / name):
+        return parent / name
+    return next((parent / folder for folder in folders if _is_named(parent / folder, name)), None)
+
+
+def _is_named(folder: Path, name: str) -> bool:
+    """Return whether a run has that name. The folder of a second run of a name ends like that of another name."""
+    settings = read_meta(folder).get("settings")
+    return not isinstance(settings, dict) or settings.get("name", name) == name
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

@@ -270,6 +270,7 @@ class _Replay:
             ),
             loaders=last.loader_counts() if last else [],
             device=last.device_timing() if last else None,
+            program=last.program_facts() if last else None,
             open_sections=sentences(last.open_sections) if last else (),
             run_folder=str(folder),
             ended_by=printable(end.ended_by) if end and end.ended_by is not None else None,

@@ -4,7 +4,7 @@ import torch
 from _tiny import counts, show, truth
 from torch import nn
 
-count = counts("validation_epoch/forward_pass")
+count = counts("rollout", "forward_without_grad")
 
 
 class Policy(nn.Module):
@@ -30,5 +30,6 @@ for _episode in range(5):
     with torch.no_grad():
         for _ in range(10):
             policy.act(torch.randn(1, 4))
-            count["validation_epoch/forward_pass"] += 1
+            count["forward_without_grad"] += 1
+    count["rollout"] += 1
 truth(count)

@@ -40,6 +40,7 @@ for _epoch in range(2):
         count["metrics_computation"] += 1
         for p in model.parameters():
             p.data.add_(p.grad, alpha=-0.5)
+        count["steps"] += 1
         show(loss)
     model.eval()
     hidden = torch.zeros(1, 4, 8)

@@ -20,5 +20,6 @@ for i in range(20):
     count["backward_pass"] += 1
     for p in parameters:
         p.data += -(0.1 if i < 10 else 0.01) * p.grad
+    count["steps"] += 1
     show(loss)
 truth(count)

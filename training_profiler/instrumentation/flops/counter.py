@@ -28,6 +28,7 @@ class Flops:
 
     def __init__(self, context: PatchContext) -> None:
         self.counted: StepFlops | None = None
+        self.operators = 0  # of torch, in the counted step
         self.why_not: str | None = None
         self.slow_steps = 0  # the first steps up to the last one that counting slowed down
         self._context = context
@@ -47,6 +48,7 @@ class Flops:
                     self._tries += 1
                     self.slow_steps = steps
                 self.counted, self.why_not = counting.result(is_last=self._tries >= TRIES)
+                self.operators = counting.operators if self.counted is not None else 0
             if self.counted is None and self.why_not is None and detector is not None and steps < COUNTED_BY - 1:
                 self._counting = Counting(detector, sys.modules["torch"])
                 self._counting.begin()
@@ -86,8 +88,8 @@ class Counting:
         call_begins, call_ends = detector.call_begins, detector.call_ends
         backward_begins, backward_ends = detector.backward_begins, detector.backward_ends
 
-        def counted_call_begins(module: Any, inputs: Any, may_explore: bool, caller: Any) -> Any:
-            call = call_begins(module, inputs, may_explore, caller)
+        def counted_call_begins(module: Any, inputs: Any, may_explore: bool, caller: Any, function: int = 0) -> Any:
+            call = call_begins(module, inputs, may_explore, caller, function)
             # An explored call may be a trainer module; then the calls inside it count.
             if call.has_grad and not call.is_explored:
                 if not is_bare(module):
@@ -133,6 +135,11 @@ class Counting:
     def was_on(self) -> bool:
         """Whether any operation went through Python."""
         return self._mode is not None
+
+    @property
+    def operators(self) -> int:
+        """The operations of torch so far."""
+        return self._counts.operators
 
     def result(self, is_last: bool) -> tuple[StepFlops | None, str | None]:
         """Return the counted FLOPs, or why they are unusable; two None to try another step.

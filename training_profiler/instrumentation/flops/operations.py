@@ -27,6 +27,7 @@ class Operations:
     def __init__(self, torch: Any) -> None:
         self.forward = 0
         self.backward = 0
+        self.operators = 0
         self.is_backward = False
         self.is_over = False
         self.why_not: str | None = None
@@ -51,6 +52,10 @@ class Operations:
         for name, formula in ((CPU_ATTENTION, forward), (CPU_ATTENTION + "_backward", backward)):
             if hasattr(aten, name):
                 self._formulas.setdefault(getattr(aten, name), formula)
+
+    def count_operator(self) -> None:
+        """Count an operation that is about to run."""
+        self.operators += not self.is_over
 
     def add(self, operation: Any, subclasses: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Add an executed operation."""
@@ -134,6 +139,7 @@ def counting_mode(counts: Operations) -> Any:
     without_flops = counts.without_flops
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        counts.count_operator()
         if func in without_flops:
             return func(*args, **kwargs) if kwargs else func(*args)
         out = func(*args, **(kwargs or {}))

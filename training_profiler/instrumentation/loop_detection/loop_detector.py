@@ -4,7 +4,10 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
+from training_profiler.instrumentation.loop_detection.input_sizes import InputSizes
 from training_profiler.instrumentation.loop_detection.modules import MethodFrames, TrainableModules, is_bare
+from training_profiler.instrumentation.loop_detection.optimizer_update import OptimizerUpdate
 from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING, PendingEvents
 from training_profiler.instrumentation.loop_detection.phase_detector import LoaderPass, Phase, PhaseDetector
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
@@ -66,6 +69,9 @@ class ModuleCalls:
         self._confirmed: set[type] = set()  # classes of explored modules that were no trainers
         self._methods = MethodFrames(module_class)
         self._called_in_frame: set[int] = set()
+        self._seen_in_training: set[int] = set()  # ids of trainable modules called in train mode
+        self._function = 0  # the autograd function of the last call that one made
+        self.input_sizes = InputSizes()
         self.frame: tuple[int, int] | None = None  # the method whose calls are one forward pass
 
     def fast_path_call_begins(self, module: Any, caller: CodeType) -> ModuleCall | None:
@@ -99,21 +105,43 @@ class ModuleCalls:
         self.calls.append(call)
         return call
 
-    def call_begins(self, module: Any, inputs: tuple[Any, ...], may_explore: bool, caller: FrameType) -> ModuleCall:
-        """Record any other outermost call of a module."""
+    def call_begins(
+        self, module: Any, inputs: tuple[Any, ...], may_explore: bool, caller: FrameType, function: int = 0
+    ) -> ModuleCall:
+        """Record any other outermost call of a module; ``function`` as in ``TrainingThread``."""
         if self.update.open_code:
             self.update.closure_begins()
-        if self._is_grad_enabled():
-            is_input_trained = any(getattr(value, "requires_grad", False) for value in inputs)
-            call = self._grad_call_begins(module, may_explore, caller, is_input_trained)
+        if function:
+            call = self._call_in_function_begins(module, caller, function)
+        elif self._is_grad_enabled():
+            call = self._grad_call_begins(module, may_explore, caller, inputs)
         else:
             call = self._call_without_grad_begins(module, caller)
         self.calls.append(call)
         return call
 
+    def _call_in_function_begins(self, module: Any, caller: FrameType, function: int) -> ModuleCall:
+        """Record a call by the forward of an autograd function, which computes the gradients itself.
+
+        Torch disables gradients there. All calls of one execution, such as the steps of an ODE solver, are one forward
+        pass.
+        """
+        has_grad, is_continued, now_ns = function > 0, function == self._function, self.pending.clock()
+        self._function, self.frame, code = function, None, self.codes.forward
+        if not has_grad:
+            code = self.phases.no_grad_call_begins(module, caller, now_ns)
+        elif self._trainable.is_trainable(module) and module.training and self.phases.is_unresolved:
+            self._training_event_begins(self.pending.host_clock())
+        if is_continued and self.pending.ends_with(-code):
+            self.pending.remove_last()
+            return ModuleCall(type(module), 0, code, has_grad=has_grad)
+        code = time_only(code) if is_continued else code
+        self.pending.events.extend((now_ns, code))
+        return ModuleCall(type(module), now_ns, code, has_grad=has_grad)
+
     def _call_without_grad_begins(self, module: Any, caller: FrameType) -> ModuleCall:
         now_ns = self.pending.clock()
-        code = self.phases.no_grad_call_begins(id(module), now_ns)
+        code = self.phases.no_grad_call_begins(module, caller, now_ns)
         if is_bare(module) or self._is_same_forward(module, caller):
             if self.pending.ends_with(-code):
                 self.pending.remove_last()
@@ -122,10 +150,14 @@ class ModuleCalls:
         self.pending.events.extend((now_ns, code))
         return ModuleCall(type(module), now_ns, code, has_grad=False)
 
-    def _grad_call_begins(self, module: Any, may_explore: bool, frame: FrameType, is_input_trained: bool) -> ModuleCall:
+    def _grad_call_begins(
+        self, module: Any, may_explore: bool, frame: FrameType, inputs: tuple[Any, ...]
+    ) -> ModuleCall:
         pending, code, kind = self.pending, self.codes.forward, type(module)
         is_trainable = self._trainable.is_trainable(module)
-        if is_input_trained and not is_trainable and not self._trainable.is_any and not is_bare(module):
+        if not (is_trainable or self._trainable.is_any or is_bare(module)) and any(
+            getattr(value, "requires_grad", False) for value in inputs
+        ):
             is_trainable = True  # the input is trained, e.g. an image by a frozen network
         is_continued = is_trainable and self._is_same_forward(module, frame)
         if (is_continued or not is_trainable) and pending.ends_with(-code):
@@ -134,10 +166,14 @@ class ModuleCalls:
             self._remember_for_fast_path(call, module, frame, is_trainable)
             return call
         is_explored = may_explore and kind not in self._confirmed and len(self.calls) < TRAINER_DEPTH
-        if is_trainable and module.training and self.phases.is_unresolved and not is_explored:
-            self._training_event_begins(pending.host_clock())
+        if is_trainable and module.training:
+            self._seen_in_training.add(id(module))
+            if self.phases.is_unresolved and not is_explored:
+                self._training_event_begins(pending.host_clock(), id(module))
         if is_continued or not is_trainable:
             code = time_only(code)
+        if is_trainable and self.input_sizes.is_due:
+            self.input_sizes.add(inputs)
         call = ModuleCall(kind, pending.record(code), code, is_explored)
         call.around = (self.frame, self._called_in_frame)
         if not is_explored:
@@ -168,7 +204,7 @@ class ModuleCalls:
             self._remove_inner(call)
             self.frame, self._called_in_frame = call.around
             if call.code == self.codes.forward and module.training and self.phases.is_unresolved:
-                self._training_event_begins(call.begin_ns)
+                self._training_event_begins(call.begin_ns, id(module))
             if self._loop_from_ns is not None:
                 self._loop_begins(call.begin_ns)
         now_ns = self.pending.clock()
@@ -176,7 +212,9 @@ class ModuleCalls:
         if not call.has_grad:
             self.phases.no_grad_call_ends(now_ns)
         elif not module.training:
-            self.phases.eval_mode_call_ends(now_ns)
+            begin_ns = call.begin_ns if call.code == self.codes.forward else 0
+            known = id(module) if id(module) in self._seen_in_training else 0
+            self.phases.eval_mode_call_ends(begin_ns, now_ns, known)
 
     def _remove_inner(self, call: ModuleCall) -> None:
         """Remove the events inside a call that turned out to be a forward pass."""
@@ -216,8 +254,8 @@ class ModuleCalls:
         self._called_in_frame = {id(module)}
         return False
 
-    def _training_event_begins(self, now_ns: int) -> None:
-        begin_ns = self.phases.training_event_begins(now_ns)
+    def _training_event_begins(self, now_ns: int, module: int = 0) -> None:
+        begin_ns = self.phases.training_event_begins(now_ns, module)
         if self.loop_begin_ns is None:
             self._loop_begins(begin_ns)
 
@@ -227,81 +265,6 @@ class ModuleCalls:
         if not self.calls:
             self.loop_begin_ns = self.pending.begin_loop(self._loop_from_ns)
             self._loop_from_ns = None
-
-
-class OptimizerUpdate:
-    """An optimizer update under way. If it computes the loss itself, by a closure, that time is not its own."""
-
-    __slots__ = (
-        "_clearing_begins",
-        "_clearing_ends",
-        "_code",
-        "_pending",
-        "_pieces_code",
-        "had_closure",
-        "is_in_closure",
-        "open_code",
-        "span_begins",
-        "span_ends",
-    )
-
-    def __init__(self, pending: PendingEvents, code: int) -> None:
-        self.open_code = 0  # of the open span; 0 for none, or while the loss is computed
-        self.is_in_closure = False
-        self._pending = pending
-        self._code = code
-        self._pieces_code = time_only(code)
-        self.had_closure = False
-        self.make_writers()
-
-    def make_writers(self) -> None:
-        """Create the writers of every update's events, again for each new clock."""
-        code, writer = self._code, self._pending.writer
-        self.span_begins, self.span_ends = writer(code), writer(-code)
-        code = self._pieces_code
-        self._clearing_begins, self._clearing_ends = writer(code), writer(-code)
-
-    def clearing_begins(self) -> Callable[[], None]:
-        """Record that clearing of gradients begins; return a function that records its end."""
-        events = self._pending.events
-        if events and events[-1] == -self._code:  # right after the update, so both are one span
-            del events[-2:]
-            return self.span_ends
-        self._clearing_begins()
-        return self._clearing_ends
-
-    def closure_begins(self) -> None:
-        """Record that the closure begins to compute the loss."""
-        if self.open_code == self._code:
-            self.open_code = self._pieces_code
-            self._pending.recode_last(self._code, self._pieces_code)
-        self._leave()
-        self.is_in_closure = self.had_closure = True
-
-    def closure_ends(self) -> None:
-        """Record that the gradients are computed and the update continues."""
-        self.is_in_closure = False
-        self.open_code = self._pieces_code
-        self._pending.record(self.open_code)
-
-    def end(self) -> int:
-        """Record that the update has ended, or raised some time ago; return the time in ns."""
-        self.is_in_closure = False
-        if self.had_closure:
-            self.had_closure = False
-            if self.open_code:
-                self._pending.recode_last(self.open_code, self._code)
-            else:
-                self._pending.record(self._code)
-            self.open_code = self._code
-        return self._leave()
-
-    def _leave(self) -> int:
-        now_ns = self._pending.clock()
-        if self.open_code:
-            self._pending.events.extend((now_ns, -self.open_code))
-            self.open_code = 0
-        return now_ns
 
 
 LONG_END_NS: Final = 200_000  # a longer fetch that finds the loader empty is recorded
@@ -322,6 +285,8 @@ class LoopDetector(ModuleCalls):
         self.backwards = 0
         self.updates = 0
         self.has_manual_steps = False
+        self.inferred: InferredUpdates | None = None  # while no optimizer of torch exists
+        self.inferred_updates = 0
         self._end_step = end_step
         self._step_detector = StepDetector(end_step)
         self._buffer = pending.thread_buffer()
@@ -365,7 +330,12 @@ class LoopDetector(ModuleCalls):
 
     def fetch_begins(self, iterator: Any, is_first: bool) -> LoaderPass:
         """Record the begin of any other fetch from ``iterator``."""
+        before = self.phases.passes.latest
+        if before is not None and (is_first or before.iterator() is not iterator):
+            self._reconsider(before)
         loader_pass = self.phases.passes.of(iterator, is_first)
+        if not loader_pass.fetches:
+            loader_pass.trained_before = self.backwards + self.updates
         now_ns = self.pending.clock()
         self.frame = None
         self.phases.fetch_begins(loader_pass, self._is_grad_enabled(), now_ns)
@@ -374,6 +344,13 @@ class LoopDetector(ModuleCalls):
         if not loader_pass.fetches:
             self.pending.events.extend((now_ns, self.codes.first_fetch))
         return loader_pass
+
+    def _reconsider(self, loader_pass: LoaderPass) -> None:
+        """Take a pass for an evaluation after all if it is over and its batches never reached a backward pass."""
+        is_over = loader_pass.has_ended or (loader_pass.fetches > 1 and loader_pass.iterator() is None)
+        has_trained = self.backwards + self.updates > loader_pass.trained_before
+        if is_over and loader_pass.kind is Phase.TRAINING and not has_trained:
+            self.phases.reconsider(loader_pass)
 
     def fetch_ends(self, loader_pass: LoaderPass) -> None:
         """Record the end of a fetch that returned a batch."""
@@ -419,9 +396,32 @@ class LoopDetector(ModuleCalls):
             self._training_event_begins(self.pending.host_clock())
         self._backward_begins()
 
+    def use_inferred_updates(self, inferred: InferredUpdates | None) -> None:
+        """Look for updates of the program's own before each backward pass from now on; None: no longer."""
+        self.inferred = inferred
+
+    def look_for_update(self, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool) -> None:
+        """End the step before this backward pass if parameters have changed since the last one."""
+        if self.inferred is not None and self.inferred.backward_begins(args, kwargs, trains):
+            self._end_inferred_step()
+
+    def _end_inferred_step(self) -> None:
+        """End a step whose update was not seen: at the first event that may belong to the next one."""
+        codes = self.codes
+        begins = {codes.data_loading, codes.forward, time_only(codes.forward), codes.no_grad, time_only(codes.no_grad)}
+        begins |= {codes.rollout, codes.validation, codes.checkpoint, time_only(codes.optimizer)}
+        at_ns = self.pending.first_after(-codes.backward, begins)
+        if at_ns:
+            self.inferred_updates += 1
+            self.phases.cycle += 1
+            if not self.has_manual_steps:
+                self._end_step(at_ns)
+
     def backward_ends(self) -> None:
         """Record the end of a backward pass, also if it raised."""
         self._backward_ends()
+        if self.inferred is not None:
+            self.inferred.backward_ends()
         if self.update.is_in_closure:
             self.update.closure_ends()
         if len(self.pending.events) > MAX_PENDING:  # no optimizer ever updates
@@ -446,6 +446,8 @@ class LoopDetector(ModuleCalls):
         if not has_updated:
             return
         self.updates += 1
+        if self.updates >= self.input_sizes.next_update and self.input_sizes.update_ends(self.updates):
+            self._fast_path.clear()  # it does not see inputs
         self.phases.cycle += 1  # what follows is between steps or in the next one
         if not self.has_manual_steps:
             if self._step_detector.is_alone and self._step_detector.primary == id(
@@ -468,7 +470,12 @@ class LoopDetector(ModuleCalls):
 
     def close(self) -> None:
         """Resolve everything undecided at the end of the training."""
+        if self.phases.passes.latest is not None:
+            self._reconsider(self.phases.passes.latest)
         self.phases.end_evaluation()
+        if self.inferred is not None and self.inferred.ends_with_update():
+            self._end_inferred_step()
+        self.inferred = None
         if not self.has_manual_steps:
             self._step_detector.close()
         self.pending.release(self.pending.host_clock())

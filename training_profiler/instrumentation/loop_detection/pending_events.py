@@ -4,7 +4,7 @@ The purpose of a fetch or a forward pass often shows only at the next event: a b
 was a validation batch. The recorder hands out nothing later than its watermark, which ``release`` moves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from training_profiler.recording.event_codes import LOOP_BEGIN, discarded_exit
 from training_profiler.recording.recorder import Recorder
@@ -108,6 +108,41 @@ class PendingEvents:
         with self._buffer.rewrite_lock:
             for at in range(self._index(from_ns) + 1, len(self.events), 2):
                 self.events[at] = codes.get(self.events[at], self.events[at])
+
+    def spans_since(self, from_ns: int, code: int, begins: Container[int] | None = None) -> tuple[int, int]:
+        """Return the number and the time in ns of the spans of ``code`` since ``from_ns``, which do not overlap.
+
+        With ``begins``, only spans that begin at these times.
+        """
+        count, spent_ns, begin_ns = 0, 0, 0
+        with self._buffer.rewrite_lock:
+            for at in range(self._index(from_ns), len(self.events), 2):
+                at_ns, found = self.events[at : at + 2]
+                if found == code and (begins is None or at_ns in begins):
+                    begin_ns = at_ns
+                elif found == -code and begin_ns:
+                    count, spent_ns, begin_ns = count + 1, spent_ns + at_ns - begin_ns, 0
+        return count, spent_ns
+
+    def is_held_back(self, from_ns: int) -> bool:
+        """Return whether no event since ``from_ns`` was handed out."""
+        watermark_ns = self._recorder.watermark_ns
+        return watermark_ns is not None and watermark_ns <= from_ns
+
+    def first_after(self, last: int, codes: Container[int]) -> int:
+        """Return the time of the first event of these codes after the last event ``last``, or of that; 0 without it."""
+        events, found_ns = self.events, 0
+        for at in range(len(events) - 1, 0, -2):
+            if events[at] == last:
+                return found_ns or events[at - 1]
+            if events[at] in codes:
+                found_ns = events[at - 1]
+        return 0
+
+    def last_of(self, codes: Container[int]) -> int:
+        """Return the time of the last event of these codes; 0 without one."""
+        events = self.events
+        return next((events[at - 1] for at in range(len(events) - 1, 0, -2) if events[at] in codes), 0)
 
     def recode_last(self, old: int, new: int) -> None:
         """Give the last event of code ``old`` the code ``new``; do nothing if it was drained already."""

@@ -1,10 +1,19 @@
 """Separates training from evaluation, by the order of fetches, forward passes without gradients and training events."""
 
+import sys
 import weakref
 from collections.abc import Callable
 from enum import Enum
+from types import FrameType
 from typing import Any, Final
 
+from training_profiler.instrumentation.loop_detection.callers import Purpose
+from training_profiler.instrumentation.loop_detection.no_grad_runs import (
+    EvalModeCalls,
+    NoGradDecisions,
+    NoGradRun,
+    WithGrad,
+)
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.instrumentation.loop_detection.section_codes import SectionCodes
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
@@ -40,12 +49,14 @@ class LoaderPass:
         "loader_id",
         "misses",
         "samples",
+        "trained_before",
     )
 
     def __init__(self, iterator: Any) -> None:
         self.iterator = weakref.ref(iterator)
         self.kind = Phase.UNKNOWN
         self.fetches = 0
+        self.trained_before = 0  # backward passes and updates before its first fetch
         self.has_batch = False  # the last fetch returned one
         self.begin_ns = 0  # of the first fetch
         self.end_ns = 0  # of the last fetch
@@ -142,14 +153,13 @@ def _end(loader_pass: LoaderPass) -> None:
         loader_pass.counts.end_pass(loader_pass)
 
 
-MAX_TEACHER_CALLS = 8  # of untrained modules within a step; more in a row are an evaluation
 MAX_MISSES = 2  # with more, a pass taken for evaluation is training after all
 
 
 class PhaseDetector:
-    """Records evaluation as ``validation_epoch``, rewriting pending events if it shows late.
+    """Records evaluation as ``validation_epoch`` and acting as ``rollout``, rewriting pending events if it shows late.
 
-    An evaluation lies between two training events: a forward pass with gradients in train mode, a backward pass, or an
+    Both lie between two training events: a forward pass with gradients in train mode, a backward pass, or an
     update. ``is_unresolved`` is whether the next training event has anything to decide.
     """
 
@@ -161,15 +171,15 @@ class PhaseDetector:
         self.cycle = 0  # number of updates so far
         self.forwards_without_grad = 0
         self._pending = pending
-        self._was_trained = was_trained  # takes the id of a module
         self._codes = codes
         self._is_open = False  # validation_epoch has been entered
         self._last_ns = 0  # end of the last event of the evaluation
-        self._run_begin_ns = 0  # first call without gradients since the last training event; 0 for none
+        self._no_grad = NoGradDecisions(was_trained)
+        self._run: NoGradRun | None = None  # calls without gradients since the last training event
         self._run_end_ns = 0
-        self._run_calls = 0
-        self._run_modules: set[int] = set()  # ids of the first modules called
         self._eval_mode_end_ns = 0  # end of the last call with gradients of a module in eval mode
+        self._eval_mode = EvalModeCalls()  # since the last training event
+        self.with_grad = WithGrad()  # of evaluations
 
     # Fetches
 
@@ -182,8 +192,8 @@ class PhaseDetector:
                 self._evaluates(loader_pass, now_ns)
             self.is_unresolved = True
         elif loader_pass.kind is Phase.EVALUATION:
-            if self._run_begin_ns:
-                self._open_run()
+            if self._run is not None:
+                self._open_run(self._run, now_ns)
             elif not self._is_open:
                 self._open_before_next(now_ns)
         elif self._is_open:
@@ -207,7 +217,7 @@ class PhaseDetector:
         if loader_pass.kind is Phase.UNKNOWN:
             if loader_pass.fetches and self._was_evaluated(loader_pass):
                 self._evaluates(loader_pass, now_ns)
-            elif not self._run_begin_ns:
+            elif self._run is None:
                 loader_pass.is_over = True
         if loader_pass.kind is Phase.EVALUATION:
             loader_pass.is_over = True
@@ -224,8 +234,8 @@ class PhaseDetector:
         if self._is_open:
             if loader_pass.fetches:
                 self._recode(loader_pass.begin_ns)
-        elif self._run_begin_ns and self._run_begin_ns < (loader_pass.begin_ns or now_ns):
-            self._open_run()
+        elif self._run is not None and self._run.begin_ns < (loader_pass.begin_ns or now_ns):
+            self._open_run(self._run, now_ns)
         elif loader_pass.fetches:
             self._open_at(loader_pass.begin_ns, (self._codes.data_loading,))
         else:
@@ -233,18 +243,16 @@ class PhaseDetector:
 
     # Calls without gradients
 
-    def no_grad_call_begins(self, module: int, now_ns: int) -> int:
-        """Return the code of a forward pass without gradients of the module with this id."""
+    def no_grad_call_begins(self, module: Any, frame: FrameType | None, now_ns: int) -> int:
+        """Return the code of a forward pass without gradients of ``module``, called in ``frame``."""
         self.forwards_without_grad += 1
         if self._continues_evaluation():
             return self._codes.forward
-        if not self._run_begin_ns:
-            self._run_begin_ns = now_ns
-            self._run_modules.clear()
-            self._run_calls = 0
-        self._run_calls += 1
-        if self._run_calls <= MAX_TEACHER_CALLS:
-            self._run_modules.add(module)
+        if self._run is not None and not self._no_grad.goes_on(self._run, frame):
+            self._end_run(self._run)
+        if self._run is None:
+            self._run = self._no_grad.begin(frame, now_ns)
+        self._run.call_begins(module, now_ns)
         self.is_unresolved = True
         return self._codes.no_grad
 
@@ -256,53 +264,161 @@ class PhaseDetector:
         """Handle the end of a forward pass without gradients."""
         if self._continues_evaluation():
             self._continue(now_ns)
-        else:
-            self._run_end_ns = now_ns
-            if self._pending.is_full():  # a long evaluation without a loader, such as playing an episode
-                self._open_run()
-                self._continue(now_ns)
+            return
+        self._run_end_ns = now_ns
+        if self._run is not None:
+            self._run.call_ends(now_ns)
+            if self._pending.is_full():  # a long evaluation without a loader, such as sampling, or a long rollout
+                self._decide_early(self._run, now_ns)
 
-    def eval_mode_call_ends(self, now_ns: int) -> None:
-        """Handle the end of a forward pass with gradients in eval mode, which may be training or evaluation."""
+    # Calls with gradients that no backward pass follows
+
+    def eval_mode_call_ends(self, begin_ns: int, now_ns: int, module: int) -> None:
+        """Handle the end of a forward pass with gradients in eval mode, which may be training or evaluation.
+
+        Args:
+            begin_ns: when it began; 0 if it continues another call.
+            now_ns: its end.
+            module: id of the module called if that was in train mode before; 0 otherwise.
+        """
         self._eval_mode_end_ns = now_ns
         latest = self.passes.latest
         if self._is_open and latest is not None and latest.kind is Phase.EVALUATION:
+            if begin_ns:
+                self.with_grad.add(1, now_ns - begin_ns)
             self._continue(now_ns)
+        elif begin_ns and (module or self.is_unresolved):
+            self._eval_mode.spans.add(begin_ns)
+            if module:
+                self.is_unresolved = True
+                self._eval_mode.add(module, self._eval_mode.first or self._no_grad.begin(sys._getframe(1), begin_ns))
+
+    def _were_evaluated_with_grad(self, module: int) -> bool:
+        """Return whether eval-mode calls before a training forward pass of ``module`` were an evaluation.
+
+        The mode was switched for that module, or the names say so. Nothing else has learned from these calls.
+        """
+        first = self._eval_mode.first
+        if first is None:
+            return False
+        purpose = self._no_grad.purpose(first, has_training_event=True)
+        is_switched = module in self._eval_mode.modules and purpose is Purpose.UNKNOWN
+        return purpose is Purpose.EVALUATING or is_switched
+
+    def _open_with_grad(self) -> None:
+        first = self._eval_mode.first
+        if first is not None and not self._is_open:
+            self._open_at(first.begin_ns, (self._codes.forward, time_only(self._codes.forward)))
+
+    def reconsider(self, loader_pass: LoaderPass) -> None:
+        """Turn a pass into an evaluation: it is over, and none of its batches reached a backward pass.
+
+        Its calls had gradients in train mode, so each seemed to be the begin of a step.
+        """
+        codes, pending = self._codes, self._pending
+        if not pending.is_held_back(loader_pass.begin_ns):
+            return
+        count, spent_ns = pending.spans_since(loader_pass.begin_ns, codes.forward)
+        if not count:
+            return  # its batches were only read
+        self.with_grad.add(count, spent_ns)
+        end_ns = pending.last_of({-codes.forward, -time_only(codes.forward), -codes.data_loading})
+        loader_pass.kind = Phase.EVALUATION
+        pending.insert_before(loader_pass.begin_ns, (codes.data_loading,), codes.validation)
+        pending.insert_exit(end_ns, codes.validation)
 
     # Training events
 
-    def training_event_begins(self, now_ns: int) -> int:
-        """Resolve everything undecided; return when the loop begins if this is the first training event."""
+    def training_event_begins(self, now_ns: int, module: int = 0) -> int:
+        """Resolve everything undecided; return when the loop begins if this is the first training event.
+
+        Args:
+            now_ns: the time.
+            module: id of the module whose forward pass the event is; 0 for a backward pass or an update.
+        """
         fed_by = self._resolve_passes()
         step_begin_ns = now_ns
         is_fed = fed_by is not None and fed_by.cycle == self.cycle
         if fed_by is not None and is_fed:
             step_begin_ns = min(step_begin_ns, fed_by.cycle_begin_ns)
-        if self._run_begin_ns:
-            is_in_step = step_begin_ns < self._run_begin_ns
-            # If a loader feeds the step, calls before its batch was fetched are no teacher's.
-            is_teacher = (
-                not is_fed
-                and self._run_calls <= MAX_TEACHER_CALLS
-                and not any(map(self._was_trained, self._run_modules))
-            )
-            if is_in_step or is_teacher:
-                step_begin_ns = min(step_begin_ns, self._run_begin_ns)
-                self._run_begin_ns = 0
-            else:
-                self._open_run()
+        if self._run is not None:
+            step_begin_ns = self._resolve_run(self._run, fed_by, step_begin_ns)
+        first = self._eval_mode.first
+        if first is not None and first.begin_ns <= step_begin_ns and self._were_evaluated_with_grad(module):
+            self._open_with_grad()
         if self._is_open:
             self._close()
+        self._eval_mode.clear()
         self.is_unresolved = False
         return step_begin_ns
 
-    def end_evaluation(self) -> None:
-        """End the evaluation before a checkpoint, the end of an epoch, or the end of the run."""
+    def _resolve_run(self, run: NoGradRun, fed_by: LoaderPass | None, step_begin_ns: int) -> int:
+        """Decide whether the calls without gradients are part of the step; return when the step begins."""
+        purpose = self._no_grad.purpose(run, has_training_event=True)
+        is_fed = fed_by is not None and fed_by.cycle == self.cycle
+        if step_begin_ns < run.begin_ns:  # its batch was fetched before
+            is_in_step = purpose is not Purpose.EVALUATING or not run.of_trained(self._no_grad.was_trained)
+        elif fed_by is not None and is_fed:  # calls before its batch was fetched feed it only if they made the data
+            is_in_step = purpose is Purpose.ACTING and fed_by.begin_ns >= run.begin_ns
+        else:
+            is_within_batch = fed_by is not None and not fed_by.has_ended
+            is_in_step = self._no_grad.feeds_update(run, purpose, is_within_batch, self.cycle == 0)
+        if is_in_step or run.is_final:
+            self._keep_in_step(run, purpose)
+            return min(step_begin_ns, run.begin_ns)
+        self._open_run(run, run.begin_ns)
+        return step_begin_ns
+
+    def _end_run(self, run: NoGradRun) -> None:
+        """Decide what a run is that ends before the next training event: other calls without gradients follow."""
+        purpose = self._no_grad.purpose(run)
+        if run.is_final or self._no_grad.feeds_update(run, purpose, False, self.cycle == 0):
+            self._keep_in_step(run, purpose)
+        else:
+            self._open_run(run, run.begin_ns)
+            self._close()
+
+    def _keep_in_step(self, run: NoGradRun, purpose: Purpose) -> None:
+        """Let the calls be part of the step, and mark as ``rollout`` what lies between those of a model that acts."""
+        self._run = None
+        if run.is_rollout_open:
+            self._pending.insert_exit(self._run_end_ns, self._codes.rollout)
+        elif purpose is Purpose.ACTING and not run.is_final:
+            acting = run.rollout(self._no_grad.was_trained)
+            if acting is not None:
+                no_grad = self._codes.no_grad
+                self._pending.insert_before(acting.begin_ns, (no_grad, time_only(no_grad)), self._codes.rollout)
+                self._pending.insert_exit(acting.end_ns, self._codes.rollout)
+
+    def _decide_early(self, run: NoGradRun, now_ns: int) -> None:
+        """Decide what a run is that has too many calls to wait for the next training event."""
+        purpose = self._no_grad.purpose(run)
+        if not run.is_final:
+            if not self._no_grad.feeds_update(run, purpose, False, self.cycle == 0):
+                self._open_run(run, now_ns)
+                self._continue(now_ns)
+                return
+            run.hand_out(is_rollout=purpose is Purpose.ACTING)
+            if purpose is Purpose.ACTING:
+                no_grad = self._codes.no_grad
+                self._pending.insert_before(run.begin_ns, (no_grad, time_only(no_grad)), self._codes.rollout)
+        self._pending.release(now_ns)
+
+    def end_evaluation(self, is_end: bool = True) -> None:
+        """End the evaluation before a checkpoint, the end of an epoch, or the end of the run (``is_end``)."""
         for loader_pass in list(self.passes.unknown):
             if self._was_evaluated(loader_pass):
                 self._evaluates(loader_pass, loader_pass.end_ns)
-        if self._run_begin_ns:
-            self._open_run()
+        run = self._run
+        if run is not None:
+            purpose = self._no_grad.purpose(run)
+            if is_end and (run.is_final or purpose is Purpose.ACTING):
+                self._keep_in_step(run, purpose)
+            elif is_end or not (run.is_final or self._no_grad.feeds_update(run, purpose, False, self.cycle == 0)):
+                self._open_run(run, run.begin_ns)
+        first = self._eval_mode.first
+        if first is not None and self._no_grad.purpose(first) is not Purpose.ACTING:
+            self._open_with_grad()
         if self._is_open:
             self._close()
 
@@ -313,7 +429,7 @@ class PhaseDetector:
             latest.kind is Phase.EVALUATION or (latest.kind is Phase.UNKNOWN and self._was_evaluated(latest))
         )
         if latest is None or latest.is_over or not is_evaluated:
-            self.end_evaluation()
+            self.end_evaluation(is_end=False)
 
     def _resolve_passes(self) -> LoaderPass | None:
         """Return the pass that feeds the training now, and resolve all unknown passes."""
@@ -337,8 +453,12 @@ class PhaseDetector:
 
     # Pending events
 
-    def _open_run(self) -> None:
-        self._open_at(self._run_begin_ns, (self._codes.no_grad, time_only(self._codes.no_grad)))
+    def _open_run(self, run: NoGradRun, now_ns: int) -> None:
+        if run.is_final:  # too late
+            self._keep_in_step(run, Purpose.UNKNOWN)
+            self._open_before_next(now_ns)
+        else:
+            self._open_at(run.begin_ns, (self._codes.no_grad, time_only(self._codes.no_grad)))
 
     def _open_at(self, begin_ns: int, firsts: tuple[int, ...]) -> None:
         """Enter ``validation_epoch`` if needed, before the event at ``begin_ns`` that is one of ``firsts``."""
@@ -350,10 +470,13 @@ class PhaseDetector:
         self._recode(begin_ns)
 
     def _recode(self, begin_ns: int) -> None:
-        """Turn calls without gradients since ``begin_ns`` into forward passes of the open evaluation."""
+        """Turn calls since ``begin_ns`` into forward passes of the open evaluation."""
+        if self._eval_mode.spans:
+            self.with_grad.add(*self._pending.spans_since(begin_ns, self._codes.forward, self._eval_mode.spans))
+        self._eval_mode.clear()
         self._pending.recode(begin_ns, self._codes.codes_in_evaluation)
         self._last_ns = max(self._last_ns, self._run_end_ns, self._eval_mode_end_ns)
-        self._run_begin_ns = 0
+        self._run = None
 
     def _open_before_next(self, now_ns: int) -> None:
         self._pending.events.extend((now_ns, self._codes.validation))

@@ -12,6 +12,7 @@ from training_profiler.recording.known_sections import (
     FORWARD_WITHOUT_GRAD,
     METRICS_COMPUTATION,
     OPTIMIZER_STEP,
+    ROLLOUT,
     SYNCHRONIZATION,
     VALIDATION_EPOCH,
     WORKER_START,
@@ -43,6 +44,7 @@ class SectionCodes:
         self.data_transfer = code(DATA_TRANSFER)
         self.forward = code(FORWARD_PASS)
         self.no_grad = code(FORWARD_WITHOUT_GRAD)
+        self.rollout = code(ROLLOUT)
         self.backward = code(BACKWARD_PASS)
         self.optimizer = code(OPTIMIZER_STEP)
         self.metrics = code(METRICS_COMPUTATION)

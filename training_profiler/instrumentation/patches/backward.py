@@ -5,9 +5,26 @@ import threading
 from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
 from training_profiler.instrumentation.training_thread import BACKWARD, FORWARD, FREE
 from training_profiler.recording.tracebacks import hide_our_frames
+
+KEEPS_GRAPH = 2  # where Tensor.backward passes retain_graph to torch.autograd.backward; create_graph follows
+
+
+def look_for_update(
+    context: PatchContext, detector: LoopDetector, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool
+) -> None:
+    """Find an update that the program made itself, unless it has an optimizer of torch or a failure shows it cannot."""
+    try:
+        if not context.has_optimizer and not detector.updates:  # it may be older than the patches
+            detector.look_for_update(args, kwargs, trains)
+            return
+    except Exception:  # of tensors that are not torch's own
+        detector.use_inferred_updates(None)
+        return
+    detector.use_inferred_updates(None)
 
 
 def install(patches: Patches, context: PatchContext, torch: Any) -> None:
@@ -32,6 +49,10 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
                     if trains and detector.calls:
                         detector.trains_within()
                         training_thread.busy_with = FREE
+                    if detector.inferred is not None:
+                        look_for_update(context, detector, args, kwargs, trains)
+                    if trains and len(args) > KEEPS_GRAPH + 1 and args[KEEPS_GRAPH] and not args[KEEPS_GRAPH + 1]:
+                        context.note_kept_graph()
                     detector.backward_begins()
                 except Exception as error:
                     context.on_error(error)

@@ -97,11 +97,14 @@ def _outermost(context: PatchContext, torch: Any, original: Any) -> tuple[Callab
     def outermost(module: Any, args: Any, kwargs: Any) -> Any:
         detector = training_thread.confirmed_detector
         if detector is None or get_ident() != training_thread.ident:
-            detector = context.current_detector(is_module_call=torch.is_grad_enabled())
+            is_module_call = torch.is_grad_enabled() or training_thread.function > 0
+            detector = context.current_detector(is_module_call)
             if detector is None:
                 return original(module, *args, **kwargs)
         try:
-            call = detector.call_begins(module, args, not is_compiled(module), sys._getframe(2))
+            function = training_thread.function
+            inputs = args or tuple(kwargs.values())
+            call = detector.call_begins(module, inputs, not is_compiled(module), sys._getframe(2), function)
         except Exception as error:
             context.on_error(error)
             return original(module, *args, **kwargs)

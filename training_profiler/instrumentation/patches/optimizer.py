@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 from training_profiler.instrumentation.context import PatchContext
-from training_profiler.instrumentation.patching import Patches
+from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
 from training_profiler.instrumentation.training_thread import FETCH, FORWARD, FREE
 from training_profiler.recording.tracebacks import hide_our_frames
 
@@ -64,8 +64,22 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     begins, ends = _hooks(context, updates)
     patches.keep(module.register_optimizer_step_pre_hook(begins).remove)
     patches.keep(module.register_optimizer_step_post_hook(ends).remove)
+    patches.replace(module.Optimizer, "__init__", functools.partial(_creating, context))
     patches.replace(module.Optimizer, "zero_grad", functools.partial(_clearing, context, updates, True))
     patches.replace(torch.nn.Module, "zero_grad", functools.partial(_clearing, context, updates, False))
+
+
+def _creating(context: PatchContext, original: Any) -> Any:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        context.note_optimizer()
+        try:
+            original(self, *args, **kwargs)
+        except BaseException as error:
+            hide_our_frames(error)
+            raise
+
+    return hidden_from_warnings(__init__)
 
 
 def _hooks(context: PatchContext, updates: OpenUpdates) -> tuple[Callable[..., None], Callable[..., None]]:

@@ -1,0 +1,68 @@
+"""What grows in each step."""
+
+import random
+
+import pytest
+
+from training_profiler.aggregation.step_totals import StepSums
+from training_profiler.aggregation.trend import Series
+from training_profiler.aggregation.work import StepPoint, work_growth
+
+
+def points(calls_of, ns_of, steps=200):
+    draw = random.Random(0)
+    return [StepPoint(step, ns_of(step) * draw.uniform(0.95, 1.05), calls_of(step)) for step in range(1, steps + 1)]
+
+
+def sizes_of(elements_of, steps=200, every=8):
+    sizes = Series()
+    for step in range(1, steps + 1, every):
+        sizes.add(step, elements_of(step))
+    return sizes
+
+
+def test_longer_episodes_have_more_forward_passes():
+    growth = work_growth(points(lambda step: 10 + step, lambda step: 1e6 * (10 + step)), Series())
+    assert growth.unit == "forward passes"
+    assert growth.rise == pytest.approx(10, rel=0.3)
+    assert growth.unit_rise == pytest.approx(0, abs=0.1)
+
+
+def test_larger_inputs_have_more_elements():
+    growth = work_growth(points(lambda step: 1, lambda step: 1e6 * step), sizes_of(lambda step: 32 * (20 + step)))
+    assert growth.unit == "input elements"
+    assert growth.rise == pytest.approx(200 / 20, rel=0.3)
+
+
+def test_the_same_work_does_not_grow():
+    assert work_growth(points(lambda step: 4, lambda step: 1e6 * step), sizes_of(lambda step: 640)) is None
+
+
+def test_inputs_of_random_length_do_not_grow():
+    draw = random.Random(1)
+    assert work_growth(points(lambda step: 1, lambda step: 1e6), sizes_of(lambda step: draw.randint(10, 100))) is None
+
+
+def test_unknown_work_does_not_grow():
+    assert work_growth([], Series()) is None
+    assert work_growth(points(lambda step: 0, lambda step: 1e6 * step), Series()) is None
+
+
+def test_sizes_by_update_fit_steps_of_several_updates():
+    growth = work_growth(
+        points(lambda step: 2, lambda step: 1e6 * (20 + step)), sizes_of(lambda update: 40 + update, steps=400)
+    )
+    assert growth.unit == "input elements"
+    assert growth.unit_rise == pytest.approx(0, abs=0.15)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 5000])
+def test_forward_passes_stay_with_their_steps(chunk):
+    sums = StepSums()
+    calls = [step // 100 for step in range(5000)]
+    for begin in range(0, 5000, chunk):
+        sums.add([1000] * len(calls[begin : begin + chunk]), (), calls[begin : begin + chunk])
+    series = sums.work_series()
+    assert len(series) <= 1024
+    assert sum(point.calls for point in series) / len(series) == pytest.approx(sum(calls) / 5000, rel=0.05)
+    assert [point.calls for point in series] == sorted(point.calls for point in series)

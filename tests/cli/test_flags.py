@@ -1,0 +1,63 @@
+import pytest
+
+from training_profiler.cli.flags import flags, read_flags
+from training_profiler.errors import SettingsError
+from training_profiler.settings import describe, read_settings
+from training_profiler.sinks.registry import TRACKERS
+
+PREFIX = "RECTIFIED_FLOW_PROFILE_"
+
+
+def test_every_setting_is_a_flag() -> None:
+    assert {flag.setting.argument for flag in flags()} == {row.argument for row in describe()}
+
+
+@pytest.mark.parametrize("row", describe(), ids=lambda row: row.argument)
+def test_flag_gives_what_the_variable_gives(row) -> None:
+    variables, rest = read_flags([f"--{row.argument.replace('_', '-')}={row.example}", "train.py", "--lr", "1"])
+    assert variables == {row.variable: row.example}
+    assert rest == ["train.py", "--lr", "1"]
+    assert read_settings(environ=variables) != read_settings(environ={}) or row.example == row.default
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        (["--log-every", "100", "--quiet"], {"LOG_EVERY": "0"}),
+        (["--quiet"], {"LOG_EVERY": "0"}),
+        (["--log_every", "3"], {"LOG_EVERY": "3"}),
+        (["--no-flops", "--checklist"], {"FLOPS": "no", "CHECKLIST": "yes"}),
+        (["--sinks", "jsonl,csv", "--name", "a"], {"SINKS": "jsonl,csv", "NAME": "a"}),
+    ],
+)
+def test_flags_become_variables(words, variables) -> None:
+    expected = {PREFIX + name: value for name, value in variables.items()}
+    assert read_flags([*words, "train.py", "--quiet"]) == (expected, ["train.py", "--quiet"])
+
+
+@pytest.mark.parametrize(
+    "words", [["--", "--quiet"], ["-u", "--quiet"], ["--version"], ["--check-hash-based-pycs", "never", "x"]]
+)
+def test_options_of_python_are_left_alone(words) -> None:
+    assert read_flags(words) == ({}, words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--log-evry", "3"], "--log-evry is not a flag of run; did you mean --log-every?"),
+        (["--zzz"], "--zzz is not a flag of run; training-profiler run --help lists all"),
+        (["--log-every"], "--log-every needs a value (steps between periodic reports, 0 for the final summary alone); "
+         "example: --log-every 50"),
+        (["--log-every", "train.py"], "--log-every train.py is not an integer >= 0 (steps between periodic reports, "
+         "0 for the final summary alone); example: 50"),
+        (["--quiet=3"], "--quiet=3: --quiet takes no value"),
+        (["--sinks=tensorbord"], f"--sinks=tensorbord names 'tensorbord', which is not one of "
+         f"{', '.join(TRACKERS)}; did you mean tensorboard? (trackers that receive metrics); "
+         "example: jsonl,csv"),
+    ],
+)  # fmt: skip
+def test_wrong_flag_is_one_sentence(words, message) -> None:
+    with pytest.raises(SettingsError) as error:
+        read_flags([*words])
+    assert str(error.value) == message

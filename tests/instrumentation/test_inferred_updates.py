@@ -1,0 +1,92 @@
+"""Updates that the program makes itself end steps, on real torch."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad
+
+INPUTS, TARGETS = torch.ones(4, 2), torch.zeros(4, 1)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+
+
+def learn(model):
+    model.zero_grad()
+    (model(INPUTS) - TARGETS).square().sum().backward()
+
+
+def in_place(parameter):
+    with torch.no_grad():
+        parameter -= 0.1 * parameter.grad
+
+
+def by_data(parameter):
+    parameter.data.sub_(0.1 * parameter.grad)
+
+
+def by_new_data(parameter):
+    parameter.data = parameter.data - 0.1 * parameter.grad
+
+
+@pytest.mark.parametrize("update", [in_place, by_data, by_new_data])
+def test_changed_parameters_end_a_step(instrumented, model, update):
+    for _ in range(5):
+        learn(model)
+        for parameter in model.parameters():
+            update(parameter)
+    counts = instrumented.counts()
+    assert instrumented.steps == 5
+    assert (counts["forward_pass"], counts["backward_pass"]) == (5, 5)
+
+
+def test_accumulated_gradients_are_one_step(instrumented, model):
+    for number in range(6):
+        learn(model)
+        if number % 3 == 2:
+            for parameter in model.parameters():
+                in_place(parameter)
+    instrumented.counts()
+    assert instrumented.steps == 2
+
+
+def test_replaced_parameters_end_a_step(instrumented, model):
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    history = []
+    for number in range(6):
+        history.append(parameters if number > 2 else None)  # old parameters may live on
+        gradients = grad(lambda p: functional_call(model, p, (INPUTS,)).square().sum())(parameters)
+        parameters = {name: parameter - 0.1 * gradients[name] for name, parameter in parameters.items()}
+    instrumented.counts()
+    assert instrumented.steps in (5, 6)  # nothing follows the last update
+
+
+def test_leaves_of_raw_tensors_are_found(instrumented):
+    weight = torch.ones(3, requires_grad=True)
+    for _ in range(4):
+        weight.grad = None
+        (weight * 2).square().sum().backward()
+        in_place(weight)
+    instrumented.counts()
+    assert instrumented.steps == 4
+
+
+def test_gradients_alone_end_no_step(instrumented, model):
+    for _ in range(4):
+        learn(model)
+    instrumented.counts()
+    assert instrumented.steps == 0
+
+
+def test_an_optimizer_of_torch_reports_its_updates_itself(instrumented, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        learn(model)
+        for parameter in model.parameters():
+            in_place(parameter)  # clamps its weights
+    optimizer.step()
+    instrumented.counts()
+    assert instrumented.steps == 1

@@ -1,0 +1,273 @@
+"""Calls without gradients that feed the next update are part of its step; only others are an evaluation."""
+
+import sys
+
+import pytest
+
+from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer
+from training_profiler.instrumentation.loop_detection.callers import Callers, Purpose, purpose_of_name
+from training_profiler.instrumentation.loop_detection.no_grad_runs import MAX_TEACHER_CALLS
+from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
+
+
+@pytest.fixture(autouse=True)
+def without_simulators(monkeypatch):
+    for name in ("gymnasium", "gym"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def learn(training, model, optimizer, batch=0):
+    model(batch)
+    training.backward()
+    training.update(optimizer)
+
+
+def collect_rollout(training, model, steps=5):
+    """Act without gradients; the environment takes a second for each action."""
+    with training.no_grad():
+        for _ in range(steps):
+            model(0)
+            training.spend(1)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_what_is_collected_before_updates_is_part_of_the_step(training, model, optimizer, mode):
+    for _ in range(2):
+        model.train(mode)
+        collect_rollout(training, model)
+        model.train()
+        for _ in range(3):
+            learn(training, model, optimizer)
+    stats = training.finish()
+    assert "validation_epoch" not in stats.counts
+    assert (stats.counts["rollout"], stats.counts["forward_without_grad"]) == (2, 10)
+    assert stats.total_s["rollout"] == 2 * (5 * 2 + 4 * 1)  # the environment is part of it
+    assert stats.step_s == [21.0, 6.0, 6.0] * 2
+
+
+def test_calls_at_the_top_level_of_a_script_are_forward_passes_without_gradients(training, model, optimizer):
+    for _ in range(3):
+        with training.no_grad():
+            for _ in range(4):
+                model(0)
+        learn(training, model, optimizer)
+    stats = training.finish()
+    assert stats.counts["forward_without_grad"] == 12
+    assert not {"rollout", "validation_epoch"} & stats.counts.keys()
+    assert stats.step_s == [14.0] * 3
+
+
+def test_a_simulator_shows_that_the_model_acts(training, model, optimizer, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", sys)
+    for _ in range(3):
+        with training.no_grad():
+            for _ in range(4):
+                model(0)
+        learn(training, model, optimizer)
+    assert training.finish().counts["rollout"] == 3
+
+
+def test_targets_are_part_of_the_step_and_not_of_the_rollout(training, model, optimizer):
+    target = FakeModule(training, seconds=5)
+    for _ in range(3):
+        collect_rollout(training, model, steps=4)
+        with training.no_grad():
+            target(0)
+        learn(training, model, optimizer)
+    stats = training.finish()
+    assert stats.counts["forward_without_grad"] == 15
+    assert stats.total_s["rollout"] == 3 * (4 * 2 + 3 * 1)
+    assert stats.step_s == [23.0] * 3
+
+
+def test_targets_of_the_second_update_of_a_batch_are_part_of_its_step(training, model):
+    critic, actor_optimizer, critic_optimizer = FakeModule(training), FakeOptimizer(), FakeOptimizer()
+    for batch in FakeLoader(training, 3):
+        learn(training, critic, critic_optimizer, batch)
+        with training.no_grad():
+            critic(batch)
+        learn(training, model, actor_optimizer, batch)
+    stats = training.finish()
+    assert stats.counts["forward_without_grad"] == 3
+    assert "validation_epoch" not in stats.counts
+    assert stats.step_s == [15.0] * 3
+
+
+def test_evaluation_by_its_name_is_none_of_the_rollouts(training, model, optimizer):
+    def evaluate_policy():
+        collect_rollout(training, model, steps=3)
+
+    for number in range(4):
+        collect_rollout(training, model, steps=3)
+        learn(training, model, optimizer)
+        if number % 2:
+            evaluate_policy()
+    stats = training.finish()
+    assert (stats.counts["validation_epoch"], stats.counts["validation_epoch/forward_pass"]) == (2, 6)
+    assert (stats.counts["rollout"], stats.counts["forward_without_grad"]) == (4, 12)
+
+
+def test_eval_mode_without_a_loader_is_evaluation(training, model, optimizer):
+    for _ in range(3):
+        model.eval()
+        with training.no_grad():
+            for _ in range(4):
+                model(0)
+        model.train()
+        learn(training, model, optimizer)
+    stats = training.finish()
+    assert (stats.counts["validation_epoch"], stats.counts["validation_epoch/forward_pass"]) == (3, 12)
+    assert stats.step_s == [6.0] * 3
+
+
+def test_calls_that_the_first_update_did_without_are_evaluation(training, model, optimizer):
+    for number in range(12):
+        learn(training, model, optimizer)
+        if number % 4 == 0:
+            with training.no_grad():
+                model(0)
+    stats = training.finish()
+    assert stats.counts["validation_epoch"] == 3
+    assert stats.step_s == [6.0] * 12
+
+
+def test_texts_generated_for_each_update_are_part_of_its_step(training, model, optimizer):
+    def generate():
+        with training.no_grad():
+            for _ in range(4):
+                model(0)
+
+    for _ in range(3):
+        model.eval()
+        generate()
+        model.train()
+        learn(training, model, optimizer)
+    stats = training.finish()
+    assert stats.counts["forward_without_grad"] == 12
+    assert stats.step_s == [14.0] * 3
+
+
+def test_loader_of_what_was_collected_follows_the_rollout(training, model, optimizer):
+    for _ in range(2):
+        collect_rollout(training, model)
+        training.train(model, FakeLoader(training, 3), optimizer)
+    stats = training.finish()
+    assert (stats.counts["rollout"], stats.counts["forward_without_grad"]) == (2, 10)
+    assert "validation_epoch" not in stats.counts
+    assert stats.step_s == [22.0, 7.0, 7.0] * 2
+
+
+def test_checkpoint_in_a_rollout_does_not_make_it_an_evaluation(training, model, optimizer):
+    collect_rollout(training, model, steps=3)
+    learn(training, model, optimizer)
+    for _ in range(2):
+        collect_rollout(training, model, steps=3)
+        training.save(4)
+        collect_rollout(training, model, steps=3)
+        learn(training, model, optimizer)
+    stats = training.finish()
+    assert (stats.counts["rollout"], stats.counts["forward_without_grad"]) == (3, 15)
+    assert stats.step_s == [15.0, 24.0, 24.0]
+
+
+def test_rollout_too_long_to_be_rewritten_is_still_one(training, optimizer):
+    model = FakeModule(training, seconds=0.25)
+    steps = MAX_PENDING // 4 + 1_000
+    for _ in range(3):
+        collect_rollout(training, model, 4)
+        learn(training, model, optimizer)
+    for _ in range(2):
+        collect_rollout(training, model, steps)
+        assert len(training.pending.events) < MAX_PENDING
+        learn(training, model, optimizer)
+    stats = training.finish()
+    assert (stats.counts["rollout"], stats.counts["forward_without_grad"]) == (5, 2 * steps + 12)
+    assert stats.step_s == [9.25] * 3 + [steps * 1.25 + 4.25] * 2
+
+
+def test_rollout_at_the_end_of_the_run_is_not_an_evaluation(training, model, optimizer):
+    for _ in range(2):
+        collect_rollout(training, model, steps=3)
+        learn(training, model, optimizer)
+    collect_rollout(training, model, steps=3)
+    stats = training.finish()
+    assert "validation_epoch" not in stats.counts
+    assert stats.counts["rollout"] == 3
+
+
+def test_frozen_features_of_the_whole_data_set_are_no_step(training, model, optimizer):
+    backbone = FakeModule(training, requires_grad=False, seconds=1)
+    with training.no_grad():
+        for _ in range(MAX_TEACHER_CALLS + 1):
+            backbone(0)
+    for _ in range(3):
+        learn(training, model, optimizer)
+    assert training.finish().step_s == [6.0] * 3
+
+
+class AdjointFunction:
+    """Calls a module several times in its forward, as the patches of torch report it."""
+
+    def __init__(self, training, module):
+        self.training, self.module = training, module
+        self.number = 0
+
+    def __call__(self):
+        self.number += 1
+        number = self.number if self.training.is_grad_enabled else -self.number
+        with self.training.no_grad():
+            for _ in range(4):
+                call = self.training.detector.call_begins(self.module, (), True, sys._getframe(), number)
+                self.module.forward()
+                self.training.detector.call_ends(call, self.module)
+                self.training.spend(1)
+
+
+def test_calls_of_an_autograd_function_are_one_forward_pass(training, model, optimizer):
+    solve = AdjointFunction(training, model)
+    for number in range(6):
+        solve()
+        training.backward()
+        training.update(optimizer)
+        if number % 3 == 0:
+            with training.no_grad():
+                solve()
+    stats = training.finish()
+    assert stats.counts["forward_pass"] == 6
+    assert stats.total_s["forward_pass"] == 6 * (4 * 2 + 3 * 1)
+    assert (stats.counts["validation_epoch"], stats.counts["validation_epoch/forward_pass"]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "purpose"),
+    [
+        ("collect_rollouts", Purpose.ACTING),
+        ("selectAction", Purpose.ACTING),
+        ("get_action_and_value", Purpose.ACTING),
+        ("evaluate_policy", Purpose.EVALUATING),
+        ("validation_step", Purpose.EVALUATING),
+        ("estimate_val_loss", Purpose.EVALUATING),
+        ("TestLoop", Purpose.EVALUATING),
+        ("generate", Purpose.GENERATING),
+        ("forward", Purpose.UNKNOWN),
+        ("interval", Purpose.UNKNOWN),
+        ("activation", Purpose.UNKNOWN),
+        ("<module>", Purpose.UNKNOWN),
+    ],
+)
+def test_names_of_functions_say_their_purpose(name, purpose):
+    assert purpose_of_name(name) is purpose
+
+
+def test_function_that_also_trains_does_not_evaluate():
+    callers = Callers()
+
+    def evaluate():
+        return callers.named(sys._getframe())
+
+    def test_training():
+        inside = evaluate()
+        own = callers.named(sys._getframe())
+        return [callers.purpose(frames, has_training_event=True) for frames in (inside, own)]
+
+    assert test_training() == [Purpose.EVALUATING, Purpose.UNKNOWN]

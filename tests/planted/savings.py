@@ -1,0 +1,341 @@
+"""Trainings of seconds, each with and without one planted cost: ``python savings.py NAME ROUNDS`` trains with it.
+
+A training is a function that returns one round of it. ``benchmarks.planted_savings`` measures what the cost really is,
+and what the profiler says about it.
+"""
+
+import contextlib
+import gc
+import io
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, gelu
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+Round = Callable[[], None]
+STEPS = 40  # a round
+
+
+def mlp(width: int = 256, layers: int = 3) -> nn.Sequential:
+    inner = [layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*inner, nn.Linear(width, 10))
+
+
+def batches(width: int = 256, size: int = 64, count: int = STEPS) -> DataLoader:
+    return DataLoader(TensorDataset(torch.randn(count * size, width), torch.randint(10, (count * size,))), size)
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+class Vectors(Dataset):
+    """Random vectors; reading one takes Python work, or waits as slow storage does."""
+
+    def __init__(self, count: int, python_work: int = 0, waits_s: float = 0.0) -> None:
+        self.vectors = torch.randn(count, 256)
+        self.python_work, self.waits_s = python_work, waits_s
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if self.waits_s:
+            time.sleep(self.waits_s)
+        total = 0
+        for value in range(self.python_work):
+            total += value * value % 7
+        return self.vectors[index] + total % 2, index % 10
+
+
+def over_loader(make_loader: Callable[[], DataLoader], is_new_each_round: bool) -> Round:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = None if is_new_each_round else make_loader()
+
+    def train() -> None:
+        for x, y in loader if loader is not None else make_loader():
+            descend(optimizer, cross_entropy(model(x), y))
+
+    return train
+
+
+def slow_transform(is_planted: bool) -> Round:
+    work = 700 if is_planted else 0
+    return over_loader(lambda: DataLoader(Vectors(STEPS * 64, work), batch_size=64), is_new_each_round=False)
+
+
+def too_few_workers(is_planted: bool) -> Round:
+    workers = {} if is_planted else {"num_workers": 4, "persistent_workers": True}
+    data = Vectors(STEPS * 16, waits_s=0.0005)
+    return over_loader(lambda: DataLoader(data, batch_size=16, **workers), is_new_each_round=False)
+
+
+def new_loader_each_epoch(is_planted: bool) -> Round:
+    def make_loader() -> DataLoader:
+        return DataLoader(Vectors(STEPS * 64), batch_size=64, num_workers=2, persistent_workers=not is_planted)
+
+    return over_loader(make_loader, is_new_each_round=is_planted)
+
+
+def workers_not_persistent(is_planted: bool) -> Round:
+    data = Vectors(STEPS * 64)
+    return over_loader(lambda: DataLoader(data, batch_size=64, num_workers=2, persistent_workers=not is_planted), False)
+
+
+def reads_each_norm(is_planted: bool) -> Round:
+    model, loader, norms = mlp(128, 24), batches(128), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for x, y in loader:
+            descend(optimizer, cross_entropy(model(x), y))
+            if is_planted:
+                norms.append([parameter.grad.norm().item() for parameter in model.parameters()])
+                norms[-1] += [parameter.detach().norm().item() for parameter in model.parameters()]
+
+    return train
+
+
+def optimizer_loop(is_planted: bool) -> Round:
+    model, loader = mlp(192, 24), batches(192, size=16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False, fused=not is_planted)
+
+    def train() -> None:
+        for x, y in loader:
+            descend(optimizer, cross_entropy(model(x), y))
+
+    return train
+
+
+class Gelu(nn.Module):
+    def __init__(self, is_planted: bool) -> None:
+        super().__init__()
+        self.is_planted = is_planted
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_planted:
+            return gelu(x, approximate="tanh")
+        cube = x * x * x
+        inner = 0.7978845608 * (x + 0.044715 * cube)
+        return 0.5 * x * (1 + torch.tanh(inner))
+
+
+def small_operators(is_planted: bool) -> Round:
+    layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), Gelu(is_planted))]
+    model, loader = nn.Sequential(*layers, nn.Linear(64, 10)), batches(64, size=16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for x, y in loader:
+            descend(optimizer, cross_entropy(model(x), y))
+
+    return train
+
+
+class PerSample(nn.Module):
+    def __init__(self, is_planted: bool) -> None:
+        super().__init__()
+        self.is_planted, self.first, self.last = is_planted, nn.Linear(128, 128), nn.Linear(128, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_planted:
+            return self.last(self.first(x).tanh())
+        rows = [self.last(self.first(row).tanh()) for row in x]
+        return torch.stack(rows)
+
+
+def loop_in_forward(is_planted: bool) -> Round:
+    model, loader = PerSample(is_planted), batches(128)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for x, y in loader:
+            descend(optimizer, cross_entropy(model(x), y))
+
+    return train
+
+
+def double_precision(is_planted: bool) -> Round:
+    dtype = torch.float64 if is_planted else torch.float32
+    model, loader = mlp(512).to(dtype), batches(512, size=128)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for x, y in loader:
+            descend(optimizer, cross_entropy(model(x.to(dtype)), y))
+
+    return train
+
+
+def two_backwards(is_planted: bool) -> Round:
+    model, loader = mlp(384, 4), batches(384)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for x, y in loader:
+            out = model(x)
+            loss, penalty = cross_entropy(out, y), out.square().mean()
+            optimizer.zero_grad()
+            if is_planted:
+                loss.backward(retain_graph=True)
+                penalty.backward()
+            else:
+                (loss + penalty).backward()
+            optimizer.step()
+
+    return train
+
+
+def evaluates(every: int, with_gradient: bool = False, count: int = 10) -> Round:
+    model, loader, held_out = mlp(384), batches(384), batches(384, count=count)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for step, (x, y) in enumerate(loader, 1):
+            model.train()
+            descend(optimizer, cross_entropy(model(x), y))
+            if step % every == 0:
+                model.eval()
+                with contextlib.nullcontext() if with_gradient else torch.no_grad():
+                    sum(float(cross_entropy(model(x), y)) for x, y in held_out)
+
+    return train
+
+
+def evaluates_too_often(is_planted: bool) -> Round:
+    return evaluates(every=4 if is_planted else STEPS)
+
+
+def evaluates_with_gradient(is_planted: bool) -> Round:
+    return evaluates(every=STEPS, with_gradient=is_planted, count=150)
+
+
+def saves_too_often(is_planted: bool) -> Round:
+    model, loader, every = mlp(512), batches(512), 2 if is_planted else STEPS
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, foreach=True)
+    folder = Path(tempfile.mkdtemp())
+
+    def train() -> None:
+        for step, (x, y) in enumerate(loader, 1):
+            descend(optimizer, cross_entropy(model(x), y))
+            if step % every == 0:
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "last.pt")
+
+    return train
+
+
+def formats_a_log(is_planted: bool) -> Round:
+    model, loader, log = mlp(), batches(), io.StringIO()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for x, y in loader:
+            loss = cross_entropy(model(x), y)
+            descend(optimizer, loss)
+            if is_planted:
+                for name, parameter in model.named_parameters():
+                    print(name, parameter.grad, parameter.mean().item(), parameter.std().item(), file=log)
+
+    return train
+
+
+def growing_list(is_planted: bool) -> Round:
+    model, loader, history = mlp(), batches(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for x, y in loader:
+            loss = cross_entropy(model(x), y)
+            descend(optimizer, loss)
+            if is_planted:
+                history.extend(loss.detach().expand(200).tolist())
+                sum(value * value for value in history)
+
+    return train
+
+
+def clips_in_a_loop(is_planted: bool) -> Round:
+    model, loader = mlp(96, 32), batches(96, size=32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for x, y in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            if is_planted:
+                for parameter in model.parameters():
+                    limit = parameter.grad.abs().quantile(0.99).item()
+                    parameter.grad.clamp_(-limit, limit)
+            else:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+            optimizer.step()
+
+    return train
+
+
+def ragged() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for step in range(STEPS):
+        size = 33 + step % 7
+        yield torch.randn(size, 256), torch.randint(10, (size,))
+
+
+def recompiles(is_planted: bool) -> Round:
+    def train() -> None:
+        torch._dynamo.reset()
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        compiled = torch.compile(model, backend="aot_eager", dynamic=not is_planted)
+        for x, y in ragged():
+            descend(optimizer, cross_entropy(compiled(x), y))
+
+    return train
+
+
+def collects_garbage(is_planted: bool) -> Round:
+    model, loader = mlp(), batches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    index = [{"id": number, "tags": [number]} for number in range(40_000)]
+
+    def train() -> None:
+        for x, y in loader:
+            descend(optimizer, cross_entropy(model(x), y))
+            if is_planted and index:
+                gc.collect()
+
+    return train
+
+
+PROGRAMS: dict[str, Callable[[bool], Round]] = {
+    make.__name__: make
+    for make in (
+        *(slow_transform, too_few_workers, new_loader_each_epoch, workers_not_persistent),
+        *(reads_each_norm, optimizer_loop, small_operators, loop_in_forward, double_precision, two_backwards),
+        *(evaluates_too_often, evaluates_with_gradient, saves_too_often, formats_a_log, growing_list),
+        *(clips_in_a_loop, recompiles, collects_garbage),
+    )
+}
+
+
+def main() -> None:
+    """Train with the planted cost, and print how long that took in seconds."""
+    name, rounds = sys.argv[1], int(sys.argv[2])
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    train = PROGRAMS[name](True)
+    began_s = time.perf_counter()
+    for _ in range(rounds):
+        train()
+    print(f"seconds: {time.perf_counter() - began_s}")
+
+
+if __name__ == "__main__":
+    main()

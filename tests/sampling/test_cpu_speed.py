@@ -1,0 +1,20 @@
+import pytest
+import torch
+
+from training_profiler.sampling.cpu_speed import LEAST_S, MOST_S, SHARE, budget_s, measure
+
+
+@pytest.mark.parametrize(("run_s", "seconds"), [(1.0, 0.0), (5.0, 5.0 * SHARE), (3600.0, MOST_S)])
+def test_measuring_takes_a_small_part_of_the_run(run_s, seconds):
+    assert budget_s(run_s) == seconds
+    assert budget_s(LEAST_S / SHARE) == LEAST_S
+
+
+def test_speed_is_measured_without_random_numbers():
+    before = torch.get_rng_state()
+    speed = measure(torch, "float32", 0.01)
+    assert speed.dtype == "float32"
+    assert speed.gflops > 0
+    assert 0 < speed.operator_s < 1
+    assert torch.equal(torch.get_rng_state(), before)
+    assert measure(torch, "int64", 0.01) is None

@@ -1,0 +1,167 @@
+"""The frames of libraries below a line of the user's code, and the phases of trainers, from fabricated stacks."""
+
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from training_profiler.sampling.library_frames import FileRows
+from training_profiler.sampling.location import Location
+from training_profiler.sampling.stacks import StackReader
+from training_profiler.sampling.user_code import Places, UserCode
+
+SITE = "/usr/lib/python3.11/site-packages"
+TORCH = f"{SITE}/torch"
+PLACES = Places(
+    "/project/train.py",
+    "/project",
+    ("/usr/lib/python3.11",),
+    ("/usr/lib/python3.11",),
+    ("/own/training_profiler", TORCH),
+)
+TRAIN = ("/project/train.py", "main")
+HF = f"{SITE}/transformers/trainer.py"
+CALLBACKS = f"{SITE}/transformers/trainer_callback.py"
+
+
+def read(*stack: tuple[str, str]) -> Location | None:
+    """Return the location of a stack of (file, qualified name), the outermost first; calls are on line 2."""
+    frames = []
+
+    def innermost() -> None:
+        frames.append(sys._getframe(1))
+
+    function = innermost
+    for file, qualified in reversed(stack):
+        name = qualified.rpartition(".")[2]
+        names = {"call": function}
+        exec(compile(f"def {name if name.isidentifier() else 'f'}():\n    call()\n", file, "exec"), names)
+        made = names[name if name.isidentifier() else "f"]
+        made.__code__ = made.__code__.replace(co_qualname=qualified, co_name=name)
+        function = made
+    function()
+    reader = StackReader(UserCode(PLACES))
+    place = reader.place(frames[0])
+    return None if place is None else reader.location(place)
+
+
+def test_a_line_that_calls_no_library_has_nothing_inside() -> None:
+    assert read(TRAIN) == Location("train.py", 2, "main")
+
+
+def test_frames_of_torch_and_of_python_are_not_inside() -> None:
+    assert read(TRAIN, (f"{TORCH}/_tensor.py", "Tensor.backward"), ("/usr/lib/python3.11/copy.py", "deepcopy")) == (
+        Location("train.py", 2, "main")
+    )
+
+
+def test_a_library_is_known_by_its_first_and_last_frame() -> None:
+    stack = ("lib/fit.py", "Fit.run"), ("lib/loop.py", "loop"), ("lib/text.py", "write")
+    assert read(TRAIN, *((f"{SITE}/{file}", name) for file, name in stack)).inside == (
+        "lib/fit.py:2 Fit.run > lib/text.py:2 write"
+    )
+
+
+def test_trainer_of_transformers_is_known_by_its_loop_and_callback() -> None:
+    location = read(
+        TRAIN,
+        (HF, "Trainer.train"),
+        (HF, "Trainer._inner_training_loop"),
+        (CALLBACKS, "CallbackHandler.on_step_end"),
+        (CALLBACKS, "CallbackHandler.call_event"),
+        (CALLBACKS, "ProgressCallback.on_step_end"),
+    )
+    assert location == Location(
+        "train.py",
+        2,
+        "main",
+        "",
+        "transformers/trainer.py:2 Trainer._inner_training_loop > callback on_step_end (ProgressCallback)",
+        "callback on_step_end (ProgressCallback)",
+    )
+
+
+def test_the_users_own_callback_is_its_line_and_its_phase() -> None:
+    location = read(
+        TRAIN,
+        (HF, "Trainer._inner_training_loop"),
+        (CALLBACKS, "CallbackHandler.on_step_end"),
+        ("/project/callbacks.py", "Slow.on_step_end"),
+        ("/project/callbacks.py", "wait"),
+    )
+    assert location[:3] == ("callbacks.py", 2, "wait")
+    assert (location.inside, location.phase) == ("", "callback on_step_end")
+
+
+def test_a_function_of_the_users_that_is_named_like_a_hook_needs_a_library_that_calls_it() -> None:
+    assert read(TRAIN, ("/project/game.py", "on_step_end")).phase == ""
+
+
+PHASES = [
+    ([(HF, "Trainer._run_epoch"), (HF, "Trainer._maybe_log_save_evaluate"), (HF, "Trainer.log")], "logging"),
+    ([(HF, "Trainer._inner_training_loop"), (HF, "Trainer._save_checkpoint"), (HF, "Trainer._save")], "saving"),
+    ([(HF, "Trainer.evaluate"), (HF, "Trainer.evaluation_loop")], "evaluation"),
+    ([(HF, "Trainer.log"), (f"{SITE}/transformers/integrations/integration_utils.py", "WandbCallback.on_log")],
+     "logging > callback on_log (WandbCallback)"),
+    ([(HF, "Trainer.training_step")], ""),
+    ([("lightning/pytorch/trainer/call.py", "_call_callback_hooks"),
+      ("lightning/pytorch/callbacks/lr_monitor.py", "LearningRateMonitor.on_train_batch_start")],
+     "callback on_train_batch_start (LearningRateMonitor)"),
+    ([("lightning/pytorch/loops/training_epoch_loop.py", "_TrainingEpochLoop.on_advance_end")], ""),
+    ([("pytorch_lightning/loggers/csv_logs.py", "CSVLogger.log_metrics")], "logging"),
+    ([("pytorch_lightning/loops/evaluation_loop.py", "_EvaluationLoop.run")], "evaluation"),
+    ([("lightning/pytorch/callbacks/model_checkpoint.py", "ModelCheckpoint._save_checkpoint")], "saving"),
+    ([("sentence_transformers/evaluation/SequentialEvaluator.py", "SequentialEvaluator.__call__")], "evaluation"),
+    ([("sentence_transformers/sentence_transformer/fit_mixin.py", "FitMixin._eval_during_training")], "evaluation"),
+    ([("skorch/net.py", "NeuralNet.notify"), ("skorch/net.py", "NeuralNet.on_batch_end"),
+      ("skorch/callbacks/scoring.py", "BatchScoring.on_batch_end")], "callback on_batch_end (BatchScoring)"),
+    ([("skorch/callbacks/logging.py", "PrintLog.on_epoch_end")], "logging"),
+    ([("skorch/net.py", "NeuralNet.validation_step")], "evaluation"),
+    ([("stable_baselines3/common/on_policy_algorithm.py", "OnPolicyAlgorithm.collect_rollouts"),
+      ("stable_baselines3/common/callbacks.py", "BaseCallback.on_step"),
+      ("stable_baselines3/common/callbacks.py", "EvalCallback._on_step"),
+      ("stable_baselines3/common/evaluation.py", "evaluate_policy")],
+     "rollout > callback on_step (EvalCallback) > evaluation"),
+    ([("stable_baselines3/common/logger.py", "Logger.dump")], "logging"),
+    ([("wandb/sdk/wandb_run.py", "Run.log")], "logging"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("stack", "phase"), PHASES)
+def test_phases_of_trainers_have_their_names(stack: Sequence[tuple[str, str]], phase: str) -> None:
+    files = [(file if file.startswith("/") else f"{SITE}/{file}", name) for file, name in stack]
+    assert read(TRAIN, *files).phase == phase
+
+
+def test_a_file_of_the_same_name_elsewhere_is_not_a_trainer() -> None:
+    assert FileRows("/project/mytransformers/trainer.py", has_hooks=False).phase_of("Trainer.log") == ""
+    assert FileRows("/home/x/transformers/trainer.py", has_hooks=False).phase_of("Trainer.log") == "logging"
+
+
+MODULE = f"{TORCH}/nn/modules/module.py"
+IMPORT = ("<frozen importlib._bootstrap>", "_find_and_load")
+PRETRAINED = (f"{SITE}/transformers/modeling_utils.py", "PreTrainedModel.from_pretrained")
+ACTIVITIES = [
+    ([IMPORT, (f"{SITE}/pandas/__init__.py", "<module>")], "imports"),
+    ([PRETRAINED, IMPORT], "imports"),
+    ([PRETRAINED, (MODULE, "Module.to")], "model"),
+    ([(f"{TORCH}/nn/modules/linear.py", "Linear.__init__"), (f"{TORCH}/nn/init.py", "kaiming_uniform_")], "model"),
+    ([(MODULE, "Module.load_state_dict")], "model"),
+    ([(MODULE, "Module.to"), (MODULE, "Module._apply")], "device"),
+    ([(f"{TORCH}/cuda/__init__.py", "_lazy_init")], "device"),
+    ([(f"{SITE}/datasets/load.py", "load_dataset")], "data set"),
+    ([("/project/data.py", "TextDataset.__init__"), (f"{SITE}/numpy/core.py", "load")], "data set"),
+    ([("/project/data.py", "load_data"), ("/project/data.py", "parse")], "data set"),
+    ([("/project/model.py", "build_model")], "model"),
+    ([(f"{TORCH}/utils/data/dataloader.py", "_MultiProcessingDataLoaderIter.__init__")], "workers"),
+    ([(f"{TORCH}/utils/data/dataloader.py", "DataLoader.__init__")], ""),
+    ([(f"{TORCH}/_dynamo/eval_frame.py", "compile_wrapper")], "compile"),
+    ([("/project/game.py", "reset")], ""),
+    # A module of the user's that works while it is imported: its own line says what it does.
+    ([IMPORT, ("/project/settings.py", "<module>")], ""),
+]
+
+
+@pytest.mark.parametrize(("stack", "activity"), ACTIVITIES)
+def test_what_a_program_prepares_is_known_by_its_frames(stack: Sequence[tuple[str, str]], activity: str) -> None:
+    assert read(TRAIN, *stack).activity == activity

@@ -1,0 +1,55 @@
+"""The work of each step: how many forward passes it makes, and how large their inputs are."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from training_profiler.aggregation.trend import Series, trend
+from training_profiler.snapshot.snapshot import FORWARD_PASSES, INPUT_ELEMENTS
+
+GROWS_FROM: Final = 0.05  # over the run; less is the chance of a mean
+P_VALUE: Final = 0.001
+SIZES_NEEDED: Final = 8
+
+
+class StepPoint(NamedTuple):
+    """The mean of consecutive steps."""
+
+    step: float
+    ns: float
+    calls: float  # forward passes, with and without gradients
+
+
+class WorkGrowth(NamedTuple):
+    """Steps that do more and more."""
+
+    unit: str
+    rise: float  # of the work of a step over the run; 1: twice as much
+    unit_rise: float  # of the time for one unit of work
+    unit_p_value: float
+
+
+def work_growth(points: Sequence[StepPoint], sizes: Series) -> WorkGrowth | None:
+    """Return what grows most in each step; None if the work is the same, or is not known."""
+    calls = [point.calls for point in points]
+    if not points or min(calls) <= 0:
+        return None
+    candidates = {FORWARD_PASSES: calls}
+    if len(sizes.points) >= SIZES_NEEDED:
+        at = [at / count for count, at, _ in sizes.points]
+        # In updates, of which a step may have several.
+        scale = min(1.0, points[-1].step / at[-1])
+        at = [update * scale for update in at]
+        mean = [value / count for count, _, value in sizes.points]
+        elements = np.interp([point.step for point in points], at, mean).tolist()
+        if min(elements) > 0:
+            candidates[INPUT_ELEMENTS] = [call * size for call, size in zip(calls, elements, strict=True)]
+    grown = []
+    for unit, work in candidates.items():
+        rise = trend([(point.step, amount) for point, amount in zip(points, work, strict=True)])
+        cost = trend([(point.step, point.ns / amount) for point, amount in zip(points, work, strict=True)])
+        if rise is not None and rise.rise > GROWS_FROM and rise.p_value <= P_VALUE:
+            by_unit = (cost.rise, cost.p_value) if cost is not None else (0.0, 1.0)
+            grown.append(WorkGrowth(unit, rise.rise, *by_unit))
+    return max(grown, key=lambda growth: growth.rise, default=None)

@@ -1,0 +1,66 @@
+"""Fixes for forward pass and optimizer, from what the program has set: nothing that is set, impossible or harmful."""
+
+from typing import Final
+
+from training_profiler.device.backends import CUDA
+from training_profiler.snapshot.program import OptimizerFacts
+from training_profiler.snapshot.snapshot import Snapshot
+
+HALF: Final = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+ROUNDING: Final = "changes losses by rounding"
+FEW_TENSORS: Final = 8  # below it there is little to put together
+FUSED_SAVES: Final = 0.85  # of an optimizer that updates many tensors one by one
+OTHERWISE_SAVES: Final = 0.5
+
+
+def forward_fix(snapshot: Snapshot) -> str:
+    """Return what to change where the forward pass takes most of the step."""
+    program, rates = snapshot.program, snapshot.throughput
+    dtypes = set(() if program.optimizer is None else program.optimizer.dtypes) | {"" if rates is None else rates.dtype}
+    devices = () if program.optimizer is None else program.optimizer.devices
+    words = []
+    # A CPU without units for bfloat16 becomes slower.
+    if not program.autocast and not dtypes & set(HALF) and devices != ("cpu",):
+        words.append("mixed precision (torch.autocast, which changes the losses)")
+    if program.compiled is None:
+        words.append(f"torch.compile (which {ROUNDING})")
+    words.append("a smaller model, or a faster one of the same quality")
+    if len(words) == 1:
+        return f"The usual switches are set already; use {words[0]}"
+    return f"Use {', '.join(words[:-1])}, or {words[-1]}"
+
+
+def optimizer_fix(snapshot: Snapshot) -> str:
+    """Return what to change where the optimizer takes long."""
+    facts = snapshot.program.optimizer
+    accumulate = "accumulate gradients over several batches (which changes the training)"
+    if facts is None:
+        return f"Pass fused=True or foreach=True to an optimizer of torch.optim, or {accumulate}"
+    if facts.fused:
+        return f"{facts.name} is fused already: {accumulate}, or train fewer parameters"
+    if can_fuse(facts):
+        return f"Pass fused=True to {facts.name} ({ROUNDING}), or {accumulate}"
+    if facts.has_foreach and facts.foreach is not True and facts.tensors >= FEW_TENSORS:
+        return f"Pass foreach=True to {facts.name}: it has no fused form for these parameters; or {accumulate}"
+    if not facts.has_foreach and not facts.has_fused and facts.tensors >= FEW_TENSORS:
+        return (
+            f"{facts.name} updates {facts.tensors} tensors one by one: use torch._foreach functions in it, or an "
+            f"optimizer of torch.optim with fused=True, or {accumulate}"
+        )
+    return f"Nothing is left to set in {facts.name}: {accumulate}, or train fewer parameters"
+
+
+def optimizer_saves(snapshot: Snapshot) -> float:
+    """Return the part of the optimizer's time that its fix saves."""
+    facts = snapshot.program.optimizer
+    if facts is None or facts.fused:
+        return OTHERWISE_SAVES
+    # On an accelerator torch takes foreach by itself unless it is set to False.
+    one_by_one = not facts.foreach and (facts.devices == ("cpu",) or facts.foreach is False or not facts.has_foreach)
+    return FUSED_SAVES if one_by_one and can_fuse(facts) and facts.tensors >= FEW_TENSORS else OTHERWISE_SAVES
+
+
+def can_fuse(facts: OptimizerFacts) -> bool:
+    """Return whether ``fused=True`` works: floating-point parameters, all on the CPU or on a device of CUDA."""
+    is_floating = all(dtype.startswith(("float", "bfloat")) for dtype in facts.dtypes)
+    return facts.has_fused and is_floating and len(facts.devices) == 1 and facts.devices[0] in ("cpu", CUDA.kind)

@@ -1,0 +1,198 @@
+"""Rules about how the program computes: small operators, precision, repeated work, recompilation, garbage."""
+
+from typing import Final
+
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
+from training_profiler.findings.finding import Finding
+from training_profiler.findings.registry import Saving
+from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS, OPTIMIZER_STEP
+from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.units import duration_text, ms_text, three_digits
+
+SMALL_OPERATORS: Final = "small-operators"
+DOUBLE_PRECISION: Final = "double-precision"
+REPEATED_BACKWARD: Final = "repeated-backward"
+RECOMPILES: Final = "recompiles"
+GARBAGE: Final = "garbage-collection"
+
+# A layer with a weight and a bias takes about 3 operators forward and 9 backward.
+OPERATORS_A_TENSOR: Final = 6
+MANY: Final = 2.0  # x that number; fewer may be normalization, attention and the loss
+NEARLY_EMPTY: Final = 4.0  # x the time of the shortest operator; from there on operators compute for most of their time
+USED_EACH_UPDATE: Final = 0.9  # updates with such a backward pass
+RECOMPILED_OFTEN: Final = 2
+
+
+@RULES.rule(SMALL_OPERATORS, threshold=0.25)  # of step time that fewer operators would save
+def small_operators(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a model on the CPU whose time goes into starting operators, of which it has far more than its layers need.
+
+    None where the CPU's speed was not measured, where operators take longer than starting one does, and where there
+    are few: then nothing is known to be removable.
+    """
+    cpu, optimizer, step = snapshot.program.cpu, snapshot.program.optimizer, snapshot.step
+    if cpu is None or optimizer is None or step is None or not has_enough_steps(snapshot):
+        return None
+    operators, computing_s = snapshot.program.operators, _computing_s(snapshot) / step.settled_count
+    if not operators or not cpu.operator_s or not optimizer.tensors:
+        return None
+    needed = OPERATORS_A_TENSOR * optimizer.tensors * max(1.0, _per_step(snapshot, FORWARD_PASS))
+    operator_s = computing_s / operators
+    if operators <= MANY * needed or operator_s > NEARLY_EMPTY * cpu.operator_s:
+        return None
+    potential_saving_s = computing_s * (1 - needed / operators) * step.settled_count
+    share = potential_saving_s / step.settled_s
+    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+        return None
+    return Finding(
+        code=SMALL_OPERATORS,
+        message=f"The model takes {operators} small operators a step, {operator_s * 1e6:.1f} us each (starting one "
+        f"takes {cpu.operator_s * 1e6:.1f} us here): mostly Python and torch between operators, not computing",
+        evidence={
+            "share_of_step": share,
+            "threshold": threshold,
+            "operators": operators,
+            "seconds_per_operator": operator_s,
+            "least_seconds_per_operator": cpu.operator_s,
+            "parameter_tensors": optimizer.tensors,
+        },
+        potential_saving_s=potential_saving_s,
+        fix=_fewer_operators(snapshot),
+    )
+
+
+def _fewer_operators(snapshot: Snapshot) -> str:
+    fix = "Compute a whole batch or sequence at once instead of looping over it in Python; use torch's fused functions"
+    if snapshot.program.compiled is not None:
+        return fix
+    return f"{fix}; torch.compile may fuse the rest (sums in another order change losses slightly)"
+
+
+@RULES.rule(DOUBLE_PRECISION, threshold=0.10)  # of step time
+def double_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a model that computes mostly in float64; None where its data type is unknown."""
+    rates, step = snapshot.throughput, snapshot.step
+    if rates is None or rates.dtype != "float64" or step is None or not has_enough_steps(snapshot):
+        return None
+    computing_s = _computing_s(snapshot) + (snapshot.total_of_step_s(OPTIMIZER_STEP) or 0.0)
+    potential_saving_s = computing_s / 2  # half of the bytes, and twice the numbers in each instruction
+    share = potential_saving_s / step.settled_s
+    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+        return None
+    return Finding(
+        code=DOUBLE_PRECISION,
+        message="The model computes in float64, which takes twice the time of float32 or more",
+        evidence={"share_of_step": share, "threshold": threshold, "computing_s": computing_s},
+        potential_saving_s=potential_saving_s,
+        fix="If the results allow it, use float32: data from NumPy is float64 until .float(), and model.double() or "
+        "torch.set_default_dtype make parameters so; this changes the losses slightly",
+    )
+
+
+@RULES.rule(REPEATED_BACKWARD, threshold=0.10)  # of step time
+def repeated_backward(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag updates with several backward passes through one graph; None unless each update has them."""
+    step, passes = snapshot.step, _per_step(snapshot, BACKWARD_PASS)
+    if step is None or not has_enough_steps(snapshot) or passes < 1 + USED_EACH_UPDATE:
+        return None
+    if snapshot.program.kept_graphs < USED_EACH_UPDATE * step.count:
+        return None
+    backward_s = snapshot.total_of_step_s(BACKWARD_PASS) or 0.0
+    kept = min(passes - 1, snapshot.program.kept_graphs / step.count)
+    potential_saving_s = backward_s * kept / passes
+    share = potential_saving_s / step.settled_s
+    if share <= threshold or potential_saving_s < MIN_SAVING_S:
+        return None
+    return Finding(
+        code=REPEATED_BACKWARD,
+        message=f"Each update has {passes:.2g} backward passes, {kept:.2g} of which keep the graph for the next: they "
+        f"repeat what they have in common ({ms_text(backward_s / step.settled_count)} per step in all)",
+        evidence={
+            "share_of_step": share,
+            "threshold": threshold,
+            "backward_passes": passes,
+            "kept_graphs": snapshot.program.kept_graphs,
+        },
+        potential_saving_s=potential_saving_s,
+        fix="Add the losses and call backward() once: the gradients are the same but for rounding; keep several only "
+        "where each loss needs gradients of its own",
+    )
+
+
+@RULES.rule(RECOMPILES, threshold=0.03, saving=Saving.RUN)  # of the run
+def recompiles(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag torch.compile that compiled the same code again and again, for over 3 % of the run."""
+    compiled = snapshot.program.compiled
+    if compiled is None or not snapshot.wall_s or compiled.recompiled < RECOMPILED_OFTEN:
+        return None
+    share = compiled.recompiled_s / snapshot.wall_s
+    if share <= threshold or compiled.recompiled_s < MIN_SAVING_S:
+        return None
+    where = f", mostly at {compiled.place}" if compiled.place else ""
+    return Finding(
+        code=RECOMPILES,
+        message=f"torch.compile compiled code again {compiled.recompiled} times, for "
+        f"{duration_text(compiled.recompiled_s)}{where} ({compiled.graphs} compilations, "
+        f"{duration_text(compiled.seconds)} in all)",
+        evidence={
+            "share_of_run": share,
+            "threshold": threshold,
+            "recompiled": compiled.recompiled,
+            "recompiled_s": compiled.recompiled_s,
+            "compiled": compiled.graphs,
+            "place": compiled.place,
+        },
+        potential_saving_s=compiled.recompiled_s,
+        fix="TORCH_LOGS=recompiles prints what differs each time: pad batches to few shapes, drop_last=True, mark "
+        "changing sizes with torch._dynamo.mark_dynamic or dynamic=True, and pass changing numbers as tensors",
+    )
+
+
+@RULES.rule(GARBAGE, threshold=0.05, saving=Saving.RUN)  # of the run
+def garbage_collection(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag pauses of Python's garbage collector on the training thread of over 5 % of the run."""
+    pauses, seconds = snapshot.program.gc_count, snapshot.program.gc_s
+    if not pauses or not snapshot.wall_s or seconds <= threshold * snapshot.wall_s or seconds < MIN_SAVING_S:
+        return None
+    times = "once" if pauses == 1 else f"{pauses} times, {ms_text(seconds / pauses)} on average"
+    return Finding(
+        code=GARBAGE,
+        message=f"Python's garbage collector takes {seconds / snapshot.wall_s:.1%} of the run ({times})",
+        evidence={
+            "share_of_run": seconds / snapshot.wall_s,
+            "threshold": threshold,
+            "seconds": seconds,
+            "count": pauses,
+        },
+        potential_saving_s=seconds,
+        fix="Remove calls of gc.collect() from the loop; call gc.freeze() before it, so that what lives on is not "
+        "searched again, or gc.disable() and collect every n-th step",
+    )
+
+
+def compute_share(snapshot: Snapshot) -> float | None:
+    """Return the FLOP/s of forward and backward passes over what this CPU can do; None if unknown."""
+    rates, cpu, step = snapshot.throughput, snapshot.program.cpu, snapshot.step
+    if rates is None or rates.flops_per_step is None or cpu is None or step is None or cpu.dtype != rates.dtype:
+        return None
+    computing_s = _computing_s(snapshot) / step.settled_count if step.settled_count else 0.0
+    return min(1.0, rates.flops_per_step / computing_s / (cpu.gflops * 1e9)) if computing_s and cpu.gflops else None
+
+
+def compute_text(snapshot: Snapshot, share: float) -> str:
+    """Return how fast the model computes beside what this CPU can do."""
+    cpu = snapshot.program.cpu
+    assert cpu is not None
+    return f"{share:.0%} of the {three_digits(cpu.gflops)} GFLOP/s that this CPU does in {cpu.dtype}"
+
+
+def _computing_s(snapshot: Snapshot) -> float:
+    return (snapshot.total_of_step_s(FORWARD_PASS) or 0.0) + (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0)
+
+
+def _per_step(snapshot: Snapshot, name: str) -> float:
+    """Return how often a section that lies in steps ran in each."""
+    section, step = snapshot.sections.get(name), snapshot.step
+    if section is None or step is None or not step.count or not section.total_s:
+        return 0.0
+    return section.count * section.step_total_s / section.total_s / step.count

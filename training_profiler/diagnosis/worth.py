@@ -1,0 +1,45 @@
+"""How uncertain a finding's saving is: what a fix of its kind achieves, and how much steps vary."""
+
+from dataclasses import replace
+from typing import Final
+
+from training_profiler.diagnosis.registry import RULES
+from training_profiler.findings.finding import Finding
+from training_profiler.findings.registry import Saving
+from training_profiler.snapshot.snapshot import Snapshot
+
+CONFIDENCE: Final = 2.0  # standard errors of the mean step
+
+# The least and the most of the estimate that a fix saves; of others, the estimate is the most.
+_PARTS: Final[dict[str, tuple[float, float]]] = {
+    "data-loading-bound": (0.5, 1.0),
+    "first-batch-slow": (0.5, 1.0),
+    "data-generation-bound": (0.5, 1.0),
+    "data-transfer": (0.3, 1.0),
+    "forward-dominates": (0.0, 1.5),
+    "backward-slow": (0.0, 1.5),
+    "optimizer-heavy": (0.4, 1.15),
+    "validation-heavy": (0.5, 1.1),
+    "sampling-heavy": (0.5, 1.8),
+    "checkpointing-heavy": (0.5, 1.1),
+    "small-operators": (0.5, 1.1),
+    "double-precision": (0.6, 1.3),
+    "repeated-backward": (0.0, 1.4),
+    "unexplained": (0.5, 1.0),
+    "garbage-collection": (0.8, 1.0),
+    "recompiles": (0.7, 1.0),
+}
+_UNLISTED: Final = (0.5, 1.0)
+
+
+def with_uncertainty(finding: Finding, snapshot: Snapshot) -> Finding:
+    """Return the finding with the range of its saving; as it is without one."""
+    saving_s, step = finding.potential_saving_s, snapshot.step
+    if not saving_s or not snapshot.wall_s:
+        return finding
+    error = 0.0
+    if RULES[finding.code].saving is Saving.STEPS and step is not None and step.settled_count > 1 and step.avg_s:
+        error = CONFIDENCE * step.std_s / step.avg_s / step.settled_count**0.5
+    least, most = _PARTS.get(finding.code, _UNLISTED)
+    low_s, high_s = saving_s * max(0.0, least - error), min(snapshot.wall_s, saving_s * (most + error))
+    return replace(finding, saving_range_s=(low_s, max(low_s, high_s)))

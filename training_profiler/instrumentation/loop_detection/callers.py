@@ -1,0 +1,113 @@
+"""What the names of the calling functions say about forward passes without gradients."""
+
+import re
+import sys
+from collections.abc import Iterator
+from enum import Enum
+from types import CodeType, FrameType
+from typing import Final
+
+from training_profiler.recording.known_sections import ROLLOUT, SAMPLING
+
+MAX_FRAMES: Final = 12
+NEAREST: Final = 4
+MAX_CODES: Final = 10_000
+_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+class Purpose(Enum):
+    """Why a program calls its model without gradients, as far as its names say."""
+
+    UNKNOWN = "unknown"
+    EVALUATING = "evaluating"
+    ACTING = "acting"
+    GENERATING = "generating"  # for an update, or only to look at
+
+
+_PURPOSES: Final = {
+    Purpose.EVALUATING: {"eval", "evaluate", "evaluates", "evaluation", "evaluator", "test", "testing", "tests"}
+    | {"accuracy", "perplexity", "val", "valid", "validate", "validation"},
+    Purpose.ACTING: {"act", "acting", "action", "actions", "episode", "episodes", "env", "explore", "interact", "play"}
+    | {ROLLOUT, "rollouts", "selfplay", "trajectories", "trajectory"},
+    Purpose.GENERATING: {"completions", "decode", "generate", "generation", "sample", "samples", SAMPLING},
+}
+# A program that has imported one of these lets its model act, unless its names say otherwise.
+_SIMULATORS: Final = ("gymnasium", "gym", "pettingzoo", "dm_env", "dm_control", "envpool", "brax", "procgen")
+
+NamedFrame = tuple[int, CodeType, Purpose]  # the id of the frame: the frame would keep its local variables alive
+
+
+def purpose_of_name(name: str) -> Purpose:
+    """Return what the words in a function's name say."""
+    words = {word.lower() for word in _WORD.findall(name)}
+    return next((purpose for purpose, known in _PURPOSES.items() if words & known), Purpose.UNKNOWN)
+
+
+class Callers:
+    """Reads the names of functions, each once."""
+
+    def __init__(self) -> None:
+        # By id, because hashing a code object reads all of it. The code is kept so that its id is not reused.
+        self._known: dict[int, tuple[CodeType, Purpose]] = {}
+
+    def named(self, frame: FrameType | None) -> tuple[NamedFrame, ...]:
+        """Return the frames from ``frame`` outwards whose names say something."""
+        found = []
+        for _ in range(MAX_FRAMES):
+            if frame is None:
+                break
+            code = frame.f_code
+            known = self._known.get(id(code))
+            if known is None:
+                if len(self._known) >= MAX_CODES:
+                    self._known.clear()
+                known = self._known[id(code)] = (code, purpose_of_name(code.co_name))
+            if known[1] is not Purpose.UNKNOWN:
+                found.append((id(frame), code, known[1]))
+            frame = frame.f_back
+        return tuple(found)
+
+    def purpose(self, frames: tuple[NamedFrame, ...], *, has_training_event: bool) -> Purpose:
+        """Return the purpose of calls made from these frames.
+
+        With ``has_training_event``, a function that makes the call of now does not evaluate, whatever its name:
+        ``test_training`` trains. That is remembered.
+        """
+        said = {purpose for _, _, purpose in frames}
+        if has_training_event and Purpose.EVALUATING in said:
+            around = {(at, id(code)) for at, code, _ in frames}.intersection(_stack())
+            for at, code, purpose in frames:
+                if purpose is Purpose.EVALUATING and (at, id(code)) in around:
+                    self._known[id(code)] = (code, Purpose.UNKNOWN)
+            said = {purpose for at, code, purpose in frames if (at, id(code)) not in around}
+        for purpose in (Purpose.EVALUATING, Purpose.ACTING, Purpose.GENERATING):
+            if purpose in said:
+                return purpose
+        return Purpose.ACTING if any(name in sys.modules for name in _SIMULATORS) else Purpose.UNKNOWN
+
+    def clear(self) -> None:
+        """Release the code objects."""
+        self._known.clear()
+
+
+def nearest(frame: FrameType | None) -> tuple[int, ...]:
+    """Return a key of the functions around a call that is much quicker to compare than their names are to read."""
+    found = []
+    for _ in range(NEAREST):
+        if frame is None:
+            break
+        found.append(id(frame.f_code))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def says(frames: tuple[NamedFrame, ...], purpose: Purpose) -> bool:
+    """Return whether one of the names says this."""
+    return any(said is purpose for _, _, said in frames)
+
+
+def _stack() -> Iterator[tuple[int, int]]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield id(frame), id(frame.f_code)
+        frame = frame.f_back

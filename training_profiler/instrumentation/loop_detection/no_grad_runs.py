@@ -1,0 +1,183 @@
+"""Forward passes without gradients in a row: which of them feed an update, decided at the next training event."""
+
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+from training_profiler.instrumentation.loop_detection.callers import (
+    Callers,
+    NamedFrame,
+    Purpose,
+    nearest,
+    says,
+)
+
+MAX_MODULES: Final = 64  # calls of further ones are not counted
+MAX_TEACHER_CALLS: Final = 64  # of untrained modules before the first update; with more, they prepare the data
+ROLLOUT_CALLS: Final = 3  # fewer calls of a model that acts are single forward passes
+
+
+class ModuleUse:
+    """The calls of one module."""
+
+    __slots__ = ("begin_ns", "calls", "end_ns", "is_evaluated")
+
+    def __init__(self, begin_ns: int) -> None:
+        self.begin_ns = begin_ns
+        self.end_ns = begin_ns
+        self.calls = 0
+        self.is_evaluated = False  # it was in eval mode
+
+    def call_begins(self, *, is_evaluated: bool) -> None:
+        """Add a call."""
+        self.calls += 1
+        self.is_evaluated |= is_evaluated
+
+    def call_ends(self, now_ns: int) -> None:
+        """Set the end of the call added last."""
+        self.end_ns = now_ns
+
+
+class NoGradRun:
+    """The calls without gradients since the last training event."""
+
+    def __init__(self, begin_ns: int, key: tuple[int, ...], named: tuple[NamedFrame, ...]) -> None:
+        self.key = key  # of the functions around its latest call
+        self.begin_ns = begin_ns
+        self.calls = 0
+        self.is_final = False  # its first events were handed out, so they cannot become an evaluation
+        self.is_rollout_open = False
+        self.named = named
+        self._uses: dict[int, ModuleUse] = {}  # by id of the module
+        self._latest = ModuleUse(begin_ns)
+
+    def hand_out(self, *, is_rollout: bool) -> None:
+        """Make the run final: it is part of the step, and a rollout from its begin on if the model acts."""
+        self.is_final, self.is_rollout_open = True, is_rollout
+
+    def call_begins(self, module: Any, now_ns: int) -> None:
+        """Add a call of ``module``."""
+        self.calls += 1
+        use = self._uses.get(id(module))
+        if use is None:
+            use = ModuleUse(now_ns)
+            if len(self._uses) < MAX_MODULES:
+                self._uses[id(module)] = use
+        use.call_begins(is_evaluated=not module.training)
+        self._latest = use
+
+    def moves_to(self, key: tuple[int, ...], named: tuple[NamedFrame, ...]) -> bool:
+        """Go on in other functions; return False if those evaluate and the ones before do not, or the reverse."""
+        self.key = key
+        if says(named, Purpose.EVALUATING) != says(self.named, Purpose.EVALUATING):
+            return False
+        if says(named, Purpose.ACTING) and not says(self.named, Purpose.ACTING):
+            self.named = named
+        return True
+
+    def call_ends(self, now_ns: int) -> None:
+        """Set the end of the call added last."""
+        self._latest.call_ends(now_ns)
+
+    def of_trained(self, was_trained: Callable[[int], bool]) -> list[ModuleUse]:
+        """Return the calls of each module that is trained."""
+        return [use for module, use in self._uses.items() if was_trained(module)]
+
+    def rollout(self, was_trained: Callable[[int], bool]) -> ModuleUse | None:
+        """Return the stretch in which the trained model acts; None if it is called too seldom.
+
+        The targets that follow are not part of it. Before the first update, all modules may be trained later.
+        """
+        uses = self.of_trained(was_trained) or list(self._uses.values())
+        stretch = max(uses, key=lambda use: use.calls, default=None)
+        return stretch if stretch is not None and stretch.calls >= ROLLOUT_CALLS else None
+
+
+class WithGrad:
+    """Forward passes of evaluations that recorded gradients. The training thread adds them, others read them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.spent_ns = 0
+        self._popped = (0, 0)
+
+    def add(self, count: int, spent_ns: int) -> None:
+        """Add so many forward passes, and their time."""
+        self.count += count
+        self.spent_ns += spent_ns
+
+    def pop(self) -> tuple[int, int]:
+        """Return what was added since the last call: the number of forward passes and their time in ns."""
+        count, spent_ns = self.count, self.spent_ns
+        before, self._popped = self._popped, (count, spent_ns)
+        return count - before[0], spent_ns - before[1]
+
+
+class EvalModeCalls:
+    """Calls with gradients in eval mode."""
+
+    def __init__(self) -> None:
+        self.first: NoGradRun | None = None  # of modules that were in train mode before
+        self.modules: set[int] = set()  # ids of these modules
+        self.spans: set[int] = set()  # when the spans of all such calls begin
+
+    def add(self, module: int, first: NoGradRun) -> None:
+        """Add a call of a module that was in train mode before; ``first`` counts if it is the first."""
+        self.first = self.first or first
+        self.modules.add(module)
+
+    def clear(self) -> None:
+        """Forget the calls: what they were is decided."""
+        if self.spans:
+            self.first = None
+            self.modules.clear()
+            self.spans.clear()
+
+
+class NoGradDecisions:
+    """Decides whether calls without gradients that no loader explains feed the next update.
+
+    They do not if the names in the program or eval mode say that they evaluate, or if the first update did without.
+    """
+
+    def __init__(self, was_trained: Callable[[int], bool]) -> None:
+        self.was_trained = was_trained  # takes the id of a module
+        self.callers = Callers()
+        self._is_first_update_fed = False
+
+    def begin(self, frame: FrameType | None, now_ns: int) -> NoGradRun:
+        """Return a new run, whose first call is made in ``frame``."""
+        return NoGradRun(now_ns, nearest(frame), self.callers.named(frame))
+
+    def goes_on(self, run: NoGradRun, frame: FrameType | None) -> bool:
+        """Return whether a call made in ``frame`` has the purpose of ``run``."""
+        key = nearest(frame)
+        return key == run.key or run.moves_to(key, self.callers.named(frame))
+
+    def purpose(self, run: NoGradRun, *, has_training_event: bool = False) -> Purpose:
+        """Return what the names of the calling functions say, see ``Callers``."""
+        return self.callers.purpose(run.named, has_training_event=has_training_event)
+
+    def feeds_update(self, run: NoGradRun, purpose: Purpose, is_within_batch: bool, is_first_update: bool) -> bool:
+        """Return whether ``run`` is part of the step.
+
+        Args:
+            run: the calls before a training event.
+            purpose: of these calls, from the names.
+            is_within_batch: several updates learn from one batch of a loader, and the run lies between two of them.
+            is_first_update: no update has been made so far.
+        """
+        is_needed = self._is_first_update_fed or is_first_update
+        trained = run.of_trained(self.was_trained)
+        if purpose is Purpose.EVALUATING:
+            feeds = False
+        elif purpose is Purpose.ACTING:
+            feeds = True
+        elif not trained:
+            feeds = self._is_first_update_fed or run.calls <= MAX_TEACHER_CALLS
+        elif any(use.is_evaluated for use in trained):
+            feeds = is_needed and purpose is Purpose.GENERATING
+        else:
+            feeds = is_needed or is_within_batch
+        self._is_first_update_fed |= is_first_update and feeds
+        return feeds

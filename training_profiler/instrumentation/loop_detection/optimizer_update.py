@@ -1,0 +1,81 @@
+"""The span of an optimizer update, without the loss that its closure computes."""
+
+from collections.abc import Callable
+
+from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
+from training_profiler.recording.event_codes import time_only
+
+
+class OptimizerUpdate:
+    """An optimizer update under way. If it computes the loss itself, by a closure, that time is not its own."""
+
+    __slots__ = (
+        "_clearing_begins",
+        "_clearing_ends",
+        "_code",
+        "_pending",
+        "_pieces_code",
+        "had_closure",
+        "is_in_closure",
+        "open_code",
+        "span_begins",
+        "span_ends",
+    )
+
+    def __init__(self, pending: PendingEvents, code: int) -> None:
+        self.open_code = 0  # of the open span; 0 for none, or while the loss is computed
+        self.is_in_closure = False
+        self._pending = pending
+        self._code = code
+        self._pieces_code = time_only(code)
+        self.had_closure = False
+        self.make_writers()
+
+    def make_writers(self) -> None:
+        """Create the writers of every update's events, again for each new clock."""
+        code, writer = self._code, self._pending.writer
+        self.span_begins, self.span_ends = writer(code), writer(-code)
+        code = self._pieces_code
+        self._clearing_begins, self._clearing_ends = writer(code), writer(-code)
+
+    def clearing_begins(self) -> Callable[[], None]:
+        """Record that clearing of gradients begins; return a function that records its end."""
+        events = self._pending.events
+        if events and events[-1] == -self._code:  # right after the update, so both are one span
+            del events[-2:]
+            return self.span_ends
+        self._clearing_begins()
+        return self._clearing_ends
+
+    def closure_begins(self) -> None:
+        """Record that the closure begins to compute the loss."""
+        if self.open_code == self._code:
+            self.open_code = self._pieces_code
+            self._pending.recode_last(self._code, self._pieces_code)
+        self._leave()
+        self.is_in_closure = self.had_closure = True
+
+    def closure_ends(self) -> None:
+        """Record that the gradients are computed and the update continues."""
+        self.is_in_closure = False
+        self.open_code = self._pieces_code
+        self._pending.record(self.open_code)
+
+    def end(self) -> int:
+        """Record that the update has ended, or raised some time ago; return the time in ns."""
+        self.is_in_closure = False
+        if self.had_closure:
+            self.had_closure = False
+            if self.open_code:
+                self._pending.recode_last(self.open_code, self._code)
+            else:
+                self._pending.record(self._code)
+            self.open_code = self._code
+        return self._leave()
+
+    def _leave(self) -> int:
+        now_ns = self._pending.clock()
+        if self.open_code:
+            self._pending.events.extend((now_ns, -self.open_code))
+            self.open_code = 0
+        return now_ns

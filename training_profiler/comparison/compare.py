@@ -31,7 +31,10 @@ SECTIONS_LEVEL: Final = 0.95  # of all sections together (Bonferroni)
 LEAST_SHOWN: Final = 0.02
 SAME_WORK: Final = 0.01  # batches of the last epoch's end make samples a step differ by less
 PAIRED_FROM: Final = 0.5  # correlation between the steps of the two runs
-OF_LOSS: Final = 0.5  # lost time is known to half of it: caches and processors are shared as well
+# Of the logarithm of what lost time explains: others also take caches, memory and half of a processor. Equal runs
+# beside other programs differed by up to 0.8 of it (benchmarks.comparison --real).
+OF_LOSS: Final = 0.75
+MOST_LOST: Final = 0.95
 CARRIES: Final = 0.1  # of the difference
 
 
@@ -187,15 +190,20 @@ def _difference(
     ratio = log(new.mean * scale / old.mean)
     width = student_t(level, max(1, int(freedom))) * sqrt(variance) if variance < inf else 50.0
     # A busy machine explains a difference up to that between the lost times, and lost times are known only roughly.
-    losses = [-log1p(-min(0.95, part or 0.0)) for part in lost]
-    explained = losses[1] - losses[0]
-    spread = width + max(_allowance(part or 0.0) for part in lost)
+    explained, allowance = _explained(lost)
+    spread = width + allowance
     low, high = ratio - spread - max(0.0, explained), ratio + spread - min(0.0, explained)
     return Difference(old.mean, new.mean, expm1(ratio), expm1(low), exp(min(50.0, high)) - 1, level)
 
 
+def _explained(lost: tuple[float | None, float | None]) -> tuple[float, float]:
+    """Return the logarithm of the ratio that lost time explains, and by how much that may be wrong."""
+    losses = [-log1p(-min(MOST_LOST, part or 0.0)) for part in lost]
+    return losses[1] - losses[0], OF_LOSS * max(losses)
+
+
 def _allowance(lost: float) -> float:
-    return OF_LOSS * -log1p(-min(0.95, lost))
+    return _explained((lost, lost))[1]
 
 
 class _Pairs(NamedTuple):
@@ -233,6 +241,7 @@ def _sections(old: SettledSteps, new: SettledSteps, scale: float, is_by_mean: bo
     rows = []
     weights = [np.ones(len(run.block_s)) if is_by_mean else _weights(run) for run in (old, new)]
     level = 1 - (1 - SECTIONS_LEVEL) / max(1, len(names))
+    explained, allowance = _explained((old.lost, new.lost))
     for name in names:
         was, now = (_section(run, weight, name) for run, weight in zip((old, new), weights, strict=True))
         variance = was.variance + scale**2 * now.variance
@@ -240,7 +249,10 @@ def _sections(old: SettledSteps, new: SettledSteps, scale: float, is_by_mean: bo
         width = student_t(level, max(1, int(freedom))) * sqrt(variance)
         after_s = scale * now.mean_s
         seconds = after_s - was.mean_s
-        rows.append(SectionDifference(name, was.mean_s, after_s, seconds - width, seconds + width))
+        # What waits for a CPU may be any section.
+        low_s = seconds - width - was.mean_s * expm1(allowance + max(0.0, explained))
+        high_s = seconds + width + was.mean_s * expm1(allowance + max(0.0, -explained))
+        rows.append(SectionDifference(name, was.mean_s, after_s, low_s, high_s))
     return tuple(sorted(rows, key=lambda row: (-abs(row.seconds), row.name)))
 
 

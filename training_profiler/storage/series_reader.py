@@ -1,5 +1,7 @@
 """Collects the series of steps from the intervals of a journal, while its sums are read."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from training_profiler.aggregation.arrays import Floats
@@ -33,17 +35,26 @@ class SeriesReader:
         if record.step_ns:
             self._stretches.append(_stretch(record))
         if self._machine.samples >= SAMPLES_NEEDED:
-            self._know_loss()
+            self._know_loss(cpu_loss(self._machine.stats(has_growth=False)).to_others)
 
-    def _know_loss(self) -> None:
+    def _know_loss(self, lost: float) -> None:
         """Say of the stretches since the last time how much was lost to others: one alone may have too few samples."""
-        lost = cpu_loss(self._machine.stats(has_growth=False)).to_others
         latest = self._stretches[self._first_unknown :]
-        self._stretches[self._first_unknown :] = [_with_loss(stretch, lost) for stretch in latest]
+        self._stretches[self._first_unknown :] = [replace(stretch, lost=lost) for stretch in latest]
         self._machine, self._first_unknown = MachineSums(), len(self._stretches)
+
+    def _guess_loss(self) -> None:
+        """Say the same of the last stretches, from few samples: an interval that is too wide is the smaller mistake."""
+        stats = self._machine.stats(has_growth=False)
+        if stats is not None:
+            self._know_loss(cpu_loss(replace(stats, samples=max(stats.samples, SAMPLES_NEEDED))).to_others)
+        elif self._first_unknown:
+            self._know_loss(self._stretches[self._first_unknown - 1].lost or 0.0)
 
     def series(self, warmup: int) -> RunSeries:
         """Return the steps read so far."""
+        if self._first_unknown < len(self._stretches):
+            self._guess_loss()
         return RunSeries(tuple(self._stretches), warmup, self.rank)
 
 
@@ -73,7 +84,3 @@ def _stretch(record: IntervalRecord) -> Stretch:
         steps_a_block,
         samples=record.samples,
     )
-
-
-def _with_loss(stretch: Stretch, lost: float) -> Stretch:
-    return Stretch(stretch.step_s, stretch.slowed, stretch.sections, stretch.steps_a_block, lost, stretch.samples)

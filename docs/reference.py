@@ -7,18 +7,20 @@ The other reference pages are written by people; tests/docs compares them with t
 """
 
 import argparse
+import json
 import sys
 import textwrap
 from collections.abc import Iterable
-from importlib import import_module
 from pathlib import Path
 
 from training_profiler import settings
-from training_profiler.cli import COMMANDS
+from training_profiler.cli import COMMANDS, command_module
+from training_profiler.reports.report_schema import report_schema
 from training_profiler.sinks.registry import TRACKERS, Tracker
 
 FOLDER = Path(__file__).parent / "reference"
 COMMANDS_PAGE, SETTINGS_PAGE = FOLDER / "commands.md", FOLDER / "settings.md"
+REPORT_SCHEMA = FOLDER / "report.schema.json"
 TRACKERS_PAGE = FOLDER.parent / "frameworks" / "trackers.md"
 PROGRAM = "training-profiler"
 WIDTH = 110
@@ -48,6 +50,7 @@ def pages() -> dict[Path, str]:
         COMMANDS_PAGE: commands_page(),
         SETTINGS_PAGE: with_table(SETTINGS_PAGE, TABLE_HEAD, settings_rows),
         TRACKERS_PAGE: with_table(TRACKERS_PAGE, TRACKERS_HEAD, trackers_rows),
+        REPORT_SCHEMA: json.dumps(report_schema(), indent=1) + "\n",
     }
 
 
@@ -83,7 +86,7 @@ def commands_page() -> str:
 
 
 def _documentation(name: str) -> str:
-    return (import_module(f"training_profiler.cli.{name}").__doc__ or "").strip()
+    return (command_module(name).__doc__ or "").strip()
 
 
 def _summary(name: str) -> str:
@@ -92,7 +95,7 @@ def _summary(name: str) -> str:
 
 def _section(name: str) -> str:
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} {name}")
-    import_module(f"training_profiler.cli.{name}").prepare_parser(parser)
+    command_module(name).prepare_parser(parser)
     actions = [action for action in parser._actions if "--help" not in action.option_strings]
     lines = [f"## {name}", "", _documentation(name), "", "```text", _usage(parser, actions), "```", ""]
     for action in actions:

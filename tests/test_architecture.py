@@ -31,6 +31,7 @@ STAGES = (
     "aggregation",
     "findings",
     "diagnosis",
+    "comparison",
     "settings",
     "reports",
     "sinks",
@@ -60,6 +61,7 @@ PACKAGES_OF_OTHERS = {
     "torch_capture": {"msgspec", "psutil"},  # torch is looked up where the program has imported it
     "device": {"numpy"},  # the same
     "aggregation": {"numpy"},
+    "comparison": {"numpy"},
     "findings": {"tabulate"},  # for the tables of the standalone tools
     "reports": {"tabulate", "termcolor"},
     "sinks": {"prometheus_client", "tensorboard"},  # once they are chosen; wandb and mlflow only the program imports

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 # Each command is a module here, imported only when it is called.
-COMMANDS = ("run", "report", "capture", "trace", "benchmark", "env")
-READERS = ("report", "capture", "trace")  # they read files and run no code of the user
+COMMANDS = ("run", "report", "compare", "list", "capture", "trace", "benchmark", "env")
+READERS = ("report", "compare", "list", "capture", "trace")  # they read files and run no code of the user
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command in ``words`` and return its exit status: 0, or 2 for unusable input."""
+    """Run the command in ``words`` and return its exit status: 0, 2 for unusable input, or another one of its own."""
     words = list(sys.argv[1:] if words is None else words)
     try:
         if words[:1] == ["run"] and words[1:2] not in (["-h"], ["--help"]):
             # The words belong to another program. argparse would read its options as ours.
-            return int(_module("run").launch(words[1:]))
+            return int(command_module("run").launch(words[1:]))
         return _parse_and_run(words)
     except ProfilerError as error:
         return _refuse(str(error))
@@ -57,7 +57,7 @@ def _parse_and_run(words: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     known: list[str] = []
     for name in words[:1] if words[:1] and words[0] in COMMANDS else COMMANDS:
-        command = _module(name)
+        command = command_module(name)
         text = str(command.__doc__ or "").strip()
         of_command = commands.add_parser(
             name,
@@ -77,8 +77,8 @@ def _parse_and_run(words: list[str]) -> int:
         with warnings.catch_warnings():
             # numpy warns of a figure that is not a number, which then stands as unknown in the report.
             warnings.simplefilter("ignore", RuntimeWarning)
-            return int(_module(arguments.command).run(arguments))
-    return int(_module(arguments.command).run(arguments))
+            return int(command_module(arguments.command).run(arguments))
+    return int(command_module(arguments.command).run(arguments))
 
 
 def _command_hint(words: list[str]) -> str:
@@ -108,5 +108,7 @@ def _wrapped(text: str) -> str:
     )
 
 
-def _module(name: str) -> "Any":
-    return import_module(f"{__name__}.{name}")
+def command_module(name: str) -> "Any":
+    """Return the module of a command."""
+    # A module named "list" would hide the built-in one in this package.
+    return import_module(f"{__name__}.{'list_runs' if name == 'list' else name}")

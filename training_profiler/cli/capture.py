@@ -5,13 +5,17 @@ RUN/captures/step100-103-rank0.pt.trace.json.gz.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from training_profiler.errors import RunFolderError
+from training_profiler.settings import read_settings
 from training_profiler.storage.journal_discovery import JournalFile, find_journals
 from training_profiler.storage.journal_tail import read_end
 from training_profiler.storage.launch import is_running
+from training_profiler.storage.run_choice import newest_runs
+from training_profiler.storage.run_lookup import run_named
 from training_profiler.text import encodable, printable_lines
 from training_profiler.torch_capture.request import FOLDER, MOST_STEPS, write_request
 from training_profiler.units import NS_PER_S
@@ -19,7 +23,13 @@ from training_profiler.units import NS_PER_S
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="its run folder, such as runs/20261121-142530")
+    parser.add_argument(
+        "run",
+        type=Path,
+        nargs="?",
+        metavar="RUN",
+        help="its run folder, such as runs/20261121-142530, or its name (default: the newest run)",
+    )
     parser.add_argument(
         "--steps",
         type=_steps,
@@ -49,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         RunFolderError: the run does not exist or has ended, or its folder cannot be written.
     """
-    folder: Path = arguments.run
+    folder = _chosen(arguments.run)
     ranks = None if arguments.all else (arguments.rank,)
     is_known = _check_runs(folder, ranks)
     try:
@@ -73,6 +83,14 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.write(encodable(text, sys.stdout.encoding))
     sys.stdout.flush()
     return 0
+
+
+def _chosen(given: Path | None) -> Path:
+    if given is not None and os.path.lexists(given):
+        return given
+    runs = Path(read_settings().dir)
+    named = run_named(str(given), runs) if given is not None else newest_runs(runs, 1)[0]
+    return named or Path(str(given))
 
 
 def _check_runs(folder: Path, ranks: tuple[int, ...] | None) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from training_profiler.diagnosis import diagnose
 from training_profiler.reports.console import Origin, render_final
 from training_profiler.reports.report_json import as_data
+from training_profiler.reports.report_schema import report_schema
 from training_profiler.settings import FORMATS, read_settings
 from training_profiler.sinks.console import stream_layout
 from training_profiler.storage.run_lookup import read_program, run_named, typed_path
@@ -37,6 +38,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="for restarted runs (torchrun --max-restarts): attempt number, counted from 0 (default: the last)",
     )
     parser.add_argument("--json", action="store_true", help="print all figures as JSON instead of text")
+    parser.add_argument("--json-schema", action="store_true", help="print the JSON schema of --json, and read no run")
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="layout of the text (default: table)")
     parser.add_argument("--checklist", action="store_true", help="add the quick checklist to the text")
 
@@ -53,6 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         RunFolderError: the folder cannot be read as a run, or it has no such attempt.
     """
+    if arguments.json_schema:
+        print(json.dumps(report_schema(), indent=1))
+        return 0
     folder = _chosen_run(arguments.run)
     snapshot = read_run(folder, arguments.attempt)
     findings = diagnose(snapshot)

@@ -13,6 +13,8 @@ from typing import Any, Final
 from training_profiler.errors import ProfilerError, TraceError
 from training_profiler.findings.thresholds import read_thresholds
 from training_profiler.safety.files import is_readable
+from training_profiler.settings import read_settings
+from training_profiler.storage.run_lookup import run_named
 from training_profiler.text import encodable, printable_data, printable_lines
 from training_profiler.torch_capture.request import FOLDER as CAPTURES
 from training_profiler.trace_analysis.analysis import Analysis, analyse
@@ -177,6 +179,9 @@ def _pairing(before: Path, after: Path) -> list[tuple[Analysis, Analysis]]:
 
 def _files(given: Path) -> list[Path]:
     if not given.exists():
+        named = run_named(str(given), Path(read_settings().dir))
+        if named is not None:
+            return _files(named)
         raise TraceError(f"{given} does not exist; example: training-profiler trace runs/20261121-142530/captures")
     if not given.is_dir():
         return [given]

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from training_profiler.diagnosis import Finding
 from training_profiler.reports.checklist import checklist
+from training_profiler.reports.verdict import verdict
 from training_profiler.snapshot.snapshot import (
     AllRanksStats,
     EpochStats,
@@ -31,8 +32,10 @@ def as_data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
 
 def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
     step = snapshot.step
+    findings = tuple(findings)
     return {
         "schema": SCHEMA,
+        "verdict": verdict(snapshot, findings).headline,
         "steps": snapshot.steps,
         "wall_s": snapshot.wall_s,
         "sections": {

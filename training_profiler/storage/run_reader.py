@@ -38,6 +38,7 @@ from training_profiler.storage.limits import MOST_EPOCHS, MOST_JOURNAL_BYTES, MO
 from training_profiler.storage.rank_reader import attempt_of, received_ranks
 from training_profiler.storage.run_folder import is_own_name, journal_name
 from training_profiler.storage.run_lookup import attempts_before, read_meta
+from training_profiler.storage.series_reader import SeriesReader
 from training_profiler.text import one_line, printable
 from training_profiler.units import BYTES_PER_GIB, NS_PER_S
 
@@ -49,7 +50,7 @@ _UNENDED: Final = {
 }
 
 
-def read_run(folder: Path, attempt: int | None = None) -> Snapshot:
+def read_run(folder: Path, attempt: int | None = None, series: SeriesReader | None = None) -> Snapshot:
     """Return the stats of the run in ``folder``, whether or not it has ended.
 
     Stats of a single rank are rank 0's, or those of the lowest rank with a journal.
@@ -57,6 +58,7 @@ def read_run(folder: Path, attempt: int | None = None) -> Snapshot:
     Args:
         folder: the run's, or a folder with copies of its ranks' journals, together or in one folder per machine.
         attempt: the attempt of a restarted training; the last by default.
+        series: gets the steps one by one, of the same rank.
 
     Raises:
         RunFolderError: the folder is not a run's, no journal in it is readable, or there was no such attempt.
@@ -69,7 +71,7 @@ def read_run(folder: Path, attempt: int | None = None) -> Snapshot:
     of_attempt = [journal for journal in journals if journal.attempt == number]
     for journal in of_attempt:
         try:
-            snapshot = _read_journal(folder, journal)
+            snapshot = _read_journal(folder, journal, series)
         except RunFolderError as error:
             left_out.append(f"left out: {error}")
             continue
@@ -144,11 +146,13 @@ def _why_not(folder: Path) -> str:
     return f"{folder} is not a run folder: {journal_name(0)} cannot be read ({reason})"
 
 
-def _read_journal(folder: Path, found: JournalFile) -> Snapshot:
+def _read_journal(folder: Path, found: JournalFile, series: SeriesReader | None) -> Snapshot:
     """Return the stats of one rank."""
     if found.problem or found.begin is None:
         raise RunFolderError(f"{found.path} {found.problem}")
-    replay = _Replay()
+    if series is not None:
+        series.begin(found.rank or 0)
+    replay = _Replay(series)
     try:
         with open_file(found.path, follow=may_follow(found.path)) as file:
             if os.fstat(file.fileno()).st_size > MOST_JOURNAL_BYTES:
@@ -166,7 +170,8 @@ def _read_journal(folder: Path, found: JournalFile) -> Snapshot:
 class _Replay:
     """Adds up the lines of a journal as they are read. A line that cannot be used is counted and left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, series: SeriesReader | None = None) -> None:
+        self._series = series
         self.sums: RunSums | None = None
         self.problem = ""  # of the first unusable line
         self.intervals = 0
@@ -230,6 +235,8 @@ class _Replay:
         if added > MOST_SUM:
             raise BadLineError("its numbers are too large")
         sums.add(*totals_from_data(record, self._names, self._spare))
+        if self._series is not None:
+            self._series.add(record)
         self._added, self._last = added, record
         self.intervals += 1
 

@@ -1,0 +1,179 @@
+import json
+import time
+
+import pytest
+
+from tests.support.recording import FakeRun
+from training_profiler.cli import main
+from training_profiler.storage.run_folder import META, REPORT_DATA
+
+
+def write_run(runs, name, step_s=0.1, steps=60, meta=None, loading_s=0.02):
+    """Write the journal of a run whose forward pass takes most of a step."""
+    folder = runs / name
+    folder.mkdir(parents=True)
+    run = FakeRun(journal=folder / "rank0.jsonl")
+    for i in range(steps):
+        run.spend("data_loading", loading_s)
+        run.spend("forward_pass", (step_s - loading_s) * (1 + 0.02 * ((i * 7) % 5 - 2)))
+        run.step()
+        if i % 20 == 19:
+            run.flush()
+    run.flush()
+    run.journal.close(run.snapshot().health, None)
+    (folder / META).write_text(
+        json.dumps({"command": "python train.py", "began": "2026-11-21T14:25:30", **(meta or {})})
+    )
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+def test_the_newest_two_are_compared_by_default(runs, capsys):
+    write_run(runs, "20261121-142530", 0.5)
+    write_run(runs, "20261121-142531")
+    write_run(runs, "20261121-142531-2", 0.12)
+    assert main(["compare"]) == 0
+    out = capsys.readouterr().out
+    assert "before: runs/20261121-142531\nafter:  runs/20261121-142531-2\n" in out
+    assert "SLOWER: a step takes 20.0% longer" in out
+    assert "Carried by forward_pass: +20.0 ms a step" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_a_slower_run_fails_only_beyond_the_limit(runs, capsys):
+    write_run(runs, "20261121-142530", 0.1)
+    write_run(runs, "20261121-142531", 0.12)
+    assert main(["compare", "--fail-if-slower", "3%"]) == 1
+    assert main(["compare", "--fail-if-slower", "30%"]) == 0
+    assert main(["compare", "runs/20261121-142531", "runs/20261121-142530", "--fail-if-slower", "3%"]) == 0
+    assert "FASTER" in capsys.readouterr().out
+
+
+def test_names_and_what_differs_and_json(runs, capsys):
+    settings = {"name": "baseline", "log_every": 50}
+    write_run(runs, "20261121-142530-baseline", meta={"settings": settings, "git": {"commit": "abc"}})
+    write_run(runs, "20261121-142531", meta={"settings": {"log_every": 10}, "git": {"commit": "def"}})
+    assert main(["compare", "baseline", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["before"] == "runs/20261121-142530-baseline (baseline)"
+    assert data["verdict"] == "no difference shown"
+    assert {each["what"]: (each["before"], each["after"]) for each in data["differs"]} == {
+        "git.commit": ("abc", "def"),
+        "settings.log_every": ("50", "10"),
+    }
+    assert data["steps"]["before"]["compared"] == 54
+
+
+def test_each_further_run_is_compared_with_the_first(runs, capsys):
+    folders = [write_run(runs, f"20261121-14253{i}", step_s) for i, step_s in enumerate((0.1, 0.1, 0.2))]
+    assert main(["compare", *map(str, folders), "--fail-if-slower=3"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("=== Comparison ===") == 2
+    assert "NO DIFFERENCE SHOWN" in out
+    assert "SLOWER" in out
+
+
+def test_what_cannot_be_compared_is_one_line_and_status_2(runs, capsys):
+    good = write_run(runs, "20261121-142530")
+    empty = runs / "20261121-142531"
+    empty.mkdir()
+    newer = write_run(runs, "20261121-142532")
+    journal = newer / "rank0.jsonl"
+    journal.write_text(journal.read_text().replace('"schema":1', '"schema":9', 1))
+    garbage = runs / "20261121-142533"
+    garbage.mkdir()
+    (garbage / "rank0.jsonl").write_bytes(b"\x00\xff nothing of ours\n" * 10)
+    one_step = write_run(runs, "20261121-142534", steps=1)
+    for bad, words in (
+        (empty, "is not a run folder"),
+        (newer, "has schema 9, this version reads 1"),
+        (garbage, "does not begin like a journal"),
+        (one_step, "the second run has 1 step so far"),
+        (runs / "nothing", "is neither a folder nor the name of a run"),
+    ):
+        assert main(["compare", str(good), str(bad)]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1
+        assert words in err
+
+
+def test_too_few_runs_are_refused(runs, capsys):
+    assert main(["compare"]) == 2
+    write_run(runs, "20261121-142530")
+    assert main(["compare"]) == 2
+    assert main(["compare", "runs/20261121-142530"]) == 2
+    err = capsys.readouterr().err
+    assert "runs does not exist" in err
+    assert "runs holds 1 run" in err
+    assert "is the newest run itself" in err
+
+
+def test_a_run_without_an_end_is_compared_as_far_as_it_is_written(runs, capsys):
+    write_run(runs, "20261121-142530")
+    folder = write_run(runs, "20261121-142531")
+    journal = folder / "rank0.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:-1]) + b'{"kind":"inter')
+    assert main(["compare"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "after: the run did not come to its end" in out
+    assert "after: 1 torn line" in out
+
+
+def test_a_list_has_one_line_for_each_run(runs, capsys):
+    ended = write_run(runs, "20261121-142530", meta={"settings": {"name": "baseline"}})
+    (ended / REPORT_DATA).write_text(
+        json.dumps({"steps": 60, "step_time": {"avg_s": 0.1}, "verdict": "INPUT-BOUND: waits", "ended_by": None})
+    )
+    killed = write_run(runs, "20261121-142531", meta={"command": "python -m evil\x1b[31m"})
+    journal = killed / "rank0.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
+    (runs / "20261121-142532").mkdir()
+    (runs / "notes.txt").write_text("")
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) == 3
+    assert "\x1b" not in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    words = ["11-21", "14:25", "baseline", "train.py", "ended", "60", "100", "INPUT-BOUND"]
+    assert out.splitlines()[2].split() == words
+    assert main(["list", "--json", "--sort", "steps", "--reverse"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["state"], row["steps"]) for row in rows] == [("ended", 60), ("unknown", 60)]
+
+
+def test_a_folder_without_runs_is_refused(runs, capsys):
+    assert main(["list"]) == 2
+    runs.mkdir()
+    assert main(["list", str(runs)]) == 2
+    err = capsys.readouterr().err
+    assert "runs does not exist" in err
+    assert "holds no run folder" in err
+
+
+def test_the_states_of_runs_without_a_summary(runs, capsys):
+    import os
+    import socket
+
+    for name, pid in (("20261121-142530", os.getpid()), ("20261121-142531", 2**22 - 3)):
+        attempt = {"number": 0, "begin_wall_ns": time.time_ns(), "host": socket.gethostname(), "pid": pid}
+        folder = write_run(runs, name, meta={"attempts": [attempt]})
+        journal = folder / "rank0.jsonl"
+        journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
+    assert main(["list", "--json"]) == 0
+    assert [row["state"] for row in json.loads(capsys.readouterr().out)] == ["killed", "running"]
+
+
+def test_a_name_is_enough_to_request_a_capture(runs, capsys):
+    write_run(runs, "20261121-142530-baseline", meta={"settings": {"name": "baseline"}})
+    for words in (["capture", "baseline"], ["capture"]):
+        assert main(words) == 2  # it has ended
+        assert "the training of runs/20261121-142530-baseline is no longer running" in capsys.readouterr().err
+    assert main(["trace", "baseline"]) == 2
+    assert "runs/20261121-142530-baseline is the folder of a run that captured no steps" in capsys.readouterr().err

@@ -1,0 +1,80 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.reports.test_contract import data_of_a_run
+from tests.support.recording import FakeRun
+from training_profiler.diagnosis import diagnose
+from training_profiler.reports.report_json import as_data
+from training_profiler.reports.report_schema import report_schema
+from training_profiler.storage.run_reader import read_run
+
+TYPES = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "null": type(None),
+}
+PUBLISHED = Path(__file__).parents[2] / "docs" / "reference" / "report.schema.json"
+JOURNALS = Path(__file__).parents[1] / "storage" / "journals"
+
+
+def problems(schema, value, path="$"):
+    """Return where ``value`` is not of ``schema``, for the few keywords that ours has."""
+    if "const" in schema and value != schema["const"]:
+        return [f"{path} is {value!r}"]
+    if "anyOf" in schema:
+        each = [problems(one, value, path) for one in schema["anyOf"]]
+        return [] if [] in each else max(each, key=len)
+    types = schema.get("type")
+    if types is not None:
+        names = [types] if isinstance(types, str) else types
+        is_bool = isinstance(value, bool)
+        if not any(isinstance(value, TYPES[name]) and (not is_bool or name == "boolean") for name in names):
+            return [f"{path} is {value!r}, not {types}"]
+    found = []
+    if isinstance(value, dict):
+        found += [f"{path}.{key} is missing" for key in schema.get("required", ()) if key not in value]
+        for key, item in value.items():
+            inner = schema.get("properties", {}).get(key, schema.get("additionalProperties", {}))
+            found += problems(inner, item, f"{path}.{key}")
+    if isinstance(value, list):
+        found += [
+            one for i, item in enumerate(value) for one in problems(schema.get("items", {}), item, f"{path}[{i}]")
+        ]
+    return found
+
+
+def test_the_published_schema_is_that_of_the_code():
+    assert json.loads(PUBLISHED.read_text(encoding="utf-8")) == report_schema()
+
+
+def data_of_many_ranks():
+    snapshot = read_run(JOURNALS)
+    assert snapshot.ranks is not None
+    return as_data(snapshot, diagnose(snapshot))
+
+
+def data_of_nothing():
+    return as_data(FakeRun().snapshot(), ())
+
+
+@pytest.mark.parametrize("data", [data_of_a_run, data_of_many_ranks, data_of_nothing])
+def test_reports_are_of_the_schema(data):
+    assert problems(report_schema(), json.loads(json.dumps(data()))) == []
+
+
+def test_every_key_of_a_report_is_in_the_schema():
+    assert data_of_many_ranks().keys() == report_schema()["properties"].keys()
+
+
+def test_a_wrong_report_is_not_of_the_schema():
+    data = json.loads(json.dumps(data_of_a_run()))
+    del data["steps"]
+    data["wall_s"] = "long"
+    data["sections"]["forward_pass"]["count"] = None
+    assert len(problems(report_schema(), data)) == 3

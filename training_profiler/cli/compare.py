@@ -1,0 +1,150 @@
+"""Compare runs: is a step faster or slower, by how much, and which section and line carry it.
+
+BEFORE and AFTER are run folders or names of runs; by default they are the two newest. Each further run is compared with
+BEFORE as well. Warm-up is left out, and so are steps on a busy machine where enough others remain.
+
+Exit status: 0; 1 with --fail-if-slower, if a run is shown to be slower by at least that much; 2 if a run cannot be read
+or compared.
+
+    training-profiler compare
+    training-profiler compare baseline runs/20261121-142530 --fail-if-slower 3%
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from training_profiler.comparison.compare import SLOWER, Comparison, NoComparisonError, compare
+from training_profiler.comparison.differences import differing
+from training_profiler.comparison.lines import line_of
+from training_profiler.comparison.run_series import RunSeries
+from training_profiler.errors import RunFolderError
+from training_profiler.reports.comparison import ComparedRuns, comparison_data, render_comparison
+from training_profiler.reports.report_json import as_data
+from training_profiler.settings import read_settings
+from training_profiler.sinks.console import stream_layout
+from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.storage.run_choice import choose_run, newest_runs, run_name
+from training_profiler.storage.run_lookup import read_meta, typed_path
+from training_profiler.storage.run_reader import read_run
+from training_profiler.storage.series_reader import SeriesReader
+from training_profiler.text import encodable, printable
+
+SLOWER_STATUS = 1
+_QUOTED = ("the run ", "1 torn line", "the figures above", "left out")  # notes that concern what can be compared
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "runs",
+        type=Path,
+        nargs="*",
+        metavar="RUN",
+        help="BEFORE AFTER [MORE ...]: run folders, or names of runs (default: the newest two)",
+    )
+    parser.add_argument(
+        "--fail-if-slower",
+        type=_part,
+        metavar="PERCENT",
+        help="exit with status 1 if a run is shown to be slower by at least that much, e.g. 3%%",
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON for each pair instead of text")
+
+
+def _part(word: str) -> float:
+    try:
+        part = float(word.removesuffix("%")) / 100
+    except ValueError:
+        part = -1.0
+    if not 0 <= part < float("inf"):
+        raise argparse.ArgumentTypeError(f"{word!r} is not a percentage; example: 3%")
+    return part
+
+
+class _Run:
+    """A run as it was read."""
+
+    def __init__(self, folder: Path) -> None:
+        reader = SeriesReader()
+        self.folder = folder
+        self.snapshot: Snapshot = read_run(folder, series=reader)
+        self.series: RunSeries = reader.series(0 if self.snapshot.step is None else self.snapshot.step.warmup_count)
+        self.meta = read_meta(folder)
+        name = run_name(self.meta)
+        self.shown = typed_path(folder) + (f" ({printable(name)})" if name else "")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the comparison and return the exit status.
+
+    Raises:
+        RunFolderError: a folder cannot be read as a run, or two runs cannot be compared.
+    """
+    runs = [_Run(folder) for folder in _chosen(arguments.runs)]
+    before, *others = runs
+    compared = [_compared(before, after) for after in others]
+    if arguments.json:
+        text = "".join(json.dumps(comparison_data(each), allow_nan=False) + "\n" for each in compared)
+    else:
+        layout = stream_layout(sys.stdout, "table")
+        text = "\n".join(render_comparison(each, layout) for each in compared)
+    sys.stdout.write(encodable(text, sys.stdout.encoding))
+    sys.stdout.flush()
+    return max(_status(each.comparison, arguments.fail_if_slower) for each in compared)
+
+
+def _status(comparison: Comparison, limit: float | None) -> int:
+    is_over = limit is not None and comparison.verdict == SLOWER and comparison.shown.relative >= limit
+    return SLOWER_STATUS if is_over else 0
+
+
+def _chosen(given: list[Path]) -> list[Path]:
+    runs = Path(read_settings().dir)
+    if not given:
+        return newest_runs(runs, 2)[::-1]
+    if len(given) == 1:
+        before, after = choose_run(given[0], runs), newest_runs(runs, 1)[0]
+        if before.resolve() == after.resolve():
+            raise RunFolderError(f"{given[0]} is the newest run itself; give the run to compare it with")
+        return [before, after]
+    return [choose_run(each, runs) for each in given]
+
+
+def _compared(before: _Run, after: _Run) -> ComparedRuns:
+    try:
+        comparison = compare(before.series, after.series)
+    except NoComparisonError as error:
+        raise RunFolderError(f"{before.folder} and {after.folder} cannot be compared: {error}") from None
+    sections = {row.name: row for row in comparison.sections}
+    places = {
+        name: line_of(before.snapshot, after.snapshot, name, sections[name].seconds) for name in comparison.carriers
+    }
+    return ComparedRuns(
+        before.shown,
+        after.shown,
+        comparison,
+        {name: place for name, place in places.items() if place is not None},
+        differing(*((run.meta, _facts(run.snapshot)) for run in (before, after))),
+        _notes(before, after),
+    )
+
+
+def _facts(snapshot: Snapshot) -> dict[str, Any]:
+    program = snapshot.program
+    optimizer = None if program.optimizer is None else program.optimizer._asdict()
+    return {**as_data(snapshot, ()), "program": {"optimizer": optimizer, "autocast": program.autocast}}
+
+
+def _notes(before: _Run, after: _Run) -> list[str]:
+    notes = []
+    for name, run in (("before", before), ("after", after)):
+        notes += [f"{name}: {note}" for note in run.snapshot.health.notes if note.startswith(_QUOTED)]
+        ranks = run.snapshot.ranks
+        if ranks is not None:
+            notes.append(f"{name}: rank {run.series.rank} of {ranks.world_size} is compared")
+        if run.snapshot.device is not None:
+            notes.append(f"{name}: sections are host time; the step contains the waiting for the device")
+    return notes

@@ -1,0 +1,1 @@
+"""Decides whether the steps of one run take longer than those of another: pure functions over series of steps."""

@@ -1,0 +1,288 @@
+"""Compares two runs: step time with an interval, the sections that carry the difference, and the verdict."""
+
+from dataclasses import dataclass
+from math import exp, expm1, inf, log, log1p, sqrt
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from training_profiler.aggregation.arrays import Floats, Ints
+from training_profiler.comparison.long_run import (
+    HUBER_K,
+    MAD_TO_STD,
+    Estimate,
+    freedom_of_sum,
+    plain_mean,
+    student_t,
+    typical,
+    variance_of_mean,
+)
+from training_profiler.comparison.run_series import FEWEST_STEPS, RunSeries, SettledSteps, settle
+from training_profiler.snapshot.snapshot import OTHER
+
+FASTER, SLOWER, NOT_SHOWN = "faster", "slower", "no difference shown"
+# A verdict is wrong in at most 5% of pairs of equal runs. Most of that belongs to the typical step; the mean finds rare
+# long steps, which are far outside of any interval.
+TYPICAL_LEVEL: Final = 0.96
+MEAN_LEVEL: Final = 0.99
+SECTIONS_LEVEL: Final = 0.95  # of all sections together (Bonferroni)
+# Two runs of the same program differ by 1 to 2%: memory layout, temperature, drift that began differently (Mytkowicz et
+# al., "Producing wrong data without doing anything obviously wrong", ASPLOS 2009).
+LEAST_SHOWN: Final = 0.02
+SAME_WORK: Final = 0.01  # batches of the last epoch's end make samples a step differ by less
+PAIRED_FROM: Final = 0.5  # correlation between the steps of the two runs
+# Of the logarithm of what lost time explains: others also take caches, memory and half of a processor. Equal runs
+# beside other programs differed by up to 0.8 of it (benchmarks.comparison --real).
+OF_LOSS: Final = 0.75
+MOST_LOST: Final = 0.95
+CARRIES: Final = 0.1  # of the difference
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How much longer a step takes than before: 0.03 is 3%; the interval is ``low`` to ``high``."""
+
+    before_s: float
+    after_s: float
+    relative: float
+    low: float
+    high: float
+    level: float
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the runs differ by more than chance and two runs of the same program do."""
+        return abs(self.relative) >= LEAST_SHOWN and not self.low <= 0 <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class SectionDifference:
+    """The exclusive time of a section in a step; the interval holds for all sections together."""
+
+    name: str
+    before_s: float
+    after_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def seconds(self) -> float:
+        """How much longer it takes."""
+        return self.after_s - self.before_s
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval is above or below 0."""
+        return not self.low_s <= 0 <= self.high_s
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs, compared."""
+
+    verdict: str
+    reasons: tuple[str, ...]  # why no difference is shown; empty otherwise
+    is_by_mean: bool  # the verdict rests on rare long steps, not on the typical one
+    typical: Difference
+    mean: Difference
+    sections: tuple[SectionDifference, ...]  # largest difference first
+    carriers: tuple[str, ...]  # the sections that carry the difference, the largest first
+    before: SettledSteps
+    after: SettledSteps
+    work_ratio: float | None  # samples a step, after over before; None if unknown
+    is_paired: bool
+
+    @property
+    def is_by_work(self) -> bool:
+        """Whether times are those of the same number of samples."""
+        return self.work_ratio is not None and abs(self.work_ratio - 1) > SAME_WORK
+
+    @property
+    def shown(self) -> Difference:
+        """The difference that the verdict rests on."""
+        return self.mean if self.is_by_mean else self.typical
+
+
+class NoComparisonError(ValueError):
+    """Two runs cannot be compared."""
+
+
+def compare(before: RunSeries, after: RunSeries) -> Comparison:
+    """Return the comparison of two runs.
+
+    Raises:
+        NoComparisonError: a run has fewer than two steps, or they have no section in common.
+    """
+    for name, run in (("the first", before), ("the second", after)):
+        if run.steps < 2:
+            raise NoComparisonError(f"{name} run has {run.steps or 'no'} step{'' if run.steps == 1 else 's'} so far")
+    old, new = settle(before), settle(after)
+    _check_sections(old, new)
+    work = new.samples_a_step / old.samples_a_step if old.samples_a_step and new.samples_a_step else None
+    scale = 1 / work if work is not None and abs(work - 1) > SAME_WORK else 1.0
+    at = _paired_steps(old, new)
+    values = (old.step_s, new.step_s) if at is None else (old.step_s[at[0]], new.step_s[at[1]])
+    usual, mean = (
+        _difference(method(values[0]), method(values[1]), level, (old.lost, new.lost), scale, at is not None)
+        for method, level in ((typical, TYPICAL_LEVEL), (plain_mean, MEAN_LEVEL))
+    )
+    verdict, is_by_mean = _verdict(usual, mean)
+    reasons = _reasons(old, new, usual)
+    if min(old.count, new.count) < FEWEST_STEPS:
+        verdict = NOT_SHOWN
+    sections = _sections(old, new, scale, is_by_mean)
+    return Comparison(
+        verdict,
+        reasons if verdict == NOT_SHOWN else (),
+        is_by_mean,
+        usual,
+        mean,
+        sections,
+        _carriers(verdict, sections),
+        old,
+        new,
+        work,
+        at is not None,
+    )
+
+
+def _check_sections(old: SettledSteps, new: SettledSteps) -> None:
+    names = [run.sections.keys() - {OTHER} for run in (old, new)]
+    if all(names) and not names[0] & names[1]:
+        shown = [", ".join(sorted(each)[:3]) for each in names]
+        raise NoComparisonError(f"the runs have no section in common ({shown[0]}; {shown[1]})")
+
+
+def _verdict(usual: Difference, mean: Difference) -> tuple[str, bool]:
+    is_by_mean = mean.is_shown and (not usual.is_shown or usual.relative * mean.relative < 0)
+    shown = mean if is_by_mean else usual
+    if not shown.is_shown:
+        return NOT_SHOWN, False
+    return SLOWER if shown.relative > 0 else FASTER, is_by_mean
+
+
+def _reasons(old: SettledSteps, new: SettledSteps, usual: Difference) -> tuple[str, ...]:
+    fewest = min(old.count, new.count)
+    if fewest < FEWEST_STEPS:
+        return (f"{fewest} steps after warm-up are too few; {FEWEST_STEPS} are needed",)
+    if not usual.low <= 0 <= usual.high:
+        return (f"differences below {LEAST_SHOWN:.0%} also occur between two runs of the same program",)
+    width = max(usual.high - usual.relative, usual.relative - usual.low)
+    lost = max(old.lost or 0.0, new.lost or 0.0)
+    busy = f"; the machine was busy: others took {lost:.0%} of the time" if _allowance(lost) > LEAST_SHOWN else ""
+    return (f"a difference below {max(width, LEAST_SHOWN):.1%} would not stand out from noise{busy}",)
+
+
+def _difference(
+    old: Estimate,
+    new: Estimate,
+    level: float,
+    lost: tuple[float | None, float | None],
+    scale: float,
+    is_paired: bool,
+) -> Difference:
+    """Return the relative difference, by the delta method for the logarithm of the ratio."""
+    if is_paired:
+        variance, freedom = variance_of_mean(new.influence / new.mean - old.influence / old.mean)
+    else:
+        terms = [(each.variance / each.mean**2, each.freedom) for each in (old, new)]
+        variance, freedom = sum(term for term, _ in terms), freedom_of_sum(*terms)
+    ratio = log(new.mean * scale / old.mean)
+    width = student_t(level, max(1, int(freedom))) * sqrt(variance) if variance < inf else 50.0
+    # A busy machine explains a difference up to that between the lost times, and lost times are known only roughly.
+    explained, allowance = _explained(lost)
+    spread = width + allowance
+    low, high = ratio - spread - max(0.0, explained), ratio + spread - min(0.0, explained)
+    return Difference(old.mean, new.mean, expm1(ratio), expm1(low), exp(min(50.0, high)) - 1, level)
+
+
+def _explained(lost: tuple[float | None, float | None]) -> tuple[float, float]:
+    """Return the logarithm of the ratio that lost time explains, and by how much that may be wrong."""
+    losses = [-log1p(-min(MOST_LOST, part or 0.0)) for part in lost]
+    return losses[1] - losses[0], OF_LOSS * max(losses)
+
+
+def _allowance(lost: float) -> float:
+    return _explained((lost, lost))[1]
+
+
+class _Pairs(NamedTuple):
+    before: Ints
+    after: Ints
+
+
+def _paired_steps(old: SettledSteps, new: SettledSteps) -> _Pairs | None:
+    """Return the places of the steps that both runs have, if those go together; None otherwise.
+
+    Steps of the same number go together where both runs pass batches of different sizes in the same order.
+    """
+    _, at_old, at_new = np.intersect1d(old.numbers, new.numbers, assume_unique=True, return_indices=True)
+    if len(at_old) < max(FEWEST_STEPS, 0.8 * max(old.count, new.count)):
+        return None
+    influences = [typical(run.step_s[at]).influence for run, at in ((old, at_old), (new, at_new))]
+    # Without what changes slowly: temperature and other programs are not work.
+    changes = [np.diff(influence) for influence in influences]
+    norms = [float(np.sqrt((change**2).sum())) for change in changes]
+    if min(norms) <= 0 or float(changes[0] @ changes[1]) < PAIRED_FROM * norms[0] * norms[1]:
+        return None
+    return _Pairs(at_old, at_new)
+
+
+class _Weighted(NamedTuple):
+    mean_s: float
+    variance: float
+    freedom: float
+
+
+def _sections(old: SettledSteps, new: SettledSteps, scale: float, is_by_mean: bool) -> tuple[SectionDifference, ...]:
+    if min(len(old.block_s), len(new.block_s)) < 2:
+        return ()
+    names = sorted(old.sections.keys() | new.sections.keys())
+    rows = []
+    weights = [np.ones(len(run.block_s)) if is_by_mean else _weights(run) for run in (old, new)]
+    level = 1 - (1 - SECTIONS_LEVEL) / max(1, len(names))
+    explained, allowance = _explained((old.lost, new.lost))
+    for name in names:
+        was, now = (_section(run, weight, name) for run, weight in zip((old, new), weights, strict=True))
+        variance = was.variance + scale**2 * now.variance
+        freedom = freedom_of_sum((was.variance, was.freedom), (scale**2 * now.variance, now.freedom))
+        width = student_t(level, max(1, int(freedom))) * sqrt(variance)
+        after_s = scale * now.mean_s
+        seconds = after_s - was.mean_s
+        # What waits for a CPU may be any section.
+        low_s = seconds - width - was.mean_s * expm1(allowance + max(0.0, explained))
+        high_s = seconds + width + was.mean_s * expm1(allowance + max(0.0, -explained))
+        rows.append(SectionDifference(name, was.mean_s, after_s, low_s, high_s))
+    return tuple(sorted(rows, key=lambda row: (-abs(row.seconds), row.name)))
+
+
+def _weights(run: SettledSteps) -> Floats:
+    """Return Huber's weights of the blocks, by their step time: the sections then add up to the typical step."""
+    step_s = run.block_s / run.block_steps
+    distance = np.abs(step_s - typical(step_s).mean)
+    scale = MAD_TO_STD * float(np.median(np.abs(step_s - np.median(step_s))))
+    if scale <= 0:
+        return np.ones(len(step_s))
+    return np.minimum(1.0, HUBER_K * scale / np.maximum(distance, 1e-12 * scale))
+
+
+def _section(run: SettledSteps, weights: Floats, name: str) -> _Weighted:
+    seconds = run.sections.get(name)
+    if seconds is None:
+        return _Weighted(0.0, 0.0, float(max(1, len(weights) - 1)))
+    steps = weights * run.block_steps
+    mean_s = float((weights * seconds).sum() / steps.sum())
+    influence = (weights * seconds - mean_s * steps) / steps.mean()
+    return _Weighted(mean_s, *variance_of_mean(influence))
+
+
+def _carriers(verdict: str, sections: tuple[SectionDifference, ...]) -> tuple[str, ...]:
+    if verdict == NOT_SHOWN:
+        return ()
+    sign = 1 if verdict == SLOWER else -1
+    whole = sum(row.seconds for row in sections)
+    return tuple(
+        row.name
+        for row in sections
+        if row.is_shown and sign * row.seconds > 0 and sign * row.seconds >= CARRIES * abs(whole)
+    )

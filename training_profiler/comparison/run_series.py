@@ -1,0 +1,141 @@
+"""The steps of a run in their order, as a comparison needs them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from training_profiler.aggregation.arrays import Bools, Floats, Ints
+
+SETTLED_AFTER: Final = 10  # first steps that are left out at least
+SETTLED_PART: Final = 0.1  # at most this part of a short run for that reason alone
+BUSY_FROM: Final = 0.05  # part of the time lost to other programs: then the steps of that stretch are set aside
+FEWEST_STEPS: Final = 20  # with fewer, no difference can be shown
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive steps of a run that were written together."""
+
+    step_s: Floats
+    slowed: tuple[int, ...] = ()  # steps that a capture window slowed, counted from 0
+    sections: Mapping[str, Floats] = field(default_factory=dict)  # section -> exclusive seconds in each block of steps
+    steps_a_block: int = 1
+    lost: float | None = None  # part of the time that the training waited for CPUs that others had; None if unknown
+    samples: int | None = None  # fetched for training
+
+
+@dataclass(frozen=True, slots=True)
+class RunSeries:
+    """All steps of one rank of a run."""
+
+    stretches: Sequence[Stretch]
+    warmup: int = 0  # first steps
+    rank: int = 0
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return sum(len(stretch.step_s) for stretch in self.stretches)
+
+
+@dataclass(frozen=True, slots=True)
+class SettledSteps:
+    """The steps that are compared, and how many others there were."""
+
+    step_s: Floats
+    numbers: Ints  # of these steps, counted from 0
+    block_steps: Ints  # number of steps in each block
+    block_s: Floats  # their time
+    sections: Mapping[str, Floats]  # section -> time in each block
+    lost: float | None  # mean of the stretches
+    samples_a_step: float | None
+    warmup: int
+    slowed: int
+    busy: int  # set aside: the machine was busy
+
+    @property
+    def count(self) -> int:
+        """The number of steps that are compared."""
+        return len(self.step_s)
+
+
+def settle(run: RunSeries) -> SettledSteps:
+    """Return the steps after warm-up, without those slowed by captures.
+
+    Steps on a busy machine are left out as well where at least half of the others remain.
+    """
+    warmup = max(run.warmup, min(SETTLED_AFTER, int(SETTLED_PART * run.steps)))
+    if run.steps - warmup < 2:
+        warmup = 0
+    slowed = sum(len(stretch.slowed) for stretch in run.stretches)
+    leaves_slowed = 0 < 2 * slowed < run.steps
+    busy = [(stretch.lost or 0.0) >= BUSY_FROM for stretch in run.stretches]
+    steps = [len(stretch.step_s) for stretch in run.stretches]
+    quiet_steps = sum(count for count, is_busy in zip(steps, busy, strict=True) if not is_busy) - warmup
+    leaves_busy = any(busy) and quiet_steps >= max(FEWEST_STEPS, (run.steps - warmup) / 2)
+    if not leaves_busy:
+        busy = [False] * len(busy)
+    kept, first = [], 0
+    for stretch, is_busy in zip(run.stretches, busy, strict=True):
+        is_kept = np.full(len(stretch.step_s), not is_busy)
+        is_kept[: max(0, warmup - first)] = False
+        if leaves_slowed:
+            is_kept[list(stretch.slowed)] = False
+        kept.append((first, stretch, is_kept))
+        first += len(stretch.step_s)
+    busy_steps = sum(count for count, is_busy in zip(steps, busy, strict=True) if is_busy)
+    return _gather(kept, warmup, slowed if leaves_slowed else 0, busy_steps)
+
+
+def _gather(kept: Sequence[tuple[int, Stretch, Bools]], warmup: int, slowed: int, busy: int) -> SettledSteps:
+    numbers = np.concatenate([np.zeros(0, np.int64), *(first + np.flatnonzero(is_kept) for first, _, is_kept in kept)])
+    step_s = np.concatenate([np.zeros(0), *(stretch.step_s[is_kept] for _, stretch, is_kept in kept)])
+    used = [(stretch, is_kept) for _, stretch, is_kept in kept if is_kept.any()]
+    block_steps, block_s, sections = _blocks(used)
+    known = [(stretch.lost, int(is_kept.sum())) for stretch, is_kept in used if stretch.lost is not None]
+    weight = sum(count for _, count in known)
+    sampled = [stretch for stretch, _ in used if len(stretch.step_s)]
+    samples = [stretch.samples for stretch in sampled if stretch.samples is not None]
+    is_known = bool(sampled) and len(samples) == len(sampled)
+    return SettledSteps(
+        step_s=step_s,
+        numbers=numbers,
+        block_steps=block_steps,
+        block_s=block_s,
+        sections=sections,
+        lost=sum(lost * count for lost, count in known) / weight if weight else None,
+        samples_a_step=sum(samples) / sum(len(stretch.step_s) for stretch in sampled) if is_known else None,
+        warmup=warmup,
+        slowed=slowed,
+        busy=busy,
+    )
+
+
+def _blocks(used: Sequence[tuple[Stretch, Bools]]) -> tuple[Ints, Floats, dict[str, Floats]]:
+    """Return steps, time and the time in each section of the blocks of which every step is kept."""
+    counts, times, chosen = [], [], []
+    for stretch, is_kept in used:
+        begins = np.arange(0, len(is_kept), stretch.steps_a_block)
+        sizes = np.diff(begins, append=len(is_kept))
+        is_whole = np.add.reduceat(is_kept.astype(np.int64), begins) == sizes
+        has_sections = bool(stretch.sections)
+        chosen.append((stretch, is_whole & has_sections))
+        counts.append(sizes[is_whole & has_sections])
+        times.append(np.add.reduceat(stretch.step_s, begins)[is_whole & has_sections])
+    names = {name for stretch, _ in chosen for name in stretch.sections}
+    nothing = np.zeros(0)
+    sections = {
+        name: np.concatenate(
+            [
+                nothing,
+                *(
+                    stretch.sections[name][is_whole] if name in stretch.sections else np.zeros(int(is_whole.sum()))
+                    for stretch, is_whole in chosen
+                ),
+            ]
+        )
+        for name in sorted(names)
+    }
+    return np.concatenate([np.zeros(0, np.int64), *counts]), np.concatenate([nothing, *times]), sections

@@ -1,0 +1,208 @@
+"""Two runs, compared: as text for people, and as data."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from training_profiler.comparison.compare import (
+    FASTER,
+    NOT_SHOWN,
+    SECTIONS_LEVEL,
+    Comparison,
+    Difference,
+    SectionDifference,
+)
+from training_profiler.comparison.differences import Differing
+from training_profiler.comparison.lines import LineDifference
+from training_profiler.comparison.run_series import BUSY_FROM, SettledSteps
+from training_profiler.reports.labels import table_label
+from training_profiler.reports.layout import Layout, shortened, table
+from training_profiler.text import printable_data
+from training_profiler.units import MS_PER_S, ms_text
+
+SCHEMA: Final = 1
+LEAST_ROW: Final = 0.001  # of a step: shorter sections have no row of their own
+MOST_ROWS: Final = 20
+NAME_WIDTH: Final = 26
+MOST_DIFFERING: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRuns:
+    """A comparison, and the facts about the two runs."""
+
+    before: str  # folder of the run as typed, and its name
+    after: str
+    comparison: Comparison
+    lines: dict[str, LineDifference]  # by section that carries the difference
+    differing: Sequence[Differing]
+    notes: Sequence[str]
+
+
+def render_comparison(runs: ComparedRuns, layout: Layout) -> str:
+    """Return the comparison as text."""
+    comparison = runs.comparison
+    lines = ["=== Comparison ===", f"before: {runs.before}", f"after:  {runs.after}", ""]
+    lines += _verdict(runs, layout)
+    lines += ["", *_table(comparison, layout), ""]
+    lines += _notes(runs, layout)
+    lines += ["", *_differing(runs.differing, layout)]
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(runs: ComparedRuns, layout: Layout) -> list[str]:
+    comparison = runs.comparison
+    shown = comparison.shown
+    if comparison.verdict == NOT_SHOWN:
+        headline = layout.color("NO DIFFERENCE SHOWN", "yellow", is_bold=True)
+        first = layout.wrap(f"{_interval_words(shown)}; {'; '.join(comparison.reasons)}.", "", "")
+        return [f"{headline}: a step takes {_percent(shown.relative)}", *first]
+    is_faster = comparison.verdict == FASTER
+    headline = layout.color(comparison.verdict.upper(), "green" if is_faster else "red", is_bold=True)
+    which = "the mean step, with its rare long ones," if comparison.is_by_mean else "a step"
+    work = " for the same samples" if comparison.is_by_work else ""
+    lines = [f"{headline}: {which} takes {_percent(shown.relative)}{work}", _interval_words(shown) + "."]
+    sections = {row.name: row for row in comparison.sections}
+    for name in comparison.carriers:
+        row, place = sections[name], runs.lines.get(name)
+        at = ""
+        if place is not None:
+            at = f", most of it in {place.file}:{place.line} {place.function} ({_signed_ms(place.seconds)})"
+        lines += layout.wrap(f"Carried by {table_label(name)}: {_signed_ms(row.seconds)} a step{at}")
+    if not comparison.carriers and comparison.sections:
+        lines.append("No section alone is shown to carry it.")
+    return lines
+
+
+def _interval_words(shown: Difference) -> str:
+    return f"{shown.level:.0%} interval {shown.low:+.1%} to {shown.high:+.1%}"
+
+
+def _percent(relative: float) -> str:
+    if abs(relative) < 0.0005:
+        return "as long"
+    return f"{abs(relative):.1%} {'longer' if relative > 0 else 'less'}"
+
+
+def _signed_ms(seconds: float) -> str:
+    return f"{'+' if seconds >= 0 else '-'}{ms_text(abs(seconds))}"
+
+
+def _table(comparison: Comparison, layout: Layout) -> list[str]:
+    rows = [
+        [label, ms_text(each.before_s), ms_text(each.after_s), f"{each.relative:+.1%}",
+         f"{each.low:+.1%} to {each.high:+.1%}", "*" if each.is_shown else ""]
+        for label, each in (("typical step", comparison.typical), ("mean step", comparison.mean))
+    ]  # fmt: skip
+    long = [row for row in comparison.sections if _has_row(row, comparison)][:MOST_ROWS]
+    rows += [
+        ["  " + shortened(table_label(row.name), NAME_WIDTH - 2), ms_text(row.before_s), ms_text(row.after_s),
+         _signed_ms(row.seconds), f"{row.low_s * MS_PER_S:+.3g} to {row.high_s * MS_PER_S:+.3g} ms",
+         "*" if row.is_shown else ""]
+        for row in long
+    ]  # fmt: skip
+    headers = ["per step", "before", "after", "change", "interval", ""]
+    if layout.is_lines:
+        return [", ".join(cell for cell in row if cell) for row in rows]
+    return table(headers, rows)
+
+
+def _has_row(row: SectionDifference, comparison: Comparison) -> bool:
+    least = LEAST_ROW * comparison.typical.before_s
+    return row.is_shown or max(row.before_s, row.after_s) >= least
+
+
+def _notes(runs: ComparedRuns, layout: Layout) -> list[str]:
+    comparison = runs.comparison
+    notes = [f"* beyond chance; the intervals of the sections hold together at {SECTIONS_LEVEL:.0%}"]
+    notes += [_steps(name, run) for name, run in (("before", comparison.before), ("after", comparison.after))]
+    if comparison.work_ratio is None:
+        notes.append("the samples of a step are unknown in at least one run: step times are compared as they are")
+    elif comparison.is_by_work:
+        samples = f"{comparison.before.samples_a_step:.1f} -> {comparison.after.samples_a_step:.1f} samples a step"
+        notes.append(f"{samples}: the changes are those for the same number of samples")
+    if comparison.is_paired:
+        notes.append("steps are compared pair by pair: their times go together in the two runs")
+    if not comparison.sections:
+        notes.append("the journals have too few series of sections to compare these")
+    notes += runs.notes
+    return [line for note in notes for line in layout.wrap(note, "- ")]
+
+
+def _steps(name: str, run: SettledSteps) -> str:
+    left_out = [
+        f"{count} {why}"
+        for count, why in (
+            (run.warmup, "of warm-up"),
+            (run.slowed, "slowed by a capture"),
+            (run.busy, f"while others took {BUSY_FROM:.0%} of the time or more"),
+        )
+        if count
+    ]
+    words = f"{name}: {run.count} steps compared"
+    if left_out:
+        words += f", left out {', '.join(left_out)}"
+    if run.lost is None:
+        return f"{words}; what other programs took is unknown"
+    return f"{words}; other programs took {run.lost:.0%} of the time" if run.lost >= 0.005 else words
+
+
+def _differing(differing: Sequence[Differing], layout: Layout) -> list[str]:
+    if not differing:
+        return ["What differs between the runs: nothing that is known."]
+    lines = ["What differs between the runs:"]
+    for each in differing[:MOST_DIFFERING]:
+        before, after = (value if value is not None else "unknown" for value in (each.before, each.after))
+        lines += layout.wrap(f"{each.what}: {before} -> {after}", "- ", "    ")
+    more = len(differing) - MOST_DIFFERING
+    return lines + ([f"- and {more} more (--json has all)"] if more > 0 else [])
+
+
+def comparison_data(runs: ComparedRuns) -> dict[str, Any]:
+    """Return the comparison as plain data; seconds are floats, relative differences 0.03 for 3%."""
+    comparison = runs.comparison
+    data: dict[str, Any] = printable_data(
+        {
+            "schema": SCHEMA,
+            "before": runs.before,
+            "after": runs.after,
+            "verdict": comparison.verdict,
+            "reasons": comparison.reasons,
+            "is_by_mean": comparison.is_by_mean,
+            "is_by_work": comparison.is_by_work,
+            "is_paired": comparison.is_paired,
+            "work_ratio": comparison.work_ratio,
+            "typical": _difference(comparison.typical),
+            "mean": _difference(comparison.mean),
+            "sections": [
+                {**asdict(row), "difference_s": row.seconds, "is_shown": row.is_shown} for row in comparison.sections
+            ],
+            "carriers": [
+                {"section": name, "line": asdict(runs.lines[name]) if name in runs.lines else None}
+                for name in comparison.carriers
+            ],
+            "steps": {name: _counts(run) for name, run in _sides(comparison)},
+            "differs": [each._asdict() for each in runs.differing],
+            "notes": list(runs.notes),
+        }
+    )
+    return data
+
+
+def _sides(comparison: Comparison) -> list[tuple[str, SettledSteps]]:
+    return [("before", comparison.before), ("after", comparison.after)]
+
+
+def _difference(difference: Difference) -> dict[str, Any]:
+    return {**asdict(difference), "is_shown": difference.is_shown}
+
+
+def _counts(run: SettledSteps) -> dict[str, Any]:
+    return {
+        "compared": run.count,
+        "warmup": run.warmup,
+        "slowed_by_capture": run.slowed,
+        "busy": run.busy,
+        "lost_to_others": run.lost,
+        "samples_a_step": run.samples_a_step,
+    }

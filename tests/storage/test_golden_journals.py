@@ -203,6 +203,14 @@ def test_kept_files_are_read_to_the_same_values():
     assert without_new_keys(rounded(read_values(HERE)), kept) == kept
 
 
+def test_journals_without_series_of_sections_are_read_to_the_same_report():
+    reports = [
+        dataclasses.replace(read_run(folder), run_folder=None)
+        for folder in (HERE.with_name("journals_without_series"), HERE)
+    ]
+    assert reports[0] == reports[1]
+
+
 @pytest.mark.parametrize("name", ["rank0.jsonl", "rank1.jsonl"])
 def test_intervals_of_kept_journals_are_read_and_written_alike(name):
     lines = [json.loads(line) for line in (HERE / name).read_text(encoding="utf-8").splitlines()]

@@ -8,6 +8,7 @@ from training_profiler.aggregation.arrays import Ints
 from training_profiler.aggregation.lines import LineCounts
 from training_profiler.aggregation.loaders import LoaderSums
 from training_profiler.aggregation.machine import MachineSums
+from training_profiler.aggregation.section_series import SectionSeries
 from training_profiler.aggregation.section_totals import SectionSums
 from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, StepSums
 from training_profiler.aggregation.trend import Series
@@ -35,6 +36,7 @@ class Totals:
         self.early_ns = np.zeros((FIRST_STEPS, 1), np.int64)
         # Exclusive times of single steps, which ranks compare. Of this stretch only: ``add`` does not sum them.
         self.compared: dict[int, Ints] = {}
+        self.series = SectionSeries()  # of this stretch only
         # Indices of this stretch's steps, counted from 0, that a capture window slowed. Of this stretch only.
         self.slowed_by_capture: list[int] = []
         self.step_calls: list[int] = []  # forward passes in each complete step of this stretch alone
@@ -68,6 +70,7 @@ class Totals:
         self.add_early(steps, np.zeros(early, np.int64), self_ns[:early, 0])  # column 0 has no spans
         self.coupling.grow(self_ns.shape[1])
         self.coupling.add_steps(first_step, self_ns, slowed)
+        self.series.add(self_ns)
         self.sections.step_self_ns[: self_ns.shape[1]] += self_ns.sum(axis=0)
         end = first_step + len(self_ns)
         for block in range(first_step - first_step % BLOCK_STEPS, end, BLOCK_STEPS):

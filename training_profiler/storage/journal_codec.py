@@ -17,6 +17,7 @@ from training_profiler.aggregation.histogram import BIN_COUNT
 from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.aggregation.loaders import KINDS
 from training_profiler.aggregation.machine import GPU_LEVELS, LEVELS, RAM, machine_from_data, machine_to_data
+from training_profiler.aggregation.section_series import MOST_BLOCKS, SectionSeries
 from training_profiler.aggregation.section_totals import SectionSums
 from training_profiler.aggregation.totals import Totals, rows_for
 from training_profiler.recording.section_names import SectionNames
@@ -24,6 +25,7 @@ from training_profiler.recording.step_flops import StepFlops
 from training_profiler.sampling.location import Location
 from training_profiler.storage.limits import MOST_DEVICES, MOST_LOADERS, Count, Moment, Real
 from training_profiler.text import printable
+from training_profiler.units import NS_PER_US
 
 NO_SECTION: Final = ""  # stands for row 0: time in no section
 ALWAYS: Final = ("count", "total_ns", "self_ns", "elsewhere_ns", "step_self_ns", "step_total_ns")
@@ -37,6 +39,7 @@ _LEAST_WEIGHT: Final = 1e-9
 # A batch may be recorded later than one that arrived after it, so the time between two can be below 0.
 Cell = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 Bin = Annotated[int, Meta(ge=0, lt=BIN_COUNT)]
+Micros = Annotated[int, Meta(ge=0, le=2**43)]  # 2^53 ns
 Samples = Annotated[int, Meta(ge=1, le=2**53)]
 Squares = Annotated[float, Meta(ge=0, le=1e60)]
 
@@ -62,6 +65,7 @@ class SectionRecord(Struct):
     bins: tuple[list[Bin], list[Count]] | UnsetType = UNSET  # (bins, counts)
     coupling: tuple[Real, Real, Real] | UnsetType = UNSET  # see ``Coupling.sections``
     early: tuple[list[Count], list[Count]] | UnsetType = UNSET  # (first steps, ns)
+    series_us: list[Micros] | UnsetType = UNSET  # exclusive time within each block of steps; see ``SectionSeries``
 
 
 class LineRow(Struct, array_like=True):
@@ -93,6 +97,7 @@ class IntervalRecord(Struct, kw_only=True):
     first_step: Count
     step_ns: list[Count]
     slowed_by_capture: list[Count] | UnsetType = field(default=UNSET, name="disturbed")
+    steps_a_block: Annotated[int, Meta(ge=1, le=2**53)] | UnsetType = UNSET  # of the series of sections
     sections: dict[str, SectionRecord]
     parents: list[tuple[str, str, Count]]  # (parent, section, spans)
     coupling: tuple[Count, Real, Real]
@@ -130,6 +135,7 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         first_step=totals.first_step,
         step_ns=list(step_ns),
         slowed_by_capture=totals.slowed_by_capture or UNSET,
+        steps_a_block=totals.series.steps_a_block if totals.series.steps else UNSET,
         sections={names.names.get(id, NO_SECTION): _section_record(totals, id) for id in ids},
         parents=[(names.names[parent], names.names[id], spans) for (parent, id), spans in sums.parents.items()],
         coupling=(totals.coupling.count, float(step_s), float(squares_s2)),
@@ -172,6 +178,8 @@ def _section_record(totals: Totals, id: int) -> SectionRecord:
         record.bins = bins.tolist(), sums.bins[id, bins].tolist()
     if totals.coupling.count and id < totals.coupling.sections.shape[1]:
         record.coupling = totals.coupling.sections[:, id].tolist()
+    if id < totals.series.sums_ns.shape[1] and totals.series.sums_ns[:, id].any():
+        record.series_us = ((totals.series.sums_ns[:, id] + NS_PER_US // 2) // NS_PER_US).tolist()
     early = np.flatnonzero(totals.early_ns[:, id]) if id < totals.early_ns.shape[1] else np.empty(0, np.int64)
     if len(early):
         record.early = early.tolist(), totals.early_ns[early, id].tolist()
@@ -235,6 +243,7 @@ def totals_from_data(
     parents = totals.sections.parents
     for edge, count in edges:
         parents[edge] = parents.get(edge, 0) + count
+    totals.series = _series(record, ids, rows)
     totals.coupling.count, *step = record.coupling
     totals.coupling.step[:] = step
     for name, lines in record.lines.items():
@@ -275,7 +284,12 @@ def check_interval(record: IntervalRecord) -> None:
         raise ValueError("input_sizes has a point without values")
     if any(len(row) != 1 + LOADER_CELLS for row in record.by_loader):
         raise ValueError(f"a row of by_loader does not have {1 + LOADER_CELLS} numbers")
+    blocks = -(-len(record.step_ns) // record.steps_a_block) if record.steps_a_block else 0
+    if blocks > MOST_BLOCKS:
+        raise ValueError(f"an interval has more than {MOST_BLOCKS} blocks of steps")
     for section in record.sections.values():
+        if section.series_us and len(section.series_us) != blocks:
+            raise ValueError("the series of a section does not have one number per block")
         if section.bins and (section.mean_ns is UNSET or section.m2 is UNSET or not section.measured):
             raise ValueError("a section with bins needs measured, mean_ns and m2")
         if any(columns and len(columns[0]) != len(columns[1]) for columns in (section.bins, section.early)):
@@ -304,6 +318,19 @@ def largest_sum(record: IntervalRecord) -> int:
         + sum(record.with_grad or ())
         + sum(calls for _, calls in record.step_calls or ())
     )
+
+
+def _series(record: IntervalRecord, ids: Sequence[int], rows: int) -> SectionSeries:
+    series = SectionSeries()
+    columns = [(id, section.series_us) for id, section in zip(ids, record.sections.values(), strict=True)]
+    if record.steps_a_block and any(column for _, column in columns):
+        blocks = -(-len(record.step_ns) // record.steps_a_block)
+        sums_ns = np.zeros((blocks, rows), np.int64)
+        for id, column in columns:
+            if column:
+                sums_ns[:, id] += np.array(column, np.int64) * NS_PER_US
+        series.restore(sums_ns, len(record.step_ns), record.steps_a_block)
+    return series
 
 
 def _add_section(totals: Totals, id: int, record: SectionRecord) -> None:

@@ -1,0 +1,43 @@
+"""The exclusive times of sections over the steps of a stretch, in bounded memory."""
+
+from typing import Final
+
+import numpy as np
+
+from training_profiler.aggregation.arrays import Ints
+
+MOST_BLOCKS: Final = 32  # of one stretch; 10 sections then take some 2 kB of the journal
+
+
+class SectionSeries:
+    """Sums over blocks of consecutive steps. Blocks become twice as long whenever there are too many."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.steps_a_block = 1
+        self.sums_ns = np.zeros((0, 1), np.int64)  # a row per block, a column per section; the last may not be full
+
+    def add(self, self_ns: Ints) -> None:
+        """Add the steps that follow, shape (steps, sections); column 0 is time in no section."""
+        count, width = self_ns.shape
+        if not count:
+            return
+        end = self.steps + count
+        while end > MOST_BLOCKS * self.steps_a_block:
+            self._halve()
+        blocks = -(-end // self.steps_a_block)
+        missing = (blocks - len(self.sums_ns), max(0, width - self.sums_ns.shape[1]))
+        self.sums_ns = np.pad(self.sums_ns, ((0, missing[0]), (0, missing[1])))
+        first = self.steps // self.steps_a_block
+        begins = np.maximum(np.arange(first, blocks) * self.steps_a_block - self.steps, 0)
+        self.sums_ns[first:blocks, :width] += np.add.reduceat(self_ns, begins)
+        self.steps = end
+
+    def restore(self, sums_ns: Ints, steps: int, steps_a_block: int) -> None:
+        """Take over the sums of a series that was written to a journal."""
+        self.sums_ns, self.steps, self.steps_a_block = sums_ns, steps, steps_a_block
+
+    def _halve(self) -> None:
+        self.steps_a_block *= 2
+        if len(self.sums_ns):
+            self.sums_ns = np.add.reduceat(self.sums_ns, np.arange(0, len(self.sums_ns), 2))

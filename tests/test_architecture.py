@@ -33,6 +33,7 @@ STAGES = (
     "diagnosis",
     "settings",
     "reports",
+    "page",
     "sinks",
     "ranks",
     "storage",

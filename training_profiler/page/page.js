@@ -366,6 +366,10 @@
     if (data.sections.length) drawSections();
     drawLongest();
     drawHistogram();
+    // Warm-up steps would leave the others a flat line; "Everything" shows them.
+    if (steps.warmup && steps.warmup < steps.count - 1) {
+      stepChart.setScale("x", { min: steps.first + steps.warmup, max: steps.first + steps.count - 1 });
+    }
     byId("step-chart").addEventListener("keydown", keys);
     document.querySelectorAll("[data-zoom]").forEach((button) => button.addEventListener("click", () => zoom(button.dataset.zoom)));
     byId("goto").addEventListener("change", (event) => choose(Number(event.target.value)));

@@ -34,6 +34,7 @@ STAGES = (
     "comparison",
     "settings",
     "reports",
+    "page",
     "sinks",
     "ranks",
     "storage",

@@ -33,7 +33,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--attempt",
-        type=_attempt,
+        type=attempt_number,
         metavar="N",
         help="for restarted runs (torchrun --max-restarts): attempt number, counted from 0 (default: the last)",
     )
@@ -43,7 +43,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checklist", action="store_true", help="add the quick checklist to the text")
 
 
-def _attempt(word: str) -> int:
+def attempt_number(word: str) -> int:
+    """Return a number of ``--attempt``."""
     if not word.isdecimal():
         raise argparse.ArgumentTypeError(f"{word!r} is not an attempt number (0, 1, ...); example: 1")
     return int(word)
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json_schema:
         print(json.dumps(report_schema(), indent=1))
         return 0
-    folder = _chosen_run(arguments.run)
+    folder = chosen_run(arguments.run)
     snapshot = read_run(folder, arguments.attempt)
     findings = diagnose(snapshot)
     if arguments.json:
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen_run(given: Path | None) -> Path:
+def chosen_run(given: Path | None) -> Path:
     """Return the run folder that the user means; says so where it is not the given one."""
     runs = Path(read_settings().dir)
     if given is not None and not os.path.lexists(given):

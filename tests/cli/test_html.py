@@ -1,0 +1,37 @@
+import json
+
+import pytest
+
+from tests.storage.test_timeline_reader import trained
+from training_profiler.cli import main
+
+
+def test_the_page_is_written_into_the_run_folder(tmp_path, capsys):
+    trained(tmp_path)
+    (tmp_path / "captures").mkdir()
+    (tmp_path / "captures" / "steps.pt.trace.json.gz").write_bytes(b"")
+    (tmp_path / "meta.json").write_text(json.dumps({"command": "python train.py", "versions": {"torch": "2"}}))
+    assert main(["html", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "train.py" in page
+    assert "captures/steps.pt.trace.json.gz" in page
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"kind":"begin","schema":99}\n'])
+def test_what_is_not_a_run_is_refused_in_one_line(content, tmp_path, capsys):
+    if content is not None:
+        (tmp_path / "rank0.jsonl").write_bytes(content)
+    assert main(["html", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_torn_run_has_a_page(tmp_path):
+    trained(tmp_path)
+    path = tmp_path / "rank0.jsonl"
+    path.write_bytes(path.read_bytes()[:-40])
+    assert main(["html", str(tmp_path), "--no-source"]) == 0
+    assert "torn" in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -1,0 +1,134 @@
+"""The page of a run in a browser: no complaint, charts are drawn, zoom, sort and search work, names do no harm."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.page.runs import HOSTILE, page_of
+from tests.support.browser import BROWSER, Page, browser
+
+pytestmark = [
+    pytest.mark.integrations,
+    pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome to open the page with"),
+]
+DRAWN = """[...document.querySelectorAll("canvas")].map(c => {
+  const p = c.getContext("2d").getImageData(0, 0, c.width, c.height).data; const seen = new Set();
+  for (let i = 0; i < p.length; i += 4) if (p[i + 3]) seen.add(p[i] << 16 | p[i + 1] << 8 | p[i + 2]);
+  return seen.size; })"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    folder = tmp_path_factory.mktemp("page")
+    path = folder / "report.html"
+    path.write_text(page_of(ranks=4, steps=400), encoding="utf-8")
+    with browser(folder) as page:
+        page.open(path)
+        yield page
+        assert page.complaints == []
+
+
+def middle(page: Page, selector: str) -> tuple[float, float, float]:
+    box = page.evaluate(
+        f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
+        "const b = e.getBoundingClientRect(); return [b.left, b.top + b.height / 2, b.width]; })()"
+    )
+    return tuple(box)
+
+
+def test_every_chart_is_drawn(page: Page) -> None:
+    colors = page.evaluate(DRAWN)
+    assert len(colors) >= 6  # steps, sections, histogram, two of the machine, ranks
+    assert min(colors) > 3
+    assert page.complaints == []
+
+
+def test_dragging_zooms_both_charts_and_a_double_click_shows_everything(page: Page) -> None:
+    assert page.evaluate("document.querySelector('#shown').textContent") == "steps 1 to 400"
+    left, y, width = middle(page, "#step-chart .u-over")
+    page.mouse("mouseMoved", left + 0.25 * width, y)
+    page.mouse("mousePressed", left + 0.25 * width, y)
+    page.mouse("mouseMoved", left + 0.5 * width, y)
+    page.mouse("mouseReleased", left + 0.5 * width, y)
+    page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))")
+    first, last = page.evaluate("document.querySelector('#shown').textContent.match(/\\d+/g).map(Number)")
+    assert 95 <= first <= 105
+    assert 195 <= last <= 205
+    page.evaluate("document.querySelector('[data-zoom=all]').click()")
+    page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))")
+    assert page.evaluate("document.querySelector('#shown').textContent") == "steps 1 to 400"
+
+
+def test_a_click_on_an_outlier_shows_what_it_consists_of(page: Page) -> None:
+    left, y, width = middle(page, "#step-chart .u-over")
+    x = left + width * 200 / 399  # step 201 is the longest
+    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+        page.mouse(kind, x, y)
+    shown = page.evaluate("document.querySelector('#step').innerText")
+    assert shown.startswith("Step 201: ")
+    assert "data loading" in shown
+
+
+def test_the_keyboard_moves_from_step_to_step(page: Page) -> None:
+    page.evaluate("document.querySelector('#step-chart').focus()")
+    before = page.evaluate("Number(document.querySelector('#goto').value || 0)")
+    page.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight", code="ArrowRight")
+    assert page.evaluate("Number(document.querySelector('#goto').value)") == before + 1
+
+
+def test_a_column_sorts_by_its_numbers(page: Page) -> None:
+    rows = "[...document.querySelectorAll('#sections tbody tr')]"
+    column = f"{rows}.map(r => r.cells[4].dataset.value).filter(v => v).map(Number)"
+    button = "document.querySelector('#sections thead th:nth-child(5) button').click()"
+    page.evaluate(button)
+    down = page.evaluate(column)
+    assert down == sorted(down, reverse=True)
+    page.evaluate(button)
+    assert page.evaluate(column) == down[::-1]
+
+
+def test_search_leaves_the_rows_with_the_words(page: Page) -> None:
+    typed = "(t => { const s = document.querySelector('#search'); s.value = t; s.dispatchEvent(new Event('input')); })"
+    page.evaluate(f"{typed}('backward')")
+    rows = (
+        "[...document.querySelectorAll('#sections tbody tr')].filter(r => !r.hidden).map(r => r.cells[0].textContent)"
+    )
+    assert page.evaluate(rows) == ["backward_pass"]
+    page.evaluate(f"{typed}('')")
+    assert len(page.evaluate(rows)) > 3
+
+
+def test_dark_and_light_differ_and_both_are_drawn(page: Page) -> None:
+    back = "getComputedStyle(document.body).backgroundColor"
+    seen = {}
+    for scheme in ("dark", "light"):
+        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        seen[scheme] = (page.evaluate(back), min(page.evaluate(DRAWN)))
+    assert seen["dark"][0] != seen["light"][0]
+    assert min(seen["dark"][1], seen["light"][1]) > 3
+
+
+def test_hostile_names_run_nothing_and_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(page_of(ranks=2, steps=60, name=HOSTILE), encoding="utf-8")
+    with browser(tmp_path) as page:
+        page.open(path)
+        page.evaluate("document.querySelector('#longest button').click()")
+        assert page.evaluate("window.harmed") is None
+        assert page.evaluate("document.querySelectorAll('img, iframe, object, link').length") == 0
+        assert HOSTILE in page.evaluate("document.querySelector('#sections').innerText")
+        assert HOSTILE in page.evaluate("document.querySelector('#legend').innerText")
+        assert page.complaints == []
+
+
+def test_many_steps_of_many_ranks_open(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(page_of(ranks=64, steps=10_000), encoding="utf-8")
+    with browser(tmp_path) as page:
+        page.open(path)
+        opened_ms = page.evaluate("performance.timing.loadEventEnd - performance.timing.navigationStart")
+        print(f"{path.stat().st_size} bytes, open after {opened_ms} ms")
+        assert min(page.evaluate(DRAWN)) > 3
+        assert page.complaints == []

@@ -1,0 +1,160 @@
+"""The page without a browser: whole, self-contained, small, and closed to what names contain."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from tests.page.runs import HOSTILE, page_of, series_of, snapshot
+from training_profiler.page.charts import MOST_BLOCKS, MOST_STEPS, chart_data
+from training_profiler.page.flame import flame
+from training_profiler.page.html import Cell, element, table, text
+from training_profiler.page.render import Origin, render_page
+from training_profiler.reports.stacks import stacks_of
+from training_profiler.snapshot.snapshot import Snapshot
+
+VOID = {"meta", "link", "input", "img", "br", "hr"}
+EXPECTED = {"findings", "steps", "sections", "flame", "lines", "epochs", "loaders", "machine", "ranks", "captures",
+            "checklist", "health", "about"}  # fmt: skip
+
+
+class Parsed(HTMLParser):
+    """The tags of a page, which must be closed in order, its ids and its texts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] not in (["script"], ["style"]):
+            self.texts.append(data)
+
+
+def data_in(page: str) -> dict:
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])
+
+
+def test_the_page_has_all_its_parts_with_unique_ids():
+    parsed = Parsed(page_of(ranks=2))
+    assert parsed.open == []
+    assert set(parsed.ids) >= EXPECTED
+    assert len(parsed.ids) == len(set(parsed.ids))
+
+
+def test_the_page_loads_nothing():
+    page = page_of(ranks=2)
+    loading = [value for name, value in Parsed(page).attributes if name in ("src", "action", "data", "srcset")]
+    assert loading == []
+    assert all(value.startswith("#") for name, value in Parsed(page).attributes if name == "href")
+    assert "default-src 'none'" in page
+    assert not re.search(r"@import|url\(", page)
+
+
+def test_no_name_adds_a_tag_an_attribute_or_an_end_of_a_script():
+    plain, hostile = Parsed(page_of(ranks=2)), Parsed(page_of(ranks=2, name=HOSTILE))
+    assert sorted(hostile.tags) == sorted(plain.tags)
+    assert {name for name, _ in hostile.attributes} == {name for name, _ in plain.attributes}
+    assert sum(HOSTILE in each for each in hostile.texts) > 10
+    assert HOSTILE in data_in(page_of(name=HOSTILE))["sections"]
+
+
+@pytest.mark.parametrize("name", ["\x1b[31mred", "\u202ereversed", "\ud800", "a\nb", "\x00"])
+def test_controls_and_invisible_marks_are_escaped(name):
+    page = page_of(name=name)
+    assert name not in page
+    page.encode()
+
+
+def test_ten_sections_in_ten_thousand_steps_are_less_than_a_megabyte():
+    assert len(page_of(steps=10_000).encode()) < 1_000_000
+
+
+def test_a_longer_run_is_drawn_in_groups_and_blocks_of_bounded_number():
+    data = chart_data([series_of(0, 50_000, steps_a_block=1)], None)
+    assert len(data["steps"]["ms"]) <= MOST_STEPS
+    assert len(data["blocks"]["first"]) <= MOST_BLOCKS
+    assert data["steps"]["group"] == 3
+    assert max(data["steps"]["max"]) == data["longest"][0]["ms"]
+    assert sum(data["blocks"]["steps"]) == 50_000
+
+
+def test_sections_of_a_block_add_up_to_its_steps():
+    data = chart_data([series_of(0, 400)], None)
+    steps, blocks = data["steps"]["ms"], data["blocks"]
+    for at, (first, count) in enumerate(zip(blocks["first"], blocks["steps"], strict=True)):
+        mean_ms = sum(steps[first - 1 : first - 1 + count]) / count
+        assert sum(column[at] for column in blocks["ms"]) == pytest.approx(mean_ms, rel=1e-3)
+
+
+def test_the_longest_step_names_the_section_above_its_mean():
+    longest = chart_data([series_of(0, 400)], None)["longest"][0]
+    assert (longest["step"], longest["first"], longest["of"]) == (201, 201, 4)
+    assert longest["excess"][0] == 0  # data_loading has the most time of the run
+    assert longest["excess"][1] == pytest.approx(300, rel=0.05)
+
+
+def test_a_histogram_counts_every_step_once():
+    spread = chart_data([series_of(0, 400)], None)["histogram"]
+    assert sum(spread["counts"]) + spread["beyond"] == 400
+
+
+def test_ranks_are_rows_of_the_heat_map_and_one_rank_has_none():
+    ranks = chart_data([series_of(rank, 400) for rank in range(3)], None)["ranks"]
+    assert ranks["ranks"] == ["rank 0 (node0)", "rank 1 (node0)", "rank 2 (node0)"]
+    assert {(len(metric), len(metric[0])) for metric in ranks["ms"]} == {(3, 100)}
+    assert chart_data([series_of(0, 400)], None)["ranks"] is None
+
+
+def test_boxes_of_the_flame_view_are_as_wide_as_their_samples():
+    boxes = flame(stacks_of(series_of(0, 100)))
+    widths = [int(value) for value in re.findall(r"flex-grow:(\d+)", boxes)]
+    assert max(widths) == 52  # the section with the most samples
+    assert boxes.count("<button") == boxes.count("</button>") > 10
+
+
+def test_a_run_without_steps_has_a_page():
+    empty = Snapshot(wall_s=1.0)
+    parsed = Parsed(render_page(empty, [], [], Origin(), {}))
+    assert "no training step was recorded" in "".join(parsed.texts)
+    assert "steps" not in parsed.ids
+
+
+def test_source_lines_stand_below_their_finding_and_the_meant_one_is_marked():
+    page = page_of()
+    assert re.search(r"<mark><span class=\"number\">    3 </span>y = &#x27;a&#x27;</mark>", page)
+
+
+def test_the_verdict_and_the_findings_come_first():
+    ids = Parsed(page_of(ranks=2)).ids
+    order = [each for each in ids if each in EXPECTED]
+    assert order[:2] == ["findings", "steps"]
+    assert page_of().index('class="verdict') < page_of().index('id="findings"')
+
+
+def test_elements_escape_what_they_get_once():
+    assert element("p", "<b>", element("i", "&"), title='"') == '<p title="&quot;">&lt;b&gt;<i>&amp;</i></p>'
+    assert text(text("<")) == "&lt;"
+    assert 'data-value="2"' in table("t", ("a",), [[Cell("two", 2.0)]])
+    assert table("t", ("a",), []) == ""
+
+
+def test_the_snapshot_of_the_tests_is_deterministic():
+    assert page_of(ranks=2) == page_of(ranks=2)
+    assert snapshot() == snapshot()

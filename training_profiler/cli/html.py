@@ -1,0 +1,78 @@
+"""Write a run as one HTML page that opens in a browser, also without a network.
+
+The page has the verdict, what to change with the lines of source code, step time and its sections over the steps, a
+flame view of the line samples, epochs, loaders, the machine, ranks, the checklist and the profiler's health.
+Lines of source code are on it while their files are as they were when the run began; --no-source leaves them out.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from training_profiler.cli.report import attempt_number, chosen_run
+from training_profiler.diagnosis import diagnose
+from training_profiler.page.findings import Excerpt, places
+from training_profiler.page.render import Origin, render_page
+from training_profiler.safety.files import replace_file
+from training_profiler.storage.run_lookup import read_meta, read_program, typed_path
+from training_profiler.storage.run_reader import read_run
+from training_profiler.storage.timeline_reader import read_series
+from training_profiler.storage.source_lines import read_lines
+from training_profiler.text import encodable, one_line
+
+NAME = "report.html"
+MOST_CAPTURES = 50
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "run", type=Path, nargs="?", metavar="RUN", help="a run folder, a folder of runs, or the name of a run"
+    )
+    parser.add_argument(
+        "--attempt", type=attempt_number, metavar="N", help="for restarted runs: attempt number (default: last)"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help=f"the file to write (default: {NAME} in the run folder)"
+    )
+    parser.add_argument("--no-source", action="store_true", help="leave lines of source code out of the page")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the page and return 0.
+
+    Raises:
+        RunFolderError: the folder cannot be read as a run, or it has no such attempt.
+        OSError: the file cannot be written.
+    """
+    folder = chosen_run(arguments.run)
+    snapshot = read_run(folder, arguments.attempt)
+    findings = diagnose(snapshot)
+    ranks = read_series(folder, arguments.attempt)
+    meta = read_meta(folder)
+    wanted = [] if arguments.no_source else places(snapshot, findings)
+    lines = read_lines(meta, wanted, ranks[0].wall_ns if ranks else 0)
+    sources = {place: Excerpt(first, shown, place[1]) for place, (first, shown) in lines.items()}
+    versions = meta.get("versions")
+    origin = Origin(
+        read_program(folder) or "",
+        typed_path(folder),
+        str(meta.get("began", "")),
+        str(meta.get("command", "")),
+        {str(name): str(version) for name, version in versions.items()} if isinstance(versions, dict) else {},
+        _captures(folder),
+    )
+    page = render_page(snapshot, findings, ranks, origin, sources)
+    target = arguments.output or folder / NAME
+    replace_file(target, page.encode("utf-8", "backslashreplace"))
+    print(encodable(one_line(target), sys.stdout.encoding))
+    return 0
+
+
+def _captures(folder: Path) -> list[str]:
+    """Return the traces in the run folder."""
+    try:
+        names = sorted(path.name for path in (folder / "captures").iterdir() if ".trace.json" in path.name)
+    except OSError:
+        return []
+    return [f"captures/{name}" for name in names[:MOST_CAPTURES]]

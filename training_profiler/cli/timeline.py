@@ -1,0 +1,71 @@
+"""Write a run's timeline for Perfetto, or its line samples as stacks.
+
+The chrome format has a process for each rank: its steps, its epochs, each section's mean time in a step as a
+counter, and counters for the machine. Open it at https://ui.perfetto.dev. Spans of single sections are not
+recorded during a run; training-profiler capture records some.
+
+The formats speedscope and collapsed have the samples of running lines, for https://www.speedscope.app and for
+programs that draw flame graphs.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from training_profiler.cli.report import attempt_number, chosen_run
+from training_profiler.errors import RunFolderError
+from training_profiler.reports.stacks import collapsed, speedscope
+from training_profiler.reports.timeline_trace import timeline_trace
+from training_profiler.safety.files import replace_file
+from training_profiler.storage.run_lookup import read_program
+from training_profiler.storage.run_reader import read_run
+from training_profiler.storage.timeline_reader import read_series
+from training_profiler.text import encodable, one_line
+
+CHROME, SPEEDSCOPE, COLLAPSED = FORMATS = ("chrome", "speedscope", "collapsed")
+NAMES = {CHROME: "timeline.json", SPEEDSCOPE: "lines.speedscope.json", COLLAPSED: "lines.collapsed.txt"}
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "run", type=Path, nargs="?", metavar="RUN", help="a run folder, a folder of runs, or the name of a run"
+    )
+    parser.add_argument(
+        "--attempt", type=attempt_number, metavar="N", help="for restarted runs: attempt number (default: last)"
+    )
+    parser.add_argument("--format", choices=FORMATS, default=CHROME, help="what to write (default: chrome)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the file to write, - for standard output (default: in the run folder)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the file and return 0.
+
+    Raises:
+        RunFolderError: the folder cannot be read as a run, it has no such attempt, or no sample of a line.
+        OSError: the file cannot be written.
+    """
+    folder = chosen_run(arguments.run)
+    read_run(folder, arguments.attempt)  # refuses what is not a run
+    ranks = read_series(folder, arguments.attempt)
+    if arguments.format == CHROME:
+        text = timeline_trace(ranks)
+    elif not any(samples for series in ranks for samples in series.samples.values()):
+        raise RunFolderError(f"{folder} has no samples of lines; is the setting sample_hz 0?")
+    elif arguments.format == SPEEDSCOPE:
+        text = speedscope(ranks, read_program(folder) or folder.name)
+    else:
+        text = collapsed(ranks)
+    if str(arguments.output) == "-":
+        sys.stdout.write(encodable(text, sys.stdout.encoding))
+        sys.stdout.flush()
+        return 0
+    target = arguments.output or folder / NAMES[arguments.format]
+    replace_file(target, text.encode("utf-8", "backslashreplace"))
+    print(encodable(one_line(target), sys.stdout.encoding))
+    return 0

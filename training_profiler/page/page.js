@@ -1,0 +1,398 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const byId = (id) => document.getElementById(id);
+  const make = (tag, text, attributes) => {
+    const node = document.createElement(tag);
+    if (text !== undefined) node.textContent = text;
+    for (const name in attributes || {}) node.setAttribute(name, attributes[name]);
+    return node;
+  };
+  // Colors that people with color blindness distinguish; in the order of the largest sections.
+  const COLORS = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866", "#44bb99", "#999933",
+    "#882255", "#77aadd", "#9a9a9a"];
+  const color = (at) => COLORS[at % COLORS.length];
+  const ms = (value) => (value === null || value === undefined ? "" : `${Number(value.toPrecision(4))} ms`);
+  const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const charts = [];
+
+  function axes(xLabel, yLabel) {
+    const common = { stroke: () => style("--text"), grid: { stroke: () => style("--grid"), width: 1 },
+      ticks: { stroke: () => style("--grid"), width: 1 }, font: "12px system-ui" };
+    return [{ ...common, label: xLabel, labelSize: 22 }, { ...common, label: yLabel, labelSize: 22, size: 62 }];
+  }
+
+  function draw(target, options, values) {
+    const chart = new uPlot({ width: Math.max(280, target.clientWidth), height: 240, ...options }, values, target);
+    charts.push({ chart, target });
+    return chart;
+  }
+
+  // --- steps ---------------------------------------------------------------
+  const steps = data.steps;
+  let stepChart = null, sectionChart = null, chosen = null;
+  const hidden = new Set();
+
+  function stepNumbers() {
+    return steps.ms.map((_, at) => steps.first + at * steps.group + (steps.group - 1) / 2);
+  }
+
+  function outliers(numbers) {
+    // Only single steps can be marked; in a group the longest stands in its own line.
+    const marked = new Array(numbers.length).fill(null);
+    for (const long of data.longest) {
+      const at = Math.floor((long.step - steps.first) / steps.group);
+      if (at >= 0 && at < marked.length) marked[at] = steps.group > 1 ? steps.max[at] : steps.ms[at];
+    }
+    return marked;
+  }
+
+  function syncZoom(chart, scale) {
+    if (scale !== "x") return;
+    const { min, max } = chart.scales.x;
+    const last = steps.first + steps.count - 1;
+    byId("shown").textContent = `steps ${Math.max(steps.first, Math.ceil(min))} to ${Math.min(last, Math.floor(max))}`;
+    for (const other of [stepChart, sectionChart]) {
+      if (other && other !== chart && (other.scales.x.min !== min || other.scales.x.max !== max)) {
+        other.setScale("x", { min, max });
+      }
+    }
+  }
+
+  function clickable(chart) {
+    let downAt = null;
+    chart.over.addEventListener("mousedown", (event) => { downAt = event.clientX; });
+    chart.over.addEventListener("mouseup", (event) => {
+      if (downAt !== null && Math.abs(event.clientX - downAt) < 4) {
+        choose(nearest(chart.posToVal(event.offsetX, "x")));
+      }
+      downAt = null;
+    });
+  }
+
+  // The longest step within a few pixels is what a person aims at.
+  function nearest(x) {
+    const span = (stepChart.scales.x.max - stepChart.scales.x.min) / Math.max(1, stepChart.over.clientWidth);
+    let best = Math.round(x), longest = -1;
+    for (const long of data.longest) {
+      if (Math.abs(long.step - x) <= 6 * span && long.ms > longest) { best = long.step; longest = long.ms; }
+    }
+    return best;
+  }
+
+  const zoomHooks = { setScale: [syncZoom], ready: [clickable] };
+
+  function drawSteps() {
+    const target = byId("step-chart"), numbers = stepNumbers();
+    const isLog = byId("log").checked;
+    const series = [{ label: "step", value: (_, v) => (v === null ? "" : String(Math.round(v))) },
+      { label: steps.group > 1 ? `mean of ${steps.group} steps` : "step time", stroke: color(0), width: 1.2,
+        value: (_, v) => ms(v), points: { show: numbers.length < 200, size: 4 } }];
+    const values = [numbers, steps.ms];
+    if (steps.max) {
+      series.push({ label: `longest of ${steps.group}`, stroke: color(3), width: 0.8, value: (_, v) => ms(v) });
+      values.push(steps.max);
+    }
+    series.push({ label: "longest steps", stroke: color(1), width: 0, paths: () => null, value: (_, v) => ms(v),
+      points: { show: true, size: 8, fill: color(1) } });
+    values.push(outliers(numbers));
+    if (steps.median) {
+      series.push({ label: "median", stroke: color(2), width: 1, dash: [6, 4], value: (_, v) => ms(v),
+        points: { show: false } });
+      values.push(numbers.map(() => steps.median));
+    }
+    stepChart = draw(target, { series, axes: axes("step", "ms"), hooks: zoomHooks,
+      scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range: isLog ? undefined : (_, low, high) => [0, high * 1.05 || 1] } },
+      cursor: { drag: { x: true, y: false } } }, values);
+    target.setAttribute("aria-label",
+      `Step time over ${steps.count} steps, median ${ms(steps.median)}, longest ${ms(data.longest[0] ? data.longest[0].ms : null)}`
+      + (data.longest[0] ? ` at step ${data.longest[0].step}` : ""));
+  }
+
+  function stacked() {
+    const blocks = data.blocks, x = blocks.first.slice();
+    x.push(blocks.first[blocks.first.length - 1] + blocks.steps[blocks.steps.length - 1]);
+    const sums = new Array(x.length).fill(0), layers = [];
+    data.sections.forEach((_, at) => {
+      if (!hidden.has(at)) blocks.ms[at].forEach((value, i) => { sums[i] += value; });
+      sums[x.length - 1] = sums[x.length - 2];
+      layers.push(sums.slice());
+    });
+    return [x, ...layers];
+  }
+
+  function drawSections() {
+    const target = byId("section-chart");
+    const series = [{ label: "from step", value: (_, v) => (v === null ? "" : String(Math.round(v))) }];
+    const stepped = uPlot.paths.stepped({ align: 1 });
+    data.sections.forEach((name, at) => series.push({ label: name, stroke: color(at), fill: color(at), width: 0,
+      paths: stepped, points: { show: false },
+      value: (_, v, __, i) => (i === null || i === undefined || i >= data.blocks.ms[at].length ? "" : ms(data.blocks.ms[at][i])) }));
+    const bands = data.sections.slice(1).map((_, at) => ({ series: [at + 2, at + 1], fill: color(at + 1) }));
+    sectionChart = draw(target, { series, bands, axes: axes("step", "ms a step"), hooks: zoomHooks, legend: { show: false },
+      scales: { x: { time: false }, y: { range: (_, low, high) => [0, high * 1.05 || 1] } },
+      cursor: { drag: { x: true, y: false } } }, stacked());
+    const legend = byId("legend");
+    data.sections.forEach((name, at) => {
+      const button = make("button", name, { type: "button", "aria-pressed": "true" });
+      const swatch = make("span", undefined, { class: "swatch" });
+      swatch.style.background = color(at);
+      button.prepend(swatch);
+      button.addEventListener("click", () => {
+        hidden.has(at) ? hidden.delete(at) : hidden.add(at);
+        button.setAttribute("aria-pressed", String(!hidden.has(at)));
+        const { min, max } = sectionChart.scales.x;
+        sectionChart.setData(stacked(), true);
+        sectionChart.setScale("x", { min, max });
+      });
+      legend.append(button);
+    });
+  }
+
+  function bars(target, values) {
+    const largest = Math.max(...values, 1e-9), whole = values.reduce((sum, value) => sum + value, 0);
+    values.map((value, at) => [value, at]).filter(([value]) => value > 0).sort((a, b) => b[0] - a[0]).forEach(([value, at]) => {
+      const row = make("div", undefined, { class: "bar" }), bar = make("i");
+      bar.style.width = `${(100 * value) / largest}%`;
+      bar.style.background = color(at);
+      const room = make("span");
+      room.append(bar);
+      row.append(make("span", data.sections[at]), room, make("span", `${ms(value)}  ${((100 * value) / whole).toFixed(1)}%`));
+      target.append(row);
+    });
+  }
+
+  function choose(number) {
+    const last = steps.first + steps.count - 1;
+    if (!Number.isFinite(number)) return;
+    chosen = Math.min(last, Math.max(steps.first, number));
+    const panel = byId("step");
+    panel.replaceChildren();
+    const at = Math.floor((chosen - steps.first) / steps.group);
+    const long = data.longest.find((each) => each.step === chosen);
+    const time = long ? long.ms : steps.ms[at];
+    const notes = [];
+    if (chosen <= steps.warmup) notes.push("warm-up");
+    if (steps.slowed.includes(chosen)) notes.push("slowed by a capture");
+    if (steps.median && time) notes.push(`${(time / steps.median).toFixed(2)} times the median`);
+    const isGroup = steps.group > 1 && !long;
+    panel.append(make("h4", `${isGroup ? `Steps around ${chosen}, mean` : `Step ${chosen}`}: ${ms(time)}`
+      + (notes.length ? ` (${notes.join(", ")})` : "")));
+    let values, first, count;
+    if (long) {
+      [values, first, count] = [long.sections, long.first, long.of];
+    } else {
+      let block = 0;
+      while (block + 1 < data.blocks.first.length && data.blocks.first[block + 1] <= chosen) block += 1;
+      [values, first, count] = [data.blocks.ms.map((column) => column[block]), data.blocks.first[block], data.blocks.steps[block]];
+    }
+    if (count > 1) panel.append(make("p", `Sections are known for steps ${first} to ${first + count - 1} together; these are their means.`, { class: "note" }));
+    bars(panel, values);
+    byId("goto").value = String(chosen);
+    stepChart.setCursor({ left: stepChart.valToPos(chosen, "x"), top: 20 });
+  }
+
+  function zoom(kind) {
+    const whole = [stepChart.data[0][0], stepChart.data[0][stepChart.data[0].length - 1]];
+    let { min, max } = stepChart.scales.x;
+    if (kind === "all") [min, max] = whole;
+    else {
+      const middle = chosen !== null && chosen >= min && chosen <= max ? chosen : (min + max) / 2;
+      const half = ((max - min) / 2) * (kind === "in" ? 0.5 : 2);
+      [min, max] = [Math.max(whole[0], middle - half), Math.min(whole[1], middle + half)];
+    }
+    if (max > min) stepChart.setScale("x", { min, max });
+  }
+
+  function drawLongest() {
+    const table = make("table"), head = make("tr"), body = make("tbody");
+    table.append(make("caption", "Choose a step to see what it consists of"));
+    for (const title of ["step", "ms", "times the median", "most above its mean"]) head.append(make("th", title, { scope: "col" }));
+    const top = make("thead");
+    top.append(head);
+    for (const long of data.longest) {
+      const row = make("tr"), button = make("button", String(long.step), { type: "button" }), cell = make("th", undefined, { scope: "row" });
+      button.addEventListener("click", () => { choose(long.step); byId("step").scrollIntoView({ block: "nearest" }); });
+      cell.append(button);
+      const where = long.of > 1 ? ` in steps ${long.first} to ${long.first + long.of - 1}` : "";
+      row.append(cell, make("td", String(long.ms)), make("td", steps.median ? (long.ms / steps.median).toFixed(2) : ""),
+        make("td", long.excess ? `${data.sections[long.excess[0]]}: +${ms(long.excess[1])}${where}` : ""));
+      body.append(row);
+    }
+    table.append(top, body);
+    byId("longest").append(table);
+  }
+
+  function drawHistogram() {
+    const spread = data.histogram, target = byId("histogram");
+    if (!spread) { target.textContent = "All steps took the same time, or there was only one."; return; }
+    draw(target, { series: [{ label: "ms", value: (_, v) => ms(v) },
+      { label: "steps", stroke: color(0), fill: color(0), paths: uPlot.paths.bars({ size: [1, 100] }), points: { show: false } }],
+    axes: axes("ms", "steps"), scales: { x: { time: false }, y: { range: (_, low, high) => [0, high * 1.05 || 1] } },
+    cursor: { drag: { x: false, y: false } } }, [spread.ms, spread.counts]);
+    if (spread.beyond) byId("beyond").textContent = `${spread.beyond} longer steps are beyond the right end.`;
+  }
+
+  // --- machine and ranks -----------------------------------------------------
+  function drawMachine() {
+    const targets = data.machine.map((one) => {
+      const holder = make("div");
+      holder.append(make("h3", one.title));
+      const target = make("div", undefined, { class: "chart", role: "img", "aria-label": `${one.title} over time` });
+      holder.append(target);
+      byId("machine-charts").append(holder);
+      return target;
+    });
+    // Only now has each chart its place, and so its width.
+    data.machine.forEach((one, number) => {
+      draw(targets[number], { height: 180, series: [{ label: "s", value: (_, v) => (v === null ? "" : `${v} s`) },
+        ...one.names.map((name, at) => ({ label: name, stroke: color(at), width: 1.5,
+          value: (_, v) => (v === null ? "" : `${Number(v.toPrecision(3))} ${one.unit}`), points: { show: one.s.length < 100, size: 4 } }))],
+      axes: axes("seconds since the begin", one.unit),
+      scales: { x: { time: false }, y: { range: (_, low, high) => [0, high * 1.1 || 1] } } }, [one.s, ...one.values]);
+    });
+  }
+
+  function drawRanks() {
+    const holder = byId("rank-map"), map = data.ranks;
+    const choice = make("select"), label = make("label", "Time of "), where = make("p", "", { class: "note", "aria-live": "polite" });
+    map.metrics.forEach((name, at) => choice.append(make("option", name, { value: String(at) })));
+    label.append(choice);
+    const canvas = make("canvas", undefined, { role: "img", "aria-label": "Heat map: a row for each rank, steps from left to right; the table below has the means" });
+    const rows = map.ranks.length, columns = map.ms[0][0].length, high = rows > 40 ? 6 : 14;
+    canvas.width = columns * 8;
+    canvas.height = rows * high;
+    const paint = () => {
+      const values = map.ms[Number(choice.value)], context = canvas.getContext("2d");
+      const known = values.flat().filter((value) => value !== null).sort((a, b) => a - b);
+      const low = known[0], top = known[Math.floor(0.99 * (known.length - 1))];
+      values.forEach((row, y) => row.forEach((value, x) => {
+        const share = value === null ? 0 : Math.min(1, (value - low) / (top - low || 1));
+        context.fillStyle = value === null ? "#8884" : `hsl(${230 - 190 * share} 70% ${25 + 45 * share}%)`;
+        context.fillRect(x * 8, y * high, 8, high);
+      }));
+      where.textContent = `From ${ms(low)} (dark blue) to ${ms(top)} (orange) a step; a column is ${map.width} ${map.width === 1 ? "step" : "steps"}.`
+        + (map.left_out ? ` ${map.left_out} more ranks are only in the table.` : "");
+    };
+    canvas.addEventListener("mousemove", (event) => {
+      const x = Math.floor((event.offsetX / canvas.clientWidth) * columns), y = Math.floor((event.offsetY / canvas.clientHeight) * rows);
+      const row = map.ms[Number(choice.value)][y];
+      if (row && x >= 0 && x < columns) canvas.title = `${map.ranks[y]}, steps from ${x * map.width + 1}: ${ms(row[x]) || "no data"}`;
+    });
+    choice.addEventListener("change", paint);
+    holder.append(label, canvas, where);
+    paint();
+  }
+
+  // --- flame view ---------------------------------------------------------------
+  function flame() {
+    const root = document.querySelector(".flame");
+    if (!root) return;
+    const boxes = root.querySelectorAll(".box");
+    boxes.forEach((box) => {
+      const button = box.firstElementChild, name = button.textContent;
+      let hash = 0;
+      for (let at = 0; at < name.length; at += 1) hash = (hash * 31 + name.charCodeAt(at)) % 997;
+      button.style.background = `hsl(${20 + (hash % 45)} ${65 + (hash % 20)}% ${68 + (hash % 12)}%)`;
+    });
+    const all = () => root.querySelectorAll("[hidden]").forEach((node) => { node.hidden = false; });
+    root.addEventListener("click", (event) => {
+      const box = event.target.closest(".box");
+      if (!box) return;
+      all();
+      for (let node = box; node !== root; node = node.parentElement) {
+        if (!node.classList.contains("box")) continue;
+        for (const other of node.parentElement.children) if (other !== node) other.hidden = true;
+      }
+    });
+    byId("flame-all").addEventListener("click", all);
+  }
+
+  // --- tables ----------------------------------------------------------------------
+  function sortable() {
+    document.querySelectorAll("thead button").forEach((button) => button.addEventListener("click", () => {
+      const head = button.parentElement, at = head.cellIndex, body = head.closest("table").tBodies[0];
+      const isDown = head.getAttribute("aria-sort") !== "descending";
+      head.parentElement.querySelectorAll("th").forEach((each) => each.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", isDown ? "descending" : "ascending");
+      const key = (row) => {
+        const cell = row.cells[at];
+        return cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value);
+      };
+      const rows = [...body.rows].sort((one, other) => {
+        const [a, b] = [key(one), key(other)];
+        if (a === "" || b === "") return (a === "") - (b === "");
+        const order = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
+        return isDown ? -order : order;
+      });
+      body.append(...rows);
+    }));
+  }
+
+  function search() {
+    const words = byId("search").value.trim().toLowerCase();
+    let found = 0;
+    document.querySelectorAll("tbody tr").forEach((row) => {
+      row.hidden = words !== "" && !row.textContent.toLowerCase().includes(words);
+      found += words !== "" && !row.hidden;
+    });
+    document.querySelectorAll(".box").forEach((box) => {
+      const isHit = words !== "" && box.firstElementChild.textContent.toLowerCase().includes(words);
+      box.classList.toggle("hit", isHit);
+      found += isHit;
+    });
+    byId("found").textContent = words === "" ? "" : `${found} found`;
+  }
+
+  // --- the rest ------------------------------------------------------------------------
+  function theme() {
+    const root = document.documentElement;
+    const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = isDark ? "light" : "dark";
+    charts.forEach(({ chart }) => chart.redraw());
+  }
+
+  function keys(event) {
+    const move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -100, PageDown: 100 }[event.key];
+    const kind = { "+": "in", "=": "in", "-": "out", 0: "all" }[event.key];
+    if (event.ctrlKey || event.metaKey || event.altKey || (!move && !kind)) return;
+    event.preventDefault();
+    if (move) choose(chosen === null ? steps.first : chosen + move * steps.group);
+    else zoom(kind);
+  }
+
+  if (steps && steps.count && byId("step-chart")) {
+    drawSteps();
+    if (data.sections.length) drawSections();
+    drawLongest();
+    drawHistogram();
+    // Warm-up steps would leave the others a flat line; "Everything" shows them.
+    if (steps.warmup && steps.warmup < steps.count - 1) {
+      stepChart.setScale("x", { min: steps.first + steps.warmup, max: steps.first + steps.count - 1 });
+    }
+    byId("step-chart").addEventListener("keydown", keys);
+    document.querySelectorAll("[data-zoom]").forEach((button) => button.addEventListener("click", () => zoom(button.dataset.zoom)));
+    byId("goto").addEventListener("change", (event) => choose(Number(event.target.value)));
+    byId("goto").max = String(steps.first + steps.count - 1);
+    byId("log").addEventListener("change", () => {
+      const at = charts.findIndex(({ chart }) => chart === stepChart);
+      stepChart.destroy();
+      charts.splice(at, 1);
+      drawSteps();
+    });
+  }
+  if (data.machine && byId("machine-charts")) drawMachine();
+  if (data.ranks && byId("rank-map")) drawRanks();
+  flame();
+  sortable();
+  byId("search").addEventListener("input", search);
+  byId("theme").addEventListener("click", theme);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach(({ chart }) => chart.redraw()));
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = true; }));
+  let waiting = 0;
+  addEventListener("resize", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => charts.forEach(({ chart, target }) => chart.setSize({ width: Math.max(280, target.clientWidth), height: chart.height })), 100);
+  });
+  document.documentElement.dataset.drawn = String(charts.length);
+})();

@@ -1,0 +1,97 @@
+"""A run's timeline as a Chrome trace, which Perfetto opens: ranks as processes, and counters for the machine."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from training_profiler.reports.step_positions import placed_steps
+from training_profiler.snapshot.series import RankSeries, Stretch
+from training_profiler.text import printable_data
+from training_profiler.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US
+
+STEPS, EPOCHS, STRETCHES = 1, 2, 3  # lanes of a rank
+LANES: Final = {STEPS: "steps", EPOCHS: "epochs", STRETCHES: "between two lines of the journal"}
+SECTIONS: Final = "sections, mean ms in a step"
+NOTE: Final = (
+    "The journal has the duration and the order of every step, and each section's time by blocks of steps; spans of "
+    "sections are not in it. So sections are counters, and steps are drawn where they can have begun first: see "
+    "begins_later_by_at_most_ms of each. Steps whose position is not known to within their duration are only in the "
+    "slices of the journal. Ranks are placed by the wall clocks of their machines."
+)
+
+
+def timeline_trace(ranks: Sequence[RankSeries]) -> str:
+    """Return the trace as JSON."""
+    first_ns = min((series.wall_ns for series in ranks if series.wall_ns), default=0)
+    events: list[dict[str, Any]] = []
+    for series in ranks:
+        # A wall clock that is unknown leaves a rank at the begin.
+        shift_ns = (series.wall_ns - first_ns if series.wall_ns else 0) - series.begin_ns
+        events += _rank_events(series, shift_ns)
+    data = {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"note": NOTE}}
+    return json.dumps(printable_data(data), allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def _rank_events(series: RankSeries, shift_ns: int) -> Iterator[dict[str, Any]]:
+    pid = series.rank
+    name = f"rank {series.rank} ({series.host})" if series.host else f"rank {series.rank}"
+    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": series.rank}}
+    for lane, title in LANES.items():
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": lane, "args": {"name": title}}
+
+    def at(ns: int) -> float:
+        return (ns + shift_ns) / NS_PER_US
+
+    for step in placed_steps(series):
+        yield {
+            "ph": "X",
+            "name": f"step {step.number}",
+            "pid": pid,
+            "tid": STEPS,
+            "ts": at(step.begin_ns),
+            "dur": step.duration_ns / NS_PER_US,
+            "args": {"begins_later_by_at_most_ms": step.later_by_ns / NS_PER_MS},
+        }
+    last_ns = series.stretches[-1].end_ns if series.stretches else series.begin_ns
+    for epoch in series.epochs:
+        end_ns = last_ns if epoch.end_ns is None else epoch.end_ns
+        yield {
+            "ph": "X",
+            "name": f"epoch {epoch.number}",
+            "pid": pid,
+            "tid": EPOCHS,
+            "ts": at(epoch.begin_ns),
+            "dur": (end_ns - epoch.begin_ns) / NS_PER_US,
+            "args": {"is_complete": epoch.end_ns is not None},
+        }
+    for stretch in series.stretches:
+        begin_us, end_us = at(stretch.begin_ns), at(stretch.end_ns)
+        yield from _stretch_events(stretch, pid, begin_us, end_us)
+
+
+def _stretch_events(stretch: Stretch, pid: int, begin_us: float, end_us: float) -> Iterator[dict[str, Any]]:
+    count = len(stretch.steps_ns)
+    sums_ms = {name: sum(column) / NS_PER_MS for name, column in stretch.blocks_ns.items()}
+    first, last = stretch.first_step + 1, stretch.first_step + count
+    title = "no step ended" if not count else f"step {first}" if count == 1 else f"steps {first} to {last}"
+    yield {
+        "ph": "X",
+        "name": title,
+        "pid": pid,
+        "tid": STRETCHES,
+        "ts": begin_us,
+        "dur": end_us - begin_us,
+        "args": {
+            "steps": count,
+            "step_ms": sum(stretch.steps_ns) / count / NS_PER_MS if count else None,
+            "sections_ms": sums_ms,
+            "outside_steps_ms": stretch.outside_ns / NS_PER_MS,
+        },
+    }
+    if count:
+        means_ms = {name: total / count for name, total in sums_ms.items()}
+        yield {"ph": "C", "name": SECTIONS, "pid": pid, "ts": begin_us, "args": means_ms}
+    for quantity, value in stretch.levels.items():
+        name, shown = (f"{quantity} (MiB)", value / BYTES_PER_MIB) if quantity.endswith("_bytes") else (quantity, value)
+        yield {"ph": "C", "name": name, "pid": pid, "ts": begin_us, "args": {"mean": shown}}

@@ -1,0 +1,61 @@
+"""What a journal has over time, a part of neither reports nor rules: each rank's stretches, steps and line samples."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class SampledLine(NamedTuple):
+    """A line of the user's code that was running when a sample was taken."""
+
+    file: str
+    line: int
+    function: str
+    waits_in: str = ""  # the call in it that waits for the device
+    inside: str = ""  # the frames of a library that the line called, outermost first
+    phase: str = ""  # of a trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The time between two lines of the journal. Moments are on the rank's clock, in ns."""
+
+    begin_ns: int
+    end_ns: int
+    first_step: int  # steps complete before it
+    steps_ns: Sequence[int]  # durations of the steps that ended in it
+    slowed: tuple[int, ...]  # indices among them of steps that a capture slowed
+    steps_a_block: int
+    blocks_ns: Mapping[str, tuple[int, ...]]  # exclusive time of each section in each block of steps
+    outside_ns: int  # time that is in no step: validation, checkpoints, the profiler
+    levels: Mapping[str, float]  # means of the machine's quantities
+    loop_begin_ns: int | None = None  # begin of the run's first step, if it became known here
+    epoch_begin_ns: int | None = None  # begin of the epoch that this stretch is the first of
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSpan:
+    """An epoch on the rank's clock; ``end_ns`` is None where its end was not recorded."""
+
+    number: int
+    begin_ns: int
+    end_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeries:
+    """One rank over time."""
+
+    rank: int
+    host: str
+    wall_ns: int  # begin of the run on the machine's wall clock; 0 if unknown
+    begin_ns: int
+    stretches: tuple[Stretch, ...]
+    epochs: tuple[EpochSpan, ...]
+    parents: Mapping[str, str]  # section -> the section around most of its spans
+    samples: Mapping[str, Mapping[SampledLine | None, int]]  # section -> line -> samples; None: no line of the user's
+
+    @property
+    def steps(self) -> int:
+        """Number of complete steps."""
+        return sum(len(stretch.steps_ns) for stretch in self.stretches)

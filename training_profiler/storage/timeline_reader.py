@@ -1,0 +1,191 @@
+"""Reads what the journals of a run have over time: steps one by one, sections by blocks of steps, the machine."""
+
+import os
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS
+from training_profiler.recording.section_names import SectionNames
+from training_profiler.safety.files import lines_of, may_follow, open_file
+from training_profiler.snapshot.series import EpochSpan, RankSeries, SampledLine, Stretch
+from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER
+from training_profiler.storage.journal_codec import NO_SECTION, LineRow
+from training_profiler.storage.journal_discovery import (
+    JournalFile,
+    find_journals,
+    find_own_folder_journals,
+    select_journals,
+)
+from training_profiler.storage.journal_lines import (
+    BeginLine,
+    EpochBeginLine,
+    EpochEndLine,
+    IntervalLine,
+    Line,
+    PendingLine,
+    decode_line,
+)
+from training_profiler.storage.limits import MOST_EPOCHS, MOST_JOURNAL_BYTES, MOST_LINE_BYTES, MOST_NAMES
+from training_profiler.storage.rank_reader import attempt_of
+from training_profiler.text import printable
+
+
+def read_series(folder: Path, attempt: int | None = None) -> tuple[RankSeries, ...]:
+    """Return the readable ranks of the run in ``folder``, by number; the last attempt by default.
+
+    ``read_run`` has checked the folder, and reports what is missing.
+
+    Raises:
+        RunFolderError: there was no such attempt.
+    """
+    found = find_journals(folder)
+    journals, _ = select_journals(found + find_own_folder_journals(folder, found), folder)
+    number = attempt_of(journals, attempt, folder)
+    read = (_read(journal) for journal in journals if journal.attempt == number and not journal.problem)
+    return tuple(sorted((series for series in read if series is not None), key=lambda series: series.rank))
+
+
+def _read(journal: JournalFile) -> RankSeries | None:
+    begin = journal.begin or {}
+    reading = _Reading(journal.rank or 0, printable(str(begin.get("host", ""))), journal.wall_ns)
+    try:
+        with open_file(journal.path, follow=may_follow(journal.path)) as file:
+            if os.fstat(file.fileno()).st_size > MOST_JOURNAL_BYTES:
+                return None
+            for line in lines_of(file, MOST_LINE_BYTES):
+                if line is not None:
+                    reading.add(line)
+    except OSError:
+        return None
+    return reading.series()
+
+
+class _Reading:
+    """The lines of one journal so far. Damaged lines are left out."""
+
+    def __init__(self, rank: int, host: str, wall_ns: int) -> None:
+        self._who = (rank, host, wall_ns)
+        self._begin_ns: int | None = None
+        self._end_ns = 0
+        self._names = SectionNames(limit=MOST_NAMES)
+        self._stretches: list[Stretch] = []
+        self._epochs: list[EpochSpan] = []
+        self._epoch_begin_ns: int | None = None  # until the stretch that follows it
+        self._edges: Counter[tuple[str, str]] = Counter()  # (section, parent)
+        self._samples: dict[str, Counter[SampledLine | None]] = {}
+        self._pending: PendingLine | None = None
+
+    def add(self, line: bytes) -> None:
+        """Add the next line."""
+        try:
+            record = decode_line(line)
+        except ValueError:
+            return
+        if record is not None:
+            self._add(record)
+
+    def _add(self, record: Line) -> None:
+        if isinstance(record, BeginLine):
+            if self._begin_ns is None:
+                self._begin_ns = self._end_ns = record.begin_ns
+        elif self._begin_ns is None:
+            return
+        elif isinstance(record, PendingLine):
+            self._pending = record
+        elif isinstance(record, IntervalLine):
+            self._pending = None
+            self._add_interval(record)
+        elif isinstance(record, EpochBeginLine) and len(self._epochs) < MOST_EPOCHS:
+            self._epochs.append(EpochSpan(record.number, self._end_ns, None))
+            self._epoch_begin_ns = self._end_ns
+        elif isinstance(record, EpochEndLine) and self._epochs and self._epochs[-1].end_ns is None:
+            last = self._epochs[-1]
+            self._epochs[-1] = EpochSpan(last.number, last.begin_ns, self._end_ns)
+
+    def series(self) -> RankSeries | None:
+        """Return what was read; None of a file without a begin."""
+        if self._pending is not None and self._begin_ns is not None:
+            self._add_interval(self._pending)
+        if self._begin_ns is None:
+            return None
+        parents: dict[str, str] = {}
+        for (section, parent), _ in self._edges.most_common():
+            parents.setdefault(section, parent)
+        if OUTSIDE_STEPS in self._samples:
+            self._samples[OUTSIDE_STEPS] -= self._samples.get(OTHER, Counter())
+        rank, host, wall_ns = self._who
+        return RankSeries(
+            rank,
+            host,
+            wall_ns,
+            self._begin_ns,
+            tuple(self._stretches),
+            tuple(self._epochs),
+            {section: parent for section, parent in parents.items() if parent},
+            self._samples,
+        )
+
+    def _add_interval(self, record: IntervalLine) -> None:
+        if record.end_ns < self._end_ns:
+            return
+        steps = len(record.step_ns)
+        size = record.steps_a_block or max(1, steps)
+        blocks_ns: dict[str, tuple[int, ...]] = {}
+        outside_ns = 0
+        for given, section in record.sections.items():
+            name = OTHER if given == NO_SECTION else self._name(given)
+            column = tuple(us * 1000 for us in section.series_us or ())
+            if not column and not record.steps_a_block and steps and section.step_self_ns:
+                column = (section.step_self_ns,)  # journals of earlier versions
+            if column:
+                blocks_ns[name] = column if name not in blocks_ns else _sum(blocks_ns[name], column)
+            if name == PROFILER or name.partition("/")[0] in OUTSIDE_STEPS_SECTIONS:
+                outside_ns += section.self_ns
+        levels = record.machine.levels if record.machine is not None else {}
+        self._stretches.append(
+            Stretch(
+                record.begin_ns,
+                record.end_ns,
+                record.first_step,
+                array("q", record.step_ns),
+                tuple(record.slowed_by_capture or ()),
+                size,
+                blocks_ns,
+                outside_ns,
+                {printable(key): level[1] / level[0] for key, level in levels.items() if level[0] > 0},
+                record.loop_begin_ns,
+                self._epoch_begin_ns,
+            )
+        )
+        self._epoch_begin_ns, self._end_ns = None, record.end_ns
+        self._add_lines(record)
+
+    def _add_lines(self, record: IntervalLine) -> None:
+        for parent, section, spans in record.parents:
+            self._edges[self._name(section), self._name(parent) if parent else ""] += spans
+        for name, rows in record.lines.items():
+            # A sample of no section counts twice once its step has ended, maybe in a later line of the journal.
+            shown = OUTSIDE_STEPS if name == NO_SECTION else self._name(name)
+            self._samples.setdefault(shown, Counter()).update(_counted(rows))
+        if record.step_lines:
+            self._samples.setdefault(OTHER, Counter()).update(_counted(record.step_lines))
+
+    def _name(self, given: str) -> str:
+        return self._names.names[self._names.id_of(given)]
+
+
+def _sum(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(sum, zip(one, other, strict=False)))
+
+
+def _counted(rows: Iterable[LineRow]) -> Counter[SampledLine | None]:
+    counts: Counter[SampledLine | None] = Counter()
+    for row in rows:
+        line = None
+        if row.file is not None:
+            words = (printable(word) for word in (row.waits_in, row.inside, row.phase))
+            line = SampledLine(printable(row.file), row.line, printable(row.function), *words)
+        counts[line] += row.samples
+    return counts

@@ -268,10 +268,10 @@
       const low = known[0], top = known[Math.floor(0.99 * (known.length - 1))];
       values.forEach((row, y) => row.forEach((value, x) => {
         const share = value === null ? 0 : Math.min(1, (value - low) / (top - low || 1));
-        context.fillStyle = value === null ? "#8884" : `hsl(${230 - 190 * share} 70% ${25 + 45 * share}%)`;
+        context.fillStyle = value === null ? "#8884" : `rgb(${21 + 224 * share} ${48 + 149 * share} ${107 - 41 * share})`;
         context.fillRect(x * 8, y * high, 8, high);
       }));
-      where.textContent = `From ${ms(low)} (dark blue) to ${ms(top)} (orange) a step; a column is ${map.width} ${map.width === 1 ? "step" : "steps"}.`
+      where.textContent = `From ${ms(low)} (dark blue) to ${ms(top)} (yellow) a step; a column is ${map.width} ${map.width === 1 ? "step" : "steps"}.`
         + (map.left_out ? ` ${map.left_out} more ranks are only in the table.` : "");
     };
     canvas.addEventListener("mousemove", (event) => {

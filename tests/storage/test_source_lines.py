@@ -46,6 +46,6 @@ def test_other_files_are_not_read(tmp_path):
     assert read_lines(meta(tmp_path), [("pipe.py", 1), ("up.py", 99)], NOW) == {}
 
 
-def test_meta_of_any_content_is_no_error(tmp_path):
+def test_meta_may_have_any_content(tmp_path):
     for content in ({}, {"folder": 3}, {"folder": str(tmp_path), "command": "python 'x"}):
         assert read_lines(content, [("train.py", 1)], NOW) == {}

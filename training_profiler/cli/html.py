@@ -16,8 +16,8 @@ from training_profiler.page.render import Origin, render_page
 from training_profiler.safety.files import replace_file
 from training_profiler.storage.run_lookup import read_meta, read_program, typed_path
 from training_profiler.storage.run_reader import read_run
-from training_profiler.storage.timeline_reader import read_series
 from training_profiler.storage.source_lines import read_lines
+from training_profiler.storage.timeline_reader import read_series
 from training_profiler.text import encodable, one_line
 
 NAME = "report.html"

@@ -14,7 +14,7 @@ PLACE: Final = re.compile(r"([^\s:()\"']+\.py):(\d{1,7})\b")
 
 
 class Excerpt(NamedTuple):
-    """Lines of a source file around the one that is meant."""
+    """Lines of a source file around one of them."""
 
     first: int  # number of the first line
     lines: tuple[str, ...]

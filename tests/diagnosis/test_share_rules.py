@@ -143,9 +143,15 @@ def test_nine_steps_are_too_few_to_compare_the_passes():
 
 
 def test_unattributed_time_above_a_tenth_is_found():
-    finding = find(snapshot_of({"backward_pass": 0.75}, steps=64, step_s=0.125), "unexplained")
+    finding = find(snapshot_of({"forward_pass": 0.25, "backward_pass": 0.5}, steps=64, step_s=0.125), "unexplained")
     assert finding.message == "25.0% of step time is unattributed (31.2 ms per step)"
     assert finding.potential_saving_s == 2.0
+
+
+def test_unattributed_time_with_the_forward_pass_of_functional_code_has_no_saving():
+    finding = find(snapshot_of({"backward_pass": 0.5}, steps=64, step_s=0.125), "unexplained")
+    assert finding.message.endswith("; it includes the forward pass, which calls no module")
+    assert finding.potential_saving_s == 0
 
 
 def test_unattributed_time_names_its_lines():
@@ -154,8 +160,8 @@ def test_unattributed_time_names_its_lines():
         LineStats("train.py", 88, "get_batch", share=0.0625, samples=25),
         LineStats("train.py", 90, "get_batch", share=0.005, samples=2),
     )
-    run = replace(snapshot_of({"backward_pass": 0.75}, steps=64, step_s=0.125), lines={"other": lines})
-    finding = find(run, "unexplained")
+    run = snapshot_of({"forward_pass": 0.25, "backward_pass": 0.5}, steps=64, step_s=0.125)
+    finding = find(replace(run, lines={"other": lines}), "unexplained")
     named = "train.py:212 estimate_loss (67% of it), train.py:88 get_batch (25% of it)"
     assert finding.message == f"25.0% of step time is unattributed (31.2 ms per step): {named}"
     assert finding.evidence["lines"] == named

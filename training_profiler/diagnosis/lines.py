@@ -7,6 +7,7 @@ from typing import Final
 from training_profiler.diagnosis.claims import section_of
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Evidence, Finding
+from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
 from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot
 from training_profiler.units import ms_text
 
@@ -58,7 +59,8 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
 def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step time that no section covers, above 10 %; None below 10 steps.
 
-    Time that ``waits-for-device`` reports does not count.
+    Time that ``waits-for-device`` reports does not count. Functional code has its forward pass there, where nothing
+    says what could be saved.
     """
     other = snapshot.sections.get(OTHER)
     if other is None or snapshot.step is None or not has_enough_steps(snapshot) or not snapshot.step.settled_s:
@@ -90,7 +92,16 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         evidence["lines"] = ", ".join(line_texts)
         message += f": {evidence['lines']}"
         fix = 'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately'
+    if _has_hidden_forward(snapshot):
+        message += "; it includes the forward pass, which calls no module"
+        total_s = 0.0
     return Finding("unexplained", message, evidence, potential_saving_s=total_s, fix=fix)
+
+
+def _has_hidden_forward(snapshot: Snapshot) -> bool:
+    """Return whether the training computes gradients of something that no module computed."""
+    backward, forward = (snapshot.sections.get(name) for name in (BACKWARD_PASS, FORWARD_PASS))
+    return backward is not None and backward.count > 0 and (forward is None or not forward.count)
 
 
 def with_lines(findings: Sequence[Finding], snapshot: Snapshot) -> list[Finding]:

@@ -103,7 +103,7 @@ def test_uneven_steps_that_waiting_explains_are_not_blamed_on_the_program():
 def test_rise_that_waiting_cannot_explain_is_reported_with_what_is_left():
     rising = {"rise": 2.0, "rise_p_value": 1e-9, "settled_count": 100}  # costs 5 s
     finding = next(each for each in diagnose(run_on(machine(wait=0.2), **rising)) if each.code == "slowing-down")
-    assert finding.potential_saving_s == pytest.approx(3.0)
+    assert finding.potential_saving_s == pytest.approx(1.0)
     assert "slowing-down" not in codes(run_on(machine(wait=0.5), **rising))
 
 

@@ -16,6 +16,7 @@ THROTTLED_FROM: Final = 0.05  # of the periods of the quota: then waiting is mos
 SAMPLES_NEEDED: Final = 3  # of the system monitor, with CPU times
 # Rules about time that comes and goes, as it does on a busy machine whatever the program does.
 ABOUT_UNEVEN_TIME: Final = ("step-time-varies", "slowing-down", "first-batch-slow", "backward-slow", "warm-up")
+EXPLAINS: Final = 2.0  # times the time lost: uneven time that it may be the cause of
 
 OTHERS, QUOTA, HYPERVISOR, MEMORY = "other programs", "quota", "hypervisor", "memory"
 _FIXES: Final = {
@@ -144,7 +145,8 @@ def without_lost_time(findings: list[Finding], snapshot: Snapshot) -> list[Findi
     """Return the findings with the savings that are left without the time lost to others.
 
     A rule about uneven time needs more than that loss could explain: where the CPU is taken away, steps vary, grow and
-    shrink whatever the program does.
+    shrink whatever the program does. The loss counts twice there: the threads of an operation wait for the one that has
+    no CPU, and that wait looks like computing.
     """
     lost = cpu_loss(snapshot.machine).all
     if lost <= threshold_of(MACHINE_BUSY, snapshot):
@@ -158,5 +160,5 @@ def _without(finding: Finding, lost: float, lost_s: float) -> Finding | None:
         return finding
     if finding.code not in ABOUT_UNEVEN_TIME:
         return replace(finding, potential_saving_s=finding.potential_saving_s * (1 - lost))
-    left_s = finding.potential_saving_s - lost_s
+    left_s = finding.potential_saving_s - EXPLAINS * lost_s
     return replace(finding, potential_saving_s=left_s) if left_s >= MIN_SAVING_S else None

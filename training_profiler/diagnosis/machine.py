@@ -145,7 +145,7 @@ def without_lost_time(findings: list[Finding], snapshot: Snapshot) -> list[Findi
     """Return the findings with the savings that are left without the time lost to others.
 
     A rule about uneven time needs more than that loss could explain: where the CPU is taken away, steps vary, grow and
-    shrink whatever the program does. The loss counts twice there: the threads of an operation wait for the one that has
+    shrink whatever the program does. The loss counts twice there: the threads of an operation wait for one that has
     no CPU, and that wait looks like computing.
     """
     lost = cpu_loss(snapshot.machine).all

@@ -27,12 +27,19 @@ def test_command_prints_the_same_help_in_a_process_of_its_own(tmp_path: Path, na
     assert here.stdout.removeprefix("usage: ").split() == done.stdout.removeprefix("usage: ").split()
 
 
-@pytest.mark.parametrize("name", ["benchmark", "capture"])
-def test_command_without_its_argument_ends_with_status_2(tmp_path: Path, name: str) -> None:
-    outcome = command(tmp_path, name)
+def test_command_without_its_argument_ends_with_status_2(tmp_path: Path) -> None:
+    outcome = command(tmp_path, "benchmark")
     assert outcome.status == 2
     assert outcome.stdout == ""
-    assert outcome.stderr.startswith(f"usage: training-profiler {name} ")
+    assert outcome.stderr.startswith("usage: training-profiler benchmark ")
+
+
+@pytest.mark.parametrize("name", ["report", "timeline", "html", "capture"])
+def test_command_without_a_run_says_that_there_is_none(tmp_path: Path, name: str) -> None:
+    outcome = command(tmp_path, name)
+    assert (outcome.status, outcome.stdout) == (2, "")
+    assert outcome.stderr.startswith("training-profiler: runs does not exist; ")
+    assert outcome.stderr.count("\n") == 1
 
 
 def test_version_is_printed(tmp_path: Path) -> None:

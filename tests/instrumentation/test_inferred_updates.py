@@ -43,6 +43,20 @@ def test_changed_parameters_end_a_step(instrumented, model, update):
     assert (counts["forward_pass"], counts["backward_pass"]) == (5, 5)
 
 
+@pytest.mark.parametrize(("passes", "a_step", "steps"), [(4, 1, 4), (6, 2, 3), (5, 2, 2)])
+def test_last_step_of_a_function_that_has_returned_is_counted_if_it_is_whole(instrumented, passes, a_step, steps):
+    def train():
+        weights = torch.ones(3, requires_grad=True)
+        for number in range(passes):
+            (weights * weights).sum().backward()
+            if number % a_step == a_step - 1:
+                weights.data -= 0.1 * weights.grad
+
+    train()
+    instrumented.counts()
+    assert instrumented.steps == steps
+
+
 def test_accumulated_gradients_are_one_step(instrumented, model):
     for number in range(6):
         learn(model)

@@ -35,9 +35,17 @@ class InferredUpdates:
         self._is_by_backward = False  # the program calls ``backward``, so ``grad`` is for something else
         self._has_versions = False  # an update changed the version of a parameter, so values need not be read
         self._unchanged = 0  # calls of ``backward`` since the watched parameters changed
+        self._passes = self._passes_before = 0  # backward passes of this step, and of the one before
 
     def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool) -> bool:
         """Handle a call of ``backward`` (``trains``) or of ``grad``; return whether parameters changed before."""
+        has_changed = self._looks_changed(args, kwargs, trains)
+        if has_changed:
+            self._passes_before, self._passes = self._passes, 0
+        self._passes += bool(self._latest)
+        return has_changed
+
+    def _looks_changed(self, args: tuple[Any, ...], kwargs: dict[str, Any], trains: bool) -> bool:
         self._latest = []
         self._is_by_backward |= trains
         if not trains and self._is_by_backward:
@@ -82,10 +90,12 @@ class InferredUpdates:
     def ends_with_update(self) -> bool:
         """Return whether parameters changed after the last backward pass of the run.
 
-        Functional code drops the old parameters; the new ones are not known yet.
+        Functional code drops the old parameters; the new ones are not known yet. Those of a function that has returned
+        are gone; then the last step is taken to have as many backward passes as the one before.
         """
         are_gone = all(leaf.tensor() is None for leaf in self._watched)
-        return self._have_changed() or (self._is_functional and are_gone)
+        is_whole = self._is_functional or 0 < self._passes == self._passes_before
+        return self._have_changed() or (are_gone and is_whole)
 
     def _have_changed(self) -> bool:
         """Return whether a parameter has changed since the last backward pass."""

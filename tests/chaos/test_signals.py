@@ -188,9 +188,10 @@ def wait(*_):
     threading.Event().wait()
 pipeline.Pipeline.close = wait
 import time
+print("ready", flush=True)
 while True: time.sleep(0.01)
 """
-    process = start(tmp_path, THREE_STEPS + "print('ready', flush=True)\n" + waits)
+    process = start(tmp_path, THREE_STEPS + waits)
     read = wait_for(process, "ready")
     process.send_signal(signal.SIGINT)
     read += wait_for(process, "waits")
@@ -269,7 +270,7 @@ def test_program_sees_no_frames_of_ours_in_its_own_tracebacks(tmp_path: Path) ->
     assert alone.status == profiled.status == 1
     assert without_wrapper(profiled.stderr) == without_wrapper(alone.stderr)
     tracebacks = without_wrapper(alone.stdout)
-    assert without_wrapper(profiled.stdout)[: len(tracebacks)] == tracebacks
+    assert without_wrapper(profiled.printed)[: len(tracebacks)] == tracebacks
 
 
 def without_wrapper(tracebacks: str) -> str:

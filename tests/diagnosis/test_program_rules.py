@@ -98,14 +98,6 @@ def test_compiling_once_is_not_recompilation(compiled):
     assert "recompiles" not in findings_of(run_with(ProgramFacts(ADAM, compiled=compiled)))
 
 
-def test_garbage_collection_claims_its_seconds_alone():
-    run = run_with(ProgramFacts(ADAM, gc_s=6.0, gc_count=100), {"forward_pass": 0.2, "backward_pass": 0.1})
-    found = findings_of(run)
-    assert found["garbage-collection"].potential_saving_s == 6.0
-    assert sum(each.potential_saving_s for each in found.values()) <= 10.0
-    assert "garbage-collection" not in findings_of(run_with(ProgramFacts(ADAM, gc_s=0.4, gc_count=9_000)))
-
-
 def test_model_far_below_its_cpu_is_not_called_healthy():
     slow = findings_of(run_with(ProgramFacts(ADAM, cpu=CPU)))  # 11 of 50 GFLOP/s
     assert "it computes at 22% of the 50.0 GFLOP/s" in slow["healthy"].message

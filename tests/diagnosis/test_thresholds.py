@@ -53,7 +53,6 @@ def test_these_are_the_thresholds():
         "double-precision": 0.10,
         "repeated-backward": 0.10,
         "recompiles": 0.03,
-        "garbage-collection": 0.05,
     }
 
 

@@ -5,7 +5,6 @@ and what the profiler says about it.
 """
 
 import contextlib
-import gc
 import io
 import sys
 import tempfile
@@ -300,27 +299,13 @@ def recompiles(is_planted: bool) -> Round:
     return train
 
 
-def collects_garbage(is_planted: bool) -> Round:
-    model, loader = mlp(), batches()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    index = [{"id": number, "tags": [number]} for number in range(40_000)]
-
-    def train() -> None:
-        for x, y in loader:
-            descend(optimizer, cross_entropy(model(x), y))
-            if is_planted and index:
-                gc.collect()
-
-    return train
-
-
 PROGRAMS: dict[str, Callable[[bool], Round]] = {
     make.__name__: make
     for make in (
         *(slow_transform, too_few_workers, new_loader_each_epoch, workers_not_persistent),
         *(reads_each_norm, optimizer_loop, small_operators, loop_in_forward, double_precision, two_backwards),
         *(evaluates_too_often, evaluates_with_gradient, saves_too_often, formats_a_log, growing_list),
-        *(clips_in_a_loop, recompiles, collects_garbage),
+        *(clips_in_a_loop, recompiles),
     )
 }
 

@@ -7,7 +7,6 @@ from typing import Final
 from training_profiler.diagnosis.device import CAUSES, GPU_UTILIZATION
 from training_profiler.diagnosis.program import (
     DOUBLE_PRECISION,
-    GARBAGE,
     RECOMPILES,
     REPEATED_BACKWARD,
     SMALL_OPERATORS,
@@ -46,10 +45,9 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     DOUBLE_PRECISION: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP),
     REPEATED_BACKWARD: (BACKWARD_PASS,),
     RECOMPILES: (FORWARD_PASS, BACKWARD_PASS),
-    GARBAGE: (OTHER, FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, DATA_LOADING),
 }
 # A cause that is measured is named before what only says where the time lies.
-_CAUSES: Final = (GARBAGE, RECOMPILES, DOUBLE_PRECISION, SMALL_OPERATORS, REPEATED_BACKWARD)
+_CAUSES: Final = (RECOMPILES, DOUBLE_PRECISION, SMALL_OPERATORS, REPEATED_BACKWARD)
 _INSIDE: Final = {FIRST_FETCH: DATA_LOADING, WORKER_START: DATA_LOADING}
 SAYS_MORE_FROM: Final = 0.3  # of its own saving, beside a known cause
 _EXPLAINED_FROM: Final = 0.5  # of the variance of step time

@@ -1,4 +1,4 @@
-"""Rules about how the program computes: small operators, precision, repeated work, recompilation, garbage."""
+"""Rules about how the program computes: small operators, precision, repeated work, recompilation."""
 
 from typing import Final
 
@@ -13,7 +13,6 @@ SMALL_OPERATORS: Final = "small-operators"
 DOUBLE_PRECISION: Final = "double-precision"
 REPEATED_BACKWARD: Final = "repeated-backward"
 RECOMPILES: Final = "recompiles"
-GARBAGE: Final = "garbage-collection"
 
 # A layer with a weight and a bias takes about 3 operators forward and 9 backward.
 OPERATORS_A_TENSOR: Final = 6
@@ -145,28 +144,6 @@ def recompiles(snapshot: Snapshot, threshold: float) -> Finding | None:
         potential_saving_s=compiled.recompiled_s,
         fix="TORCH_LOGS=recompiles prints what differs each time: pad batches to few shapes, drop_last=True, mark "
         "changing sizes with torch._dynamo.mark_dynamic or dynamic=True, and pass changing numbers as tensors",
-    )
-
-
-@RULES.rule(GARBAGE, threshold=0.05, saving=Saving.RUN)  # of the run
-def garbage_collection(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag pauses of Python's garbage collector on the training thread of over 5 % of the run."""
-    pauses, seconds = snapshot.program.gc_count, snapshot.program.gc_s
-    if not pauses or not snapshot.wall_s or seconds <= threshold * snapshot.wall_s or seconds < MIN_SAVING_S:
-        return None
-    times = "once" if pauses == 1 else f"{pauses} times, {ms_text(seconds / pauses)} on average"
-    return Finding(
-        code=GARBAGE,
-        message=f"Python's garbage collector takes {seconds / snapshot.wall_s:.1%} of the run ({times})",
-        evidence={
-            "share_of_run": seconds / snapshot.wall_s,
-            "threshold": threshold,
-            "seconds": seconds,
-            "count": pauses,
-        },
-        potential_saving_s=seconds,
-        fix="Remove calls of gc.collect() from the loop; call gc.freeze() before it, so that what lives on is not "
-        "searched again, or gc.disable() and collect every n-th step",
     )
 
 

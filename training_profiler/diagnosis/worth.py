@@ -26,7 +26,6 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "double-precision": (0.6, 1.3),
     "repeated-backward": (0.0, 1.4),
     "unexplained": (0.5, 1.0),
-    "garbage-collection": (0.8, 1.0),
     "recompiles": (0.7, 1.0),
 }
 _UNLISTED: Final = (0.5, 1.0)

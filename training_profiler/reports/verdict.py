@@ -53,7 +53,6 @@ _CLASSES: Final = {
     "double-precision": "FLOAT64",
     "repeated-backward": "REPEATED BACKWARD",
     "recompiles": "RECOMPILES",
-    "garbage-collection": "GARBAGE COLLECTION",
 }
 
 

@@ -6,7 +6,6 @@ from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.recording.section import Clock
 from training_profiler.sampling.compilations import Compilations
-from training_profiler.sampling.garbage_collector import GarbageTimer
 from training_profiler.sampling.line_sampler import LineSampler
 from training_profiler.sampling.machine_sampler import MachineSampler
 from training_profiler.settings import Settings
@@ -37,7 +36,7 @@ class Samplers:
         run_ns: Callable[[], int],
     ) -> None:
         self.lines, self.device, self.machine = lines, device, machine
-        self.garbage, self.compilations = GarbageTimer(), Compilations()
+        self.compilations = Compilations()
         self._settings, self._clock = settings, clock
         self._begin_ns, self._run_ns = begin_ns, run_ns
 
@@ -53,7 +52,6 @@ class Samplers:
         self.lines.start(settings.sample_hz, since_ns)
         self.device.start(settings.timing)
         self.machine.start(settings.monitor_s)
-        self.garbage.start()
         self.compilations.start()
 
     def sample_this_thread(self) -> None:
@@ -61,7 +59,6 @@ class Samplers:
         self.lines.sample_this_thread()
         self.device.sample_this_thread()
         self.machine.sample_this_thread()
-        self.garbage.sample_this_thread()
 
     def poll(self, now_ns: int) -> None:
         """Check for an accelerator and for the cost of device timing, at the end of a step."""
@@ -78,7 +75,6 @@ class Samplers:
         self.lines.close()
         self.device.close()
         self.machine.close()
-        self.garbage.close()
         self.compilations.close()
 
     def after_fork_in_child(self) -> None:
@@ -86,14 +82,11 @@ class Samplers:
         self.lines.after_fork_in_child()
         self.device.after_fork_in_child()
         self.machine.after_fork_in_child()
-        self.garbage.after_fork_in_child()
         self.compilations.close()
 
     def with_observed(self, facts: ProgramFacts) -> ProgramFacts:
         """Return the facts of a program with what was observed beside it."""
-        return facts._replace(
-            compiled=self.compilations.facts(), gc_s=self.garbage.seconds, gc_count=self.garbage.count
-        )
+        return facts._replace(compiled=self.compilations.facts())
 
     def notes(self) -> list[str]:
         """Return a sentence for each sampler: number of samples and cost."""

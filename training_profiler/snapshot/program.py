@@ -41,8 +41,6 @@ class ProgramFacts(NamedTuple):
     compiled: CompileFacts | None = None  # None: torch.compile was not used
     autocast: str = ""  # the data type of torch.autocast in a forward pass
     kept_graphs: int = 0  # backward passes that kept the graph for another one
-    gc_s: float = 0.0  # pauses of Python's garbage collector on the training thread
-    gc_count: int = 0
     cpu: CpuSpeed | None = None
     operators: int = 0  # of torch, in modules and backward passes of one step
 

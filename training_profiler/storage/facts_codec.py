@@ -16,8 +16,6 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         None if facts.compiled is None else _compiled(facts.compiled),
         printable(facts.autocast),
         int(_number(facts.kept_graphs)),
-        _number(facts.gc_s),
-        int(_number(facts.gc_count)),
         None if facts.cpu is None else _cpu(facts.cpu),
         int(_number(facts.operators)),
     )

@@ -43,9 +43,9 @@ def _lightning(package: str) -> tuple[LibraryFrame, ...]:
         LibraryFrame(f"/{package}/loops/evaluation_loop.py", (ANY,), EVALUATION),
         LibraryFrame(f"/{package}/loggers/", (ANY,), LOGGING),
         LibraryFrame(f"/{package}/trainer/connectors/logger_connector/", (ANY,), LOGGING),
-        LibraryFrame(f"/{package}/trainer/connectors/checkpoint_connector.py", ("save_*", "dump_*"), SAVING),
+        LibraryFrame(f"/{package}/trainer/connectors/checkpoint_connector.py", ("dump_*",), SAVING),
         LibraryFrame(f"/{package}/trainer/trainer.py", ("save_checkpoint",), SAVING),
-        LibraryFrame(f"/{package}/callbacks/model_checkpoint.py", ("_save_*", "save_*"), SAVING),
+        LibraryFrame(f"/{package}/callbacks/model_checkpoint.py", ("_save_*",), SAVING),
         LibraryFrame(f"/{package}/callbacks/progress/", (ANY,), PROGRESS),
     )
 
@@ -57,7 +57,7 @@ FRAMES: Final[tuple[LibraryFrame, ...]] = (
         loop="_inner_training_loop _run_epoch _maybe_log_save_evaluate",
         logging="log",
         evaluation="evaluate evaluation_loop prediction_loop predict",
-        saving="_save_checkpoint save_model _save _save_* save_state _rotate_checkpoints",
+        saving="_save_checkpoint save_model _save _save_* _rotate_checkpoints",
     ),
     LibraryFrame("/transformers/utils/notebook.py", (ANY,), PROGRESS),
     *_lightning("lightning/pytorch"),

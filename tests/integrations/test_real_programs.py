@@ -139,6 +139,6 @@ def test_shares_add_up_and_nothing_is_lost_or_disabled(pair: Pair) -> None:
     assert report["ended_by"] is None
 
 
-def test_unrecognised_updates_are_reported(pair: Pair) -> None:
-    if pair.truth["steps"] == 0:
-        assert any("optimizer" in note for note in pair.report["health"]["notes"])
+def test_inferred_steps_are_reported(pair: Pair, request: pytest.FixtureRequest) -> None:
+    is_inferred = any("steps were inferred" in note for note in pair.report["health"]["notes"])
+    assert is_inferred is ("[keras" in request.node.name)  # its optimizers are its own

@@ -29,6 +29,7 @@ model.fit(
     verbose=0,
     callbacks=[Report()],
 )
-assert int(model.optimizer.iterations) == tally.backward_pass == 24
+tally.steps = int(model.optimizer.iterations)
+assert tally.steps == tally.backward_pass == 24
 tally.add("data_loading + validation_epoch/data_loading", tally.data_loading)
 tally.print("data_loading", "forward_pass")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from training_profiler.sampling.library_frames import LOOP, FileRows
+from training_profiler.sampling.framework_frames import LOOP, FileRows
 from training_profiler.sampling.location import Location
 from training_profiler.snapshot.snapshot import BETWEEN, LineStats, SectionStats
 

@@ -4,7 +4,7 @@ import re
 from types import CodeType
 from typing import Final, NamedTuple, Protocol
 
-from training_profiler.sampling.library_frames import CALLBACK, LOOP, FileRows, callback_named
+from training_profiler.sampling.framework_frames import CALLBACK, LOOP, FileRows, callback_named
 from training_profiler.sampling.location import Location, function_name, line_of, waits_in
 from training_profiler.sampling.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP, activity_of_users
 from training_profiler.sampling.user_code import MOST_FILES, UserCode

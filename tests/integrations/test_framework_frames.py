@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training_profiler.sampling.library_frames import ANY, FRAMES
+from training_profiler.sampling.framework_frames import ANY, FRAMES
 
 pytestmark = pytest.mark.integrations
 # Names of earlier or later versions than the installed ones.

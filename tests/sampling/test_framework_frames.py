@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from training_profiler.sampling.library_frames import FileRows
+from training_profiler.sampling.framework_frames import FileRows
 from training_profiler.sampling.location import Location
 from training_profiler.sampling.stacks import StackReader
 from training_profiler.sampling.user_code import Places, UserCode

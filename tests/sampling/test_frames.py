@@ -1,4 +1,4 @@
-"""Reading the stacks of other threads neither locks up nor crashes the interpreter, and garbage is collected as before."""
+"""Reading the stacks of other threads neither locks up nor crashes Python, and garbage is collected as before."""
 
 import gc
 import subprocess

@@ -5,8 +5,8 @@ Up to Python 3.11 an allocation can start a garbage collection, which may run Py
 - ``sys._current_frames`` allocates while it holds the lock on the list of threads. The collection may need that lock,
   for example for a ``threading.local``, or switch to a thread that needs it. Then the process hangs (CPython issue
   106883).
-- ``frame.f_back`` allocates the object of a frame. If another thread runs meanwhile and its function returns, the object
-  is of a frame that is gone, and reading it crashes the process.
+- ``frame.f_back`` allocates the object of a frame. If the other thread runs meanwhile and its function returns, the
+  object is of a frame that is gone, and reading it crashes the process.
 
 So all objects of a stack are made in a single call in C, with garbage collection off.
 """

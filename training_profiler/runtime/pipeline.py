@@ -14,6 +14,7 @@ from training_profiler.runtime.parts import Parts
 from training_profiler.runtime.shutdown import waited_for_children
 from training_profiler.sampling.cpu_speed import budget_s, measure
 from training_profiler.settings import Settings
+from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.program import NOTHING_KNOWN, CpuSpeed, ProgramFacts
 from training_profiler.snapshot.snapshot import PROFILER, Health, Snapshot
 from training_profiler.units import NS_PER_S
@@ -167,6 +168,10 @@ class Pipeline:
     def send_interval(self, tracker: str | None = None) -> None:
         """Send the metrics since the last report to one tracker or to all."""
         self._outputs.interval_row(self._interval(), tracker)
+
+    def pop_rows(self) -> list[MetricRow]:
+        """Return the rows since the last call, for the program's own loggers. The first call returns none."""
+        return self._outputs.pop_rows()
 
     def _interval(self) -> Snapshot:
         return self._sums.snapshot(

@@ -312,6 +312,13 @@ def has_inferred_steps() -> bool:
     return session is None or session.instrumentation is not None
 
 
+def count_tokens(tokens: int) -> None:
+    """Count tokens that the training on this rank has read since the last call."""
+    session = _process.session
+    if session is not None:
+        session.count_tokens(tokens)
+
+
 def pop_metrics(is_last: bool = False) -> list[MetricRow]:
     """Return the rows of metrics since the last call, which a framework's loggers get; the first call returns none.
 

@@ -1,14 +1,18 @@
 """A callback for the ``Trainer`` of Hugging Face, and for those derived from it, such as TRL's."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
 from training_profiler.integrations.trainer_run import TrainerRun
-from training_profiler.sinks.sink import MetricRow
+
+if TYPE_CHECKING:
+    from training_profiler.sinks.sink import MetricRow
 
 REPORTERS: Final = "transformers.integrations."  # modules of the callbacks that ``report_to`` adds
 LAST_LOG: Final = "train_runtime"  # in what the trainer logs after its last step, while the reporters still listen
@@ -32,11 +36,13 @@ class TrainingProfilerCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin the run."""
+        self._run.count_tokens(_tokens_seen(args, state))  # of a training that is resumed
         self._run.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the metrics of a report since the last step."""
         self._run.step_ended(state.global_step)
+        self._run.count_tokens(_tokens_seen(args, state))
         self._log(args, state, control, kwargs)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -56,6 +62,11 @@ class TrainingProfilerCallback(TrainerCallback):  # type: ignore[misc]
 
         if self._log_metrics:
             self._run.log(write, is_last)
+
+
+def _tokens_seen(args: Any, state: Any) -> int:
+    # 0 without ``include_num_input_tokens_seen``. The trainer adds up all ranks; our figures are of one.
+    return int(state.num_input_tokens_seen) // int(args.world_size)
 
 
 def _reporters() -> Iterator[Any]:

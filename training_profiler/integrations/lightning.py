@@ -7,6 +7,9 @@ from training_profiler.integrations.trainer_run import TrainerRun
 from training_profiler.recording.known_sections import CHECKPOINTING, OPTIMIZER_STEP
 from training_profiler.sampling.framework_frames import PROGRESS, callback_named
 
+if TYPE_CHECKING:
+    from training_profiler.sinks.sink import MetricRow
+
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning.pytorch" in sys.modules:
     from lightning.pytorch import Callback, LightningDataModule, LightningModule
     from lightning.pytorch.profilers import Profiler
@@ -52,36 +55,46 @@ class TrainingProfiler(Profiler):  # type: ignore[misc]
         self._run = TrainerRun(PACKAGE, settings)
         self._log_metrics = log_metrics
         self._names: dict[str, str] = {}  # action -> its section; "" for none
+        self._after: set[str] = set()  # actions after which rows are logged
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         """Begin the run of a ``fit``, ``validate``, ``test`` or ``predict``."""
         super().setup(stage, local_rank, log_dir)
-        self._names.clear()  # another Trainer has other callbacks
+        self._forget_names()  # another Trainer has other callbacks
         self._run.begin()
 
     def start(self, action_name: str) -> None:
         """Begin the section of an action, if it has one."""
-        section = self._section(action_name)
-        if section is not None:
-            section.__enter__()
+        name = self._names.get(action_name)
+        if name or (name is None and (name := self._named(action_name))):
+            self._run.section(name).__enter__()
 
     def stop(self, action_name: str) -> None:
         """End the section of an action; after the last hook of a step, log."""
-        section = self._section(action_name)
-        if section is not None:
-            section.__exit__(None, None, None)
-        # After the callbacks: the module's own hook is called last, also if it does nothing.
-        if self._run.is_on and action_name.startswith(MODULE) and action_name.endswith((STEP_END, LAST_HOOK)):
-            _step_ended(self._run, self._trainer(), self._log_metrics, is_last=action_name.endswith(LAST_HOOK))
+        name = self._names.get(action_name)
+        if name:
+            self._run.section(name).__exit__(None, None, None)
+        if action_name in self._after:
+            is_last = action_name.endswith(LAST_HOOK)
+            self._run.guarded("steps", lambda: _step_ended(self._run, self._trainer(), self._log_metrics, is_last))
 
-    def _section(self, action_name: str) -> Any:
+    def _named(self, action_name: str) -> str:
+        """Return and keep the name of an action's section; "" without one."""
         if not self._run.is_on:
-            return None
-        try:
-            name = self._names[action_name]
-        except KeyError:
-            name = self._names[action_name] = _section_name(action_name, self._trainer())
-        return self._run.section(name) if name else None
+            return ""
+        self._names[action_name] = ""
+        self._run.guarded("phases", lambda: self._add_name(action_name))
+        return self._names[action_name]
+
+    def _add_name(self, action_name: str) -> None:
+        self._names[action_name] = _section_name(action_name, self._trainer())
+        # The module's own hook is called after those of the callbacks, also if it does nothing.
+        if action_name.startswith(MODULE) and action_name.endswith((STEP_END, LAST_HOOK)):
+            self._after.add(action_name)
+
+    def _forget_names(self) -> None:
+        self._names.clear()
+        self._after.clear()
 
     def _trainer(self) -> Any:
         module = getattr(self, "_lightning_module", None)  # a weak reference, which the Trainer sets
@@ -89,12 +102,13 @@ class TrainingProfiler(Profiler):  # type: ignore[misc]
 
     def describe(self) -> None:
         """End the run, which prints its report, and write the report to a file if the profiler was given its name."""
+        self._forget_names()
         self._run.end()
         if self.filename and self.dirpath:
             super().describe()
 
     def summary(self) -> str:
-        """Return the report of the run so far, or of the one that has ended."""
+        """Return the report of the run so far, or of the last run."""
         return self._run.report()
 
 
@@ -120,11 +134,11 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Log the metrics of a report since the last step."""
-        _step_ended(self._run, trainer, self._log_metrics)
+        self._run.guarded("steps", lambda: _step_ended(self._run, trainer, self._log_metrics))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the last metrics."""
-        _step_ended(self._run, trainer, self._log_metrics, is_last=True)
+        self._run.guarded("steps", lambda: _step_ended(self._run, trainer, self._log_metrics, is_last=True))
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the run."""
@@ -134,9 +148,13 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
 def _step_ended(run: TrainerRun, trainer: Any, logs_metrics: bool, is_last: bool = False) -> None:
     run.step_ended(trainer.global_step)
     if logs_metrics:
-        # The axis of Lightning's own callbacks, such as LearningRateMonitor.
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped
-        run.log(lambda row: [logger.log_metrics(dict(row.metrics), step=step) for logger in trainer.loggers], is_last)
+        run.log(lambda row: _log_row(row, trainer), is_last)
+
+
+def _log_row(row: "MetricRow", trainer: Any) -> None:
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped  # the axis of Lightning's own LearningRateMonitor
+    for logger in trainer.loggers:
+        logger.log_metrics(dict(row.metrics), step=step)
 
 
 def _section_name(action_name: str, trainer: Any) -> str:

@@ -21,7 +21,7 @@ class TrainerRun:
 
     A trainer's training is a run of its own, unless the process is profiled already: under ``training-profiler run``,
     after ``start_training_profiling`` or in another trainer's training. Where the variable says off, nothing happens.
-    A copy, or one from a pickle, begins anew.
+    A copy, or one from a pickle, knows no run.
 
     Args:
         package: of the framework.
@@ -39,6 +39,7 @@ class TrainerRun:
         self._calls: list[TrainerCall] = []  # of this integration's trainers, in each other
         self._is_on = self._marks_steps = False
         self._updates = 0  # of the trainer, at the end of the last step
+        self._tokens = 0  # of the trainer, when they were counted last
         self._text = ""
         if not is_switched_off():
             self._api = _imported_api()
@@ -54,7 +55,7 @@ class TrainerRun:
 
     def begin(self) -> None:
         """Begin the run of a training, or take part in the run under way."""
-        self._guarded(self._begin)
+        self._with_api(self._begin)
 
     def _begin(self, api: ModuleType) -> None:
         global _owner
@@ -76,7 +77,7 @@ class TrainerRun:
 
     def end(self) -> None:
         """End the training; with the outermost one ends the run that it began, whose final summary is printed."""
-        self._guarded(self._end)
+        self._with_api(self._end)
 
     def _end(self, api: ModuleType) -> None:
         self._is_inside(TrainerCall(self._package))
@@ -101,7 +102,13 @@ class TrainerRun:
     def mark_step(self) -> None:
         """End a step. From the first call on, nothing else ends one."""
         if self._is_on:
-            self._guarded(lambda api: api.profile_step())
+            self._with_api(lambda api: api.profile_step())
+
+    def count_tokens(self, seen: int) -> None:
+        """Count the tokens that the trainer has read on this rank: ``seen`` since its own begin."""
+        tokens, self._tokens = seen - self._tokens, seen
+        if self._is_on and tokens > 0:
+            self._with_api(lambda api: api.count_tokens(tokens))
 
     def log(self, write: Callable[[MetricRow], object], is_last: bool = False) -> None:
         """Call ``write`` with each row of metrics since the last call; the last one adds what has no row yet."""
@@ -111,25 +118,29 @@ class TrainerRun:
                 write(row)
 
         if self._is_on:
-            self._guarded(work)
+            self._with_api(work, "metrics")  # a logger that fails ends nothing else
 
     def section(self, name: str) -> Any:
-        """Return the section ``name``; None while no training is under way."""
-        return self._api.profile_section(name) if self._is_on and self._api is not None else None
+        """Return the section ``name``, as ``profile_section`` does while profiling is on."""
+        return self._api.profile_section(name)  # type: ignore[union-attr] # only where a run has begun
 
     def report(self) -> str:
-        """Return the report of the run so far, or of the one that has ended; "" before the first."""
+        """Return the report of the run so far, or of the last run; "" before the first."""
         if self._is_on:
-            self._guarded(self._read_report)
+            self._with_api(self._read_report)
         return self._text
 
     def _read_report(self, api: ModuleType) -> None:
         self._text = api.report_text()
 
-    def _guarded(self, work: Callable[[ModuleType], None]) -> None:
+    def guarded(self, part: str, work: Callable[[], None]) -> None:
+        """Do ``work``, unless this part failed before; its errors do not reach the training."""
+        self._guard.run(f"{self._package}: {part}", work)
+
+    def _with_api(self, work: Callable[[ModuleType], None], part: str = "run") -> None:
         api = self._api
         if api is not None:
-            self._guard.run(f"integration of {self._package}", lambda: work(api))
+            self.guarded(part, lambda: work(api))
 
 
 def _imported_api() -> ModuleType:

@@ -110,6 +110,7 @@ class Pipeline:
         synchronized = self._exchange.drain_gradient_sync(self._accumulator)
         totals, step_ns = self._accumulator.pop_totals()
         totals.batches, totals.samples = self.loaders.drain_interval()
+        totals.tokens = self._progress.drain_tokens()
         if self._instrumentation is not None:
             totals.flops, totals.slow_steps = (
                 self._instrumentation.flops.counted,

@@ -349,6 +349,10 @@ class Session:
 
         self._exclusively(work, PATIENCE_S)
 
+    def count_tokens(self, tokens: int) -> None:
+        """Count tokens that the training has read, as its trainer knows them."""
+        self._progress.count_tokens(tokens)
+
     def pop_rows(self, is_last: bool = False) -> list[MetricRow]:
         """Return the rows of metrics since the last call, for the program's own loggers.
 

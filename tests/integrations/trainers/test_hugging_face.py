@@ -26,6 +26,8 @@ class Net(torch.nn.Module):
         super().__init__()
         self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1))
 
+    main_input_name = "x"  # whose elements the Trainer counts as tokens
+
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         logits = self.layers(x).squeeze(-1)
         return {"loss": (logits - labels).square().mean(), "logits": logits}
@@ -47,7 +49,7 @@ class Events(transformers.TrainerCallback):
             raise RuntimeError("as planned")
 
 
-def train(*callbacks: Any, report_to: str = "none", epochs: int = EPOCHS) -> list[tuple[Any, ...]]:
+def train(*callbacks: Any, report_to: str = "none", epochs: int = EPOCHS, **arguments: Any) -> list[tuple[Any, ...]]:
     """Train a small network; return what the callback of the user saw, with the losses."""
     transformers.set_seed(0)
     examples = [{"x": torch.randn(8), "labels": torch.randn(())} for _ in range(4 * MICRO_BATCHES)]
@@ -65,6 +67,7 @@ def train(*callbacks: Any, report_to: str = "none", epochs: int = EPOCHS) -> lis
             report_to=report_to,
             use_cpu=True,
             disable_tqdm=True,
+            **arguments,
         ),
         train_dataset=examples,
         eval_dataset=examples[:8],
@@ -113,7 +116,15 @@ def test_trackers_of_report_to_get_the_metrics_of_each_report(runs: Runs) -> Non
     assert all(row.value > 0 for row in rows.Scalars("train/profiling/samples_per_second"))
 
 
-def test_training_that_failed_is_no_part_of_the_next_one(runs: Runs) -> None:
+def test_tokens_are_counted_where_the_trainer_does(runs: Runs) -> None:
+    train(profiler(), include_num_input_tokens_seen="all")
+    train(profiler())
+    counted, uncounted = (report["throughput"] for report in runs.reports())
+    assert counted["tokens_per_s"] == pytest.approx(8 * counted["samples_per_s"])  # of 8 numbers, its "tokens"
+    assert uncounted["tokens_per_s"] is None
+
+
+def test_training_that_failed_ends_before_the_next_begins(runs: Runs) -> None:
     callback = profiler()
     with pytest.raises(RuntimeError, match="as planned"):
         train(callback, Events(fails_at=5))

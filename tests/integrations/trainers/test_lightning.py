@@ -3,6 +3,7 @@
 import csv
 import logging
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,18 @@ def make(name: str, **settings: Any) -> dict[str, Any]:
 
 
 class Model(lightning.LightningModule):
-    def __init__(self, fails_at: int = -1) -> None:
+    def __init__(self, fails_at: int = -1, failure: type[BaseException] = RuntimeError) -> None:
         super().__init__()
         self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1))
         self.losses: list[str] = []
-        self.fails_at = fails_at
+        self.fails_at, self.failure = fails_at, failure
 
     def forward(self, batch: Any) -> torch.Tensor:
         return (self.layers(batch[0]) - batch[1]).square().mean()
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
         if index == self.fails_at:
-            raise RuntimeError("as planned")
+            raise self.failure("as planned")
         with self.trainer.profiler.profile("augmentation"):
             batch = [batch[0] * 2, batch[1]]
         loss = self(batch)
@@ -68,10 +69,10 @@ def trainer_with(**arguments: Any) -> Any:
     return lightning.Trainer(**{"max_epochs": EPOCHS, "accelerator": "cpu", **quiet, **arguments})
 
 
-def fit(fails_at: int = -1, **arguments: Any) -> list[str]:
+def fit(fails_at: int = -1, failure: type[BaseException] = RuntimeError, **arguments: Any) -> list[str]:
     """Train a small model with a Trainer; return its losses."""
     lightning.seed_everything(0)
-    model = Model(fails_at)
+    model = Model(fails_at, failure)
     trainer_with(**arguments).fit(model, data(BATCHES), data(2))
     return model.losses
 
@@ -159,11 +160,34 @@ def test_validation_prediction_and_no_epoch_at_all(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("name", ["profiler", "callback"])
-def test_training_that_failed_is_no_part_of_the_next_one(runs: Runs, name: str) -> None:
+def test_training_that_failed_ends_before_the_next_begins(runs: Runs, name: str) -> None:
     with pytest.raises(RuntimeError, match="as planned"):
         fit(fails_at=4, **make(name))
     fit(**make(name))
     assert [report["steps"] for report in runs.reports()] == [4, EPOCHS * BATCHES]
+
+
+def test_ctrl_c_exits_as_without_the_profiler(runs: Runs) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit):
+        fit(fails_at=4, failure=KeyboardInterrupt, **make("profiler"))
+    signal.signal(signal.SIGINT, handler)  # Lightning ignores Ctrl-C from the first on
+    runs.end()
+    assert runs.report()["steps"] == 4
+
+
+def test_logger_that_fails_leaves_the_training_and_the_report(runs: Runs) -> None:
+    from lightning.pytorch.loggers import CSVLogger
+
+    class Failing(CSVLogger):
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            if "profiling/batch_time_avg" in metrics:
+                raise OSError("as planned")
+            super().log_metrics(metrics, step)
+
+    plain = fit()
+    assert fit(**make("profiler", log_every=5), logger=Failing("logs")) == plain
+    check_counts(runs)
 
 
 def test_trainer_with_both_can_be_pickled_and_saves_the_same_checkpoint(runs: Runs) -> None:

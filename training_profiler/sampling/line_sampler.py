@@ -8,7 +8,7 @@ from typing import Final
 from training_profiler.recording.section import Clock
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
-from training_profiler.sampling.frames import current_frames
+from training_profiler.sampling.frames import StackOfThread
 from training_profiler.sampling.location import Location, Sample
 from training_profiler.sampling.stacks import Place, StackReader
 from training_profiler.sampling.startup_sampler import StartupSampler
@@ -40,7 +40,7 @@ class LineSampler:
         startup: StartupSampler | None = None,
     ) -> None:
         self.samples = 0
-        self._sampled_thread = threading.get_ident()
+        self._sampled = StackOfThread(threading.get_ident())
         self._clock = clock
         self._guard = guard
         self._places = places
@@ -80,8 +80,8 @@ class LineSampler:
 
     def sample_this_thread(self) -> None:
         """Sample the calling thread. Waiting samples of another thread lose their line."""
-        if self._sampled_thread != threading.get_ident():
-            self._sampled_thread = threading.get_ident()
+        if self._sampled.ident != threading.get_ident():
+            self._sampled = StackOfThread(threading.get_ident())
             self._waiting = [(ns, None) for ns, _ in self._waiting]
 
     def pop_samples(self) -> list[Sample]:
@@ -129,7 +129,7 @@ class LineSampler:
         # This thread holds the GIL from here on, so clock and frame show the same moment. No frame may outlive this
         # call: it would keep the tensors of a step alive.
         now_ns = self._clock()
-        frame = current_frames().get(self._sampled_thread)
+        frame = self._sampled.frame()
         if frame is not None and len(self._waiting) < MOST_WAITING:
             self._waiting.append((now_ns, self._place(frame)))
             self.samples += 1

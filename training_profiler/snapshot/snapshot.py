@@ -210,6 +210,7 @@ class Throughput:
     steps_per_s: float
     batches_per_s: float | None = None
     samples_per_s: float | None = None
+    tokens_per_s: float | None = None  # where the trainer counts them
     flops_per_step: float | None = None  # of the model: forward and backward, counted in one step
     tflops: float | None = None  # achieved, in 1e12 per second
     dtype: str = ""  # of most of these FLOPs

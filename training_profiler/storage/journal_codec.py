@@ -112,6 +112,7 @@ class IntervalRecord(Struct, kw_only=True):
     machine: MachineRecord | None = None
     batches: Count | None = None
     samples: Count | None = None
+    tokens: Count | UnsetType = UNSET
     flops: StepFlops | None = None
     slow_steps: Count = 0
     # Steps in a row, and the forward passes in each; left out if all steps have one.
@@ -151,6 +152,7 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         machine=cast(Any, machine_to_data(totals.machine)),
         batches=totals.batches,
         samples=totals.samples,
+        tokens=UNSET if totals.tokens is None else totals.tokens,
         flops=totals.flops,
         slow_steps=totals.slow_steps,
         step_calls=_call_rows(totals.step_calls),
@@ -259,6 +261,7 @@ def totals_from_data(
     if record.machine is not None and record.machine.looks:
         totals.machine = machine_from_data(machine_data(record.machine))
     totals.batches, totals.samples = record.batches, record.samples
+    totals.tokens = None if record.tokens is UNSET else record.tokens
     totals.slow_steps = record.slow_steps
     totals.step_calls = [
         calls for steps, calls in record.step_calls or [(len(record.step_ns), 1)] for _ in range(steps)
@@ -317,7 +320,7 @@ def largest_sum(record: IntervalRecord) -> int:
         + rows
         + sum(count for _, _, count in record.parents)
         + sum(abs(cell) for row in record.by_loader for cell in row)
-        + sum(value or 0 for value in (record.batches, record.samples, record.dropped, record.unended))
+        + sum(value or 0 for value in (record.batches, record.samples, record.tokens, record.dropped, record.unended))
         + (record.late_exchange_ns or 0)
         + sum(record.with_grad or ())
         + sum(calls for _, calls in record.step_calls or ())

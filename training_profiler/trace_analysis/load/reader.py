@@ -89,6 +89,7 @@ class RawTrace(msgspec.Struct, gc=False):
     events: list[Event]
     devices: list[dict[str, Any]]
     distributed: dict[str, Any]
+    notes: tuple[str, ...] = ()  # what of the file could not be read
 
     @property
     def kinds(self) -> set[str]:

@@ -58,7 +58,7 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     Raises:
         TraceError: a time is missing, no number or negative, or no event has a duration.
     """
-    events, begin_ns, end_ns = _with_duration(raw, where)
+    events, begin_ns, end_ns, lost_halves = _with_duration(raw, where)
     order = np.argsort(begin_ns, kind="stable")
     names, name = numbered(list(map(attrgetter("name"), events)))
     names = [printable(event_name, MOST_NAME) for event_name in names]
@@ -109,6 +109,8 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         world_size=_integer_or_none(raw.distributed.get("world_size")),
         rank=_integer_or_none(raw.distributed.get("rank")),
         compute_capability=_capability(raw.devices),
+        lost_halves=lost_halves,
+        notes=raw.notes,
     )
 
 
@@ -143,7 +145,7 @@ class _Reader:
         return column[self.order]
 
 
-def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
+def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints, int]:
     events = [event for event in raw.events if event.ph == "X"]
     begin_ns = _times(events, lambda event: event.ts, where)
     duration_ns = _times(events, lambda event: event.dur, where)
@@ -151,9 +153,10 @@ def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
         raise TraceError(f"{where} has a negative duration: {_described(events[int(np.argmin(duration_ns))])}")
     if float(duration_ns.sum(dtype=np.float64)) > MOST_SUM_NS:
         raise TraceError(f"{where} has durations of over 146 years in all")
-    if "B" in raw.kinds:
+    lost_halves = 0
+    if not raw.kinds.isdisjoint("BE"):
         try:
-            paired, begins, ends = pairs_of(raw.events)
+            paired, begins, ends, lost_halves = pairs_of(raw.events)
         except TimeProblemError:
             raise TraceError(f'{where} has an event of ph "B" or "E" without a usable time') from None
         events += paired
@@ -162,7 +165,7 @@ def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
         raise TraceError(
             f"{where} has no events with a duration: nothing was recorded, or it is not a trace of torch.profiler"
         )
-    return events, begin_ns, begin_ns + duration_ns
+    return events, begin_ns, begin_ns + duration_ns, lost_halves
 
 
 def _times(events: Sequence[Event], read: Callable[[Event], Any], where: str) -> Ints:

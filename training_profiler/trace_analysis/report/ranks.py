@@ -39,15 +39,15 @@ def _overview(traces: Sequence[Analysis]) -> str:
     keys = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
     rows = []
     for trace in sorted(traces, key=lambda trace: trace.rank or 0) if are_ranks(traces) else traces:
-        wall_ns = trace.in_steps_ns
+        wall_ns = trace.scope.wall_ns
         is_known = trace.has_gpu and wall_ns
-        shares = [sum(getattr(step, key) for step in trace.steps) / wall_ns if is_known else None for key in keys]
+        shares = [sum(getattr(part, key) for part in trace.scope.parts) / wall_ns if is_known else None for key in keys]
         rows.append(
             (
                 names[trace.path],
                 len(trace.steps),
                 ms(wall_ns) if trace.steps else "",
-                percent(trace.utilization_in_steps),
+                percent(trace.scope.utilization if is_known else None),
                 *(percent(share) for share in shares),
             )
         )

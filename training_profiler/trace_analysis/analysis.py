@@ -29,6 +29,7 @@ from training_profiler.trace_analysis.load.table import columns_of
 from training_profiler.trace_analysis.memory.allocator import DeviceMemory, memory_of
 from training_profiler.trace_analysis.nesting import nesting_of
 from training_profiler.trace_analysis.operators import Operator, operators
+from training_profiler.trace_analysis.parallelism import parallelism_of
 from training_profiler.trace_analysis.phases import Phases, phases_of
 from training_profiler.trace_analysis.scope import Scope, scope_of
 from training_profiler.trace_analysis.stalls import Stall, stalls_of
@@ -81,6 +82,7 @@ class Analysis:
     exposed_communication_ns: int
     steps: tuple[StepParts, ...]  # that the profiler marked
     scope: Scope  # what shares are of
+    parallelism: tuple[str, ...]  # the kinds that the trace shows
     doubts: tuple[Doubt, ...]  # why figures about the device cannot be trusted
     notes: tuple[str, ...]  # what of the file could not be read
     gap_lengths_ns: tuple[int, ...]  # all gaps, the longest first
@@ -160,6 +162,7 @@ def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
     on_main = columns.thread == main_thread(columns)
     reads = host_activity.device_reads(columns, nesting, launches)
     by_name, by_shape = operators(columns, nesting, launches)
+    met = collectives(columns, device, communicates)
     return Analysis(
         path=path,
         events=events,
@@ -176,6 +179,9 @@ def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
         exposed_communication_ns=device.communication.total_ns - overlap(device.communication, device.compute),
         steps=steps,
         scope=scope,
+        parallelism=parallelism_of(
+            columns, nesting, launches, communicates, [found.kind for found in met], scope.repetitions
+        ),
         doubts=doubts_of(columns, launches, communicates, steps),
         notes=columns.notes,
         gap_lengths_ns=tuple(sorted((between.end_ns - between.begin_ns).tolist(), reverse=True)),
@@ -183,7 +189,7 @@ def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
         operators=by_name,
         operators_by_shape=by_shape,
         kernels=kernels_of(columns, launches),
-        collectives=tuple(collectives(columns, device, communicates)),
+        collectives=tuple(met),
         collective_runs_ns=collective_runs(columns, communicates),
         copies=tuple(host_activity.copies(columns)),
         conversions=host_activity.conversions(columns, nesting, launches),

@@ -18,7 +18,7 @@ EARLIER_NS: Final = 10_000  # device work never begins so long before its launch
 LEAST_EARLIER: Final = 0.01  # of the work whose launch is known
 MOST_STEPS: Final = 2  # that one kernel may take
 HOLE_NS: Final = NS_PER_S
-HOLE_TO_REST: Final = 10  # an empty time so many times as long as everything else is no part of the program
+HOLE_TO_REST: Final = 10  # an empty time that is so many times as long as everything else is not part of the program
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def long_gaps(
     # No stream of this device is busy in its gap; a stream of another device may be.
     is_other_busy = 2 * covered(everything, launched_ns, end_ns) > end_ns - launched_ns
     by_host = _by_host(parts) / (end_ns - begin_ns)
-    is_stall = _is_stall(columns, launches, calls, begin_ns, launched_ns)
+    is_stall = _is_stall(columns, np.unique(launches.call[rows]), calls, begin_ns, launched_ns)
     on_device = len(_IN_ORDER)
     long = []
     for i, cause in enumerate(which.tolist()):
@@ -99,26 +99,18 @@ def _by_host(parts: Ints) -> Ints:
     return total
 
 
-def _is_stall(columns: Columns, launches: Launches, calls: Ints, begin_ns: Ints, end_ns: Ints) -> Bools:
-    """Return which gaps end a time of 5 ms or more in which the host launched nothing and waited for nothing.
+def _is_stall(columns: Columns, made: Ints, calls: Ints, begin_ns: Ints, end_ns: Ints) -> Bools:
+    """Return which gaps end a time of 5 ms or more in which no thread launched anything and this one did not wait.
 
-    The device may have been busy during the first part of that time.
+    ``made`` are the calls that launched work of the device, ``calls`` those that ended the gaps; -1 for unknown. The
+    device may have been busy during the first part of that time.
     """
     known = calls != NONE
     threads = np.where(known, columns.thread[calls], NONE)
-    made = np.unique(launches.call[launches.call != NONE])
-    made = made[np.lexsort((columns.begin_ns[made], columns.thread[made]))]
-    place = np.full(len(columns.begin_ns), NONE, np.int64)
-    place[made] = np.arange(len(made))
-    before = np.where(known, place[calls], 0) - 1
-    has_earlier = known & (before >= 0)
-    earlier = made[before[has_earlier]] if has_earlier.any() else np.empty(0, np.int64)
-    since_ns = begin_ns.copy()
-    is_same = columns.thread[earlier] == threads[has_earlier]
-    since_ns[has_earlier] = np.minimum(
-        begin_ns[has_earlier], np.where(is_same, columns.end_ns[earlier], begin_ns[has_earlier])
-    )
-    return _by_host(_host_parts(columns, threads, since_ns, end_ns)) >= LEAST_STALL_NS
+    ends_ns = np.sort(columns.end_ns[made[made != NONE]])
+    earlier = np.searchsorted(ends_ns, np.where(known, columns.begin_ns[calls], begin_ns), side="right") - 1
+    since_ns = np.append(ends_ns, np.iinfo(np.int64).max)[earlier]  # the last of them is "no launch before"
+    return _by_host(_host_parts(columns, threads, np.minimum(begin_ns, since_ns), end_ns)) >= LEAST_STALL_NS
 
 
 def _host_parts(columns: Columns, threads: Ints, begin_ns: Ints, end_ns: Ints) -> Ints:

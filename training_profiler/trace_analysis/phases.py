@@ -19,7 +19,7 @@ BACKWARD: Final = "backward"
 OPTIMIZER: Final = "optimizer"
 # The marks of torch (older versions use the name of the autograd function), the names of our sections and common names
 # of annotations.
-_MARKS: Final[Mapping[str, re.Pattern[str]]] = {
+MARKS: Final[Mapping[str, re.Pattern[str]]] = {
     BACKWARD: re.compile(
         r"^autograd::engine::evaluate_function|^(torch::autograd::)?\w*Backward\d*$|^torch::autograd::AccumulateGrad"
         r"|^backward_pass$|^(##\s*)?backward\b"
@@ -53,7 +53,7 @@ def phases_of(
     rows, by = rows[is_launched], by[is_launched]
     section = launches.section
     within = {}
-    for phase, marks in _MARKS.items():
+    for phase, marks in MARKS.items():
         is_marked = columns.named(marks.search, columns.is_of("cpu_op", "user_annotation"))
         around = nearest(nesting, is_marked)
         within[phase] = (around[by] != NONE) | ((section[by] != NONE) & (around[section[by]] != NONE))

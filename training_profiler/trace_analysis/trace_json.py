@@ -173,6 +173,7 @@ def _limits(analysis: Analysis) -> dict[str, Any]:
         "doubts": [asdict(doubt) for doubt in analysis.doubts],
         "notes": list(analysis.notes),
         "shares_of": _scope(analysis.scope),
+        "parallelism": list(analysis.parallelism),
     }
 
 

@@ -20,6 +20,7 @@ from training_profiler.trace_analysis.report.formats import (
     us,
 )
 from training_profiler.trace_analysis.report.ranks import communication_over_ranks
+from training_profiler.trace_analysis.report.warnings import warnings_of
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.trace_json import gap_causes
 from training_profiler.units import NS_PER_MS
@@ -91,12 +92,6 @@ def _without_steps(analysis: Analysis) -> str:
         f"No steps are marked, so shares are of the whole recording.{recurs} Call profiler.step() after each step to "
         "mark them."
     )
-
-
-def warnings_of(analysis: Analysis) -> list[str]:
-    """Return what speaks against the figures of a trace, and what of its file could not be read, as lines."""
-    lines = [wrapped(f"Incomplete: {doubt.message}.", rest="  ") for doubt in analysis.doubts]
-    return lines + [wrapped(f"File: {note}.", rest="  ") for note in analysis.notes]
 
 
 def _title(analysis: Analysis) -> list[str]:

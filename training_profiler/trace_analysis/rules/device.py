@@ -8,6 +8,7 @@ from training_profiler.findings.tables import counted, shortened
 from training_profiler.trace_analysis import kernel_names, kernels
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.checklist import uses_math_attention
+from training_profiler.trace_analysis.parallelism import advice
 from training_profiler.trace_analysis.phases import OPTIMIZER
 from training_profiler.trace_analysis.rules.needs import CAPABILITY, DEVICE, HOST, LOOP, WHOLE
 from training_profiler.trace_analysis.rules.needs import OPTIMIZER as OPTIMIZER_KERNELS
@@ -138,6 +139,6 @@ def exposed_communication(analysis: Analysis, threshold: float) -> Finding | Non
         f"{share:.1%} of {analysis.scope.time} is exposed communication ({hidden:.0%} of communication is hidden)",
         {"share_of_step": share, "threshold": threshold, "hidden": hidden},
         ns / NS_PER_S,
-        "Look for a late rank first (analyse the traces of several ranks: waiting against transfer); then use larger "
-        "DDP buckets, gradient accumulation with no_sync(), or prefetching in FSDP",
+        "Look for a late rank first (analyse the traces of several ranks: waiting against transfer); then use "
+        + advice(analysis.parallelism),
     )

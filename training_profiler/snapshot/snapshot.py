@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
+from training_profiler.snapshot.loader_workers import WorkerLineStats as WorkerLineStats
+from training_profiler.snapshot.loader_workers import WorkerStats as WorkerStats
 from training_profiler.snapshot.machine import GpuStats as GpuStats
 from training_profiler.snapshot.machine import Growth as Growth
 from training_profiler.snapshot.machine import Level as Level
@@ -188,6 +190,7 @@ class LoaderStats:
     pin_memory: bool | None = None
     prefetch_factor: int | None = None
     is_remade: bool | None = None  # whether the program makes a new loader for each pass
+    workers: WorkerStats | None = None  # of both phases, with the first of them; None where they were not observed
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def test_workers_are_summed_up_by_loader(collector: WorkerCollector, mailbox: Ma
     train, val = LoaderCounts("0"), LoaderCounts("1")
     collector.add(train, [1, 2])
     collector.add(val, [3])
-    for worker, batches in ((1, 10), (2, 12), (3, 5), (4, 99)):  # nobody knows the last one
+    for worker, batches in ((1, 10), (2, 12), (3, 5), (4, 99)):  # the last one is unknown
         mailbox.write(worker, sums(batches))
     collector.read()
     assert train.workers is not None
@@ -80,7 +80,7 @@ def test_without_workers_there_is_no_folder_and_no_thread(mailbox: Mailbox) -> N
     assert collector.notes() == []
 
 
-def test_a_folder_of_somebody_else_is_told_and_left_alone(mailbox: Mailbox) -> None:
+def test_a_folder_of_another_user_is_reported_and_left_alone(mailbox: Mailbox) -> None:
     mailbox.folder.mkdir(mode=0o777)
     mailbox.folder.chmod(0o777)
     collector = WorkerCollector(FaultGuard().run, lambda: mailbox)

@@ -40,7 +40,7 @@ def test_a_fetch_under_way_counts_as_time_and_not_as_a_batch() -> None:
     assert seen == [(0, 5_000)]
 
 
-def test_an_error_passes_without_our_frames_and_is_no_batch() -> None:
+def test_an_error_passes_without_our_frames_and_does_not_count() -> None:
     times = FetchTimes()
 
     def fails() -> None:
@@ -100,7 +100,7 @@ def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
     assert observer._guard.disabled == {}
 
 
-def test_memory_is_unknown_where_linux_does_not_tell_it(tmp_path: Path) -> None:
+def test_memory_is_unknown_without_linux(tmp_path: Path) -> None:
     assert resident_bytes(tmp_path / "statm") is None
     (tmp_path / "statm").write_text("100 7 3")
     assert resident_bytes(tmp_path / "statm") == 7 * os.sysconf("SC_PAGE_SIZE")

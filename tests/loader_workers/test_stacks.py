@@ -40,7 +40,7 @@ def test_a_sample_has_phase_and_line_of_the_users_code() -> None:
     assert seen(TRAIN, LOOP, GET, ITEM) == Seen("fetch", Location("data.py", 2, "Pictures.__getitem__"))
 
 
-def test_the_training_below_a_forked_worker_is_no_line_of_it() -> None:
+def test_the_training_below_a_forked_worker_is_left_out() -> None:
     # Without the end at the loop, the innermost line of the user's code would be train.py.
     assert seen(TRAIN, LOOP, GET, (f"{TORCH}/utils/data/dataset.py", "TensorDataset.__getitem__", "call()")) == Seen(
         "fetch", Location("torch/utils/data/dataset.py", 2, "TensorDataset.__getitem__")
@@ -86,7 +86,7 @@ def test_pickling_beside_an_idle_main_thread_is_hand_over() -> None:
     assert seen(TRAIN, LOOP, (QUEUES, "Queue.put", "call()")) == Seen("hand-over")
 
 
-def test_a_pipe_that_nobody_reads_is_no_work() -> None:
+def test_waiting_for_a_reader_is_not_work() -> None:
     assert seen(*IDLE, beside=(*FEED, SENDS)) == Seen("idle")
 
 

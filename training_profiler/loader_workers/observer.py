@@ -193,7 +193,10 @@ class WorkerObserver:
 
 
 def observe_worker(loop: CodeType) -> Callable[[], None]:
-    """Observe the worker that calls this; return the function that ends it. Does nothing where nobody reads it."""
+    """Observe the worker that calls this; return the function that ends that.
+
+    Does nothing if the training that it serves has no mailbox.
+    """
     parent = multiprocessing.parent_process()
     mailbox = Mailbox(os.getppid() if parent is None or parent.pid is None else parent.pid)
     if not mailbox.is_safe():
@@ -214,7 +217,7 @@ def _cpu_ns() -> int:
 
 
 def resident_bytes(statm: Path = Path("/proc/self/statm")) -> int | None:
-    """Return the resident memory of this process; None where Linux does not tell it."""
+    """Return the resident memory of this process; None without Linux."""
     try:
         return int(statm.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

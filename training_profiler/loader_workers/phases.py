@@ -85,7 +85,7 @@ class PhaseReader:
     def called_name(self, code: CodeType, instruction: int) -> str:
         """Return the name by which the code calls a function at this offset: "imread" in ``cv2.imread(path)``.
 
-        It is "" where no name is called, or Python was told to keep no columns.
+        It is "" where no name is called, or Python runs without columns (-X no_debug_ranges).
         """
         calls = self._calls.get(code)
         if calls is None:

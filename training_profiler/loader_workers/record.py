@@ -45,7 +45,7 @@ def encode(sums: WorkerSums) -> bytes:
 
 
 def decode(data: bytes) -> WorkerSums:
-    """Return sums from JSON that somebody may have written.
+    """Return sums from JSON of another process.
 
     Raises:
         ValueError: it is something else.

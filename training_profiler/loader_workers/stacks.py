@@ -107,7 +107,7 @@ def _path(frame: Frame) -> str:
 
 
 def _is_pickling(frame: Frame | None) -> bool:
-    """Return whether a thread of a queue pickles; waiting for something to pickle, or for a reader, is no work."""
+    """Return whether a thread of a queue pickles; waiting is not work."""
     is_pickling = False
     for _ in range(MOST_FRAMES):
         if frame is None:

@@ -44,3 +44,8 @@ class WorkerStats:
     memory_bytes: int | None = None  # resident, of the largest worker at its end
     memory_growth_bytes: int | None = None  # of the worker that grew most, since its first batches
     sampling_share: float = 0.0  # of the workers' time: CPU time of the sampling
+
+    @property
+    def work_s(self) -> float:
+        """Time in which they made batches, in s."""
+        return self.batches * self.batch_avg_s

@@ -350,6 +350,18 @@ class Snapshot:
                 places = [_common(place, level) for place in coarser]
         return [place for place in places if place.share >= HOT_SHARE]
 
+    def lines_in_workers(self) -> tuple[WorkerLineStats, ...]:
+        """Return the lines that workers of all loaders ran, as shares of all their work, the largest first."""
+        observed = [loader.workers for loader in self.loaders if loader.workers is not None and loader.workers.lines]
+        if len(observed) == 1:
+            return observed[0].lines
+        # A line of several loaders has a row for each: their data sets differ.
+        whole = sum(workers.work_s for workers in observed)
+        rows = [
+            replace(line, share=line.share * workers.work_s / whole) for workers in observed for line in workers.lines
+        ]
+        return tuple(sorted(rows, key=lambda line: -line.share))
+
 
 def _share(places: Sequence[LineStats]) -> float:
     return sum(place.share for place in places)

@@ -26,6 +26,7 @@ STAGES = (
     "safety",
     "instrumentation",
     "sampling",
+    "loader_workers",
     "device",
     "torch_capture",
     "aggregation",
@@ -60,6 +61,7 @@ STANDALONE = {
 PACKAGES_OF_OTHERS = {
     "bootstrap": {"training_profiler_bootstrap"},  # its other file: this folder is on sys.path, not a package
     "sampling": {"psutil"},
+    "loader_workers": {"msgspec"},
     "torch_capture": {"msgspec", "psutil"},  # torch is looked up where the program has imported it
     "device": {"numpy"},  # the same
     "aggregation": {"numpy"},

@@ -64,14 +64,14 @@ class StackReader:
         self._files: dict[str, _File] = {}  # by the file of a code object
         self._locations: dict[Location, Location] = {}
 
-    def place(self, frame: Frame | None) -> Place | None:
-        """Return what the stack of ``frame`` shows; None without user code."""
+    def place(self, frame: Frame | None, until: CodeType | None = None) -> Place | None:
+        """Return what the stack of ``frame`` shows, up to a frame with the code ``until``; None without user code."""
         files = self._files
         users = loop = outer = inner = None
         activity, is_import = "", False
         hook = ""  # the name of a hook, from the user's frame that was read last
         phases: list[tuple[str, CodeType]] = []
-        while frame is not None:
+        while frame is not None and frame.f_code is not until:
             code = frame.f_code
             try:
                 file = files[code.co_filename]

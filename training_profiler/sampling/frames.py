@@ -69,6 +69,20 @@ def frame_of(ident: int) -> FrameType | None:
     return StackOfThread(ident).frame()
 
 
+def current_frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread, by its ident, as ``StackOfThread.frame`` does."""
+    if COLLECTS_LATER or not gc.isenabled():
+        return sys._current_frames()
+    idents: list[int]
+    all_idents = map(list, map(call, repeat(sys._current_frames)))
+    try:
+        _, idents, _ = list(map(call, (gc.disable, partial(next, all_idents), gc.enable)))
+    except BaseException:
+        gc.enable()
+        raise
+    return {ident: frame for ident in idents if (frame := frame_of(ident)) is not None}
+
+
 def _reader(ident: int, depth: int) -> tuple[Callable[[], Any], ...]:
     """Return functions in C that, called in turn, read a stack: the frame ``depth`` calls out, then the innermost."""
     innermost, walked = tee(map(methodcaller("get", ident), map(call, repeat(sys._current_frames))))

@@ -21,7 +21,7 @@ from training_profiler.instrumentation.context import PatchContext, WorkerHooks
 from training_profiler.instrumentation.patches import loader_worker
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.loader_workers import observer
-from training_profiler.loader_workers.collector import WorkerCollector
+from training_profiler.loader_workers.collector import WorkerCollector, has_later_batches
 from training_profiler.loader_workers.mailbox import Mailbox
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.recorder import Recorder
@@ -81,7 +81,7 @@ class Observed:
 
     def __init__(self, folder: Path) -> None:
         self.mailbox = Mailbox(os.getpid(), str(folder))
-        self.collector = WorkerCollector(FaultGuard().run, lambda: self.mailbox)
+        self.collector = WorkerCollector(FaultGuard().run, mailbox=lambda: self.mailbox)
         self.collector.start(is_on=True)
         self.errors: list[Exception] = []
         self.patches = Patches()
@@ -262,6 +262,12 @@ def test_a_worker_that_forks_counts_the_cpu_time_of_its_children(observed: Obser
     sums = observed.run(DataLoader(Forks(), batch_size=1, num_workers=1))
     assert (sums.workers, sums.batches) == (1, 4)
     assert sums.cpu_ns >= 4 * 0.04 * 1e9
+
+
+def test_torch_keeps_the_account_of_batches_that_wait_for_another(observed: Observed) -> None:
+    batches = iter(DataLoader(Numbers(), batch_size=2, num_workers=2))
+    assert has_later_batches(batches) is False
+    assert len(list(batches)) == 6
 
 
 def test_a_context_of_the_users_own_is_observed(observed: Observed) -> None:

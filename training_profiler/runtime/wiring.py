@@ -174,7 +174,7 @@ def _build_samplers(
         LineSampler(recorder.clock, guard.run, startup=context.startup),
         DeviceTime(recorder, accumulator, guard.run, health.spend),
         MachineSampler(recorder.clock, guard.run, local_ranks=settings.launch.local_world_size or 1),
-        WorkerCollector(guard.run),
+        WorkerCollector(guard.run, *([] if context.instrumentation is None else [context.instrumentation.awaited])),
         settings,
         recorder.clock,
         context.begin_ns,

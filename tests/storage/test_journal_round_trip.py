@@ -212,6 +212,7 @@ def test_the_machine_and_throughput_read_back(tmp_path):
         sample_machine(run, 1000.0 + i / 3)
         totals = run.accumulator.totals
         totals.batches, totals.samples = 4, 128
+        totals.tokens = 1000 if i % 2 else None
         if i == 2:
             totals.flops = StepFlops(10**12, "float16", "Tesla T4")
             totals.slow_steps = 3
@@ -226,6 +227,7 @@ def test_the_machine_and_throughput_read_back(tmp_path):
     assert read.throughput.peak_tflops == 65.0
     assert read.step.warmup_count == 3
     assert read.throughput.samples_per_s is not None
+    assert read.throughput.tokens_per_s is not None
 
 
 def test_a_journal_without_machine_samples_can_be_read(tmp_path):

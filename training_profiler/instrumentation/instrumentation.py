@@ -104,6 +104,11 @@ class Instrumentation:
         else:
             self._patches[name] = patches
 
+    @property
+    def is_installed(self) -> bool:
+        """Whether any patch is in place."""
+        return bool(self._patches)
+
     def uninstall(self) -> None:
         """Remove all patches; calls under way run to their end."""
         self.flops.stop()

@@ -18,6 +18,10 @@ PATIENCE_S: Final = 1.0  # at the end, for the last reading
 MOST_FILES: Final = 64  # of one loader; older workers are summed up and not read again
 
 
+def no_wait() -> None:
+    """Return that the training does not wait, where it cannot be known."""
+
+
 class _Workers:
     """The workers of one loader, by their process numbers in the order of their start."""
 
@@ -59,7 +63,7 @@ class WorkerCollector:
     def __init__(
         self,
         guard: Guard,
-        awaited: Callable[[], tuple[LoaderCounts, Any] | None] = lambda: None,
+        awaited: Callable[[], tuple[LoaderCounts, Any] | None] = no_wait,
         mailbox: Callable[[], Mailbox] = lambda: Mailbox(os.getpid()),
     ) -> None:
         self._guard, self._awaited, self._make_mailbox = guard, awaited, mailbox

@@ -39,6 +39,7 @@ class Process:
         self.recorder = recorder
         recorder.wait_for_first_section(self.begin_at_first_section)
         self.session: Session | None = None
+        self._trainers_session: Session | None = None  # begun for a framework's trainer
         self.settings = usable_settings()  # a wrong variable must fail here, not in the training
         self.is_silent = False  # a forked child stays silent; another worker may start a run itself
         self.was_stopped = False
@@ -59,6 +60,31 @@ class Process:
         else:
             self.begin(opens_files=True)
         self.was_stopped = False
+
+    @property
+    def is_profiled(self) -> bool:
+        """Whether a session is under way, or begins by itself at the first event of the training."""
+        if self.session is not None:
+            return self.session.is_running
+        return self.instrumentation is not None and self.instrumentation.is_installed
+
+    def start_for_trainer(self, settings: Settings, torch: Any) -> bool:
+        """Begin a session that instruments this process, unless it has one already; return whether one was begun."""
+        if self.is_profiled:
+            return False
+        self.instrumentation, self.was_stopped = None, False
+        self.instrument(torch, self.recorder.clock())
+        self.start(settings)
+        self._trainers_session = self.session
+        return True
+
+    def stop_for_trainer(self) -> None:
+        """End the session that ``start_for_trainer`` began, unless it has ended."""
+        session, self._trainers_session = self._trainers_session, None
+        if session is not None and session is self.session:
+            session.snapshot()  # a run without steps, such as a prediction, then has something to report
+            self.stop()
+            self.instrumentation = None
 
     def stop(self) -> None:
         """End the session. Later sections do not begin a new one."""

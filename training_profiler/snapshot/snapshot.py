@@ -81,6 +81,8 @@ class LineStats:
     waits_in: str = ""  # the call: item, cpu, tolist, ...
     inside: str = ""  # "lib/trainer.py:9 fit > callback on_step_end": what ran in a library that the line called
     phase: str = ""  # of a trainer, such as "callback on_step_end"; "" if there is none or it is not always the same
+    # The parts of ``share`` in which a line of another thread had the lock: "load.py:9 decode" -> share.
+    held_by: Mapping[str, float] = field(default_factory=dict, compare=False)
     # With ``lines`` above 1: the lines of the user's code and their shares.
     parts: tuple[tuple[int, float], ...] = field(default=(), compare=False)
 
@@ -211,6 +213,7 @@ class Throughput:
     steps_per_s: float
     batches_per_s: float | None = None
     samples_per_s: float | None = None
+    tokens_per_s: float | None = None  # where the trainer counts them
     flops_per_step: float | None = None  # of the model: forward and backward, counted in one step
     tflops: float | None = None  # achieved, in 1e12 per second
     dtype: str = ""  # of most of these FLOPs

@@ -312,6 +312,12 @@ def has_inferred_steps() -> bool:
     return session is None or session.instrumentation is not None
 
 
+def loss_begins() -> None:
+    """Note that the trainer begins to compute the loss: inside an update, that time is not the optimizer's."""
+    if _process.instrumentation is not None:
+        _process.instrumentation.loss_begins()
+
+
 def count_tokens(tokens: int) -> None:
     """Count tokens that the training on this rank has read since the last call."""
     session = _process.session

@@ -1,5 +1,6 @@
 """A profiler and a callback for Lightning's ``Trainer``, of ``lightning`` or of ``pytorch_lightning``."""
 
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,10 +11,13 @@ from training_profiler.sampling.framework_frames import PROGRESS, callback_named
 if TYPE_CHECKING:
     from training_profiler.sinks.sink import MetricRow
 
-if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning.pytorch" in sys.modules:
+# The same classes twice, and a Trainer takes those of its own package, which the program has imported.
+HAS_NEW_NAME: Final = "lightning.pytorch" in sys.modules or "pytorch_lightning" not in sys.modules
+
+if TYPE_CHECKING or (HAS_NEW_NAME and importlib.util.find_spec("lightning") is not None):
     from lightning.pytorch import Callback, LightningDataModule, LightningModule
     from lightning.pytorch.profilers import Profiler
-else:  # the same classes again, and the Trainer takes only its own
+else:
     from pytorch_lightning import Callback, LightningDataModule, LightningModule
     from pytorch_lightning.profilers import Profiler
 
@@ -21,6 +25,7 @@ PACKAGE: Final = Profiler.__module__.partition(".")[0]
 STEP_END: Final = "on_train_batch_end"  # the first hook after a step
 LAST_HOOK: Final = "on_train_end"  # the loggers are closed soon after it
 MODULE: Final = "[LightningModule]"
+STRATEGY, LOSS = "[Strategy]", ".training_step"
 PROGRESS_BARS: Final = ("TQDMProgressBar", "RichProgressBar", "ProgressBar")
 _BASES: Final = {base.__name__: base for base in (Callback, LightningModule, LightningDataModule)}
 _PLAIN_ACTIONS: Final = {
@@ -55,6 +60,7 @@ class TrainingProfiler(Profiler):  # type: ignore[misc]
         self._run = TrainerRun(PACKAGE, settings)
         self._log_metrics = log_metrics
         self._names: dict[str, str] = {}  # action -> its section; "" for none
+        self._losses: set[str] = set()  # actions that compute the loss, in the closure of an update
         self._after: set[str] = set()  # actions after which rows are logged
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
@@ -68,6 +74,8 @@ class TrainingProfiler(Profiler):  # type: ignore[misc]
         name = self._names.get(action_name)
         if name or (name is None and (name := self._named(action_name))):
             self._run.section(name).__enter__()
+        if action_name in self._losses:
+            self._run.loss_begins()
 
     def stop(self, action_name: str) -> None:
         """End the section of an action; after the last hook of a step, log."""
@@ -91,9 +99,12 @@ class TrainingProfiler(Profiler):  # type: ignore[misc]
         # The module's own hook is called after those of the callbacks, also if it does nothing.
         if action_name.startswith(MODULE) and action_name.endswith((STEP_END, LAST_HOOK)):
             self._after.add(action_name)
+        if action_name.startswith(STRATEGY) and action_name.endswith(LOSS):
+            self._losses.add(action_name)
 
     def _forget_names(self) -> None:
         self._names.clear()
+        self._losses.clear()
         self._after.clear()
 
     def _trainer(self) -> Any:

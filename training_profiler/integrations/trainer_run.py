@@ -104,6 +104,11 @@ class TrainerRun:
         if self._is_on:
             self._with_api(lambda api: api.profile_step())
 
+    def loss_begins(self) -> None:
+        """Note that the trainer begins to compute the loss, perhaps in the closure of an update."""
+        if self._is_on:
+            self._with_api(lambda api: api.loss_begins())
+
     def count_tokens(self, seen: int) -> None:
         """Count the tokens that the trainer has read on this rank: ``seen`` since its own begin."""
         tokens, self._tokens = seen - self._tokens, seen

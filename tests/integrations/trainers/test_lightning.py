@@ -119,6 +119,13 @@ def test_hooks_and_own_actions_are_sections(runs: Runs) -> None:
     assert not any(name.startswith("[") for name in counts)
 
 
+def test_what_comes_before_the_forward_pass_is_not_the_optimizers(runs: Runs) -> None:
+    fit(**make("profiler"))
+    sections = runs.report()["sections"]
+    assert sections["augmentation"]["parent"] is None  # although the optimizer's step calls it, in its closure
+    assert sections["optimizer_step"]["count"] == EPOCHS * BATCHES
+
+
 def test_variable_that_says_off_switches_both_off(runs: Runs, off: None) -> None:
     fit(**make("profiler"), **make("callback"))
     assert not runs.folder.exists()

@@ -26,6 +26,7 @@ STAGES = (
     "safety",
     "instrumentation",
     "sampling",
+    "loader_workers",
     "device",
     "torch_capture",
     "aggregation",
@@ -60,6 +61,7 @@ STANDALONE = {
 PACKAGES_OF_OTHERS = {
     "bootstrap": {"training_profiler_bootstrap"},  # its other file: this folder is on sys.path, not a package
     "sampling": {"psutil"},
+    "loader_workers": {"msgspec"},
     "torch_capture": {"msgspec", "psutil"},  # torch is looked up where the program has imported it
     "device": {"numpy"},  # the same
     "aggregation": {"numpy"},
@@ -72,6 +74,7 @@ PACKAGES_OF_OTHERS = {
     "trace_analysis": {"msgspec", "numpy"},
     "component_benchmark": {"torch"},
     "integrations": {"ignite", "keras", "lightning", "pytorch_lightning", "transformers"},  # one a module
+    "cli": {"rich"},  # for a view of the whole terminal
 }
 # Objects whose attributes a module assigns although they are not its own: (module or stage, object) pairs.
 MAY_BE_ASSIGNED = {

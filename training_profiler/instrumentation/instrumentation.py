@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from training_profiler.instrumentation.context import Install, PatchContext
+from training_profiler.instrumentation.context import NO_HOOKS, Install, PatchContext, WorkerHooks
 from training_profiler.instrumentation.flops.counter import Flops
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
 from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
@@ -24,6 +24,7 @@ from training_profiler.instrumentation.patches import (
     dynamo,
     excepthook,
     grad_scaler,
+    loader_worker,
     module_call,
     optimizer,
     simple_spans,
@@ -40,6 +41,7 @@ from training_profiler.snapshot.program import ProgramFacts
 log: Final = logging.getLogger("training_profiler")
 PATCHES: Final[dict[str, Install]] = {
     "data loading": dataloader.install,
+    "loader workers": loader_worker.install,
     "forward pass": module_call.install,
     "backward pass": backward.install,
     "autograd functions": autograd_function.install,
@@ -60,6 +62,7 @@ class Instrumentation:
         recorder: of this process.
         begin: starts a session at the first event; returns a function that ends a step, or None for no session.
         loaders: returns the loaders of the session under way.
+        workers: what follows the workers of loaders.
     """
 
     def __init__(
@@ -67,9 +70,10 @@ class Instrumentation:
         recorder: Recorder,
         begin: Callable[[], Callable[[int], None] | None],
         loaders: Callable[[], LoaderRegistry | None] = lambda: None,
+        workers: WorkerHooks = NO_HOOKS,
     ) -> None:
         self._recorder = recorder
-        self.context: Final = PatchContext(recorder, self._first_event, self.disable)
+        self.context: Final = PatchContext(recorder, self._first_event, self.disable, workers)
         self.flops = Flops(self.context)
         self.program = ProgramReader(self.context)
         self._loaders = loaders
@@ -163,7 +167,11 @@ class Instrumentation:
             if loaders is None:
                 return None
             self._known_loaders = KnownLoaders(loaders)
-        return self._known_loaders.counts_of(iterator)
+        counts = self._known_loaders.counts_of(iterator)
+        workers = getattr(iterator, "_workers", None)  # private: may be gone
+        if counts is not None and workers:
+            self.context.workers.add(counts, [worker.pid for worker in workers])
+        return counts
 
     def disable(self, error: Exception) -> None:
         """Remove all patches after an error of ours and log it once; the training goes on."""

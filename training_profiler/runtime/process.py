@@ -1,12 +1,15 @@
 """The recorder and the session of one process, and the rules for when a session begins."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import CodeType
 from typing import Any
 
+from training_profiler.instrumentation.context import WorkerHooks
 from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.rank_patches import RankPatches
-from training_profiler.recording.data_loader import LoaderRegistry
+from training_profiler.loader_workers.observer import observe_worker
+from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.health import measure_section_cost_ns
 from training_profiler.runtime.session import Session
@@ -105,12 +108,28 @@ class Process:
         """
         if self.instrumentation is None and not self.was_stopped:
             self.manual_patches.uninstall()
-            self.instrumentation = Instrumentation(self.recorder, self.begin_instrumented, self.loaders)
+            workers = WorkerHooks(self._expect_workers, self._add_workers, self._observe_worker)
+            self.instrumentation = Instrumentation(self.recorder, self.begin_instrumented, self.loaders, workers)
             self.process_begin_ns = begin_ns
             self.instrumentation.install(torch)
             if self.session is None and self.settings.sample_hz and not is_loader_worker():
                 self._startup = StartupSampler(self.recorder.clock, begin_ns, imported)
                 self._startup.start(self.settings.sample_hz)
+
+    def _expect_workers(self) -> None:
+        if self.session is not None and self.session.is_running:
+            self.session.samplers.workers.expect()
+
+    def _add_workers(self, counts: LoaderCounts, workers: Iterable[int]) -> None:
+        if self.session is not None:
+            self.session.samplers.workers.add(counts, workers)
+
+    def _observe_worker(self, loop: CodeType) -> Callable[[], None]:
+        """Observe this process, which is a loader's worker; return the function that ends that."""
+        if self._startup is not None:  # it was spawned: only now is it known not to train
+            self._startup.stop()
+            self._startup = None
+        return observe_worker(loop)
 
     def loaders(self) -> LoaderRegistry | None:
         """Return the loaders of the session; None without one."""

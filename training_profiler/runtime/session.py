@@ -56,7 +56,13 @@ class Session:
         self.guard, self.profiler_health = parts.guard, parts.health
         self.loaders, self.samplers = parts.loaders, parts.samplers
         # Captures close first because the threads of the samplers take a moment to end. The pipeline drains both.
-        self._components: tuple[Component, ...] = (cells, parts.captures, parts.samplers, pipeline)
+        self._components: tuple[Component, ...] = (
+            cells,
+            parts.hang_watch,
+            parts.captures,
+            parts.samplers,
+            pipeline,
+        )
         self._recorder, self._progress = parts.recorder, parts.progress
         self._gradient_sync = None if parts.rank_patches is None else parts.rank_patches.context.gradient_sync
         self._captures, self._pipeline, self._shutdown = parts.captures, pipeline, shutdown

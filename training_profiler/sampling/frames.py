@@ -5,8 +5,8 @@ Up to Python 3.11 an allocation can start a garbage collection, which may run Py
 - ``sys._current_frames`` allocates while it holds the lock on the list of threads. The collection may need that lock,
   for example for a ``threading.local``, or switch to a thread that needs it. Then the process hangs (CPython issue
   106883).
-- ``frame.f_back`` allocates the object of a frame. If another thread runs meanwhile and its function returns, the object
-  is of a frame that is gone, and reading it crashes the process.
+- ``frame.f_back`` allocates the object of a frame. If the other thread runs meanwhile and its function returns, the
+  object is of a frame that is gone, and reading it crashes the process.
 
 So all objects of a stack are made in a single call in C, with garbage collection off.
 """
@@ -67,6 +67,20 @@ class StackOfThread:
 def frame_of(ident: int) -> FrameType | None:
     """Return the innermost frame of a thread, as ``StackOfThread.frame`` does."""
     return StackOfThread(ident).frame()
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread, by its ident, as ``StackOfThread.frame`` does."""
+    if COLLECTS_LATER or not gc.isenabled():
+        return sys._current_frames()
+    idents: list[int]
+    all_idents = map(list, map(call, repeat(sys._current_frames)))
+    try:
+        _, idents, _ = list(map(call, (gc.disable, partial(next, all_idents), gc.enable)))
+    except BaseException:
+        gc.enable()
+        raise
+    return {ident: frame for ident in idents if (frame := frame_of(ident)) is not None}
 
 
 def _reader(ident: int, depth: int) -> tuple[Callable[[], Any], ...]:

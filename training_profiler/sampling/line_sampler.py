@@ -8,8 +8,9 @@ from typing import Final
 from training_profiler.recording.section import Clock
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
-from training_profiler.sampling.frames import StackOfThread
+from training_profiler.sampling.frames import StackOfThread, frame_of
 from training_profiler.sampling.location import Location, Sample
+from training_profiler.sampling.lock_watch import LockWatch, lock_watch
 from training_profiler.sampling.stacks import Place, StackReader
 from training_profiler.sampling.startup_sampler import StartupSampler
 from training_profiler.sampling.switch_interval import SwitchInterval
@@ -38,6 +39,7 @@ class LineSampler:
         guard: Guard,
         places: Callable[[], Places] = places_of_this_process,
         startup: StartupSampler | None = None,
+        watch: Callable[[], LockWatch | None] = lock_watch,
     ) -> None:
         self.samples = 0
         self._sampled = StackOfThread(threading.get_ident())
@@ -48,6 +50,8 @@ class LineSampler:
         self._early: list[Sample] = []  # of the time before this sampler started
         self._waiting: list[tuple[int, Place | None]] = []
         self._stacks: StackReader | None = None
+        self._make_watch = watch
+        self._watch: LockWatch | None = None
         self._hz = 0
         self._thread: BackgroundThread | None = None
         self._ended_cpu_ns = 0  # of threads that have ended
@@ -114,6 +118,7 @@ class LineSampler:
 
     def _start(self) -> None:
         self._stacks = StackReader(UserCode(self._places()))
+        self._watch = self._make_watch()
         thread = BackgroundThread("lines", self._run, self._guard, PART)
         thread.start()
         self._thread = thread
@@ -131,8 +136,17 @@ class LineSampler:
         now_ns = self._clock()
         frame = self._sampled.frame()
         if frame is not None and len(self._waiting) < MOST_WAITING:
-            self._waiting.append((now_ns, self._place(frame)))
+            self._waiting.append((now_ns, self._place(frame) if self._watch is None else self._watched(frame)))
             self.samples += 1
+
+    def _watched(self, frame: FrameType) -> Place | None:
+        """Return the place of the sampled thread, with the line that has the lock if it waits for that."""
+        assert self._watch is not None
+        self._watch.look_begins(self._sampled.ident)
+        place = self._place(frame)
+        holder = self._watch.look_ends()
+        held_at = None if place is None or holder is None else self._place(frame_of(holder))
+        return place if place is None or held_at is None else place._replace(holder=held_at.users)
 
     def locate(self, frame: FrameType | None) -> Location | None:
         """Return the innermost line of user code on the stack of ``frame``; None without user code."""

@@ -79,6 +79,7 @@ class LineRow(Struct, array_like=True):
     inside: str = ""
     phase: str = ""
     activity: str = ""
+    held_by: str = ""
 
 
 class MachineRecord(Struct):
@@ -197,7 +198,7 @@ def _line_rows(totals: Totals, id: int) -> list[list[Any]]:
 def _cells(location: Location | None) -> tuple[Any, ...]:
     if location is None:
         return ()
-    return tuple(location) if location.inside or location.phase or location.activity else tuple(location)[:4]
+    return tuple(location) if any(location[4:]) else tuple(location)[:4]
 
 
 class SpareBins:
@@ -366,7 +367,7 @@ def _add_lines(totals: Totals, id: int, rows: Iterable[LineRow]) -> None:
     for row in rows:
         location = None
         if row.file is not None:
-            words = (printable(word) for word in (row.waits_in, row.inside, row.phase, row.activity))
+            words = (printable(word) for word in (row.waits_in, row.inside, row.phase, row.activity, row.held_by))
             location = Location(printable(row.file), row.line, printable(row.function), *words)
         totals.lines[id, location] += row.samples
 

@@ -278,7 +278,10 @@ def check_settings(arguments: Mapping[str, Any]) -> None:
         TypeError: there is no such argument.
         SettingsError, MissingExtraError: a value cannot be used, or a tracker's package is not installed.
     """
-    inspect.signature(start_training_profiling).bind(**arguments)
+    try:
+        inspect.signature(start_training_profiling).bind(**arguments)
+    except TypeError as error:
+        raise TypeError(f"start_training_profiling() {error}") from None
     usable_settings(arguments)
 
 

@@ -57,8 +57,7 @@ class TrainingProfiler(Profiler):  # type: ignore[misc]
         self, dirpath: Any = None, filename: str | None = None, log_metrics: bool = True, **settings: Any
     ) -> None:
         super().__init__(dirpath=dirpath, filename=filename)
-        self._run = TrainerRun(PACKAGE, settings)
-        self._log_metrics = log_metrics
+        self._run = TrainerRun(PACKAGE, settings, log_metrics)
         self._names: dict[str, str] = {}  # action -> its section; "" for none
         self._losses: set[str] = set()  # actions that compute the loss, in the closure of an update
         self._after: set[str] = set()  # actions after which rows are logged
@@ -84,7 +83,7 @@ class TrainingProfiler(Profiler):  # type: ignore[misc]
             self._run.section(name).__exit__(None, None, None)
         if action_name in self._after:
             is_last = action_name.endswith(LAST_HOOK)
-            self._run.guarded("steps", lambda: _step_ended(self._run, self._trainer(), self._log_metrics, is_last))
+            self._run.guarded("steps", lambda: _step_ended(self._run, self._trainer(), is_last))
 
     def _named(self, action_name: str) -> str:
         """Return and keep the name of an action's section; "" without one."""
@@ -136,8 +135,7 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
     """
 
     def __init__(self, log_metrics: bool = True, **settings: Any) -> None:
-        self._run = TrainerRun(PACKAGE, settings)
-        self._log_metrics = log_metrics
+        self._run = TrainerRun(PACKAGE, settings, log_metrics)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Begin the run of a ``fit``, ``validate``, ``test`` or ``predict``."""
@@ -145,21 +143,20 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Log the metrics of a report since the last step."""
-        self._run.guarded("steps", lambda: _step_ended(self._run, trainer, self._log_metrics))
+        self._run.guarded("steps", lambda: _step_ended(self._run, trainer))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the last metrics."""
-        self._run.guarded("steps", lambda: _step_ended(self._run, trainer, self._log_metrics, is_last=True))
+        self._run.guarded("steps", lambda: _step_ended(self._run, trainer, is_last=True))
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the run."""
         self._run.end()
 
 
-def _step_ended(run: TrainerRun, trainer: Any, logs_metrics: bool, is_last: bool = False) -> None:
+def _step_ended(run: TrainerRun, trainer: Any, is_last: bool = False) -> None:
     run.step_ended(trainer.global_step)
-    if logs_metrics:
-        run.log(lambda row: _log_row(row, trainer), is_last)
+    run.log(lambda row: _log_row(row, trainer), is_last)
 
 
 def _log_row(row: "MetricRow", trainer: Any) -> None:

@@ -97,8 +97,11 @@ def test_training_is_a_run_of_its_own_and_stays_the_same(runs: Runs, name: str) 
 @pytest.mark.parametrize("name", ["profiler", "callback"])
 def test_under_run_nothing_is_counted_twice(runs: Runs, name: str) -> None:
     runs.profile_as_run()
-    fit(**make(name))
+    arguments = make(name)
+    fit(**arguments)
     assert runs.reports() == []  # the run belongs to the process
+    if name == "profiler":
+        assert f"({EPOCHS * BATCHES} steps)" in arguments["profiler"].summary()
     runs.end()
     check_counts(runs)
 

@@ -278,7 +278,10 @@ def check_settings(arguments: Mapping[str, Any]) -> None:
         TypeError: there is no such argument.
         SettingsError, MissingExtraError: a value cannot be used, or a tracker's package is not installed.
     """
-    inspect.signature(start_training_profiling).bind(**arguments)
+    try:
+        inspect.signature(start_training_profiling).bind(**arguments)
+    except TypeError as error:
+        raise TypeError(f"start_training_profiling() {error}") from None
     usable_settings(arguments)
 
 
@@ -310,6 +313,12 @@ def has_inferred_steps() -> bool:
     """Return whether patches of torch find the steps of the run under way."""
     session = _process.session
     return session is None or session.instrumentation is not None
+
+
+def loss_begins() -> None:
+    """Note that the trainer begins to compute the loss: inside an update, that time is not the optimizer's."""
+    if _process.instrumentation is not None:
+        _process.instrumentation.loss_begins()
 
 
 def count_tokens(tokens: int) -> None:

@@ -87,6 +87,11 @@ def test_step_is_an_update_after_several_batches(runs: Runs, keras: Any) -> None
     assert runs.report()["steps"] == EPOCHS * BATCHES // 3
 
 
+def test_batches_end_beside_the_training_as_without_the_callback(keras: Any) -> None:
+    plain, profiled = keras.callbacks.CallbackList([]), keras.callbacks.CallbackList([profiler()])
+    assert (profiled._async_train, profiled._async_test) == (plain._async_train, plain._async_test) == (True, True)
+
+
 def test_evaluation_alone_is_a_run(runs: Runs, keras: Any) -> None:
     model = make_model(keras)
     x, y = torch.randn(24, 8).numpy(), torch.randn(24, 1).numpy()

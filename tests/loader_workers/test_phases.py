@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.loader_workers.stacks import COLLATED, GET, LIBRARY, LOOP, SITE, Row, stack
+from tests.loader_workers.worker_stacks import COLLATED, GET, LIBRARY, LOOP, SITE, Row, stack
 from training_profiler.loader_workers.phases import PhaseReader
 
 ITEM: Row = ("/project/data.py", "Pictures.__getitem__", "call()")

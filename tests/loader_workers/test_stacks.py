@@ -1,6 +1,6 @@
 """What one sample of a worker shows, from fabricated stacks."""
 
-from tests.loader_workers.stacks import (
+from tests.loader_workers.worker_stacks import (
     COLLATED,
     GET,
     LIBRARY,
@@ -13,7 +13,7 @@ from tests.loader_workers.stacks import (
     Row,
     stack,
 )
-from training_profiler.loader_workers.stacks import Seen, WorkerStackReader
+from training_profiler.loader_workers.worker_stacks import Seen, WorkerStackReader
 from training_profiler.sampling.location import Location
 
 MAIN, FEEDER = 1, 2

@@ -65,7 +65,7 @@ def test_no_longer_than_the_other_thread_has_run():
     assert Threads(training=0.3, other=0.4).part_held() == pytest.approx(0.4, abs=0.01)
 
 
-def test_a_thread_that_computes_without_the_lock_has_it_from_nobody():
+def test_a_thread_that_computes_without_the_lock_is_not_to_blame():
     assert Threads(training=0.3, other=0.7, while_looked_at=1.0).part_held() == 0.0
 
 

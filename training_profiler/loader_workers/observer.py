@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.loader_workers.mailbox import Mailbox
-from training_profiler.loader_workers.stacks import WorkerStackReader
+from training_profiler.loader_workers.worker_stacks import WorkerStackReader
 from training_profiler.recording.tracebacks import hide_our_frames
 from training_profiler.recording.worker_sums import IDLE, WorkerMemory, WorkerSums, largest_lines
 from training_profiler.safety.background_thread import BackgroundThread

@@ -73,10 +73,10 @@ def current_frames() -> dict[int, FrameType]:
     """Return the innermost frame of each thread, by its ident, as ``StackOfThread.frame`` does."""
     if COLLECTS_LATER or not gc.isenabled():
         return sys._current_frames()
-    idents: list[int]
-    all_idents = map(list, map(call, repeat(sys._current_frames)))
+    threads: Iterator[Any] = map(call, repeat(sys._current_frames))
+    steps: tuple[Callable[[], Any], ...] = (gc.disable, partial(next, map(list, threads)), gc.enable)
     try:
-        _, idents, _ = list(map(call, (gc.disable, partial(next, all_idents), gc.enable)))
+        _, idents, _ = list(map(call, steps))
     except BaseException:
         gc.enable()
         raise

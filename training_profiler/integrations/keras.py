@@ -3,9 +3,12 @@
 import time
 from typing import Any, Final
 
+import keras
 from keras.callbacks import Callback
 
+from training_profiler.errors import SettingsError
 from training_profiler.integrations.trainer_run import TrainerRun
+from training_profiler.switch import is_switched_off
 
 # Those of the whole step: the progress bar prints all logs of an epoch in one line.
 LOGGED: Final = tuple(
@@ -23,11 +26,16 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
 
     Raises:
         TypeError: there is no such setting.
-        SettingsError, MissingExtraError: a setting cannot be used.
+        SettingsError, MissingExtraError: a setting cannot be used, or Keras runs on another backend.
     """
 
     def __init__(self, log_metrics: bool = True, **settings: Any) -> None:
         super().__init__()
+        if keras.config.backend() != "torch" and not is_switched_off():
+            raise SettingsError(
+                f"the profiler measures Keras on torch, and its backend is {keras.config.backend()!r}; set it before "
+                f"keras is imported, e.g. in the shell: KERAS_BACKEND=torch python train.py"
+            )
         self._run = TrainerRun("keras", settings, log_metrics)
         self._batches = 0  # of this ``fit``
         self._is_in_batch = False

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.integrations.trainers.conftest import Runs
+from training_profiler.errors import SettingsError
 
 pytestmark = pytest.mark.integrations
 EPOCHS, BATCHES = 2, 6
@@ -90,6 +91,12 @@ def test_step_is_an_update_after_several_batches(runs: Runs, keras: Any) -> None
 def test_batches_end_beside_the_training_as_without_the_callback(keras: Any) -> None:
     plain, profiled = keras.callbacks.CallbackList([]), keras.callbacks.CallbackList([profiler()])
     assert (profiled._async_train, profiled._async_test) == (plain._async_train, plain._async_test) == (True, True)
+
+
+def test_another_backend_is_an_error_at_once(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
+    with pytest.raises(SettingsError, match="its backend is 'jax'"):
+        profiler()
 
 
 def test_evaluation_alone_is_a_run(runs: Runs, keras: Any) -> None:

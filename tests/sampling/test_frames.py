@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 from types import FrameType
 
 import pytest
@@ -146,6 +147,34 @@ def test_a_stack_is_read_to_its_end(deep_thread, calls):
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="collects between two instructions alone")
 def test_a_stack_that_is_too_deep_is_not_read(deep_thread):
     assert frame_of(deep_thread(DEPTHS[-1])) is None
+
+
+def test_no_frame_is_kept():
+    class Tensor:
+        pass
+
+    def work() -> None:
+        for _ in range(3):
+            step()
+
+    def step() -> None:
+        tensor = Tensor()
+        tensors.append(weakref.ref(tensor))
+        is_in_step.release()
+        is_read.acquire()
+
+    tensors: list[weakref.ref[Tensor]] = []
+    is_in_step, is_read = threading.Semaphore(0), threading.Semaphore(0)
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert thread.ident is not None
+    stack = StackOfThread(thread.ident)
+    for _ in range(3):
+        is_in_step.acquire()
+        depth_of(stack.frame())
+        is_read.release()
+    thread.join()
+    assert [tensor() for tensor in tensors] == [None, None, None]
 
 
 def test_a_thread_that_has_ended_has_no_frame():

@@ -15,7 +15,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import repeat, tee
+from itertools import repeat
 from operator import call, methodcaller
 from types import FrameType
 from typing import Any, Final
@@ -85,8 +85,12 @@ def current_frames() -> dict[int, FrameType]:
 
 def _reader(ident: int, depth: int) -> tuple[Callable[[], Any], ...]:
     """Return functions in C that, called in turn, read a stack: the frame ``depth`` calls out, then the innermost."""
-    innermost, walked = tee(map(methodcaller("get", ident), map(call, repeat(sys._current_frames))))
-    outer: Iterator[Any] = walked
+    outer = _innermost(ident)
     for _ in range(depth):
         outer = map(getattr, outer, repeat("f_back"), repeat(None))
-    return gc.disable, partial(next, outer), partial(next, innermost), gc.enable
+    return gc.disable, partial(next, outer), partial(next, _innermost(ident)), gc.enable
+
+
+def _innermost(ident: int) -> Iterator[Any]:
+    # One for each use: ``tee`` would keep frames, and with them the tensors of a step.
+    return map(methodcaller("get", ident), map(call, repeat(sys._current_frames)))

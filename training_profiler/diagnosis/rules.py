@@ -5,6 +5,7 @@ from typing import Final
 
 # Importing a module of rules registers them.
 from training_profiler.diagnosis import (  # noqa: F401
+    change,
     claims,
     device,
     lines,

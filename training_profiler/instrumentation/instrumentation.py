@@ -226,6 +226,12 @@ class Instrumentation:
         if self.context.detector is not None:
             self.context.detector.use_manual_steps()
 
+    def loss_begins(self) -> None:
+        """Note that the trainer begins to compute the loss, perhaps inside an update."""
+        detector = self.context.current_detector() if self.context.detector is not None else None
+        if detector is not None:
+            self.context.guarded(detector.loss_begins)
+
     def epoch_boundary(self) -> EpochBoundary | None:
         """Return the epoch boundary since the last step; None without one."""
         detector = self.context.detector

@@ -90,8 +90,9 @@ class WorkerCollector:
         if self._has_failed:
             return
         self._mailbox = mailbox
-        self._thread = BackgroundThread("workers", self._run, self._guard, PART)
-        self._thread.start()
+        thread = BackgroundThread("workers", self._run, self._guard, PART)
+        thread.start()
+        self._thread = thread
 
     def add(self, counts: LoaderCounts, workers: Iterable[int]) -> None:
         """Take these processes as workers of the loader of ``counts``."""

@@ -70,6 +70,31 @@ def test_the_last_reading_is_at_the_end_and_the_folder_is_gone(collector: Worker
     assert not mailbox.folder.exists()
 
 
+def test_the_cost_in_the_workers_is_reported_after_the_end_too(collector: WorkerCollector, mailbox: Mailbox) -> None:
+    assert collector.notes() == []
+    collector.add(LoaderCounts("0"), [1])
+    work = WorkerSums(workers=1, batches=9, wall_ns=4_000_000_000, sampling_ns=5_000_000, idle_samples=20)
+    mailbox.write(1, work)
+    collector.read()
+    note = "loader workers: 20 samples, 0.005s of CPU (0.12% of their time)"
+    assert collector.notes() == [note]
+    collector.close()
+    assert collector.notes() == [note]
+
+
+def test_without_a_folder_for_temporary_files_nothing_is_observed(caplog: pytest.LogCaptureFixture) -> None:
+    def mailbox() -> Mailbox:
+        raise FileNotFoundError("no usable temporary directory")
+
+    guard = FaultGuard()
+    collector = WorkerCollector(guard.run, mailbox=mailbox)
+    collector.start(is_on=True)
+    collector.expect()
+    collector.add(LoaderCounts("0"), [1])
+    collector.close()
+    assert list(guard.disabled) == ["loader workers"]
+
+
 def test_without_workers_there_is_no_folder_and_no_thread(mailbox: Mailbox) -> None:
     collector = WorkerCollector(FaultGuard().run, mailbox=lambda: mailbox)
     collector.start(is_on=False)  # sample_hz is 0

@@ -60,6 +60,14 @@ def test_nothing_is_observed_where_no_training_reads_it(monkeypatch: pytest.Monk
     assert os.listdir(tmp_path) == []
 
 
+def test_a_worker_without_a_temporary_folder_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(pid: int) -> Mailbox:
+        raise FileNotFoundError(pid)
+
+    monkeypatch.setattr(observer_module, "Mailbox", fails)
+    observe_worker(sys._getframe().f_code)()
+
+
 def test_a_worker_hands_over_once_more_at_its_end(tmp_path: Path) -> None:
     mailbox = Mailbox(41, str(tmp_path))
     assert mailbox.make()

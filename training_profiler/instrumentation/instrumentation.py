@@ -171,7 +171,7 @@ class Instrumentation:
         counts = self._known_loaders.counts_of(iterator)
         workers = getattr(iterator, "_workers", None)  # private: may be gone
         if counts is not None and workers:
-            self.context.workers.add(counts, [worker.pid for worker in workers])
+            self.context.workers.add(counts, [pid for worker in workers if (pid := getattr(worker, "pid", None))])
         return counts
 
     def awaited(self) -> tuple[LoaderCounts, Any] | None:

@@ -10,6 +10,7 @@ from training_profiler.recording.worker_sums import WorkerSums, added
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER
+from training_profiler.units import NS_PER_S
 
 PART: Final = "loader workers"
 READ_S: Final = 2.0  # between two readings
@@ -72,6 +73,7 @@ class WorkerCollector:
         self._loaders: dict[int, _Workers] = {}  # by the loader's id
         self._thread: BackgroundThread | None = None
         self._has_failed = False
+        self._done = WorkerSums()  # of all loaders, at the end
 
     def start(self, is_on: bool) -> None:
         """Let workers that start from now on hand over figures, or not."""
@@ -79,15 +81,18 @@ class WorkerCollector:
 
     def expect(self) -> None:
         """Prepare for workers that are about to start; called on the training thread."""
-        if not self._is_on or self._mailbox is not None or self._has_failed:
-            return
+        if self._is_on and self._mailbox is None and not self._has_failed:
+            self._guard(PART, self._open)
+
+    def _open(self) -> None:
         mailbox = self._make_mailbox()
         self._has_failed = not mailbox.make()
         if self._has_failed:
             return
         self._mailbox = mailbox
-        self._thread = BackgroundThread("workers", self._run, self._guard, PART)
-        self._guard(PART, self._thread.start)
+        thread = BackgroundThread("workers", self._run, self._guard, PART)
+        thread.start()
+        self._thread = thread
 
     def add(self, counts: LoaderCounts, workers: Iterable[int]) -> None:
         """Take these processes as workers of the loader of ``counts``."""
@@ -130,6 +135,7 @@ class WorkerCollector:
             thread.stop()
             thread.join(PATIENCE_S)
         mailbox, self._mailbox = self._mailbox, None
+        self._done = self._so_far()
         self._loaders.clear()
         if mailbox is not None:
             mailbox.remove()
@@ -144,7 +150,15 @@ class WorkerCollector:
         """Return a sentence on the cost in the workers, or on why nothing is known of them."""
         if self._has_failed:
             return [f"{PART}: not observed, the folder for temporary files has no room for a private one"]
-        return []
+        sums = self._so_far() if self._loaders else self._done
+        if not sums.wall_ns:
+            return []
+        cost_s, share = sums.sampling_ns / NS_PER_S, sums.sampling_ns / sums.wall_ns
+        return [f"{PART}: {sums.samples} samples, {cost_s:.3f}s of CPU ({share:.2%} of their time)"]
+
+    def _so_far(self) -> WorkerSums:
+        known = [workers.counts.workers for workers in list(self._loaders.values())]
+        return added(sums for sums in known if sums is not None)
 
 
 def has_later_batches(iterator: Any) -> bool | None:

@@ -101,12 +101,16 @@ class WorkerObserver:
         self._thread = BackgroundThread("worker", self._run, self._guard.run, PART)
 
     def start(self) -> None:
-        """Time the fetches of this process, and start the thread."""
+        """Start the thread, and time the fetches of this process.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        self._thread.start()
         fetch = sys.modules.get("torch.utils.data._utils.fetch")
         for name in _FETCHERS:
             if hasattr(fetch, name):  # private: may be gone
                 self._patches.replace(getattr(fetch, name), "fetch", self.times.timed)
-        self._thread.start()
         self._switch_interval.shorten()
 
     def stop(self) -> None:
@@ -195,14 +199,17 @@ class WorkerObserver:
 def observe_worker(loop: CodeType) -> Callable[[], None]:
     """Observe the worker that calls this; return the function that ends that.
 
-    Does nothing if the training that it serves has no mailbox.
+    Does nothing if the training that it serves has no mailbox, or no thread can be started.
     """
     parent = multiprocessing.parent_process()
-    mailbox = Mailbox(os.getppid() if parent is None or parent.pid is None else parent.pid)
-    if not mailbox.is_safe():
+    try:
+        mailbox = Mailbox(os.getppid() if parent is None or parent.pid is None else parent.pid)
+        if not mailbox.is_safe():
+            return _nothing
+        observer = WorkerObserver(loop, mailbox)
+        observer.start()
+    except (OSError, RuntimeError):  # no folder for temporary files, or too many threads
         return _nothing
-    observer = WorkerObserver(loop, mailbox)
-    observer.start()
     return observer.stop
 
 

@@ -58,7 +58,7 @@ def test_csv_of_several_traces_has_files_of_each(tmp_path, capsys):
     }
 
 
-def test_a_name_is_no_formula_of_a_spreadsheet(tmp_path, capsys):
+def test_a_name_cannot_become_a_formula_of_a_spreadsheet(tmp_path, capsys):
     path = Trace().op("=HYPERLINK(1)", 0, 1).write(tmp_path)
     write(path, "--csv", tmp_path)
     assert rows(tmp_path / "operators.csv")[0]["operator"] == "'=HYPERLINK(1)"

@@ -62,17 +62,17 @@ def _events(columns: Columns, analysis: Analysis) -> Iterator[dict[str, Any]]:
             "dur": gap.length_ns,
             "args": {key: value for key, value in details.items() if value},
         }
+    nesting = nesting_of(columns, columns.is_of("cpu_op", "user_annotation", "cuda_runtime"))
+    call = launches_of(columns, nesting).call
     for device in analysis.devices:
-        yield from _counters(columns, device.index)
+        yield from _counters(columns, call, device.index)
 
 
 def _named(what: str, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": PROCESS, "tid": thread, "args": {"name": name}}
 
 
-def _counters(columns: Columns, device: int) -> Iterator[dict[str, Any]]:
-    nesting = nesting_of(columns, columns.is_of("cpu_op", "user_annotation", "cuda_runtime"))
-    call = launches_of(columns, nesting).call
+def _counters(columns: Columns, call: Ints, device: int) -> Iterator[dict[str, Any]]:
     works = np.flatnonzero(columns.is_gpu() & (columns.device == device) & (call != NONE))
     begins = columns.begin_ns[works]
     launched = np.minimum(columns.begin_ns[call[works]], begins)

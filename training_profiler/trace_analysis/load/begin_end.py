@@ -10,7 +10,7 @@ from training_profiler.trace_analysis.load.times import Ints, times_ns
 
 
 def pairs_of(events: Sequence[Event]) -> tuple[list[Event], Ints, Ints, int]:
-    """Return the beginning halves, the begins and ends of the events in ns, and the number of lost halves of device work.
+    """Return the beginning halves, begins and ends of the events in ns, and the number of lost halves of device work.
 
     An end closes the newest open event of its thread. A half without a counterpart is left out: the recording began
     or ended during the event.

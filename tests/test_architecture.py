@@ -55,7 +55,7 @@ TABLES = {
 }
 # These two are commands of their own: no training imports them, and they use only the stages named here.
 STANDALONE = {
-    "trace_analysis": {"errors", "units", "text", "safety", "findings"},
+    "trace_analysis": {"errors", "units", "text", "safety", "findings", "page"},
     "component_benchmark": {"errors", "units", "text", "findings"},
 }
 PACKAGES_OF_OTHERS = {

@@ -133,12 +133,18 @@ def test_impossible_traces_are_doubted(code, tmp_path):
     assert code in [doubt.code for doubt in DOUBTS[code]().analysed(tmp_path).doubts]
 
 
+def test_a_host_event_cut_off_by_the_recording_is_not_doubted(tmp_path):
+    trace = whole()
+    trace.events.append({"ph": "B", "cat": "cpu_op", "name": "a", "pid": 7, "tid": 1, "ts": 1e6})
+    assert trace.analysed(tmp_path).doubts == ()
+
+
 def test_lost_halves_are_counted(tmp_path):
     trace = whole()
     trace.events += [
         {"ph": ph, "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 9e6 + i} for i, ph in enumerate("EBB")
     ]
-    assert trace.analysed(tmp_path).doubts[0].message == "3 events with only a begin or only an end, left out"
+    assert trace.analysed(tmp_path).doubts[0].message == "3 pieces of device work with only a begin or only an end"
 
 
 @QUICK

@@ -12,18 +12,21 @@ from typing import Any, Final
 
 from training_profiler.errors import ProfilerError, TraceError
 from training_profiler.findings.thresholds import read_thresholds
-from training_profiler.safety.files import is_readable
+from training_profiler.safety.files import is_readable, replace_file
 from training_profiler.settings import read_settings
 from training_profiler.storage.run_lookup import run_named
 from training_profiler.text import encodable, printable_data, printable_lines
 from training_profiler.torch_capture.request import FOLDER as CAPTURES
 from training_profiler.trace_analysis.analysis import Analysis, analyse
+from training_profiler.trace_analysis.annotate import annotated
 from training_profiler.trace_analysis.communication import RankCollective, over_ranks
 from training_profiler.trace_analysis.compare import Comparison, compare
+from training_profiler.trace_analysis.csv_files import TABLES, csv_of
 from training_profiler.trace_analysis.memory.snapshot import SnapshotOfDevice, memory_snapshot
 from training_profiler.trace_analysis.operators import SORT_KEYS
 from training_profiler.trace_analysis.report.comparison import render_comparison
 from training_profiler.trace_analysis.report.memory_snapshot import render_snapshot
+from training_profiler.trace_analysis.report.page import render_traces
 from training_profiler.trace_analysis.report.ranks import are_ranks, render_ranks
 from training_profiler.trace_analysis.report.views import VIEWS, render_view
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS
@@ -69,6 +72,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="PICKLE",
         help="show what fills the memory, from a file of torch.cuda.memory._dump_snapshot; alone or with a trace",
     )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one HTML page that loads nothing")
+    parser.add_argument("--csv", type=Path, metavar="FOLDER", help="write the tables as CSV files into this folder")
+    parser.add_argument(
+        "--annotate",
+        type=Path,
+        metavar="FILE",
+        help="write a copy of the trace for Perfetto, with the causes of gaps, queue length and copies",
+    )
     parser.add_argument(
         "--threshold",
         action="append",
@@ -87,10 +98,56 @@ def run(arguments: argparse.Namespace) -> int:
     """
     _check(arguments)
     with _without_collector():
-        text = _text(arguments)
+        text = _written(arguments) if _is_written(arguments) else _text(arguments)
     sys.stdout.write(encodable(printable_lines(text), sys.stdout.encoding))
     sys.stdout.flush()
     return 0
+
+
+def _is_written(arguments: argparse.Namespace) -> bool:
+    return any(given is not None for given in (arguments.html, arguments.csv, arguments.annotate))
+
+
+def _written(arguments: argparse.Namespace) -> str:
+    """Write the chosen files, and return a line for each.
+
+    Raises:
+        TraceError: a trace cannot be read, a file cannot be written, or it is the trace itself.
+    """
+    paths = _files(arguments.trace)
+    given = {path.resolve() for path in paths}
+    contents: dict[Path, bytes] = {}
+    if arguments.annotate is not None:
+        if len(paths) > 1:
+            raise TraceError(f"--annotate takes one trace, and {arguments.trace} has {len(paths)}: give one of them")
+        contents[arguments.annotate] = annotated(paths[0])
+    if arguments.html is not None or arguments.csv is not None:
+        traces = [analyse(path) for path in paths]
+        if arguments.html is not None:
+            thresholds = read_thresholds(",".join(arguments.threshold), THRESHOLDS, EXAMPLE)
+            contents[arguments.html] = render_traces(traces, thresholds).encode("utf-8", "replace")
+        if arguments.csv is not None:
+            contents |= _csv_files(traces, arguments.csv)
+    for path, content in contents.items():
+        if path.resolve() in given:
+            raise TraceError(f"{path} is the trace that is read; write to another file")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, content)
+        except OSError as error:
+            raise TraceError(f"{path} cannot be written ({error.strerror})") from None
+    return "".join(f"{path}\n" for path in contents)
+
+
+def _csv_files(traces: Sequence[Analysis], folder: Path) -> dict[Path, bytes]:
+    files = {}
+    for trace in traces:
+        of = f"{trace.path.name.removesuffix('.gz').removesuffix('.json')}." if len(traces) > 1 else ""
+        for name, rows_of in TABLES.items():
+            text = csv_of(rows_of(trace))
+            if text:
+                files[folder / f"{of}{name}.csv"] = text.encode("utf-8", "replace")
+    return files
 
 
 def _text(arguments: argparse.Namespace) -> str:
@@ -128,6 +185,12 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ProfilerError("--json has all views: leave --view out and pick the keys that you need")
     if arguments.compare is not None and (views or arguments.sort):
         raise ProfilerError("--compare prints one table: leave --view and --sort out")
+    if _is_written(arguments):
+        if arguments.trace is None:
+            raise ProfilerError("--html, --csv and --annotate need a trace")
+        others = (views, arguments.sort, arguments.json, arguments.compare, arguments.memory_snapshot)
+        if any(others):
+            raise ProfilerError("--html, --csv and --annotate write files: leave the options that print out")
     if arguments.sort and not arguments.json and "operators" not in views:
         raise ProfilerError(
             f"--sort orders the operators: add --view operators, as in --view operators --sort {arguments.sort}"

@@ -1,29 +1,19 @@
 """The whole page: a pure function of a run's stats and series."""
 
-import base64
-import hashlib
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
-from typing import Any, Final
 
 from training_profiler.diagnosis import Finding
 from training_profiler.page import tables
 from training_profiler.page.charts import chart_data
+from training_profiler.page.document import document, part_file
 from training_profiler.page.findings import Excerpt, findings_part, verdict_part
 from training_profiler.page.flame import flame
-from training_profiler.page.html import Html, element, joined, part, text
+from training_profiler.page.html import Html, element, joined, part
 from training_profiler.reports.stacks import stacks_of
 from training_profiler.snapshot.series import RankSeries
 from training_profiler.snapshot.snapshot import Snapshot
-from training_profiler.text import printable_data
 from training_profiler.units import duration_text, ms_number
-
-_SLOT: Final = re.compile(r"\{\{(\w+)\}\}")
-_UNSAFE: Final = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +55,7 @@ def render_page(
             _about(origin),
         ]
     )
-    scripts = [_file("vendor/uPlot.iife.min.js"), _file("page.js")]
-    links = [element("a", title, href=f"#{id}") for id, title in re.findall(r'<h2 id="(\w+)-title">([^<]*)</h2>', body)]
-    slots = {
-        "title": text(origin.program or "Training"),
-        "subtitle": text(_subtitle(snapshot, origin)),
-        "policy": Html(" ".join(f"'sha256-{_digest(script)}'" for script in scripts)),
-        "style": Html(_file("vendor/uPlot.min.css") + _file("page.css")),
-        "links": joined(Html(link) for link in links),
-        "body": body,
-        "data": Html(_json(chart_data(ranks, snapshot.step))),
-        "charts": Html(scripts[0]),
-        "script": Html(scripts[1]),
-        "license": Html(_file("vendor/uPlot.LICENSE").replace("--", "- -")),
-    }
-    return _SLOT.sub(lambda slot: slots[slot[1]], _file("page.html"))
+    return document(origin.program or "Training", _subtitle(snapshot, origin), body, chart_data(ranks, snapshot.step))
 
 
 def _subtitle(snapshot: Snapshot, origin: Origin) -> str:
@@ -115,7 +91,7 @@ def _figures(snapshot: Snapshot) -> Html:
 def _steps(snapshot: Snapshot) -> Html:
     if not snapshot.steps:
         return Html("")
-    return part("steps", "Steps", Html(_file("steps.html")))
+    return part("steps", "Steps", Html(part_file("steps.html")))
 
 
 def _flame(ranks: Sequence[RankSeries]) -> Html:
@@ -128,25 +104,10 @@ def _flame(ranks: Sequence[RankSeries]) -> Html:
         "A click shows one box at full width. Frames of a library that your code did not call are not shown.",
         class_="note",
     )
-    return part("flame", "Where in the code", note, Html(_file("flame.html")), boxes)
+    return part("flame", "Where in the code", note, Html(part_file("flame.html")), boxes)
 
 
 def _about(origin: Origin) -> Html:
     rows = [("command", origin.command), ("run folder", origin.folder), *origin.versions.items()]
     items = [element("div", element("dt", name), element("dd", value)) for name, value in rows if value]
     return part("about", "This run", element("dl", *items, class_="about")) if items else Html("")
-
-
-def _json(data: dict[str, Any]) -> str:
-    """Return data as JSON in which no text can end the script that it stands in."""
-    return json.dumps(printable_data(data), allow_nan=False, separators=(",", ":")).translate(_UNSAFE)
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-@cache
-def _file(name: str) -> str:
-    """Return a file beside this one."""
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -85,7 +85,9 @@ def _empty_graphs(columns: Columns, launches: Launches) -> Doubt | None:
 def _lost_halves(columns: Columns) -> Doubt | None:
     if not columns.lost_halves:
         return None
-    return Doubt("lost-halves", f"{counted(columns.lost_halves, 'event')} with only a begin or only an end, left out")
+    return Doubt(
+        "lost-halves", f"{counted(columns.lost_halves, 'piece')} of device work with only a begin or only an end"
+    )
 
 
 def _longer_than_step(columns: Columns, communicates: Bools, steps: tuple[StepParts, ...]) -> Doubt | None:

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from training_profiler.trace_analysis.load.columns import CATEGORIES, GPU_CATEGORIES
 from training_profiler.trace_analysis.load.reader import Event
 from training_profiler.trace_analysis.load.times import Ints, times_ns
 
 
 def pairs_of(events: Sequence[Event]) -> tuple[list[Event], Ints, Ints, int]:
-    """Return the beginning halves, the begins and ends of the events in ns, and the number of halves without another.
+    """Return the beginning halves, begins and ends of the events in ns, and the number of lost halves of device work.
 
     An end closes the newest open event of its thread. A half without a counterpart is left out: the recording began
     or ended during the event.
@@ -21,6 +22,7 @@ def pairs_of(events: Sequence[Event]) -> tuple[list[Event], Ints, Ints, int]:
     at_ns = times_ns([event.ts for event in halves])
     open_of: dict[tuple[object, object], list[int]] = {}
     pairs: list[tuple[int, int]] = []
+    alone: list[int] = []
     for i in np.argsort(at_ns, kind="stable").tolist():
         event = halves[i]
         open_halves = open_of.setdefault((event.pid, event.tid), [])
@@ -28,6 +30,10 @@ def pairs_of(events: Sequence[Event]) -> tuple[list[Event], Ints, Ints, int]:
             open_halves.append(i)
         elif open_halves:
             pairs.append((open_halves.pop(), i))
+        else:
+            alone.append(i)
+    alone += [i for open_halves in open_of.values() for i in open_halves]
+    lost = sum(CATEGORIES.get(str(halves[i].cat).lower()) in GPU_CATEGORIES for i in alone)
     pairs.sort()
     firsts, lasts = np.array(pairs, np.int64).reshape(-1, 2).T
-    return [halves[i] for i in firsts.tolist()], at_ns[firsts], at_ns[lasts], len(halves) - 2 * len(pairs)
+    return [halves[i] for i in firsts.tolist()], at_ns[firsts], at_ns[lasts], lost

@@ -130,6 +130,17 @@ def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
     )
 
 
+def read_text(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return the JSON of a trace that ``read_events`` can read, mended where it must be."""
+    text, _ = _without_mark(_text_of(path, most_bytes))
+    try:
+        _of_any_times(path, text)
+    except TraceError:
+        mended = mend(text)
+        return text if mended is None else mended[0]
+    return text
+
+
 def _without_mark(text: bytes) -> tuple[bytes, list[str]]:
     """Return JSON without its byte order mark, as UTF-8."""
     if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

@@ -16,6 +16,16 @@ _SAME_WORK: Final = (
     ("frequent-copies", "pageable-copies", "data-transfer"),
 )
 LEAST_SAID_S: Final = 0.00005  # less would be printed as 0.0 ms
+# Their saving is measured, so none means that nothing would be gained. For other rules 0 means that it is not known.
+_MEASURED: Final = (
+    "data-loading-bound",
+    "launch-bound",
+    "host-stall",
+    "synchronizing-reads",
+    "allocations",
+    "exposed-communication",
+    *(code for codes in _SAME_WORK for code in codes),
+)
 
 
 def claimed(findings: Sequence[Finding]) -> list[Finding]:
@@ -31,6 +41,6 @@ def claimed(findings: Sequence[Finding]) -> list[Finding]:
             if finding.code in codes:
                 worth_s -= taken[i]
                 taken[i] = max(taken[i], finding.potential_saving_s)
-        if worth_s >= LEAST_SAID_S:
+        if worth_s >= LEAST_SAID_S or finding.code not in _MEASURED:
             kept.append(replace(finding, potential_saving_s=worth_s))
     return kept

@@ -1,0 +1,155 @@
+"""The files that `training-profiler trace` writes: a page, tables, an annotated copy."""
+
+import csv
+import gzip
+import json
+import re
+
+import pytest
+
+from tests.support.simulated_training import Loop, simulated
+from tests.support.traces import Trace
+from training_profiler.cli import main
+from training_profiler.trace_analysis.analysis import analyse
+from training_profiler.trace_analysis.trace_json import trace_data
+
+LOOP = Loop(loader_us=900, kernels=3, kernel_us=100)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return simulated(LOOP)[0].write(tmp_path)
+
+
+def write(*words):
+    assert main(["trace", *map(str, words)]) == 0
+
+
+def rows(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_csv_has_a_row_for_each_gap_kernel_operator_and_step(path, tmp_path, capsys):
+    folder = tmp_path / "new" / "tables"
+    write(path, "--csv", folder)
+    assert capsys.readouterr().out.split() == [
+        str(folder / f"{name}.csv") for name in ("steps", "operators", "kernels", "gaps")
+    ]
+    found = analyse(path)
+    gaps = rows(folder / "gaps.csv")
+    assert [(float(row["length_ms"]), row["cause"]) for row in gaps] == [
+        (gap.gap.length_ns / 1e6, gap.gap.cause) for gap in found.gaps
+    ]
+    assert {row["cause"] for row in gaps} == {"data loader"}
+    assert len(rows(folder / "steps.csv")) == LOOP.steps
+    (kernel,) = rows(folder / "kernels.csv")
+    assert (kernel["kind"], int(kernel["calls"])) == ("matmul", LOOP.steps * LOOP.kernels)
+    assert {row["operator"] for row in rows(folder / "operators.csv")} == {"aten::mm", "cudaLaunchKernel"}
+
+
+def test_csv_of_several_traces_has_files_of_each(tmp_path, capsys):
+    for rank in range(2):
+        simulated(LOOP, rank, 2)[0].write(tmp_path, f"rank{rank}.pt.trace.json.gz")
+    write(tmp_path, "--csv", tmp_path / "csv")
+    assert {path.name for path in (tmp_path / "csv").glob("*.gaps.csv")} == {
+        "rank0.pt.trace.gaps.csv",
+        "rank1.pt.trace.gaps.csv",
+    }
+
+
+def test_a_name_cannot_become_a_formula_of_a_spreadsheet(tmp_path, capsys):
+    path = Trace().op("=HYPERLINK(1)", 0, 1).write(tmp_path)
+    write(path, "--csv", tmp_path)
+    assert rows(tmp_path / "operators.csv")[0]["operator"] == "'=HYPERLINK(1)"
+
+
+def test_page_loads_nothing_and_has_findings_and_tables(path, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    write(path, "--html", page)
+    text = page.read_text("utf-8")
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", text)
+    assert "default-src &#x27;none&#x27;" in text or "default-src 'none'" in text
+    assert "is spent waiting for batches" in text
+    assert "Not checked, because the trace lacks:" in text
+    assert text.count("<table>") == 4
+    assert text.count("<td>data loader</td>") == len(analyse(path).gaps)
+
+
+def test_page_of_incomplete_trace_says_so_and_escapes_names(tmp_path, capsys):
+    trace, _ = simulated(Loop(loses=frozenset(range(20)), is_marked=False))
+    path = trace.op("<script>alert(1)</script>", 0, 1).write(tmp_path)
+    write(path, "--html", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert "Incomplete: 20 of 40 kernel launches have no kernel." in text
+    assert "No steps are marked: shares are of the recording." in text
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert" in text
+
+
+@pytest.mark.parametrize("name", ["a.pt.trace.json", "a.pt.trace.json.gz"])
+def test_annotated_copy_has_all_events_and_the_gaps_with_their_causes(name, tmp_path, capsys):
+    trace, _ = simulated(LOOP)
+    trace.copy("HtoD (Pinned -> Device)", 10, 2, bytes=6000)
+    path = trace.write(tmp_path, name)
+    copy = tmp_path / f"copy.{name}"
+    write(path, "--annotate", copy)
+    data = copy.read_bytes()
+    events = json.loads(gzip.decompress(data) if name.endswith(".gz") else data)["traceEvents"]
+    added = [event for event in events if event["pid"] == "training-profiler"]
+    assert [event for event in events if event["pid"] != "training-profiler"] == trace.events
+    gaps = [event for event in added if event["ph"] == "X"]
+    found = analyse(path)
+    assert [(round(e["ts"] * 1000), round(e["dur"] * 1000), e["name"]) for e in gaps] == [
+        (place.gap.begin_ns, place.gap.length_ns, place.gap.cause) for place in found.gaps
+    ]
+    rates = [event["args"]["GB/s"] for event in added if event["name"] == "copies of device 0"]
+    assert rates == [3.0, 0.0]  # 6000 bytes in 2 us
+    after = trace_data(analyse(copy))
+    before = trace_data(found)
+    assert {key for key in before if before[key] != after[key]} == {"file", "n_events"}
+
+
+def test_queued_work_is_counted(tmp_path, capsys):
+    trace = Trace().kernel("k", 10, 30, launched=(0, 1)).kernel("k", 40, 5, launched=(2, 1))
+    trace.kernel("k", 45, 5, launched=(4, 1))
+    write(trace.write(tmp_path), "--annotate", tmp_path / "copy.json")
+    events = json.loads((tmp_path / "copy.json").read_text())["traceEvents"]
+    queue = [(e["ts"], e["args"]["launched"]) for e in events if e["name"] == "queued work of device 0"]
+    assert queue == [(0, 1), (2, 2), (4, 3), (10, 2), (40, 1), (45, 0)]
+
+
+def test_times_since_1970_stay_exact(tmp_path, capsys):
+    at = 1_623_143_000_123_456
+    path = tmp_path / "a.json"
+    trace = Trace().kernel("k", 1, 1).kernel("k", 2, 1)
+    text = trace.text().replace('"ts": 1', f'"ts": {at}.001').replace('"ts": 2', f'"ts": {at + 100}.002')
+    path.write_text(text)
+    write(path, "--annotate", tmp_path / "copy.json")
+    assert f'"ts": {at + 1}.001, "dur": 99.001' in (tmp_path / "copy.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--html", "x", "--json"), "--html, --csv and --annotate write files: leave the options that print out"),
+        (("--csv", "x", "--view", "kernels"), "write files"),
+        (("--annotate", "PATH"), "is the trace that is read; write to another file"),
+        (("--html", "PATH/x.html"), "cannot be written ("),
+    ],
+)
+def test_unusable_files_give_one_line(words, message, path, capsys):
+    before = path.read_bytes()
+    words = [word.replace("PATH", str(path)) for word in words]
+    assert main(["trace", str(path), *words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+    assert path.read_bytes() == before
+
+
+def test_annotate_takes_one_trace(tmp_path, capsys):
+    for rank in range(2):
+        simulated(LOOP, rank, 2)[0].write(tmp_path, f"rank{rank}.pt.trace.json")
+    assert main(["trace", str(tmp_path), "--annotate", str(tmp_path / "x.json")]) == 2
+    assert "--annotate takes one trace" in capsys.readouterr().err

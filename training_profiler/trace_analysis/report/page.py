@@ -1,0 +1,78 @@
+"""The analysis of traces as one HTML page that loads nothing: its tables can be sorted and searched."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from training_profiler.findings.finding import Finding
+from training_profiler.page.document import document
+from training_profiler.page.html import Cell, Html, element, joined, part, table
+from training_profiler.trace_analysis.analysis import Analysis
+from training_profiler.trace_analysis.csv_files import Row, gap_rows, kernel_rows, operator_rows, step_rows
+from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
+from training_profiler.trace_analysis.trace_json import saving_ms
+
+MOST_ROWS: Final = 500  # of a table, those with most time
+_TABLES: Final = (
+    ("steps", "Steps", step_rows, ""),
+    ("operators", "Operators", operator_rows, "host_self_ms"),
+    ("kernels", "Kernels", kernel_rows, "total_ms"),
+    ("gaps", "Gaps of the device", gap_rows, "length_ms"),
+)
+
+
+def render_traces(traces: Sequence[Analysis], thresholds: Mapping[str, float] = THRESHOLDS) -> str:
+    """Return the page of these traces: for each what to change, and its tables."""
+    parts = [_trace(trace, f"t{i}", len(traces) > 1, thresholds) for i, trace in enumerate(traces)]
+    title = traces[0].path.name if len(traces) == 1 else f"{len(traces)} traces"
+    return document(title, _subtitle(traces), joined(parts), {})
+
+
+def _subtitle(traces: Sequence[Analysis]) -> str:
+    devices = {device.name for trace in traces for device in trace.devices if device.name}
+    events = sum(trace.events for trace in traces)
+    works = sum(trace.gpu_events for trace in traces)
+    return " · ".join([f"{events} events, {works or 'none'} of them on a device", *sorted(devices)])
+
+
+def _trace(trace: Analysis, id: str, is_one_of_many: bool, thresholds: Mapping[str, float]) -> Html:
+    of = f"{trace.path.name}: " if is_one_of_many else ""
+    shown = []
+    for name, title, rows_of, by in _TABLES:
+        rows = rows_of(trace)
+        most = sorted(rows, key=lambda row: -float(row[by] or 0))[:MOST_ROWS] if by else rows[:MOST_ROWS]
+        left = f" ({len(rows) - len(most)} more with less time)" if len(rows) > len(most) else ""
+        shown.append(part(f"{id}{name}", f"{of}{title}", _table(f"{title}{left}", most)))
+    return joined([part(f"{id}findings", f"{of}What to change", _findings(trace, thresholds)), *shown])
+
+
+def _findings(trace: Analysis, thresholds: Mapping[str, float]) -> Html:
+    warned = [f"Incomplete: {doubt.message}." for doubt in trace.doubts] + [f"File: {note}." for note in trace.notes]
+    scope = "Shares are of the steps." if trace.scope.is_steps else "No steps are marked: shares are of the recording."
+    used = trace.scope.utilization if trace.has_gpu else None
+    busy = "" if used is None else f" The device is busy for {used:.1%} of {trace.scope.time}."
+    missing = [f"{what}: {', '.join(codes)}" for what, codes in not_checked(trace).items()]
+    found = [_finding(trace, finding) for finding in recommendations(trace, thresholds)]
+    parts = [element("p", line, class_="note") for line in warned]
+    parts.append(element("p", scope + busy))
+    parts.append(element("ol", *found) if found else element("p", "The rules that could run found no bottleneck."))
+    if missing:
+        parts.append(element("p", "Not checked, because the trace lacks:"))
+        parts.append(element("ul", *(element("li", line) for line in missing)))
+    return joined(parts)
+
+
+def _finding(trace: Analysis, finding: Finding) -> Html:
+    saved_ms = saving_ms(finding)
+    saving = "" if saved_ms is None else f" Could save up to {saved_ms:.1f} ms of {trace.scope.extent}."
+    return element("li", element("strong", f"{finding.message}."), saving, element("br"), f"{finding.fix}.")
+
+
+def _table(caption: str, rows: Sequence[Row]) -> Html:
+    headers = [name.replace("_", " ") for name in rows[0]] if rows else []
+    return table(caption, headers, [[_cell(value) for value in row.values()] for row in rows])
+
+
+def _cell(value: object) -> Cell:
+    if isinstance(value, float):
+        return Cell(f"{value:.3f}", value)
+    return Cell(value, value) if isinstance(value, int) else Cell("" if value is None else value)

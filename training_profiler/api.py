@@ -52,6 +52,7 @@ def start_training_profiling(
     capture: str | None = None,
     prometheus_port: int | str | None = None,
     name: str | None = None,
+    gpu_hour_price: str | float | None = None,
 ) -> None:
     """Start a run, or change the settings of the running one. The report accounts for all wall time of a run.
 
@@ -70,16 +71,15 @@ def start_training_profiling(
         timing: clock of sections on an accelerator: ``"auto"`` (default), ``"host"``, ``"events"`` or ``"sync"``.
         monitor_s: time in s between two samples of the machine; 1 by default, 0 for none.
         flops: whether the FLOPs of the model are counted, once, in an early step; True by default.
-        sinks: trackers that get the metrics, such as ``"tensorboard,jsonl"``; none by default. The error of a wrong
-            name lists all.
+        sinks: trackers that get the metrics, such as ``"tensorboard,jsonl"``; none by default. A wrong name lists all.
         log_scalars_every_n_steps: steps between two rows of a loader's metrics; as often as trackers can by default.
         thresholds: thresholds of rules by their code, where they should differ, such as ``{"data-transfer": 0.2}``.
         checklist: whether the final summary ends with the quick checklist; False by default.
         rank_wait_s: longest time in s that a rank waits for the others at the end; 2 by default, 0 for none.
         capture: when deep capture records, such as ``"steps=100-103"``; on request only by default.
-        prometheus_port: port of this machine, or ``"address:port"``, at which Prometheus finds the metrics; none by
-            default.
+        prometheus_port: port, or ``"address:port"``, at which Prometheus finds the metrics; none by default.
         name: the run's name, at the end of its folder's name; none by default.
+        gpu_hour_price: price of one GPU for an hour, such as ``"2.50 EUR"``, for costs; none by default.
 
     Raises:
         SettingsError, MissingExtraError: a value cannot be used, or a tracker's package is not installed.

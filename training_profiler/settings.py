@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.errors import SettingsError
 from training_profiler.sinks.registry import PROMETHEUS, TRACKERS
+from training_profiler.snapshot.cost import Price
 from training_profiler.switch import (
     OFF_WORDS,
     ON_WORDS,
@@ -119,6 +120,15 @@ def _folder(given: object) -> str:
     if not isinstance(folder, str) or not folder.strip() or "\0" in folder:
         raise _InvalidValueError("is not the path of a folder")
     return folder
+
+
+def _price(given: object) -> Price | None:
+    if isinstance(given, Price) or str(given).strip().lower() == "none":
+        return given if isinstance(given, Price) else None
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(?:\s+([^\W\d_]{1,10}|[$€£¥₹]))?", str(given).strip())
+    if match is None or isinstance(given, bool) or not float(match[1]):
+        raise _InvalidValueError("is not a positive price with a currency")
+    return Price(float(match[1]), match[2] or "")
 
 
 def _name(given: object) -> str | None:
@@ -249,6 +259,9 @@ class Settings:
         None, "port on this machine at which Prometheus finds the metrics, or address:port", _address, 9400, "none"
     )
     name: str | None = _setting(None, "name of the run, at the end of its folder's name", _name, "baseline", "none")
+    gpu_hour_price: Price | None = _setting(  # noqa: RUF009 - a field
+        None, "price of one GPU for an hour, with its currency, for costs in the report", _price, "2.50 EUR", "none"
+    )
     is_log_every_given: bool = field(default=False, compare=False)
     """Whether the user asked for periodic reports."""
     # The launcher sets these two.

@@ -297,12 +297,13 @@ TORCHRUN = {
     "TORCHELASTIC_RESTART_COUNT": "2",
     "TORCHELASTIC_RUN_ID": "job7",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
 }
 
 
 def test_torchrun_variables_are_read():
     assert read_settings(environ=TORCHRUN).launch == Launch(
-        4, 1, None, 0, 2, "job7", has_agent_store=True, is_torchrun=True
+        4, 1, None, 0, 2, "job7", has_agent_store=True, cuda_connections=1, is_torchrun=True
     )
 
 

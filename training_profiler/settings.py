@@ -198,6 +198,8 @@ class Launch:
     """Whether the launcher, not rank 0, hosts the store of the process group."""
     job: str | None = None
     """SLURM's job and job step, such as ``12.0``."""
+    cuda_connections: int | None = None
+    """``CUDA_DEVICE_MAX_CONNECTIONS``: queues of work to a CUDA device; 1 with Megatron."""
     is_torchrun: bool = False
     """Whether torchrun set these variables. Otherwise a world size may be left over in a shell."""
 
@@ -370,6 +372,7 @@ def _launch(environ: Mapping[str, str]) -> Launch:
         run_id=None if run_id in (None, "", "none") else run_id,  # torchrun without --rdzv-id sets "none"
         has_agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
         job=f"{job}.{job_step}" if job and job_step else None,
+        cuda_connections=_number(environ, "CUDA_DEVICE_MAX_CONNECTIONS"),
         is_torchrun=run_id is not None,
     )
 

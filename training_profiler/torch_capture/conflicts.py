@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from training_profiler.device.backends import find_accelerator
+from training_profiler.device.backends import CUDA, find_accelerator
 from training_profiler.instrumentation.patching import Patches
 
 
@@ -72,8 +72,8 @@ GRAPHS_SAFE_FROM: Final = 12, 6  # CUDA; before, torch's profiler may crash at i
 
 def _graphs_blocker(torch: Any) -> str | None:
     """Return why no window can open if the program has CUDA graphs and an early CUDA; None otherwise."""
-    version = re.match(r"(\d+)\.(\d+)", str(getattr(getattr(torch, "version", None), "cuda", None)))
-    graph = getattr(getattr(torch, "cuda", None), "CUDAGraph", None)
+    version = re.match(r"(\d+)\.(\d+)", str(getattr(getattr(torch, "version", None), CUDA.kind, None)))
+    graph = getattr(getattr(torch, CUDA.kind, None), "CUDAGraph", None)
     if version is None or graph is None or (int(version[1]), int(version[2])) >= GRAPHS_SAFE_FROM:
         return None
     if not any(issubclass(type(each), graph) for each in gc.get_referrers(*_with_subclasses(graph))):

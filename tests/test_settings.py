@@ -16,6 +16,7 @@ from training_profiler.settings import (
     variables,
 )
 from training_profiler.sinks.registry import TRACKERS
+from training_profiler.snapshot.cost import Price
 from training_profiler.switch import ROOT
 
 PREFIX = "RECTIFIED_FLOW_PROFILE_"
@@ -40,6 +41,7 @@ SUFFIXES = [
     "CAPTURE",
     "PROMETHEUS_PORT",
     "NAME",
+    "GPU_HOUR_PRICE",
 ]
 
 
@@ -74,6 +76,10 @@ def test_defaults_without_variables():
         ("LOG_EVERY", " 7 ", 7),
         ("LOG_EVERY", "0", 0),
         ("NAME", "lr-1e.3_b", "lr-1e.3_b"),
+        ("GPU_HOUR_PRICE", "2.50 EUR", Price(2.5, "EUR")),
+        ("GPU_HOUR_PRICE", "3 $", Price(3.0, "$")),
+        ("GPU_HOUR_PRICE", "3", Price(3.0)),
+        ("GPU_HOUR_PRICE", "none", None),
         ("FORMAT", "Lines", "lines"),
         ("DIR", "/data/runs", "/data/runs"),
         ("STREAM", "stderr", "stderr"),
@@ -115,6 +121,11 @@ def test_blank_variable_counts_as_unset(name):
         ("PROMETHEUS_PORT", ":9400", "9400"),
         ("PROMETHEUS_PORT", "http", "9400"),
         ("NAME", "a/b", "baseline"),
+        ("GPU_HOUR_PRICE", "0", "2.50 EUR"),
+        ("GPU_HOUR_PRICE", "-1 EUR", "2.50 EUR"),
+        ("GPU_HOUR_PRICE", "nan", "2.50 EUR"),
+        ("GPU_HOUR_PRICE", "EUR 2", "2.50 EUR"),
+        ("GPU_HOUR_PRICE", "2 \x1b[31m", "2.50 EUR"),
         ("NAME", "12", "baseline"),
         ("NAME", "rank3", "baseline"),
         ("NAME", "..", "baseline"),
@@ -288,12 +299,13 @@ TORCHRUN = {
     "TORCHELASTIC_RESTART_COUNT": "2",
     "TORCHELASTIC_RUN_ID": "job7",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
 }
 
 
 def test_torchrun_variables_are_read():
     assert read_settings(environ=TORCHRUN).launch == Launch(
-        4, 1, None, 0, 2, "job7", has_agent_store=True, is_torchrun=True
+        4, 1, None, 0, 2, "job7", has_agent_store=True, cuda_connections=1, is_torchrun=True
     )
 
 

@@ -55,6 +55,7 @@ def start_training_profiling(
     capture: str | None = None,
     prometheus_port: int | str | None = None,
     name: str | None = None,
+    gpu_hour_price: str | float | None = None,
 ) -> None:
     """Start a run, or change the settings of the running one. The report accounts for all wall time of a run.
 
@@ -82,6 +83,7 @@ def start_training_profiling(
         capture: when deep capture records, such as ``"steps=100-103"``; on request only by default.
         prometheus_port: port, or ``"address:port"``, at which Prometheus finds the metrics; none by default.
         name: the run's name, at the end of its folder's name; none by default.
+        gpu_hour_price: price of one GPU for an hour, such as ``"2.50 EUR"``, for costs; none by default.
 
     Raises:
         SettingsError, MissingExtraError: a value cannot be used, or a tracker's package is not installed.

@@ -98,6 +98,7 @@ def start_training_profiling(
     capture: str | None = None,
     prometheus_port: int | str | None = None,
     name: str | None = None,
+    gpu_hour_price: str | float | None = None,
 ) -> None:
     """Do nothing. Warn if the variable was set after the import."""
     if is_switched_on():

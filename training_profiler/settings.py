@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from training_profiler.errors import SettingsError
 from training_profiler.sinks.registry import PROMETHEUS, TRACKERS
+from training_profiler.snapshot.cost import Price
 from training_profiler.switch import (
     OFF_WORDS,
     ON_WORDS,
@@ -121,6 +122,15 @@ def _folder(given: object) -> str:
     return folder
 
 
+def _price(given: object) -> Price | None:
+    if isinstance(given, Price) or str(given).strip().lower() == "none":
+        return given if isinstance(given, Price) else None
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(?:\s+([^\W\d_]{1,10}|[$€£¥₹]))?", str(given).strip())
+    if match is None or isinstance(given, bool) or not float(match[1]):
+        raise _InvalidValueError("is not a positive price with a currency")
+    return Price(float(match[1]), match[2] or "")
+
+
 def _name(given: object) -> str | None:
     name = str(given).strip()
     if name.lower() == "none":
@@ -188,6 +198,8 @@ class Launch:
     """Whether the launcher, not rank 0, hosts the store of the process group."""
     job: str | None = None
     """SLURM's job and job step, such as ``12.0``."""
+    cuda_connections: int | None = None
+    """``CUDA_DEVICE_MAX_CONNECTIONS``: queues of work to a CUDA device; 1 with Megatron."""
     is_torchrun: bool = False
     """Whether torchrun set these variables. Otherwise a world size may be left over in a shell."""
 
@@ -250,6 +262,9 @@ class Settings:
         None, "port on this machine at which Prometheus finds the metrics, or address:port", _address, 9400, "none"
     )
     name: str | None = _setting(None, "name of the run, at the end of its folder's name", _name, "baseline", "none")
+    gpu_hour_price: Price | None = _setting(  # noqa: RUF009 - a field
+        None, "price of one GPU for an hour, with its currency, for costs in the report", _price, "2.50 EUR", "none"
+    )
     is_log_every_given: bool = field(default=False, compare=False)
     """Whether the user asked for periodic reports."""
     # The launcher sets these two.
@@ -358,6 +373,7 @@ def _launch(environ: Mapping[str, str]) -> Launch:
         run_id=None if run_id in (None, "", "none") else run_id,  # torchrun without --rdzv-id sets "none"
         has_agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
         job=f"{job}.{job_step}" if job and job_step else None,
+        cuda_connections=_number(environ, "CUDA_DEVICE_MAX_CONNECTIONS"),
         is_torchrun=run_id is not None,
     )
 

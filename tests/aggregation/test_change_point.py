@@ -45,7 +45,7 @@ def test_levels_are_the_medians_of_both_sides():
 
 @pytest.mark.parametrize("bend", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("noise", [0.001, 0.1])
-def test_steady_rise_is_no_jump(bend, noise):
+def test_steady_rise_does_not_jump(bend, noise):
     rng = np.random.default_rng(18)
     change = change_point(1 + np.linspace(0.0, 1.0, 300) ** bend + noise * rng.normal(size=300))
     assert change is None or not change.is_abrupt
@@ -62,5 +62,5 @@ def test_steady_rise_is_no_jump(bend, noise):
     ],
     ids=["constant", "one pause", "alternating", "short", "empty"],
 )
-def test_what_is_no_change_has_none(values):
+def test_series_without_a_change_has_none(values):
     assert change_point(values) is None

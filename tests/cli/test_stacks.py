@@ -1,6 +1,7 @@
 import json
 import os
 import socket
+import threading
 import time
 
 import pytest
@@ -95,6 +96,7 @@ def test_rank_whose_python_cannot_run_shows_the_dump_of_its_main_thread(tmp_path
     own = os.path.join(os.path.dirname(stacks.__file__), "stacks.py")
     dump = (
         f'Thread 0x1 (most recent call first):\n  File "{own}", line 1 in look\n\n'
+        f'Thread 0x3 (most recent call first):\n  File "{threading.__file__}", line 982 in run\n\n'
         'Thread 0x2 (most recent call first):\n  File "/home/me/train.py", line 7 in stuck\n'
         '  File "/home/me/train.py", line 9 in <module>\n'
     )

@@ -11,6 +11,7 @@ import pytest
 from tests.support.device import device_run
 from training_profiler.device import device_time
 from training_profiler.device import event_clock as device_clock
+from training_profiler.device.device_time import DeviceTime
 from training_profiler.snapshot.snapshot import PROFILER, DeviceTimingStats
 
 
@@ -509,3 +510,26 @@ def test_without_an_accelerator_nothing_is_said_where_nothing_was_asked_for(monk
     run.found = lambda: None
     run.poll()
     assert run.time.notes() == []
+
+
+def one_queue(monkeypatch, timing):
+    run = device_run(monkeypatch, timing, is_begun=False)
+    run.time = DeviceTime(run.recorder, run.accumulator, run.guard, run.pay, cuda_connections=1)
+    run.time.start(timing)
+    for _ in range(3):
+        run.clock.advance(1.0)
+        run.poll()
+        run.work("forward_pass", device_s=0.01)
+    return run
+
+
+def test_with_one_queue_of_work_no_event_is_made_and_that_is_said(monkeypatch):
+    run = one_queue(monkeypatch, "auto")
+    assert run.device.calls == []
+    (note,) = run.time.notes()
+    assert note.startswith("device time is off: with CUDA_DEVICE_MAX_CONNECTIONS=1 ")
+    assert run.snapshot().sections["forward_pass"].count == 3
+
+
+def test_events_that_were_asked_for_are_made_with_one_queue_as_well(monkeypatch):
+    assert "record" in one_queue(monkeypatch, "events").device.calls

@@ -131,6 +131,6 @@ def test_added_time_that_no_section_carries_has_no_cause():
     [{"after_s": 0.0839}, {"after_s": 0.04}, {"before_s": 0.0}, {"is_abrupt": False}, {"steps": 99}],
     ids=["at its threshold", "faster", "no time", "a trend", "too few steps"],
 )
-def test_what_is_no_jump_has_no_finding(others):
+def test_steps_without_a_jump_have_no_finding(others):
     assert slower_since(run_of(**others)) is None
     assert slower_since(snapshot_of({"forward_pass": 1.0})) is None

@@ -67,6 +67,9 @@ class FakeNvml:
     def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
         return 64
 
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        return 7_000_500  # mJ
+
     def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
         self.power_asked += 1
         raise self.NVMLError("not supported")
@@ -116,6 +119,22 @@ def test_unsupported_quantity_is_unknown_and_not_read_again():
     seen = [gpus.read() for _ in range(3)]
     assert all("power_w" not in one.values for (one,) in seen)
     assert nvml.power_asked == 1
+
+
+def test_energy_is_read_in_joules():
+    (seen,) = gpus_of(FakeCuda([100], ["a"]), FakeNvml()).read()
+    assert seen.values["energy_j"] == 7000.5
+
+
+def test_pynvml_without_a_function_has_the_other_readings():
+    class Older(FakeNvml):
+        @property
+        def nvmlDeviceGetTotalEnergyConsumption(self) -> Any:
+            raise AttributeError
+
+    (seen,) = gpus_of(FakeCuda([100], ["a"]), Older()).read()
+    assert "energy_j" not in seen.values
+    assert seen.values["temperature_c"] == 64
 
 
 def test_without_a_driver_nvml_is_tried_once():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.recording import FakeClock
+from training_profiler.aggregation.machine import MachineSums
 from training_profiler.recording.recorder import Recorder
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.cgroup import Container
@@ -200,3 +201,22 @@ def test_missing_package_is_named(clock, recorder, tmp_path):
     monitor.start(1)
     assert monitor.cost(10) == "system monitor: package psutil is not installed; pip install psutil"
     assert threads() == []
+
+
+def test_energy_of_a_device_adds_up_over_stretches_to_what_its_counter_counted(clock, host):
+    class Counting(FakeGpus):
+        energy_j = 1_000_000.0  # since the driver was loaded
+
+        def read(self) -> list[GpuReading]:
+            return [GpuReading(0, "T4", 99, {"energy_j": self.energy_j})]
+
+    gpus, run = Counting(), MachineSums()
+    reader = MachineReader(clock, host, gpus, Container(None, None, None, None))
+    for seconds, watts in ((0.0, 0.0), (1.0, 300.0), (1.0, 100.0), (2.0, 400.0)):
+        clock.advance(seconds)
+        gpus.energy_j += seconds * watts
+        stretch = MachineSums()
+        stretch.add_samples([reader.sample()])
+        run.add(stretch)
+    (gpu,) = run.stats().gpus
+    assert (gpu.energy_j, gpu.energy_s) == (pytest.approx(1200.0), pytest.approx(4.0))

@@ -67,7 +67,7 @@ def test_process_that_stopped_catching_the_signal_gets_none(started):
     process = started(
         """
         import os, signal, threading, time
-        number = signal.SIGRTMAX - 4
+        number = signal.SIGRTMAX - 8
         os.memfd_create(f"training_profiler stacks {number} {threading.get_native_id()}")
         print("hangs", flush=True)
         time.sleep(600)

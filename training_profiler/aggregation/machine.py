@@ -26,6 +26,7 @@ LEVELS: Final = (
     "ram_available_bytes",
     "ram_share",
 )
+COUNTED_POWER: Final = "counted_power_w"  # of a device's counter of energy, weighted by time
 GPU_LEVELS: Final = ("allocated_bytes", "reserved_bytes", "used_bytes", "utilization", "temperature_c", "power_w")
 
 
@@ -93,11 +94,14 @@ class MachineSums:
     def _gpu(self, index: int, has_growth: bool) -> GpuStats:
         own = f"gpu{index}."
         total = self.facts.get(own + "total_bytes")
+        energy_s, energy_j, _, _ = self.levels.get(own + COUNTED_POWER, (None, None, 0.0, 0.0))
         return GpuStats(
             index,
             str(self.facts[own + "name"]),
             None if total is None else int(total),
             allocated_growth=self._growth(own[:-1] + ALLOCATED) if has_growth else None,
+            energy_j=energy_j,
+            energy_s=energy_s,
             **{name: self._level(own + name) for name in GPU_LEVELS},
         )
 

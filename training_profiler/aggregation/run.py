@@ -19,6 +19,7 @@ from training_profiler.snapshot.snapshot import (
     EpochStats,
     GradientSyncStats,
     Health,
+    Price,
     Snapshot,
 )
 from training_profiler.units import NS_PER_S
@@ -99,6 +100,7 @@ class RunSums:
         run_folder: str | None = None,
         ended_by: str | None = None,
         thresholds: Mapping[str, float] | None = None,
+        price: Price | None = None,
         device: DeviceTimingStats | None = None,
         program: ProgramFacts | None = None,
         ranks: AllRanksStats | None = None,
@@ -135,4 +137,5 @@ class RunSums:
             exchange=exchange,
             attempts=tuple(attempts),
             thresholds=thresholds or {},
+            price=price,
         )

@@ -6,6 +6,7 @@ meant, or the name of a run. The stacks are kept in RUN/stacks. Of a run that ha
 
 import argparse
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -125,7 +126,9 @@ def _threads_of(dump: str, folder: Path) -> tuple[ThreadStack, ...]:
     places = Places(None, str(cwd), here.standard_library, here.search_path, here.never)
     naming = FrameNames(places)
     *others, main = parse_dump(dump) or [[]]
-    stacks = [*(frames for frames in others if frames and not is_own_file(frames[-1][0])), main]
+    # A thread that is nowhere but in threading.py runs a function in C: one of ours does.
+    shown = [frames for frames in others if frames and not is_own_file(frames[-1][0])]
+    stacks = [*(frames for frames in shown if any(file != threading.__file__ for file, _, _ in frames)), main]
     return tuple(
         ThreadStack(
             "MainThread" if number == len(stacks) - 1 else f"number {number + 1}",

@@ -6,6 +6,7 @@ from statistics import median_low
 from typing import Final, Protocol
 
 from training_profiler.device import backends
+from training_profiler.device.backends import CUDA
 from training_profiler.device.event_clock import DeviceClock
 from training_profiler.device.span_pairing import SWITCHED_OFF, UNFINISHED, Ints, SpanPairing
 from training_profiler.recording.recorder import Recorder
@@ -20,6 +21,12 @@ TRIES_NS: Final = NS_PER_S // 50  # shortest time between two searches for an ac
 CALIBRATION_STAMPS: Final = 16
 WAIT_AT_END_S: Final = 1.0  # longest wait for the device at the end of the run
 POLL_S: Final = 0.001
+# An event in the only queue waits for all work before it, so that communication and computation may no longer overlap
+# (https://github.com/pytorch/pytorch/issues/143890).
+ONE_QUEUE: Final = (
+    "device time is off: with CUDA_DEVICE_MAX_CONNECTIONS=1 timed events may keep communication and computation from "
+    "overlapping; timing=events records them all the same"
+)
 
 
 class SpanTotals(Protocol):
@@ -44,11 +51,14 @@ class DeviceTime:
         accumulator: SpanTotals,
         guard: Guard,
         spend: Callable[[int], None],
+        cuda_connections: int | None = None,
     ) -> None:
         self._recorder = recorder
         self._accumulator = accumulator
         self._guard = guard
         self._spend = spend  # called with the cost on the training thread, in ns
+        self._cuda_connections = cuda_connections  # queues of work to a CUDA device; None: as many as it has
+        self._is_serial = False  # events were left out because work of all streams goes through one queue
         self._timing = "host"
         self._buffer = recorder.buffer()  # the training thread's
         self._clock: DeviceClock | None = None
@@ -103,6 +113,9 @@ class DeviceTime:
     def _begin(self) -> None:
         accelerator = backends.find_accelerator()
         if accelerator is None or accelerator.is_capturing() or self._recorder.buffer() is not self._buffer:
+            return
+        if accelerator.kind == CUDA.kind and self._cuda_connections == 1 and self._timing == "auto":
+            self._is_serial, self._timing = True, "host"
             return
         clock = DeviceClock(accelerator, self._recorder.clock)
         is_sync = self._timing == "sync"
@@ -209,6 +222,8 @@ class DeviceTime:
 
     def notes(self) -> list[str]:
         """Return a sentence if device time is missing or slows the training down."""
+        if self._is_serial:
+            return [ONE_QUEUE]
         if self._timing not in ("events", "sync") or self._has_failed:
             return []
         if self._pairing is None:

@@ -78,4 +78,5 @@ def saving_text(snapshot: Snapshot, finding: Finding) -> str:
         text += f" ({finding.potential_saving_s / snapshot.wall_s:.1%}{_between(snapshot, finding)})"
     if finding.step_s is not None and finding.step_if_gone_s is not None:
         text += f": {ms_number(finding.step_s)} -> {ms_number(finding.step_if_gone_s)} ms/step"
-    return text
+    cost = snapshot.cost_text(finding.potential_saving_s)
+    return f"{text}, {cost}" if cost else text

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from training_profiler.snapshot.snapshot import GpuStats, Level, MachineStats, Snapshot, Throughput
-from training_profiler.units import BYTES_PER_GIB, three_digits
+from training_profiler.units import BYTES_PER_GIB, S_PER_HOUR, duration_text, three_digits
 
 WAIT_SHOWN_FROM: Final = 0.01  # of the time
+# NVML states +-5% for its power readings (nvmlDeviceGetPowerUsage) and nothing for the counter, which sums them.
+ENERGY_ERROR: Final = 0.05
 OVERALL_SHOWN_BELOW: Final = 0.9  # of the steps a second in steps: then validation, checkpoints and more take time
 
 
@@ -16,7 +18,26 @@ def machine_lines(snapshot: Snapshot) -> list[str]:
     if snapshot.machine is not None:
         lines += _machine_line(snapshot.machine)
         lines += [_gpu_line(gpu) for gpu in snapshot.machine.gpus]
-    return lines
+    return lines + _cost_line(snapshot)
+
+
+def _cost_line(snapshot: Snapshot) -> list[str]:
+    """Return what the run cost so far, for all ranks, if the user gave a price."""
+    cost, devices = snapshot.cost_text(snapshot.wall_s), snapshot.device_count
+    if not cost or devices is None:
+        return []
+    hours = snapshot.wall_s * devices / S_PER_HOUR
+    gpus = f"{devices} GPU{'s' * (devices != 1)}"
+    return [f"Cost: {cost} ({three_digits(hours)} GPU hours on {gpus} at {snapshot.price})"]
+
+
+def energy_text(gpu: GpuStats) -> str:
+    """Return the energy that a device counted, with its uncertainty; "" where it counts none."""
+    if gpu.energy_j is None or gpu.energy_s is None:
+        return ""
+    wh, error_wh = gpu.energy_j / S_PER_HOUR, ENERGY_ERROR * gpu.energy_j / S_PER_HOUR
+    unit, scale = ("kWh", 1000) if wh >= 1000 else ("Wh", 1)
+    return f"{three_digits(wh / scale)} +- {three_digits(error_wh / scale)} {unit} in {duration_text(gpu.energy_s)}"
 
 
 def steps_per_s_text(snapshot: Snapshot) -> str:
@@ -106,6 +127,8 @@ def _gpu_line(gpu: GpuStats) -> str:
         parts.append(f"peak {gpu.temperature_c.max:.0f} degrees C")
     if gpu.power_w is not None:
         parts.append(f"mean {gpu.power_w.mean:.0f} W")
+    if energy := energy_text(gpu):
+        parts.append(energy)
     name = f" ({gpu.name})" if gpu.name else ""
     return f"GPU {gpu.index}{name}: {'; '.join(parts) or 'no figures available'}"
 

@@ -15,6 +15,7 @@ from training_profiler.snapshot.snapshot import (
     AllRanksStats,
     EpochStats,
     LineStats,
+    Price,
     SectionStats,
     Snapshot,
     StartupStats,
@@ -67,12 +68,14 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
                 "worth_s": finding.potential_saving_s,
                 "worth_share": finding.potential_saving_s / snapshot.wall_s if snapshot.wall_s else None,
                 "worth_range_s": finding.saving_range_s,
+                "worth_cost": _cost(snapshot, finding.potential_saving_s),
                 "step_s": finding.step_s,
                 "step_if_gone_s": finding.step_if_gone_s,
                 "remedy": finding.fix,
             }
             for finding in findings
         ],
+        "cost": None if snapshot.price is None else _run_cost(snapshot, snapshot.price),
         "checklist": [check._asdict() for check in checklist(snapshot)],
         "health": {
             "dropped": snapshot.health.dropped,
@@ -82,6 +85,21 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
         },
         "open_sections": list(snapshot.open_sections),
         "ended_by": snapshot.ended_by,
+    }
+
+
+def _cost(snapshot: Snapshot, seconds: float) -> float | None:
+    """Return what all accelerators cost for this time; None without a price or without accelerators."""
+    devices = snapshot.device_count
+    return None if snapshot.price is None or devices is None else snapshot.price.amount_of(seconds, devices)
+
+
+def _run_cost(snapshot: Snapshot, price: Price) -> dict[str, Any]:
+    return {
+        "gpu_hour_price": price.amount,
+        "currency": price.currency,
+        "devices": snapshot.device_count,
+        "total": _cost(snapshot, snapshot.wall_s),
     }
 
 

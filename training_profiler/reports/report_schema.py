@@ -52,6 +52,9 @@ def report_schema() -> Schema:
         "attempts": _list_of(_object_of(AttemptStats)),
         "insights": _list_of(_insight()),
         "checklist": _list_of(_object_of(Check)),
+        "cost": _or_null(
+            _object({"gpu_hour_price": _NUMBER, "currency": _TEXT, "devices": _or_null(_COUNT), "total": _NUMBER})
+        ),
         "health": _object_of(Health),
         "open_sections": _list_of(_TEXT),
         "ended_by": _or_null(_TEXT),
@@ -66,7 +69,7 @@ def _startup() -> Schema:
 
 
 def _insight() -> Schema:
-    numbers = ("worth_s", "worth_share", "step_s", "step_if_gone_s")
+    numbers = ("worth_s", "worth_share", "worth_cost", "step_s", "step_if_gone_s")
     texts = dict.fromkeys(("code", "finding", "remedy"), _TEXT)
     pair = {"type": ["array", "null"], "items": _NUMBER}
     return _object({**texts, **dict.fromkeys(numbers, _NUMBER), "worth_range_s": pair, "evidence": {"type": "object"}})

@@ -182,6 +182,7 @@ class Pipeline:
             ranks=self._exchange.stats(self._sums.run, of_interval=True),
             exchange=self._exchange.gradient_sync_stats(),
             thresholds=self._settings.thresholds,
+            price=self._settings.gpu_hour_price,
         )
 
     def begin_epoch(self, number: int) -> None:
@@ -330,6 +331,7 @@ class Pipeline:
             exchange=self._exchange.gradient_sync_stats(),
             attempts=self._outputs.attempts,
             thresholds=self._settings.thresholds,
+            price=self._settings.gpu_hour_price,
         )
 
     def show_so_far(self) -> None:

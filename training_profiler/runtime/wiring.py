@@ -228,7 +228,7 @@ def _build_samplers(
     recorder = context.recorder
     return Samplers(
         LineSampler(recorder.clock, guard.run, startup=context.startup),
-        DeviceTime(recorder, accumulator, guard.run, health.spend),
+        DeviceTime(recorder, accumulator, guard.run, health.spend, settings.launch.cuda_connections),
         MachineSampler(recorder.clock, guard.run, local_ranks=settings.launch.local_world_size or 1),
         WorkerCollector(guard.run, no_wait if context.instrumentation is None else context.instrumentation.awaited),
         settings,

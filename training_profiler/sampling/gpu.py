@@ -7,7 +7,8 @@ from typing import Any, Final, NamedTuple
 from training_profiler.device.backends import Backend, ready_backends
 
 SAMPLES_PER_SEARCH: Final = 10  # between two searches for accelerators that the process did not use before
-OF_NVML: Final = ("used_bytes", "utilization", "temperature_c", "power_w")
+ENERGY: Final = "energy_j"  # since the driver was loaded; the other readings are of the moment
+OF_NVML: Final = ("used_bytes", "utilization", "temperature_c", "power_w", ENERGY)
 
 
 class GpuReading(NamedTuple):
@@ -87,7 +88,7 @@ class Gpus:
             if (index, quantity) not in self._unsupported:
                 try:
                     yield quantity, _READ[quantity](nvml, handle)
-                except nvml.NVMLError:  # this device does not support it, such as a MIG slice
+                except (nvml.NVMLError, AttributeError):  # this device does not support it, or an older pynvml
                     self._unsupported.add((index, quantity))
 
 
@@ -96,6 +97,7 @@ _READ: Final[dict[str, Callable[[Any, Any], float]]] = {
     "utilization": lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
     "temperature_c": lambda nvml, handle: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
     "power_w": lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+    ENERGY: lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
 }
 
 

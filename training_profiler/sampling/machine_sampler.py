@@ -10,7 +10,7 @@ from training_profiler.recording.section import Clock
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.cgroup import Container, find_container, read_usage
-from training_profiler.sampling.gpu import Gpus
+from training_profiler.sampling.gpu import ENERGY, Gpus
 from training_profiler.sampling.host import Host, HostReading
 from training_profiler.sampling.run_queue import RunQueue
 from training_profiler.units import NS_PER_S
@@ -180,7 +180,10 @@ class MachineReader:
         self._add_wait(sample)
         self._add_container(sample, reading)
         for gpu in self.gpus.read():
-            sample.values.update({f"gpu{gpu.device}.{name}": value for name, value in gpu.values.items()})
+            of_moment = {name: value for name, value in gpu.values.items() if name != ENERGY}
+            sample.values.update({f"gpu{gpu.device}.{name}": value for name, value in of_moment.items()})
+            if ENERGY in gpu.values:
+                self._rate(sample, f"gpu{gpu.device}.counted_power_w", gpu.values[ENERGY], sample.at_ns / NS_PER_S)
             sample.facts[f"gpu{gpu.device}.name"] = gpu.name
             if gpu.total_bytes is not None:
                 sample.facts[f"gpu{gpu.device}.total_bytes"] = gpu.total_bytes

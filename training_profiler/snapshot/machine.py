@@ -36,6 +36,8 @@ class GpuStats:
     temperature_c: Level | None = None
     power_w: Level | None = None
     allocated_growth: Growth | None = None
+    energy_j: float | None = None  # counted by the device over ``energy_s``
+    energy_s: float | None = None
 
     @property
     def held_bytes(self) -> Level | None:

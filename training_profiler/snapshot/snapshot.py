@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
+from training_profiler.snapshot.cost import Price as Price
 from training_profiler.snapshot.loader_workers import WorkerLineStats as WorkerLineStats
 from training_profiler.snapshot.loader_workers import WorkerStats as WorkerStats
 from training_profiler.snapshot.machine import GpuStats as GpuStats
@@ -275,6 +276,7 @@ class Snapshot:
     exchange: GradientSyncStats | None = None  # None without DistributedDataParallel
     attempts: tuple[AttemptStats, ...] = ()  # earlier attempts of a restarted training
     thresholds: Mapping[str, float] = field(default_factory=dict)  # of rules, where they differ from the default
+    price: Price | None = None  # of an accelerator; None if the user gave none
     health: Health = field(default_factory=Health)
     run_folder: str | None = None
     open_sections: tuple[str, ...] = ()  # on the training thread, outermost first
@@ -308,6 +310,19 @@ class Snapshot:
             if section.share >= SHOWN_SHARE and name != PROFILER
         ]
         return sorted(shares, key=lambda each: -each[1])[:most]
+
+    @property
+    def device_count(self) -> int | None:
+        """Accelerators that all ranks use, if each uses as many as this one; None if it uses none, as far as known."""
+        own = 0 if self.machine is None else len(self.machine.gpus)
+        if not own and self.device is not None:
+            own = 1
+        return own * (1 if self.ranks is None else self.ranks.world_size) or None
+
+    def cost_text(self, seconds: float) -> str:
+        """Return what all accelerators cost for this time of the run; "" without a price or without accelerators."""
+        devices = self.device_count
+        return "" if self.price is None or devices is None else self.price.of(seconds, devices)
 
     def is_by_device(self, name: str) -> bool:
         """Return whether the device time of section ``name`` is known; the host's time then does not count."""

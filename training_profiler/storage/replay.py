@@ -5,7 +5,7 @@ from typing import Final, Protocol
 
 from training_profiler.aggregation.run import RunSums
 from training_profiler.recording.section_names import OTHER_NAMES, SectionNames
-from training_profiler.snapshot.snapshot import Health, Snapshot
+from training_profiler.snapshot.snapshot import Health, Price, Snapshot
 from training_profiler.storage.journal_codec import IntervalRecord, SpareBins, largest_sum, totals_from_data
 from training_profiler.storage.journal_discovery import JournalFile
 from training_profiler.storage.journal_lines import (
@@ -156,6 +156,7 @@ class Replay:
             run_folder=str(folder),
             ended_by=printable(end.ended_by) if end and end.ended_by is not None else None,
             thresholds=_thresholds(found.path.parent),
+            price=_price(found.path.parent),
         )
 
     def _notes(self) -> list[str]:
@@ -177,6 +178,16 @@ class Replay:
         if self._further_epochs:
             notes.append(f"only the first {MOST_EPOCHS} epochs are listed, {self._further_epochs} more are left out")
         return notes
+
+
+def _price(folder: Path) -> Price | None:
+    """Return the price that the run had set; None if it had none."""
+    try:
+        amount, currency = read_meta(folder)["settings"]["gpu_hour_price"]
+        price = Price(float(amount), printable(currency))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return price if 0 < price.amount < float("inf") else None
 
 
 def _thresholds(folder: Path) -> dict[str, float]:

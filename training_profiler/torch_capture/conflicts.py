@@ -7,12 +7,13 @@ while one of them warms up. Torch has no query for a profiler that warms up, so 
 import contextlib
 import ctypes
 import gc
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from training_profiler.device.backends import find_accelerator
+from training_profiler.device.backends import CUDA, find_accelerator
 from training_profiler.instrumentation.patching import Patches
 
 
@@ -63,7 +64,21 @@ def blocker(torch: Any) -> str | None:
     accelerator = find_accelerator()
     if accelerator is not None and accelerator.is_capturing():
         return "a graph of the accelerator is being recorded"
-    return None
+    return _graphs_blocker(torch)
+
+
+GRAPHS_SAFE_FROM: Final = 12, 6  # CUDA; before, torch's profiler may crash at its end if there are CUDA graphs
+
+
+def _graphs_blocker(torch: Any) -> str | None:
+    """Return why no window can open if the program has CUDA graphs and an early CUDA; None otherwise."""
+    version = re.match(r"(\d+)\.(\d+)", str(getattr(getattr(torch, "version", None), CUDA.kind, None)))
+    graph = getattr(getattr(torch, CUDA.kind, None), "CUDAGraph", None)
+    if version is None or graph is None or (int(version[1]), int(version[2])) >= GRAPHS_SAFE_FROM:
+        return None
+    if not any(issubclass(type(each), graph) for each in gc.get_referrers(*_with_subclasses(graph))):
+        return None
+    return f"the program has CUDA graphs, with which a recording may crash before CUDA 12.6 (this is {version[0]})"
 
 
 RECORDS: Final = "a profiler of the program's own records"

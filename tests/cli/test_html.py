@@ -29,7 +29,7 @@ def test_captures_are_on_the_page_with_their_analysis_but_for_large_ones(tmp_pat
     monkeypatch.setattr(html, "MOST_TRACE_BYTES", small.stat().st_size)
     assert main(["html", str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert page.count("=== Recommendations ===") == 1
+    assert page.count("<span>=== Recommendations ===</span>") == 1  # lines of their own
     assert "captures/b&lt;script&gt;.pt.trace.json" in page
     assert page.count("training-profiler trace ") == 1
 

@@ -146,7 +146,7 @@ def captures_part(captures: Mapping[str, str], folder: str) -> Html:
 
 def _capture(name: str, analysis: str, folder: str) -> Html:
     if analysis:
-        text = element("pre", element("span", analysis), tabindex="0")
+        text = element("pre", *(element("span", line or " ") for line in analysis.splitlines()), tabindex="0")
         return element("li", element("details", element("summary", element("code", name)), text))
     command = element("code", f"training-profiler trace {folder}/{name}")
     return element("li", element("code", name), " (analyse it: ", command, ")")

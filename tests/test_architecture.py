@@ -74,7 +74,7 @@ PACKAGES_OF_OTHERS = {
     "trace_analysis": {"msgspec", "numpy"},
     "component_benchmark": {"torch"},
     "integrations": {"ignite", "keras", "lightning", "pytorch_lightning", "transformers"},  # one a module
-    "cli": {"rich"},  # for a view of the whole terminal
+    "cli": {"mcp", "mcp_types", "rich"},  # for assistants, and for a view of the whole terminal
 }
 # Objects whose attributes a module assigns although they are not its own: (module or stage, object) pairs.
 MAY_BE_ASSIGNED = {

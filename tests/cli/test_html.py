@@ -2,8 +2,9 @@ import json
 
 import pytest
 
+from tests.cli.test_trace import training
 from tests.storage.test_timeline_reader import trained
-from training_profiler.cli import main
+from training_profiler.cli import html, main
 
 
 def test_the_page_is_written_into_the_run_folder(tmp_path, capsys):
@@ -17,6 +18,20 @@ def test_the_page_is_written_into_the_run_folder(tmp_path, capsys):
     assert page.startswith("<!doctype html>")
     assert "train.py" in page
     assert "captures/steps.pt.trace.json.gz" in page
+
+
+def test_captures_are_on_the_page_with_their_analysis_but_for_large_ones(tmp_path, monkeypatch):
+    trained(tmp_path)
+    captures = tmp_path / "captures"
+    captures.mkdir()
+    small = training().write(captures, "a.pt.trace.json")
+    training().write(captures, "b<script>.pt.trace.json")
+    monkeypatch.setattr(html, "MOST_TRACE_BYTES", small.stat().st_size)
+    assert main(["html", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("<span>=== Recommendations ===</span>") == 1  # lines of their own
+    assert "captures/b&lt;script&gt;.pt.trace.json" in page
+    assert page.count("training-profiler trace ") == 1
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"kind":"begin","schema":99}\n'])

@@ -66,5 +66,5 @@ def page_of(ranks: int = 1, steps: int = 400, name: str = "a") -> str:
     of_run = snapshot(ranks, steps, name)
     finding = Finding("data-loading-bound", f"waits for {name} at train.py:3", {"share": 0.3}, 20.0, f"change {name}")
     sources = {("train.py", 3): Excerpt(2, ("x = 1", f"y = {name!r}", ""), 3)}
-    origin = Origin(name, name, name, name, {name: name}, (name,))
+    origin = Origin(name, name, name, name, {name: name}, {name: name, f"{name} 2": ""})
     return render_page(of_run, [finding], [series_of(rank, steps, name) for rank in range(ranks)], origin, sources)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # Each command is a module here, imported only when it is called.
 # These run no code of the user.
-READERS = ("report", "watch", "compare", "list", "timeline", "html", "capture", "stacks", "trace")
+READERS = ("report", "watch", "compare", "list", "timeline", "html", "capture", "stacks", "trace", "mcp")
 COMMANDS = ("run", *READERS, "benchmark", "env", "doctor")
 
 

@@ -64,7 +64,7 @@ def _part(word: str) -> float:
     return part
 
 
-class _Run:
+class ReadRun:
     """A run as it was read."""
 
     def __init__(self, folder: Path) -> None:
@@ -83,18 +83,18 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         RunFolderError: a folder cannot be read as a run, or two runs cannot be compared.
     """
-    runs = [_Run(folder) for folder in _chosen(arguments.runs)]
+    runs = [ReadRun(folder) for folder in _chosen(arguments.runs)]
     before, *others = runs
-    compared = [_compared(before, after) for after in others]
+    pairs = [compared(before, after) for after in others]
     if arguments.json:
-        text = "".join(json.dumps(comparison_data(each), allow_nan=False) + "\n" for each in compared)
+        text = "".join(json.dumps(comparison_data(each), allow_nan=False) + "\n" for each in pairs)
     else:
         layout = stream_layout(sys.stdout, "table")
-        text = "\n".join(render_comparison(each, layout) for each in compared)
+        text = "\n".join(render_comparison(each, layout) for each in pairs)
     sys.stdout.write(encodable(text, sys.stdout.encoding))
     sys.stdout.flush()
     limit = arguments.fail_if_slower
-    return 0 if limit is None else max(_status(each, limit) for each in compared)
+    return 0 if limit is None else max(_status(each, limit) for each in pairs)
 
 
 def _status(runs: ComparedRuns, limit: float) -> int:
@@ -120,7 +120,12 @@ def _chosen(given: list[Path]) -> list[Path]:
     return [choose_run(each, runs) for each in given]
 
 
-def _compared(before: _Run, after: _Run) -> ComparedRuns:
+def compared(before: ReadRun, after: ReadRun) -> ComparedRuns:
+    """Return the comparison of two runs.
+
+    Raises:
+        RunFolderError: they cannot be compared.
+    """
     try:
         comparison = compare(before.series, after.series)
     except NoComparisonError as error:
@@ -145,7 +150,7 @@ def _facts(snapshot: Snapshot) -> dict[str, Any]:
     return {**as_data(snapshot, ()), "program": {"optimizer": optimizer, "autocast": program.autocast}}
 
 
-def _notes(before: _Run, after: _Run) -> list[str]:
+def _notes(before: ReadRun, after: ReadRun) -> list[str]:
     notes = []
     for name, run in (("before", before), ("after", after)):
         notes += [f"{name}: {note}" for note in run.snapshot.health.notes if note.startswith(_QUOTED)]

@@ -7,10 +7,14 @@ Lines of source code are on it while their files are as they were when the run b
 
 import argparse
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from training_profiler.cli.report import attempt_number, chosen_run
+from training_profiler.cli.trace import summary_of
 from training_profiler.diagnosis import diagnose
+from training_profiler.errors import TraceError
 from training_profiler.page.findings import Excerpt, places
 from training_profiler.page.render import Origin, render_page
 from training_profiler.safety.files import replace_file
@@ -21,6 +25,9 @@ from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.source_lines import read_lines
 from training_profiler.storage.timeline_reader import read_series
 from training_profiler.text import encodable, one_line
+from training_profiler.units import BYTES_PER_MIB
+
+MOST_TRACE_BYTES: Final = 8 * BYTES_PER_MIB  # of all analysed traces of a run: larger ones take long
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +66,23 @@ def run(arguments: argparse.Namespace) -> int:
         str(meta.get("began", "")),
         str(meta.get("command", "")),
         {str(name): str(version) for name, version in versions.items()} if isinstance(versions, dict) else {},
-        captures_of(folder),
+        _captures(folder),
     )
     page = render_page(snapshot, findings, ranks, origin, sources)
     target = arguments.output or folder / PAGE
     replace_file(target, page.encode("utf-8", "backslashreplace"))
     print(encodable(one_line(target), sys.stdout.encoding))
     return 0
+
+
+def _captures(folder: Path) -> dict[str, str]:
+    """Return the traces of a run by their paths, with what the command trace shows of each; "" of those left out."""
+    shown, left_bytes = {}, MOST_TRACE_BYTES
+    for name in captures_of(folder):
+        shown[name] = ""
+        with suppress(OSError, TraceError):  # the command trace says what is wrong with it
+            size = (folder / name).stat().st_size
+            if size <= left_bytes:
+                left_bytes -= size
+                shown[name] = summary_of(folder / name)
+    return shown

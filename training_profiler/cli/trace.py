@@ -161,6 +161,28 @@ def _text(arguments: argparse.Namespace) -> str:
     return f"=== Memory ===\n{render_snapshot(arguments.memory_snapshot.name, memory)}\n"
 
 
+def summary_of(path: Path) -> str:
+    """Return what the command shows of one trace by default.
+
+    Raises:
+        TraceError: it cannot be read as a trace.
+    """
+    with _without_collector():
+        trace = analyse(path)
+        return printable_lines("\n".join(_views(trace, (), SORT_KEYS[0], [], THRESHOLDS)))
+
+
+def _views(
+    trace: Analysis,
+    asked: Sequence[str],
+    sort: str,
+    ranks: Sequence[RankCollective],
+    thresholds: Mapping[str, float],
+) -> list[str]:
+    by_default = BY_DEFAULT if trace.devices else BY_DEFAULT_ON_HOST
+    return [render_view(view, trace, sort, ranks, thresholds) for view in asked or by_default]
+
+
 @contextmanager
 def _without_collector() -> Iterator[None]:
     """Pause garbage collection, which would scan millions of objects that are all in use."""
@@ -216,8 +238,7 @@ def _texts(arguments: argparse.Namespace, memory: Sequence[SnapshotOfDevice], th
     for trace in traces:
         if len(traces) > 1:
             parts.append(f"##### {trace.path.name}\n")
-        by_default = BY_DEFAULT if trace.devices else BY_DEFAULT_ON_HOST
-        parts += [render_view(view, trace, sort, ranks, thresholds) for view in arguments.view or by_default]
+        parts += _views(trace, arguments.view or (), sort, ranks, thresholds)
     if arguments.memory_snapshot is not None:
         parts.append(f"=== Memory snapshot ===\n{render_snapshot(arguments.memory_snapshot.name, memory)}\n")
     return "\n".join(parts)

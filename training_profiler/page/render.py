@@ -25,7 +25,7 @@ class Origin:
     began: str = ""
     command: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
-    captures: Sequence[str] = ()  # files of captures, below the run folder
+    captures: Mapping[str, str] = field(default_factory=dict)  # traces below the run folder, with their analysis or ""
 
 
 def render_page(

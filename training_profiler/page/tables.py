@@ -1,6 +1,6 @@
 """The tables and lists of the page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from training_profiler.page.html import Cell, Html, element, part, table
 from training_profiler.reports.checklist import checklist
@@ -136,13 +136,20 @@ def _rank_row(rank: RankStats) -> list[object]:
     return [_count(rank.who.rank), rank.who.host, _count(rank.steps), *map(_ms, times), over_cell, cause]
 
 
-def captures_part(captures: Sequence[str], folder: str) -> Html:
-    """Return the traces of captures, and the command that analyses them."""
+def captures_part(captures: Mapping[str, str], folder: str) -> Html:
+    """Return the traces of captures, each with its analysis, or with the command for one that is too large."""
     if not captures:
         return Html("")
-    items = [element("li", element("code", name)) for name in captures]
-    command = element("p", "Analyse one: ", element("code", f"training-profiler trace {folder}/{captures[0]}"))
-    return part("captures", "Captures", element("ul", *items), command)
+    items = [_capture(name, analysis, folder) for name, analysis in captures.items()]
+    return part("captures", "Captures", element("ul", *items))
+
+
+def _capture(name: str, analysis: str, folder: str) -> Html:
+    if analysis:
+        text = element("pre", *(element("span", line or " ") for line in analysis.splitlines()), tabindex="0")
+        return element("li", element("details", element("summary", element("code", name)), text))
+    command = element("code", f"training-profiler trace {folder}/{name}")
+    return element("li", element("code", name), " (analyse it: ", command, ")")
 
 
 def checklist_part(snapshot: Snapshot) -> Html:

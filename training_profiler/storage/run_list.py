@@ -38,10 +38,11 @@ class ListedRun:
 
 def list_runs(parent: Path) -> list[ListedRun]:
     """Return the runs in ``parent``, newest first."""
-    return [_listed(folder) for folder in run_folders(parent)]
+    return [listed_run(folder) for folder in run_folders(parent)]
 
 
-def _listed(folder: Path) -> ListedRun:
+def listed_run(folder: Path) -> ListedRun:
+    """Return what a list shows of one run."""
     meta = read_meta(folder)
     name, began = run_name(meta), meta.get("began")
     program = program_in(meta.get("command", ""))

@@ -384,7 +384,7 @@ def variables() -> list[str]:
 
 
 def given_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that are set, with their values; of two names for a setting, the one that wins."""
+    """Return the variables that are set, with their values; where a setting has two names, the documented one."""
     names = [given for name in variables() if (given := _given_variable(name, environ)) is not None]
     return {name: environ[name] for name in names}
 

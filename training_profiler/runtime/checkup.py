@@ -101,7 +101,7 @@ def _is_available(module: Any) -> bool:
 
 
 def _settings() -> tuple[Settings, Section]:
-    """Return the settings, defaults if they cannot be read, and what is said of them."""
+    """Return the settings, defaults if they cannot be read, and their part of the checkup."""
     shown = (masked([f"{name}={value}"])[0].partition("=") for name, value in given_variables().items())
     rows = tuple((name, f"{value} (from the environment)") for name, _, value in shown)
     problems = unknown_variables()

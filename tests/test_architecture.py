@@ -43,6 +43,7 @@ STAGES = (
     "api",
     "trace_analysis",
     "component_benchmark",
+    "trials",
     "cli",
 )
 # One table per fact. They import nothing of the package, so every stage may read them.
@@ -51,10 +52,11 @@ TABLES = {
     "training_profiler.device.backends",
     "training_profiler.sinks.registry",
 }
-# These two are commands of their own: no training imports them, and they use only the stages named here.
+# These are commands of their own: no training imports them, and they use only the stages named here.
 STANDALONE = {
     "trace_analysis": {"errors", "units", "text", "safety", "findings"},
     "component_benchmark": {"errors", "units", "text", "findings"},
+    "trials": {"errors", "units", "text", "safety", "snapshot", "recording", "instrumentation", "sampling", "findings"},
 }
 PACKAGES_OF_OTHERS = {
     "bootstrap": {"training_profiler_bootstrap"},  # its other file: this folder is on sys.path, not a package
@@ -70,6 +72,7 @@ PACKAGES_OF_OTHERS = {
     "storage": {"msgspec", "numpy", "psutil"},
     "trace_analysis": {"msgspec", "numpy"},
     "component_benchmark": {"torch"},
+    "trials": {"torch"},
 }
 # Objects whose attributes a module assigns although they are not its own: (module or stage, object) pairs.
 MAY_BE_ASSIGNED = {

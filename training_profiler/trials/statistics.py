@@ -150,6 +150,8 @@ class Wave:
         self.block_s: dict[str, list[float]] = {name: [] for name in (UNCHANGED, AGAIN, *names)}
         self.rounds = rounds
         self.done = 0
+        self.dropped: set[str] = set()
+        self._has_ended = False
         self.shown: set[str] = set()
         self.futile: set[str] = set()
         self._error, self._spent = error, 0.0
@@ -162,19 +164,31 @@ class Wave:
     @property
     def open(self) -> list[str]:
         """The trainings whose next block is worth running; none once all changes are decided."""
-        undecided = [name for name in self.changes if name not in self.shown | self.futile]
-        return [UNCHANGED, AGAIN, *undecided] if undecided and self.done < self.rounds else []
+        decided = self.shown | self.futile | self.dropped
+        undecided = [name for name in self.changes if name not in decided]
+        return [UNCHANGED, AGAIN, *undecided] if undecided and not self._has_ended else []
 
     def add_round(self, block_s: Mapping[str, float]) -> None:
         """Add the seconds a step of each training that has run a block; look at the results if that is due."""
         for name, seconds in self.block_s.items():
             seconds.append(block_s.get(name, float("nan")))
-        before, self.done = self.done, self.done + 1
-        if any(before < round(part * self.rounds) <= self.done for part in LOOKS):
-            self._look()
+        self.done += 1
+        if self.done >= self.rounds:
+            self.end()
+        elif self.done in [round(part * self.rounds) for part in LOOKS]:
+            self._look(self.done / self.rounds)
 
-    def _look(self) -> None:
-        part = min(1.0, self.done / self.rounds)
+    def drop(self, name: str) -> None:
+        """Leave a change out: its training failed."""
+        self.dropped.add(name)
+
+    def end(self) -> None:
+        """Look at the results for the last time, before the last round if the time is up."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._look(1.0)
+
+    def _look(self, part: float) -> None:
         spent = spent_until(part, self._error)
         error, self._spent = spent - self._spent, spent
         effects = self.effects()
@@ -182,6 +196,7 @@ class Wave:
         if control is not None and not control.differs:
             found = gains(effects, error)
             self.shown |= {name for name in found if beyond_control(effects[name], control)}
+        self.shown -= self.dropped
         self.futile |= {name for name, effect in effects.items() if effect.is_futile} - self.shown
 
     def effects(self) -> dict[str, Effect]:

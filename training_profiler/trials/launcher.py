@@ -1,0 +1,87 @@
+"""Starts the trainings of a session: each in a folder and an isolation of its own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from training_profiler.switch import SWITCH, TRIAL, launch_environment
+from training_profiler.trials.child import Plan
+from training_profiler.trials.isolation.isolation import FinishReport, Isolation, prepare
+from training_profiler.trials.process import TrialProcess
+from training_profiler.trials.treatment import Treatment
+
+BOOTSTRAP: Final = Path(__file__).parents[1] / "bootstrap"
+RUNS: Final = "runs"
+SETTINGS_OF_FIRST_RUN: Final = {"_LOG_EVERY": "0", "_FLUSH_S": "1", "_SINKS": ""}
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the user wants to try changes on, as a command."""
+
+    words: Sequence[str]  # the first is an executable file
+    is_python: bool  # whether it is a Python interpreter
+    shown: str  # its name in reports
+
+
+@dataclass
+class Training:
+    """A training of a session, and its isolation."""
+
+    process: TrialProcess
+    isolation: Isolation
+    finished: FinishReport | None = field(default=None, init=False)
+
+    def close(self) -> FinishReport:
+        """End it, with everything that it has started and written."""
+        if self.finished is None:
+            self.process.close()
+            self.finished = self.isolation.finish()
+        return self.finished
+
+
+class Launcher:
+    """Starts trainings.
+
+    Args:
+        program: of the user.
+        scratch: a folder of ours for everything that trainings write.
+        table: module that has ``TREATMENTS``, for the trials' processes.
+    """
+
+    def __init__(self, program: Program, scratch: Path, table: str) -> None:
+        self.program, self._scratch, self._table = program, scratch, table
+        self._started = 0
+
+    def start(self, treatments: Sequence[Treatment], warmup: int) -> Training:
+        """Start a training with these changes, which runs to the end of its warm-up and waits there."""
+        return self._start(treatments, warmup, {SWITCH: "0"})
+
+    def start_profiled(self) -> Training:
+        """Start the unchanged training under the profiler; its run folder is in ``runs_of``."""
+        return self._start((), 0, {SWITCH + name: value for name, value in SETTINGS_OF_FIRST_RUN.items()}, True)
+
+    def runs_of(self, training: Training) -> Path:
+        """Return the folder for the run folder of a profiled training."""
+        return training.isolation.results / RUNS
+
+    def _start(
+        self, treatments: Sequence[Treatment], warmup: int, variables: Mapping[str, str], is_profiled: bool = False
+    ) -> Training:
+        self._started += 1
+        isolation = prepare(self._scratch / str(self._started))
+        names = [treatment.name for treatment in treatments]
+        process = TrialProcess(isolation.results, Plan("", self._table, names, warmup, is_profiled))
+        environment = launch_environment(str(BOOTSTRAP), self.program.is_python) | {
+            TRIAL: str(process.plan_path),
+            "PYTHONHASHSEED": "0",  # the order of a set of words would differ from process to process
+            "PYTHONUNBUFFERED": "1",
+            **variables,
+        }
+        if is_profiled:
+            environment[SWITCH + "_DIR"] = str(isolation.results / RUNS)
+        for treatment in treatments:
+            environment |= treatment.environment()
+        process.start(isolation.command(list(self.program.words)), isolation.environ(environment))
+        return Training(process, isolation)

@@ -5,6 +5,7 @@ from typing import Final
 
 # Importing a module of rules registers them.
 from training_profiler.diagnosis import (  # noqa: F401
+    calls,
     claims,
     device,
     lines,
@@ -39,7 +40,7 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
     left = machine.without_lost_time(RULES.findings(snapshot, snapshot.thresholds), snapshot)
     left = claims.each_second_once(device.with_cause(shares.with_specifics(left)), snapshot)
     findings = [with_step_time(worth.with_uncertainty(finding, snapshot), snapshot) for finding in left]
-    findings = lines.with_lines(findings, snapshot)
+    findings = [calls.with_call(finding, snapshot) for finding in lines.with_lines(findings, snapshot)]
     problems = [finding for finding in findings if finding.code not in HARMLESS]
     remarks = [
         None if problems else _healthy(snapshot),

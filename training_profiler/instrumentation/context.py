@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from training_profiler.instrumentation.call_sites import CallSites, ReadSite
 from training_profiler.instrumentation.ddp_statistics import GradientSync
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, after_import
@@ -23,11 +24,13 @@ class PatchContext:
         create_detector: called at the first event of a training thread. Returns its loop detector, or None if this
             process is not profiled.
         on_error: called with an error of the profiler's own. Must not raise it into the training.
+        read_site: returns the user's line of a stack.
     """
 
     __slots__ = (
         "_create_detector",
         "_recorder",
+        "calls",
         "detector",
         "gradient_sync",
         "has_grad_scaler",
@@ -46,7 +49,9 @@ class PatchContext:
         recorder: Recorder,
         create_detector: Callable[[], LoopDetector | None],
         on_error: Callable[[Exception], None],
+        read_site: ReadSite = lambda frame: None,
     ) -> None:
+        self.calls: Final = CallSites(read_site)
         self.training_thread: Final = TrainingThread()
         self.detector: LoopDetector | None = None  # changed by use_detector alone
         self.on_error: Final = on_error

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from training_profiler.instrumentation.call_sites import ReadSite
 from training_profiler.instrumentation.context import Install, PatchContext
 from training_profiler.instrumentation.flops.counter import Flops
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
@@ -18,6 +19,7 @@ from training_profiler.instrumentation.loop_detection.section_codes import Secti
 from training_profiler.instrumentation.patches import (
     autograd_function,
     backward,
+    calls,
     collectives,
     dataloader,
     ddp,
@@ -49,6 +51,7 @@ PATCHES: Final[dict[str, Install]] = {
     **{name: functools.partial(simple_spans.install, spans) for name, spans in SIMPLE_SPANS.items()},
     "collectives": collectives.install,
     "gradient synchronization": ddp.install,
+    "arguments of calls": calls.install,
     "tracebacks": excepthook.install,
 }
 
@@ -60,6 +63,7 @@ class Instrumentation:
         recorder: of this process.
         begin: starts a session at the first event; returns a function that ends a step, or None for no session.
         loaders: returns the loaders of the session under way.
+        read_site: returns the user's line of a stack.
     """
 
     def __init__(
@@ -67,9 +71,10 @@ class Instrumentation:
         recorder: Recorder,
         begin: Callable[[], Callable[[int], None] | None],
         loaders: Callable[[], LoaderRegistry | None] = lambda: None,
+        read_site: ReadSite = lambda frame: None,
     ) -> None:
         self._recorder = recorder
-        self.context: Final = PatchContext(recorder, self._first_event, self.disable)
+        self.context: Final = PatchContext(recorder, self._first_event, self.disable, read_site)
         self.flops = Flops(self.context)
         self.program = ProgramReader(self.context)
         self._loaders = loaders
@@ -120,7 +125,7 @@ class Instrumentation:
 
     def program_facts(self) -> ProgramFacts:
         """Return the facts of the program so far."""
-        return self.program.facts()._replace(operators=self.flops.operators)
+        return self.program.facts()._replace(operators=self.flops.operators, calls=self.context.calls.facts())
 
     def _first_event(self) -> LoopDetector | None:
         """Return the loop detector of a training thread at its first event, starting a session if there is none."""
@@ -157,7 +162,7 @@ class Instrumentation:
             loaders = self._loaders()
             if loaders is None:
                 return None
-            self._known_loaders = KnownLoaders(loaders)
+            self._known_loaders = KnownLoaders(loaders, self.context.calls.place_of_loader)
         return self._known_loaders.counts_of(iterator)
 
     def disable(self, error: Exception) -> None:

@@ -45,6 +45,7 @@ def report_schema() -> Schema:
         "epochs": _list_of(_with(_object_of(EpochStats), batches_per_s=_NUMBER)),
         "device": _or_null(_object_of(DeviceTimingStats)),
         "loaders": _list_of(_object_of(LoaderStats)),
+        "calls": _list_of(_call()),
         "throughput": _or_null(_object_of(Throughput)),
         "machine": _or_null(_object_of(MachineStats)),
         "ranks": _or_null(_ranks()),
@@ -63,6 +64,11 @@ def _startup() -> Schema:
     line = _object({"place": _TEXT, "seconds": _NUMBER})
     part = _object({"name": _TEXT, "seconds": _NUMBER, "share": _NUMBER, "lines": _list_of(line)})
     return _object({"total_s": _NUMBER, "has_steps": {"type": "boolean"}, "parts": _list_of(part)})
+
+
+def _call() -> Schema:
+    texts = dict.fromkeys(("kind", "function", "file", "path", "inside"), _TEXT)
+    return _object({**texts, "line": _COUNT, "arguments": _by_name(_TEXT)})
 
 
 def _insight() -> Schema:

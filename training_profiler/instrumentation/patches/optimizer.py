@@ -78,6 +78,7 @@ def _creating(context: PatchContext, original: Any) -> Any:
         except BaseException as error:
             hide_our_frames(error)
             raise
+        context.calls.add_optimizer(self)
 
     return hidden_from_warnings(__init__)
 

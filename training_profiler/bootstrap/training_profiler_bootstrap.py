@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PACKAGE = "training_profiler"
 SWITCH = "RECTIFIED_FLOW_PROFILE"
 SHORT_SWITCH = "TRAINING_PROFILER"
-TRIAL = SWITCH + "_TRIAL"  # path of the plan of a trial (training_profiler.trials)
+TRIAL_PLAN = SWITCH + "_TRIAL_PLAN"  # path of the plan of a trial (training_profiler.trials)
 ON_WORDS = ("1", "true", "yes", "on")
 DEFAULT_DIR = "runs"
 MOST_META_BYTES = 1 << 22
@@ -114,7 +114,7 @@ class ProcessHook:
     def __init__(self, is_first: bool, was_requested: bool) -> None:
         self.begin_ns = time.perf_counter_ns()
         self.began_s = time.time()
-        self.finder = TorchFinder(self.start_trial if os.environ.get(TRIAL) else self.start_profiler)
+        self.finder = TorchFinder(self.start_trial if os.environ.get(TRIAL_PLAN) else self.start_profiler)
         self._pid = os.getpid()
         self._is_first = is_first
         self._was_requested = was_requested
@@ -137,7 +137,7 @@ class ProcessHook:
 
     def start_trial(self) -> None:
         """Start a trial after the import of torch, and the profiler where that is on too."""
-        _import_module("trials.child").start(os.environ[TRIAL])
+        _import_module("trials.child").start(os.environ[TRIAL_PLAN])
         if _is_on():
             self.start_profiler()
 
@@ -208,7 +208,7 @@ def install(is_first: bool, was_requested: bool) -> None:
         return  # PYTHONPATH has two installations
     hook = ProcessHook(is_first, was_requested)
     if not _is_on():
-        if os.environ.get(TRIAL):  # its program is not profiled
+        if os.environ.get(TRIAL_PLAN):  # its program is not profiled
             sys.meta_path.insert(0, hook.finder)
             return
         name, given = _variable("")

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 # Each command is a module here, imported only when it is called.
-COMMANDS = ("run", "report", "compare", "list", "timeline", "html", "capture", "trace", "benchmark", "env")
+COMMANDS = ("run", "report", "compare", "try", "list", "timeline", "html", "capture", "trace", "benchmark", "env")
+# A module named "list" would hide the built-in one in this package, and "try" is a word of the language.
+_MODULES = {"list": "list_runs", "try": "try_command"}
 READERS = ("report", "compare", "list", "timeline", "html", "capture", "trace")  # they run no code of the user
 
 
@@ -110,5 +112,4 @@ def _wrapped(text: str) -> str:
 
 def command_module(name: str) -> "Any":
     """Return the module of a command."""
-    # A module named "list" would hide the built-in one in this package.
-    return import_module(f"{__name__}.{'list_runs' if name == 'list' else name}")
+    return import_module(f"{__name__}.{_MODULES.get(name, name)}")

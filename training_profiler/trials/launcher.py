@@ -1,11 +1,11 @@
 """Starts the trainings of a session: each in a folder and an isolation of its own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from training_profiler.switch import SWITCH, TRIAL, launch_environment
+from training_profiler.switch import SWITCH, TRIAL_PLAN, launch_environment
 from training_profiler.trials.child import Plan
 from training_profiler.trials.isolation.isolation import FinishReport, Isolation, prepare
 from training_profiler.trials.process import TrialProcess
@@ -48,10 +48,14 @@ class Launcher:
         program: of the user.
         scratch: a folder of ours for everything that trainings write.
         table: module that has ``TREATMENTS``, for the trials' processes.
+        on_promise: called once, before the first start, with what is kept apart and what is not.
     """
 
-    def __init__(self, program: Program, scratch: Path, table: str) -> None:
+    def __init__(
+        self, program: Program, scratch: Path, table: str, on_promise: Callable[[str], None] = lambda promise: None
+    ) -> None:
         self.program, self._scratch, self._table = program, scratch, table
+        self._on_promise = on_promise
         self._started = 0
 
     def start(self, treatments: Sequence[Treatment], warmup: int) -> Training:
@@ -71,10 +75,12 @@ class Launcher:
     ) -> Training:
         self._started += 1
         isolation = prepare(self._scratch / str(self._started))
+        if self._started == 1:
+            self._on_promise(isolation.promise)
         names = [treatment.name for treatment in treatments]
         process = TrialProcess(isolation.results, Plan("", self._table, names, warmup, is_profiled))
         environment = launch_environment(str(BOOTSTRAP), self.program.is_python) | {
-            TRIAL: str(process.plan_path),
+            TRIAL_PLAN: str(process.plan_path),
             "PYTHONHASHSEED": "0",  # the order of a set of words would differ from process to process
             "PYTHONUNBUFFERED": "1",
             **variables,

@@ -18,6 +18,7 @@ import psutil
 
 from training_profiler.text import one_line
 from training_profiler.trials.child import Plan
+from training_profiler.trials.isolation.isolation import LAUNCHER
 
 PLAN, SOCKET, OUTPUT = "plan.json", "socket", "output"
 POLL_S: Final = 0.2
@@ -146,6 +147,14 @@ class TrialProcess:
                 connection.sendall(json.dumps({"steps": steps}).encode() + b"\n")
         return self.wait_for_block(timeout_s)
 
+    def listen(self, timeout_s: float) -> None:
+        """Wait for news of a profiled training, which runs no blocks.
+
+        Raises:
+            TrialError: it reads standard input.
+        """
+        self._receive(timeout_s)
+
     def _receive(self, timeout_s: float) -> bool:
         events = self._selector.select(timeout_s)
         for key, _ in events:
@@ -235,14 +244,13 @@ class TrialProcess:
 
     def close(self) -> None:
         """End the program and everything that it has started."""
-        tree = self._tree()
-        for process in tree:
+        for process in self._tree():
             with suppress(psutil.Error):
-                process.kill()
+                # The launcher of the isolation writes down what the program did once that has ended.
+                process.send_signal(signal.SIGCONT if str(LAUNCHER) in process.cmdline() else signal.SIGKILL)
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_WAIT_S)
-        psutil.wait_procs(tree, END_WAIT_S)
         for connection in self._ranks.connections.values():
             connection.close()
         self._selector.close()

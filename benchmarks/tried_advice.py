@@ -100,9 +100,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     random = np.random.default_rng(arguments.seed)
-    print(
-        f"{arguments.sessions} sessions of {CHANGES} changes, {ROUNDS * BLOCK} steps of each; steps vary by {SPREAD:.0%}"
-    )
+    steps = f"{ROUNDS * BLOCK} steps of each, which vary by {SPREAD:.0%}"
+    print(f"{arguments.sessions} sessions of {CHANGES} changes, {steps}")
     print(f"{'':34}{'A/A: a gain named':>18}{'5% found':>10}{'others named':>14}")
     for machine in MACHINES:
         false = sum(bool(simulated_session(machine, random, {})) for _ in range(arguments.sessions))

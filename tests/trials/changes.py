@@ -54,5 +54,5 @@ TREATMENTS = (
 
 
 def suggested(findings: Iterable[object], facts: ProgramFacts) -> list[Treatment]:
-    """Return all changes but the one that fails."""
+    """Return the changes that can be applied."""
     return [each for each in TREATMENTS if each.name != "fails"]

@@ -13,7 +13,7 @@ def test_equal_losses_are_identical_as_far_as_both_ran():
 
 
 @pytest.mark.parametrize(("change", "text"), [(1e-7, "1e-7 apart"), (3e-2, "differs (3e-2)"), (2e-16, "2e-16 apart")])
-def test_the_size_of_the_first_difference_tells_rounding_from_other_numbers(change, text):
+def test_a_small_first_difference_is_rounding(change, text):
     assert str(compare_losses(losses(1, 2 * (1 - change)), losses(1, 2), losses(1, 2))) == text
 
 

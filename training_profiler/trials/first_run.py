@@ -49,7 +49,7 @@ class FirstRun:
 def run_first(
     launcher: Launcher, budget_s: float, runs: Path, on_progress: Callable[[float, str], None]
 ) -> tuple[FirstRun, Path]:
-    """Run the unchanged training for as long as its findings need; return what it shows, and its run folder in ``runs``.
+    """Run the unchanged training as long as its findings need; return what it shows, and its run folder in ``runs``.
 
     Raises:
         TryError: it fails by itself, reads standard input, or makes too few steps in a part of the budget.

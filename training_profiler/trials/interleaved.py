@@ -59,6 +59,17 @@ class Outcome:
     failure: str | None = None
     seed: int | None = None
 
+    def add(self, block: Block) -> None:
+        """Add a block, or the warm-up."""
+        self.losses += block.losses
+        self.seed = block.seed
+        if block.warmup_s is not None:
+            self.warmup_s = block.warmup_s
+
+    def fail(self, reason: str) -> None:
+        """Keep why the training goes on no further."""
+        self.failure = reason
+
 
 class Interleaved:
     """Some trainings that run in turns.
@@ -141,13 +152,10 @@ class Interleaved:
                 return None
             if name in (UNCHANGED, AGAIN):
                 raise
-            outcome.failure = str(error)
+            outcome.fail(str(error))
             self.wave.drop(name)
             return None
-        outcome.losses += block.losses
-        outcome.seed = block.seed
-        if block.warmup_s is not None:
-            outcome.warmup_s = block.warmup_s
+        outcome.add(block)
         return block
 
 

@@ -63,6 +63,12 @@ class _Ranks:
     def is_complete(self) -> bool:
         return len(self.messages) >= self.world_size
 
+    def add(self, message: dict[str, Any], connection: socket.socket) -> None:
+        """Add what a rank has sent."""
+        self.world_size = message["world_size"]
+        self.connections[message["rank"]] = connection
+        self.messages[message["rank"]] = message
+
     def block(self) -> Block:
         """Return the block of all ranks: the slowest decides; the losses are those of rank 0."""
         messages = [self.messages[rank] for rank in sorted(self.messages)]
@@ -179,9 +185,7 @@ class TrialProcess:
             raise ReadsStdinError("it reads standard input")
         if message["event"] == "failed":
             raise TrialError(one_line(message["reason"]))
-        self._ranks.world_size = message["world_size"]
-        self._ranks.connections[message["rank"]] = connection
-        self._ranks.messages[message["rank"]] = message
+        self._ranks.add(message, connection)
 
     def _why_ended(self) -> TrialError:
         status = self.poll()

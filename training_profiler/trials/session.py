@@ -3,7 +3,7 @@
 import importlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
@@ -61,20 +61,6 @@ class Wishes:
     total_steps: int | None = None  # of the whole training
 
 
-@dataclass
-class _State:
-    """What is known so far: Ctrl-C ends a session with it."""
-
-    rows: dict[str, Row] = field(default_factory=dict)
-    control: Row | None = None
-    together: Row | None = None
-    together_names: tuple[str, ...] = ()
-    unchanged_s: float | None = None
-    steps: int = 0
-    notes: list[str] = field(default_factory=list)
-    is_interrupted: bool = False
-
-
 class TrialSession:
     """Tries changes on one program.
 
@@ -102,12 +88,19 @@ class TrialSession:
         self._suggested: Callable[[Any, ProgramFacts], list[Treatment]] = module.suggested
         self._on_progress, self._clock = on_progress, clock
         self._begin_s = clock()
-        self._state = _State()
+        self._rows: dict[str, Row] = {}
+        self._control: Row | None = None
+        self._together: Row | None = None
+        self._together_names: tuple[str, ...] = ()
+        self._unchanged_s: float | None = None
+        self._steps = 0
+        self._notes: list[str] = []
+        self._is_interrupted = False
         self.folder: Path | None = None
         """The run folder, once the first run has ended."""
 
     def run(self) -> Results:
-        """Try the changes and return what they bring; after Ctrl-C, what is known so far.
+        """Try the changes and return what they bring; after Ctrl-C, the results so far.
 
         Raises:
             TryError: nothing can be tried on this program.
@@ -116,27 +109,26 @@ class TrialSession:
         try:
             self._try(first, facts_of(first.snapshot))
         except KeyboardInterrupt:
-            self._state.is_interrupted = True
+            self._is_interrupted = True
         except TryError as error:
-            if not any(row.effect for row in self._state.rows.values()):
+            if not any(row.effect for row in self._rows.values()):
                 raise
-            self._state.notes.append(str(error))
+            self._notes.append(str(error))
         return self._results()
 
     def _results(self) -> Results:
-        state = self._state
         return Results(
             self._launcher.program.shown,
             self._clock() - self._begin_s,
-            tuple(state.rows.values()),
-            state.unchanged_s,
-            state.control,
-            state.together,
-            state.together_names,
-            state.steps,
+            tuple(self._rows.values()),
+            self._unchanged_s,
+            self._control,
+            self._together,
+            self._together_names,
+            self._steps,
             self._wishes.total_steps,
-            state.is_interrupted,
-            tuple(dict.fromkeys(state.notes)),
+            self._is_interrupted,
+            tuple(dict.fromkeys(self._notes)),
         )
 
     @property
@@ -147,7 +139,7 @@ class TrialSession:
         chosen = self._choose(first, facts)
         workers = workers_that_would_do(facts)
         if workers is not None:
-            self._state.notes.append(workers)
+            self._notes.append(workers)
         groups = _groups(chosen, most_trainings(first) - 2)
         for number, group in enumerate(groups):
             seconds = SCREEN_PART * self._left_s / (len(groups) - number)
@@ -171,11 +163,11 @@ class TrialSession:
                 self._put(each, facts, verdict=NOT_TRIED, reason=str(reasons[each.name]))
         chosen = [each for each in candidates if reasons[each.name] is None]
         if not chosen:
-            self._state.notes.append("nothing was tried: no change that is known here applies to this program")
+            self._notes.append("nothing was tried: no change that is known here applies to this program")
         return chosen
 
     def _put(self, treatment: Treatment, facts: ProgramFacts | None = None, **values: Any) -> None:
-        known = self._state.rows.get(treatment.name)
+        known = self._rows.get(treatment.name)
         if known is None:
             edits = treatment.edit(facts.calls) if facts is not None else []
             known = Row(
@@ -187,7 +179,7 @@ class TrialSession:
                 is_ceiling=treatment.ceiling,
                 changes_numerics=treatment.losses is Losses.CHANGES,
             )
-        self._state.rows[treatment.name] = replace(known, **values)
+        self._rows[treatment.name] = replace(known, **values)
 
     def _leave_out(self, treatments: Sequence[Treatment]) -> None:
         minutes = max(2, round(2 * self._wishes.budget_s / 60))
@@ -201,7 +193,7 @@ class TrialSession:
             schedule = schedule_of(first, count + 2, at_once, seconds)
             if schedule is not None:
                 return list(names[:count]), schedule
-        if not self._state.rows or all(row.verdict == NOT_TRIED for row in self._state.rows.values()):
+        if not self._rows or all(row.verdict == NOT_TRIED for row in self._rows.values()):
             raise TryError(
                 f"fewer than {FEWEST_STEPS} steps of each training fit into {duration_text(self._wishes.budget_s)}: a "
                 f"step takes {duration_text(first.step_s)}, and the start {duration_text(first.startup_s)}; example: "
@@ -225,10 +217,10 @@ class TrialSession:
         except TrialError as error:
             raise TryError(f"{self._launcher.program.shown} failed without a change: {error}") from None
         finally:
-            self._state.steps = max(self._state.steps, schedule.steps)
-            self._state.unchanged_s = wave.step_s(UNCHANGED) or self._state.unchanged_s
+            self._steps = max(self._steps, schedule.steps)
+            self._unchanged_s = wave.step_s(UNCHANGED) or self._unchanged_s
         if interleaved.outcomes[UNCHANGED].seed == SEED:
-            self._state.notes.append("the program sets no seed: all trials began with the same random numbers")
+            self._notes.append("the program sets no seed: all trials began with the same random numbers")
         return interleaved
 
     def _screen(
@@ -240,27 +232,27 @@ class TrialSession:
             self._put(each, facts, reason="the session ended before it was known")
         changes: dict[str, Sequence[Treatment]] = {each.name: (each,) for each in treatments}
         interleaved = self._run_wave(wave, changes, schedule, at_once_of(first), f"{len(treatments)} changes")
-        self._state.control = _row_of(Row(AGAIN, "", AGAIN, NOT_SHOWN), wave, interleaved, AGAIN)
+        self._control = _row_of(Row(AGAIN, "", AGAIN, NOT_SHOWN), wave, interleaved, AGAIN)
         is_noisy = self._is_noisy()
         for each in treatments:
-            row = _row_of(self._state.rows[each.name], wave, interleaved, each.name)
+            row = _row_of(self._rows[each.name], wave, interleaved, each.name)
             if is_noisy and row.verdict != FAILED:
                 row = replace(row, verdict=NO_VERDICT)
             elif each.name in wave.shown:
                 row = replace(row, verdict=NOT_CONFIRMED)  # until fresh trials show it again
-            self._state.rows[each.name] = row
+            self._rows[each.name] = row
 
     def _is_noisy(self) -> bool:
-        control = self._state.control
+        control = self._control
         is_noisy = control is not None and control.effect is not None and control.effect.differs
         if is_noisy:
-            self._state.notes.append(
+            self._notes.append(
                 "no verdict: the unchanged training differs from itself; try again while the machine does less"
             )
         return is_noisy
 
     def _is_winner(self, name: str) -> bool:
-        row = self._state.rows.get(name)
+        row = self._rows.get(name)
         return row is not None and row.verdict == NOT_CONFIRMED
 
     def _confirm(self, winners: Sequence[Treatment], first: FirstRun) -> None:
@@ -272,28 +264,28 @@ class TrialSession:
         best = best_by_family(
             row
             for name in by_name
-            for row in [self._state.rows[name]]
+            for row in [self._rows[name]]
             if not row.is_ceiling and (self._wishes.numerics or not row.changes_numerics)
         )
         if len(best) > 1:
             changes = {TOGETHER: tuple(by_name[row.name] for row in best), **changes}
         names, schedule = self._fit(list(changes), first, self._left_s)
         if schedule is None:
-            self._state.notes.append("no time was left for fresh trials, so no gain is confirmed")
+            self._notes.append("no time was left for fresh trials, so no gain is confirmed")
             return
         wave = Wave(names, schedule.rounds, GAIN_ERROR)
         interleaved = self._run_wave(wave, changes, schedule, at_once_of(first), "fresh trials of what helped")
-        self._state.control = _row_of(Row(AGAIN, "", AGAIN, NOT_SHOWN), wave, interleaved, AGAIN)
+        self._control = _row_of(Row(AGAIN, "", AGAIN, NOT_SHOWN), wave, interleaved, AGAIN)
         is_noisy = self._is_noisy()
         for name in names:
-            row = self._state.rows.get(name, Row(TOGETHER, "", TOGETHER, NOT_SHOWN))
+            row = self._rows.get(name, Row(TOGETHER, "", TOGETHER, NOT_SHOWN))
             row = _row_of(row, wave, interleaved, name)
             verdict = NO_VERDICT if is_noisy else FASTER if name in wave.shown else NOT_CONFIRMED
             row = replace(row, verdict=row.verdict if row.verdict == FAILED else verdict)
             if name == TOGETHER:
-                self._state.together, self._state.together_names = row, tuple(each.name for each in best)
+                self._together, self._together_names = row, tuple(each.name for each in best)
             else:
-                self._state.rows[name] = row
+                self._rows[name] = row
 
 
 def _row_of(row: Row, wave: Wave, interleaved: Interleaved, name: str) -> Row:

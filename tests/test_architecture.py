@@ -56,7 +56,18 @@ TABLES = {
 STANDALONE = {
     "trace_analysis": {"errors", "units", "text", "safety", "findings"},
     "component_benchmark": {"errors", "units", "text", "findings"},
-    "trials": {"errors", "units", "text", "safety", "snapshot", "recording", "instrumentation", "sampling", "findings"},
+    "trials": {
+        "errors",
+        "units",
+        "text",
+        "safety",
+        "snapshot",
+        "recording",
+        "instrumentation",
+        "sampling",
+        "findings",
+        "diagnosis",
+    },
 }
 PACKAGES_OF_OTHERS = {
     "bootstrap": {"training_profiler_bootstrap"},  # its other file: this folder is on sys.path, not a package
@@ -72,7 +83,7 @@ PACKAGES_OF_OTHERS = {
     "storage": {"msgspec", "numpy", "psutil"},
     "trace_analysis": {"msgspec", "numpy"},
     "component_benchmark": {"torch"},
-    "trials": {"torch"},
+    "trials": {"libcst", "torch"},  # libcst once an edit is asked for
 }
 # Objects whose attributes a module assigns although they are not its own: (module or stage, object) pairs.
 MAY_BE_ASSIGNED = {

@@ -57,7 +57,7 @@ STANDALONE = {
     "trace_analysis": {"errors", "units", "text", "safety", "findings"},
     "component_benchmark": {"errors", "units", "text", "findings"},
     "trials": {
-        "errors", "units", "text", "switch", "snapshot", "recording", "safety", "instrumentation", "sampling",
+        "errors", "units", "text", "switch", "snapshot", "recording", "safety", "instrumentation", "sampling", "device",
         "aggregation", "findings", "diagnosis", "comparison", "reports", "storage",
     },  # fmt: skip
 }

@@ -52,6 +52,6 @@ def _loader(finding: Finding, snapshot: Snapshot) -> LoaderStats | None:
 
 
 def _is_main_optimizer(call: CallFacts, snapshot: Snapshot) -> bool:
-    """Return whether the call made the optimizer with the most parameters, as far as its class tells."""
+    """Return whether the call made the optimizer with the most parameters, as far as its class shows."""
     facts = snapshot.program.optimizer
     return facts is not None and call.function == facts.name

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any, Final
 
 from training_profiler.recording.object_identity import ObjectIdentity
-from training_profiler.snapshot.program import DDP, LOADER, OPTIMIZER, CallFacts, CallSite
+from training_profiler.snapshot.program import DDP, LOADER, OPTIMIZER, ZERO_GRAD, CallFacts, CallSite
 from training_profiler.units import BYTES_PER_MIB
 
 MOST_CALLS: Final = 32  # places; a program with more makes them in a loop over generated code
@@ -65,6 +65,11 @@ class CallSites:
             arguments = {name: getattr(module, name) for name in ("gradient_as_bucket_view", "static_graph")}
             arguments["bucket_cap_mb"] = module.bucket_bytes_cap / BYTES_PER_MIB
             self.add(DDP, type(module).__name__, arguments)
+
+    def add_zero_grad(self, set_to_none: Any = True, **rest: Any) -> None:
+        """Remember a call that asks for zeros instead of no gradients. Does not raise."""
+        if set_to_none is False:
+            self.add(ZERO_GRAD, "zero_grad", {"set_to_none": False})
 
     def place_of_loader(self, sampler: Any) -> str:
         """Return the user's line that made the loader with this sampler; "" if unknown."""

@@ -125,7 +125,12 @@ class Instrumentation:
 
     def program_facts(self) -> ProgramFacts:
         """Return the facts of the program so far."""
-        return self.program.facts()._replace(operators=self.flops.operators, calls=self.context.calls.facts())
+        torch = sys.modules.get("torch")
+        return self.program.facts()._replace(
+            operators=self.flops.operators,
+            calls=self.context.calls.facts(),
+            threads=0 if torch is None else torch.get_num_threads(),
+        )
 
     def _first_event(self) -> LoopDetector | None:
         """Return the loop detector of a training thread at its first event, starting a session if there is none."""

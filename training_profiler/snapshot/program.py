@@ -7,6 +7,7 @@ OPTIMIZER: Final = "optimizer"
 DDP: Final = "ddp"
 COMPILE: Final = "compile"
 THREADS: Final = "threads"
+ZERO_GRAD: Final = "zero_grad"  # only where zeros are asked for
 
 
 class OptimizerFacts(NamedTuple):
@@ -81,6 +82,7 @@ class ProgramFacts(NamedTuple):
     cpu: CpuSpeed | None = None
     operators: int = 0  # of torch, in modules and backward passes of one step
     calls: tuple[CallFacts, ...] = ()  # in the order in which they were first made
+    threads: int = 0  # of torch's own operations
 
 
 NOTHING_KNOWN: Final = ProgramFacts()

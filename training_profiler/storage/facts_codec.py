@@ -21,6 +21,7 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         None if facts.cpu is None else _cpu(facts.cpu),
         int(_number(facts.operators)),
         tuple(map(_call, facts.calls[:MOST_CALLS])),
+        int(_number(facts.threads)),
     )
 
 

@@ -2,13 +2,14 @@
 
 from typing import NamedTuple
 
+from training_profiler.snapshot.program import CallFacts
+
 
 class Edit(NamedTuple):
-    """One place of the user's code to change."""
+    """What to change at one call of the user's code."""
 
-    path: str  # of the file
-    line: int  # of the call
-    column: int  # of the call, in bytes of UTF-8; -1 if unknown
+    call: CallFacts
     arguments: tuple[tuple[str, str], ...] = ()  # keyword -> its value as source text
-    statement: str = ""  # to insert, with {target} for the name that the call's result is assigned to
-    is_before: bool = False  # whether the statement goes before the statement of the call, not after it
+    statement: str = ""  # to insert before the call's; {model} is what an optimizer's parameters are taken from
+    module: str = ""  # that the statement needs: "gc"
+    note: str = ""  # what cannot be edited here, for the reader

@@ -6,6 +6,7 @@ from typing import Any
 
 from training_profiler.findings.losses import Losses as Losses
 from training_profiler.instrumentation.patching import Patches
+from training_profiler.snapshot.program import CallFacts
 from training_profiler.trials.edits import Edit
 from training_profiler.trials.facts import ProgramFacts as ProgramFacts
 
@@ -28,7 +29,7 @@ class Treatment:
         return None
 
     def environment(self) -> Mapping[str, str]:
-        """Return the variables that the trial's process has to be started with."""
+        """Return the variables that the trial's process needs. An LD_PRELOAD goes before one that is set."""
         return {}
 
     def apply(self) -> None:
@@ -40,6 +41,9 @@ class Treatment:
     def install(self, patches: Patches, torch: Any) -> None:
         """Apply the change through ``patches``, which can undo it."""
 
-    def edit(self, calls: Sequence[Any]) -> list[Edit]:
-        """Return the edits of the user's code that have the same effect; none where no edit has it."""
+    def edit(self, calls: Sequence[CallFacts]) -> list[Edit]:
+        """Return the edits of the user's code that have the same effect; none if no edit has it.
+
+        ``calls`` are those of the first run.
+        """
         return []

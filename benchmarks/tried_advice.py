@@ -11,12 +11,12 @@ long; and each process is slower or faster than the others for its whole life, a
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from training_profiler.trials.statistics import GAIN_ERROR, SCREEN_ERROR, Wave
+from training_profiler.trials.statistics import GAIN_ERROR, SCREEN_ERROR, SCREEN_LOOKS, Wave
 
 ROUNDS, BLOCK, CHANGES = 30, 10, 8
 SPREAD: Final = 0.05  # of a step
@@ -61,12 +61,9 @@ MACHINES: Final = (
 )
 
 
-def simulated_wave(
-    machine: Machine, random: np.random.Generator, names: Sequence[str], factors: dict[str, float], error: float
-) -> Wave:
+def simulated_wave(machine: Machine, random: np.random.Generator, wave: Wave, factors: dict[str, float]) -> Wave:
     """Return a wave that has run to its end: to its last round, or until all changes are decided."""
-    wave = Wave(names, ROUNDS, error)
-    drift = machine.drift(random, ROUNDS * BLOCK * (len(names) + 2))
+    drift = machine.drift(random, ROUNDS * BLOCK * len(wave.block_s))
     level = {name: machine.spread * random.standard_normal() for name in wave.block_s}
     shock = {name: random.standard_normal() for name in wave.block_s}
     at = 0
@@ -87,10 +84,10 @@ def simulated_wave(
 def simulated_session(machine: Machine, random: np.random.Generator, factors: dict[str, float]) -> set[str]:
     """Return the changes of which the session names a gain."""
     names = [f"change {number}" for number in range(CHANGES)]
-    wave = simulated_wave(machine, random, names, factors, SCREEN_ERROR)
-    if not wave.shown:
+    screen = simulated_wave(machine, random, Wave(names, ROUNDS, SCREEN_ERROR, SCREEN_LOOKS), factors)
+    if not screen.shown:
         return set()
-    return simulated_wave(machine, random, sorted(wave.shown), factors, GAIN_ERROR).shown
+    return simulated_wave(machine, random, Wave(sorted(screen.shown), ROUNDS, GAIN_ERROR), factors).shown
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from benchmarks.tried_advice import MACHINES, simulated_session
 from training_profiler.trials.statistics import (
     AGAIN,
     SCREEN_ERROR,
+    SCREEN_LOOKS,
     UNCHANGED,
     Effect,
     Wave,
@@ -81,8 +82,8 @@ def test_a_gain_has_to_be_larger_than_the_control():
     assert not beyond_control(effect(-0.05, 0.0), effect(0.06, 0.5))
 
 
-def run_wave(factors, rounds=30, error=0.05):
-    wave = Wave([name for name in factors if name not in (UNCHANGED, AGAIN)], rounds, error)
+def run_wave(factors, rounds=30, error=0.05, looks=SCREEN_LOOKS):
+    wave = Wave([name for name in factors if name not in (UNCHANGED, AGAIN)], rounds, error, looks)
     random = np.random.default_rng(2)
     while wave.open:
         wave.add_round({name: factors.get(name, 1.0) * np.exp(random.normal(0, 0.01)) for name in wave.open})
@@ -92,6 +93,10 @@ def run_wave(factors, rounds=30, error=0.05):
 def test_clear_changes_are_decided_at_an_early_look():
     wave = run_wave({"fast": 0.6, "slow": 1.5})
     assert (wave.shown, wave.futile, wave.done) == ({"fast"}, {"slow"}, 10)
+
+
+def test_fresh_trials_run_all_rounds():
+    assert run_wave({"fast": 0.6, "slow": 1.5}, looks=(1.0,)).done == 30
 
 
 def test_a_decided_change_runs_no_more_while_others_do():

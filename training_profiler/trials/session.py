@@ -34,11 +34,12 @@ from training_profiler.trials.statistics import (
     FEWEST_ROUNDS,
     GAIN_ERROR,
     SCREEN_ERROR,
+    SCREEN_LOOKS,
     UNCHANGED,
     Wave,
 )
 from training_profiler.trials.treatment import Losses, Treatment
-from training_profiler.units import duration_text
+from training_profiler.units import duration_text, time_text
 
 TOGETHER: Final = "all that helped, together"
 MOST_ROUNDS: Final = 30
@@ -227,7 +228,7 @@ class TrialSession:
         self, treatments: Sequence[Treatment], schedule: Schedule, first: FirstRun, facts: ProgramFacts
     ) -> None:
         """Run each change beside the unchanged training, and keep those that seem to help for fresh trials."""
-        wave = Wave([each.name for each in treatments], schedule.rounds, SCREEN_ERROR)
+        wave = Wave([each.name for each in treatments], schedule.rounds, SCREEN_ERROR, SCREEN_LOOKS)
         for each in treatments:
             self._put(each, facts, reason="the session ended before it was known")
         changes: dict[str, Sequence[Treatment]] = {each.name: (each,) for each in treatments}
@@ -366,8 +367,5 @@ def workers_that_would_do(facts: ProgramFacts) -> str | None:
     if not fetch_s or not step_s or not 0.05 * step_s < fetch_s < 0.98 * step_s:
         return None
     count = ceil(fetch_s / (step_s - fetch_s))
-    text = "1 worker should do" if count == 1 else f"{count} workers should do"
-    return (
-        f"{text}: a batch takes {duration_text(fetch_s)} of one CPU, and the step "
-        f"{duration_text(step_s - fetch_s)} without it"
-    )
+    text = "1 worker would keep up" if count == 1 else f"{count} workers would keep up, with a CPU each"
+    return f"{text}: a batch takes {time_text(fetch_s)} to make, and the rest of a step {time_text(step_s - fetch_s)}"

@@ -22,7 +22,7 @@ GAIN_ERROR: Final = 0.05  # of all gains that a session names together: fresh pr
 SCREEN_ERROR: Final = 0.3  # of the choice of what they show again
 FUTILE_BELOW: Final = 0.01  # a gain that cannot be larger is not measured further
 FEWEST_ROUNDS: Final = 12  # with 8 changes, fewer could show no gain at the last look
-LOOKS: Final = (1 / 3, 2 / 3, 1.0)  # parts of the rounds after which results are looked at
+SCREEN_LOOKS: Final = (1 / 3, 2 / 3, 1.0)  # the fresh trials run all rounds, for narrow intervals
 UNCHANGED: Final = "unchanged"
 AGAIN: Final = "unchanged, again"
 _DEPENDENT_FROM: Final = 0.4  # correlation of a ratio with the next, beyond what few rounds show by chance
@@ -144,9 +144,12 @@ class Wave:
         names: of the changes.
         rounds: that are planned.
         error: of all gains that are shown together.
+        looks: parts of the rounds after which a change may be decided.
     """
 
-    def __init__(self, names: Sequence[str], rounds: int, error: float = GAIN_ERROR) -> None:
+    def __init__(
+        self, names: Sequence[str], rounds: int, error: float = GAIN_ERROR, looks: Sequence[float] = (1.0,)
+    ) -> None:
         self.block_s: dict[str, list[float]] = {name: [] for name in (UNCHANGED, AGAIN, *names)}
         self.rounds = rounds
         self.done = 0
@@ -154,7 +157,7 @@ class Wave:
         self._has_ended = False
         self.shown: set[str] = set()
         self.futile: set[str] = set()
-        self._error, self._spent = error, 0.0
+        self._error, self._looks, self._spent = error, looks, 0.0
 
     @property
     def changes(self) -> list[str]:
@@ -175,7 +178,7 @@ class Wave:
         self.done += 1
         if self.done >= self.rounds:
             self.end()
-        elif self.done in [round(part * self.rounds) for part in LOOKS]:
+        elif self.done in [round(part * self.rounds) for part in self._looks]:
             self._look(self.done / self.rounds)
 
     def drop(self, name: str) -> None:

@@ -185,6 +185,7 @@ def test_only_the_trace_and_benchmark_commands_import_the_standalone_tools() -> 
     allowed = {
         "training_profiler.cli.trace": "trace_analysis",
         "training_profiler.cli.benchmark": "component_benchmark",
+        "training_profiler.cli.report": "trials",
         "training_profiler.cli.try_command": "trials",
     }
     offenders = [

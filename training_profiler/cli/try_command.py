@@ -106,6 +106,8 @@ def run(arguments: argparse.Namespace) -> int:
         words = ["-m", arguments.module, *words]
     if not words:
         raise ProfilerError("try needs a program; example: training-profiler try train.py --lr 1e-3")
+    if words[0].endswith(".py") and not os.path.exists(words[0]):
+        raise ProfilerError(f"{words[0]} does not exist")
     program, command, is_python = resolve(words)
     if not program:
         raise ProfilerError("this Python does not know its own path; put it in front of the script")

@@ -96,7 +96,7 @@ def _watch(
 
 def _too_few(name: str, steps: int, has_ended: bool, seconds: float, budget_s: float) -> str:
     if not steps:
-        how = "until its end" if has_ended else f"in {seconds:.0f} s"
+        how = "until its end" if has_ended else f"in {seconds:.0f} s of {budget_s:.0f} s; example: --budget 10m"
         return f"{name}: no training step was seen {how}"
     if has_ended:
         return f"{name} has {steps} steps in all; a trial needs {FEWEST_STEPS}"

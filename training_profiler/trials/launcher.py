@@ -56,7 +56,7 @@ class Launcher:
     ) -> None:
         self.program, self._scratch, self._table = program, scratch, table
         self._on_promise = on_promise
-        self._started = 0
+        self._trainings: list[Training] = []
 
     def start(self, treatments: Sequence[Treatment], warmup: int) -> Training:
         """Start a training with these changes, which runs to the end of its warm-up and waits there."""
@@ -70,12 +70,16 @@ class Launcher:
         """Return the folder for the run folder of a profiled training."""
         return training.isolation.results / RUNS
 
+    def left(self) -> list[str]:
+        """Return what ended trainings have left behind: processes and files."""
+        ended = [training.finished for training in self._trainings]
+        return [name for report in ended if report is not None for name in report.left]
+
     def _start(
         self, treatments: Sequence[Treatment], warmup: int, variables: Mapping[str, str], is_profiled: bool = False
     ) -> Training:
-        self._started += 1
-        isolation = prepare(self._scratch / str(self._started))
-        if self._started == 1:
+        isolation = prepare(self._scratch / str(len(self._trainings)))
+        if not self._trainings:
             self._on_promise(isolation.promise)
         names = [treatment.name for treatment in treatments]
         process = TrialProcess(isolation.results, Plan("", self._table, names, warmup, is_profiled))
@@ -90,4 +94,6 @@ class Launcher:
         for treatment in treatments:
             environment |= treatment.environment()
         process.start(isolation.command(list(self.program.words)), isolation.environ(environment))
-        return Training(process, isolation)
+        training = Training(process, isolation)
+        self._trainings.append(training)
+        return training

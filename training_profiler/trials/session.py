@@ -41,7 +41,7 @@ from training_profiler.trials.statistics import (
 from training_profiler.trials.treatment import Losses, Treatment
 from training_profiler.units import duration_text, time_text
 
-TOGETHER: Final = "all that helped, together"
+TOGETHER, TOGETHER_LABEL = "all together", "all that helped, together"
 MOST_ROUNDS: Final = 30
 SWITCH_S: Final = 0.03  # between two blocks
 LEAST_WARMUP, MOST_WARMUP = 3, 20  # steps
@@ -115,6 +115,7 @@ class TrialSession:
             if not any(row.effect for row in self._rows.values()):
                 raise
             self._notes.append(str(error))
+        self._notes += [f"left behind, and not removed: {left}" for left in self._launcher.left()]
         return self._results()
 
     def _results(self) -> Results:
@@ -143,6 +144,8 @@ class TrialSession:
             self._notes.append(workers)
         groups = _groups(chosen, most_trainings(first) - 2)
         for number, group in enumerate(groups):
+            if self._is_interrupted:
+                return
             seconds = SCREEN_PART * self._left_s / (len(groups) - number)
             names, schedule = self._fit([each.name for each in group], first, seconds)
             self._leave_out([each for each in group if each.name not in names])
@@ -215,6 +218,9 @@ class TrialSession:
         )
         try:
             interleaved.run()
+        except KeyboardInterrupt:
+            self._is_interrupted = True
+            wave.end()
         except TrialError as error:
             raise TryError(f"{self._launcher.program.shown} failed without a change: {error}") from None
         finally:
@@ -230,14 +236,14 @@ class TrialSession:
         """Run each change beside the unchanged training, and keep those that seem to help for fresh trials."""
         wave = Wave([each.name for each in treatments], schedule.rounds, SCREEN_ERROR, SCREEN_LOOKS)
         for each in treatments:
-            self._put(each, facts, reason="the session ended before it was known")
+            self._put(each, facts, reason="the session ended before")
         changes: dict[str, Sequence[Treatment]] = {each.name: (each,) for each in treatments}
         interleaved = self._run_wave(wave, changes, schedule, at_once_of(first), f"{len(treatments)} changes")
         self._control = _row_of(Row(AGAIN, "", AGAIN, NOT_SHOWN), wave, interleaved, AGAIN)
         is_noisy = self._is_noisy()
         for each in treatments:
             row = _row_of(self._rows[each.name], wave, interleaved, each.name)
-            if is_noisy and row.verdict != FAILED:
+            if is_noisy and row.verdict not in (FAILED, NOT_TRIED):
                 row = replace(row, verdict=NO_VERDICT)
             elif each.name in wave.shown:
                 row = replace(row, verdict=NOT_CONFIRMED)  # until fresh trials show it again
@@ -258,7 +264,7 @@ class TrialSession:
 
     def _confirm(self, winners: Sequence[Treatment], first: FirstRun) -> None:
         """Run fresh trainings with each change that seemed to help, and with all of them: those decide."""
-        if not winners:
+        if not winners or self._is_interrupted:
             return
         by_name = {each.name: each for each in winners}
         changes: dict[str, Sequence[Treatment]] = {each.name: (each,) for each in winners}
@@ -279,7 +285,7 @@ class TrialSession:
         self._control = _row_of(Row(AGAIN, "", AGAIN, NOT_SHOWN), wave, interleaved, AGAIN)
         is_noisy = self._is_noisy()
         for name in names:
-            row = self._rows.get(name, Row(TOGETHER, "", TOGETHER, NOT_SHOWN))
+            row = self._rows.get(name, Row(TOGETHER, "", TOGETHER_LABEL, NOT_SHOWN))
             row = _row_of(row, wave, interleaved, name)
             verdict = NO_VERDICT if is_noisy else FASTER if name in wave.shown else NOT_CONFIRMED
             row = replace(row, verdict=row.verdict if row.verdict == FAILED else verdict)
@@ -295,7 +301,9 @@ def _row_of(row: Row, wave: Wave, interleaved: Interleaved, name: str) -> Row:
     if outcome.failure is not None:
         return replace(row, verdict=FAILED, reason=outcome.failure)
     effect = wave.effects().get(name)
-    is_slower = effect is not None and effect.differs and effect.relative > 0
+    if effect is None:
+        return row
+    is_slower = effect.differs and effect.relative > 0
     return replace(
         row,
         verdict=SLOWER if is_slower else NOT_SHOWN,

@@ -10,11 +10,11 @@ SCHEDULE = Schedule(warmup=3, rounds=12, block_steps=5, step_s=0.1, startup_s=1.
 class FakeTraining:
     """A training whose blocks take a known time; fails in a block, where that is asked for."""
 
-    def __init__(self, step_s=0.1, fails_at=None, error=TrialError("out of memory")):
+    def __init__(self, step_s=0.1, fails_at=None, error=None):
         self.process = self
         self.is_closed = False
         self.blocks = 0
-        self._step_s, self._fails_at, self._error = step_s, fails_at, error
+        self._step_s, self._fails_at, self._error = step_s, fails_at, error or TrialError("out of memory")
 
     def wait_for_block(self, timeout_s):
         return Block(None, 2.0, (("0x1p+0",),) * 3, 7)

@@ -51,10 +51,12 @@ class OptimizerArgument(Treatment):
 
     def edit(self, calls: Sequence[CallFacts]) -> list[Edit]:
         """Return the edit of each optimizer that has the argument."""
+        other = "foreach" if self.argument == "fused" else "fused"
         return [
-            Edit(call, ((self.argument, "True"),))
+            # Only one of the two may be set.
+            Edit(call, ((self.argument, "True"), *([(other, "None")] if now.get(other) == "True" else [])))
             for call in calls
-            if call.kind == OPTIMIZER and self.argument in dict(call.arguments)
+            if call.kind == OPTIMIZER and self.argument in (now := dict(call.arguments))
         ]
 
 

@@ -72,7 +72,9 @@ PACKAGES_OF_OTHERS = {
     "storage": {"msgspec", "numpy", "psutil"},
     "trace_analysis": {"msgspec", "numpy"},
     "component_benchmark": {"torch"},
-    "trials": {"psutil", "torch"},
+    # The modules of its start-up folder import each other by name: that folder is on sys.path, not a package.
+    "trials": {"psutil", "torch"}
+    | {f"training_profiler_{name}" for name in ("layer", "libraries", "redirection", "trial")},
 }
 # Objects whose attributes a module assigns although they are not its own: (module or stage, object) pairs.
 MAY_BE_ASSIGNED = {

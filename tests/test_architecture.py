@@ -75,7 +75,10 @@ PACKAGES_OF_OTHERS = {
     "storage": {"msgspec", "numpy", "psutil"},
     "trace_analysis": {"msgspec", "numpy"},
     "component_benchmark": {"torch"},
-    "trials": {"numpy", "psutil", "torch"},
+    # libcst once an edit is asked for. The modules of the start-up folder import each other by name: that folder is on
+    # sys.path, not a package.
+    "trials": {"libcst", "numpy", "psutil", "torch"}
+    | {f"training_profiler_{name}" for name in ("layer", "libraries", "redirection", "trial")},
 }
 # Objects whose attributes a module assigns although they are not its own: (module or stage, object) pairs.
 MAY_BE_ASSIGNED = {

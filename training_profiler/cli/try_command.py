@@ -28,7 +28,10 @@ from training_profiler.settings import read_settings
 from training_profiler.sinks.console import stream_layout
 from training_profiler.storage.run_choice import choose_run
 from training_profiler.storage.run_lookup import typed_path
+from training_profiler.storage.run_reader import read_run
 from training_profiler.text import encodable, one_line
+from training_profiler.trials.edits import edited
+from training_profiler.trials.facts import facts_of
 from training_profiler.trials.launcher import Launcher, Program
 from training_profiler.trials.report import render_results
 from training_profiler.trials.results import Results, as_data, load, save
@@ -62,6 +65,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of text")
     parser.add_argument("--report", type=Path, metavar="RUN", help="print what was tried on a run, and run nothing")
+    parser.add_argument(
+        "--show-diff", type=Path, metavar="RUN", help="print the edit of what helped, for `patch -p1`, or of --only"
+    )
     parser.epilog = "changes:\n" + "\n".join(f"  {each.name:<24} {each.label}" for each in TREATMENTS)
 
 
@@ -95,12 +101,11 @@ def run(arguments: argparse.Namespace) -> int:
         ProfilerError: nothing can be tried on the program.
     """
     runs = Path(read_settings().dir)
+    if arguments.show_diff is not None:
+        return _show_diff(choose_run(arguments.show_diff, runs), arguments.only)
     if arguments.report is not None:
         folder = choose_run(arguments.report, runs)
-        results = load(folder)
-        if results is None:
-            raise RunFolderError(f"{folder}: nothing was tried on this run")
-        return _print(results, folder, arguments.json)
+        return _print(_loaded(folder), folder, arguments.json)
     words = [word for word in arguments.words[:1] if word != "--"] + arguments.words[1:]
     if arguments.module is not None:
         words = ["-m", arguments.module, *words]
@@ -114,6 +119,30 @@ def run(arguments: argparse.Namespace) -> int:
     name = arguments.module or os.path.basename(words[0])
     wishes = Wishes(arguments.budget, arguments.only, arguments.all, arguments.numerics, arguments.steps)
     return _try(Program([program, *command[1:]], is_python, name), wishes, runs, arguments.json)
+
+
+def _loaded(folder: Path) -> Results:
+    results = load(folder)
+    if results is None:
+        raise RunFolderError(f"{folder}: nothing was tried on this run")
+    return results
+
+
+def _show_diff(folder: Path, only: tuple[str, ...]) -> int:
+    """Print the edit of the changes that helped, and on stderr what it leaves to the user."""
+    results = _loaded(folder)
+    names = only or results.best_names
+    if not names:
+        raise RunFolderError(f"{folder}: no change is shown to help; --only names one")
+    facts = facts_of(read_run(folder))
+    chosen = [each for each in TREATMENTS if {each.name, each.family} & set(names)]
+    found = edited([edit for each in chosen for edit in each.edit(facts.calls)], os.getcwd())
+    sys.stdout.write(encodable(found.diff, sys.stdout.encoding))
+    sys.stdout.flush()
+    left = [*(manual.text for manual in found.manual), *found.notes]
+    for sentence in left or ([] if found.diff else [f"no edit has the effect of {', '.join(names)}"]):
+        print(f"training-profiler: {encodable(one_line(sentence), sys.stderr.encoding)}", file=sys.stderr)
+    return 0
 
 
 def _try(program: Program, wishes: Wishes, runs: Path, is_json: bool) -> int:

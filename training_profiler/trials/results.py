@@ -71,6 +71,13 @@ class Results:
         gains = [row for row in self.rows if row.verdict == FASTER and not row.is_ceiling and not row.changes_numerics]
         return min(gains, key=lambda row: row.step_s or 0.0, default=None)
 
+    @property
+    def best_names(self) -> tuple[str, ...]:
+        """The changes that ``best`` consists of; none if nothing helped."""
+        if self.together is not None and self.together.verdict == FASTER:
+            return self.together_names
+        return () if self.best is None or self.best.verdict != FASTER else (self.best.name,)
+
 
 def as_data(results: Results) -> dict[str, Any]:
     """Return the results as plain data; seconds are floats, relative differences -0.4 for 40% less."""

@@ -18,34 +18,40 @@ ASKED_TO_END = (signal.SIGTERM, signal.SIGHUP)
 sys.argv[0] = "training-profiler"  # a command of ours, in which profiling is off
 sys.path[0] = PACKAGE_PARENT  # instead of this folder
 
-from training_profiler.trials.isolation import linux, namespaces, processes, written  # noqa: E402
-from training_profiler.trials.isolation.plan import ENDED, NAMESPACES, SHARED_PROCESSES, Plan, load_plan  # noqa: E402
+from training_profiler.trials.isolation import landlock, linux, namespaces, processes, written  # noqa: E402
+from training_profiler.trials.isolation.plan import ENDED, GUARDED, NAMESPACES, SHARED_PROCESSES, Plan, load_plan  # noqa: E402
 
 
 def main(folder: str, program: list[str]) -> int:
     """Run the program as its plan says; return its status, as a shell would."""
     plan = load_plan(folder)
-    if plan.way not in (NAMESPACES, SHARED_PROCESSES):
-        raise SystemExit(f"training-profiler: unknown way of isolation: {plan.way}")
+    run = _in_namespaces if plan.way in (NAMESPACES, SHARED_PROCESSES) else _run
+    status = _reporting_errors(lambda: run(plan, program, _open_ended(plan)))
+    written.save(plan)
+    return status
+
+
+def _open_ended(plan: Plan) -> int:
+    return os.open(plan.folder / ENDED, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _in_namespaces(plan: Plan, program: list[str], ended: int) -> int:
     is_first_process = plan.way == NAMESPACES
     in_user_namespace = namespaces.leave_namespaces(is_first_process)
     if plan.layers_in_memory:
         linux.mount("tmpfs", str(plan.layers), "tmpfs", options="mode=755")
     child = os.fork()
     if child == 0:
-        os._exit(_in_child(lambda: _run_in_namespaces(plan, program, in_user_namespace)))
+        os._exit(_reporting_errors(lambda: _run_in_new_root(plan, program, ended, in_user_namespace)))
     _forward_signals(child)
-    status = _wait_for(child)
-    written.save(plan)
-    return status
+    return _wait_for(child)
 
 
-def _run_in_namespaces(plan: Plan, program: list[str], in_user_namespace: bool) -> int:
+def _run_in_new_root(plan: Plan, program: list[str], ended: int, in_user_namespace: bool) -> int:
     linux.die_with_parent(signal.SIGKILL)  # the kernel then ends all processes of the namespace
-    ended = os.open(plan.folder / ENDED, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)  # the new root hides the folder
     folder = os.getcwd()
     root = plan.folder / "root"
-    root.mkdir()
+    root.mkdir(exist_ok=True)
     is_first_process = plan.way == NAMESPACES
     file_system = namespaces.CopyOnWriteRoot(str(root), str(plan.layers), in_user_namespace)
     file_system.build(plan.used, plan.writable, is_first_process)
@@ -56,10 +62,11 @@ def _run_in_namespaces(plan: Plan, program: list[str], in_user_namespace: bool) 
 
 def _run(plan: Plan, program: list[str], ended: int) -> int:
     """Start the program, end what it leaves behind and name it in the file ``ended``, and return its status."""
-    linux.adopt_orphans()
+    if sys.platform == "linux":
+        linux.adopt_orphans()
     child = os.fork()
     if child == 0:
-        os._exit(_in_child(lambda: _become(plan, program)))
+        os._exit(_reporting_errors(lambda: _become(plan, program)))
     _forward_signals(child)
     status = _wait_for(child)
     os.write(ended, "".join(f"{name}\n" for name in processes.end_descendants()).encode())
@@ -73,6 +80,8 @@ def _become(plan: Plan, program: list[str]) -> int:
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         most = plan.most_file_bytes if hard == resource.RLIM_INFINITY else min(plan.most_file_bytes, hard)
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    if plan.way == GUARDED:
+        landlock.refuse_writing(plan.passed)
     try:
         os.execvp(program[0], program)
     except OSError as error:
@@ -80,7 +89,7 @@ def _become(plan: Plan, program: list[str]) -> int:
     return NOT_FOUND
 
 
-def _in_child(act: Callable[[], int]) -> int:
+def _reporting_errors(act: Callable[[], int]) -> int:
     try:
         return act()
     except OSError as error:

@@ -15,10 +15,9 @@ from typing import Final, NamedTuple
 from training_profiler.trials.isolation import linux
 
 # Nothing of the user's is stored in these.
-NOT_STORED: Final = frozenset(
-    ("autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs")
-    + ("fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs")
-    + ("tracefs",)
+NOT_STORED: Final = re.compile(
+    "autofs|binfmt_misc|bpf|cgroup2?|configfs|debugfs|devpts|devtmpfs|efivarfs|fusectl|hugetlbfs|mqueue|nsfs|proc|pstore|"
+    "rpc_pipefs|securityfs|selinuxfs|sysfs|tracefs"
 )
 SHARED_MEMORY: Final = "/dev/shm"
 MOST_OVERLAYS: Final = 2000  # as many mounts as this cost the kernel about 20 MB
@@ -69,7 +68,9 @@ class CopyOnWriteRoot:
     def __init__(self, root: str, layers: str, in_user_namespace: bool) -> None:
         self._root = root
         self._layers = layers
-        self._options = ",userxattr" if in_user_namespace else ""
+        # Without redirect_dir a folder of the user cannot be renamed; a user namespace may not have it.
+        self._options = ",userxattr" if in_user_namespace else ",redirect_dir=on"
+        self._in_user_namespace = in_user_namespace
         self._overlays = 0
         self._mounts = read_mounts(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape"))
         self._folders = set(self._mounts)  # that need an overlay of their own
@@ -84,7 +85,7 @@ class CopyOnWriteRoot:
         """
         linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
         linux.mount("tmpfs", self._root, "tmpfs", options="mode=755,size=64m")
-        if self._options:
+        if self._in_user_namespace:
             self._folders |= {folder for path in used for folder in _folders_of_others(path)}
         self._cover("/")
         if with_processes:
@@ -95,7 +96,7 @@ class CopyOnWriteRoot:
     def _cover(self, path: str) -> None:
         """Show ``path``, which exists below the root, so that nothing below it can change."""
         mount = self._mounts.get(path)
-        if path == "/dev" or (mount is not None and mount.kind in NOT_STORED):
+        if path == "/dev" or (mount is not None and NOT_STORED.fullmatch(mount.kind)):
             self._bind(path)
             if path == "/dev" and os.path.isdir(SHARED_MEMORY):
                 linux.mount("tmpfs", self._root + SHARED_MEMORY, "tmpfs", options="mode=1777")
@@ -170,8 +171,8 @@ class CopyOnWriteRoot:
 def _folders_of_others(path: str) -> set[str]:
     """Return ``path`` and the folders above it that another user owns.
 
-    An overlay copies a folder when something in it is written. In a user namespace it cannot copy the owner, but its own
-    top is never copied.
+    An overlay copies a folder when something in it is written. In a user namespace it cannot copy the owner, but never
+    copies its own top.
     """
     folders = {str(folder) for folder in (Path(path), *Path(path).parents)}
     return {folder for folder in folders if os.path.isdir(folder) and os.stat(folder).st_uid != os.geteuid()}

@@ -52,7 +52,12 @@ def read(layers: Path) -> Changes:
 
 def _changes_in(layer: Path) -> Iterator[Change]:
     top = str(layer / namespaces.WRITTEN)
-    covered = os.fsdecode((layer / namespaces.COVERED).read_bytes())
+    marker = layer / namespaces.COVERED
+    covered = os.fsdecode(marker.read_bytes()) if marker.exists() else "/"
+    for mark in sorted(layer.glob("removed/*")):  # of the redirection
+        path = os.readlink(mark)
+        if not os.path.lexists(top + path):
+            yield Change(path, 0, "removed")
     for folder, _, names in os.walk(top):
         for name in names:
             inside = os.path.relpath(os.path.join(folder, name), top)

@@ -51,6 +51,7 @@ TREATMENTS = (
     OtherLosses("losses", "losses", "losses*(1+1e-6)", Losses.CLOSE),
     Fails("fails", "fails", "fails", Losses.EXACT),
 )
+EXCLUSIVE = ()
 
 
 def suggested(findings: Iterable[object], facts: ProgramFacts) -> list[Treatment]:

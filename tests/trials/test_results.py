@@ -13,7 +13,7 @@ from training_profiler.trials.results import (
     Results,
     Row,
     as_data,
-    best_by_family,
+    best_of_each,
     load,
     save,
 )
@@ -77,8 +77,19 @@ def test_a_folder_where_nothing_was_tried_has_no_results(tmp_path):
 
 
 def test_of_two_numbers_of_workers_the_faster_is_part_of_all_together():
-    four = replace(WORKERS, name="num_workers=4", step_s=0.03)
-    assert best_by_family([four, WORKERS, FUSED]) == [WORKERS, FUSED]
+    four = replace(WORKERS, name="num_workers=4", effect=effect(-0.3))
+    assert best_of_each([FUSED, four, WORKERS]) == [WORKERS, FUSED]
+
+
+def test_changes_that_exclude_each_other_are_not_together():
+    foreach = replace(FUSED, name="foreach", family="foreach", effect=effect(-0.02))
+    assert best_of_each([foreach, FUSED, WORKERS], [("fused", "foreach")]) == [WORKERS, FUSED]
+
+
+def test_all_together_is_not_the_best_where_one_change_alone_does_more():
+    worse = replace(TOGETHER, effect=effect(-0.1))
+    assert replace(RESULTS, together=worse).best_names == ("num_workers=2",)
+    assert RESULTS.best_names == ("num_workers=2", "fused")
 
 
 def test_the_best_that_can_be_had_is_no_ceiling_and_changes_no_numerics():

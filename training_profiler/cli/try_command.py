@@ -150,7 +150,8 @@ def _try(program: Program, wishes: Wishes, runs: Path, is_json: bool) -> int:
     before = signal.signal(signal.SIGTERM, _interrupt)
     progress = _Progress(wishes.budget_s)
     try:
-        session = TrialSession(Launcher(program, scratch, TABLE, progress.note), TABLE, wishes, runs, progress.show)
+        launcher = Launcher(program, scratch, TABLE, progress.note_lines)
+        session = TrialSession(launcher, TABLE, wishes, runs, progress.show)
         results = session.run()
     except KeyboardInterrupt:
         progress.note("stopped before anything was known")
@@ -203,6 +204,11 @@ class _Progress:
         """Print a line."""
         self.clear()
         print(f"training-profiler: {encodable(one_line(sentence), sys.stderr.encoding)}", file=sys.stderr)
+
+    def note_lines(self, text: str) -> None:
+        """Print a text of several lines."""
+        for line in text.splitlines():
+            self.note(line)
 
     def clear(self) -> None:
         """Remove the line."""

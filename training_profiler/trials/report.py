@@ -81,7 +81,7 @@ def _remark(row: Row) -> str:
 def _answer(results: Results, run: str, layout: Layout) -> list[str]:
     """Return what the best that can be had brings in the time of this run."""
     best = results.best
-    if best is None or best.effect is None or best.verdict != FASTER or results.unchanged_s is None:
+    if best is None or best.effect is None or results.unchanged_s is None:
         tried = [row for row in results.rows if row.verdict != NOT_TRIED]
         return ["No change is shown to help."] if tried else []
     # The effect is measured in pairs; the two typical steps alone would say less.
@@ -89,16 +89,9 @@ def _answer(results: Results, run: str, layout: Layout) -> list[str]:
     before_s = steps * results.unchanged_s
     after_s = before_s * (1 + best.effect.relative) + best.warmup_s
     whose = f"This run of {steps:,} steps" if results.total_steps else f"{steps:,} steps"
-    lines = layout.wrap(
-        f"{whose} would take {duration_text(after_s)} instead of {duration_text(before_s)}, with {_names(results)}."
-    )
+    times = f"{duration_text(after_s)} instead of {duration_text(before_s)}"
+    lines = layout.wrap(f"{whose} would take {times}, with {' and '.join(results.best_names)}.")
     saved_s = (before_s - after_s + best.warmup_s) / steps
     paid_after = (results.seconds + best.warmup_s) / saved_s
     lines += layout.wrap(f"What the trials took is paid back after {paid_after:,.0f} steps.")
     return [*lines, f"The edit: training-profiler try --show-diff {run}"]
-
-
-def _names(results: Results) -> str:
-    if results.together is not None:
-        return " and ".join(results.together_names)
-    return results.best.label if results.best is not None else ""

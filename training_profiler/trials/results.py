@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -65,18 +65,18 @@ class Results:
 
     @property
     def best(self) -> Row | None:
-        """What helped most and can be had: all together, or the only change that helped."""
-        if self.together is not None:
-            return self.together
-        gains = [row for row in self.rows if row.verdict == FASTER and not row.is_ceiling and not row.changes_numerics]
-        return min(gains, key=lambda row: row.step_s or 0.0, default=None)
+        """What helped most and can be had: all that helped together, or one change; None if nothing helped."""
+        single = [row for row in self.rows if not row.is_ceiling and not row.changes_numerics]
+        gains = [row for row in (*single, self.together) if row is not None and row.verdict == FASTER]
+        return min(gains, key=_gain, default=None)
 
     @property
     def best_names(self) -> tuple[str, ...]:
         """The changes that ``best`` consists of; none if nothing helped."""
-        if self.together is not None and self.together.verdict == FASTER:
-            return self.together_names
-        return () if self.best is None or self.best.verdict != FASTER else (self.best.name,)
+        best = self.best
+        if best is None:
+            return ()
+        return self.together_names if best == self.together else (best.name,)
 
 
 def as_data(results: Results) -> dict[str, Any]:
@@ -157,11 +157,19 @@ def _read_line(line: bytes | None) -> Results | None:
         return None
 
 
-def best_by_family(rows: Iterable[Row]) -> list[Row]:
-    """Return the row with the shortest step of each family: two numbers of workers exclude each other."""
-    best: dict[str, Row] = {}
-    for row in rows:
-        known = best.get(row.family)
-        if known is None or (row.step_s or 0.0) < (known.step_s or 0.0):
-            best[row.family] = row
-    return list(best.values())
+def best_of_each(rows: Iterable[Row], exclusive: Iterable[Collection[str]] = ()) -> list[Row]:
+    """Return the rows with the largest gains that can be in effect together, the largest first.
+
+    Two of a family, such as two numbers of workers, exclude each other, and so do families that are ``exclusive``.
+    """
+    chosen: list[Row] = []
+    taken: set[str] = set()
+    for row in sorted(rows, key=_gain):
+        if row.family not in taken:
+            chosen.append(row)
+            taken |= {row.family}.union(*(families for families in exclusive if row.family in families))
+    return chosen
+
+
+def _gain(row: Row) -> float:
+    return 0.0 if row.effect is None else row.effect.relative

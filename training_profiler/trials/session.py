@@ -27,7 +27,7 @@ from training_profiler.trials.results import (
     SLOWER,
     Results,
     Row,
-    best_by_family,
+    best_of_each,
 )
 from training_profiler.trials.statistics import (
     AGAIN,
@@ -67,7 +67,7 @@ class TrialSession:
 
     Args:
         launcher: starts its trainings.
-        table: module that has ``TREATMENTS`` and ``suggested``.
+        table: module that has ``TREATMENTS``, ``EXCLUSIVE`` and ``suggested``.
         wishes: of the user.
         runs: folder for the run folder of the first run.
         on_progress: called with the part that is done, and with what is under way.
@@ -86,6 +86,7 @@ class TrialSession:
         self._launcher, self._wishes, self._runs = launcher, wishes, runs
         module = importlib.import_module(table)
         self._treatments: tuple[Treatment, ...] = module.TREATMENTS
+        self._exclusive: Sequence[Sequence[str]] = module.EXCLUSIVE
         self._suggested: Callable[[Any, ProgramFacts], list[Treatment]] = module.suggested
         self._on_progress, self._clock = on_progress, clock
         self._begin_s = clock()
@@ -268,12 +269,9 @@ class TrialSession:
             return
         by_name = {each.name: each for each in winners}
         changes: dict[str, Sequence[Treatment]] = {each.name: (each,) for each in winners}
-        best = best_by_family(
-            row
-            for name in by_name
-            for row in [self._rows[name]]
-            if not row.is_ceiling and (self._wishes.numerics or not row.changes_numerics)
-        )
+        rows = [self._rows[name] for name in by_name]
+        can_be_had = [row for row in rows if not row.is_ceiling and (self._wishes.numerics or not row.changes_numerics)]
+        best = best_of_each(can_be_had, self._exclusive)
         if len(best) > 1:
             changes = {TOGETHER: tuple(by_name[row.name] for row in best), **changes}
         names, schedule = self._fit(list(changes), first, self._left_s)

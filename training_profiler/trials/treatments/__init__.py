@@ -91,6 +91,8 @@ TREATMENTS: Final[tuple[Treatment, ...]] = (
     _ceiling(ceilings.OneBatchOfValidation, "no_validation", "one batch of each validation"),
     _ceiling(ceilings.NoScalars, "no_scalars", "no logging of numbers"),
 )
+# Only one of these can be in effect.
+EXCLUSIVE: Final = (("fused", "foreach"), ("jemalloc", "tcmalloc"))
 FAMILIES: Final = tuple(dict.fromkeys(treatment.family for treatment in TREATMENTS))
 
 _LOADING: Final = ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory", "batched", "one_batch")

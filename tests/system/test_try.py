@@ -44,14 +44,12 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.programs
 def test_workers_help_a_slow_loader_and_keep_the_losses(tmp_path: Path) -> None:
-    only = "num_workers=1,num_workers=2,gc_freeze"
-    results = results_of(tmp_path, "--budget", "4m", "--only", only, str(PLANTED / "waiting_dataset.py"))
+    results = results_of(tmp_path, "--budget", "4m", "--only", "num_workers=2", str(PLANTED / "waiting_dataset.py"))
     found = rows(results)
     assert found["num_workers=2"]["verdict"] == "faster", results
     assert found["num_workers=2"]["effect"]["relative"] < -0.3
     assert found["num_workers=2"]["losses"]["kind"] == "identical"
     assert found["num_workers=2"]["where"].startswith("waiting_dataset.py:")
-    assert found["gc_freeze"]["verdict"] != "faster"
     folder = tmp_path / results["run_folder"]
     shown = tried(tmp_path, "--show-diff", str(folder), "--only", "num_workers=2")
     assert "num_workers=2" in shown.stdout + shown.stderr
@@ -70,7 +68,7 @@ def test_fused_helps_an_optimizer_of_many_small_tensors(tmp_path: Path) -> None:
 def test_changes_that_do_nothing_are_no_gain_and_no_file_stays(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.txt").write_text("mine")
     before = files_in(tmp_path)
-    results = results_of(tmp_path, "--budget", "3m", "--only", "gc_freeze,foreach", str(SLEEPING))
+    results = results_of(tmp_path, "--budget", "3m", "--only", "gc_freeze", str(SLEEPING))
     assert [row["verdict"] for row in results["rows"]].count("faster") == 0, results
     assert results["control"]["effect"]["low"] <= 0.02
     assert results["control"]["losses"]["kind"] == "identical"
@@ -80,23 +78,26 @@ def test_changes_that_do_nothing_are_no_gain_and_no_file_stays(tmp_path: Path) -
 
 @pytest.mark.programs
 def test_ctrl_c_gives_the_results_so_far_and_leaves_no_process(tmp_path: Path) -> None:
+    scratch = tmp_path / ("folder-with-a-long-name" * 4)
+    scratch.mkdir()
     process = subprocess.Popen(
         [*TRY, "--budget", "10m", "--only", "gc_freeze", str(SLEEPING)],
         cwd=tmp_path,
-        env=environment(None),
+        env=environment(None, TMPDIR=str(scratch)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     deadline_s = time.monotonic() + TIMEOUT_S
-    while not list((tmp_path / "runs").glob("*")) and time.monotonic() < deadline_s:  # the first run has ended
-        time.sleep(0.2)
+    while not list(scratch.glob("*/1")) and time.monotonic() < deadline_s:  # until the first run has ended
+        time.sleep(0.1)
     started = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     stdout, stderr = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, stderr
     assert "stopped early ===" in stdout
     assert not any(child.is_running() for child in started)
+    assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.parametrize(

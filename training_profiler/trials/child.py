@@ -12,8 +12,8 @@ import random
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +25,7 @@ from training_profiler.recording.recorder import Recorder
 from training_profiler.units import NS_PER_S
 
 SEED: Final = 20_261_122  # unlikely to be the program's own
+LONGEST_ADDRESS: Final = 100  # bytes; Linux has room for 108
 DRAIN_EVERY: Final = 64  # steps
 FAILED_STATUS: Final = 70  # EX_SOFTWARE of sysexits.h
 
@@ -44,7 +45,8 @@ class Session:
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(path)
+        with address_of(path) as address:
+            self._socket.connect(address)
         self._lines = self._socket.makefile("r", encoding="utf-8")
 
     def send(self, **message: object) -> None:
@@ -57,6 +59,19 @@ class Session:
         if not line:  # the session has ended
             os._exit(0)
         return int(json.loads(line)["steps"])
+
+
+@contextmanager
+def address_of(path: str) -> Iterator[str]:
+    """Yield a path of a socket that is short enough for an address, which has room for about 100 bytes."""
+    if len(os.fsencode(path)) <= LONGEST_ADDRESS:
+        yield path
+        return
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+    finally:
+        os.close(folder)
 
 
 class Unreadable(io.RawIOBase):

@@ -17,7 +17,7 @@ from typing import Any, Final
 import psutil
 
 from training_profiler.text import one_line
-from training_profiler.trials.child import Plan
+from training_profiler.trials.child import Plan, address_of
 from training_profiler.trials.isolation.isolation import LAUNCHER
 
 PLAN, SOCKET, OUTPUT = "plan.json", "socket", "output"
@@ -94,7 +94,8 @@ class TrialProcess:
         self._socket = folder / SOCKET
         (folder / PLAN).write_text(json.dumps(plan._replace(socket=str(self._socket))._asdict()), encoding="utf-8")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(self._socket))
+        with address_of(str(self._socket)) as address:
+            self._listener.bind(address)
         self._listener.listen()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)

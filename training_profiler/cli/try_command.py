@@ -6,7 +6,7 @@ own, which are gone afterwards. Without --only or --all, the findings of a first
     training-profiler try train.py --lr 1e-3
     training-profiler try --budget 10m --only num_workers,fused train.py
     training-profiler try -m package.module
-    training-profiler try --json RUN
+    training-profiler try --show-diff runs/20261121-142530 | patch -p1
 """
 
 import argparse
@@ -64,7 +64,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--steps", type=_count, metavar="N", help="steps of the whole training, to say how long it would take"
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of text")
-    parser.add_argument("--report", type=Path, metavar="RUN", help="print what was tried on a run, and run nothing")
     parser.add_argument(
         "--show-diff", type=Path, metavar="RUN", help="print the edit of what helped, for `patch -p1`, or of --only"
     )
@@ -103,9 +102,6 @@ def run(arguments: argparse.Namespace) -> int:
     runs = Path(read_settings().dir)
     if arguments.show_diff is not None:
         return _show_diff(choose_run(arguments.show_diff, runs), arguments.only)
-    if arguments.report is not None:
-        folder = choose_run(arguments.report, runs)
-        return _print(_loaded(folder), folder, arguments.json)
     words = [word for word in arguments.words[:1] if word != "--"] + arguments.words[1:]
     if arguments.module is not None:
         words = ["-m", arguments.module, *words]

@@ -1,5 +1,6 @@
 """Starts the trainings of a session: each in a folder and an isolation of its own."""
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,7 @@ class Launcher:
             TRIAL_PLAN: str(process.plan_path),
             "PYTHONHASHSEED": "0",  # the order of a set of words would differ from process to process
             "PYTHONUNBUFFERED": "1",
+            "PET_MASTER_PORT": str(_free_port()),  # torchrun's own is the same for all of them
             **variables,
         }
         if is_profiled:
@@ -97,3 +99,9 @@ class Launcher:
         training = Training(process, isolation)
         self._trainings.append(training)
         return training
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -69,6 +69,7 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
                 "step_s": finding.step_s,
                 "step_if_gone_s": finding.step_if_gone_s,
                 "remedy": finding.fix,
+                "losses": finding.losses,
             }
             for finding in findings
         ],

@@ -29,6 +29,16 @@ def is_switched_on() -> bool:
     return not _is_own_command() and means_on(os.environ)
 
 
+def is_switched_off() -> bool:
+    """Return whether the switch says off, which an empty or missing variable does not.
+
+    Raises:
+        SettingsError: the value is neither on nor off.
+    """
+    given = os.environ.get(SWITCH, "").strip() or os.environ.get(SHORT_SWITCH, "").strip()
+    return bool(given) and not means_on(os.environ)
+
+
 def switch_on() -> None:
     """Switch profiling on in this process and the children that it starts."""
     os.environ[SWITCH] = "1"

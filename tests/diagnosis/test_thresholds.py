@@ -53,6 +53,7 @@ def test_these_are_the_thresholds():
         "double-precision": 0.10,
         "repeated-backward": 0.10,
         "recompiles": 0.03,
+        "lock-held-by-thread": 0.10,
     }
 
 

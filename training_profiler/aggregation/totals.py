@@ -47,6 +47,7 @@ class Totals:
         self.machine = MachineSums()
         self.batches: int | None = None  # fetched for training; None without a known loader
         self.samples: int | None = None
+        self.tokens: int | None = None  # read by the training; None where no trainer counts them
         self.flops: StepFlops | None = None  # of one step, as counted last
         self.slow_steps = 0  # first steps of the run up to the last one slowed by counting its FLOPs
         self.loaders = LoaderSums()
@@ -104,6 +105,8 @@ class Totals:
         self.lines.update(later.lines)
         self.machine.add(later.machine)
         self._add_batches(later)
+        if later.tokens is not None:
+            self.tokens = (self.tokens or 0) + later.tokens
         self.flops = later.flops or self.flops
         self.slow_steps = max(self.slow_steps, later.slow_steps)
         self.loaders.add(later.loaders)

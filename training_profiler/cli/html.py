@@ -14,6 +14,7 @@ from training_profiler.diagnosis import diagnose
 from training_profiler.page.findings import Excerpt, places
 from training_profiler.page.render import Origin, render_page
 from training_profiler.safety.files import replace_file
+from training_profiler.storage.captures import captures_of
 from training_profiler.storage.run_lookup import read_meta, read_program, typed_path
 from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.source_lines import read_lines
@@ -21,7 +22,6 @@ from training_profiler.storage.timeline_reader import read_series
 from training_profiler.text import encodable, one_line
 
 NAME = "report.html"
-MOST_CAPTURES = 50
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -60,19 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
         str(meta.get("began", "")),
         str(meta.get("command", "")),
         {str(name): str(version) for name, version in versions.items()} if isinstance(versions, dict) else {},
-        _captures(folder),
+        captures_of(folder),
     )
     page = render_page(snapshot, findings, ranks, origin, sources)
     target = arguments.output or folder / NAME
     replace_file(target, page.encode("utf-8", "backslashreplace"))
     print(encodable(one_line(target), sys.stdout.encoding))
     return 0
-
-
-def _captures(folder: Path) -> list[str]:
-    """Return the traces in the run folder."""
-    try:
-        names = sorted(path.name for path in (folder / "captures").iterdir() if ".trace.json" in path.name)
-    except OSError:
-        return []
-    return [f"captures/{name}" for name in names[:MOST_CAPTURES]]

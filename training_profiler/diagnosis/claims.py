@@ -13,6 +13,7 @@ from training_profiler.diagnosis.program import (
 )
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.diagnosis.shares import RUN_SHARES, STEP_SHARES
+from training_profiler.diagnosis.threads import LOCK_HELD
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.known_sections import (
@@ -45,9 +46,10 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     DOUBLE_PRECISION: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP),
     REPEATED_BACKWARD: (BACKWARD_PASS,),
     RECOMPILES: (FORWARD_PASS, BACKWARD_PASS),
+    LOCK_HELD: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
 }
 # A cause that is measured is named before what only says where the time lies.
-_CAUSES: Final = (RECOMPILES, DOUBLE_PRECISION, SMALL_OPERATORS, REPEATED_BACKWARD)
+_CAUSES: Final = (LOCK_HELD, RECOMPILES, DOUBLE_PRECISION, SMALL_OPERATORS, REPEATED_BACKWARD)
 _INSIDE: Final = {FIRST_FETCH: DATA_LOADING, WORKER_START: DATA_LOADING}
 SAYS_MORE_FROM: Final = 0.3  # of its own saving, beside a known cause
 _EXPLAINED_FROM: Final = 0.5  # of the variance of step time

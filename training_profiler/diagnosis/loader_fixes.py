@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
+from training_profiler.diagnosis.worker_plan import FREE_CPUS, WorkerPlan, worker_plan
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 
-FREE_CPUS: Final = 0.5  # from here on another worker has something to run on
 MOST_WORKERS: Final = 8  # to begin with
 UNKNOWN_LOADER: Final = (
     "Raise DataLoader(num_workers=...), then set pin_memory=True, persistent_workers=True and a larger "
@@ -42,7 +42,22 @@ def waiting_fix(snapshot: Snapshot) -> str:
     return "; ".join([*words, "otherwise use faster storage or preprocess less"])
 
 
+def waiting_saved(snapshot: Snapshot) -> float:
+    """Return the part of the waiting for batches that more workers can save; 1 where no limit is known."""
+    loader = slowest_loader(snapshot)
+    plan = None if loader is None else _plan(snapshot, loader)
+    return 1.0 if plan is None else plan.saved
+
+
+def _plan(snapshot: Snapshot, loader: LoaderStats) -> WorkerPlan | None:
+    free, ranks = free_cpus(snapshot), 1 if snapshot.machine is None else snapshot.machine.local_ranks
+    return worker_plan(snapshot, loader, None if free is None else free / ranks)
+
+
 def _more_workers(snapshot: Snapshot, loader: LoaderStats) -> str:
+    plan = _plan(snapshot, loader)
+    if plan is not None:
+        return plan.text()
     free, now = free_cpus(snapshot), loader.num_workers or 0
     if free is None:
         return f"Raise DataLoader(num_workers=...) from {now}"

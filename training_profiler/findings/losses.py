@@ -75,6 +75,7 @@ ADVISED: Final = (
     Price("less validation or sampling", EXACT_IF, NOT_DRAWING, "(validate|samples|evaluate) less often"),
     Price("no gradients in validation", EXACT, words="no_grad|inference_mode"),
     Price("no kept graphs", EXACT, words=r"\.detach\(\)"),
+    Price("work in another process", EXACT, words="process of its own"),
     Price("cheaper lines", EXACT_IF, "if they compute the same", "these lines cheaper"),
     Price("sections", EXACT, words="wrap the parts"),
     Price("larger collectives", CLOSE, words="larger collectives|CUDA graphs"),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from training_profiler.instrumentation.call_sites import ReadSite
-from training_profiler.instrumentation.context import Install, PatchContext
+from training_profiler.instrumentation.context import NO_HOOKS, Install, PatchContext, WorkerHooks
 from training_profiler.instrumentation.flops.counter import Flops
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
 from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
@@ -26,6 +26,7 @@ from training_profiler.instrumentation.patches import (
     dynamo,
     excepthook,
     grad_scaler,
+    loader_worker,
     module_call,
     optimizer,
     simple_spans,
@@ -42,6 +43,7 @@ from training_profiler.snapshot.program import ProgramFacts
 log: Final = logging.getLogger("training_profiler")
 PATCHES: Final[dict[str, Install]] = {
     "data loading": dataloader.install,
+    "loader workers": loader_worker.install,
     "forward pass": module_call.install,
     "backward pass": backward.install,
     "autograd functions": autograd_function.install,
@@ -63,6 +65,7 @@ class Instrumentation:
         recorder: of this process.
         begin: starts a session at the first event; returns a function that ends a step, or None for no session.
         loaders: returns the loaders of the session under way.
+        workers: what follows the workers of loaders.
         read_site: returns the user's line of a stack.
     """
 
@@ -71,10 +74,11 @@ class Instrumentation:
         recorder: Recorder,
         begin: Callable[[], Callable[[int], None] | None],
         loaders: Callable[[], LoaderRegistry | None] = lambda: None,
+        workers: WorkerHooks = NO_HOOKS,
         read_site: ReadSite = lambda frame: None,
     ) -> None:
         self._recorder = recorder
-        self.context: Final = PatchContext(recorder, self._first_event, self.disable, read_site)
+        self.context: Final = PatchContext(recorder, self._first_event, self.disable, workers, read_site)
         self.flops = Flops(self.context)
         self.program = ProgramReader(self.context)
         self._loaders = loaders
@@ -103,6 +107,11 @@ class Instrumentation:
             self.missing[name] = f"{type(error).__name__}: {error}"
         else:
             self._patches[name] = patches
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether any patch is in place."""
+        return bool(self._patches)
 
     def uninstall(self) -> None:
         """Remove all patches; calls under way run to their end."""
@@ -168,7 +177,11 @@ class Instrumentation:
             if loaders is None:
                 return None
             self._known_loaders = KnownLoaders(loaders, self.context.calls.place_of_loader)
-        return self._known_loaders.counts_of(iterator)
+        counts = self._known_loaders.counts_of(iterator)
+        workers = getattr(iterator, "_workers", None)  # private: may be gone
+        if counts is not None and workers:
+            self.context.workers.add(counts, [worker.pid for worker in workers])
+        return counts
 
     def disable(self, error: Exception) -> None:
         """Remove all patches after an error of ours and log it once; the training goes on."""

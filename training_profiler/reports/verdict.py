@@ -50,6 +50,7 @@ _CLASSES: Final = {
     "slowing-down": "SLOWING DOWN",
     "gpu-utilization": "GPU IDLE",
     "small-operators": "SMALL OPERATORS",
+    "lock-held-by-thread": "LOCK HELD",
     "double-precision": "FLOAT64",
     "repeated-backward": "REPEATED BACKWARD",
     "recompiles": "RECOMPILES",

@@ -19,7 +19,8 @@ from training_profiler.runtime.output_thread import OutputThread
 from training_profiler.runtime.terminal import PREFIX, Terminal
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.settings import Settings
-from training_profiler.sinks.metrics import PlainNames, epoch_metrics, interval_metrics, loader_metrics
+from training_profiler.sinks.metrics import Metrics, PlainNames, epoch_metrics, interval_metrics, loader_metrics
+from training_profiler.sinks.sink import HeldRows, MetricRow
 from training_profiler.sinks.trackers import PATIENCE_S, Trackers
 from training_profiler.snapshot.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.storage.journal import JournalLines, Line
@@ -31,6 +32,7 @@ from training_profiler.torch_capture.trace_writer import OutputLocation
 A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which reports their failures
 DISK_S: Final = 1.0  # at the end, for a disk that does nothing
 READER_S: Final = 1.0  # at the end, for a terminal or pipe without progress
+PROGRAM: Final = "the program"  # which logs rows itself, as if it were a tracker
 LOOK_S: Final = 0.02  # between two looks of a tracker for the run folder
 ONLY_WAITED: Final = (
     "nothing measured: this process only waited for its children; call start_training_profiling() in the child that "
@@ -76,6 +78,7 @@ class Outputs:
         self._thread, self._lines = thread, lines
         self._run_name, self._share = run_name, share_folder
         self._loader_names = PlainNames()
+        self._program_rows: HeldRows | None = None  # None until the program asks for them
         self._is_announced = False
         self._lost_lines = self._lost_intervals = 0  # for which there was no room
         self._trackers.prepare(settings.sinks)
@@ -198,8 +201,19 @@ class Outputs:
     def interval_row(self, snapshot: Snapshot, only: str | None = None) -> None:
         """Send the metrics of an interval to the trackers, or to one of them."""
         if snapshot.step is not None or not snapshot.steps:  # the time after the last step is not an interval
-            send = self._trackers.send
-            self._guard.run("trackers", lambda: send(snapshot.steps, lambda: interval_metrics(snapshot), only))
+            self._send(snapshot.steps, lambda: interval_metrics(snapshot), only)
+
+    def _send(self, step: int, metrics: Callable[[], Metrics], only: str | None = None) -> None:
+        self._guard.run("trackers", lambda: self._trackers.send(step, metrics, only))
+        held = self._program_rows
+        if held is not None and only in (None, PROGRAM):
+            self._guard.run("rows of the program", lambda: held.add([MetricRow(step, time.time(), metrics())]))
+
+    def pop_rows(self) -> list[MetricRow]:
+        """Return the rows since the last call, for the program's own loggers. The first call returns none."""
+        if self._program_rows is None:
+            self._program_rows = HeldRows()
+        return self._program_rows.drain() if self._program_rows else []
 
     def loader_row(self, step: int, loaders: Sequence[LoaderStats]) -> None:
         """Send the metrics of data loaders after ``step`` optimizer steps to trackers that accept frequent rows."""
@@ -211,7 +225,7 @@ class Outputs:
         if not self._settings.is_quiet:
             warnings = epoch_warnings(stats, self._settings.thresholds)
             self._terminal.print(render_epoch(stats, warnings, self._layout()))
-        self._guard.run("trackers", lambda: self._trackers.send(step, lambda: epoch_metrics(stats)))
+        self._send(step, lambda: epoch_metrics(stats))
 
     def final(self, stats: Callable[[], Snapshot], findings: Sequence[Finding], health: Callable[[], Health]) -> None:
         """Report on the finished run. ``stats`` is called again after printing, which can add notes."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
+from training_profiler.snapshot.loader_workers import WorkerLineStats as WorkerLineStats
+from training_profiler.snapshot.loader_workers import WorkerStats as WorkerStats
 from training_profiler.snapshot.machine import GpuStats as GpuStats
 from training_profiler.snapshot.machine import Growth as Growth
 from training_profiler.snapshot.machine import Level as Level
@@ -79,6 +81,8 @@ class LineStats:
     waits_in: str = ""  # the call: item, cpu, tolist, ...
     inside: str = ""  # "lib/trainer.py:9 fit > callback on_step_end": what ran in a library that the line called
     phase: str = ""  # of a trainer, such as "callback on_step_end"; "" if there is none or it is not always the same
+    # The parts of ``share`` in which a line of another thread had the lock: "load.py:9 decode" -> share.
+    held_by: Mapping[str, float] = field(default_factory=dict, compare=False)
     # With ``lines`` above 1: the lines of the user's code and their shares.
     parts: tuple[tuple[int, float], ...] = field(default=(), compare=False)
 
@@ -192,6 +196,7 @@ class LoaderStats:
     data_set: str = ""  # its class
     is_map_style: bool | None = None  # whether samples are asked for by number
     fetches_batches: bool | None = None  # whether the data set returns all samples of a batch at once
+    workers: WorkerStats | None = None  # of both phases, with the first of them; None where they were not observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +217,7 @@ class Throughput:
     steps_per_s: float
     batches_per_s: float | None = None
     samples_per_s: float | None = None
+    tokens_per_s: float | None = None  # where the trainer counts them
     flops_per_step: float | None = None  # of the model: forward and backward, counted in one step
     tflops: float | None = None  # achieved, in 1e12 per second
     dtype: str = ""  # of most of these FLOPs
@@ -350,6 +356,18 @@ class Snapshot:
             if 2 * _share(places) < _share(coarser):
                 places = [_common(place, level) for place in coarser]
         return [place for place in places if place.share >= HOT_SHARE]
+
+    def lines_in_workers(self) -> tuple[WorkerLineStats, ...]:
+        """Return the lines that workers of all loaders ran, as shares of all their work, the largest first."""
+        observed = [loader.workers for loader in self.loaders if loader.workers is not None and loader.workers.lines]
+        if len(observed) == 1:
+            return observed[0].lines
+        # A line of several loaders has a row for each: their data sets differ.
+        whole = sum(workers.work_s for workers in observed)
+        rows = [
+            replace(line, share=line.share * workers.work_s / whole) for workers in observed for line in workers.lines
+        ]
+        return tuple(sorted(rows, key=lambda line: -line.share))
 
 
 def _share(places: Sequence[LineStats]) -> float:

@@ -20,3 +20,7 @@ ALLOCATE_ANY: Final = re.compile(
 )
 COPY_OR_FILL: Final = re.compile(rf"{_RUNTIME}Mem(cpy|set)|{_DRIVER}Memcpy")
 COPY_OR_WAIT: Final = re.compile(rf"{_RUNTIME}(Memcpy|StreamSynchronize|EventSynchronize)")
+LAUNCH_KERNEL: Final = re.compile(rf"({_RUNTIME}|{_DRIVER})\w*LaunchKernel|{_RUNTIME}LaunchCooperativeKernel")
+LAUNCH_GRAPH: Final = re.compile(rf"({_RUNTIME}|{_DRIVER})GraphLaunch")
+BEGIN_CAPTURE: Final = re.compile(rf"({_RUNTIME}|{_DRIVER})StreamBeginCapture")
+END_CAPTURE: Final = re.compile(rf"({_RUNTIME}|{_DRIVER})StreamEndCapture")

@@ -76,6 +76,8 @@ class Columns:
     world_size: int | None
     rank: int | None
     compute_capability: int | None  # 80 for 8.0, of the first device; None if it is not from NVIDIA
+    lost_halves: int  # begins without an end, and ends without a begin
+    notes: tuple[str, ...]  # what of the file could not be read
 
     def is_of(self, *categories: str) -> Bools:
         """Return which events are of one of these categories."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from training_profiler.errors import TraceError
+from training_profiler.findings.tables import counted
 from training_profiler.text import printable
 from training_profiler.trace_analysis.load.begin_end import pairs_of
 from training_profiler.trace_analysis.load.columns import (
@@ -27,6 +28,7 @@ from training_profiler.trace_analysis.load.times import TimeProblemError, times_
 
 _NO_ARGS: Final = Args()
 MOST_NAME: Final = 2_000  # characters; kernels of templates have long names
+NO_NAME: Final = "(no name)"
 MOST_THREADS: Final = 1_000
 MOST_DEVICES: Final = 256
 MOST_SUM_NS: Final = 2**62
@@ -58,10 +60,9 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     Raises:
         TraceError: a time is missing, no number or negative, or no event has a duration.
     """
-    events, begin_ns, end_ns = _with_duration(raw, where)
+    events, begin_ns, end_ns, lost_halves = _with_duration(raw, where)
     order = np.argsort(begin_ns, kind="stable")
-    names, name = numbered(list(map(attrgetter("name"), events)))
-    names = [printable(event_name, MOST_NAME) for event_name in names]
+    names, name, nameless = _names(events)
     threads, thread = numbered(list(map(attrgetter("pid", "tid"), events)))
     if len(threads) > MOST_THREADS:
         raise TraceError(f"{where} has events of {len(threads)} threads and streams; at most {MOST_THREADS} are read")
@@ -109,7 +110,17 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         world_size=_integer_or_none(raw.distributed.get("world_size")),
         rank=_integer_or_none(raw.distributed.get("rank")),
         compute_capability=_capability(raw.devices),
+        lost_halves=lost_halves,
+        notes=raw.notes + nameless,
     )
+
+
+def _names(events: Sequence[Event]) -> tuple[list[str], Ints, tuple[str, ...]]:
+    """Return the distinct names, the index of each event's name, and a note if events have none."""
+    given, name = numbered(list(map(attrgetter("name"), events)))
+    names = [NO_NAME if text is None else printable(str(text), MOST_NAME) for text in given]
+    nameless = int((name == given.index(None)).sum()) if None in given else 0
+    return names, name, (f"{counted(nameless, 'event')} without a name",) if nameless else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +154,7 @@ class _Reader:
         return column[self.order]
 
 
-def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
+def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints, int]:
     events = [event for event in raw.events if event.ph == "X"]
     begin_ns = _times(events, lambda event: event.ts, where)
     duration_ns = _times(events, lambda event: event.dur, where)
@@ -151,9 +162,10 @@ def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
         raise TraceError(f"{where} has a negative duration: {_described(events[int(np.argmin(duration_ns))])}")
     if float(duration_ns.sum(dtype=np.float64)) > MOST_SUM_NS:
         raise TraceError(f"{where} has durations of over 146 years in all")
-    if "B" in raw.kinds:
+    lost_halves = 0
+    if not raw.kinds.isdisjoint("BE"):
         try:
-            paired, begins, ends = pairs_of(raw.events)
+            paired, begins, ends, lost_halves = pairs_of(raw.events)
         except TimeProblemError:
             raise TraceError(f'{where} has an event of ph "B" or "E" without a usable time') from None
         events += paired
@@ -162,7 +174,7 @@ def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
         raise TraceError(
             f"{where} has no events with a duration: nothing was recorded, or it is not a trace of torch.profiler"
         )
-    return events, begin_ns, begin_ns + duration_ns
+    return events, begin_ns, begin_ns + duration_ns, lost_halves
 
 
 def _times(events: Sequence[Event], read: Callable[[Event], Any], where: str) -> Ints:
@@ -176,7 +188,7 @@ def _described(event: Event) -> str:
     times = (time if time is None or isinstance(time, (int, float, str)) else bytes(time).decode() or None
              for time in (event.ts, event.dur))  # fmt: skip
     ts, dur = times
-    return f"{event.name[:60]!r} with ts {str(ts)[:40]}, dur {str(dur)[:40]}"
+    return f"{str(event.name)[:60]!r} with ts {str(ts)[:40]}, dur {str(dur)[:40]}"
 
 
 def numbered(values: Sequence[Any]) -> tuple[list[Any], Ints]:
@@ -189,7 +201,7 @@ def numbered(values: Sequence[Any]) -> tuple[list[Any], Ints]:
 def _categories(events: Sequence[Event], names: Sequence[str], name: Ints) -> Ints:
     categories, category = numbered(list(map(attrgetter("cat"), events)))
     ids = np.array(
-        [CATEGORY_IDS[CATEGORIES.get(category_name.lower(), "other")] for category_name in categories], np.int64
+        [CATEGORY_IDS[CATEGORIES.get(str(category_name).lower(), "other")] for category_name in categories], np.int64
     )[category]
     is_annotation = np.array([event_name.startswith(_ANNOTATIONS) for event_name in names], np.bool_)[name]
     return np.where(is_annotation & (ids == CATEGORY_IDS["cpu_op"]), CATEGORY_IDS["user_annotation"], ids)

@@ -50,6 +50,7 @@ def start_training_profiling(
     log_scalars_every_n_steps: int | None = None,
     thresholds: Mapping[str, float] | None = None,
     checklist: bool | None = None,
+    html: bool | None = None,
     rank_wait_s: float | None = None,
     capture: str | None = None,
     prometheus_port: int | str | None = None,
@@ -72,15 +73,14 @@ def start_training_profiling(
         timing: clock of sections on an accelerator: ``"auto"`` (default), ``"host"``, ``"events"`` or ``"sync"``.
         monitor_s: time in s between two samples of the machine; 1 by default, 0 for none.
         flops: whether the FLOPs of the model are counted, once, in an early step; True by default.
-        sinks: trackers that get the metrics, such as ``"tensorboard,jsonl"``; none by default. The error of a wrong
-            name lists all.
+        sinks: trackers that get the metrics, such as ``"tensorboard,jsonl"``; none by default.
         log_scalars_every_n_steps: steps between two rows of a loader's metrics; as often as trackers can by default.
         thresholds: thresholds of rules by their code, where they should differ, such as ``{"data-transfer": 0.2}``.
         checklist: whether the final summary ends with the quick checklist; False by default.
+        html: whether the run folder gets its page at the end; False by default.
         rank_wait_s: longest time in s that a rank waits for the others at the end; 2 by default, 0 for none.
         capture: when deep capture records, such as ``"steps=100-103"``; on request only by default.
-        prometheus_port: port of this machine, or ``"address:port"``, at which Prometheus finds the metrics; none by
-            default.
+        prometheus_port: port, or ``"address:port"``, at which Prometheus finds the metrics; none by default.
         name: the run's name, at the end of its folder's name; none by default.
 
     Raises:
@@ -278,7 +278,10 @@ def check_settings(arguments: Mapping[str, Any]) -> None:
         TypeError: there is no such argument.
         SettingsError, MissingExtraError: a value cannot be used, or a tracker's package is not installed.
     """
-    inspect.signature(start_training_profiling).bind(**arguments)
+    try:
+        inspect.signature(start_training_profiling).bind(**arguments)
+    except TypeError as error:
+        raise TypeError(f"start_training_profiling() {error}") from None
     usable_settings(arguments)
 
 
@@ -310,6 +313,12 @@ def has_inferred_steps() -> bool:
     """Return whether patches of torch find the steps of the run under way."""
     session = _process.session
     return session is None or session.instrumentation is not None
+
+
+def loss_begins() -> None:
+    """Note that the trainer begins to compute the loss: inside an update, that time is not the optimizer's."""
+    if _process.instrumentation is not None:
+        _process.instrumentation.loss_begins()
 
 
 def count_tokens(tokens: int) -> None:

@@ -72,6 +72,11 @@ def _is_own_command() -> bool:
     return bool(words) and os.path.basename(words[0]) in ("training-profiler", "training-profiler.exe")
 
 
+def environment_off() -> dict[str, str]:
+    """Return the environment of a process of ours, in which nothing is profiled."""
+    return {**os.environ, SWITCH: "0"}
+
+
 def launch_environment(bootstrap: str, is_python: bool, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment in which an unmodified program is profiled.
 

@@ -56,6 +56,13 @@ def test_too_few_samples_or_batches_say_nothing() -> None:
     assert worker_stats(None) is None
 
 
+def test_later_batches_that_wait_are_a_share_of_enough_samples() -> None:
+    stats, few = (worker_stats(SUMS._replace(waits=waits, held=12)) for waits in (40, 29))
+    assert stats is not None
+    assert few is not None
+    assert (stats.held, few.held) == (0.3, None)
+
+
 def test_workers_of_both_phases_are_said_once() -> None:
     counts, val = LoaderCounts("0"), LoaderCounts("1")
     for phase in ("train", "val"):

@@ -44,6 +44,7 @@ def test_these_are_the_thresholds():
         "step-time-varies": 0.10,
         "cpu-oversubscribed": 0.2,
         "machine-busy": 0.1,
+        "slower-since": 0.05,
         "slowing-down": 0.05,
         "steps-do-more": 0.05,
         "validation-with-gradients": 0.0,

@@ -84,6 +84,14 @@ def test_what_was_not_measured_is_not_said(run: Snapshot) -> None:
     assert "making a batch" not in waiting_fix(run)
 
 
+def test_another_order_is_advised_where_ready_batches_wait_and_workers_do_too() -> None:
+    uneven = replace(WORKERS, batch_avg_s=0.015, cpu_avg_s=0.015, batch_max_s=0.9, busy=0.4, held=0.62)
+    advice = "set in_order=False if batches may come in another order: in 62% of the waiting, later ones were ready"
+    assert advice in waiting_fix(waiting_run(uneven))
+    for other in ({"busy": 0.97}, {"held": 0.1}, {"held": None}):  # busy workers make no more in another order
+        assert "in_order" not in waiting_fix(waiting_run(replace(uneven, **other)))
+
+
 def test_several_batches_a_step_are_counted() -> None:
     run = waiting_run(using_s=0.010)
     loader = replace(run.loaders[0], batches=400)

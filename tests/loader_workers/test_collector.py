@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from training_profiler.loader_workers.collector import MOST_FILES, WorkerCollector
+from training_profiler.loader_workers.collector import MOST_FILES, WorkerCollector, has_later_batches
 from training_profiler.loader_workers.mailbox import Mailbox
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.worker_sums import MOST_LINES, WorkerLine, WorkerSums, added
@@ -22,7 +22,7 @@ def mailbox(tmp_path: Path) -> Mailbox:
 
 @pytest.fixture
 def collector(mailbox: Mailbox):
-    collector = WorkerCollector(FaultGuard().run, lambda: mailbox)
+    collector = WorkerCollector(FaultGuard().run, mailbox=lambda: mailbox)
     collector.start(is_on=True)
     collector.expect()
     yield collector
@@ -71,7 +71,7 @@ def test_the_last_reading_is_at_the_end_and_the_folder_is_gone(collector: Worker
 
 
 def test_without_workers_there_is_no_folder_and_no_thread(mailbox: Mailbox) -> None:
-    collector = WorkerCollector(FaultGuard().run, lambda: mailbox)
+    collector = WorkerCollector(FaultGuard().run, mailbox=lambda: mailbox)
     collector.start(is_on=False)  # sample_hz is 0
     collector.expect()
     collector.add(LoaderCounts("0"), [1])
@@ -83,7 +83,7 @@ def test_without_workers_there_is_no_folder_and_no_thread(mailbox: Mailbox) -> N
 def test_a_folder_of_another_user_is_reported_and_left_alone(mailbox: Mailbox) -> None:
     mailbox.folder.mkdir(mode=0o777)
     mailbox.folder.chmod(0o777)
-    collector = WorkerCollector(FaultGuard().run, lambda: mailbox)
+    collector = WorkerCollector(FaultGuard().run, mailbox=lambda: mailbox)
     collector.start(is_on=True)
     collector.expect()
     collector.close()
@@ -92,7 +92,7 @@ def test_a_folder_of_another_user_is_reported_and_left_alone(mailbox: Mailbox) -
 
 
 def test_a_forked_child_leaves_the_folder_to_its_parent(collector: WorkerCollector, mailbox: Mailbox) -> None:
-    child = WorkerCollector(FaultGuard().run, lambda: mailbox)
+    child = WorkerCollector(FaultGuard().run, mailbox=lambda: mailbox)
     child.start(is_on=True)
     child.expect()
     thread = child._thread
@@ -102,6 +102,47 @@ def test_a_forked_child_leaves_the_folder_to_its_parent(collector: WorkerCollect
     assert thread is not None
     thread.stop()
     thread.join(10)
+
+
+class Iterator:
+    """The account of torch's iterator: tasks 5 to 8 are with the workers or back."""
+
+    def __init__(self, *back: int, in_order: bool = True) -> None:
+        self._in_order = in_order
+        self._rcvd_idx, self._send_idx = 5, 9
+        self._task_info = {task: (0, "batch") if task in back else (0,) for task in range(5, 9)}
+        self._tasks_outstanding = 4 - len(back)
+
+
+@pytest.mark.parametrize(
+    ("iterator", "is_held"),
+    [
+        (Iterator(), False),
+        (Iterator(6), True),
+        (Iterator(6, 8), True),
+        (Iterator(5, 6), None),
+        (Iterator(6, in_order=False), None),
+        (None, None),
+    ],
+)
+def test_later_batches_wait_behind_the_one_that_is_missing(iterator: Iterator | None, is_held: bool | None) -> None:
+    assert has_later_batches(iterator) is is_held
+
+
+def test_waiting_is_sampled_for_the_loader_that_is_waited_for(mailbox: Mailbox) -> None:
+    counts, other = LoaderCounts("0"), LoaderCounts("1")
+    awaited = iter([None, (counts, Iterator(6)), (counts, Iterator()), (other, Iterator()), (counts, Iterator(5))])
+    collector = WorkerCollector(FaultGuard().run, lambda: next(awaited), mailbox=lambda: mailbox)
+    collector.start(is_on=True)
+    assert mailbox.make()
+    collector.expect()
+    collector.add(counts, [1])
+    mailbox.write(1, sums(10))
+    for _ in range(5):
+        collector.sample()
+    collector.close()
+    assert counts.workers is not None
+    assert (counts.workers.waits, counts.workers.held) == (2, 1)
 
 
 def test_lines_beyond_the_limit_count_for_their_phase() -> None:

@@ -55,7 +55,15 @@ def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{}", b"[1,2", b"[" * 5000, b"[1,1,1,1,1,1,1,1,-1,[],[]]", b"[1,1,1e300,1,1,1,1,1,1,[],[]]", b"\xff" * 40],
+    [
+        b"",
+        b"{}",
+        b"[1,2",
+        b"[" * 5000,
+        b"[1,1,1,1,1,1,1,1,-1,0,0,[],[]]",
+        b"[1,1,1e300,1,1,1,1,1,1,0,0,[],[]]",
+        b"\xff" * 40,
+    ],
 )
 def test_what_is_not_a_workers_is_not_used(mailbox: Mailbox, content: bytes) -> None:
     (mailbox.folder / "7.json").write_bytes(content)

@@ -66,7 +66,7 @@ def test_what_a_thread_waits_for_is_read_from_the_frames_below_the_users_line(fr
     assert waits_for(training_at("train.py:88 train", *frames)) == expected
 
 
-def test_a_frame_above_the_users_line_is_no_wait():
+def test_a_frame_above_the_users_line_does_not_wait():
     thread = ThreadStack("x", (frame("threading.py:3 wait", is_users=False), frame("train.py:9 work")))
     assert waits_for(thread) == ""
 

@@ -90,7 +90,7 @@ def test_training_of_one_rank_that_stands_still_is_reported_once_with_its_line(t
     assert stacks.steps == 3
 
 
-def test_program_that_goes_on_without_steps_is_no_hang(training):
+def test_program_that_goes_on_without_steps_does_not_hang(training):
     training.train()
     training.look(60)
     for _ in range(STILL_LOOKS):
@@ -108,7 +108,7 @@ def test_steps_that_go_on_after_a_long_one_are_no_hang(training):
 
 
 @pytest.mark.parametrize("name", ["validation_epoch", "checkpointing"])
-def test_validation_after_a_long_step_is_no_hang(training, name):
+def test_validation_after_a_long_step_does_not_hang(training, name):
     training.train()
     training.look(65)
     with training.recorder.section(name):
@@ -116,7 +116,7 @@ def test_validation_after_a_long_step_is_no_hang(training, name):
     assert training.reports == []
 
 
-def test_person_at_a_prompt_is_no_hang(training):
+def test_person_at_a_prompt_does_not_hang(training):
     training.train()
     code = compile("def wait(look):\n    look(100)", f"{os.path.dirname(os.__file__)}/pdb.py", "exec")
     names = {}

@@ -56,13 +56,13 @@ def test_process_that_holds_the_gil_in_c_shows_its_stacks_and_is_not_interrupted
     assert process.stdout.readline() == "slept 0\n"  # the signal would have cut it short
 
 
-def test_process_without_our_file_gets_no_signal(started):
+def test_process_without_our_file_gets_none(started):
     process = started("import time; print('hangs', flush=True); time.sleep(600)")
     assert stacks_by_signal(process.pid) is None
     assert process.poll() is None
 
 
-def test_process_whose_signal_is_no_longer_caught_gets_none(started):
+def test_process_that_stopped_catching_the_signal_gets_none(started):
     # As after os.exec, had the file survived it.
     process = started(
         """

@@ -122,7 +122,7 @@ def test_the_work_of_loader_workers_reads_back(tmp_path):
     counts = LoaderCounts("train")
     counts.add(32, 500_000_000, True)
     line = WorkerLine("transform", "data.py", 31, "Blur.__call__", "", 48)
-    counts.use_workers(WorkerSums(2, 20, 900, 800, 90, 700, 50, 1, 3, (line,), (WorkerMemory(1, 2, 3),)))
+    counts.use_workers(WorkerSums(2, 20, 900, 800, 90, 700, 50, 1, 3, 60, 20, (line,), (WorkerMemory(1, 2, 3),)))
     run.loaders = [counts]
     train(run)
     assert_reads_back(run, tmp_path)

@@ -155,7 +155,7 @@ def test_the_age_is_that_of_the_file_and_never_negative(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\xff nothing of ours\n", b'{"kind":"begin","schema":9}\n'])
-def test_what_is_no_journal_is_an_error_each_time(tmp_path, content):
+def test_another_file_is_an_error_each_time(tmp_path, content):
     (tmp_path / "rank0.jsonl").write_bytes(content)
     live = LiveRun(tmp_path)
     for _ in range(2):

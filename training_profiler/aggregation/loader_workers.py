@@ -7,7 +7,7 @@ from training_profiler.recording.worker_sums import IDLE, PHASES, WorkerSums
 from training_profiler.snapshot.loader_workers import WorkerLineStats, WorkerStats
 from training_profiler.units import NS_PER_S
 
-SAMPLES_NEEDED: Final = 30  # of work; a share of one half is then accurate to about 18 points (95 %)
+SAMPLES_NEEDED: Final = 30  # of work, or of waiting; a share of one half is then accurate to about 18 points (95 %)
 BATCHES_NEEDED: Final = 4  # before a mean batch says anything
 
 
@@ -30,6 +30,7 @@ def worker_stats(sums: WorkerSums | None) -> WorkerStats | None:
         lines=_lines(sums, work) if work >= SAMPLES_NEEDED else (),
         memory_bytes=max((memory.last for memory in sums.memory), default=None),
         memory_growth_bytes=max((memory.last - memory.first for memory in sums.memory), default=None),
+        held=sums.held / sums.waits if sums.waits >= SAMPLES_NEEDED else None,
         sampling_share=sums.sampling_ns / sums.wall_ns,
     )
 

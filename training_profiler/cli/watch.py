@@ -13,6 +13,7 @@ line of text.
 """
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -162,7 +163,7 @@ class Watcher:
         return 0
 
     def _look(self, screen: "Screen") -> Look | None:
-        """Return what is seen of the run; None, and say why, if it cannot be read now but may be later."""
+        """Return the run as it is now; None, and say why, if it cannot be read yet."""
         try:
             return self._live.look()
         except RunFolderError as error:
@@ -232,7 +233,7 @@ class Screen(Protocol):
 
 
 class PlainScreen:
-    """A line for each look that has new steps, and one for each event."""
+    """A line each time there are new steps, and one for each event."""
 
     leaves_nothing = False
 
@@ -262,7 +263,7 @@ class PlainScreen:
 
 
 class FullScreen:
-    """The whole terminal, drawn by rich; drawn anew when its size changes."""
+    """The whole terminal, drawn by rich, and drawn again when its size changes."""
 
     leaves_nothing = True
 
@@ -272,31 +273,45 @@ class FullScreen:
 
         self._console = console or Console()
         self._picture: Callable[[Layout, int], list[str]] = lambda layout, height: ["reading the run ..."]
+        self._is_drawing = False
+        self._before: Any = None  # handler of the signal that the terminal has another size
         self._live = Live(
             get_renderable=self._drawn,
             console=self._console,
             screen=True,
-            refresh_per_second=2,
+            auto_refresh=False,
             redirect_stdout=False,
             redirect_stderr=False,
         )
 
     def __enter__(self) -> "FullScreen":
-        self._live.start()
+        self._live.start(refresh=True)
+        if hasattr(signal, "SIGWINCH"):
+            self._before = signal.signal(signal.SIGWINCH, lambda signum, frame: self._draw())
         return self
 
     def __exit__(self, *error: object) -> None:
+        if hasattr(signal, "SIGWINCH"):
+            signal.signal(signal.SIGWINCH, self._before)
         self._live.stop()
 
     def show(self, run: WatchedRun, new: Sequence[str], events: Sequence[str]) -> None:
         """Draw the run."""
         self._picture = lambda layout, height: watch_lines(run, events, layout, height)
-        self._live.refresh()
+        self._draw()
 
     def say(self, problem: str) -> None:
         """Draw the problem."""
         self._picture = lambda layout, height: layout.wrap(one_line(problem))
-        self._live.refresh()
+        self._draw()
+
+    def _draw(self) -> None:
+        if not self._is_drawing:  # a signal in the middle of it
+            self._is_drawing = True
+            try:
+                self._live.refresh()
+            finally:
+                self._is_drawing = False
 
     def _drawn(self) -> Any:
         from rich.text import Text

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.diagnosis.change import SLOWER_SINCE
 from training_profiler.diagnosis.device import CAUSES, GPU_UTILIZATION
 from training_profiler.diagnosis.program import (
     DOUBLE_PRECISION,
@@ -28,7 +29,7 @@ from training_profiler.recording.known_sections import (
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
 
 STEP_TIME_VARIES: Final = "step-time-varies"
-SLOWING_DOWN: Final = "slowing-down"
+RISES: Final = (SLOWER_SINCE, "slowing-down")  # of step time
 BACKWARD_SLOW: Final = "backward-slow"
 SYNCHRONIZATION_HEAVY: Final = "synchronization-heavy"
 # Their cause is another rank. What a rank waits for it lies in the sections in which ranks meet.
@@ -127,7 +128,7 @@ def _beside_others(
     if finding.code == GPU_UTILIZATION:
         claimed_s = sum(each.potential_saving_s for each in single if each.code in CAUSES)
         return replace(finding, potential_saving_s=max(0.0, saving_s - claimed_s))
-    if finding.code not in (STEP_TIME_VARIES, SLOWING_DOWN) or snapshot.step is None or not settled_s:
+    if finding.code not in (STEP_TIME_VARIES, *RISES) or snapshot.step is None or not settled_s:
         return finding
     # The time above the median, or above the pace of the start, lies in the claimed sections as much as in the others.
     cause = str(finding.evidence.get("moves_with", "")) or _moves_with(snapshot)
@@ -135,7 +136,7 @@ def _beside_others(
     explained = float(finding.evidence.get("explained", snapshot.step.explained.get(cause, 0.0))) if is_claimed else 0.0
     left_s = saving_s * (1 - max(min(1.0, explained), min(1.0, in_steps_s / settled_s)))
     if finding.code == STEP_TIME_VARIES:  # a rise makes steps uneven as well
-        left_s -= sum(each.potential_saving_s for each in findings if each.code == SLOWING_DOWN)
+        left_s -= sum(each.potential_saving_s for each in findings if each.code in RISES)
     return replace(finding, potential_saving_s=left_s) if left_s >= MIN_SAVING_S else None
 
 

@@ -7,6 +7,8 @@ from training_profiler.diagnosis.worker_plan import FREE_CPUS, WorkerPlan, worke
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 
 MOST_WORKERS: Final = 8  # to begin with
+HELD_FROM: Final = 0.3  # of the waiting; workers of even speed reach a tenth
+NOT_BUSY: Final = 0.85  # workers that are busier than this gain nothing from another order
 UNKNOWN_LOADER: Final = (
     "Raise DataLoader(num_workers=...), then set pin_memory=True, persistent_workers=True and a larger "
     "prefetch_factor; otherwise use faster storage or preprocess less"
@@ -73,6 +75,12 @@ def _other_arguments(snapshot: Snapshot, loader: LoaderStats) -> Iterator[str]:
         yield "set pin_memory=True"
     if loader.num_workers and loader.persistent_workers is False and len(snapshot.epochs) != 1:
         yield REMADE.lower() if loader.is_remade else "set persistent_workers=True"
+    workers = loader.workers
+    if workers is not None and (workers.held or 0) >= HELD_FROM and workers.busy <= NOT_BUSY:
+        yield (
+            f"set in_order=False if batches may come in another order: in {workers.held:.0%} of the waiting, later "
+            f"ones were ready"
+        )
     if loader.num_workers and loader.prefetch_factor is not None:
         yield f"raise prefetch_factor from {loader.prefetch_factor} if single samples are slow"
 

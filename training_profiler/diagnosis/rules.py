@@ -7,6 +7,7 @@ from typing import Final
 # Importing a module of rules registers them.
 from training_profiler.diagnosis import (  # noqa: F401
     calls,
+    change,
     claims,
     device,
     lines,

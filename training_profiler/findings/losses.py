@@ -65,6 +65,7 @@ ADVISED: Final = (
     Price("data made ahead of time", EXACT_IF, "if the data stays the same", "ahead of time"),
     Price("data mapped into memory", EXACT, words="mmap"),
     Price("other batches", CHANGES, words=r"(larger|smaller) batch(?! size)|bucket them|pad batches"),
+    Price("another order of batches", CHANGES, words="in_order=False"),
     Price("accumulated gradients", CHANGES, words="accumulat"),
     Price("another model", CHANGES, words="(smaller|faster) model|fewer parameters|optimizer of torch"),
     Price("float32 instead of float64", CLOSE, words="use float32"),

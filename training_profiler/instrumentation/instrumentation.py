@@ -35,6 +35,7 @@ from training_profiler.instrumentation.patches import (
 from training_profiler.instrumentation.patches.simple_spans import SIMPLE_SPANS
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.program_reader import READ_UNTIL, ProgramReader
+from training_profiler.instrumentation.training_thread import FETCH
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.recording.foreign_errors import reraise_if_foreign
 from training_profiler.recording.recorder import Recorder
@@ -183,6 +184,14 @@ class Instrumentation:
             self.context.workers.add(counts, [worker.pid for worker in workers])
         return counts
 
+    def awaited(self) -> tuple[LoaderCounts, Any] | None:
+        """Return the loader and the iterator that the training thread waits for; None if it does not. On any thread."""
+        detector = self.context.detector
+        if detector is None or self.context.training_thread.busy_with != FETCH:
+            return None
+        latest = detector.phases.passes.latest
+        return None if latest is None or latest.counts is None else (latest.counts, latest.iterator())
+
     def disable(self, error: Exception) -> None:
         """Remove all patches after an error of ours and log it once; the training goes on."""
         reraise_if_foreign(error)
@@ -226,6 +235,12 @@ class Instrumentation:
         """Leave the ends of steps to ``profile_step``."""
         if self.context.detector is not None:
             self.context.detector.use_manual_steps()
+
+    def loss_begins(self) -> None:
+        """Note that the trainer begins to compute the loss, perhaps inside an update."""
+        detector = self.context.current_detector() if self.context.detector is not None else None
+        if detector is not None:
+            self.context.guarded(detector.loss_begins)
 
     def epoch_boundary(self) -> EpochBoundary | None:
         """Return the epoch boundary since the last step; None without one."""

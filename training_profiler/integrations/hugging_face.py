@@ -31,8 +31,7 @@ class TrainingProfilerCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, log_metrics: bool = True, **settings: Any) -> None:
-        self._run = TrainerRun("transformers", settings)
-        self._log_metrics = log_metrics
+        self._run = TrainerRun("transformers", settings, log_metrics)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin the run."""
@@ -60,8 +59,7 @@ class TrainingProfilerCallback(TrainerCallback):  # type: ignore[misc]
             for reporter in _reporters():
                 reporter.on_log(args, state, control, logs=dict(row.metrics), **kwargs)
 
-        if self._log_metrics:
-            self._run.log(write, is_last)
+        self._run.log(write, is_last)
 
 
 def _tokens_seen(args: Any, state: Any) -> int:

@@ -20,8 +20,7 @@ class TrainingProfilerHandler:
     """
 
     def __init__(self, log_metrics: bool = True, **settings: Any) -> None:
-        self._run = TrainerRun("ignite", settings)
-        self._log_metrics = log_metrics
+        self._run = TrainerRun("ignite", settings, log_metrics)
 
     def attach(self, engine: Engine) -> "TrainingProfilerHandler":
         """Profile each ``engine.run()`` from now on, and return the handler. Attach it before handlers that log."""
@@ -29,7 +28,7 @@ class TrainingProfilerHandler:
         engine.add_event_handler(Events.STARTED, self._begin)
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._iteration_completed)
         engine.add_event_handler(Events.COMPLETED, self._end)
-        engine.add_event_handler(Events.INTERRUPT, self._end)
+        engine.add_event_handler(Events.TERMINATE, self._terminated)
         return self
 
     def _begin(self, engine: Engine) -> None:
@@ -37,10 +36,12 @@ class TrainingProfilerHandler:
 
     def _iteration_completed(self, engine: Engine) -> None:
         self._run.step_ended(engine.state.iteration)
-        if self._log_metrics:
-            self._run.log(lambda row: engine.state.metrics.update(row.metrics))
+        self._run.log(lambda row: engine.state.metrics.update(row.metrics))
+
+    def _terminated(self, engine: Engine) -> None:
+        if engine.should_terminate == "skip_completed":  # else COMPLETED follows
+            self._end(engine)
 
     def _end(self, engine: Engine) -> None:
-        if self._log_metrics:
-            self._run.log(lambda row: engine.state.metrics.update(row.metrics), is_last=True)
+        self._run.log(lambda row: engine.state.metrics.update(row.metrics), is_last=True)
         self._run.end()

@@ -28,15 +28,14 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
 
     def __init__(self, log_metrics: bool = True, **settings: Any) -> None:
         super().__init__()
-        self._run = TrainerRun("keras", settings)
-        self._log_metrics = log_metrics
-        self._is_fitting, self._batches = False, 0
+        self._run = TrainerRun("keras", settings, log_metrics)
+        self._batches = 0  # of this ``fit``
         self._newest: dict[str, float] = {}
         self._next_row_s = 0.0
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin the run of a ``fit``."""
-        self._is_fitting, self._newest, self._batches = True, {}, 0
+        self._newest, self._batches = {}, 0
         self._run.begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -47,7 +46,7 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Add the newest metrics to the logs of the epoch."""
-        if self._log_metrics and logs is not None:
+        if logs is not None:
             now_s = time.monotonic()
             is_due = now_s >= self._next_row_s  # a row that no report has made costs a millisecond
             self._next_row_s = now_s + ROW_EVERY_S if is_due else self._next_row_s
@@ -56,29 +55,20 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
 
     def on_train_end(self, logs: Any = None) -> None:
         """End the run."""
-        self._is_fitting = False
         self._run.end()
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Begin the run of an ``evaluate``, unless it is the validation of a ``fit``."""
-        self._begin_alone()
+        self._run.begin()
 
     def on_test_end(self, logs: Any = None) -> None:
         """End the run of an ``evaluate``."""
-        self._end_alone()
+        self._run.end()
 
     def on_predict_begin(self, logs: Any = None) -> None:
         """Begin the run of a ``predict``, unless a callback of a ``fit`` predicts."""
-        self._begin_alone()
+        self._run.begin()
 
     def on_predict_end(self, logs: Any = None) -> None:
         """End the run of a ``predict``."""
-        self._end_alone()
-
-    def _begin_alone(self) -> None:
-        if not self._is_fitting:
-            self._run.begin()
-
-    def _end_alone(self) -> None:
-        if not self._is_fitting:
-            self._run.end()
+        self._run.end()

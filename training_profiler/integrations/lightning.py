@@ -1,5 +1,6 @@
 """A profiler and a callback for Lightning's ``Trainer``, of ``lightning`` or of ``pytorch_lightning``."""
 
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,10 +11,13 @@ from training_profiler.sampling.framework_frames import PROGRESS, callback_named
 if TYPE_CHECKING:
     from training_profiler.sinks.sink import MetricRow
 
-if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning.pytorch" in sys.modules:
+# The same classes twice, and a Trainer takes those of its own package, which the program has imported.
+HAS_NEW_NAME: Final = "lightning.pytorch" in sys.modules or "pytorch_lightning" not in sys.modules
+
+if TYPE_CHECKING or (HAS_NEW_NAME and importlib.util.find_spec("lightning") is not None):
     from lightning.pytorch import Callback, LightningDataModule, LightningModule
     from lightning.pytorch.profilers import Profiler
-else:  # the same classes again, and the Trainer takes only its own
+else:
     from pytorch_lightning import Callback, LightningDataModule, LightningModule
     from pytorch_lightning.profilers import Profiler
 
@@ -21,6 +25,7 @@ PACKAGE: Final = Profiler.__module__.partition(".")[0]
 STEP_END: Final = "on_train_batch_end"  # the first hook after a step
 LAST_HOOK: Final = "on_train_end"  # the loggers are closed soon after it
 MODULE: Final = "[LightningModule]"
+STRATEGY, LOSS = "[Strategy]", ".training_step"
 PROGRESS_BARS: Final = ("TQDMProgressBar", "RichProgressBar", "ProgressBar")
 _BASES: Final = {base.__name__: base for base in (Callback, LightningModule, LightningDataModule)}
 _PLAIN_ACTIONS: Final = {
@@ -52,9 +57,9 @@ class TrainingProfiler(Profiler):  # type: ignore[misc]
         self, dirpath: Any = None, filename: str | None = None, log_metrics: bool = True, **settings: Any
     ) -> None:
         super().__init__(dirpath=dirpath, filename=filename)
-        self._run = TrainerRun(PACKAGE, settings)
-        self._log_metrics = log_metrics
+        self._run = TrainerRun(PACKAGE, settings, log_metrics)
         self._names: dict[str, str] = {}  # action -> its section; "" for none
+        self._losses: set[str] = set()  # actions that compute the loss, in the closure of an update
         self._after: set[str] = set()  # actions after which rows are logged
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
@@ -68,6 +73,8 @@ class TrainingProfiler(Profiler):  # type: ignore[misc]
         name = self._names.get(action_name)
         if name or (name is None and (name := self._named(action_name))):
             self._run.section(name).__enter__()
+        if action_name in self._losses:
+            self._run.loss_begins()
 
     def stop(self, action_name: str) -> None:
         """End the section of an action; after the last hook of a step, log."""
@@ -76,7 +83,7 @@ class TrainingProfiler(Profiler):  # type: ignore[misc]
             self._run.section(name).__exit__(None, None, None)
         if action_name in self._after:
             is_last = action_name.endswith(LAST_HOOK)
-            self._run.guarded("steps", lambda: _step_ended(self._run, self._trainer(), self._log_metrics, is_last))
+            self._run.guarded("steps", lambda: _step_ended(self._run, self._trainer(), is_last))
 
     def _named(self, action_name: str) -> str:
         """Return and keep the name of an action's section; "" without one."""
@@ -91,9 +98,12 @@ class TrainingProfiler(Profiler):  # type: ignore[misc]
         # The module's own hook is called after those of the callbacks, also if it does nothing.
         if action_name.startswith(MODULE) and action_name.endswith((STEP_END, LAST_HOOK)):
             self._after.add(action_name)
+        if action_name.startswith(STRATEGY) and action_name.endswith(LOSS):
+            self._losses.add(action_name)
 
     def _forget_names(self) -> None:
         self._names.clear()
+        self._losses.clear()
         self._after.clear()
 
     def _trainer(self) -> Any:
@@ -125,8 +135,7 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
     """
 
     def __init__(self, log_metrics: bool = True, **settings: Any) -> None:
-        self._run = TrainerRun(PACKAGE, settings)
-        self._log_metrics = log_metrics
+        self._run = TrainerRun(PACKAGE, settings, log_metrics)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Begin the run of a ``fit``, ``validate``, ``test`` or ``predict``."""
@@ -134,21 +143,20 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Log the metrics of a report since the last step."""
-        self._run.guarded("steps", lambda: _step_ended(self._run, trainer, self._log_metrics))
+        self._run.guarded("steps", lambda: _step_ended(self._run, trainer))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the last metrics."""
-        self._run.guarded("steps", lambda: _step_ended(self._run, trainer, self._log_metrics, is_last=True))
+        self._run.guarded("steps", lambda: _step_ended(self._run, trainer, is_last=True))
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the run."""
         self._run.end()
 
 
-def _step_ended(run: TrainerRun, trainer: Any, logs_metrics: bool, is_last: bool = False) -> None:
+def _step_ended(run: TrainerRun, trainer: Any, is_last: bool = False) -> None:
     run.step_ended(trainer.global_step)
-    if logs_metrics:
-        run.log(lambda row: _log_row(row, trainer), is_last)
+    run.log(lambda row: _log_row(row, trainer), is_last)
 
 
 def _log_row(row: "MetricRow", trainer: Any) -> None:

@@ -26,18 +26,19 @@ class TrainerRun:
     Args:
         package: of the framework.
         settings: arguments of ``start_training_profiling``.
+        logs_metrics: whether ``log`` does anything.
 
     Raises:
         TypeError: there is no such setting.
         SettingsError, MissingExtraError: a value cannot be used, or a tracker's package is not installed.
     """
 
-    def __init__(self, package: str, settings: Mapping[str, Any]) -> None:
-        self._package, self._settings = package, dict(settings)
+    def __init__(self, package: str, settings: Mapping[str, Any], logs_metrics: bool = True) -> None:
+        self._package, self._settings, self._logs_metrics = package, dict(settings), logs_metrics
         self._guard = FaultGuard()
         self._api: ModuleType | None = None
         self._calls: list[TrainerCall] = []  # of this integration's trainers, in each other
-        self._is_on = self._marks_steps = False
+        self._is_on = self._takes_part = self._marks_steps = False
         self._updates = 0  # of the trainer, at the end of the last step
         self._tokens = 0  # of the trainer, when they were counted last
         self._text = ""
@@ -46,7 +47,7 @@ class TrainerRun:
             self._api.check_settings(self._settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TrainerRun, (self._package, self._settings)
+        return TrainerRun, (self._package, self._settings, self._logs_metrics)
 
     @property
     def is_on(self) -> bool:
@@ -64,11 +65,14 @@ class TrainerRun:
             _owner._end_run(api)
         self._is_inside(call)
         self._calls.append(call)
+        if len(self._calls) > 1:
+            return
         if api.start_for_trainer(self._settings):
-            _owner, self._text = self, ""
-        self._is_on = api.is_trainer_profiled()
+            _owner = self
+        self._is_on, self._takes_part = api.is_trainer_profiled(), _owner is not self
         self._marks_steps = self._is_on and not api.has_inferred_steps()
-        api.pop_metrics()
+        if self._logs_metrics:
+            api.pop_metrics()  # those of another training
 
     def _is_inside(self, now: TrainerCall) -> bool:
         """Return whether a training of this integration is under way, after dropping those that have raised."""
@@ -104,6 +108,11 @@ class TrainerRun:
         if self._is_on:
             self._with_api(lambda api: api.profile_step())
 
+    def loss_begins(self) -> None:
+        """Note that the trainer begins to compute the loss, perhaps in the closure of an update."""
+        if self._is_on:
+            self._with_api(lambda api: api.loss_begins())
+
     def count_tokens(self, seen: int) -> None:
         """Count the tokens that the trainer has read on this rank: ``seen`` since its own begin."""
         tokens, self._tokens = seen - self._tokens, seen
@@ -117,7 +126,7 @@ class TrainerRun:
             for row in api.pop_metrics(is_last):
                 write(row)
 
-        if self._is_on:
+        if self._is_on and self._logs_metrics:
             self._with_api(work, "metrics")  # a logger that fails ends nothing else
 
     def section(self, name: str) -> Any:
@@ -126,7 +135,7 @@ class TrainerRun:
 
     def report(self) -> str:
         """Return the report of the run so far, or of the last run; "" before the first."""
-        if self._is_on:
+        if self._is_on or self._takes_part:  # a run of another goes on after the training
             self._with_api(self._read_report)
         return self._text
 

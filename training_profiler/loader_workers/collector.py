@@ -1,19 +1,25 @@
-"""Collects, in the process that trains, what its loaders' workers hand over."""
+"""Collects, in the process that trains, what its loaders' workers hand over, and how it waits for them."""
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 from training_profiler.loader_workers.mailbox import Mailbox
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.worker_sums import WorkerSums, added
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
+from training_profiler.sampling.line_sampler import GOLDEN, JITTER
 
 PART: Final = "loader workers"
 READ_S: Final = 2.0  # between two readings
+LOOK_S: Final = 0.1  # between two samples of the training's waiting
 PATIENCE_S: Final = 1.0  # at the end, for the last reading
 MOST_FILES: Final = 64  # of one loader; older workers are summed up and not read again
+
+
+def no_wait() -> None:
+    """Return that the training does not wait, where it cannot be known."""
 
 
 class _Workers:
@@ -23,10 +29,15 @@ class _Workers:
         self.counts = counts
         self._earlier = WorkerSums()
         self._latest: dict[int, WorkerSums | None] = {}
+        self._waits = self._held = 0
 
     def add(self, workers: Iterable[int]) -> None:
         for worker in workers:
             self._latest.setdefault(worker, None)
+
+    def sample(self, is_held: bool) -> None:
+        self._waits += 1
+        self._held += is_held
 
     def read(self, mailbox: Mailbox) -> None:
         for worker in list(self._latest):
@@ -36,14 +47,26 @@ class _Workers:
             self._earlier = added([self._earlier, oldest or WorkerSums()])
         known = [sums for sums in self._latest.values() if sums is not None]
         if known or self._earlier.workers:
-            self.counts.use_workers(added([self._earlier, *known]))
+            waiting = WorkerSums(waits=self._waits, held=self._held)
+            self.counts.use_workers(added([self._earlier, *known, waiting]))
 
 
 class WorkerCollector:
-    """Makes the folder for workers before the first of them starts, and reads it on a thread of its own."""
+    """Makes the folder for workers before the first of them starts, and reads it on a thread of its own.
 
-    def __init__(self, guard: Guard, mailbox: Callable[[], Mailbox] = lambda: Mailbox(os.getpid())) -> None:
-        self._guard, self._make_mailbox = guard, mailbox
+    Args:
+        guard: disables this part after an error.
+        awaited: returns the loader and the iterator that the training waits for just now; None if it does not wait.
+        mailbox: makes the mailbox of this process.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        awaited: Callable[[], tuple[LoaderCounts, Any] | None] = no_wait,
+        mailbox: Callable[[], Mailbox] = lambda: Mailbox(os.getpid()),
+    ) -> None:
+        self._guard, self._awaited, self._make_mailbox = guard, awaited, mailbox
         self._is_on = False
         self._mailbox: Mailbox | None = None
         self._loaders: dict[int, _Workers] = {}  # by the loader's id
@@ -74,9 +97,23 @@ class WorkerCollector:
     def _run(self, thread: BackgroundThread) -> None:
         if self._mailbox is not None:
             self._mailbox.remove_left_over()
-        while not thread.wait_for_stop(READ_S):
-            self.read()
+        phase, until_read_s = 0.5, READ_S
+        while not thread.wait_for_stop(pause_s := LOOK_S * (1 + JITTER * (2 * phase - 1))):
+            phase, until_read_s = (phase + GOLDEN) % 1, until_read_s - pause_s
+            self.sample()
+            if until_read_s <= 0:
+                until_read_s = READ_S
+                self.read()
         self.read()
+
+    def sample(self) -> None:
+        """Note whether the training waits, and whether later batches are ready meanwhile."""
+        awaited = self._awaited()
+        workers = None if awaited is None else self._loaders.get(awaited[0].loader_id)
+        if awaited is not None and workers is not None:
+            is_held = has_later_batches(awaited[1])
+            if is_held is not None:
+                workers.sample(is_held)
 
     def read(self) -> None:
         """Read what all workers have handed over so far."""
@@ -108,3 +145,17 @@ class WorkerCollector:
         if self._has_failed:
             return [f"{PART}: not observed, the folder for temporary files has no room for a private one"]
         return []
+
+
+def has_later_batches(iterator: Any) -> bool | None:
+    """Return whether batches are ready that come after the one which a loader's iterator waits for.
+
+    It is None if that one is ready, too, if the order does not matter, or without torch's account of them (private).
+    """
+    try:
+        if not iterator._in_order or len(iterator._task_info[iterator._rcvd_idx]) != 1:
+            return None
+        unreturned = iterator._send_idx - iterator._rcvd_idx
+        return bool(unreturned > iterator._tasks_outstanding)
+    except (AttributeError, KeyError, TypeError):
+        return None

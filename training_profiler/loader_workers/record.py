@@ -32,6 +32,8 @@ class WorkerRecord(Struct, array_like=True):
     queued_ns: Count
     sampling_ns: Count
     idle_samples: Count
+    waits: Count
+    held: Count
     lines: Annotated[list[_Line], Meta(max_length=500)]
     memory: Annotated[list[tuple[Count, Count, Count]], Meta(max_length=500)]
 

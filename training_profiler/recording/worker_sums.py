@@ -49,6 +49,8 @@ class WorkerSums(NamedTuple):
     queued_ns: int = 0  # ready to run, but no CPU was free
     sampling_ns: int = 0  # CPU time of our own thread
     idle_samples: int = 0
+    waits: int = 0  # samples of the training in which it waited for a batch of theirs
+    held: int = 0  # of these: later batches were ready
     lines: tuple[WorkerLine, ...] = ()
     memory: tuple[WorkerMemory, ...] = ()
 
@@ -75,6 +77,8 @@ def added(parts: Iterable[WorkerSums]) -> WorkerSums:
         queued_ns=sum(part.queued_ns for part in parts),
         sampling_ns=sum(part.sampling_ns for part in parts),
         idle_samples=sum(part.idle_samples for part in parts),
+        waits=sum(part.waits for part in parts),
+        held=sum(part.held for part in parts),
         lines=largest_lines(samples),
         memory=tuple(memory for part in parts for memory in part.memory)[-MOST_WORKERS:],
     )

@@ -67,6 +67,8 @@ def _worker_lines(loader: LoaderStats, layout: Layout) -> list[str]:
     ]
     if workers.phases:
         sentences.append(f"Their time: {', '.join(f'{phase} {share:.1%}' for phase, share in workers.phases.items())}")
+    if workers.held:
+        sentences.append(f"In {workers.held:.0%} of the waiting for a batch, later batches were ready")
     if workers.memory_bytes is not None:
         growth = workers.memory_growth_bytes or 0
         grown = f", {bytes_text(growth)} more than at first" if growth > 0 else ""

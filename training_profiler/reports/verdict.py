@@ -48,6 +48,7 @@ _CLASSES: Final = {
     "unexplained": "UNATTRIBUTED",
     "step-time-varies": "UNEVEN STEPS",
     "slowing-down": "SLOWING DOWN",
+    "slower-since": "SLOWING DOWN",
     "gpu-utilization": "GPU IDLE",
     "small-operators": "SMALL OPERATORS",
     "lock-held-by-thread": "LOCK HELD",

@@ -25,7 +25,7 @@ from training_profiler.torch_capture.trace_writer import OutputLocation
 from training_profiler.units import NS_PER_S
 
 PART: Final = "hang watch"
-LOOK_S: Final = 1.0  # between two looks whether stacks are asked for or no step ends
+LOOK_S: Final = 1.0  # between two checks for requests and for steps
 ANSWERS_S: Final = 3.0  # for the stacks of the other ranks, and ANSWER_INTERVALS between two of their messages
 ANSWER_INTERVALS: Final = 2
 ATTACH_INTERVALS: Final = 3  # messages that carry the stacks: any of them may be lost
@@ -146,7 +146,7 @@ class HangWatch:
         return data if data and self._recorder.clock() < until_ns else b""
 
     def look(self) -> None:
-        """Answer a request, and look whether the training hangs."""
+        """Answer a request, and check for a hang."""
         if not self._is_reading:
             self._is_reading = True  # first: the other thread may be done at once
             if not self._with_files(self._read_folder):
@@ -171,7 +171,7 @@ class HangWatch:
             self._look_at_suspicion(self._suspicion)
 
     def _look_at_suspicion(self, suspicion: _Suspicion) -> None:
-        """Report a hang once the training thread has stayed at one place: what follows a training is no hang."""
+        """Report a hang once the training thread has stayed at one place: what follows a training does not count."""
         beat = self._detector.heartbeat()
         if beat.steps != suspicion.steps or not set(OUTSIDE_STEPS_SECTIONS).isdisjoint(beat.inside):
             self._suspicion = None

@@ -16,6 +16,7 @@ from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
 from training_profiler.reports.status import largest_sections
 from training_profiler.runtime.output_thread import OutputThread
+from training_profiler.runtime.page_writer import write_page
 from training_profiler.runtime.terminal import PREFIX, Terminal
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.settings import Settings
@@ -25,8 +26,9 @@ from training_profiler.sinks.trackers import PATIENCE_S, Trackers
 from training_profiler.snapshot.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.storage.journal import JournalLines, Line
 from training_profiler.storage.run_files import RunFiles
-from training_profiler.storage.run_folder import REPORT_DATA, REPORT_TEXT
+from training_profiler.storage.run_folder import PAGE, REPORT_DATA, REPORT_TEXT
 from training_profiler.storage.run_lookup import typed_path
+from training_profiler.text import one_line
 from training_profiler.torch_capture.trace_writer import OutputLocation
 
 A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which reports their failures
@@ -241,7 +243,22 @@ class Outputs:
         snapshot = stats()
         text = render_final(snapshot, findings, Layout(format=self._settings.format), has_checklist, origin)
         self._write_report(text, as_data(snapshot, findings))
-        self.close(health, snapshot.ended_by)
+        is_written = self.close(health, snapshot.ended_by)
+        if self._settings.html and snapshot.steps:
+            self._guard.run("page", lambda: self._write_page(is_written, snapshot.ended_by))
+
+    def _write_page(self, has_journal: bool, ended_by: str | None) -> None:
+        folder = self._files.folder
+        if folder is None:
+            return
+        why = "the disk does not respond" if not has_journal else ""
+        if ended_by == "SIGTERM":
+            why = "the program was ended by SIGTERM"
+        why = why or write_page(folder)
+        if why:
+            self._terminal.report(f"no page was written: {one_line(why)}; training-profiler html {typed_path(folder)}")
+        elif not self._settings.is_quiet:
+            self._terminal.print(f"{PREFIX}page {typed_path(folder / PAGE)}\n")
 
     def show_so_far(self, snapshot: Snapshot, findings: Sequence[Finding]) -> None:
         """Print the summary of a run that goes on."""
@@ -257,8 +274,11 @@ class Outputs:
     def _write_report(self, text: str, data: dict[str, Any]) -> None:
         self._in_background("run folder", lambda: self._files.write_report(text, data), len(text))
 
-    def close(self, health: Callable[[], Health], ended_by: str | None) -> None:
-        """Append how the run ended, and close the journal. Ranks that do not report call it directly."""
+    def close(self, health: Callable[[], Health], ended_by: str | None) -> bool:
+        """Append how the run ended, and close the journal; return whether all is written.
+
+        Ranks that do not report call it directly.
+        """
         at_end = health()
 
         def end() -> None:
@@ -266,8 +286,10 @@ class Outputs:
             self._share_folder()
 
         self._in_background("run folder", end)
-        if not self.settle():
+        is_written = self.settle()
+        if not is_written:
             self._terminal.report(f"{NOT_NOW}: the end of the journal and the report may be missing in the run folder")
+        return is_written
 
     def has_run_of_child(self) -> bool:
         """Return whether a child of this process has a run of its own, in the same folder of runs."""

@@ -11,7 +11,7 @@ from training_profiler.aggregation.run import RunSums
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.rank_patches import RankPatches
-from training_profiler.loader_workers.collector import WorkerCollector
+from training_profiler.loader_workers.collector import WorkerCollector, no_wait
 from training_profiler.ranks.channel import RankChannel, ReceivedMessage
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.hang_detector import HangDetector
@@ -230,7 +230,7 @@ def _build_samplers(
         LineSampler(recorder.clock, guard.run, startup=context.startup),
         DeviceTime(recorder, accumulator, guard.run, health.spend),
         MachineSampler(recorder.clock, guard.run, local_ranks=settings.launch.local_world_size or 1),
-        WorkerCollector(guard.run),
+        WorkerCollector(guard.run, no_wait if context.instrumentation is None else context.instrumentation.awaited),
         settings,
         recorder.clock,
         context.begin_ns,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
+from training_profiler.safety.background_thread import OWN_THREADS
 from training_profiler.units import NS_PER_S, NS_PER_US
 
 SEARCH_NS: Final = NS_PER_S // 2  # from one search for busy threads to the next
@@ -21,7 +22,6 @@ LOOKS_NEEDED: Final = 10  # until a thread is known to compute with the lock, or
 LEAST_LOOK_NS: Final = 4 * NS_PER_US  # shorter ones show nothing
 COMPUTES_FROM: Final = 0.5  # of a look, on a CPU
 SELDOM: Final = 0.1  # of the looks
-OWN_THREADS: Final = "training_profiler "  # their names begin so
 
 _CPU_OF_THREAD: Final = 6  # CPUCLOCK_SCHED of one thread, in the numbers that Linux gives to clocks
 
@@ -32,6 +32,27 @@ class PythonThread(NamedTuple):
     ident: int
     native_id: int
     name: str
+
+
+def thread_cpu_ns(native_id: int) -> int | None:
+    """Return the CPU time of a thread of this process in ns; None if there is none with this id.
+
+    ``time.pthread_getcpuclockid`` may crash for a thread that has just ended. This is the number it would return on
+    Linux (``clock_getcpuclockid(3)``), which the kernel checks.
+    """
+    try:
+        return time.clock_gettime_ns((~native_id << 3) | _CPU_OF_THREAD)
+    except OSError:
+        return None
+
+
+def python_threads() -> list[PythonThread]:
+    """Return the threads that Python knows of and that run."""
+    return [
+        PythonThread(thread.ident, thread.native_id, thread.name)
+        for thread in threading.enumerate()
+        if thread.ident is not None and thread.native_id is not None
+    ]
 
 
 class _Watched:
@@ -68,9 +89,9 @@ class LockWatch:
 
     def __init__(
         self,
-        cpu_ns: Callable[[int], int | None],
+        cpu_ns: Callable[[int], int | None] = thread_cpu_ns,
         process_ns: Callable[[], int] = time.process_time_ns,
-        threads: Callable[[], Iterable[PythonThread]] = lambda: python_threads(),
+        threads: Callable[[], Iterable[PythonThread]] = python_threads,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._cpu_ns, self._process_ns, self._threads, self._now_ns = cpu_ns, process_ns, threads, now_ns
@@ -151,25 +172,4 @@ def lock_watch() -> LockWatch | None:
     has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
     if sys.platform != "linux" or not has_lock or thread_cpu_ns(threading.get_native_id()) is None:
         return None
-    return LockWatch(thread_cpu_ns)
-
-
-def thread_cpu_ns(native_id: int) -> int | None:
-    """Return the CPU time of a thread of this process in ns; None if there is none with this id.
-
-    ``time.pthread_getcpuclockid`` may crash for a thread that has just ended. This is the number it would return on
-    Linux (``clock_getcpuclockid(3)``), which the kernel checks.
-    """
-    try:
-        return time.clock_gettime_ns((~native_id << 3) | _CPU_OF_THREAD)
-    except OSError:
-        return None
-
-
-def python_threads() -> list[PythonThread]:
-    """Return the threads that Python knows of and that run."""
-    return [
-        PythonThread(thread.ident, thread.native_id, thread.name)
-        for thread in threading.enumerate()
-        if thread.ident is not None and thread.native_id is not None
-    ]
+    return LockWatch()

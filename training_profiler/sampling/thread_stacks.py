@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import CodeType
 from typing import Final
 
+from training_profiler.safety.background_thread import OWN_THREADS
 from training_profiler.sampling.frames import current_frames
 from training_profiler.sampling.location import function_name, line_of
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
@@ -13,7 +14,6 @@ from training_profiler.snapshot.stacks import StackFrame
 from training_profiler.text import printable
 
 MOST_FRAMES: Final = 200  # of a stack, the innermost ones
-OWN_THREADS: Final = "training_profiler "
 _OWN_FILES: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 

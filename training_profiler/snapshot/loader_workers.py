@@ -43,6 +43,7 @@ class WorkerStats:
     lines: tuple[WorkerLineStats, ...] = ()  # most samples first
     memory_bytes: int | None = None  # resident, of the largest worker at its end
     memory_growth_bytes: int | None = None  # of the worker that grew most, since its first batches
+    held: float | None = None  # share of the training's waiting in which later batches were ready
     sampling_share: float = 0.0  # of the workers' time: CPU time of the sampling
 
     @property

@@ -105,6 +105,22 @@ class LineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class StepChange:
+    """Steps that take another time from one of them on, and what else differs. Pairs are before and after it."""
+
+    step: int  # the first of them, counted from 1
+    first_step: int  # 95 % interval of ``step``
+    last_step: int
+    before_s: float  # median steps
+    after_s: float
+    is_abrupt: bool  # explains the steps better than a straight line
+    sections: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # exclusive s a step
+    forward_passes: tuple[float, float] | None = None  # a step
+    input_elements: tuple[float, float] | None = None  # of a forward pass
+    machine: tuple[MachineStats | None, MachineStats | None] = (None, None)
+
+
+@dataclass(frozen=True, slots=True)
 class StepStats:
     """Durations of training steps, without validation, sampling and checkpoints between them."""
 
@@ -128,6 +144,7 @@ class StepStats:
     work_rise: float = 0.0  # of the work of a step over the run; 1: twice as much at the end
     unit_rise: float = 0.0  # of the time for one unit of this work
     unit_rise_p_value: float = 1.0
+    change: StepChange | None = None  # None with too few steps, or where chance may explain it
     explained: Mapping[str, float] = field(default_factory=dict)  # section -> its part of the variance of step time
 
     @property

@@ -63,9 +63,9 @@ class Look:
     recent: Recent
     state: str  # running, ended, killed or unknown
     attempt: int
-    written_s_ago: float  # by the clocks of this machine and of the one that writes
+    written_s_ago: float  # by the clocks of this machine and of the machine that writes
     left_bytes: int  # of the journal, to be read in the next looks
-    began_again: bool  # another file has the journal's name, or it has become shorter: all was read anew
+    began_again: bool  # the journal was replaced or has become shorter, and was read from its begin
 
 
 class LiveRun:

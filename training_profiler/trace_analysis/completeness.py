@@ -8,7 +8,8 @@ import numpy as np
 from training_profiler.findings.tables import counted
 from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.device_activity import StepParts
-from training_profiler.trace_analysis.intervals import NOTHING, Intervals, covered_before, gaps, union
+from training_profiler.trace_analysis.graphs import captures_of
+from training_profiler.trace_analysis.intervals import covered_before, gaps, union
 from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.units import NS_PER_MS, NS_PER_S
@@ -52,23 +53,9 @@ def _without_work(columns: Columns, launches: Launches, which: Bools) -> tuple[I
     return calls, calls[~has_work[calls]]
 
 
-def _captured(columns: Columns) -> Intervals:
-    """Return when a graph was captured: what is launched meanwhile does not run."""
-    begins, ends = (
-        np.flatnonzero(columns.named(pattern.search, columns.is_of("cuda_runtime")))
-        for pattern in (runtime_calls.BEGIN_CAPTURE, runtime_calls.END_CAPTURE)
-    )
-    if not len(begins):
-        return NOTHING
-    at_ns = np.sort(columns.end_ns[ends])
-    after = np.searchsorted(at_ns, columns.begin_ns[begins])
-    # A capture that the recording does not see end lasts until its end.
-    return union(columns.begin_ns[begins], np.append(at_ns, columns.end_ns.max())[after])
-
-
 def _lost_kernels(columns: Columns, launches: Launches) -> Doubt | None:
     which = columns.named(runtime_calls.LAUNCH_KERNEL.search, columns.is_of("cuda_runtime"))
-    captured = _captured(columns)
+    captured = union(*captures_of(columns))
     if which.any() and len(captured.begin_ns):
         begins = columns.begin_ns
         which &= covered_before(captured, begins + 1) == covered_before(captured, begins)

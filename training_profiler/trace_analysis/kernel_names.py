@@ -24,6 +24,8 @@ ELEMENTWISE: Final = "elementwise"
 OTHER_KNOWN: Final = "other known"
 UNCLASSIFIED: Final = "unclassified"
 
+# Names of MTIA end with the type: add-dtype_Float.
+_ARITHMETIC: Final = r"^(aten::)?\w*?(add|sub|mul|div|divide|sqrt|sigmoid|log2|clip|where)\w*(\.out)?-dtype_"
 # Names of Inductor kernels list all fused operators; only the prefix shows the kind.
 _FUSED_POINTWISE: Final = r"^triton_(poi|for|unk)_"
 _FUSED_REDUCTION: Final = r"^triton_(red|per|split_scan|mix_order)_"
@@ -54,7 +56,7 @@ _EMBEDDING: Final = (
 )
 _MATMUL: Final = (
     r"(?<!fb)gemm|gemv|cutlass::Kernel|cutlass.*(tensorop|wgmma)|cublas|\bCijk_|_Cijk_|tensile|nvjet|dot_kernel|_mm(_|$)"
-    r"|\bbmm_|matmul|splitK|wmma|MT\d+x\d+x\d+|wgmma|marlin|fused_moe|cutlass_kernels|hipblaslt"
+    r"|\bbmm_|matmul|splitK|wmma|MT\d+x\d+x\d+|wgmma|marlin|fused_moe|cutlass_kernels|hipblaslt|^fc-dtype"
 )
 _CONVOLUTION: Final = (
     r"conv(?!ert)|\d+cudnn_|dgrad|wgrad|fprop|winograd|implicit|scudnn|cudnn::(cnn|detail)|miopen|igemm|xdlops|im(2d)?2col|col2im"
@@ -62,14 +64,19 @@ _CONVOLUTION: Final = (
     r"|fft[12]d_[rc]2[rc]_|flip_filter"
     r"|cudnn_infer|nchwToNhwc|nhwcToNchw|naive_conv|compute\w*OffsetsKernel|SubTensorOp|cudnn::ops"
 )
-_COPY: Final = r"copy|transpose|CatArray|chunk_cat|permute|memcpy|memset|fill"
+_COPY: Final = r"copy|transpose|CatArray|aten::cat|chunk_cat|permute|memcpy|memset|fill"
 _REDUCTION: Final = (
-    r"reduce|softmax|nll_?loss|NLLCriterion|cross_entropy|norm_kernel|sum_kernel|scan|sort|topk|cub::|rocprim::|Radix"
+    r"reduce|softmax|nll_?loss|NLLCriterion|cross_entropy|norm_kernel|vector_norm|sum_kernel"
+    r"|scan|sort|topk|cub::|rocprim::|Radix"
 )
 _ELEMENTWISE: Final = (
     r"elementwise|pointwise|vectorized|triton_|unrolled|dropout|distribution|random|philox|index|where"
     r"|rotary|\brope|_rope"
     r"|act_and_mul|silu|gelu|swiglu|quantize|_quant(_|\b)|future_token_ids|(compute|clamp)_position|kv_indices"
+)
+_OTHER_KNOWN: Final = (
+    r"at::native|at::cuda|at_cuda_detail|thrust|caffe2|c10::|fbgemm_gpu|moe::dev|\bmoe_|_routing_|_bitmatrix"
+    r"|to_dense_representation|-dtype_"
 )
 ROWS: Final = (
     (ELEMENTWISE, _FUSED_POINTWISE),
@@ -86,10 +93,8 @@ ROWS: Final = (
     (COPY, _COPY),
     (REDUCTION, _REDUCTION),
     (ELEMENTWISE, _ELEMENTWISE),
-    (
-        OTHER_KNOWN,
-        r"at::native|at::cuda|at_cuda_detail|thrust|caffe2|c10::|fbgemm_gpu|moe::dev|\bmoe_|_routing_|_bitmatrix|to_dense_representation",
-    ),
+    (ELEMENTWISE, _ARITHMETIC),
+    (OTHER_KNOWN, _OTHER_KNOWN),
 )
 _ROWS: Final = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in ROWS]
 

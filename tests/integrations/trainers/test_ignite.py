@@ -104,6 +104,19 @@ def test_metrics_of_the_engine_have_those_of_the_profiler(runs: Runs) -> None:
     assert metrics[1] == {}
 
 
+@pytest.mark.parametrize("skips_completed", [False, True])
+def test_terminated_engine_ends_its_run(runs: Runs, skips_completed: bool) -> None:
+    from ignite.engine import Engine, Events
+
+    engine = Engine(lambda engine, batch: None)
+    attach(engine)
+    engine.add_event_handler(
+        Events.ITERATION_COMPLETED(once=3), lambda: engine.terminate(skip_completed=skips_completed)
+    )
+    engine.run(range(6))
+    assert len(runs.reports()) == 1
+
+
 def test_exception_of_the_training_is_raised_as_without_the_handler(runs: Runs) -> None:
     with pytest.raises(RuntimeError, match="as planned"):
         train(fails_at=5)

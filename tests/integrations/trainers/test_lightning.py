@@ -97,8 +97,11 @@ def test_training_is_a_run_of_its_own_and_stays_the_same(runs: Runs, name: str) 
 @pytest.mark.parametrize("name", ["profiler", "callback"])
 def test_under_run_nothing_is_counted_twice(runs: Runs, name: str) -> None:
     runs.profile_as_run()
-    fit(**make(name))
+    arguments = make(name)
+    fit(**arguments)
     assert runs.reports() == []  # the run belongs to the process
+    if name == "profiler":
+        assert f"({EPOCHS * BATCHES} steps)" in arguments["profiler"].summary()
     runs.end()
     check_counts(runs)
 
@@ -117,6 +120,13 @@ def test_hooks_and_own_actions_are_sections(runs: Runs) -> None:
     assert "callback on_after_backward" not in counts  # nothing has that hook
     assert counts["checkpointing"] == EPOCHS
     assert not any(name.startswith("[") for name in counts)
+
+
+def test_what_comes_before_the_forward_pass_is_not_the_optimizers(runs: Runs) -> None:
+    fit(**make("profiler"))
+    sections = runs.report()["sections"]
+    assert sections["augmentation"]["parent"] is None  # although the optimizer's step calls it, in its closure
+    assert sections["optimizer_step"]["count"] == EPOCHS * BATCHES
 
 
 def test_variable_that_says_off_switches_both_off(runs: Runs, off: None) -> None:

@@ -51,6 +51,9 @@ class Args(msgspec.Struct, gc=False):
     blocks_per_sm: Number = msgspec.field(default=None, name="blocks per SM")
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     collective: str | None = msgspec.field(default=None, name="Collective name")
+    kernel: Number = None  # that a call of HIP launches
+    direction: Number = None  # of a copy of MTIA
+    size: Number = None
     elements_in: Number = msgspec.field(default=None, name="In msg nelems")
     dtype: str | None = None
 

@@ -6,6 +6,7 @@ from itertools import compress
 from operator import attrgetter
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from training_profiler.errors import TraceError
@@ -29,6 +30,9 @@ from training_profiler.trace_analysis.load.times import TimeProblemError, times_
 _NO_ARGS: Final = Args()
 MOST_NAME: Final = 2_000  # characters; kernels of templates have long names
 NO_NAME: Final = "(no name)"
+MTIA_WORK: Final = "mtia_ccp_events"
+_MTIA_COPY: Final = "dma_request"
+_MTIA_EVENTS: Final = ("event_wait", "event_record")  # occupy a stream, compute nothing
 MOST_THREADS: Final = 1_000
 MOST_DEVICES: Final = 256
 MOST_SUM_NS: Final = 2**62
@@ -66,7 +70,7 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     threads, thread = numbered(list(map(attrgetter("pid", "tid"), events)))
     if len(threads) > MOST_THREADS:
         raise TraceError(f"{where} has events of {len(threads)} threads and streams; at most {MOST_THREADS} are read")
-    category = _categories(events, names, name)
+    category, args = _of_mtia(events, _categories(events, names, name))
     is_gpu = np.isin(category, [CATEGORY_IDS[category_name] for category_name in GPU_CATEGORIES])
     is_kernel = category == CATEGORY_IDS["kernel"]
     is_call = category == CATEGORY_IDS["cuda_runtime"]
@@ -75,7 +79,7 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     devices = len({event.args.device for event in events if event.args is not None})
     if devices > MOST_DEVICES:
         raise TraceError(f"{where} has events of {devices} devices; at most {MOST_DEVICES} are read")
-    reader = _Reader([event.args or _NO_ARGS for event in events], order)
+    reader = _Reader(args, order)
     collective, collectives = reader.texts(is_kernel, attrgetter("collective"))
     shapes, shape_texts = reader.texts(is_operator, lambda args: bytes(args.dims))
     return Columns(
@@ -96,6 +100,7 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         bytes=reader.integers(
             is_gpu & ~is_kernel, lambda args: args.bytes if args.bytes is not None else args.memory_bytes
         ),
+        launches=reader.among(names, is_call, attrgetter("kernel")),
         sent_bytes=reader.integers(is_kernel, _sent_bytes),
         collective=collective,
         collectives=collectives,
@@ -148,6 +153,13 @@ class _Reader:
         values, index = numbered(self._values(which, read))
         return self._filled(which, index), tuple(map(_text, values))
 
+    def among(self, names: Sequence[str], which: Bools, read: Callable[[Args], Any]) -> Ints:
+        """Return the index of each text among ``names``; -1 if it is missing or not among them."""
+        number = {name: i for i, name in enumerate(names)}
+        values = self._values(which, read)
+        found = [NONE if value is None else number.get(printable(str(value), MOST_NAME), NONE) for value in values]
+        return self._filled(which, np.array(found, np.int64))
+
     def _filled(self, which: Bools, values: Ints) -> Ints:
         column = np.full(len(self.args), NONE, np.int64)
         column[which] = values
@@ -196,6 +208,24 @@ def numbered(values: Sequence[Any]) -> tuple[list[Any], Ints]:
     different = list(dict.fromkeys(values))
     number = {value: i for i, value in enumerate(different)}
     return different, np.fromiter(map(number.__getitem__, values), np.int64, len(values))
+
+
+def _of_mtia(events: Sequence[Event], category: Ints) -> tuple[Ints, list[Args]]:
+    """Return the categories and arguments of events; the device of MTIA's work is its process."""
+    changed = [event.args or _NO_ARGS for event in events]
+    for i in [i for i, event in enumerate(events) if event.cat == MTIA_WORK]:
+        event, given = events[i], changed[i]
+        if event.name in _MTIA_EVENTS:
+            category[i] = CATEGORY_IDS["other"]
+        elif event.name == _MTIA_COPY:
+            category[i] = CATEGORY_IDS["gpu_memcpy"]
+        changed[i] = msgspec.structs.replace(
+            given,
+            device=event.pid if given.device is None else given.device,
+            stream=event.tid if given.stream is None else given.stream,
+            bytes=given.size if given.bytes is None else given.bytes,
+        )
+    return category, changed
 
 
 def _categories(events: Sequence[Event], names: Sequence[str], name: Ints) -> Ints:

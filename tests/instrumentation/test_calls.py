@@ -82,7 +82,7 @@ def test_compilers_are_remembered_by_the_object_that_each_makes():
         _TorchCompileInductorWrapper=Compiler,
     )
     patches = Patches()
-    context = PatchContext(Recorder(), lambda: None, lambda error: None, CallSiteReader().read)
+    context = PatchContext(Recorder(), lambda: None, lambda error: None, read_site=CallSiteReader().read)
     calls.install(patches, context, other)
     assert Compiler("max-autotune", None, dynamic=True).mode == "max-autotune"
     patches.undo()

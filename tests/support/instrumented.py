@@ -40,6 +40,7 @@ OWNERS = (
     torch.utils.data.DataLoader,
     torch.utils.data.dataloader._BaseDataLoaderIter,
     torch.utils.data.dataloader._MultiProcessingDataLoaderIter,
+    torch.utils.data._utils.worker,
     OPTIMIZER,
 )
 

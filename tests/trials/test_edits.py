@@ -95,7 +95,7 @@ def test_aliases_and_subclasses_are_found(source, mark):
         ("x = 1\n\n\n\n", "1", "the call is not in that line"),
         ("x = DataLoader(i for i in y)\n", "DataLoader", "its only argument is a generator without parentheses"),
         ("class Mine(DataLoader):\n    def __init__(self): pass\nx = Mine(data)\n", "Mine(data", "by its name"),
-        ("x = DataLoader(data\n", "DataLoader", "the file is no valid Python"),
+        ("x = DataLoader(data\n", "DataLoader", "cannot read the file"),
     ],
 )
 def test_what_is_not_sure_is_left_to_the_reader(source, mark, why):

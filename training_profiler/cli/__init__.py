@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 # Each command is a module here, imported only when it is called.
-COMMANDS = ("run", "report", "compare", "try", "list", "timeline", "html", "capture", "trace", "benchmark", "env")
+# These run no code of the user.
+READERS = ("report", "watch", "compare", "list", "timeline", "html", "capture", "stacks", "trace")
+COMMANDS = ("run", "try", *READERS, "benchmark", "env")
 # A module named "list" would hide the built-in one in this package, and "try" is a word of the language.
 _MODULES = {"list": "list_runs", "try": "try_command"}
-READERS = ("report", "compare", "list", "timeline", "html", "capture", "trace")  # they run no code of the user
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -1,11 +1,13 @@
 """All rules together: the findings of a run, and the warnings of an epoch."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 # Importing a module of rules registers them.
 from training_profiler.diagnosis import (  # noqa: F401
     calls,
+    change,
     claims,
     device,
     lines,
@@ -17,11 +19,13 @@ from training_profiler.diagnosis import (  # noqa: F401
     shares,
     steps,
     stragglers,
+    threads,
     validation,
     worth,
 )
 from training_profiler.diagnosis.registry import RULES, STEPS_NEEDED, has_enough_steps, threshold_of, with_step_time
 from training_profiler.findings.finding import Finding
+from training_profiler.findings.losses import losses_text
 from training_profiler.recording.known_sections import DATA_GENERATION, DATA_LOADING, INPUT_SECTIONS, NESTED_SECTIONS
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochStats, Snapshot
 from training_profiler.units import ms_text, time_text
@@ -40,7 +44,10 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
     left = machine.without_lost_time(RULES.findings(snapshot, snapshot.thresholds), snapshot)
     left = claims.each_second_once(device.with_cause(shares.with_specifics(left)), snapshot)
     findings = [with_step_time(worth.with_uncertainty(finding, snapshot), snapshot) for finding in left]
-    findings = [calls.with_call(finding, snapshot) for finding in lines.with_lines(findings, snapshot)]
+    findings = [
+        calls.with_call(replace(finding, losses=losses_text(finding.fix)), snapshot)
+        for finding in lines.with_lines(findings, snapshot)
+    ]
     problems = [finding for finding in findings if finding.code not in HARMLESS]
     remarks = [
         None if problems else _healthy(snapshot),
@@ -117,7 +124,11 @@ def _healthy(snapshot: Snapshot) -> Finding | None:
             fix="Look at the lines of the forward pass, and record a trace (training-profiler trace): small operators, "
             "copies, or little arithmetic for each number that is read",
         )
-    checked = "" if computes is None else f"; it computes at {program.compute_text(snapshot, computes)}"
+    checked = ""
+    if computes is not None:
+        checked = f"; it computes at {program.compute_text(snapshot, computes)}"
+    elif snapshot.throughput is None or snapshot.throughput.mfu is None:
+        checked = "; not checked: how fast the model could compute"
     variation = step.std_s / step.avg_s if step.avg_s else 0.0
     negligible = ", at negligible cost" if variation > threshold_of("step-time-varies", snapshot) else ""
     return Finding(

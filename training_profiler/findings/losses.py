@@ -1,5 +1,6 @@
 """What each change that the advice names does to the losses: one table for fixes, trials and the guide."""
 
+import re
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -16,9 +17,10 @@ class Losses(Enum):
 class Price(NamedTuple):
     """A row of the table."""
 
-    change: str  # how code and advice write it: "fused=True"
+    change: str  # as code and advice write it: "fused=True"
     losses: Losses
     condition: str = ""  # under which they stay the same, or how they differ
+    words: str = ""  # a pattern of the texts that advise it; "" is the change itself
 
     @property
     def text(self) -> str:
@@ -28,31 +30,72 @@ class Price(NamedTuple):
 
 
 NO_RANDOM: Final = "if samples draw no random numbers"
+NOT_DRAWING: Final = "if it draws no random numbers"
 DROPOUT: Final = "and dropout draws other numbers"
-PRICES: Final = (
-    Price("num_workers", Losses.EXACT_IF, NO_RANDOM),
-    Price(
-        "persistent_workers",
-        Losses.EXACT_IF,
-        "if the program draws the number that starting workers drew, and samples draw none",
-    ),
-    Price("prefetch_factor", Losses.EXACT),
-    Price("pin_memory", Losses.EXACT),
-    Price("non_blocking", Losses.EXACT),
-    Price("BatchSampler", Losses.EXACT),
-    Price("set_num_threads", Losses.CLOSE),
-    Price("foreach", Losses.EXACT_IF, "on the CPU"),
-    Price("fused", Losses.CLOSE),
-    Price("set_to_none", Losses.EXACT_IF, "if the program does not read gradients that are zero"),
-    Price("channels_last", Losses.CLOSE, DROPOUT),
-    Price("torch.compile", Losses.CLOSE, DROPOUT),
-    Price("set_float32_matmul_precision", Losses.CHANGES, "about three digits of products"),
-    Price("cudnn.benchmark", Losses.CLOSE, "and may differ from run to run"),
-    Price("autocast", Losses.CHANGES, "bfloat16 has about two digits"),
-    Price("gc.freeze", Losses.EXACT),
-    Price("LD_PRELOAD", Losses.EXACT),
-    Price("gradient_as_bucket_view", Losses.EXACT),
-    Price("static_graph", Losses.EXACT_IF, "if each step uses the same parameters"),
-    Price("bucket_cap_mb", Losses.CLOSE),
+KEPT: Final = "if each pass draws one number, samples none"
+EXACT, EXACT_IF, CLOSE, CHANGES = Losses
+# What a trial can apply.
+TRIED: Final = (
+    Price("num_workers", EXACT_IF, NO_RANDOM, r"num_workers(=| from| and)|more workers(?! would)|in workers"),
+    Price("persistent_workers", EXACT_IF, KEPT, "persistent_workers=True"),
+    Price("prefetch_factor", EXACT),
+    Price("pin_memory", EXACT, words="pin_memory=True|pinned memory"),
+    Price("non_blocking", EXACT),
+    Price("BatchSampler", EXACT),
+    Price("set_num_threads", CLOSE, words="set_num_threads|fewer threads"),
+    Price("foreach", EXACT_IF, "on the CPU", r"foreach=True|torch\._foreach"),
+    Price("fused", CLOSE, words="fused=True|fused functions"),
+    Price("set_to_none", EXACT_IF, "if the program does not read gradients that are zero"),
+    Price("channels_last", CLOSE, DROPOUT),
+    Price("torch.compile", CLOSE, DROPOUT),
+    Price("set_float32_matmul_precision", CHANGES, "in the third digit of products"),
+    Price("cudnn.benchmark", CLOSE, "and from run to run"),
+    Price("autocast", CHANGES, words="autocast|mixed precision"),
+    Price("gc.freeze", EXACT),
+    Price("LD_PRELOAD", EXACT),
+    Price("gradient_as_bucket_view", EXACT),
+    Price("static_graph", EXACT_IF, "if each step uses the same parameters"),
+    Price("bucket_cap_mb", CLOSE),
 )
+# What only an edit can bring.
+ADVISED: Final = (
+    Price("one loader for all passes", EXACT_IF, NO_RANDOM, "make the DataLoader once"),
+    Price("fewer workers", EXACT_IF, NO_RANDOM, "fewer (DataLoader )?workers|threads (and|or fewer) workers"),
+    Price("less preprocessing", EXACT_IF, "if samples stay the same", "preprocess less per|less work in its"),
+    Price("data made ahead of time", EXACT_IF, "if the data stays the same", "ahead of time"),
+    Price("data mapped into memory", EXACT, words="mmap"),
+    Price("other batches", CHANGES, words=r"(larger|smaller) batch(?! size)|bucket them|pad batches"),
+    Price("another order of batches", CHANGES, words="in_order=False"),
+    Price("accumulated gradients", CHANGES, words="accumulat"),
+    Price("another model", CHANGES, words="(smaller|faster) model|fewer parameters|optimizer of torch"),
+    Price("float32 instead of float64", CLOSE, words="use float32"),
+    Price("one backward pass", CLOSE, words=r"backward\(\) once"),
+    Price("whole batches instead of loops", CLOSE, words="a whole batch or sequence at once"),
+    Price("activation checkpointing", EXACT, words="(activation|gradient) checkpointing"),
+    Price("less frequent work", EXACT, words="every n-th step|save less often|less often, asynchronously"),
+    Price("less validation or sampling", EXACT_IF, NOT_DRAWING, "(validate|samples|evaluate) less often"),
+    Price("no gradients in validation", EXACT, words="no_grad|inference_mode"),
+    Price("no kept graphs", EXACT, words=r"\.detach\(\)"),
+    Price("work in another process", EXACT, words="process of its own"),
+    Price("cheaper lines", EXACT_IF, "if they compute the same", "these lines cheaper"),
+    Price("sections", EXACT, words="wrap the parts"),
+    Price("larger collectives", CLOSE, words="larger collectives|CUDA graphs"),
+    Price("another machine", EXACT_IF, "on the same kind of CPU", "quiet machine|(dedicated|more) CPUs|CPU limit"),
+)
+PRICES: Final = (*TRIED, *ADVISED)
 PRICE_OF: Final = {price.change: price for price in PRICES}
+_PATTERNS: Final = [(price, re.compile(price.words or re.escape(price.change), re.IGNORECASE)) for price in PRICES]
+
+
+def losses_text(advice: str) -> str:
+    """Return what the changes named in ``advice`` do to the losses; "" where it names none.
+
+    Such as "same bit for bit; with fused differ by rounding".
+    """
+    by_text: dict[str, list[str]] = {}
+    for price, pattern in _PATTERNS:
+        if pattern.search(advice):
+            by_text.setdefault(price.text, []).append(price.change)
+    if len(by_text) == 1:
+        return next(iter(by_text))
+    return "; ".join(f"{', '.join(changes)}: {text}" for text, changes in by_text.items())

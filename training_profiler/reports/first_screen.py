@@ -92,6 +92,8 @@ def _speed(snapshot: Snapshot) -> Iterator[str]:
         yield steps_per_s_text(snapshot)
         if rates.samples_per_s is not None:
             yield f"{three_digits(rates.samples_per_s)} samples/s"
+        if rates.tokens_per_s is not None:
+            yield f"{three_digits(rates.tokens_per_s)} tokens/s"
         if rates.mfu is not None:
             yield f"MFU {rates.mfu:.0%}"
     busy = [gpu.utilization.mean for gpu in machine.gpus if gpu.utilization is not None] if machine is not None else []
@@ -199,5 +201,5 @@ def _change_lines(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout
             lines.append(
                 f"     {shortened(text, layout.width - 7 - len(where)):<{layout.width - 7 - len(where)}}  {where}"
             )
-        lines += layout.wrap(change.fix, first="     -> ", rest="        ")
+        lines += layout.wrap(change.advice, first="     -> ", rest="        ")
     return lines

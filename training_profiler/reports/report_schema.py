@@ -73,7 +73,7 @@ def _call() -> Schema:
 
 def _insight() -> Schema:
     numbers = ("worth_s", "worth_share", "step_s", "step_if_gone_s")
-    texts = dict.fromkeys(("code", "finding", "remedy"), _TEXT)
+    texts = dict.fromkeys(("code", "finding", "remedy", "losses"), _TEXT)
     pair = {"type": ["array", "null"], "items": _NUMBER}
     return _object({**texts, **dict.fromkeys(numbers, _NUMBER), "worth_range_s": pair, "evidence": {"type": "object"}})
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from training_profiler.loader_workers.record import WorkerRecord, sums_of
 from training_profiler.recording.data_loader import TRAIN, LoaderArguments, LoaderCounts
 from training_profiler.snapshot.program import ProgramFacts
 from training_profiler.snapshot.snapshot import DeviceTimingStats
@@ -45,6 +46,7 @@ class LoaderRow(Struct, array_like=True):
     requested_share: Share | None = None
     phases: list[Phase] = []
     arguments: LoaderArguments | None = None
+    workers: WorkerRecord | None = None
 
     def counts(self) -> LoaderCounts:
         """Return the row as the counts that it was made from."""
@@ -53,6 +55,8 @@ class LoaderRow(Struct, array_like=True):
         if self.arguments is not None:
             made_at, data_set = printable(self.arguments.made_at), printable(self.arguments.data_set)
             counts.use_arguments(self.arguments._replace(made_at=made_at, data_set=data_set))
+        if self.workers is not None:
+            counts.use_workers(sums_of(self.workers))
         for phase in self.phases or [Phase(TRAIN, self.batches, self.samples, self.wait_ns)]:
             counts.by_phase[phase.phase].add(phase.batches, phase.samples, phase.wait_ns)
         return counts

@@ -27,7 +27,7 @@ def apply(source: str, edit: Edit) -> str:
     try:
         tree = MetadataWrapper(cst.parse_module(source))
     except cst.ParserSyntaxError as error:
-        raise CannotEditError("the file is no valid Python of this version") from error
+        raise CannotEditError("this version of Python cannot read the file") from error
     call = _call_at(tree, edit, source)
     module = tree.module
     if edit.arguments:

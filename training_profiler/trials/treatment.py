@@ -23,6 +23,7 @@ class Treatment:
     label: str  # for the table: "DataLoader(num_workers=2)"
     losses: Losses
     ceiling: bool = field(default=False, kw_only=True)
+    effect: str = field(default="", kw_only=True)  # on the losses, in words
 
     def reason_not(self, facts: ProgramFacts) -> str | None:
         """Return in a few words why the change does not apply to this program here; None if it does."""

@@ -13,7 +13,8 @@ from training_profiler.trials.treatments import ceilings, ddp, loader, model, op
 def _row(kind: Any, name: str, label: str, *rest: Any, change: str = "", **more: Any) -> Any:
     """Return a treatment; the change that it is an example of says what it does to the losses."""
     family = name.partition("=")[0]
-    return kind(name, family, label, PRICE_OF[change or family].losses, *rest, **more)
+    price = PRICE_OF[change or family]
+    return kind(name, family, label, price.losses, *rest, effect=price.text, **more)
 
 
 def _loader(kind: Any, name: str, *rest: Any) -> Any:
@@ -21,7 +22,8 @@ def _loader(kind: Any, name: str, *rest: Any) -> Any:
 
 
 def _ceiling(kind: Any, name: str, label: str) -> Any:
-    return kind(name, name, label, Losses.CHANGES if kind is ceilings.OneBatch else Losses.EXACT, ceiling=True)
+    losses = Losses.CHANGES if kind is ceilings.OneBatch else Losses.EXACT
+    return kind(name, name, label, losses, ceiling=True, effect=losses.value)
 
 
 TREATMENTS: Final[tuple[Treatment, ...]] = (

@@ -4,7 +4,8 @@
     python -m benchmarks.comparison --real 20 --busy 4  # pairs of real runs of one program, beside 4 busy processes
 
 Step times are simulated as factors around 1: an autoregressive process (a slow step follows a slow one more often than
-not), drift of its own in each run, and rare long steps.
+not), drift of its own in each run, rare long steps, and a machine whose speed wanders while the runs last, or lies
+still during each.
 """
 
 import argparse
@@ -23,12 +24,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from training_profiler.comparison.compare import NOT_SHOWN, SLOWER, compare
+from training_profiler.comparison.compare import FASTER, SLOWER, compare
 from training_profiler.comparison.run_series import RunSeries, Stretch
 
 STEPS = 500
 SPREAD = 0.05
-DIFFERENCE = 0.03
+STATE = 0.025
+DIFFERENCES = (0.03, 0.10)
 PROGRAM = Path(__file__).parent / "programs" / "compared_training.py"
 
 
@@ -37,7 +39,8 @@ class Noise(NamedTuple):
 
     name: str
     memory: float  # correlation of a step with the next
-    drift: Callable[[np.random.Generator, Any], Any]
+    drift: Callable[[np.random.Generator, Any], Any]  # by the part of the run
+    run_s: float = 50.0
 
 
 def _none(random: np.random.Generator, at: Any) -> Any:
@@ -60,6 +63,25 @@ def _pauses(random: np.random.Generator, at: Any) -> Any:
     return np.where(random.random(len(at)) < 0.01, 1.5, 0.0)
 
 
+def _own_state(random: np.random.Generator, at: Any) -> Any:
+    return 0 * at + STATE * random.standard_normal()
+
+
+def _machine(run_s: float, forgotten_s: float) -> Noise:
+    """Return steps on a machine whose speed wanders, and is forgotten after so many seconds."""
+
+    def drift(random: np.random.Generator, at: Any) -> Any:
+        kept = math.exp(-run_s / len(at) / forgotten_s)
+        state = random.standard_normal()
+        states = []
+        for shock in random.standard_normal(len(at)):
+            states.append(state)
+            state = kept * state + math.sqrt(1 - kept**2) * shock
+        return STATE * np.array(states)
+
+    return Noise(f"machine wanders in {forgotten_s:g} s, runs of {run_s:g} s", 0.5, drift, run_s)
+
+
 KINDS = (
     Noise("independent", 0.0, _none),
     Noise("autocorrelated", 0.5, _none),
@@ -68,6 +90,10 @@ KINDS = (
     Noise("and a rise of 1%, of its own", 0.5, _rise),
     Noise("and waves of 1%", 0.5, _wave),
     Noise("and pauses in 1% of the steps", 0.5, _pauses),
+    *(_machine(run_s, 2.5) for run_s in (1.0, 5.0, 20.0, 50.0, 200.0)),
+    *(_machine(run_s, 10.0) for run_s in (1.0, 50.0)),
+    Noise("each run has a state, runs of 1 s", 0.5, _own_state, 1.0),
+    Noise("each run has a state, runs of 50 s", 0.5, _own_state, 50.0),
 )
 
 
@@ -77,22 +103,30 @@ def simulated(kind: Noise, random: np.random.Generator, factor: float = 1.0) -> 
     for i in range(1, len(shocks)):
         shocks[i] = kind.memory * shocks[i - 1] + math.sqrt(1 - kind.memory**2) * shocks[i]
     factors = np.exp(SPREAD * shocks[100:] + kind.drift(random, np.arange(STEPS) / STEPS))
-    step_s = 0.1 * factor * factors
+    step_s = kind.run_s / STEPS * factor * factors
     return RunSeries(
         [Stretch(step_s[i : i + 50], sections={"forward_pass": step_s[i : i + 50]}) for i in range(0, STEPS, 50)]
     )
 
 
 def count_verdicts(pairs: int, seed: int) -> None:
-    """Print the part of wrong verdicts about equal runs, and of differences of 3% that are found."""
+    """Print the part of wrong verdicts about equal runs, and of real differences that are found."""
     random = np.random.default_rng(seed)
-    print(f"{pairs} pairs of {STEPS} steps that vary by {SPREAD:.0%}: wrong for equal runs; {DIFFERENCE:.0%} found")
+    heads = "".join(f"{f'{each:.0%} found':>11}" for each in DIFFERENCES)
+    print(
+        f"{pairs} pairs of runs of {STEPS} steps that vary by {SPREAD:.0%}; the machine's state varies by {STATE:.1%}"
+    )
+    print(f"  {'':40}{'wrong':>8}{heads}")
     for kind in KINDS:
-        equal = Counter(compare(simulated(kind, random), simulated(kind, random)).verdict for _ in range(pairs))
-        other = Counter(
-            compare(simulated(kind, random), simulated(kind, random, 1 + DIFFERENCE)).verdict for _ in range(pairs)
+        wrong, *found = (
+            sum(
+                compare(simulated(kind, random), simulated(kind, random, 1 + difference)).verdict in counted
+                for _ in range(pairs)
+            )
+            / pairs
+            for difference, counted in ((0.0, (FASTER, SLOWER)), *((each, (SLOWER,)) for each in DIFFERENCES))
         )
-        print(f"  {kind.name:32} {1 - equal[NOT_SHOWN] / pairs:6.1%} {other[SLOWER] / pairs:6.1%}", flush=True)
+        print(f"  {kind.name:40}{wrong:8.1%}{''.join(f'{part:11.1%}' for part in found)}", flush=True)
 
 
 def compare_real_runs(pairs: int, busy: int) -> None:

@@ -26,6 +26,7 @@ STAGES = (
     "safety",
     "instrumentation",
     "sampling",
+    "loader_workers",
     "device",
     "torch_capture",
     "aggregation",
@@ -41,6 +42,7 @@ STAGES = (
     "runtime",
     "api_disabled",
     "api",
+    "integrations",
     "trace_analysis",
     "component_benchmark",
     "trials",
@@ -61,6 +63,7 @@ STANDALONE = {
 PACKAGES_OF_OTHERS = {
     "bootstrap": {"training_profiler_bootstrap"},  # its other file: this folder is on sys.path, not a package
     "sampling": {"psutil"},
+    "loader_workers": {"msgspec"},
     "torch_capture": {"msgspec", "psutil"},  # torch is looked up where the program has imported it
     "device": {"numpy"},  # the same
     "aggregation": {"numpy"},
@@ -75,6 +78,8 @@ PACKAGES_OF_OTHERS = {
     # The modules of its start-up folder import each other by name: that folder is on sys.path, not a package.
     "trials": {"psutil", "torch"}
     | {f"training_profiler_{name}" for name in ("layer", "libraries", "redirection", "trial")},
+    "integrations": {"ignite", "keras", "lightning", "pytorch_lightning", "transformers"},  # one a module
+    "cli": {"rich"},  # for a view of the whole terminal
 }
 # Objects whose attributes a module assigns although they are not its own: (module or stage, object) pairs.
 MAY_BE_ASSIGNED = {
@@ -209,7 +214,19 @@ def test_only_the_process_imports_the_session_and_only_the_package_the_api() -> 
     ]
     apis = [name for name in MODULES if {"api", "api_disabled"} & ours(name)]
     assert sessions == []
-    assert apis == ["training_profiler"]
+    assert apis == ["training_profiler", "training_profiler.integrations.trainer_run"]
+
+
+def test_an_integration_imports_no_framework_but_its_own() -> None:
+    frameworks = {name: imports_of(name) for name in MODULES if stage_of(name) == "integrations"}
+    of_others = PACKAGES_OF_OTHERS["integrations"]
+    needed = {name: {module.split(".")[0] for module in modules} & of_others for name, modules in frameworks.items()}
+    assert {name.rpartition(".")[2]: packages for name, packages in needed.items() if packages} == {
+        "hugging_face": {"transformers"},
+        "ignite": {"ignite"},
+        "keras": {"keras"},
+        "lightning": {"lightning", "pytorch_lightning"},
+    }
 
 
 def test_importing_while_off_loads_only_what_off_needs() -> None:

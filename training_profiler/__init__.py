@@ -46,8 +46,12 @@ else:
     )
 
 
-def __getattr__(name: str) -> str:
-    """Return ``__version__``, which is looked up when it is asked for: importing this package stays cheap."""
+def __getattr__(name: str) -> "Any":
+    """Return ``__version__`` or ``integrations`` when it is asked for: importing this package stays cheap."""
+    if name == "integrations":
+        from importlib import import_module
+
+        return import_module("training_profiler.integrations")
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 

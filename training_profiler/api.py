@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import multiprocessing
 import sys
 import warnings
@@ -18,6 +19,7 @@ from training_profiler.runtime.process import Process, usable_settings
 from training_profiler.runtime.shutdown import at_fork, is_being_spawned, is_worker
 from training_profiler.sampling.startup_sampler import ImportOfTorch
 from training_profiler.settings import unknown_variables
+from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.snapshot import Snapshot
 
 T = TypeVar("T")
@@ -48,6 +50,7 @@ def start_training_profiling(
     log_scalars_every_n_steps: int | None = None,
     thresholds: Mapping[str, float] | None = None,
     checklist: bool | None = None,
+    html: bool | None = None,
     rank_wait_s: float | None = None,
     capture: str | None = None,
     prometheus_port: int | str | None = None,
@@ -70,15 +73,14 @@ def start_training_profiling(
         timing: clock of sections on an accelerator: ``"auto"`` (default), ``"host"``, ``"events"`` or ``"sync"``.
         monitor_s: time in s between two samples of the machine; 1 by default, 0 for none.
         flops: whether the FLOPs of the model are counted, once, in an early step; True by default.
-        sinks: trackers that get the metrics, such as ``"tensorboard,jsonl"``; none by default. The error of a wrong
-            name lists all.
+        sinks: trackers that get the metrics, such as ``"tensorboard,jsonl"``; none by default.
         log_scalars_every_n_steps: steps between two rows of a loader's metrics; as often as trackers can by default.
         thresholds: thresholds of rules by their code, where they should differ, such as ``{"data-transfer": 0.2}``.
         checklist: whether the final summary ends with the quick checklist; False by default.
+        html: whether the run folder gets its page at the end; False by default.
         rank_wait_s: longest time in s that a rank waits for the others at the end; 2 by default, 0 for none.
         capture: when deep capture records, such as ``"steps=100-103"``; on request only by default.
-        prometheus_port: port of this machine, or ``"address:port"``, at which Prometheus finds the metrics; none by
-            default.
+        prometheus_port: port, or ``"address:port"``, at which Prometheus finds the metrics; none by default.
         name: the run's name, at the end of its folder's name; none by default.
 
     Raises:
@@ -86,11 +88,15 @@ def start_training_profiling(
     """
     arguments = {name: value for name, value in locals().items() if value is not None}
     settings = usable_settings(arguments)
+    if _may_start():
+        _process.start(settings)
+
+
+def _may_start() -> bool:
     if is_being_spawned() or (is_worker() and multiprocessing.current_process().daemon):
-        return  # a daemonic child serves a DataLoader or a pool; a child that trains is not daemonic
-    if _process.is_silent and multiprocessing.parent_process() is None:
-        return  # forked by os.fork: the run belongs to the parent
-    _process.start(settings)
+        return False  # a daemonic child serves a DataLoader or a pool; a child that trains is not daemonic
+    # Forked by os.fork: the run belongs to the parent.
+    return not (_process.is_silent and multiprocessing.parent_process() is None)
 
 
 def stop_training_profiling() -> None:
@@ -263,6 +269,78 @@ def start_instrumentation(begin_ns: int, imported: ImportOfTorch | None = None) 
         imported: when the import of torch began, and the stack from which it was imported.
     """
     _process.instrument(sys.modules["torch"], begin_ns, imported)
+
+
+def check_settings(arguments: Mapping[str, Any]) -> None:
+    """Check arguments of ``start_training_profiling`` without starting anything.
+
+    Raises:
+        TypeError: there is no such argument.
+        SettingsError, MissingExtraError: a value cannot be used, or a tracker's package is not installed.
+    """
+    try:
+        inspect.signature(start_training_profiling).bind(**arguments)
+    except TypeError as error:
+        raise TypeError(f"start_training_profiling() {error}") from None
+    usable_settings(arguments)
+
+
+def start_for_trainer(arguments: Mapping[str, Any]) -> bool:
+    """Begin a run that instruments the training of a framework's trainer; return whether one was begun.
+
+    Else the run belongs to another: it is under way, or begins by itself with the training. It then gets the settings
+    among the ``arguments``.
+    """
+    if not _may_start():
+        return False
+    has_begun = _process.start_for_trainer(usable_settings(arguments), sys.modules["torch"])
+    if arguments and not has_begun:
+        start_training_profiling(**arguments)
+    return has_begun
+
+
+def stop_for_trainer() -> None:
+    """End the run that ``start_for_trainer`` began, unless it has ended."""
+    _process.stop_for_trainer()
+
+
+def is_trainer_profiled() -> bool:
+    """Return whether a run is under way, or begins by itself with the training."""
+    return _process.is_profiled
+
+
+def has_inferred_steps() -> bool:
+    """Return whether patches of torch find the steps of the run under way."""
+    session = _process.session
+    return session is None or session.instrumentation is not None
+
+
+def loss_begins() -> None:
+    """Note that the trainer begins to compute the loss: inside an update, that time is not the optimizer's."""
+    if _process.instrumentation is not None:
+        _process.instrumentation.loss_begins()
+
+
+def count_tokens(tokens: int) -> None:
+    """Count tokens that the training on this rank has read since the last call."""
+    session = _process.session
+    if session is not None:
+        session.count_tokens(tokens)
+
+
+def pop_metrics(is_last: bool = False) -> list[MetricRow]:
+    """Return the rows of metrics since the last call, which a framework's loggers get; the first call returns none.
+
+    The last one adds what was measured since the last report.
+    """
+    session = _process.session
+    return session.pop_rows(is_last) if session is not None else []
+
+
+def report_text() -> str:
+    """Return the final summary as it would be now, or as it was at the end of the run; "" without a run."""
+    session = _process.session
+    return session.report_text() if session is not None else ""
 
 
 def load_in_notebook() -> None:

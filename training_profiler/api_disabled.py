@@ -93,6 +93,7 @@ def start_training_profiling(
     log_scalars_every_n_steps: int | None = None,
     thresholds: Mapping[str, float] | None = None,
     checklist: bool | None = None,
+    html: bool | None = None,
     rank_wait_s: float | None = None,
     capture: str | None = None,
     prometheus_port: int | str | None = None,

@@ -235,6 +235,7 @@ class Settings:
         dict, "thresholds of rules that differ from the default", _thresholds, _THRESHOLDS_EXAMPLE, "none"
     )
     checklist: bool = _setting(False, "whether the final summary ends with the quick checklist", _yes_or_no, 1, "no")
+    html: bool = _setting(False, "whether the run folder gets its page at the end", _yes_or_no, 1, "no")
     rank_wait_s: float = _setting(
         2.0,
         "longest time rank 0 waits for other ranks at its end, in s, 0 for none",

@@ -29,6 +29,16 @@ def is_switched_on() -> bool:
     return not _is_own_command() and means_on(os.environ)
 
 
+def is_switched_off() -> bool:
+    """Return whether the switch says off, which an empty or missing variable does not.
+
+    Raises:
+        SettingsError: the value is neither on nor off.
+    """
+    given = os.environ.get(SWITCH, "").strip() or os.environ.get(SHORT_SWITCH, "").strip()
+    return bool(given) and not means_on(os.environ)
+
+
 def switch_on() -> None:
     """Switch profiling on in this process and the children that it starts."""
     os.environ[SWITCH] = "1"
@@ -60,6 +70,11 @@ def _is_own_command() -> bool:
     if words[:1] == ["-m"]:  # while Python looks up the module, only orig_argv has its name
         return sys.orig_argv[-len(words) :][:1] in (["training_profiler"], ["-mtraining_profiler"])
     return bool(words) and os.path.basename(words[0]) in ("training-profiler", "training-profiler.exe")
+
+
+def environment_off() -> dict[str, str]:
+    """Return the environment of a process of ours, in which nothing is profiled."""
+    return {**os.environ, SWITCH: "0"}
 
 
 def launch_environment(bootstrap: str, is_python: bool, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -30,6 +30,13 @@ def test_batches_and_samples_are_per_step():
     assert (rates.steps_per_s, rates.batches_per_s, rates.samples_per_s) == (2.0, 8.0, 256.0)
 
 
+def test_tokens_are_those_that_a_trainer_counts():
+    run = run_of(20)
+    assert run.snapshot().throughput.tokens_per_s is None
+    run.accumulator.totals.tokens = 20_000
+    assert run.snapshot().throughput.tokens_per_s == 2000.0
+
+
 def test_warmup_does_not_lower_throughput():
     run = FakeRun(warmup=2)
     run.step(forward_pass=50)

@@ -54,6 +54,18 @@ def test_a_slower_run_fails_only_beyond_the_limit(runs, capsys):
     assert "FASTER" in capsys.readouterr().out
 
 
+def test_an_unclear_result_does_not_fail_and_is_said(runs, capsys):
+    write_run(runs, "20261121-142530", 0.01)
+    write_run(runs, "20261121-142531", 0.0106, loading_s=0.002)
+    assert main(["compare", "--fail-if-slower", "3%"]) == 0
+    out, err = capsys.readouterr()
+    assert "are too short to show" in " ".join(out.split())
+    assert err.count("\n") == 1
+    assert "runs/20261121-142531 may still be 3% slower: its step takes -" in err
+    assert main(["compare", "--fail-if-slower", "30%"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_names_and_what_differs_and_json(runs, capsys):
     settings = {"name": "baseline", "log_every": 50}
     write_run(runs, "20261121-142530-baseline", meta={"settings": settings, "git": {"commit": "abc"}})

@@ -176,3 +176,33 @@ def test_without_series_of_sections_the_steps_are_still_compared():
     before, after = (RunSeries([Stretch(factor * noise(300, random))]) for factor in (0.1, 0.13))
     comparison = compare(before, after)
     assert (comparison.verdict, comparison.sections, comparison.carriers) == (SLOWER, (), ())
+
+
+def test_runs_of_a_second_show_no_difference_that_the_machine_may_have_made():
+    random = np.random.default_rng(15)
+    before, after = (run_of(step_s * noise(500, random)) for step_s in (0.0022, 0.0022 * 1.056))
+    comparison = compare(before, after)
+    assert comparison.verdict == NOT_SHOWN
+    assert comparison.typical.low < 0 < comparison.typical.high
+    (reason,) = comparison.reasons
+    assert reason.startswith(
+        "runs of 1.08 s are too short to show 5.6%: the machine's drift does as much (needs about "
+    )
+    assert 3 < comparison.typical.needed_s < 30
+    assert not any(row.is_shown for row in comparison.sections)
+    long = compare(*(run_of(step_s * noise(500, random)) for step_s in (0.1, 0.1056)))
+    assert (long.verdict, long.typical.needed_s) == (SLOWER, None)
+    much = compare(before, run_of(0.0033 * noise(500, random)))
+    assert (much.verdict, much.reasons) == (SLOWER, ())
+
+
+def test_short_runs_on_a_machine_that_was_in_another_state_seldom_differ():
+    random = np.random.default_rng(16)
+    wrong = sum(
+        compare(
+            *(run_of(0.002 * np.exp(0.025 * random.standard_normal()) * noise(500, random)) for _ in range(2))
+        ).verdict
+        != NOT_SHOWN
+        for _ in range(100)
+    )
+    assert wrong <= 8

@@ -44,6 +44,7 @@ def test_these_are_the_thresholds():
         "step-time-varies": 0.10,
         "cpu-oversubscribed": 0.2,
         "machine-busy": 0.1,
+        "slower-since": 0.05,
         "slowing-down": 0.05,
         "steps-do-more": 0.05,
         "validation-with-gradients": 0.0,
@@ -53,6 +54,7 @@ def test_these_are_the_thresholds():
         "double-precision": 0.10,
         "repeated-backward": 0.10,
         "recompiles": 0.03,
+        "lock-held-by-thread": 0.10,
     }
 
 

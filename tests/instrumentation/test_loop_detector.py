@@ -191,6 +191,20 @@ def test_closure_without_module_keeps_update_time(training, optimizer):
     assert stats.total_s == {"backward_pass": 6.0, "optimizer_step": 12.0}
 
 
+def test_loss_that_a_trainer_announces_belongs_to_no_update(training, optimizer):
+    def closure():
+        training.detector.loss_begins()
+        training.spend(5)
+        training.backward()
+
+    training.detector.loss_begins()  # outside of an update it changes nothing
+    for _ in range(2):
+        training.update(optimizer, closure=closure)
+    stats = training.finish()
+    assert stats.counts == {"backward_pass": 2, "optimizer_step": 2}
+    assert stats.total_s == {"backward_pass": 6.0, "optimizer_step": 2.0}
+
+
 def test_update_with_closure_counts_its_last_part(training, model, optimizer):
     def closure():
         model(0)

@@ -11,7 +11,17 @@ from training_profiler.sampling.framework_frames import ANY, FRAMES
 pytestmark = pytest.mark.integrations
 # Names of earlier or later versions than the installed ones.
 OF_OTHER_VERSIONS = {"_inner_training_loop", "prediction_loop", "_rotate_checkpoints", "_dump_logs"}
-LIBRARIES = ("transformers", "lightning", "skorch", "stable_baselines3", "keras", "ignite", "accelerate")
+LIBRARIES = (
+    "transformers",
+    "lightning",
+    "skorch",
+    "stable_baselines3",
+    "keras",
+    "ignite",
+    "accelerate",
+    "fastai",
+    "ultralytics",
+)
 
 
 def folder_of(library: str) -> Path:

@@ -59,7 +59,8 @@ print("losses", *losses)
 ACCELERATE = """
 from accelerate import Accelerator
 
-accelerator = Accelerator(cpu=True)
+accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir="logs")
+accelerator.init_trackers("example")
 net, optimizer, data = accelerator.prepare(net, torch.optim.AdamW(net.parameters()), data)
 start_training_profiling(log_every=5, stream="stderr")
 for epoch in range(2):
@@ -74,6 +75,9 @@ for epoch in range(2):
                 optimizer.zero_grad()
             losses.append(loss.item().hex())
             profile_step()
+    throughput = snapshot().throughput
+    if throughput is not None:
+        accelerator.log({"profiling/samples_per_second": throughput.samples_per_s}, step=len(losses))
 accelerator.end_training()
 print("losses", *losses)
 """
@@ -124,3 +128,14 @@ def test_training_is_reported_and_its_losses_stay_the_same(
     assert report["health"]["disabled"] == []
     assert sum(section["share"] for section in report["sections"].values()) == pytest.approx(1.0)
     assert train(tmp_path, script, "0") == on
+
+
+def test_accelerate_logs_the_throughput_with_its_own_trackers(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(tmp_path, ACCELERATE, "1")
+    (file,) = (tmp_path / "logs" / "example").glob("events.*")
+    rows = EventAccumulator(str(file))
+    rows.Reload()
+    assert [row.step for row in rows.Scalars("profiling/samples_per_second")] == [6, 12]

@@ -13,19 +13,22 @@ class Training:
         self.recorder, self.clock = recorder, clock
         self.reports, self.steps = [], 0
         accumulator = Accumulator(recorder.names, clock(), None)
-        self.hang_detector = HangDetector(
-            recorder, accumulator, recorder.thread_id, "node0", self.reports.append, lambda: self.steps
-        )
+        self.hang_detector = HangDetector(recorder, accumulator, recorder.thread_id, "node0", lambda: self.steps)
 
     def train(self, steps, seconds):
         for _ in range(steps):
             self.clock.advance(seconds)
             self.steps += 1
-            self.hang_detector.check({}, 1.0)
+            self.check({}, 1.0)
+
+    def check(self, messages, interval_s):
+        hang = self.hang_detector.check(messages, interval_s)
+        if hang is not None:
+            self.reports.append(hang.text)
 
     def wait(self, seconds, messages=None, interval_s=1.0):
         self.clock.advance(seconds)
-        self.hang_detector.check(messages or {}, interval_s)
+        self.check(messages or {}, interval_s)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ COUNT = st.integers(0, 2**62)
 ALIVE = st.builds(Heartbeat, COUNT, st.lists(TEXT).map(tuple), st.none() | st.floats(0, 1e9), TEXT, TEXT)
 
 
-@given(st.builds(Message, ALIVE, st.binary(), st.booleans(), COUNT))
+@given(st.builds(Message, ALIVE, st.binary(), st.booleans(), COUNT, st.binary()))
 def test_message_survives_packing(message):
     assert unpack(message.pack()) == message
 

@@ -65,6 +65,29 @@ def test_early_message_is_read_without_reading_missing_keys(world):
     assert set(world.server.calls) == {"set", "compare_set", "multi_get"}
 
 
+def test_request_for_stacks_reaches_every_rank_once_and_a_rank_that_connects_late(world):
+    first, second = world.transport(0), world.transport(1)
+    second.exchange_request(0)
+    first.exchange_request(0)
+    assert second.asked_ns == 0
+    first.exchange_request(7)
+    first.exchange_request(7)
+    world.clock.advance(1.0)
+    second.exchange_request(0)
+    third = world.transport(2)
+    third.exchange_request(0)
+    assert (second.asked_ns, third.asked_ns) == (7, 7)
+    assert world.server.calls.count("set") == 1
+    assert "get" not in world.server.calls  # c10d waits for a missing key
+
+
+def test_stacks_arrive_with_a_message(world):
+    first, second = world.transport(0), world.transport(1)
+    second.send(message(b"figures", stacks=b"stacks"))
+    first.read()
+    assert (first.received()[1].data, first.received()[1].stacks) == (b"figures", b"stacks")
+
+
 def test_other_ranks_only_send(world):
     second = world.transport(1)
     world.server.calls.clear()

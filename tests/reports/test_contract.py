@@ -1,5 +1,6 @@
 import json
 
+from tests.support.loader_workers import waiting_run
 from tests.support.recording import FakeRun, snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.reports.report_json import as_data
@@ -98,3 +99,11 @@ def test_machine_and_throughput_are_complete():
 def test_health_is_complete():
     data = as_data(Snapshot(health=Health(dropped=2, disabled=("console",), overhead_s=0.5, notes=("a note",))), [])
     assert data["health"] == {"dropped": 2, "disabled": ["console"], "overhead_s": 0.5, "notes": ["a note"]}
+
+
+def test_lines_in_workers_have_a_key_of_their_own():
+    data = as_data(waiting_run(), ())
+    first, second = data["lines"]["data_loading (workers)"]
+    assert (first["file"], first["line"], first["share"], first["phase"]) == ("data.py", 31, 0.6, "transform")
+    assert second["samples"] == 240
+    assert as_data(waiting_run(workers=None), ())["lines"] == {}

@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.loader_workers import waiting_run
 from tests.support.recording import section_stats, snapshot_of
-from training_profiler.reports.distribution import distribution, in_tree_order, percentages
-from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.reports.distribution import distribution, in_tree_order, lines_under, percentages
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=40).filter(any))
@@ -69,3 +72,18 @@ def test_unattributed_time_completes_the_distribution():
 
 def test_no_elapsed_time_no_distribution():
     assert distribution(Snapshot()) == []
+
+
+def test_data_loading_is_divided_as_the_work_of_its_workers():
+    run = waiting_run()
+    section = run.sections["data_loading"]
+    assert lines_under(run, section, 75.0) == [
+        ("worker: data.py:31", "Blur.__call__", 45.0),
+        ("worker: data.py:20", "Pictures.__getitem__", 22.5),
+    ]
+
+
+def test_a_loader_without_workers_keeps_the_lines_of_the_training():
+    run = waiting_run()
+    both = replace(run, loaders=(*run.loaders, LoaderStats("1", 5, None, 0.1, num_workers=0)))
+    assert lines_under(both, run.sections["data_loading"], 75.0) == []

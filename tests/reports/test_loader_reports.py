@@ -1,3 +1,6 @@
+from dataclasses import replace
+
+from tests.support.loader_workers import WORKERS
 from training_profiler.reports.layout import Layout
 from training_profiler.reports.loaders import loader_lines
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
@@ -121,3 +124,21 @@ def test_one_percentage_point_is_rounding():
 
 def test_no_requested_mix_no_sentence():
     assert mix((800, 200), (None, None)) == ""
+
+
+def test_workers_have_their_phases_and_lines_below_their_loader():
+    workers = replace(WORKERS, queued_avg_s=0.02, held=0.4)
+    assert lines(loader("0", 200, 6.0, workers=workers))[1:] == [
+        "Workers of loader 0: busy 97% of their time; a batch takes 80.0 ms, 20.0 ms of",
+        "  it waiting for a CPU (80.0 ms of CPU time, longest 120 ms)",
+        "Their time: fetch 29.0%, transform 58.0%, collate 10.0%, idle 3.0%",
+        "In 40% of the waiting for a batch, later batches were ready",
+        "Memory of the largest worker: 1.5 GiB, 0.5 GiB more than at first",
+        "  data.py:31  Blur.__call__                                     transform  60.0%",
+        "  data.py:20  Pictures.__getitem__                              fetch      30.0%",
+    ]
+
+
+def test_workers_without_samples_have_only_what_is_exact():
+    workers = replace(WORKERS, phases={}, lines=(), memory_bytes=None)
+    assert len(lines(loader("0", 200, 6.0, workers=workers))) == 3

@@ -152,7 +152,10 @@ def read_values(folder: Path) -> Any:
         message = unpack(path.read_bytes())
         summary = rank_summary_from_data(json.loads(message.data)) if message.data else None
         head = dataclasses.asdict(dataclasses.replace(message, data=b""))
-        received[path.name] = [{**head, "data": ""}, None if summary is None else summary.to_data()]
+        received[path.name] = [
+            {**head, "data": "", "stacks": message.stacks.decode()},
+            None if summary is None else summary.to_data(),
+        ]
     request = RequestBox(0).read_new(str(folder))
     assert request is not None
     return plain({"report": report, "received": received, "request": [request.steps, request.ranks]})

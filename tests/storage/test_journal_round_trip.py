@@ -12,6 +12,7 @@ from tests.support.recording import FakeRun
 from training_profiler.errors import RunFolderError
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.step_flops import StepFlops
+from training_profiler.recording.worker_sums import WorkerLine, WorkerMemory, WorkerSums
 from training_profiler.sampling.location import Location
 from training_profiler.sampling.machine_sampler import MachineSample
 from training_profiler.snapshot.snapshot import Health
@@ -116,6 +117,19 @@ def test_loaders_read_back(tmp_path):
     ]
 
 
+def test_the_work_of_loader_workers_reads_back(tmp_path):
+    run = journal_in(tmp_path)
+    counts = LoaderCounts("train")
+    counts.add(32, 500_000_000, True)
+    line = WorkerLine("transform", "data.py", 31, "Blur.__call__", "", 48)
+    counts.use_workers(WorkerSums(2, 20, 900, 800, 90, 700, 50, 1, 3, 60, 20, (line,), (WorkerMemory(1, 2, 3),)))
+    run.loaders = [counts]
+    train(run)
+    assert_reads_back(run, tmp_path)
+    (workers,) = [loader.workers for loader in read_run(tmp_path).loaders]
+    assert (workers.batches, workers.lines[0].place, workers.memory_bytes) == (20, "data.py:31", 2)
+
+
 def test_the_cost_of_each_loader_reads_back(tmp_path):
     run = journal_in(tmp_path)
     main, aux = LoaderCounts("main"), LoaderCounts("aux")
@@ -198,6 +212,7 @@ def test_the_machine_and_throughput_read_back(tmp_path):
         sample_machine(run, 1000.0 + i / 3)
         totals = run.accumulator.totals
         totals.batches, totals.samples = 4, 128
+        totals.tokens = 1000 if i % 2 else None
         if i == 2:
             totals.flops = StepFlops(10**12, "float16", "Tesla T4")
             totals.slow_steps = 3
@@ -212,6 +227,7 @@ def test_the_machine_and_throughput_read_back(tmp_path):
     assert read.throughput.peak_tflops == 65.0
     assert read.step.warmup_count == 3
     assert read.throughput.samples_per_s is not None
+    assert read.throughput.tokens_per_s is not None
 
 
 def test_a_journal_without_machine_samples_can_be_read(tmp_path):

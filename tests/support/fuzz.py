@@ -28,14 +28,14 @@ from typing import Any
 
 from tests.support.mutations import mutated
 from tests.support.traces import Trace, gpu
-from training_profiler.cli import html, main, report, timeline, trace
+from training_profiler.cli import html, main, report, timeline, trace, watch
 from training_profiler.ranks.comparison import all_ranks_stats
 from training_profiler.ranks.message import unpack
 from training_profiler.ranks.summary import rank_summary_from_data
 from training_profiler.torch_capture.request import REQUEST, Request, RequestBox
 
 JOURNALS = Path(__file__).parents[1] / "storage" / "journals"
-READERS = (report, html, timeline, trace)  # imported before memory is limited: libraries reserve a lot
+READERS = (report, html, timeline, trace, watch)  # imported before memory is limited: libraries reserve a lot
 CPU_S = 10  # of one case; most take a hundredth of a second
 MORE_BYTES = 500 * 10**6
 A_CHILD = 200  # cases that one process reads
@@ -105,6 +105,7 @@ def read_journal(folder: Path, data: bytes) -> None:
     command("report", str(folder), "--json")
     command("html", str(folder))
     command("timeline", str(folder))
+    command("watch", str(folder), "--once")
 
 
 def read_rank(folder: Path, data: bytes) -> None:

@@ -37,6 +37,7 @@ OWNERS = (
     torch.serialization,
     torch.utils.data.dataloader._BaseDataLoaderIter,
     torch.utils.data.dataloader._MultiProcessingDataLoaderIter,
+    torch.utils.data._utils.worker,
     OPTIMIZER,
 )
 

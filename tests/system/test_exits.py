@@ -314,3 +314,11 @@ def test_sigterm_during_profiler_work_waits_for_its_end(tmp_path: Path, moment: 
     outcome = run(tmp_path, script)
     assert (outcome.status, outcome.stderr) == (-signal.SIGTERM, "")
     assert_summed_up_once(outcome, steps=2)
+
+
+def test_the_page_is_written_at_the_end_of_the_run_if_it_was_asked_for(tmp_path: Path) -> None:
+    outcome = run(tmp_path, THREE_STEPS, variables={"RECTIFIED_FLOW_PROFILE_HTML": "1"})
+    page = (outcome.folder / "report.html").read_text()
+    assert "<title>" in page
+    assert "did not come to its end" not in page
+    assert outcome.stdout.endswith(f"Profiler: page runs/{outcome.folder.name}/report.html\n")

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.ports import free_port
 from tests.system.scripts import environment
+from training_profiler.storage.stack_files import read_stacks
 
 TIMEOUT_S = 240  # ends processes that hang; two that import torch on a busy machine take 20 s
 LONG_S = 100  # no wait of ours comes near it, even on a busy machine; a wait without a limit exceeds it
@@ -318,27 +319,37 @@ def test_profiler_adds_no_collective(tmp_path: Path) -> None:
     assert group.received() == {"0": [25, True, None, []], "1": [25, True, None, []]}
 
 
-def test_hang_is_reported_once_with_the_section_of_each_rank(tmp_path: Path) -> None:
-    # The other rank goes on as soon as rank 0 has reported the hang, however slow the machine is.
+def test_hang_is_reported_once_with_section_and_line_of_each_rank(tmp_path: Path) -> None:
+    # The other rank goes on as soon as rank 0 has reported where the ranks are, however slow the machine is.
     text = """
-    import training_profiler.ranks.hang_detector as stall
-    stall.QUIET_S = 3.0
-    def reported(*words, original=stall.hang_text):
+    import training_profiler.ranks.hang_detector as detector
+    import training_profiler.runtime.hang_watch as watch
+    detector.QUIET_S = 3.0
+    def reported(*words, original=watch.where_text, **more):
         open("reported", "w").close()
-        return original(*words)
-    stall.hang_text = reported
+        return original(*words, **more)
+    watch.where_text = reported
+    def wait_for_the_report():
+        while not os.path.exists("reported"):
+            time.sleep(0.1)
     def hang(step):
         if rank == 1 and step == 10:
             with profile_section("data_loading"):
-                while not os.path.exists("reported"):
-                    time.sleep(0.1)
+                wait_for_the_report()
     train(12, hang)
     """
     first, second = Group(tmp_path, text).end()
     line = r"no training step for \d+ s: rank 0 is in synchronization, rank 1 \(.*\) in data_loading since \d+ s"
-    assert len(re.findall(f"Profiler: {line}", first.stdout)) == 1
-    assert len(re.findall(f"- {line}", first.stdout)) == 1  # under "Profiler health"
+    where = (
+        r"where the ranks are: rank 1 at .*:\d+ wait_for_the_report \(in data_loading\); rank 0 at .*:\d+ train "
+        r"\(in synchronization\), waiting for rank 1\. All stacks: training-profiler stacks runs/\S+"
+    )
+    for said in (line, where):
+        assert len(re.findall(f"Profiler: {said}", first.stdout)) == 1
+        assert len(re.findall(f"- {said}", first.stdout)) == 1  # under "Profiler health"
     assert (first.stderr, second.stderr, second.stdout) == ("", "", "")
+    stacks = read_stacks(next((tmp_path / "runs").iterdir()))
+    assert [each.training.sections[-1] for each in stacks.values()] == ["synchronization", "data_loading"]
 
 
 def test_rank_that_hangs_in_c_reports_after_sigterm(tmp_path: Path) -> None:

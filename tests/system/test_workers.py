@@ -1,9 +1,13 @@
 """Worker processes of a training print nothing and cannot hang."""
 
+import json
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests.system.launching import execute, through_run
 from tests.system.scripts import run
 
 
@@ -201,3 +205,50 @@ def test_no_epoch_is_lost_while_another_thread_drains(tmp_path: Path) -> None:
     assert outcome.status == 0, outcome.stderr
     assert [(epoch["steps"], epoch["is_complete"]) for epoch in outcome.report["epochs"]] == [(5, True)] * 10
     assert min(section["self_s"] for section in outcome.report["sections"].values()) >= 0
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked_report_their_lines(tmp_path: Path, method: str) -> None:
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent(f"""
+            import time, torch
+            from torch.utils.data import DataLoader, Dataset
+
+            class Slow(Dataset):
+                def __len__(self): return 160
+                def __getitem__(self, i):
+                    end_s = time.thread_time() + 0.06
+                    while time.thread_time() < end_s: pass
+                    return torch.tensor([float(i)])
+
+            if __name__ == "__main__":
+                loader = DataLoader(
+                    Slow(), batch_size=4, num_workers=2, multiprocessing_context="{method}",
+                    persistent_workers={method == "spawn"},
+                )
+                model = torch.nn.Linear(1, 1)
+                optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+                for batch in loader:
+                    model(batch).sum().backward()
+                    optimizer.step()
+        """)
+    )
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    variables = {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
+    done = execute(tmp_path, through_run(sys.executable, "train.py"), variables=variables)
+    assert (done.status, done.stderr) == (0, "")
+    (folder,) = (tmp_path / "runs").iterdir()
+    report = json.loads((folder / "report.json").read_text())
+    (loader,) = report["loaders"]
+    assert loader["workers"]["workers"] == 2
+    # A persistent worker still runs at the end of the run: what it has not written is lost.
+    assert loader["workers"]["batches"] in (range(10, 41) if method == "spawn" else (40,))
+    assert loader["workers"]["cpu_avg_s"] > 0.24
+    hottest, *_ = report["lines"]["data_loading (workers)"]
+    assert (hottest["file"], hottest["function"]) == ("train.py", "Slow.__getitem__")
+    assert hottest["share"] > 0.9
+    (finding,) = (each for each in report["insights"] if each["code"] == "data-loading-bound")
+    assert "in the workers above all train.py" in finding["finding"]
+    assert not list(temporary.glob("training_profiler*"))

@@ -55,6 +55,13 @@ _COMMUNICATION: Final = (
     "dlslime::intranode_alltoall_kernel(void*)",
     "moeA2ADispatchKernel(tensorrt_llm::kernels::MoeA2ADispatchKernelPointers)",
     "userbuffers_fp16_sum_inplace_gpu_rr_rs_oop(int, int)",
+    "void dpsk::ep::internode_ll::dispatch<true, 3, 10, 7168>(void*, float*, int*, long*)",
+    "void dpsk::ep::intranode::combine<__nv_bfloat16, 8, 768>(__nv_bfloat16*, float*, int4 const*)",
+    "void uccl::ep::internode::dispatch<8>(int4*)",
+    "rccl_main_kernel(ncclDevKernelArgsStorage<4096ul>)",
+    "oneccl_allreduce_large_sycl",
+    "sycl::_V1::ccl::reduce_scatter_ring",
+    "allreduce_fusion_kernel_twoshot_sync",
 )
 # Matrix products that run on tensor cores, or on MFMA.
 _MATMUL_TENSOR_CORES: Final = (
@@ -83,6 +90,13 @@ _MATMUL_TENSOR_CORES: Final = (
     "void deep_gemm::sm100_fp8_fp4_gemm_1d1d_impl<0u, 4096u, 7168u>(int*)",
     "Cijk_Ailk_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x256x64_MI16x16x1_SN_LDSB1",
     "Cijk_Alik_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0",
+    "bmm_E2m1E2m1_Fp32_sm100f",
+    "bmm_E4m3_E4m3E4m3_Fp32_t128x64x128u2_s6_et64x64_m64x64x32_cga1x1x1_16dp256b_TN_transOut_sm100f",
+    "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int, int, int>, "
+    "cutlass::gemm::collective::CollectiveMma<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<4>>>>",
+    "void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel_for_sm9x<cutlass::gemm::kernel::GemmUniversal<>>>",
+    "void ck_tile::kentry<128, 2, ck_tile::GemmKernel<ck_tile::GemmTile1DPartitioner<>>>",
+    "_w8a8_block_fp8_matmul",
     "Custom_Cijk_Ailk_Bljk_BBS_BH_Bias_SAV_UserArgs_MT128x128x64_MI16x16x1_UserArgs_shortname1_gfx950",
 )
 # Matrix products that do not use them, or whose name does not show it.
@@ -98,8 +112,9 @@ _MATMUL_OTHERS: Final = (
     "void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensorStridedBatched<float const> > >()",
     "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, float, float, float, float>(cublasGemvParams)",
     "void marlin_moe_wna16::Marlin<1125899906909960l, 562949953487106l, 1125899906909960l>(int4 const*)",
-    "bmm_E2m1E2m1_Fp32_sm100f",
     "triton_tem_fused_mm_0",
+    "triton_mm",
+    "fused_moe_kernel",
 )
 _FLASH: Final = (
     "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4, false, false> >()",
@@ -242,6 +257,22 @@ _OTHERS: Final = (
     (f"{_AT}triu_tril_kernel<float, int, true, 4>()", OTHER_KNOWN, False, False),
     ("void moe::dev::routing::routingCustom::routingClusterKernel", OTHER_KNOWN, False, False),
     ("void fbgemm_gpu::_offsets_range_cuda_kernel<long>(long, long, long const*, long*)", OTHER_KNOWN, False, False),
+    # caches of keys and values: only their names have to do with attention
+    (
+        "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, __nv_bfloat16, (vllm::Fp8KVCacheDataType)0>",
+        COPY,
+        False,
+        False,
+    ),
+    ("void flashinfer::AppendPagedKVCacheKernel<128u, 8u, 4u>(flashinfer::paged_kv_t<>)", COPY, False, False),
+    ("void (anonymous namespace)::store_kvcache<2048l, 4, false, long>(StoreKVCacheParams)", COPY, False, False),
+    ("void flashinfer::BatchPrefillWithRaggedKVCacheKernel<flashinfer::KernelTraits<>>()", ATTENTION, False, True),
+    ("sage_fwd", ATTENTION, False, True),
+    ("void block_all_reduce_sum_kernel<float>(float*)", REDUCTION, False, False),
+    ("void fft2d_r2c_16x16<float>(float2*, float const*, int, int)", CONVOLUTION, False, False),
+    ("Im2d2Col_v2", CONVOLUTION, False, False),
+    ("_combined_routing_compute", OTHER_KNOWN, False, False),
+    ("void per_token_group_quant_8bit_kernel<__nv_bfloat16, __nv_fp8_e4m3>(void const*)", ELEMENTWISE, False, False),
     # a kernel of the user's
     ("my_fancy_kernel(float*)", UNCLASSIFIED, False, False),
 )

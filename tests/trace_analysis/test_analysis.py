@@ -225,3 +225,69 @@ def test_trace_of_installed_torch_is_read(options, tmp_path):
     assert operators["aten::linear"].host_total_ns >= operators["aten::addmm"].host_total_ns > 0
     assert bool(found.memory) == bool(options)
     assert bool(found.operators_by_shape) == bool(options)
+
+
+def captured(trace, counts=(3,), names=None):
+    """Add a graph capture with launches of three operators for each count, and return the trace."""
+    at = 0
+    for count in counts:
+        trace.call("cudaStreamBeginCapture", at, 1)
+        for i in range(count):
+            trace.op(f"aten::op{i % 3}", at + 2 + 10 * i, 8)
+            extra = {} if names is None else {"kernel": names[i]}
+            trace.call("hipLaunchKernel" if names else "cudaLaunchKernel", at + 4 + 10 * i, 2,
+                       correlation=1000 + at + i, **extra)  # fmt: skip
+        at += 10 * count + 5
+        trace.call("cudaStreamEndCapture", at, 1)
+        at += 10
+    return trace
+
+
+def replayed(trace, kernels):
+    trace.op("replay", 500, 20).call("cudaGraphLaunch", 505, 10, correlation=7)
+    for i, name in enumerate(kernels):
+        trace.kernel(name, 520 + 10 * i, 4, correlation=7)
+    return trace
+
+
+def device_times(trace, tmp_path):
+    return {row.name: row.device_self_ns for row in trace.analysed(tmp_path).operators if row.device_self_ns}
+
+
+def test_kernels_of_a_graph_belong_to_the_operators_that_were_captured(tmp_path):
+    trace = replayed(captured(Trace()), ["a", "b", "c"])
+    assert device_times(trace, tmp_path) == {"aten::op0": 4000, "aten::op1": 4000, "aten::op2": 4000}
+    assert trace.analysed(tmp_path).doubts == ()
+
+
+def test_names_on_the_calls_decide_which_kernel_is_whose(tmp_path):
+    kernels = [f"k{i}" for i in range(30)]
+    trace = replayed(captured(Trace(), (30,), kernels), kernels[:-1])  # the last call made no kernel
+    assert device_times(trace, tmp_path) == {"aten::op0": 40_000, "aten::op1": 40_000, "aten::op2": 36_000}
+
+
+@pytest.mark.parametrize("counts", [(3, 3), (4,), ()])
+def test_kernels_of_a_graph_whose_capture_is_not_clear_stay_with_the_replay(counts, tmp_path):
+    assert device_times(replayed(captured(Trace(), counts), ["a", "b", "c"]), tmp_path) == {"replay": 12_000}
+
+
+@pytest.mark.parametrize("runtime", ["xpu_runtime", "privateuse1_runtime", "hpu_op"])
+def test_devices_of_other_kinds_are_read_as_what_they_are(runtime, tmp_path):
+    trace = Trace().step(1, 0, 100).op("aten::mm", 0, 20).event(runtime, "urEnqueueKernelLaunch", 5, 5, correlation=3)
+    found = trace.kernel("gemm_kernel", 20, 60, correlation=3).analysed(tmp_path)
+    assert found.utilization_in_steps == 0.6
+    assert {row.name: row.device_total_ns for row in found.operators}["aten::mm"] == 60_000
+
+
+def test_work_of_mtia_is_device_work(tmp_path):
+    trace = Trace().step(1, 0, 100).op("aten::mm", 0, 20)
+    trace.event("mtia_runtime", "runFunction - job_prep_and_submit_for_execution", 5, 5, correlation=3)
+    for name, ts, args in (
+        ("fc-dtype_Float", 20, {}), ("dma_request", 50, {"direction": "DEVICE_TO_HOST", "size": 64}),
+        ("event_wait", 70, {"stream": 1}),
+    ):  # fmt: skip
+        trace.event("mtia_ccp_events", name, ts, 10, pid=9, tid=4, **args)
+    found = trace.analysed(tmp_path)
+    assert [(device.index, device.device.busy.total_ns) for device in found.devices] == [(9, 20_000)]
+    assert [(copy.name, copy.bytes) for copy in found.copies] == [("dma_request", 64)]
+    assert [(kernel.name, kernel.kind) for kernel in found.kernels.rows] == [("fc-dtype_Float", "matmul")]

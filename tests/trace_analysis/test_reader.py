@@ -74,8 +74,9 @@ BAD = {
     ),
     "NaN": (
         single_event(ts=1, dur=1).replace(b'"dur": 1', b'"dur": NaN'),
-        "PATH is not JSON: invalid character (byte 95)",
+        "PATH has an event without a usable time: 'a' with ts 1, dur None",
     ),
+    "object cut off before the first event ends": (b'{"traceEvents": [{"ph": "X"', None),
     "negative duration": (single_event(ts=1, dur=-2), "PATH has a negative duration: 'a' with ts 1, dur -2"),
     "no duration": (single_event(ts=1), "PATH has an event without a usable time: 'a' with ts 1, dur None"),
     "no time": (single_event(dur=1), "PATH has an event without a usable time: 'a' with ts None, dur 1"),
@@ -103,7 +104,8 @@ def test_damaged_or_foreign_file_is_refused_in_one_line(case, tmp_path, capsys):
     data, message = BAD[case]
     path = tmp_path / "a.json"
     path.write_bytes(data)
-    assert refusal(path, capsys) == message
+    found = refusal(path, capsys)
+    assert found == message or (message is None and found.startswith("PATH is cut off"))
 
 
 def test_missing_file_is_refused(tmp_path, capsys):
@@ -275,3 +277,53 @@ def test_half_surrogate_is_not_reported_as_cut_off(tmp_path, capsys):
     path = tmp_path / "a.json"
     path.write_bytes(single_event(ts=1, dur=1).replace(b'"name": "a"', b'"name": "\\ud83d"'))
     assert refusal(path, capsys) == "PATH is not JSON: unexpected end of escaped utf-16 surrogate pair (byte 61)"
+
+
+TWO = Trace().op("a", 0, 1).op("b", 2, 3)
+LIST = json.dumps(TWO.events).encode()
+OBJECT = TWO.text().encode()
+MENDED = {
+    "NaN in arguments": (
+        OBJECT.replace(b'"args": {}', b'"args": {"x": NaN, "y": [-Infinity, 1], "z": "NaN, inf"}', 1),
+        "2 numbers that JSON does not have (NaN, Infinity) are unknown",
+    ),
+    "byte order mark": (b"\xef\xbb\xbf" + OBJECT, "a byte order mark at its begin is left out"),
+    "UTF-16": (OBJECT.decode().encode("utf-16"), "read as UTF-16, not UTF-8"),
+    "list without its end": (LIST[:-1], "its list of events has no end; it is read as far as it goes"),
+    "list that ends with a comma": (LIST[:-1] + b",\n", "its list of events has no end; it is read as far as it goes"),
+    "list cut inside an event": (
+        LIST[:-1] + b', {"ph": "X", "name"',
+        "its list of events has no end; it is read as far as it goes, without the last 20 bytes, a part of an event",
+    ),
+    "object without its end": (OBJECT[:-2], "its list of events has no end; it is read as far as it goes"),
+}
+
+
+@pytest.mark.parametrize("case", MENDED)
+def test_file_that_breaks_the_rules_of_json_is_read_as_far_as_it_goes_and_this_is_said(case, tmp_path, capsys):
+    data, note = MENDED[case]
+    path = tmp_path / "a.json"
+    path.write_bytes(data)
+    found = analyse(path)
+    assert (found.events, found.notes) == (2, (note,))
+    assert main(["trace", str(path), "--view", "overview"]) == 0
+    assert f"File: {note}." in " ".join(capsys.readouterr().out.split())
+    assert json.loads(json.dumps(list(found.notes))) == [note]
+
+
+def test_events_without_a_name_are_read_and_counted(tmp_path):
+    trace = Trace().op(None, 0, 1).op(7, 2, 1).op("a", 4, 1)
+    trace.events[2]["cat"] = None
+    found = trace.analysed(tmp_path)
+    assert [row.name for row in found.operators] == ["(no name)", "7"]
+    assert found.notes == ("1 event without a name",)
+
+
+@pytest.mark.parametrize("mark", "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+def test_bidirectional_marks_in_names_are_visible(mark, tmp_path, capsys):
+    path = Trace().step(1, 0, 10).mark(f"x{mark}y", 0, 5).op(f"a{mark}b", 0, 1).write(tmp_path)
+    for words in ([str(path)], [str(path), "--json"]):
+        assert main(["trace", *words]) == 0
+        out = capsys.readouterr().out
+        assert mark not in out
+        assert f"u{ord(mark):04x}" in out

@@ -20,7 +20,7 @@ def stepped(count=1, **top):
 
 def busy(trace, begin=0, end=STEP):
     """Add a kernel that no rule is about."""
-    return trace.kernel("my_kernel", begin, end - begin, stream=99)
+    return trace.kernel("vectorized_elementwise_kernel", begin, end - begin, stream=99)
 
 
 def data_loading(us):
@@ -28,25 +28,25 @@ def data_loading(us):
 
 
 def idle(us):
-    return stepped().kernel("my_kernel", 0, us)
+    return stepped().kernel("vectorized_elementwise_kernel", 0, us)
 
 
 def launch_bound(us):
     trace = (
         stepped()
         .op("aten::mm", 100, us)
-        .kernel("my_kernel", 0, 100)
-        .kernel("my_kernel", 100 + us, 800 - us, launched=(99 + us, 1))
+        .kernel("vectorized_elementwise_kernel", 0, 100)
+        .kernel("vectorized_elementwise_kernel", 100 + us, 800 - us, launched=(99 + us, 1))
     )
-    return trace.kernel("my_kernel", 900, 100)
+    return trace.kernel("vectorized_elementwise_kernel", 900, 100)
 
 
 def small_kernels(count, us=9):
     trace = stepped()
     for i in range(count):
-        trace.kernel("my_kernel", 20 * i, us)
+        trace.kernel("vectorized_elementwise_kernel", 20 * i, us)
     for i in range(10):
-        trace.kernel("my_kernel", 500 + 20 * i, 11)
+        trace.kernel("vectorized_elementwise_kernel", 500 + 20 * i, 11)
     return trace
 
 
@@ -56,7 +56,7 @@ def reads(us, name="aten::item"):
 
 def frequent_copies(us):
     trace = stepped().op("aten::copy_", 0, 5).kernel("direct_copy_kernel", 10, us, launched=(1, 1))
-    return trace.kernel("my_kernel", 10 + us, 100 - us)
+    return trace.kernel("vectorized_elementwise_kernel", 10 + us, 100 - us)
 
 
 def pageable(us, direction="HtoD (Pageable -> Device)"):
@@ -69,11 +69,11 @@ def allocations(us, name="cudaMalloc"):
 
 def tensor_cores(us, name="volta_sgemm_64x64_nt", **device):
     trace = Trace(deviceProperties=[gpu(**device)])
-    return trace.kernel(name, 0, us).kernel("my_kernel", 200, 100 - us)
+    return trace.kernel(name, 0, us).kernel("vectorized_elementwise_kernel", 200, 100 - us)
 
 
 def math_attention(name="aten::_scaled_dot_product_attention_math"):
-    return Trace().op(name, 0, 50).kernel("my_kernel", 60, 10, launched=(1, 1))
+    return Trace().op(name, 0, 50).kernel("vectorized_elementwise_kernel", 60, 10, launched=(1, 1))
 
 
 def optimizer(count, name="vectorized_elementwise_kernel"):
@@ -108,11 +108,13 @@ def reserved(allocated, of, total=None):
 
 
 def phases(forward=100, backward=200, update=0):
-    trace = stepped().op("aten::mm", 0, 10).kernel("my_kernel", 0, forward, launched=(0, 1))
+    trace = stepped().op("aten::mm", 0, 10).kernel("vectorized_elementwise_kernel", 0, forward, launched=(0, 1))
     trace.op("autograd::engine::evaluate_function: MmBackward0", 0, 20, tid=AUTOGRAD)
-    trace.kernel("my_kernel", forward, backward, launched=(1, 1), tid=AUTOGRAD)
+    trace.kernel("vectorized_elementwise_kernel", forward, backward, launched=(1, 1), tid=AUTOGRAD)
     trace.mark("Optimizer.step#SGD.step", 20, 20)
-    return trace.kernel("my_kernel", forward + backward, update, launched=(21, 1)) if update else trace
+    return (
+        trace.kernel("vectorized_elementwise_kernel", forward + backward, update, launched=(21, 1)) if update else trace
+    )
 
 
 def copies(us):
@@ -123,13 +125,33 @@ def section(us, name="metrics_computation"):
     return stepped().mark(name, 0, us)
 
 
+def stalled(us, end=500_000):
+    """Return a trace in which the host is in one operator for so long before it launches the next kernel."""
+    trace = Trace().op("aten::sort", 10, us - 20).kernel("softmax_kernel", 0, 10)
+    return trace.kernel("softmax_kernel", 10 + us, end - 10 - us, launched=(9 + us, 1))
+
+
+def lost(us):
+    """Return a trace with a gap, in which a launch has no kernel."""
+    return stalled(us, end=us + 20).call("cudaLaunchKernel", 0, 1, correlation=77)
+
+
+def unclassified(us):
+    return stepped().kernel("my_kernel", 0, us).kernel("softmax_kernel", us, 1000 - us)
+
+
 # code: traces for which it fires, and for which it is silent: just below, and without what it looks at
 CASES = {
     "data-loading-bound": (
         [data_loading(150), stepped().mark("data_loading", 0, 150)],
         [data_loading(149.999), busy(stepped())],
     ),
-    "gpu-idle": ([idle(799)], [idle(800), stepped().op("a", 0, 1), Trace().kernel("k", 0, 1).kernel("k", 100, 1)]),
+    "gpu-idle": (
+        [idle(799), Trace().kernel("k", 0, 79).kernel("k", 100, 0)],
+        [idle(800), stepped().op("a", 0, 1), Trace().kernel("k", 0, 80).kernel("k", 100, 0), lost(100)],
+    ),
+    "host-stall": ([stalled(5000, end=499_999)], [stalled(4999.999), stalled(5000, end=500_001), lost(5000)]),
+    "unclassified-kernels": ([unclassified(50.001)], [unclassified(50), stepped()]),
     "launch-bound": ([launch_bound(101)], [launch_bound(100), stepped().op("a", 0, 900)]),
     "small-kernels": ([small_kernels(11)], [small_kernels(10), small_kernels(11, us=0.4), stepped()]),
     "synchronizing-reads": (
@@ -185,7 +207,7 @@ CASES = {
 
 
 def codes(trace, tmp_path):
-    return [finding.code for finding in recommendations(trace.analysed(tmp_path))]
+    return [finding.code for finding in RULES.findings(trace.analysed(tmp_path))]
 
 
 @pytest.mark.parametrize(("code", "i"), [(code, i) for code, (fires, _) in CASES.items() for i in range(len(fires))])
@@ -210,14 +232,15 @@ def test_largest_saving_comes_first_unknown_ones_last(tmp_path):
 
 
 def test_loader_without_workers_is_named(tmp_path):
-    finding = recommendations(data_loading(200).analysed(tmp_path))[0]
+    finding = RULES["data-loading-bound"](data_loading(200).analysed(tmp_path))
     assert finding.message == "20.0% of step time is spent waiting for batches from a DataLoader without workers"
     assert finding.evidence == {"share_of_step": 0.2, "threshold": 0.15, "waited_ms": 0.2}
 
 
 def test_loader_with_workers_is_not_reported_without(tmp_path):
     trace = busy(stepped().mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 200))
-    assert recommendations(trace.analysed(tmp_path))[0].message == "20.0% of step time is spent waiting for batches"
+    finding = RULES["data-loading-bound"](trace.analysed(tmp_path))
+    assert finding.message == "20.0% of step time is spent waiting for batches"
 
 
 def test_healthy_trace_has_no_recommendation(tmp_path):

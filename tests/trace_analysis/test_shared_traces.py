@@ -123,3 +123,25 @@ def test_eight_ranks_wait_for_the_last_rank():
 
 def test_report_of_a_slow_loader_names_it_first():
     assert data("v100_resnet50_workers0.pt.trace.json.gz")["recommendations"][0]["code"] == "data-loading-bound"
+
+
+def test_trace_without_steps_has_the_causes_of_idle_time():
+    found = data("v100_resnet50_autograd_api_no_steps.pt.trace.json.gz")
+    codes = [finding["code"] for finding in found["recommendations"]]
+    assert codes[:2] == ["host-stall", "allocations"]
+    assert "busy for 18.7% of the recording" in next(
+        finding["finding"] for finding in found["recommendations"] if finding["code"] == "gpu-idle"
+    )
+    assert found["shares_of"]["what"] == "recording"
+    assert found["shares_of"]["times"] == 6
+
+
+def test_trace_with_launches_alone_is_incomplete():
+    found = data("launches_without_kernels.pt.trace.json.gz")
+    assert found["doubts"][0]["message"].startswith("77 of 77 kernel launches have no kernel")
+    assert "gpu-idle" not in [finding["code"] for finding in found["recommendations"]]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_whole_traces_are_not_doubted(name):
+    assert analysed(name).doubts == ()

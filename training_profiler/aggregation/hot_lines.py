@@ -52,6 +52,7 @@ def lines_of(section: SectionStats, samples: Counter[Location | None], callers: 
     seen: Counter[Location] = Counter()
     waits: dict[Location, Counter[str]] = {}
     phases: dict[Location, Counter[str]] = {}
+    held: dict[Location, Counter[str]] = {}
     for location, count in samples.items():
         if location is None:
             continue
@@ -62,6 +63,8 @@ def lines_of(section: SectionStats, samples: Counter[Location | None], callers: 
         phases.setdefault(line, Counter())[location.phase] += count
         if location.waits_in:
             waits.setdefault(line, Counter())[location.waits_in] += count
+        if location.held_by:
+            held.setdefault(line, Counter())[location.held_by] += count
     return tuple(
         LineStats(
             *line[:3],
@@ -71,6 +74,7 @@ def lines_of(section: SectionStats, samples: Counter[Location | None], callers: 
             waits_in=waits[line].most_common(1)[0][0] if line in waits else "",
             inside=line.inside,
             phase=_main_phase(phases[line]),
+            held_by={place: samples * of_a_sample for place, samples in held.get(line, Counter()).most_common()},
         )
         for line, count in sorted(seen.items(), key=lambda item: (-item[1], item[0]))[:MOST_LINES]
     )

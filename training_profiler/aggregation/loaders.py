@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from training_profiler.aggregation.arrays import Bools, Ints
+from training_profiler.aggregation.loader_workers import worker_stats
 from training_profiler.aggregation.span_matching import Events
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
 from training_profiler.recording.event_codes import LOADER, SECTION_MASK, STEP_END
@@ -322,6 +323,7 @@ def loader_stats(loaders: Sequence[LoaderCounts], sums: LoaderSums) -> tuple[Loa
                     phase=phase,
                     proportion=tally.batches / batches,
                     asked_proportion=counts.requested_share if phase == TRAIN else None,
+                    workers=worker_stats(counts.workers) if phase == TRAIN or not counts.of(TRAIN).batches else None,
                     **({} if counts.arguments is None else counts.arguments._asdict()),
                     **_means(table),
                 )

@@ -51,12 +51,16 @@ class MachineSums:
 
     def add(self, later: "MachineSums") -> None:
         """Add the sums of the stretch that follows this one."""
+        self.add_levels(later)
+        for quantity, series in later.series.items():
+            self.series.setdefault(quantity, Series()).add_points(series.points)
+
+    def add_levels(self, later: "MachineSums") -> None:
+        """Add the same without the series of memory, which growth needs."""
         self.samples += later.samples
         self.facts.update(later.facts)
         for quantity, level in later.levels.items():
             self._add_level(quantity, level)
-        for quantity, series in later.series.items():
-            self.series.setdefault(quantity, Series()).add_points(series.points)
 
     def _add_level(self, quantity: str, level: tuple[float, float, float, float]) -> None:
         weight, weighted, largest, _ = self.levels.get(quantity, (0.0, 0.0, level[2], 0.0))

@@ -11,6 +11,7 @@ from training_profiler.aggregation.histogram import quantile_ns
 from training_profiler.aggregation.hot_lines import lines_of, lines_with_loops
 from training_profiler.aggregation.lines import IN_STEPS
 from training_profiler.aggregation.outside_steps import OUTSIDE_SECTIONS, WITHIN
+from training_profiler.aggregation.step_change import step_change
 from training_profiler.aggregation.step_totals import WARMUP_NEEDS
 from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.trend import trend
@@ -217,6 +218,7 @@ def step_stats(
         return None
     growth = None if is_interval else trend(steps.series(warmup))  # takes 1.5 ms
     work = None if growth is None or growth.rise <= 0 else work_growth(steps.work_series(warmup), totals.input_sizes)
+    change = None if is_interval else step_change(totals, names, warmup)
     explained = () if is_interval else totals.coupling.explained()
     max_ns, max_step = steps.longest(warmup)
     p95_ns = steps.p95_ns(warmup)
@@ -241,6 +243,7 @@ def step_stats(
         work_rise=work.rise if work else 0.0,
         unit_rise=work.unit_rise if work else 0.0,
         unit_rise_p_value=work.unit_p_value if work else 1.0,
+        change=change,
         explained={
             names.get(id) or OTHER: float(part) for id, part in enumerate(explained) if part >= EXPLAINS_AT_LEAST
         },

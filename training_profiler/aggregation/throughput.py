@@ -82,7 +82,7 @@ def peak_of(device: str, dtype: str) -> tuple[float, str] | None:
 def throughput(totals: Totals, names: Mapping[int, str], configured_warmup: int | None) -> Throughput | None:
     """Return the rates of the stretch; None without steps after warm-up.
 
-    Batches, samples and FLOPs are per step as on average over the stretch, times steps a second after warm-up.
+    Batches, samples, tokens and FLOPs are per step as on average over the stretch, times steps a second after warm-up.
     """
     steps = totals.steps
     spread = steps.normal_spread(0 if totals.first_step else warmup_steps(totals, names, configured_warmup))
@@ -97,6 +97,7 @@ def throughput(totals: Totals, names: Mapping[int, str], configured_warmup: int 
         steps_per_s=steps_per_s,
         batches_per_s=None if not totals.batches else totals.batches / steps.count * steps_per_s,
         samples_per_s=None if not totals.samples else totals.samples / steps.count * steps_per_s,
+        tokens_per_s=None if not totals.tokens else totals.tokens / steps.count * steps_per_s,
         flops_per_step=flops,
         dtype="" if counted is None else counted.dtype,
         device="" if counted is None else counted.device,

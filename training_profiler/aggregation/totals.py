@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from training_profiler.aggregation.arrays import Ints
+from training_profiler.aggregation.history import RunHistory
 from training_profiler.aggregation.lines import LineCounts
 from training_profiler.aggregation.loaders import LoaderSums
 from training_profiler.aggregation.machine import MachineSums
@@ -37,6 +38,7 @@ class Totals:
         # Exclusive times of single steps, which ranks compare. Of this stretch only: ``add`` does not sum them.
         self.compared: dict[int, Ints] = {}
         self.series = SectionSeries()  # of this stretch only
+        self.history = RunHistory()  # of the stretches that were added
         # Indices of this stretch's steps, counted from 0, that a capture window slowed. Of this stretch only.
         self.slowed_by_capture: list[int] = []
         self.step_calls: list[int] = []  # forward passes in each complete step of this stretch alone
@@ -47,6 +49,7 @@ class Totals:
         self.machine = MachineSums()
         self.batches: int | None = None  # fetched for training; None without a known loader
         self.samples: int | None = None
+        self.tokens: int | None = None  # read by the training; None where no trainer counts them
         self.flops: StepFlops | None = None  # of one step, as counted last
         self.slow_steps = 0  # first steps of the run up to the last one slowed by counting its FLOPs
         self.loaders = LoaderSums()
@@ -90,6 +93,7 @@ class Totals:
         """Add the stretch that follows this one; ``durations_ns`` are the durations of its steps."""
         self.end_ns = later.end_ns
         self.sections.add(later.sections)
+        self.history.add(later.series, len(durations_ns), later.machine)
         self.steps.add(durations_ns, later.slowed_by_capture, later.step_calls)
         self.input_sizes.add_points(later.input_sizes.points)
         self.coupling.add(later.coupling)
@@ -104,6 +108,8 @@ class Totals:
         self.lines.update(later.lines)
         self.machine.add(later.machine)
         self._add_batches(later)
+        if later.tokens is not None:
+            self.tokens = (self.tokens or 0) + later.tokens
         self.flops = later.flops or self.flops
         self.slow_steps = max(self.slow_steps, later.slow_steps)
         self.loaders.add(later.loaders)

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 # Each command is a module here, imported only when it is called.
-COMMANDS = ("run", "report", "compare", "list", "timeline", "html", "capture", "trace", "benchmark", "env")
-READERS = ("report", "compare", "list", "timeline", "html", "capture", "trace")  # they run no code of the user
+# These run no code of the user.
+READERS = ("report", "watch", "compare", "list", "timeline", "html", "capture", "stacks", "trace")
+COMMANDS = ("run", *READERS, "benchmark", "env")
 
 
 def main(words: Sequence[str] | None = None) -> int:

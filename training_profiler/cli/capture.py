@@ -11,14 +11,11 @@ from pathlib import Path
 
 from training_profiler.errors import RunFolderError
 from training_profiler.settings import read_settings
-from training_profiler.storage.journal_discovery import JournalFile, find_journals
-from training_profiler.storage.journal_tail import read_end
-from training_profiler.storage.launch import is_running
 from training_profiler.storage.run_choice import newest_runs
 from training_profiler.storage.run_lookup import run_named
+from training_profiler.storage.running import is_still_running, journals_of_running
 from training_profiler.text import encodable, printable_lines
 from training_profiler.torch_capture.request import FOLDER, MOST_STEPS, write_request
-from training_profiler.units import NS_PER_S
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -99,30 +96,12 @@ def _check_runs(folder: Path, ranks: tuple[int, ...] | None) -> bool:
     Raises:
         RunFolderError: none of them runs, or ``folder`` is not a run folder.
     """
-    if not folder.is_dir():
-        raise RunFolderError(f"{folder} is not a folder; example: training-profiler capture runs/20261121-142530")
-    journals = [journal for journal in find_journals(folder) if not journal.problem]
-    if not journals:
-        raise RunFolderError(f"{folder} is not a run folder: it has no journal (rank0.jsonl)")
-    own = folder.resolve()
-    if all(journal.path.resolve().parent != own for journal in journals):  # a training reads its own folder only
-        run = max(journal.path.parent for journal in journals)
-        raise RunFolderError(f"{folder} is not a run folder, but contains one; example: {run}")
+    journals = journals_of_running(folder, "capture")
     of_ranks = [journal for journal in journals if ranks is None or journal.rank in ranks]
     if not of_ranks:
         known = ", ".join(str(rank) for rank in sorted({each.rank for each in journals if each.rank is not None}))
         raise RunFolderError(f"{folder} has no rank {(ranks or (0,))[0]}; it has {known}")
-    states = [_is_running(journal) for journal in of_ranks]
+    states = [is_still_running(journal) for journal in of_ranks]
     if not any(state is not False for state in states):
         raise RunFolderError(f"the training of {folder} is no longer running, so there is nothing to record")
     return any(states)
-
-
-def _is_running(journal: JournalFile) -> bool | None:
-    begin = journal.begin or {}
-    try:
-        if read_end(journal.path, "end", lambda record: record).has_end:
-            return False
-    except OSError:
-        return None
-    return is_running(begin.get("host"), begin.get("pid"), journal.wall_ns / NS_PER_S)

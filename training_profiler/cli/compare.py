@@ -4,7 +4,7 @@ BEFORE and AFTER are run folders or names of runs; by default they are the two n
 BEFORE as well. Warm-up is left out, and so are steps on a busy machine where enough others remain.
 
 Exit status: 0; 1 with --fail-if-slower, if a run is shown to be slower by at least that much; 2 if a run cannot be read
-or compared.
+or compared. Where the intervals leave open whether a run is slower by so much, the status is 0 and a line says so.
 
     training-profiler compare
     training-profiler compare baseline runs/20261121-142530 --fail-if-slower 3%
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from training_profiler.comparison.compare import SLOWER, Comparison, NoComparisonError, compare
+from training_profiler.comparison.compare import SLOWER, NoComparisonError, compare
 from training_profiler.comparison.differences import differing
 from training_profiler.comparison.lines import line_of
 from training_profiler.comparison.run_series import RunSeries
@@ -93,12 +93,19 @@ def run(arguments: argparse.Namespace) -> int:
         text = "\n".join(render_comparison(each, layout) for each in compared)
     sys.stdout.write(encodable(text, sys.stdout.encoding))
     sys.stdout.flush()
-    return max(_status(each.comparison, arguments.fail_if_slower) for each in compared)
+    limit = arguments.fail_if_slower
+    return 0 if limit is None else max(_status(each, limit) for each in compared)
 
 
-def _status(comparison: Comparison, limit: float | None) -> int:
-    is_over = limit is not None and comparison.verdict == SLOWER and comparison.shown.relative >= limit
-    return SLOWER_STATUS if is_over else 0
+def _status(runs: ComparedRuns, limit: float) -> int:
+    comparison, shown = runs.comparison, runs.comparison.shown
+    if comparison.verdict == SLOWER and shown.relative >= limit:
+        return SLOWER_STATUS
+    if shown.high > limit:
+        interval = f"{shown.low:+.1%} to {shown.high:+.1%}"
+        unclear = f"{runs.after} may still be {limit * 100:g}% slower: its step takes {interval}"
+        print(f"training-profiler: {encodable(unclear, sys.stderr.encoding)}", file=sys.stderr)
+    return 0
 
 
 def _chosen(given: list[Path]) -> list[Path]:

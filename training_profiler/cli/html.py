@@ -14,14 +14,13 @@ from training_profiler.diagnosis import diagnose
 from training_profiler.page.findings import Excerpt, places
 from training_profiler.page.render import Origin, render_page
 from training_profiler.safety.files import replace_file
+from training_profiler.storage.captures import captures_of
+from training_profiler.storage.run_folder import PAGE
 from training_profiler.storage.run_lookup import read_meta, read_program, typed_path
 from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.source_lines import read_lines
 from training_profiler.storage.timeline_reader import read_series
 from training_profiler.text import encodable, one_line
-
-NAME = "report.html"
-MOST_CAPTURES = 50
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +32,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--attempt", type=attempt_number, metavar="N", help="for restarted runs: attempt number (default: last)"
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help=f"the file to write (default: {NAME} in the run folder)"
+        "--output", type=Path, metavar="FILE", help=f"the file to write (default: {PAGE} in the run folder)"
     )
     parser.add_argument("--no-source", action="store_true", help="leave lines of source code out of the page")
 
@@ -60,19 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
         str(meta.get("began", "")),
         str(meta.get("command", "")),
         {str(name): str(version) for name, version in versions.items()} if isinstance(versions, dict) else {},
-        _captures(folder),
+        captures_of(folder),
     )
     page = render_page(snapshot, findings, ranks, origin, sources)
-    target = arguments.output or folder / NAME
+    target = arguments.output or folder / PAGE
     replace_file(target, page.encode("utf-8", "backslashreplace"))
     print(encodable(one_line(target), sys.stdout.encoding))
     return 0
-
-
-def _captures(folder: Path) -> list[str]:
-    """Return the traces in the run folder."""
-    try:
-        names = sorted(path.name for path in (folder / "captures").iterdir() if ".trace.json" in path.name)
-    except OSError:
-        return []
-    return [f"captures/{name}" for name in names[:MOST_CAPTURES]]

@@ -139,7 +139,10 @@ def _texts(arguments: argparse.Namespace, memory: Sequence[SnapshotOfDevice], th
     ranks = _over_ranks(traces)
     sort = arguments.sort or SORT_KEYS[0]
     if arguments.json:
-        extra: dict[str, Any] = {"communication_over_ranks": [_rank_data(collective) for collective in ranks]}
+        extra: dict[str, Any] = {
+            "communication_over_ranks": [_rank_data(collective) for collective in ranks],
+            "late_ranks_share_of_waiting": {collective.kind: dict(collective.late) for collective in ranks},
+        }
         if arguments.memory_snapshot is not None:
             extra["memory_snapshot"] = [asdict(device) for device in memory]
         return "".join(_line(trace_data(trace, sort, thresholds) | extra) for trace in traces)

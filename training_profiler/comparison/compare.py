@@ -1,12 +1,14 @@
 """Compares two runs: step time with an interval, the sections that carry the difference, and the verdict."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, expm1, inf, log, log1p, sqrt
+from math import ceil, exp, expm1, inf, log, log1p, sqrt
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from training_profiler.aggregation.arrays import Floats, Ints
+from training_profiler.comparison.drift import span_needed, unseen_variance
 from training_profiler.comparison.long_run import (
     HUBER_K,
     MAD_TO_STD,
@@ -19,6 +21,7 @@ from training_profiler.comparison.long_run import (
 )
 from training_profiler.comparison.run_series import FEWEST_STEPS, RunSeries, SettledSteps, settle
 from training_profiler.snapshot.snapshot import OTHER
+from training_profiler.units import duration_text
 
 FASTER, SLOWER, NOT_SHOWN = "faster", "slower", "no difference shown"
 # A verdict is wrong in at most 5% of pairs of equal runs. Most of that belongs to the typical step; the mean finds rare
@@ -36,6 +39,7 @@ PAIRED_FROM: Final = 0.5  # correlation between the steps of the two runs
 OF_LOSS: Final = 0.75
 MOST_LOST: Final = 0.95
 CARRIES: Final = 0.1  # of the difference
+MANY: Final = 1e6  # degrees of freedom
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class Difference:
     low: float
     high: float
     level: float
+    needed_s: float | None = None  # time of steps in each run that would show it, if these runs are too short
 
     @property
     def is_shown(self) -> bool:
@@ -123,7 +128,7 @@ def compare(before: RunSeries, after: RunSeries) -> Comparison:
     at = _paired_steps(old, new)
     values = (old.step_s, new.step_s) if at is None else (old.step_s[at[0]], new.step_s[at[1]])
     usual, mean = (
-        _difference(method(values[0]), method(values[1]), level, (old.lost, new.lost), scale, at is not None)
+        _difference(method(values[0]), method(values[1]), level, (old, new), scale, at is not None)
         for method, level in ((typical, TYPICAL_LEVEL), (plain_mean, MEAN_LEVEL))
     )
     verdict, is_by_mean = _verdict(usual, mean)
@@ -167,6 +172,10 @@ def _reasons(old: SettledSteps, new: SettledSteps, usual: Difference) -> tuple[s
         return (f"{fewest} steps after warm-up are too few; {FEWEST_STEPS} are needed",)
     if not usual.low <= 0 <= usual.high:
         return (f"differences below {LEAST_SHOWN:.0%} also occur between two runs of the same program",)
+    if usual.needed_s is not None:
+        short, size = duration_text(min(old.span_s, new.span_s)), f"{abs(usual.relative):.1%}"
+        needed = f"needs about {ceil(usual.needed_s)} s of steps in each"
+        return (f"runs of {short} are too short to show {size}: the machine's drift does as much ({needed})",)
     width = max(usual.high - usual.relative, usual.relative - usual.low)
     lost = max(old.lost or 0.0, new.lost or 0.0)
     busy = f"; the machine was busy: others took {lost:.0%} of the time" if _allowance(lost) > LEAST_SHOWN else ""
@@ -177,23 +186,39 @@ def _difference(
     old: Estimate,
     new: Estimate,
     level: float,
-    lost: tuple[float | None, float | None],
+    runs: tuple[SettledSteps, SettledSteps],
     scale: float,
     is_paired: bool,
 ) -> Difference:
     """Return the relative difference, by the delta method for the logarithm of the ratio."""
     if is_paired:
-        variance, freedom = variance_of_mean(new.influence / new.mean - old.influence / old.mean)
+        terms = [variance_of_mean(new.influence / new.mean - old.influence / old.mean)]
     else:
         terms = [(each.variance / each.mean**2, each.freedom) for each in (old, new)]
-        variance, freedom = sum(term for term, _ in terms), freedom_of_sum(*terms)
     ratio = log(new.mean * scale / old.mean)
-    width = student_t(level, max(1, int(freedom))) * sqrt(variance) if variance < inf else 50.0
     # A busy machine explains a difference up to that between the lost times, and lost times are known only roughly.
-    explained, allowance = _explained(lost)
-    spread = width + allowance
-    low, high = ratio - spread - max(0.0, explained), ratio + spread - min(0.0, explained)
-    return Difference(old.mean, new.mean, expm1(ratio), expm1(low), exp(min(50.0, high)) - 1, level)
+    explained, allowance = _explained((runs[0].lost, runs[1].lost))
+    scatter = _width(level, terms)
+    width = _width(level, [*terms, *map(_unseen, runs)])
+    low = ratio - width - allowance - max(0.0, explained)
+    high = ratio + width + allowance - min(0.0, explained)
+    left = abs(ratio) - allowance - max(0.0, explained if ratio > 0 else -explained)
+    is_too_short = scatter < left <= width and abs(expm1(ratio)) >= LEAST_SHOWN
+    needed_s = span_needed(left, scatter, min(run.span_s for run in runs), level) if is_too_short else None
+    return Difference(old.mean, new.mean, expm1(ratio), expm1(low), exp(min(50.0, high)) - 1, level, needed_s)
+
+
+def _unseen(run: SettledSteps) -> tuple[float, float]:
+    """Return the variance that the run is too short to see. It is taken for known."""
+    return unseen_variance(run.span_s), MANY
+
+
+def _width(level: float, terms: Sequence[tuple[float, float]]) -> float:
+    """Return half of the interval of a sum with these variances, each with its degrees of freedom."""
+    variance = sum(term for term, _ in terms)
+    if variance == inf:
+        return 50.0
+    return student_t(level, max(1, int(freedom_of_sum(*terms)))) * sqrt(variance)
 
 
 def _explained(lost: tuple[float | None, float | None]) -> tuple[float, float]:
@@ -244,9 +269,9 @@ def _sections(old: SettledSteps, new: SettledSteps, scale: float, is_by_mean: bo
     explained, allowance = _explained((old.lost, new.lost))
     for name in names:
         was, now = (_section(run, weight, name) for run, weight in zip((old, new), weights, strict=True))
-        variance = was.variance + scale**2 * now.variance
-        freedom = freedom_of_sum((was.variance, was.freedom), (scale**2 * now.variance, now.freedom))
-        width = student_t(level, max(1, int(freedom))) * sqrt(variance)
+        terms = [(was.variance, was.freedom), (scale**2 * now.variance, now.freedom)]
+        unseen = [(was.mean_s**2 * variance, freedom) for variance, freedom in map(_unseen, (old, new))]
+        width = _width(level, [*terms, *unseen])
         after_s = scale * now.mean_s
         seconds = after_s - was.mean_s
         # What waits for a CPU may be any section.

@@ -60,6 +60,11 @@ class SettledSteps:
         """The number of steps that are compared."""
         return len(self.step_s)
 
+    @property
+    def span_s(self) -> float:
+        """The time of these steps together."""
+        return float(self.step_s.sum())
+
 
 def settle(run: RunSeries) -> SettledSteps:
     """Return the steps after warm-up, without those slowed by captures.

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from training_profiler.diagnosis.change import SLOWER_SINCE
 from training_profiler.diagnosis.device import CAUSES, GPU_UTILIZATION
 from training_profiler.diagnosis.program import (
     DOUBLE_PRECISION,
@@ -13,6 +14,7 @@ from training_profiler.diagnosis.program import (
 )
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.diagnosis.shares import RUN_SHARES, STEP_SHARES
+from training_profiler.diagnosis.threads import LOCK_HELD
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.recording.known_sections import (
@@ -27,7 +29,7 @@ from training_profiler.recording.known_sections import (
 from training_profiler.snapshot.snapshot import OTHER, Snapshot
 
 STEP_TIME_VARIES: Final = "step-time-varies"
-SLOWING_DOWN: Final = "slowing-down"
+RISES: Final = (SLOWER_SINCE, "slowing-down")  # of step time
 BACKWARD_SLOW: Final = "backward-slow"
 SYNCHRONIZATION_HEAVY: Final = "synchronization-heavy"
 # Their cause is another rank. What a rank waits for it lies in the sections in which ranks meet.
@@ -45,9 +47,10 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     DOUBLE_PRECISION: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP),
     REPEATED_BACKWARD: (BACKWARD_PASS,),
     RECOMPILES: (FORWARD_PASS, BACKWARD_PASS),
+    LOCK_HELD: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
 }
 # A cause that is measured is named before what only says where the time lies.
-_CAUSES: Final = (RECOMPILES, DOUBLE_PRECISION, SMALL_OPERATORS, REPEATED_BACKWARD)
+_CAUSES: Final = (LOCK_HELD, RECOMPILES, DOUBLE_PRECISION, SMALL_OPERATORS, REPEATED_BACKWARD)
 _INSIDE: Final = {FIRST_FETCH: DATA_LOADING, WORKER_START: DATA_LOADING}
 SAYS_MORE_FROM: Final = 0.3  # of its own saving, beside a known cause
 _EXPLAINED_FROM: Final = 0.5  # of the variance of step time
@@ -125,7 +128,7 @@ def _beside_others(
     if finding.code == GPU_UTILIZATION:
         claimed_s = sum(each.potential_saving_s for each in single if each.code in CAUSES)
         return replace(finding, potential_saving_s=max(0.0, saving_s - claimed_s))
-    if finding.code not in (STEP_TIME_VARIES, SLOWING_DOWN) or snapshot.step is None or not settled_s:
+    if finding.code not in (STEP_TIME_VARIES, *RISES) or snapshot.step is None or not settled_s:
         return finding
     # The time above the median, or above the pace of the start, lies in the claimed sections as much as in the others.
     cause = str(finding.evidence.get("moves_with", "")) or _moves_with(snapshot)
@@ -133,7 +136,7 @@ def _beside_others(
     explained = float(finding.evidence.get("explained", snapshot.step.explained.get(cause, 0.0))) if is_claimed else 0.0
     left_s = saving_s * (1 - max(min(1.0, explained), min(1.0, in_steps_s / settled_s)))
     if finding.code == STEP_TIME_VARIES:  # a rise makes steps uneven as well
-        left_s -= sum(each.potential_saving_s for each in findings if each.code == SLOWING_DOWN)
+        left_s -= sum(each.potential_saving_s for each in findings if each.code in RISES)
     return replace(finding, potential_saving_s=left_s) if left_s >= MIN_SAVING_S else None
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from training_profiler.diagnosis.claims import section_of
+from training_profiler.diagnosis.loader_fixes import slowest_loader
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
@@ -14,6 +15,8 @@ from training_profiler.units import ms_text
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
 LINES_A_FUNCTION: Final = 3  # named, of a function whose time is spread over many
 GUILTY_FROM: Final = 0.25  # of a section's time: a line with less is one of many
+ABOUT_WORKERS: Final = ("data-loading-bound", "loader-slow")
+IN_WORKERS: Final = "line_in_workers"  # of the evidence
 IDLE_AT_LEAST: Final = 0.1  # share of the wait; waiting for a busy device costs nothing
 
 
@@ -114,6 +117,8 @@ def _with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
     section = None if name is None else snapshot.sections.get(name)
     if name is None or section is None or not section.share or "lines" in finding.evidence:
         return finding
+    if finding.code in ABOUT_WORKERS and (in_workers := _lines_in_workers(finding, snapshot)):
+        return in_workers
     texts = [
         f"{place.place} {place.what} ({_of_it(place, section.share)})"
         for place in snapshot.hottest(name)
@@ -123,6 +128,18 @@ def _with_lines(finding: Finding, snapshot: Snapshot) -> Finding:
         return finding
     evidence = {**finding.evidence, "lines": ", ".join(texts)}
     return replace(finding, message=f"{finding.message}; above all in {texts[0]}", evidence=evidence)
+
+
+def _lines_in_workers(finding: Finding, snapshot: Snapshot) -> Finding | None:
+    """Return the finding with the lines in the workers of its loader; None where it has none."""
+    named = [loader for loader in snapshot.loaders if loader.name == finding.evidence.get("loader")]
+    loader = named[0] if named else slowest_loader(snapshot)
+    if loader is None or loader.workers is None or not loader.workers.lines:
+        return None
+    lines = loader.workers.lines[:LINES_A_FUNCTION]
+    texts = [f"{line.place} {line.what} ({line.share:.0%} of their work: {line.phase})" for line in lines]
+    evidence = {**finding.evidence, "lines": ", ".join(texts), IN_WORKERS: texts[0]}
+    return replace(finding, message=f"{finding.message}; in the workers above all {texts[0]}", evidence=evidence)
 
 
 def _of_it(place: LineStats, of: float) -> str:

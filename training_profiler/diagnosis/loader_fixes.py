@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from typing import Final
 
+from training_profiler.diagnosis.worker_plan import FREE_CPUS, WorkerPlan, worker_plan
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 
-FREE_CPUS: Final = 0.5  # from here on another worker has something to run on
 MOST_WORKERS: Final = 8  # to begin with
+HELD_FROM: Final = 0.3  # of the waiting; workers of even speed reach a tenth
+NOT_BUSY: Final = 0.85  # workers that are busier than this gain nothing from another order
 UNKNOWN_LOADER: Final = (
     "Raise DataLoader(num_workers=...), then set pin_memory=True, persistent_workers=True and a larger "
     "prefetch_factor; otherwise use faster storage or preprocess less"
@@ -43,7 +45,22 @@ def waiting_fix(snapshot: Snapshot) -> str:
     return "; ".join([*words, "otherwise use faster storage or preprocess less"])
 
 
+def waiting_saved(snapshot: Snapshot) -> float:
+    """Return the part of the waiting for batches that more workers can save; 1 where no limit is known."""
+    loader = slowest_loader(snapshot)
+    plan = None if loader is None else _plan(snapshot, loader)
+    return 1.0 if plan is None else plan.saved
+
+
+def _plan(snapshot: Snapshot, loader: LoaderStats) -> WorkerPlan | None:
+    free, ranks = free_cpus(snapshot), 1 if snapshot.machine is None else snapshot.machine.local_ranks
+    return worker_plan(snapshot, loader, None if free is None else free / ranks)
+
+
 def _more_workers(snapshot: Snapshot, loader: LoaderStats) -> str:
+    plan = _plan(snapshot, loader)
+    if plan is not None:
+        return plan.text()
     free, now = free_cpus(snapshot), loader.num_workers or 0
     if free is None:
         return f"Raise DataLoader(num_workers=...) from {now}"
@@ -59,6 +76,12 @@ def _other_arguments(snapshot: Snapshot, loader: LoaderStats) -> Iterator[str]:
         yield "set pin_memory=True"
     if loader.num_workers and loader.persistent_workers is False and len(snapshot.epochs) != 1:
         yield REMADE.lower() if loader.is_remade else f"set persistent_workers=True ({CHANGES_NUMBERS})"
+    workers = loader.workers
+    if workers is not None and (workers.held or 0) >= HELD_FROM and workers.busy <= NOT_BUSY:
+        yield (
+            f"set in_order=False if batches may come in another order: in {workers.held:.0%} of the waiting, later "
+            f"ones were ready"
+        )
     if loader.num_workers and loader.prefetch_factor is not None:
         yield f"raise prefetch_factor from {loader.prefetch_factor} if single samples are slow"
 

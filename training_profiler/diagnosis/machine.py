@@ -15,7 +15,14 @@ OVERSUBSCRIBED: Final = "cpu-oversubscribed"
 THROTTLED_FROM: Final = 0.05  # of the periods of the quota: then waiting is mostly the quota's doing
 SAMPLES_NEEDED: Final = 3  # of the system monitor, with CPU times
 # Rules about time that comes and goes, as it does on a busy machine whatever the program does.
-ABOUT_UNEVEN_TIME: Final = ("step-time-varies", "slowing-down", "first-batch-slow", "backward-slow", "warm-up")
+ABOUT_UNEVEN_TIME: Final = (
+    "step-time-varies",
+    "slower-since",
+    "slowing-down",
+    "first-batch-slow",
+    "backward-slow",
+    "warm-up",
+)
 EXPLAINS: Final = 2.0  # times the time lost: uneven time that it may be the cause of
 
 OTHERS, QUOTA, HYPERVISOR, MEMORY = "other programs", "quota", "hypervisor", "memory"

@@ -5,6 +5,7 @@ from typing import Final
 
 # Importing a module of rules registers them.
 from training_profiler.diagnosis import (  # noqa: F401
+    change,
     claims,
     device,
     lines,
@@ -16,6 +17,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     shares,
     steps,
     stragglers,
+    threads,
     validation,
     worth,
 )
@@ -116,7 +118,11 @@ def _healthy(snapshot: Snapshot) -> Finding | None:
             fix="Look at the lines of the forward pass, and record a trace (training-profiler trace): small operators, "
             "copies, or little arithmetic for each number that is read",
         )
-    checked = "" if computes is None else f"; it computes at {program.compute_text(snapshot, computes)}"
+    checked = ""
+    if computes is not None:
+        checked = f"; it computes at {program.compute_text(snapshot, computes)}"
+    elif snapshot.throughput is None or snapshot.throughput.mfu is None:
+        checked = "; not checked: how fast the model could compute"
     variation = step.std_s / step.avg_s if step.avg_s else 0.0
     negligible = ", at negligible cost" if variation > threshold_of("step-time-varies", snapshot) else ""
     return Finding(

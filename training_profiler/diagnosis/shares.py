@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from training_profiler.diagnosis.compute_fixes import forward_fix, optimizer_fix, optimizer_saves
-from training_profiler.diagnosis.loader_fixes import transfer_fix, waiting_fix
+from training_profiler.diagnosis.loader_fixes import transfer_fix, waiting_fix, waiting_saved
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Rule, Saving
@@ -141,6 +141,7 @@ STEP_SHARES: Final = (
         threshold=0.15,
         activity="waiting for the next batch",
         fix=waiting_fix,
+        saved=waiting_saved,
         fires_at_threshold=True,
     ),
     StepShare(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from training_profiler.diagnosis.change import abrupt_rise, when_text, work_of
 from training_profiler.diagnosis.loader_fixes import first_batch_fix
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.findings.finding import Finding
@@ -18,7 +19,7 @@ from training_profiler.recording.known_sections import (
     SYNCHRONIZATION,
     WORKER_START,
 )
-from training_profiler.snapshot.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepStats
+from training_profiler.snapshot.snapshot import INPUT_ELEMENTS, OTHER, SectionStats, Snapshot, StepChange, StepStats
 from training_profiler.units import duration_text, ms_text, time_text
 
 VARIATION_NEEDS: Final = 20  # steps after warm-up; the deviation of fewer steps is too uncertain
@@ -140,6 +141,8 @@ def does_more(step: StepStats) -> bool:
 def steps_do_more(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Report steps that become longer because they do over 5 % more at the end; None below 100 steps."""
     step = snapshot.step
+    if (change := abrupt_rise(snapshot, threshold)) is not None and (work := work_of(change)) is not None:
+        return _more_since(change, threshold, *work)
     if step is None or step.rise is None or step.rise_p_value is None or step.settled_count < RISE_NEEDS:
         return None
     if step.rise_p_value > RISE_P_VALUE or step.rise <= threshold or step.work_rise <= threshold:
@@ -162,16 +165,36 @@ def steps_do_more(snapshot: Snapshot, threshold: float) -> Finding | None:
     )
 
 
+def _more_since(change: StepChange, threshold: float, unit: str, times: float) -> Finding:
+    rise = change.after_s / change.before_s
+    return Finding(
+        code="steps-do-more",
+        message=f"Steps take longer since {when_text(change)} because they do more: {times:.1f}x the {unit}, in "
+        f"{rise:.1f}x the time",
+        evidence={
+            "rise": rise - 1,
+            "threshold": threshold,
+            "work_rise": times - 1,
+            "unit": unit,
+            "step": change.step,
+            "first_step": change.first_step,
+            "last_step": change.last_step,
+        },
+        potential_saving_s=0.0,
+        fix="",
+    )
+
+
 @RULES.rule("slowing-down", threshold=0.05)  # over the run
 def slowing_down(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step times that rise significantly, by over 5 % from start to end; None below 100 steps.
 
-    Where steps do more and more, the time for one unit of that work counts instead.
+    Where steps do more and more, the time for one unit of that work counts instead. A jump is ``slower-since``.
     """
     step = snapshot.step
     if step is None or step.rise is None or step.rise_p_value is None or step.settled_count < RISE_NEEDS:
         return None
-    if does_more(step):
+    if does_more(step) or abrupt_rise(snapshot, threshold) is not None:
         return None
     rise, p_value, of = step.rise, step.rise_p_value, "Step time"
     if step.work_unit:

@@ -27,6 +27,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "repeated-backward": (0.0, 1.4),
     "unexplained": (0.5, 1.0),
     "recompiles": (0.7, 1.0),
+    "lock-held-by-thread": (0.7, 1.5),
 }
 _UNLISTED: Final = (0.5, 1.0)
 

@@ -23,6 +23,14 @@ class Saving(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Need(Generic[Measured]):
+    """What a measurement must have for a rule to say anything, in words."""
+
+    what: str
+    is_met: Callable[[Measured], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Rule(Generic[Measured]):
     """A function that returns a finding or None, with its default threshold."""
 
@@ -30,10 +38,17 @@ class Rule(Generic[Measured]):
     threshold: float
     find: Find[Measured]
     saving: Saving = Saving.STEPS
+    needs: tuple[Need[Measured], ...] = ()
 
     def __call__(self, measured: Measured, thresholds: Mapping[str, float] = DEFAULTS) -> Finding | None:
         """Return the rule's finding; ``thresholds`` holds the overridden thresholds by code."""
+        if self.missing(measured) is not None:
+            return None
         return self.find(measured, thresholds.get(self.code, self.threshold))
+
+    def missing(self, measured: Measured) -> Need[Measured] | None:
+        """Return the first need that is not met; None if the rule can run."""
+        return next((need for need in self.needs if not need.is_met(measured)), None)
 
 
 class Registry(Generic[Measured]):
@@ -43,12 +58,16 @@ class Registry(Generic[Measured]):
         self._rules: dict[str, Rule[Measured]] = {}
 
     def rule(
-        self, code: str, threshold: float, saving: Saving = Saving.STEPS
+        self,
+        code: str,
+        threshold: float,
+        saving: Saving = Saving.STEPS,
+        needs: tuple[Need[Measured], ...] = (),
     ) -> Callable[[Find[Measured]], Rule[Measured]]:
         """Return a decorator that makes a function a rule of this registry."""
 
         def register(find: Find[Measured]) -> Rule[Measured]:
-            return self.add(Rule(code, threshold, find, saving))
+            return self.add(Rule(code, threshold, find, saving, needs))
 
         return register
 
@@ -71,3 +90,12 @@ class Registry(Generic[Measured]):
     def findings(self, measured: Measured, thresholds: Mapping[str, float] = DEFAULTS) -> list[Finding]:
         """Return the findings of all rules; ``thresholds`` holds the overridden thresholds by code."""
         return [finding for rule in self if (finding := rule(measured, thresholds)) is not None]
+
+    def not_run(self, measured: Measured) -> dict[str, list[str]]:
+        """Return the codes of the rules that cannot run, by what they need."""
+        codes: dict[str, list[str]] = {}
+        for rule in self:
+            need = rule.missing(measured)
+            if need is not None:
+                codes.setdefault(need.what, []).append(rule.code)
+        return codes

@@ -2,17 +2,33 @@
 
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import Any, Final, NamedTuple
 
 from training_profiler.instrumentation.ddp_statistics import GradientSync
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, after_import
 from training_profiler.instrumentation.sync_points import SyncPoints
 from training_profiler.instrumentation.training_thread import TrainingThread
+from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.recorder import Recorder
 
 Install = Callable[[Patches, "PatchContext", Any], None]  # the last argument is the torch module
+
+
+class WorkerHooks(NamedTuple):
+    """What follows the workers of loaders. Without arguments, nothing does."""
+
+    expect: Callable[[], None] = lambda: None
+    """Called before workers start."""
+    add: Callable[[LoaderCounts, Iterable[int]], None] = lambda counts, workers: None
+    """Takes a loader, and the numbers of the processes that are its workers."""
+    observe: Callable[[CodeType], Callable[[], None]] = lambda loop: lambda: None
+    """Called in a worker, with the code of torch's loop; returns what to call at the end of the loop."""
+
+
+NO_HOOKS: Final = WorkerHooks()
 
 
 class PatchContext:
@@ -23,6 +39,7 @@ class PatchContext:
         create_detector: called at the first event of a training thread. Returns its loop detector, or None if this
             process is not profiled.
         on_error: called with an error of the profiler's own. Must not raise it into the training.
+        workers: what follows the workers of loaders.
     """
 
     __slots__ = (
@@ -39,6 +56,7 @@ class PatchContext:
         "sync_points",
         "training_thread",
         "updates_on_other_threads",
+        "workers",
     )
 
     def __init__(
@@ -46,10 +64,12 @@ class PatchContext:
         recorder: Recorder,
         create_detector: Callable[[], LoopDetector | None],
         on_error: Callable[[Exception], None],
+        workers: WorkerHooks = NO_HOOKS,
     ) -> None:
         self.training_thread: Final = TrainingThread()
         self.detector: LoopDetector | None = None  # changed by use_detector alone
         self.on_error: Final = on_error
+        self.workers: Final = workers
         self.is_compiling: Callable[[], bool] = _never
         self.is_tracing: Callable[[], bool] = _never  # a compiler behind dynamo traces, e.g. AOTAutograd
         self.has_grad_scaler = False  # a GradScaler was used, so updates may be skipped

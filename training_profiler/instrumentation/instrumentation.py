@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from training_profiler.instrumentation.context import Install, PatchContext
+from training_profiler.instrumentation.context import NO_HOOKS, Install, PatchContext, WorkerHooks
 from training_profiler.instrumentation.flops.counter import Flops
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
 from training_profiler.instrumentation.loop_detection.inferred_updates import InferredUpdates
@@ -24,6 +24,7 @@ from training_profiler.instrumentation.patches import (
     dynamo,
     excepthook,
     grad_scaler,
+    loader_worker,
     module_call,
     optimizer,
     simple_spans,
@@ -32,6 +33,7 @@ from training_profiler.instrumentation.patches import (
 from training_profiler.instrumentation.patches.simple_spans import SIMPLE_SPANS
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.instrumentation.program_reader import READ_UNTIL, ProgramReader
+from training_profiler.instrumentation.training_thread import FETCH
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.recording.foreign_errors import reraise_if_foreign
 from training_profiler.recording.recorder import Recorder
@@ -40,6 +42,7 @@ from training_profiler.snapshot.program import ProgramFacts
 log: Final = logging.getLogger("training_profiler")
 PATCHES: Final[dict[str, Install]] = {
     "data loading": dataloader.install,
+    "loader workers": loader_worker.install,
     "forward pass": module_call.install,
     "backward pass": backward.install,
     "autograd functions": autograd_function.install,
@@ -60,6 +63,7 @@ class Instrumentation:
         recorder: of this process.
         begin: starts a session at the first event; returns a function that ends a step, or None for no session.
         loaders: returns the loaders of the session under way.
+        workers: what follows the workers of loaders.
     """
 
     def __init__(
@@ -67,9 +71,10 @@ class Instrumentation:
         recorder: Recorder,
         begin: Callable[[], Callable[[int], None] | None],
         loaders: Callable[[], LoaderRegistry | None] = lambda: None,
+        workers: WorkerHooks = NO_HOOKS,
     ) -> None:
         self._recorder = recorder
-        self.context: Final = PatchContext(recorder, self._first_event, self.disable)
+        self.context: Final = PatchContext(recorder, self._first_event, self.disable, workers)
         self.flops = Flops(self.context)
         self.program = ProgramReader(self.context)
         self._loaders = loaders
@@ -98,6 +103,11 @@ class Instrumentation:
             self.missing[name] = f"{type(error).__name__}: {error}"
         else:
             self._patches[name] = patches
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether any patch is in place."""
+        return bool(self._patches)
 
     def uninstall(self) -> None:
         """Remove all patches; calls under way run to their end."""
@@ -158,7 +168,19 @@ class Instrumentation:
             if loaders is None:
                 return None
             self._known_loaders = KnownLoaders(loaders)
-        return self._known_loaders.counts_of(iterator)
+        counts = self._known_loaders.counts_of(iterator)
+        workers = getattr(iterator, "_workers", None)  # private: may be gone
+        if counts is not None and workers:
+            self.context.workers.add(counts, [worker.pid for worker in workers])
+        return counts
+
+    def awaited(self) -> tuple[LoaderCounts, Any] | None:
+        """Return the loader and the iterator that the training thread waits for; None if it does not. On any thread."""
+        detector = self.context.detector
+        if detector is None or self.context.training_thread.busy_with != FETCH:
+            return None
+        latest = detector.phases.passes.latest
+        return None if latest is None or latest.counts is None else (latest.counts, latest.iterator())
 
     def disable(self, error: Exception) -> None:
         """Remove all patches after an error of ours and log it once; the training goes on."""
@@ -203,6 +225,12 @@ class Instrumentation:
         """Leave the ends of steps to ``profile_step``."""
         if self.context.detector is not None:
             self.context.detector.use_manual_steps()
+
+    def loss_begins(self) -> None:
+        """Note that the trainer begins to compute the loss, perhaps inside an update."""
+        detector = self.context.current_detector() if self.context.detector is not None else None
+        if detector is not None:
+            self.context.guarded(detector.loss_begins)
 
     def epoch_boundary(self) -> EpochBoundary | None:
         """Return the epoch boundary since the last step; None without one."""

@@ -104,6 +104,8 @@ def _figures(snapshot: Snapshot) -> Html:
         figures.append(("steps a second", f"{rates.steps_per_s:.3g}"))
         if rates.samples_per_s is not None:
             figures.append(("samples a second", f"{rates.samples_per_s:.4g}"))
+        if rates.tokens_per_s is not None:
+            figures.append(("tokens a second", f"{rates.tokens_per_s:.4g}"))
         if rates.mfu is not None:
             figures.append(("MFU", f"{rates.mfu:.1%}"))
     boxes = [element("div", element("dt", name), element("dd", value)) for name, value in figures]

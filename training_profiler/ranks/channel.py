@@ -38,6 +38,7 @@ class RankChannel:
         guard: runs what may fail, and disables it if it does.
         clock: monotonic, in ns.
         heartbeat: returns how this rank is doing; called on the thread.
+        stacks: returns the stacks to send with each message, if any; called on the thread.
         on_messages: called with the latest messages of all ranks, on rank 0, on the thread, before the end of the run.
     """
 
@@ -50,10 +51,12 @@ class RankChannel:
         clock: Callable[[], int] = time.monotonic_ns,
         heartbeat: Callable[[], Heartbeat] = Heartbeat,
         on_messages: Callable[[Mapping[int, ReceivedMessage]], None] = lambda messages: None,
+        stacks: Callable[[], bytes] = bytes,
     ) -> None:
         self._wait_s = wait_s
         self._heartbeat = heartbeat
-        self._on_messages = on_messages
+        self._on_messages, self._stacks = on_messages, stacks
+        self._asked_ns = 0  # when stacks were asked for, on rank 0
         self._rank = rank
         self._guard = guard
         self._clock = clock
@@ -118,6 +121,21 @@ class RankChannel:
     def send(self, data: bytes, is_final: bool = False) -> None:
         """Send the measurements of this rank so far, in place of unsent ones; never waits."""
         self._outbox.append((data, is_final))
+        self._wakes.put(None)
+
+    @property
+    def asked_ns(self) -> int:
+        """When rank 0 last asked this rank for its stacks, by the wall clock; 0 if it never did."""
+        return self._transport.asked_ns
+
+    def ask_for_stacks(self, asked_ns: int) -> None:
+        """Ask the other ranks for their stacks, on rank 0. ``asked_ns`` identifies the request."""
+        self._asked_ns = asked_ns
+        self._wakes.put(None)
+
+    def send_stacks_soon(self) -> None:
+        """Send a heartbeat now, because there are stacks to send with it."""
+        self._next_beat_ns = 0
         self._wakes.put(None)
 
     def read_soon(self) -> None:
@@ -189,6 +207,7 @@ class RankChannel:
         is_ending = self._until_ns is not None  # asked first: a message handed over before the end is still sent
         transport.connect()
         transport.exchange_name(self._name)
+        transport.exchange_request(self._asked_ns)
         if self._rank.who.rank == 0:
             wants_read, self._wants_read = self._wants_read, False
             transport.read(is_now=is_ending or wants_read)
@@ -216,4 +235,4 @@ class RankChannel:
     def _send_message(self, data: bytes, is_final: bool) -> bool:
         self._sequence += 1
         self._next_beat_ns = self._clock() + int(self._transport.every_s * NS_PER_S)
-        return self._transport.send(Message(self._heartbeat(), data, is_final, self._sequence))
+        return self._transport.send(Message(self._heartbeat(), data, is_final, self._sequence, self._stacks()))

@@ -1,12 +1,12 @@
-"""Heartbeat of this rank, and a warning when training stops making progress."""
+"""Heartbeat of this rank, and whether the training has stopped making progress."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.ranks.channel import ReceivedMessage
-from training_profiler.ranks.liveness import unresponsive_after_s
+from training_profiler.ranks.liveness import QUIET_S, QUIET_STEPS, unresponsive_after_s
 from training_profiler.ranks.message import Heartbeat
 from training_profiler.ranks.processes import this_process
 from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS
@@ -14,20 +14,24 @@ from training_profiler.recording.recorder import Recorder, open_sections
 from training_profiler.snapshot.snapshot import PROFILER
 from training_profiler.units import NS_PER_S
 
-QUIET_S: Final = 60.0  # a hang lasts at least this long without a step, and
-QUIET_STEPS: Final = 20  # as long as this many earlier steps
 MOST_NAMED: Final = 4  # ranks
 
 
+class Hang(NamedTuple):
+    """A training that has stopped making steps."""
+
+    quiet_s: float  # since the last step
+    text: str  # where each rank is
+
+
 class HangDetector:
-    """Checks from the channel's thread whether the training makes steps. The training thread does nothing for it.
+    """Checks from a thread beside the training whether that makes steps. The training thread does nothing for it.
 
     Args:
         recorder: its events show where the training thread is.
         accumulator: knows the sections that were open at the last drain.
         training_thread: returns the recorder's number of that thread.
         host: name of this machine.
-        report: called with the line, once for each hang.
         steps: returns how many steps have ended.
     """
 
@@ -37,21 +41,23 @@ class HangDetector:
         accumulator: Accumulator,
         training_thread: Callable[[], int],
         host: str,
-        report: Callable[[str], None],
         steps: Callable[[], int],
     ) -> None:
         self._steps_ended = steps
         self._recorder, self._accumulator = recorder, accumulator
         self._training_thread = training_thread
         self._host, self._process = host, this_process()
-        self._report = report
         self._steps, self._steps_ns = 0, 0  # ended so far and their time, without hangs and validation
         self._last_steps, self._last_ns = 0, recorder.clock()
         self._has_reported = False
 
     def heartbeat(self) -> Heartbeat:
         """Return how many steps have ended, and where the training thread is."""
-        thread = self._training_thread()
+        inside, since_s = self.inside(self._training_thread())
+        return Heartbeat(self._steps_ended(), inside, since_s, self._host, self._process)
+
+    def inside(self, thread: int) -> tuple[tuple[str, ...], float | None]:
+        """Return the open sections of a thread, by its number, outermost first, and the time in the innermost."""
         before = self._accumulator.open_spans(thread)
         inside: tuple[str, ...] = tuple(name for name, _ in before)
         since_s = None
@@ -59,11 +65,10 @@ class HangDetector:
             if buffer.thread_id == thread:
                 inside, since_ns = open_sections(buffer, self._recorder.names.names, before)
                 since_s = None if since_ns is None else max(0.0, (self._recorder.clock() - since_ns) / NS_PER_S)
-        inside = tuple(name for name in inside if name != PROFILER)
-        return Heartbeat(self._steps_ended(), inside, since_s, self._host, self._process)
+        return tuple(name for name in inside if name != PROFILER), since_s
 
-    def check(self, messages: Mapping[int, ReceivedMessage], interval_s: float) -> None:
-        """Report where the ranks are if the training has made steps and has stopped making them.
+    def check(self, messages: Mapping[int, ReceivedMessage], interval_s: float) -> Hang | None:
+        """Return a hang, once, if the training has made steps and has stopped making them.
 
         Args:
             messages: the latest message of each other rank.
@@ -76,13 +81,15 @@ class HangDetector:
                 self._steps_ns += now_ns - self._last_ns
             self._has_reported &= own.steps == self._last_steps
             self._last_steps, self._last_ns = own.steps, now_ns
-            return
+            return None
         quiet_ns = now_ns - self._last_ns
         if self._has_reported or not own.steps or quiet_ns < QUIET_S * NS_PER_S:
-            return
-        if quiet_ns * self._steps >= QUIET_STEPS * self._steps_ns:
-            self._has_reported = True
-            self._report(hang_text(quiet_ns / NS_PER_S, own, messages, unresponsive_after_s(interval_s)))
+            return None
+        if quiet_ns * self._steps < QUIET_STEPS * self._steps_ns:
+            return None
+        self._has_reported = True
+        quiet_s = quiet_ns / NS_PER_S
+        return Hang(quiet_s, hang_text(quiet_s, own, messages, unresponsive_after_s(interval_s)))
 
 
 def hang_text(quiet_s: float, own: Heartbeat, messages: Mapping[int, ReceivedMessage], silent_s: float) -> str:

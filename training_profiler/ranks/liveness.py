@@ -1,4 +1,4 @@
-"""How often ranks send a message, and when a rank without messages counts as unresponsive."""
+"""How often ranks send a message, when a rank without messages is unresponsive, and when a training hangs."""
 
 from typing import Final
 
@@ -7,6 +7,8 @@ UNRESPONSIVE_AFTER_INTERVALS: Final = 5
 OUTDATED_AFTER_S: Final = 60.0  # in journals, which are written once per flush
 OUTDATED_AFTER_FLUSHES: Final = 3
 MIN_INTERVAL_S: Final = 1.0
+QUIET_S: Final = 60.0  # a hang lasts at least this long without a step, and
+QUIET_STEPS: Final = 20  # as long as this many earlier steps
 MESSAGES_PER_S: Final = 100  # of all ranks together, which bounds the load on rank 0 and its store
 
 

@@ -30,12 +30,17 @@ class Message:
     data: bytes = b""
     is_final: bool = False
     sequence: int = 0  # counts up, so that each message differs from the one before
+    stacks: bytes = b""  # of all threads, for a while after they were asked for
 
     def pack(self) -> bytes:
-        """Return the message as bytes: a line with the heartbeat, then the data."""
+        """Return the message as bytes: a line with the heartbeat, then the data and the stacks."""
         beat = self.heartbeat
-        head = [self.sequence, int(self.is_final), beat.steps, beat.inside, beat.since_s, beat.host]
-        return msgspec.json.encode([*head, beat.process] if beat.process else head) + b"\n" + self.data
+        head: list[object] = [self.sequence, int(self.is_final), beat.steps, beat.inside, beat.since_s, beat.host]
+        if beat.process or self.stacks:
+            head.append(beat.process)
+        if self.stacks:
+            head.append(len(self.data))
+        return msgspec.json.encode(head) + b"\n" + self.data + self.stacks
 
 
 class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -46,6 +51,7 @@ class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     since_s: Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None
     host: str
     process: str = ""
+    data_bytes: _Count | None = None  # where stacks follow the data
 
 
 def unpack(packed: bytes) -> Message:
@@ -56,8 +62,9 @@ def unpack(packed: bytes) -> Message:
     """
     if len(packed) > MOST_MESSAGE_BYTES:
         raise ValueError(f"a message of {len(packed)} bytes; they have at most {MOST_MESSAGE_BYTES}")
-    line, _, data = packed.partition(b"\n")
+    line, _, rest = packed.partition(b"\n")
     head = msgspec.json.decode(line, type=_Head)
     inside = tuple(printable(name) for name in head.inside)
     heartbeat = Heartbeat(head.steps, inside, head.since_s, printable(head.host), printable(head.process))
-    return Message(heartbeat, data, bool(head.is_final), head.sequence)
+    data_bytes = len(rest) if head.data_bytes is None else head.data_bytes
+    return Message(heartbeat, rest[:data_bytes], bool(head.is_final), head.sequence, rest[data_bytes:])

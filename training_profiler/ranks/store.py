@@ -51,6 +51,15 @@ class GroupStore:
             messages |= {rank: bytes(value) for rank, value in zip(chunk, values, strict=True) if value}
         return messages
 
+    def ask_for_stacks(self, asked_ns: int) -> None:
+        """Store when the stacks of all ranks were last asked for."""
+        self._client.set(f"{self._space}/stacks", str(asked_ns).encode())
+
+    def stacks_asked(self) -> int:
+        """Return when they were; 0 if they never were."""
+        answer = bytes(self._client.compare_set(f"{self._space}/stacks", "", ""))  # leaves what is there as it is
+        return int(answer) if answer.isdigit() else 0
+
     def name_run(self, name: str) -> None:
         """Store the name of the run's folder."""
         self._client.set(f"{self._space}/run", name.encode())

@@ -27,6 +27,7 @@ class ReceivedMessage(NamedTuple):
     age_s: float
     heartbeat: Heartbeat = Heartbeat()
     is_final: bool = False
+    stacks: bytes = b""
 
 
 class _Arrival(NamedTuple):
@@ -67,6 +68,8 @@ class RankTransport:
         self._seen: dict[tuple[int, int], bytes] = {}  # the latest message of a rank, by store and by file
         self._next_read_ns = 0
         self._named = False
+        self.asked_ns = 0  # when stacks were last asked for through the store, by the wall clock
+        self._sent_asked_ns = self._next_asked_ns = 0
 
     @property
     def every_s(self) -> float:
@@ -107,7 +110,7 @@ class RankTransport:
         store = self._find_store()  # drop the reference at once: it keeps the server and its port alive
         if store is None:
             return
-        self._tries, self._named = 0, False
+        self._tries, self._named, self._sent_asked_ns = 0, False, 0
         try:
             self._store = connect(store, f"{self.rank.who.attempt}.{self.session_number}")
         except _LOST:
@@ -148,6 +151,18 @@ class RankTransport:
                 self._named = self._try_store(lambda store: store.name_run(own))
         elif self.run_name is None:
             self._try_store(self._ask_for_name)
+
+    def exchange_request(self, asked_ns: int) -> None:
+        """Send to the other ranks, on rank 0, that stacks were asked for; on the others read whether they were."""
+        if self.rank.who.rank == 0:
+            if asked_ns > self._sent_asked_ns and self._try_store(lambda store: store.ask_for_stacks(asked_ns)):
+                self._sent_asked_ns = asked_ns
+        elif self._clock() >= self._next_asked_ns:
+            self._next_asked_ns = self._clock() + int(self.every_s * NS_PER_S)
+            self._try_store(self._look_for_request)
+
+    def _look_for_request(self, store: GroupStore) -> None:
+        self.asked_ns = max(self.asked_ns, store.stacks_asked())
 
     def _ask_for_name(self, store: GroupStore) -> None:
         name = store.run_name()
@@ -220,6 +235,7 @@ class RankTransport:
                 (now_ns - arrival.at_ns) / NS_PER_S,
                 arrival.message.heartbeat,
                 arrival.message.is_final,
+                arrival.message.stacks,
             )
             for rank, arrival in sorted(self.arrivals.copy().items())
         }

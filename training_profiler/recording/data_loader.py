@@ -8,6 +8,7 @@ from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.recording.section import Section, ThreadBuffer
 from training_profiler.recording.stand_in import StandIn, stand_in
 from training_profiler.recording.tracebacks import hide_our_frames
+from training_profiler.recording.worker_sums import WorkerSums
 from training_profiler.text import printable
 
 Batch = TypeVar("Batch")
@@ -65,13 +66,14 @@ class LoaderArguments(NamedTuple):
 class LoaderCounts:
     """The batches, samples and fetch time of one loader, by phase."""
 
-    __slots__ = ("arguments", "by_phase", "loader_id", "name", "passes", "requested_share")
+    __slots__ = ("arguments", "by_phase", "loader_id", "name", "passes", "requested_share", "workers")
 
     def __init__(self, name: str, loader_id: int | None = None) -> None:
         self.name = name
         self.loader_id = next(_loader_ids) if loader_id is None else loader_id  # unique in all runs of this process
         self.requested_share: float | None = None  # of the training's batches, as given by the user
         self.arguments: LoaderArguments | None = None  # None: it is not torch's loader
+        self.workers: WorkerSums | None = None  # None: it has none, or they were not observed
         self.by_phase = {phase: PhaseCounts(phase) for phase in (TRAIN, VAL)}
         self.passes: list[PassCounts] = []  # under way, and not yet part of ``by_phase``
 
@@ -79,6 +81,10 @@ class LoaderCounts:
         """Remember the arguments of the loader; None keeps those known."""
         if arguments is not None:
             self.arguments = arguments
+
+    def use_workers(self, workers: WorkerSums) -> None:
+        """Remember what all workers of the loader did so far."""
+        self.workers = workers
 
     def add(self, size: int | None, wait_ns: int, is_training: bool) -> None:
         """Count one batch of ``size`` samples (None: unknown) after a wait of ``wait_ns``."""

@@ -36,6 +36,7 @@ class ThreadBuffer:
         "clock",
         "events",
         "flush_at",
+        "ident",
         "is_fetching",
         "loader_id",
         "name",
@@ -50,6 +51,7 @@ class ThreadBuffer:
         self.thread_id = next(_thread_ids)
         self.name = name
         self.owner = owner  # dead when the thread is; threading's idents are reused
+        self.ident = threading.get_ident()
         self.events: list[int] = []
         self.loader_id = 0  # of the data loader that batches come from; 0 for none yet
         self.is_fetching = False  # in a fetch of profile_dataloader, in which patches count no loader

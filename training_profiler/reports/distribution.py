@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, SectionStats, Snapshot
+from training_profiler.recording.known_sections import DATA_LOADING
+from training_profiler.snapshot.snapshot import HOT_PLACES, HOT_SHARE, OTHER, OUTSIDE_STEPS, SectionStats, Snapshot
 
 INDENT: Final = "  "
 MOST_DEPTH: Final = 20  # deeper sections are not indented further
+IN_WORKERS: Final = "worker:"  # before the place of a line
 LINES_ABOVE: Final = 0.10  # of the run: a section with a larger self time shows its lines
 
 
@@ -71,6 +73,22 @@ def lines_under(snapshot: Snapshot, section: SectionStats, percentage: float) ->
     """
     if section.name != OTHER and section.share <= LINES_ABOVE:
         return []
+    if section.name == DATA_LOADING and (in_workers := _lines_in_workers(snapshot, section)):
+        return in_workers
     return [
         (line.place, line.what, min(percentage, round(100 * line.share, 1))) for line in snapshot.hottest(section.name)
+    ]
+
+
+def _lines_in_workers(snapshot: Snapshot, section: SectionStats) -> list[tuple[str, str, float]]:
+    """Return the lines in the workers that the training waits for; none if it makes some batches itself.
+
+    The waiting is divided as the work of the workers.
+    """
+    if any(not loader.num_workers for loader in snapshot.loaders):
+        return []
+    return [
+        (f"{IN_WORKERS} {line.place}", line.what, round(100 * section.share * line.share, 1))
+        for line in snapshot.lines_in_workers()[:HOT_PLACES]
+        if section.share * line.share >= HOT_SHARE
     ]

@@ -5,6 +5,7 @@ from typing import Final
 
 from training_profiler.diagnosis import Finding
 from training_profiler.diagnosis.claims import section_of
+from training_profiler.diagnosis.lines import IN_WORKERS
 from training_profiler.diagnosis.rules import too_little_data
 from training_profiler.reports.layout import Layout
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
@@ -38,7 +39,7 @@ def source_line(snapshot: Snapshot, finding: Finding) -> tuple[LineStats, float]
     """Return the line of the user's code with most of a finding's time, and its share of that; None if unknown."""
     name = section_of(finding)
     section = None if name is None else snapshot.sections.get(name)
-    if name is None or section is None or not section.share:
+    if name is None or section is None or not section.share or IN_WORKERS in finding.evidence:
         return None
     hottest = snapshot.hottest(name)
     if not hottest or hottest[0].place in finding.message:

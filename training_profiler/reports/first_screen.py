@@ -92,6 +92,8 @@ def _speed(snapshot: Snapshot) -> Iterator[str]:
         yield steps_per_s_text(snapshot)
         if rates.samples_per_s is not None:
             yield f"{three_digits(rates.samples_per_s)} samples/s"
+        if rates.tokens_per_s is not None:
+            yield f"{three_digits(rates.tokens_per_s)} tokens/s"
         if rates.mfu is not None:
             yield f"MFU {rates.mfu:.0%}"
     busy = [gpu.utilization.mean for gpu in machine.gpus if gpu.utilization is not None] if machine is not None else []

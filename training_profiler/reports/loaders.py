@@ -5,10 +5,11 @@ from typing import Final
 from training_profiler.diagnosis.loaders import loader_mix, loader_slow
 from training_profiler.reports.layout import Layout, column_width, shortened, table
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
-from training_profiler.units import MS_PER_S, duration_text
+from training_profiler.units import MS_PER_S, bytes_text, duration_text, ms_text
 
 TRAIN: Final = "train"
 MIN_NAME_WIDTH: Final = 8
+WORKER_LINES: Final = 5  # shown of each loader
 _HEADERS: Final = (
     "loader",
     "batches",
@@ -33,8 +34,9 @@ _IN_TABLES: Final = {
 def loader_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     """Return a line for a single training loader; for several a table, or a line each, and what stands out."""
     loaders = snapshot.loaders
+    in_workers = [line for loader in loaders for line in _worker_lines(loader, layout)]
     if len([loader for loader in loaders if loader.phase == TRAIN]) < 2:
-        return [line for loader in loaders for line in layout.wrap(_sentence(loader))]
+        return [*(line for loader in loaders for line in layout.wrap(_sentence(loader))), *in_workers]
     rows = [_HEADERS, *(_cells(loader) for loader in loaders)]
     kept = [column for column in range(len(_HEADERS)) if column < 2 or any(row[column] for row in rows[1:])]
     rows = [tuple(row[column] for column in kept) for row in rows]
@@ -43,12 +45,40 @@ def loader_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
         *layout.wrap("DataLoaders (per batch; opt: per update; between: since the previous batch):"),
         *lines,
         *(line for sentence in _findings(snapshot) for line in layout.wrap(sentence)),
+        *in_workers,
     ]
 
 
 def _sentence(loader: LoaderStats) -> str:
     samples = f", {loader.samples} samples" if loader.samples else ""
     return f"DataLoader {_name(loader)}: {loader.batches} batches{samples}, {duration_text(loader.wait_s)} waiting"
+
+
+def _worker_lines(loader: LoaderStats, layout: Layout) -> list[str]:
+    """Return what the workers of a loader did: how busy they were, the phases, and the lines with most of the work."""
+    workers = loader.workers
+    if workers is None:
+        return []
+    queued = f", {ms_text(workers.queued_avg_s)} of it waiting for a CPU" if workers.queued_avg_s else ""
+    sentences = [
+        f"Workers of loader {_name(loader)}: busy {workers.busy:.0%} of their time; a batch takes "
+        f"{ms_text(workers.batch_avg_s)}{queued} ({ms_text(workers.cpu_avg_s)} of CPU time, longest "
+        f"{ms_text(workers.batch_max_s)})"
+    ]
+    if workers.phases:
+        sentences.append(f"Their time: {', '.join(f'{phase} {share:.1%}' for phase, share in workers.phases.items())}")
+    if workers.held:
+        sentences.append(f"In {workers.held:.0%} of the waiting for a batch, later batches were ready")
+    if workers.memory_bytes is not None:
+        growth = workers.memory_growth_bytes or 0
+        grown = f", {bytes_text(growth)} more than at first" if growth > 0 else ""
+        sentences.append(f"Memory of the largest worker: {bytes_text(workers.memory_bytes)}{grown}")
+    lines = [line for sentence in sentences for line in layout.wrap(sentence)]
+    for line in workers.lines[:WORKER_LINES]:
+        text = f"{line.place}  {line.what}"
+        end = f"  {line.phase:<9} {line.share:6.1%}"
+        lines.append(f"  {shortened(text, layout.width - len(end) - 2):<{layout.width - len(end) - 2}}{end}")
+    return lines
 
 
 def _name(loader: LoaderStats) -> str:

@@ -37,6 +37,8 @@ def _throughput_line(snapshot: Snapshot, rates: Throughput) -> str:
         parts.append(f"{three_digits(rates.batches_per_s)} batches/s")
     if rates.samples_per_s is not None:
         parts.append(f"{three_digits(rates.samples_per_s)} samples/s")
+    if rates.tokens_per_s is not None:
+        parts.append(f"{three_digits(rates.tokens_per_s)} tokens/s")
     if rates.tflops is not None:
         unit, scale = _flops_unit(rates.tflops)
         parts.append(f"{three_digits(rates.tflops * scale)} {unit} in {rates.dtype}{_mfu(rates)}")

@@ -3,11 +3,12 @@
 ``SCHEMA`` changes when a key is removed or changes its meaning. New keys may come at any time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 from training_profiler.diagnosis import Finding
+from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.reports.checklist import checklist
 from training_profiler.reports.verdict import verdict
 from training_profiler.snapshot.snapshot import (
@@ -22,6 +23,7 @@ from training_profiler.text import printable_data
 
 SCHEMA: Final = 1
 LINES_A_SECTION: Final = 10
+IN_WORKERS: Final = f"{DATA_LOADING} (workers)"
 
 
 def as_data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
@@ -43,7 +45,8 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
             for section in sorted(snapshot.sections.values(), key=lambda section: -section.self_s)
         },
         "lines": {
-            name: [_line(line) for line in lines[:LINES_A_SECTION]] for name, lines in sorted(snapshot.lines.items())
+            name: [_line(line) for line in lines[:LINES_A_SECTION]]
+            for name, lines in (*sorted(snapshot.lines.items()), *_worker_lines(snapshot))
         },
         "phases": dict(snapshot.phases),
         "startup": None if snapshot.startup is None else _startup(snapshot.startup),
@@ -94,6 +97,15 @@ def _section(section: SectionStats) -> dict[str, Any]:
 
 def _line(line: LineStats) -> dict[str, Any]:
     return {key: value for key, value in asdict(line).items() if key not in ("lines", "parts")}
+
+
+def _worker_lines(snapshot: Snapshot) -> list[tuple[str, Sequence[LineStats]]]:
+    """Return the lines in the workers of loaders in the form of the others; shares are of the workers' work."""
+    lines = [
+        LineStats(line.file, line.line, line.function, line.share, line.samples, inside=line.inside, phase=line.phase)
+        for line in snapshot.lines_in_workers()
+    ]
+    return [(IN_WORKERS, lines)] if lines else []
 
 
 def _startup(startup: StartupStats) -> dict[str, Any]:

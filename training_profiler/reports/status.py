@@ -1,5 +1,7 @@
 """The status line between reports."""
 
+from collections.abc import Mapping
+
 from training_profiler.reports.layout import shortened
 from training_profiler.snapshot.snapshot import PROFILER, Snapshot
 from training_profiler.units import three_digits
@@ -24,10 +26,11 @@ def status_text(steps: int, steps_per_s: float | None, detail: str, width: int) 
 
 def largest_sections(snapshot: Snapshot) -> str:
     """Return the sections that took most of an interval: ``forward_pass 41%, data_loading 30%``."""
-    shares = [
-        (section.share, section.name)
-        for section in snapshot.sections.values()
-        if section.share and section.share >= LEAST_SHARE and section.name != PROFILER
-    ]
-    largest = sorted(shares, reverse=True)[:MOST_SECTIONS]
+    return largest_shares({name: section.share for name, section in snapshot.sections.items() if section.share})
+
+
+def largest_shares(shares: Mapping[str, float]) -> str:
+    """Return the largest parts of an interval by section, as ``largest_sections`` does."""
+    shown = [(share, name) for name, share in shares.items() if share >= LEAST_SHARE and name != PROFILER]
+    largest = sorted(shown, reverse=True)[:MOST_SECTIONS]
     return ", ".join(f"{shortened(name, NAME_WIDTH)} {share:.0%}" for share, name in largest)

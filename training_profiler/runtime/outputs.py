@@ -16,21 +16,25 @@ from training_profiler.reports.layout import Layout
 from training_profiler.reports.report_json import as_data
 from training_profiler.reports.status import largest_sections
 from training_profiler.runtime.output_thread import OutputThread
+from training_profiler.runtime.page_writer import write_page
 from training_profiler.runtime.terminal import PREFIX, Terminal
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.settings import Settings
-from training_profiler.sinks.metrics import PlainNames, epoch_metrics, interval_metrics, loader_metrics
+from training_profiler.sinks.metrics import Metrics, PlainNames, epoch_metrics, interval_metrics, loader_metrics
+from training_profiler.sinks.sink import HeldRows, MetricRow
 from training_profiler.sinks.trackers import PATIENCE_S, Trackers
 from training_profiler.snapshot.snapshot import AttemptStats, EpochStats, Health, LoaderStats, Snapshot
 from training_profiler.storage.journal import JournalLines, Line
 from training_profiler.storage.run_files import RunFiles
-from training_profiler.storage.run_folder import REPORT_DATA, REPORT_TEXT
+from training_profiler.storage.run_folder import PAGE, REPORT_DATA, REPORT_TEXT
 from training_profiler.storage.run_lookup import typed_path
+from training_profiler.text import one_line
 from training_profiler.torch_capture.trace_writer import OutputLocation
 
 A_MOMENT_S: Final = 0.5  # for trackers before the final summary, which reports their failures
 DISK_S: Final = 1.0  # at the end, for a disk that does nothing
 READER_S: Final = 1.0  # at the end, for a terminal or pipe without progress
+PROGRAM: Final = "the program"  # which logs rows itself, as if it were a tracker
 LOOK_S: Final = 0.02  # between two looks of a tracker for the run folder
 ONLY_WAITED: Final = (
     "nothing measured: this process only waited for its children; call start_training_profiling() in the child that "
@@ -76,6 +80,7 @@ class Outputs:
         self._thread, self._lines = thread, lines
         self._run_name, self._share = run_name, share_folder
         self._loader_names = PlainNames()
+        self._program_rows: HeldRows | None = None  # None until the program asks for them
         self._is_announced = False
         self._lost_lines = self._lost_intervals = 0  # for which there was no room
         self._trackers.prepare(settings.sinks)
@@ -198,8 +203,19 @@ class Outputs:
     def interval_row(self, snapshot: Snapshot, only: str | None = None) -> None:
         """Send the metrics of an interval to the trackers, or to one of them."""
         if snapshot.step is not None or not snapshot.steps:  # the time after the last step is not an interval
-            send = self._trackers.send
-            self._guard.run("trackers", lambda: send(snapshot.steps, lambda: interval_metrics(snapshot), only))
+            self._send(snapshot.steps, lambda: interval_metrics(snapshot), only)
+
+    def _send(self, step: int, metrics: Callable[[], Metrics], only: str | None = None) -> None:
+        self._guard.run("trackers", lambda: self._trackers.send(step, metrics, only))
+        held = self._program_rows
+        if held is not None and only in (None, PROGRAM):
+            self._guard.run("rows of the program", lambda: held.add([MetricRow(step, time.time(), metrics())]))
+
+    def pop_rows(self) -> list[MetricRow]:
+        """Return the rows since the last call, for the program's own loggers. The first call returns none."""
+        if self._program_rows is None:
+            self._program_rows = HeldRows()
+        return self._program_rows.drain() if self._program_rows else []
 
     def loader_row(self, step: int, loaders: Sequence[LoaderStats]) -> None:
         """Send the metrics of data loaders after ``step`` optimizer steps to trackers that accept frequent rows."""
@@ -211,7 +227,7 @@ class Outputs:
         if not self._settings.is_quiet:
             warnings = epoch_warnings(stats, self._settings.thresholds)
             self._terminal.print(render_epoch(stats, warnings, self._layout()))
-        self._guard.run("trackers", lambda: self._trackers.send(step, lambda: epoch_metrics(stats)))
+        self._send(step, lambda: epoch_metrics(stats))
 
     def final(self, stats: Callable[[], Snapshot], findings: Sequence[Finding], health: Callable[[], Health]) -> None:
         """Report on the finished run. ``stats`` is called again after printing, which can add notes."""
@@ -227,7 +243,22 @@ class Outputs:
         snapshot = stats()
         text = render_final(snapshot, findings, Layout(format=self._settings.format), has_checklist, origin)
         self._write_report(text, as_data(snapshot, findings))
-        self.close(health, snapshot.ended_by)
+        is_written = self.close(health, snapshot.ended_by)
+        if self._settings.html and snapshot.steps:
+            self._guard.run("page", lambda: self._write_page(is_written, snapshot.ended_by))
+
+    def _write_page(self, has_journal: bool, ended_by: str | None) -> None:
+        folder = self._files.folder
+        if folder is None:
+            return
+        why = "the disk does not respond" if not has_journal else ""
+        if ended_by == "SIGTERM":
+            why = "the program was ended by SIGTERM"
+        why = why or write_page(folder)
+        if why:
+            self._terminal.report(f"no page was written: {one_line(why)}; training-profiler html {typed_path(folder)}")
+        elif not self._settings.is_quiet:
+            self._terminal.print(f"{PREFIX}page {typed_path(folder / PAGE)}\n")
 
     def show_so_far(self, snapshot: Snapshot, findings: Sequence[Finding]) -> None:
         """Print the summary of a run that goes on."""
@@ -243,8 +274,11 @@ class Outputs:
     def _write_report(self, text: str, data: dict[str, Any]) -> None:
         self._in_background("run folder", lambda: self._files.write_report(text, data), len(text))
 
-    def close(self, health: Callable[[], Health], ended_by: str | None) -> None:
-        """Append how the run ended, and close the journal. Ranks that do not report call it directly."""
+    def close(self, health: Callable[[], Health], ended_by: str | None) -> bool:
+        """Append how the run ended, and close the journal; return whether all is written.
+
+        Ranks that do not report call it directly.
+        """
         at_end = health()
 
         def end() -> None:
@@ -252,8 +286,10 @@ class Outputs:
             self._share_folder()
 
         self._in_background("run folder", end)
-        if not self.settle():
+        is_written = self.settle()
+        if not is_written:
             self._terminal.report(f"{NOT_NOW}: the end of the journal and the report may be missing in the run folder")
+        return is_written
 
     def has_run_of_child(self) -> bool:
         """Return whether a child of this process has a run of its own, in the same folder of runs."""

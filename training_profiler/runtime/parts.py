@@ -10,6 +10,7 @@ from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.identity import Rank
 from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.recorder import Recorder
+from training_profiler.runtime.hang_watch import HangWatch
 from training_profiler.runtime.health import Budget, ProfilerHealth
 from training_profiler.runtime.outputs import Outputs
 from training_profiler.runtime.progress import TrainingProgress
@@ -38,3 +39,4 @@ class Parts:
     outputs: Outputs
     samplers: Samplers
     captures: Captures
+    hang_watch: HangWatch

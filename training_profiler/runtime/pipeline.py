@@ -14,6 +14,7 @@ from training_profiler.runtime.parts import Parts
 from training_profiler.runtime.shutdown import waited_for_children
 from training_profiler.sampling.cpu_speed import budget_s, measure
 from training_profiler.settings import Settings
+from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.program import NOTHING_KNOWN, CpuSpeed, ProgramFacts
 from training_profiler.snapshot.snapshot import PROFILER, Health, Snapshot
 from training_profiler.units import NS_PER_S
@@ -109,6 +110,7 @@ class Pipeline:
         synchronized = self._exchange.drain_gradient_sync(self._accumulator)
         totals, step_ns = self._accumulator.pop_totals()
         totals.batches, totals.samples = self.loaders.drain_interval()
+        totals.tokens = self._progress.drain_tokens()
         if self._instrumentation is not None:
             totals.flops, totals.slow_steps = (
                 self._instrumentation.flops.counted,
@@ -167,6 +169,10 @@ class Pipeline:
     def send_interval(self, tracker: str | None = None) -> None:
         """Send the metrics since the last report to one tracker or to all."""
         self._outputs.interval_row(self._interval(), tracker)
+
+    def pop_rows(self) -> list[MetricRow]:
+        """Return the rows since the last call, for the program's own loggers. The first call returns none."""
+        return self._outputs.pop_rows()
 
     def _interval(self) -> Snapshot:
         return self._sums.snapshot(

@@ -1,12 +1,15 @@
 """The recorder and the session of one process, and the rules for when a session begins."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import CodeType
 from typing import Any
 
+from training_profiler.instrumentation.context import WorkerHooks
 from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.rank_patches import RankPatches
-from training_profiler.recording.data_loader import LoaderRegistry
+from training_profiler.loader_workers.observer import observe_worker
+from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.health import measure_section_cost_ns
 from training_profiler.runtime.session import Session
@@ -36,6 +39,7 @@ class Process:
         self.recorder = recorder
         recorder.wait_for_first_section(self.begin_at_first_section)
         self.session: Session | None = None
+        self._trainers_session: Session | None = None  # begun for a framework's trainer
         self.settings = usable_settings()  # a wrong variable must fail here, not in the training
         self.is_silent = False  # a forked child stays silent; another worker may start a run itself
         self.was_stopped = False
@@ -56,6 +60,31 @@ class Process:
         else:
             self.begin(opens_files=True)
         self.was_stopped = False
+
+    @property
+    def is_profiled(self) -> bool:
+        """Whether a session is under way, or begins by itself at the first event of the training."""
+        if self.session is not None:
+            return self.session.is_running
+        return self.instrumentation is not None and self.instrumentation.is_installed
+
+    def start_for_trainer(self, settings: Settings, torch: Any) -> bool:
+        """Begin a session that instruments this process, unless it has one already; return whether one was begun."""
+        if self.is_profiled:
+            return False
+        self.instrumentation, self.was_stopped = None, False
+        self.instrument(torch, self.recorder.clock())
+        self.start(settings)
+        self._trainers_session = self.session
+        return True
+
+    def stop_for_trainer(self) -> None:
+        """End the session that ``start_for_trainer`` began, unless it has ended."""
+        session, self._trainers_session = self._trainers_session, None
+        if session is not None and session is self.session:
+            session.snapshot()  # a run without steps, such as a prediction, then has something to report
+            self.stop()
+            self.instrumentation = None
 
     def stop(self) -> None:
         """End the session. Later sections do not begin a new one."""
@@ -79,12 +108,28 @@ class Process:
         """
         if self.instrumentation is None and not self.was_stopped:
             self.manual_patches.uninstall()
-            self.instrumentation = Instrumentation(self.recorder, self.begin_instrumented, self.loaders)
+            workers = WorkerHooks(self._expect_workers, self._add_workers, self._observe_worker)
+            self.instrumentation = Instrumentation(self.recorder, self.begin_instrumented, self.loaders, workers)
             self.process_begin_ns = begin_ns
             self.instrumentation.install(torch)
             if self.session is None and self.settings.sample_hz and not is_loader_worker():
                 self._startup = StartupSampler(self.recorder.clock, begin_ns, imported)
                 self._startup.start(self.settings.sample_hz)
+
+    def _expect_workers(self) -> None:
+        if self.session is not None and self.session.is_running:
+            self.session.samplers.workers.expect()
+
+    def _add_workers(self, counts: LoaderCounts, workers: Iterable[int]) -> None:
+        if self.session is not None:
+            self.session.samplers.workers.add(counts, workers)
+
+    def _observe_worker(self, loop: CodeType) -> Callable[[], None]:
+        """Observe this process, which is a loader's worker; return the function that ends that."""
+        if self._startup is not None:  # it was spawned: only now is it known not to train
+            self._startup.stop()
+            self._startup = None
+        return observe_worker(loop)
 
     def loaders(self) -> LoaderRegistry | None:
         """Return the loaders of the session; None without one."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.device.device_time import DeviceTime
+from training_profiler.loader_workers.collector import WorkerCollector
 from training_profiler.recording.section import Clock
 from training_profiler.sampling.compilations import Compilations
 from training_profiler.sampling.line_sampler import LineSampler
@@ -19,6 +20,7 @@ class Samplers:
         lines: samples the training thread's stack.
         device: measures time on the accelerator.
         machine: samples processors, memory and accelerators.
+        workers: collects what the workers of data loaders do.
         settings: the settings at the start of the run.
         clock: the recorder's.
         begin_ns: when the run began, by ``clock``.
@@ -30,12 +32,13 @@ class Samplers:
         lines: LineSampler,
         device: DeviceTime,
         machine: MachineSampler,
+        workers: WorkerCollector,
         settings: Settings,
         clock: Clock,
         begin_ns: int,
         run_ns: Callable[[], int],
     ) -> None:
-        self.lines, self.device, self.machine = lines, device, machine
+        self.lines, self.device, self.machine, self.workers = lines, device, machine, workers
         self.compilations = Compilations()
         self._settings, self._clock = settings, clock
         self._begin_ns, self._run_ns = begin_ns, run_ns
@@ -52,6 +55,7 @@ class Samplers:
         self.lines.start(settings.sample_hz, since_ns)
         self.device.start(settings.timing)
         self.machine.start(settings.monitor_s)
+        self.workers.start(is_on=settings.sample_hz > 0)
         self.compilations.start()
 
     def sample_this_thread(self) -> None:
@@ -75,6 +79,7 @@ class Samplers:
         self.lines.close()
         self.device.close()
         self.machine.close()
+        self.workers.close()
         self.compilations.close()
 
     def after_fork_in_child(self) -> None:
@@ -82,6 +87,7 @@ class Samplers:
         self.lines.after_fork_in_child()
         self.device.after_fork_in_child()
         self.machine.after_fork_in_child()
+        self.workers.after_fork_in_child()
         self.compilations.close()
 
     def with_observed(self, facts: ProgramFacts) -> ProgramFacts:
@@ -92,4 +98,4 @@ class Samplers:
         """Return a sentence for each sampler: number of samples and cost."""
         run_ns = self._run_ns()
         costs = [cost for cost in (self.lines.cost(run_ns), self.machine.cost(run_ns)) if cost]
-        return [*costs, *self.device.notes()]
+        return [*costs, *self.workers.notes(), *self.device.notes()]

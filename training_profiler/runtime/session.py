@@ -12,11 +12,14 @@ from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP
 from training_profiler.recording.section import FLUSH_AT_MOST
 from training_profiler.runtime.component import Component
 from training_profiler.runtime.notebook import NotebookCells
+from training_profiler.runtime.outputs import PROGRAM
 from training_profiler.runtime.parts import Parts
 from training_profiler.runtime.pipeline import Pipeline
 from training_profiler.runtime.shutdown import Shutdown
 from training_profiler.settings import Settings
+from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.snapshot import PROFILER, Snapshot
+from training_profiler.storage.run_folder import REPORT_TEXT
 from training_profiler.units import NS_PER_S
 
 OVERFULL: Final = 4 * FLUSH_AT_MOST  # integers in a thread's buffer
@@ -53,7 +56,13 @@ class Session:
         self.guard, self.profiler_health = parts.guard, parts.health
         self.loaders, self.samplers = parts.loaders, parts.samplers
         # Captures close first because the threads of the samplers take a moment to end. The pipeline drains both.
-        self._components: tuple[Component, ...] = (cells, parts.captures, parts.samplers, pipeline)
+        self._components: tuple[Component, ...] = (
+            cells,
+            parts.hang_watch,
+            parts.captures,
+            parts.samplers,
+            pipeline,
+        )
         self._recorder, self._progress = parts.recorder, parts.progress
         self._gradient_sync = None if parts.rank_patches is None else parts.rank_patches.context.gradient_sync
         self._captures, self._pipeline, self._shutdown = parts.captures, pipeline, shutdown
@@ -345,6 +354,25 @@ class Session:
             self._pipeline.show_so_far()
 
         self._exclusively(work, PATIENCE_S)
+
+    def count_tokens(self, tokens: int) -> None:
+        """Count tokens that the training has read, as its trainer knows them."""
+        self._progress.count_tokens(tokens)
+
+    def pop_rows(self, is_last: bool = False) -> list[MetricRow]:
+        """Return the rows of metrics since the last call, for the program's own loggers.
+
+        The first call returns none, later ones those of each report. The last one adds what was measured since.
+        """
+        if is_last and self.is_running and self._progress.steps:
+            self.send_last_row(PROGRAM)
+        return self._pipeline.pop_rows()
+
+    def report_text(self) -> str:
+        """Return the final summary as it would be now, or as it was at the end."""
+        if self.is_running:
+            self._exclusively(self._flush, PATIENCE_S)
+        return self._pipeline.report_files()[REPORT_TEXT]
 
     def report_files(self) -> dict[str, str]:
         """Return the final report as it would be now, as the texts of its files: the program ends its tracker's run."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from training_profiler.safety import descriptors
 from training_profiler.safety.descriptors import Descriptor, identity, raised
-from training_profiler.sampling.frames import current_frames
+from training_profiler.sampling.frames import frame_of
 
 STUCK_S: Final = 0.25  # time without progress of the main thread and without its SIGTERM handler
 CHECKS: Final = 20  # within STUCK_S
@@ -202,7 +202,7 @@ def _high_pipe() -> tuple[Descriptor, Descriptor] | None:
 
 
 def _place_of_main_thread() -> tuple[int, int]:
-    frame = current_frames().get(threading.main_thread().ident or 0)
+    frame = frame_of(threading.main_thread().ident or 0)
     return (id(frame), -1 if frame is None else frame.f_lasti)
 
 

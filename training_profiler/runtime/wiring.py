@@ -2,6 +2,7 @@
 
 import multiprocessing
 import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -10,12 +11,14 @@ from training_profiler.aggregation.run import RunSums
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.rank_patches import RankPatches
+from training_profiler.loader_workers.collector import WorkerCollector, no_wait
 from training_profiler.ranks.channel import RankChannel, ReceivedMessage
 from training_profiler.ranks.exchange import RankExchange
 from training_profiler.ranks.hang_detector import HangDetector
 from training_profiler.ranks.identity import Rank
 from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.recorder import Recorder
+from training_profiler.runtime.hang_watch import HangWatch
 from training_profiler.runtime.health import PATCH_COST, Budget, ProfilerHealth
 from training_profiler.runtime.notebook import NotebookCells
 from training_profiler.runtime.output_thread import OutputThread
@@ -66,28 +69,26 @@ def build_session(settings: Settings, context: RunContext) -> Session:
     sums = RunSums(recorder.names, begin_ns, settings.warmup)
     terminal = Terminal(rank, guard, health, settings.stream, lambda: progress.steps)
     hang_detector = HangDetector(
-        recorder, accumulator, lambda: progress.thread_id, rank.who.host, terminal.report, lambda: progress.steps
+        recorder, accumulator, lambda: progress.thread_id, rank.who.host, lambda: progress.steps
     )
-    exchange = _build_exchange(settings, context, rank, guard, hang_detector)
+    hang_watch: HangWatch  # the channel sends its stacks, and it reads those that the channel receives
+    channel = _build_channel(
+        settings,
+        rank,
+        guard,
+        hang_detector,
+        on_messages=lambda messages: exchange.read_ahead(messages),
+        stacks=lambda: hang_watch.attached(),
+    )
+    exchange = _build_exchange(context, rank, guard, channel)
     files_thread = OutputThread(
         "files", guard.run, "files", tick=(lambda: session.flush_beside()) if context.flushes_beside else None
     )
     trackers = Trackers(
         guard.run, last_row=lambda tracker: session.send_last_row(tracker), report=lambda: session.report_files()
     )
-    outputs = Outputs(
-        settings,
-        context.opens_files,
-        rank,
-        guard,
-        terminal,
-        RunFiles(settings, recorder.names, begin_ns),
-        files_thread,
-        JournalLines(recorder.names),
-        trackers,
-        run_name=lambda: exchange.run_name,
-        share_folder=exchange.share_folder,
-    )
+    outputs = _build_outputs(settings, context, rank, guard, terminal, exchange, files_thread, trackers)
+    hang_watch = _build_hang_watch(context, hang_detector, channel, rank, guard, progress, outputs, terminal)
     parts = Parts(
         recorder=recorder,
         instrumentation=context.instrumentation,
@@ -107,6 +108,7 @@ def build_session(settings: Settings, context: RunContext) -> Session:
         captures=_build_captures(
             settings, recorder, guard, health, accumulator, outputs, terminal, lambda: session.flush_soon()
         ),
+        hang_watch=hang_watch,
     )
     shutdown = Shutdown(lambda ended_by: session.close(ended_by))
     cells = NotebookCells(lambda: progress.steps, lambda: session.show_so_far())
@@ -130,24 +132,54 @@ def rank_of(settings: Settings) -> Rank:
     )
 
 
-def _build_exchange(
-    settings: Settings, context: RunContext, rank: Rank, guard: FaultGuard, hang_detector: HangDetector
-) -> RankExchange:
-    recorder, patches = context.recorder, context.rank_patches
+def _build_outputs(
+    settings: Settings,
+    context: RunContext,
+    rank: Rank,
+    guard: FaultGuard,
+    terminal: Terminal,
+    exchange: RankExchange,
+    files_thread: OutputThread,
+    trackers: Trackers,
+) -> Outputs:
+    names = context.recorder.names
+    return Outputs(
+        settings,
+        context.opens_files,
+        rank,
+        guard,
+        terminal,
+        RunFiles(settings, names, context.begin_ns),
+        files_thread,
+        JournalLines(names),
+        trackers,
+        run_name=lambda: exchange.run_name,
+        share_folder=exchange.share_folder,
+    )
 
-    def on_messages(messages: Mapping[int, ReceivedMessage]) -> None:
-        exchange.read_ahead(messages)
-        hang_detector.check(messages, channel.every_s)
 
-    channel = RankChannel(
+def _build_channel(
+    settings: Settings,
+    rank: Rank,
+    guard: FaultGuard,
+    detector: HangDetector,
+    on_messages: Callable[[Mapping[int, ReceivedMessage]], None],
+    stacks: Callable[[], bytes],
+) -> RankChannel:
+    return RankChannel(
         rank,
         settings.rank_wait_s,
         settings.launch.has_agent_store,
         guard.run,
-        heartbeat=hang_detector.heartbeat,
+        heartbeat=detector.heartbeat,
         on_messages=on_messages,
+        stacks=stacks,
     )
-    exchange = RankExchange(
+
+
+def _build_exchange(context: RunContext, rank: Rank, guard: FaultGuard, channel: RankChannel) -> RankExchange:
+    recorder, patches = context.recorder, context.rank_patches
+    return RankExchange(
         rank,
         channel,
         recorder.names,
@@ -157,7 +189,32 @@ def _build_exchange(
         None if patches is None else patches.context.sync_points,
         context.begin_ns,
     )
-    return exchange
+
+
+def _build_hang_watch(
+    context: RunContext,
+    detector: HangDetector,
+    channel: RankChannel,
+    rank: Rank,
+    guard: FaultGuard,
+    progress: TrainingProgress,
+    outputs: Outputs,
+    terminal: Terminal,
+) -> HangWatch:
+    recorder = context.recorder
+    return HangWatch(
+        recorder,
+        detector,
+        channel,
+        rank,
+        guard.run,
+        lambda: progress.thread_id,
+        outputs.location,
+        outputs.read_soon,
+        terminal.report,
+        time.time_ns,
+        time.time_ns() - (recorder.clock() - context.begin_ns),
+    )
 
 
 def _build_samplers(
@@ -173,6 +230,7 @@ def _build_samplers(
         LineSampler(recorder.clock, guard.run, startup=context.startup),
         DeviceTime(recorder, accumulator, guard.run, health.spend),
         MachineSampler(recorder.clock, guard.run, local_ranks=settings.launch.local_world_size or 1),
+        WorkerCollector(guard.run, no_wait if context.instrumentation is None else context.instrumentation.awaited),
         settings,
         recorder.clock,
         context.begin_ns,

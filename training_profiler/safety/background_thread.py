@@ -6,8 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 from training_profiler.safety.fault_guard import Guard
+
+OWN_THREADS: Final = "training_profiler "  # the names of the profiler's threads begin so
 
 
 class BackgroundThread:
@@ -17,7 +20,7 @@ class BackgroundThread:
     there.
 
     Args:
-        name: follows ``training_profiler`` in the name of the thread.
+        name: follows ``OWN_THREADS`` in the name of the thread.
         work: called with this object; returns soon after ``wait_for_stop`` returns True.
     """
 
@@ -27,7 +30,7 @@ class BackgroundThread:
         # A lock can be waited for without running a condition's Python code.
         self._stop = threading.Lock()
         self._stop.acquire()
-        self._thread = threading.Thread(target=self._run, name=f"training_profiler {name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{OWN_THREADS}{name}", daemon=True)
 
     def start(self) -> None:
         """Start the thread.

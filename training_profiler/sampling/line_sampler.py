@@ -8,8 +8,9 @@ from typing import Final
 from training_profiler.recording.section import Clock
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import Guard
-from training_profiler.sampling.frames import current_frames
+from training_profiler.sampling.frames import StackOfThread, frame_of
 from training_profiler.sampling.location import Location, Sample
+from training_profiler.sampling.lock_watch import LockWatch, lock_watch
 from training_profiler.sampling.stacks import Place, StackReader
 from training_profiler.sampling.startup_sampler import StartupSampler
 from training_profiler.sampling.switch_interval import SwitchInterval
@@ -38,9 +39,10 @@ class LineSampler:
         guard: Guard,
         places: Callable[[], Places] = places_of_this_process,
         startup: StartupSampler | None = None,
+        watch: Callable[[], LockWatch | None] = lock_watch,
     ) -> None:
         self.samples = 0
-        self._sampled_thread = threading.get_ident()
+        self._sampled = StackOfThread(threading.get_ident())
         self._clock = clock
         self._guard = guard
         self._places = places
@@ -48,6 +50,8 @@ class LineSampler:
         self._early: list[Sample] = []  # of the time before this sampler started
         self._waiting: list[tuple[int, Place | None]] = []
         self._stacks: StackReader | None = None
+        self._make_watch = watch
+        self._watch: LockWatch | None = None
         self._hz = 0
         self._thread: BackgroundThread | None = None
         self._ended_cpu_ns = 0  # of threads that have ended
@@ -80,8 +84,8 @@ class LineSampler:
 
     def sample_this_thread(self) -> None:
         """Sample the calling thread. Waiting samples of another thread lose their line."""
-        if self._sampled_thread != threading.get_ident():
-            self._sampled_thread = threading.get_ident()
+        if self._sampled.ident != threading.get_ident():
+            self._sampled = StackOfThread(threading.get_ident())
             self._waiting = [(ns, None) for ns, _ in self._waiting]
 
     def pop_samples(self) -> list[Sample]:
@@ -114,6 +118,7 @@ class LineSampler:
 
     def _start(self) -> None:
         self._stacks = StackReader(UserCode(self._places()))
+        self._watch = self._make_watch()
         thread = BackgroundThread("lines", self._run, self._guard, PART)
         thread.start()
         self._thread = thread
@@ -129,10 +134,19 @@ class LineSampler:
         # This thread holds the GIL from here on, so clock and frame show the same moment. No frame may outlive this
         # call: it would keep the tensors of a step alive.
         now_ns = self._clock()
-        frame = current_frames().get(self._sampled_thread)
+        frame = self._sampled.frame()
         if frame is not None and len(self._waiting) < MOST_WAITING:
-            self._waiting.append((now_ns, self._place(frame)))
+            self._waiting.append((now_ns, self._place(frame) if self._watch is None else self._watched(frame)))
             self.samples += 1
+
+    def _watched(self, frame: FrameType) -> Place | None:
+        """Return the place of the sampled thread, with the line that has the lock if it waits for that."""
+        assert self._watch is not None
+        self._watch.look_begins(self._sampled.ident)
+        place = self._place(frame)
+        holder = self._watch.look_ends()
+        held_at = None if place is None or holder is None else self._place(frame_of(holder))
+        return place if place is None or held_at is None else place._replace(holder=held_at.users)
 
     def locate(self, frame: FrameType | None) -> Location | None:
         """Return the innermost line of user code on the stack of ``frame``; None without user code."""

@@ -51,6 +51,7 @@ class Location(NamedTuple):
     inside: str = ""  # the frames of a library that the line called: "lib/trainer.py:9 fit > lib/log.py:3 flush"
     phase: str = ""  # of a trainer: "callback on_step_end"
     activity: str = ""  # before the first step, what the program prepares: "imports", "model"
+    held_by: str = ""  # the line of another thread that has the lock which this one waits for: "load.py:9 decode"
 
     def alone(self) -> "Location":
         """Return the line without what happened in it."""

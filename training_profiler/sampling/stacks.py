@@ -43,6 +43,7 @@ class Place(NamedTuple):
     inner: Instruction | None = None  # the last of these
     phases: tuple[tuple[str, CodeType], ...] = ()  # of a trainer, the innermost first
     activity: str = ""  # what the program prepares
+    holder: Instruction | None = None  # where another thread has the lock that this one waits for
 
 
 class _File(NamedTuple):
@@ -63,14 +64,14 @@ class StackReader:
         self._files: dict[str, _File] = {}  # by the file of a code object
         self._locations: dict[Location, Location] = {}
 
-    def place(self, frame: Frame | None) -> Place | None:
-        """Return what the stack of ``frame`` shows; None without user code."""
+    def place(self, frame: Frame | None, until: CodeType | None = None) -> Place | None:
+        """Return what the stack of ``frame`` shows, up to a frame with the code ``until``; None without user code."""
         files = self._files
         users = loop = outer = inner = None
         activity, is_import = "", False
         hook = ""  # the name of a hook, from the user's frame that was read last
         phases: list[tuple[str, CodeType]] = []
-        while frame is not None:
+        while frame is not None and frame.f_code is not until:
             code = frame.f_code
             try:
                 file = files[code.co_filename]
@@ -133,12 +134,17 @@ class StackReader:
             self._inside(place, phase),
             phase,
             place.activity,
+            "" if place.holder is None else self._users_text(place.holder),
         )
         if location not in self._locations and len(self._locations) >= MOST_LOCATIONS:
             location = location.alone()
             if location not in self._locations and len(self._locations) >= 2 * MOST_LOCATIONS:
                 return None  # a new line among so many has a negligible share
         return self._locations.setdefault(location, location)
+
+    def _users_text(self, frame: Instruction) -> str:
+        code, instruction = frame
+        return f"{self._user_code.shown(code.co_filename)}:{line_of(code, instruction)} {function_name(code)}"
 
     def _inside(self, place: Place, phase: str) -> str:
         """Return the loop of a trainer and its phase, or the first and last frame of a library."""

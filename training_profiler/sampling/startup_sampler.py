@@ -9,7 +9,7 @@ from typing import Final
 from training_profiler.recording.section import Clock
 from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.fault_guard import FaultGuard
-from training_profiler.sampling.frames import current_frames
+from training_profiler.sampling.frames import StackOfThread
 from training_profiler.sampling.location import Location, Sample
 from training_profiler.sampling.stacks import Place, StackReader
 from training_profiler.sampling.startup_frames import BEFORE_TORCH
@@ -48,7 +48,7 @@ class StartupSampler:
         places: Callable[[], Places] = places_of_this_process,
     ) -> None:
         self._clock, self._begin_ns = clock, begin_ns
-        self._sampled_thread = threading.get_ident()
+        self._sampled = StackOfThread(threading.get_ident())
         self._stacks = StackReader(UserCode(places()))
         self._seen: list[tuple[int, Place | None]] = []  # each stands for the time since the one before
         self._hz = 1
@@ -91,5 +91,5 @@ class StartupSampler:
         begin_ns = self._clock()
         while not thread.wait_for_stop(max(1 / self._hz, FULL_RATE_SHARE * (self._clock() - begin_ns) / NS_PER_S)):
             now_ns = self._clock()
-            frame = current_frames().get(self._sampled_thread)
+            frame = self._sampled.frame()
             self._seen.append((now_ns, None if frame is None else self._stacks.place(frame)))

@@ -176,6 +176,7 @@ def _throughput_metrics(throughput: Throughput) -> dict[str, float | None]:
     return {
         "steps_per_second": throughput.steps_per_s,
         "samples_per_second": throughput.samples_per_s,
+        "tokens_per_second": throughput.tokens_per_s,
         "tflops": throughput.tflops,
         "mfu": throughput.mfu,
     }

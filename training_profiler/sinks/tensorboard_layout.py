@@ -32,6 +32,7 @@ _OVERVIEW: Final = (
 _THROUGHPUT: Final = {
     "Batches and steps per second": r"profiling/(batches|steps)_per_second",
     "Samples per second": r"profiling/samples_per_second",
+    "Tokens per second": r"profiling/tokens_per_second",
     "Batch time (s)": r"profiling/batch_time_(avg|std)",
     "Batches per hour, by epoch": r"profiling/epoch_throughput_batches_per_hour",
     "Achieved TFLOP/s": r"profiling/tflops",

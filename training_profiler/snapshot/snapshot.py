@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
+from training_profiler.snapshot.loader_workers import WorkerLineStats as WorkerLineStats
+from training_profiler.snapshot.loader_workers import WorkerStats as WorkerStats
 from training_profiler.snapshot.machine import GpuStats as GpuStats
 from training_profiler.snapshot.machine import Growth as Growth
 from training_profiler.snapshot.machine import Level as Level
@@ -79,6 +81,8 @@ class LineStats:
     waits_in: str = ""  # the call: item, cpu, tolist, ...
     inside: str = ""  # "lib/trainer.py:9 fit > callback on_step_end": what ran in a library that the line called
     phase: str = ""  # of a trainer, such as "callback on_step_end"; "" if there is none or it is not always the same
+    # The parts of ``share`` in which a line of another thread had the lock: "load.py:9 decode" -> share.
+    held_by: Mapping[str, float] = field(default_factory=dict, compare=False)
     # With ``lines`` above 1: the lines of the user's code and their shares.
     parts: tuple[tuple[int, float], ...] = field(default=(), compare=False)
 
@@ -98,6 +102,22 @@ class LineStats:
     def caller(self) -> str:
         """The user's line that called the library, if ``place`` is in one; else ""."""
         return f"{self.file}:{self.line} {self.function}" if self.inside else ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepChange:
+    """Steps that take another time from one of them on, and what else differs. Pairs are before and after it."""
+
+    step: int  # the first of them, counted from 1
+    first_step: int  # 95 % interval of ``step``
+    last_step: int
+    before_s: float  # median steps
+    after_s: float
+    is_abrupt: bool  # explains the steps better than a straight line
+    sections: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # exclusive s a step
+    forward_passes: tuple[float, float] | None = None  # a step
+    input_elements: tuple[float, float] | None = None  # of a forward pass
+    machine: tuple[MachineStats | None, MachineStats | None] = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +144,7 @@ class StepStats:
     work_rise: float = 0.0  # of the work of a step over the run; 1: twice as much at the end
     unit_rise: float = 0.0  # of the time for one unit of this work
     unit_rise_p_value: float = 1.0
+    change: StepChange | None = None  # None with too few steps, or where chance may explain it
     explained: Mapping[str, float] = field(default_factory=dict)  # section -> its part of the variance of step time
 
     @property
@@ -188,6 +209,7 @@ class LoaderStats:
     pin_memory: bool | None = None
     prefetch_factor: int | None = None
     is_remade: bool | None = None  # whether the program makes a new loader for each pass
+    workers: WorkerStats | None = None  # of both phases, with the first of them; None where they were not observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +230,7 @@ class Throughput:
     steps_per_s: float
     batches_per_s: float | None = None
     samples_per_s: float | None = None
+    tokens_per_s: float | None = None  # where the trainer counts them
     flops_per_step: float | None = None  # of the model: forward and backward, counted in one step
     tflops: float | None = None  # achieved, in 1e12 per second
     dtype: str = ""  # of most of these FLOPs
@@ -346,6 +369,18 @@ class Snapshot:
             if 2 * _share(places) < _share(coarser):
                 places = [_common(place, level) for place in coarser]
         return [place for place in places if place.share >= HOT_SHARE]
+
+    def lines_in_workers(self) -> tuple[WorkerLineStats, ...]:
+        """Return the lines that workers of all loaders ran, as shares of all their work, the largest first."""
+        observed = [loader.workers for loader in self.loaders if loader.workers is not None and loader.workers.lines]
+        if len(observed) == 1:
+            return observed[0].lines
+        # A line of several loaders has a row for each: their data sets differ.
+        whole = sum(workers.work_s for workers in observed)
+        rows = [
+            replace(line, share=line.share * workers.work_s / whole) for workers in observed for line in workers.lines
+        ]
+        return tuple(sorted(rows, key=lambda line: -line.share))
 
 
 def _share(places: Sequence[LineStats]) -> float:

@@ -235,8 +235,14 @@ def _loader(counts: LoaderCounts) -> list[Any]:
         counts.loader_id,
         counts.requested_share,
         phases,
-        *([] if counts.arguments is None else [list(counts.arguments)]),
+        *_without_last_nones([counts.arguments, counts.workers]),
     ]
+
+
+def _without_last_nones(columns: list[Any]) -> list[Any]:
+    while columns and columns[-1] is None:
+        columns.pop()
+    return columns
 
 
 def _health(health: Health) -> dict[str, Any]:

@@ -79,6 +79,7 @@ class LineRow(Struct, array_like=True):
     inside: str = ""
     phase: str = ""
     activity: str = ""
+    held_by: str = ""
 
 
 class MachineRecord(Struct):
@@ -111,6 +112,7 @@ class IntervalRecord(Struct, kw_only=True):
     machine: MachineRecord | None = None
     batches: Count | None = None
     samples: Count | None = None
+    tokens: Count | UnsetType = UNSET
     flops: StepFlops | None = None
     slow_steps: Count = 0
     # Steps in a row, and the forward passes in each; left out if all steps have one.
@@ -150,6 +152,7 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         machine=cast(Any, machine_to_data(totals.machine)),
         batches=totals.batches,
         samples=totals.samples,
+        tokens=UNSET if totals.tokens is None else totals.tokens,
         flops=totals.flops,
         slow_steps=totals.slow_steps,
         step_calls=_call_rows(totals.step_calls),
@@ -195,7 +198,7 @@ def _line_rows(totals: Totals, id: int) -> list[list[Any]]:
 def _cells(location: Location | None) -> tuple[Any, ...]:
     if location is None:
         return ()
-    return tuple(location) if location.inside or location.phase or location.activity else tuple(location)[:4]
+    return tuple(location) if any(location[4:]) else tuple(location)[:4]
 
 
 class SpareBins:
@@ -258,6 +261,7 @@ def totals_from_data(
     if record.machine is not None and record.machine.looks:
         totals.machine = machine_from_data(machine_data(record.machine))
     totals.batches, totals.samples = record.batches, record.samples
+    totals.tokens = None if record.tokens is UNSET else record.tokens
     totals.slow_steps = record.slow_steps
     totals.step_calls = [
         calls for steps, calls in record.step_calls or [(len(record.step_ns), 1)] for _ in range(steps)
@@ -316,7 +320,7 @@ def largest_sum(record: IntervalRecord) -> int:
         + rows
         + sum(count for _, _, count in record.parents)
         + sum(abs(cell) for row in record.by_loader for cell in row)
-        + sum(value or 0 for value in (record.batches, record.samples, record.dropped, record.unended))
+        + sum(value or 0 for value in (record.batches, record.samples, record.tokens, record.dropped, record.unended))
         + (record.late_exchange_ns or 0)
         + sum(record.with_grad or ())
         + sum(calls for _, calls in record.step_calls or ())
@@ -363,7 +367,7 @@ def _add_lines(totals: Totals, id: int, rows: Iterable[LineRow]) -> None:
     for row in rows:
         location = None
         if row.file is not None:
-            words = (printable(word) for word in (row.waits_in, row.inside, row.phase, row.activity))
+            words = (printable(word) for word in (row.waits_in, row.inside, row.phase, row.activity, row.held_by))
             location = Location(printable(row.file), row.line, printable(row.function), *words)
         totals.lines[id, location] += row.samples
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from training_profiler.loader_workers.record import WorkerRecord, sums_of
 from training_profiler.recording.data_loader import TRAIN, LoaderArguments, LoaderCounts
 from training_profiler.snapshot.program import ProgramFacts
 from training_profiler.snapshot.snapshot import DeviceTimingStats
@@ -45,12 +46,15 @@ class LoaderRow(Struct, array_like=True):
     requested_share: Share | None = None
     phases: list[Phase] = []
     arguments: LoaderArguments | None = None
+    workers: WorkerRecord | None = None
 
     def counts(self) -> LoaderCounts:
         """Return the row as the counts that it was made from."""
         counts = LoaderCounts(printable(self.name), self.loader_id)
         counts.requested_share = self.requested_share
         counts.use_arguments(self.arguments)
+        if self.workers is not None:
+            counts.use_workers(sums_of(self.workers))
         for phase in self.phases or [Phase(TRAIN, self.batches, self.samples, self.wait_ns)]:
             counts.by_phase[phase.phase].add(phase.batches, phase.samples, phase.wait_ns)
         return counts

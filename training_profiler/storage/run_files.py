@@ -21,6 +21,7 @@ from training_profiler.storage.launch import this_launch
 from training_profiler.storage.run_folder import (
     META,
     OWN_NAME,
+    PAGE,
     REPORT_DATA,
     REPORT_TEXT,
     describe_git,
@@ -221,7 +222,7 @@ class RunFiles:
         for folder, meta, last in runs_of(self._launch, parent):
             if last.number >= self._who.attempt:  # another launch with the same attempts
                 return None
-            for name in (REPORT_TEXT, REPORT_DATA):
+            for name in (REPORT_TEXT, REPORT_DATA, PAGE):
                 path = folder / name
                 if path.exists():
                     path.replace(path.with_stem(f"{path.stem}-attempt{last.number}"))

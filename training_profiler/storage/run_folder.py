@@ -118,6 +118,7 @@ def _mask_unreadable(match: re.Match[str]) -> str:
 META: Final = "meta.json"
 REPORT_TEXT: Final = "report.txt"
 REPORT_DATA: Final = "report.json"
+PAGE: Final = "report.html"
 TIME_FORMAT: Final = "%Y%m%d-%H%M%S"
 OWN_NAME: Final = "-rank{rank}"  # ending of the folder name of a rank that knew no run folder
 _OWN_NAME: Final = re.compile(r"\d{8}-\d{6}-rank\d+(-\d+)?")

@@ -17,7 +17,7 @@ from training_profiler.units import BYTES_PER_MIB, NS_PER_S
 
 RUNNING, ENDED, KILLED, UNKNOWN = "running", "ended", "killed", "unknown"
 MOST_REPORT_BYTES: Final = 64 * BYTES_PER_MIB
-_STATES: Final = {True: RUNNING, False: KILLED, None: UNKNOWN}
+STATES: Final = {True: RUNNING, False: KILLED, None: UNKNOWN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _from_journal(
     wall_ns = _count(last.get("begin_wall_ns"))
     process = (last or meta).get("host"), (last or meta).get("pid")
     is_alive = is_running(*process, wall_ns / NS_PER_S) if wall_ns is not None else None
-    return _STATES[is_alive], steps, step_s, None
+    return STATES[is_alive], steps, step_s, None
 
 
 def _count(value: object) -> int | None:

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from training_profiler.aggregation.arrays import Floats
 from training_profiler.aggregation.machine import MachineSums, machine_from_data
 from training_profiler.comparison.run_series import RunSeries, Stretch
 from training_profiler.diagnosis.machine import SAMPLES_NEEDED, cpu_loss
-from training_profiler.snapshot.snapshot import OTHER
 from training_profiler.storage.journal_codec import IntervalRecord, machine_data
+from training_profiler.storage.section_blocks import section_blocks
 from training_profiler.text import printable
-from training_profiler.units import NS_PER_S, US_PER_S
+from training_profiler.units import NS_PER_S
 
 
 class SeriesReader:
@@ -60,27 +59,12 @@ class SeriesReader:
 
 def _stretch(record: IntervalRecord) -> Stretch:
     step_s = np.array(record.step_ns, np.float64) / NS_PER_S
-    by_block = {
-        name: np.array(section.series_us, np.float64) / US_PER_S
-        for name, section in record.sections.items()
-        if section.series_us
-    }
-    steps_a_block = record.steps_a_block or 1
-    if not by_block:  # a journal of an earlier version: the whole interval is one block
-        steps_a_block = len(step_s)
-        by_block = {
-            name: np.array([section.step_self_ns / NS_PER_S])
-            for name, section in record.sections.items()
-            if section.step_self_ns
-        }
-    sections: dict[str, Floats] = {}
-    for name, seconds in by_block.items():
-        shown = printable(name) or OTHER
-        sections[shown] = sections[shown] + seconds if shown in sections else seconds
+    blocks = section_blocks(record, printable)
+    sections = {name: np.array(column, np.float64) / NS_PER_S for name, column in blocks.by_section_ns.items()}
     return Stretch(
         step_s,
         tuple(record.slowed_by_capture or ()),
         sections,
-        steps_a_block,
+        blocks.steps_a_block,
         samples=record.samples,
     )

@@ -29,6 +29,7 @@ from training_profiler.storage.journal_lines import (
 )
 from training_profiler.storage.limits import MOST_EPOCHS, MOST_JOURNAL_BYTES, MOST_LINE_BYTES, MOST_NAMES
 from training_profiler.storage.rank_reader import attempt_of
+from training_profiler.storage.section_blocks import section_blocks
 from training_profiler.text import printable
 
 
@@ -130,19 +131,10 @@ class _Reading:
     def _add_interval(self, record: IntervalLine) -> None:
         if record.end_ns < self._end_ns:
             return
-        steps = len(record.step_ns)
-        size = record.steps_a_block or max(1, steps)
-        blocks_ns: dict[str, tuple[int, ...]] = {}
-        outside_ns = 0
-        for given, section in record.sections.items():
-            name = OTHER if given == NO_SECTION else self._name(given)
-            column = tuple(us * 1000 for us in section.series_us or ())
-            if not column and not record.steps_a_block and steps and section.step_self_ns:
-                column = (section.step_self_ns,)  # journals of earlier versions
-            if column:
-                blocks_ns[name] = column if name not in blocks_ns else _sum(blocks_ns[name], column)
-            if name == PROFILER or name.partition("/")[0] in OUTSIDE_STEPS_SECTIONS:
-                outside_ns += section.self_ns
+        blocks = section_blocks(record, self._name)
+        outside_ns = sum(
+            section.self_ns for given, section in record.sections.items() if _is_outside_steps(self._name(given))
+        )
         levels = record.machine.levels if record.machine is not None else {}
         self._stretches.append(
             Stretch(
@@ -151,8 +143,7 @@ class _Reading:
                 record.first_step,
                 array("q", record.step_ns),
                 tuple(record.slowed_by_capture or ()),
-                size,
-                blocks_ns,
+                *blocks,
                 outside_ns,
                 {printable(key): level[1] / level[0] for key, level in levels.items() if level[0] > 0},
                 record.loop_begin_ns,
@@ -173,11 +164,13 @@ class _Reading:
             self._samples.setdefault(OTHER, Counter()).update(_counted(record.step_lines))
 
     def _name(self, given: str) -> str:
+        if given == NO_SECTION:
+            return OTHER
         return self._names.names[self._names.id_of(given)]
 
 
-def _sum(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(map(sum, zip(one, other, strict=False)))
+def _is_outside_steps(name: str) -> bool:
+    return name == PROFILER or name.partition("/")[0] in OUTSIDE_STEPS_SECTIONS
 
 
 def _counted(rows: Iterable[LineRow]) -> Counter[SampledLine | None]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from training_profiler.trace_analysis import host_activity
 from training_profiler.trace_analysis.communication import Collective, collective_runs, collectives
+from training_profiler.trace_analysis.completeness import Doubt, doubts_of
 from training_profiler.trace_analysis.device_activity import (
     Device,
     OneDevice,
@@ -28,7 +29,10 @@ from training_profiler.trace_analysis.load.table import columns_of
 from training_profiler.trace_analysis.memory.allocator import DeviceMemory, memory_of
 from training_profiler.trace_analysis.nesting import nesting_of
 from training_profiler.trace_analysis.operators import Operator, operators
+from training_profiler.trace_analysis.parallelism import parallelism_of
 from training_profiler.trace_analysis.phases import Phases, phases_of
+from training_profiler.trace_analysis.scope import Scope, scope_of
+from training_profiler.trace_analysis.stalls import Stall, stalls_of
 from training_profiler.trace_analysis.timeline import main_thread, step_at, timeline_of
 
 
@@ -42,19 +46,21 @@ class AttributedGap:
     section: str  # contains the launch
     step: str  # contains the begin of the gap
     follows_read: bool  # whether the host was reading a value from the device when the gap began
+    in_scope_ns: int  # the part of the gap that lies in steps, or in the recording if it has none
+    stall: Stall
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What the host waited for in steps; ns."""
+    """What the host waited for within the scope; ns. What several threads wait for at once counts once."""
 
-    data_ns: tuple[int, ...]  # for batches, per step
+    data_ns: tuple[int, ...]  # for batches, per window of the scope
     data_names: tuple[str, ...]  # the names of these waits
     allocation_ns: int  # in calls that allocate or free device memory
     allocations: int
     read_ns: int  # in operators that read a value from the device
     reads: tuple[host_activity.ModuleCalls, ...]  # these operators, by name
-    sections_ns: dict[str, int]  # in annotations of each name; nested ones of the same name count once
+    side_work_ns: dict[str, int]  # by name of the section
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,11 @@ class Analysis:
     begin_ns: int  # of the first device work, or of the first host event without device work
     end_ns: int
     exposed_communication_ns: int
-    steps: tuple[StepParts, ...]
+    steps: tuple[StepParts, ...]  # that the profiler marked
+    scope: Scope  # what shares are of
+    parallelism: tuple[str, ...]  # the kinds that the trace shows
+    doubts: tuple[Doubt, ...]  # why figures about the device cannot be trusted
+    notes: tuple[str, ...]  # what of the file could not be read
     gap_lengths_ns: tuple[int, ...]  # all gaps, the longest first
     gaps: tuple[AttributedGap, ...]  # those of at least 30 us, of all devices, in order of time
     operators: tuple[Operator, ...]
@@ -83,6 +93,7 @@ class Analysis:
     collectives: tuple[Collective, ...]
     collective_runs_ns: Mapping[str, Ints]  # of each run, by kind, in order of time
     copies: tuple[host_activity.ModuleCalls, ...]
+    conversions: host_activity.ModuleCalls
     synchronizations: tuple[host_activity.ModuleCalls, ...]
     allocations: tuple[host_activity.ModuleCalls, ...]
     data_loading: host_activity.ModuleCalls
@@ -102,9 +113,9 @@ class Analysis:
         return self.end_ns - self.begin_ns
 
     @property
-    def in_steps_ns(self) -> int:
-        """The total length of all steps."""
-        return sum(step.wall_ns for step in self.steps)
+    def is_whole(self) -> bool:
+        """Whether nothing speaks against the figures about the device."""
+        return not self.doubts
 
     @property
     def utilization_in_steps(self) -> float | None:
@@ -141,13 +152,17 @@ def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
     device = device_of(columns, communicates)
     devices = devices_of(columns, communicates, device)
     steps = tuple(step_parts(columns, device))
-    step_of = _step_of(steps, columns.begin_ns)
     between = gaps(device.busy)
     gpu_rows = np.flatnonzero(columns.is_gpu())
     rows = gpu_rows if len(gpu_rows) else np.arange(len(columns.begin_ns))
+    begin_ns, end_ns = int(columns.begin_ns[rows].min()), int(columns.end_ns[rows].max())
+    scope = scope_of(columns, device, steps, begin_ns, end_ns)
+    # Without steps, all work counts: the call that launched the first of it precedes it.
+    in_scope = _step_of(steps, columns.begin_ns) != NONE if steps else np.ones(len(columns.begin_ns), np.bool_)
     on_main = columns.thread == main_thread(columns)
     reads = host_activity.device_reads(columns, nesting, launches)
     by_name, by_shape = operators(columns, nesting, launches)
+    met = collectives(columns, device, communicates)
     return Analysis(
         path=path,
         events=events,
@@ -159,26 +174,31 @@ def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
         world_size=columns.world_size,
         device=device,
         devices=devices,
-        begin_ns=int(columns.begin_ns[rows].min()),
-        end_ns=int(columns.end_ns[rows].max()),
+        begin_ns=begin_ns,
+        end_ns=end_ns,
         exposed_communication_ns=device.communication.total_ns - overlap(device.communication, device.compute),
         steps=steps,
+        scope=scope,
+        parallelism=parallelism_of(
+            columns, nesting, launches, communicates, [found.kind for found in met], scope.repetitions
+        ),
+        doubts=doubts_of(columns, launches, communicates, steps),
+        notes=columns.notes,
         gap_lengths_ns=tuple(sorted((between.end_ns - between.begin_ns).tolist(), reverse=True)),
-        gaps=_gaps(columns, devices, launches, communicates, reads, steps),
+        gaps=_gaps(columns, device, devices, launches, communicates, reads, scope),
         operators=by_name,
         operators_by_shape=by_shape,
         kernels=kernels_of(columns, launches),
-        collectives=tuple(collectives(columns, device, communicates)),
+        collectives=tuple(met),
         collective_runs_ns=collective_runs(columns, communicates),
         copies=tuple(host_activity.copies(columns)),
+        conversions=host_activity.conversions(columns, nesting, launches),
         synchronizations=tuple(host_activity.synchronizations(columns)),
         allocations=tuple(host_activity.calls_named(columns, np.flatnonzero(host_activity.is_allocation(columns)))),
         data_loading=host_activity.data_loading(columns),
-        waiting=_waiting(
-            columns, steps, step_of, reads, is_section(columns) & nesting.is_outermost & (step_of != NONE)
-        ),
+        waiting=_waiting(columns, scope, in_scope, reads),
         memory=tuple(memory_of(columns, steps, timeline_of(columns, is_section(columns) & on_main))),
-        phases=phases_of(columns, nesting, launches, communicates, step_of),
+        phases=phases_of(columns, nesting, launches, communicates, in_scope, scope),
         compute_capability=columns.compute_capability,
     )
 
@@ -187,38 +207,38 @@ def _step_of(steps: tuple[StepParts, ...], at_ns: Ints) -> Ints:
     return step_at([step.begin_ns for step in steps], [step.end_ns for step in steps], at_ns)
 
 
-def _waiting(columns: Columns, steps: tuple[StepParts, ...], step_of: Ints, reads: Ints, sections: Bools) -> Waiting:
-    begins, ends = (np.array([getattr(step, key) for step in steps], np.int64) for key in ("begin_ns", "end_ns"))
+def _waiting(columns: Columns, scope: Scope, in_scope: Bools, reads: Ints) -> Waiting:
+    begins, ends = (np.array([getattr(part, key) for part in scope.parts], np.int64) for key in ("begin_ns", "end_ns"))
     waits, names = host_activity.data_waits(columns)
-    duration = columns.end_ns - columns.begin_ns
-    in_steps = np.flatnonzero(host_activity.is_allocation(columns) & (step_of != NONE))
-    reads = reads[step_of[reads] != NONE]
+    allocations = host_activity.is_allocation(columns) & in_scope
+    reads = reads[in_scope[reads]]
     return Waiting(
         tuple(covered(waits, begins, ends).tolist()),
         names,
-        int(duration[in_steps].sum()),
-        len(in_steps),
-        int(duration[reads].sum()),
+        scope.within(host_activity.span_of(columns, allocations)),
+        int(allocations.sum()),
+        scope.within(host_activity.span_of(columns, reads)),
         tuple(sorted(host_activity.calls_named(columns, reads), key=lambda calls: -calls.total_ns)),
-        {calls.name: calls.total_ns for calls in host_activity.calls_named(columns, np.flatnonzero(sections))},
+        {name: scope.within(span) for name, span in host_activity.side_work(columns).items()},
     )
 
 
 def _gaps(
     columns: Columns,
+    everything: Device,
     devices: tuple[OneDevice, ...],
     launches: Launches,
     communicates: Bools,
     reads: Ints,
-    steps: tuple[StepParts, ...],
+    scope: Scope,
 ) -> tuple[AttributedGap, ...]:
     long = [
         gap
         for device in devices
-        for gap in long_gaps(columns, device.device.busy, launches, communicates, device.index)
+        for gap in long_gaps(columns, device.device.busy, everything.busy, launches, communicates, device.index)
     ]
     long.sort(key=lambda gap: (gap.begin_ns, gap.device))
-    begins = np.array([gap.begin_ns for gap in long], np.int64)
+    begins, ends = (np.array([getattr(gap, key) for gap in long], np.int64) for key in ("begin_ns", "end_ns"))
     order = np.argsort(columns.end_ns[reads])
     read_ends, read_begins = columns.end_ns[reads][order], columns.begin_ns[reads][order]
     read = np.searchsorted(read_ends, begins, side="right")  # the first read that ends after the gap begins
@@ -227,7 +247,9 @@ def _gaps(
     def name(row: int) -> str:
         return "" if row == NONE else columns.names[columns.name[row]]
 
-    labels = ("", *(step.name for step in steps))
+    labels = ("", *(step.name for step in scope.parts))
+    in_scope_ns = covered(scope.windows, begins, ends).tolist()
+    stalls = stalls_of(columns, long, launches)
     return tuple(
         AttributedGap(
             gap,
@@ -236,6 +258,10 @@ def _gaps(
             name(int(launches.section[gap.next_row])),
             labels[step + 1],
             bool(is_after),
+            within_ns,
+            stall,
         )
-        for gap, step, is_after in zip(long, _step_of(steps, begins).tolist(), follows.tolist(), strict=True)
+        for gap, step, is_after, within_ns, stall in zip(
+            long, _step_of(scope.parts, begins).tolist(), follows.tolist(), in_scope_ns, stalls, strict=True
+        )
     )

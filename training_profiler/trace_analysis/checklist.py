@@ -15,17 +15,17 @@ def checks(analysis: Analysis) -> list[Check]:
 
 
 def phase_share(analysis: Analysis, phase: str) -> float | None:
-    """Return the share of step time that the device spent on a phase; None if the trace does not show phases."""
-    if analysis.phases.times_ns is None or not analysis.in_steps_ns:
+    """Return the share of the scope that the device spent on a phase; None if the trace does not show phases."""
+    if analysis.phases.times_ns is None or not analysis.scope.wall_ns:
         return None
-    return analysis.phases.times_ns[phase] / analysis.in_steps_ns / max(1, len(analysis.devices))
+    return analysis.phases.times_ns[phase] / analysis.scope.wall_ns / max(1, len(analysis.devices))
 
 
 def data_share(analysis: Analysis) -> float | None:
-    """Return the share of step time that the host waited for batches; None without a DataLoader in the trace."""
-    if not analysis.waiting.data_names or not analysis.in_steps_ns:
+    """Return the share of the scope that the host waited for batches; None without a DataLoader in the trace."""
+    if not analysis.waiting.data_names or not analysis.scope.wall_ns:
         return None
-    return sum(analysis.waiting.data_ns) / analysis.in_steps_ns
+    return sum(analysis.waiting.data_ns) / analysis.scope.wall_ns
 
 
 def memory_share(analysis: Analysis) -> float | None:
@@ -41,7 +41,8 @@ def memory_share(analysis: Analysis) -> float | None:
 
 
 def _utilization(analysis: Analysis) -> Check:
-    return check("GPU utilization", "> 80%", analysis.utilization_in_steps, lambda share: share > 0.80)
+    known = analysis.has_gpu and analysis.is_whole
+    return check("GPU utilization", "> 80%", analysis.scope.utilization if known else None, lambda share: share > 0.80)
 
 
 def _variation(analysis: Analysis) -> Check:
@@ -79,7 +80,8 @@ def _flash(analysis: Analysis) -> Check:
     what, target = "flash attention", "in use"
     if analysis.kernels.flash_ns:
         return Check(what, target, PASS, f"{analysis.kernels.flash_ns / 1e6:.1f} ms")
-    if uses_math_attention(analysis) or analysis.kernels.by_kind_ns.get(ATTENTION):
+    others = analysis.kernels.by_kind_ns.get(ATTENTION) and analysis.kernels.are_known
+    if uses_math_attention(analysis) or others:
         return Check(what, target, FAIL, "none")
     return Check(what, target, UNKNOWN, "")
 
@@ -91,8 +93,9 @@ def uses_math_attention(analysis: Analysis) -> bool:
 
 def _transfers(analysis: Analysis) -> Check:
     """A step waits for its exposed copies."""
-    known = analysis.has_gpu and analysis.in_steps_ns
-    share = sum(step.exposed_copies_ns for step in analysis.steps) / analysis.in_steps_ns if known else None
+    scope = analysis.scope
+    known = analysis.has_gpu and analysis.is_whole and scope.wall_ns
+    share = sum(part.exposed_copies_ns for part in scope.parts) / scope.wall_ns if known else None
     return check("CPU-GPU transfer gaps", "< 1% of step time", share, lambda share: share < 0.01)
 
 

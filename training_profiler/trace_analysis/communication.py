@@ -1,7 +1,7 @@
 """Collectives: count, time, share hidden behind compute; over several ranks, waiting and transfer."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -17,10 +17,12 @@ _KINDS: Final = (
     ("reduce_scatter", r"reduce_?scatter"),
     ("all_gather", r"all_?gather"),
     ("all_to_all", r"all_?to_?all|a2a"),
-    ("send_recv", r"send_?recv|dispatch|combine"),
+    ("dispatch_combine", r"dispatch|combine"),
+    ("send_recv", r"send_?recv|^send$|^recv$"),
     ("broadcast", r"broadcast"),
     ("reduce", r"_reduce_|kernel_reduce"),
 )
+LEAST_CAUSED: Final = 0.10  # of all waiting; a rank that caused less is not named
 _PATTERNS: Final = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _KINDS]
 
 
@@ -44,6 +46,7 @@ class RankCollective:
     transfer_ns: float  # the shortest over ranks: the last rank to arrive does not wait
     waiting_ns: float  # the mean beyond that
     latest_rank: int  # waited least in total: the others wait for it
+    late: tuple[tuple[int, float], ...] = ()  # the ranks that arrived last, with their share of all waiting
 
 
 @cache
@@ -103,8 +106,20 @@ def over_ranks(runs: Mapping[int, Mapping[str, Ints]]) -> list[RankCollective]:
         shortest = table.min(axis=0)
         waiting = table - shortest
         latest = ranks[int(waiting.sum(axis=1).argmin())]
-        matched.append(RankCollective(kind, table.shape[1], float(shortest.mean()), float(waiting.mean()), latest))
+        late = _late(ranks, table.argmin(axis=0), waiting.sum(axis=0))
+        matched.append(
+            RankCollective(kind, table.shape[1], float(shortest.mean()), float(waiting.mean()), latest, late)
+        )
     return matched
+
+
+def _late(ranks: Sequence[int], last: Ints, waiting_ns: Ints) -> tuple[tuple[int, float], ...]:
+    """Return the ranks that were last in runs with a tenth of all waiting or more, the one with most first."""
+    total = int(waiting_ns.sum())
+    caused = np.zeros(len(ranks), np.int64)
+    np.add.at(caused, last, waiting_ns)
+    shares = [(rank, ns / total) for rank, ns in zip(ranks, caused.tolist(), strict=True) if total]
+    return tuple(sorted((pair for pair in shares if pair[1] >= LEAST_CAUSED), key=lambda pair: -pair[1]))
 
 
 def _kind(columns: Columns, row: int) -> str:

@@ -101,8 +101,12 @@ def step_windows(columns: Columns) -> tuple[list[str], Ints, Ints]:
 
 
 def step_parts(columns: Columns, device: Device) -> list[StepParts]:
-    """Return the parts of each step; they add up to it exactly."""
-    labels, begin_ns, end_ns = step_windows(columns)
+    """Return the parts of each marked step; they add up to it exactly."""
+    return parts_of(device, *step_windows(columns))
+
+
+def parts_of(device: Device, labels: Sequence[str], begin_ns: Ints, end_ns: Ints) -> list[StepParts]:
+    """Return the parts of each window; they add up to it exactly."""
     compute_ns = covered(device.compute, begin_ns, end_ns)
     with_communication = together(device.compute, device.communication)
     computing_or_communicating_ns = covered(with_communication, begin_ns, end_ns)

@@ -21,7 +21,9 @@ ALLOCATION: Final = "allocation"
 PYTHON: Final = "python between launches"
 COMMUNICATION: Final = "waiting for communication"
 OTHER_STREAM: Final = "waiting for another stream"
+STARTED_LATE: Final = "launched, started late"
 LAUNCH_BOUND: Final = "launch-bound"
+HOST_STALL: Final = "host stall"
 UNKNOWN: Final = "unknown"
 _CALLS: Final = {
     DATA_LOADER: re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$|dataloader\.py\(\d+\): (__next__|_next_data)"),
@@ -31,7 +33,8 @@ _CALLS: Final = {
 }
 # If several causes claim a moment, the first in this order gets it.
 _IN_ORDER: Final = (DATA_LOADER, ALLOCATION, BLOCKING_COPY, SYNCHRONIZE, LAUNCH_BOUND, PYTHON, UNKNOWN)
-CAUSES: Final = (*_IN_ORDER[:-1], COMMUNICATION, OTHER_STREAM, UNKNOWN)
+CAUSES: Final = (*_IN_ORDER[:-1], HOST_STALL, COMMUNICATION, OTHER_STREAM, STARTED_LATE, UNKNOWN)
+LEAST_STALL_NS: Final = 5_000_000  # launches that are merely slow take microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,13 @@ class Gap:
         return self.end_ns - self.begin_ns
 
 
-def long_gaps(columns: Columns, busy: Intervals, launches: Launches, communicates: Bools, device: int) -> list[Gap]:
-    """Return all gaps of at least 30 us of one device, in order of time, each with its cause."""
+def long_gaps(
+    columns: Columns, busy: Intervals, everything: Intervals, launches: Launches, communicates: Bools, device: int
+) -> list[Gap]:
+    """Return all gaps of at least 30 us of one device, in order of time, each with its cause.
+
+    ``busy`` is when that device was busy, ``everything`` when any device of the file was.
+    """
     between = gaps(busy)
     is_long = between.end_ns - between.begin_ns >= LEAST_GAP_NS
     begin_ns, end_ns = between.begin_ns[is_long], between.end_ns[is_long]
@@ -70,13 +78,39 @@ def long_gaps(columns: Columns, busy: Intervals, launches: Launches, communicate
     which = parts.argmax(axis=0)
     shares = parts[which, np.arange(len(which))] / (end_ns - begin_ns)
     near = communicates[following] | communicates[preceding]
+    # No stream of this device is busy in its gap; a stream of another device may be.
+    is_other_busy = 2 * covered(everything, launched_ns, end_ns) > end_ns - launched_ns
+    by_host = _by_host(parts) / (end_ns - begin_ns)
+    is_stall = _is_stall(columns, np.unique(launches.call[rows]), calls, begin_ns, launched_ns)
     on_device = len(_IN_ORDER)
     long = []
     for i, cause in enumerate(which.tolist()):
-        waited_for = COMMUNICATION if near[i] else OTHER_STREAM
-        name = waited_for if cause == on_device else _IN_ORDER[cause]
-        long.append(Gap(device, int(begin_ns[i]), int(end_ns[i]), name, float(shares[i]), int(following[i])))
+        name, part = (*_IN_ORDER, "")[cause], float(shares[i])
+        if cause == on_device:
+            name = COMMUNICATION if near[i] else OTHER_STREAM if is_other_busy[i] else STARTED_LATE
+        elif name in (LAUNCH_BOUND, PYTHON) and is_stall[i]:
+            name, part = HOST_STALL, float(by_host[i])
+        long.append(Gap(device, int(begin_ns[i]), int(end_ns[i]), name, part, int(following[i])))
     return long
+
+
+def _by_host(parts: Ints) -> Ints:
+    total: Ints = parts[_IN_ORDER.index(LAUNCH_BOUND)] + parts[_IN_ORDER.index(PYTHON)]
+    return total
+
+
+def _is_stall(columns: Columns, made: Ints, calls: Ints, begin_ns: Ints, end_ns: Ints) -> Bools:
+    """Return which gaps end a time of 5 ms or more in which no thread launched anything and this one did not wait.
+
+    ``made`` are the calls that launched work of the device, ``calls`` those that ended the gaps; -1 for unknown. The
+    device may have been busy during the first part of that time.
+    """
+    known = calls != NONE
+    threads = np.where(known, columns.thread[calls], NONE)
+    ends_ns = np.sort(columns.end_ns[made[made != NONE]])
+    earlier = np.searchsorted(ends_ns, np.where(known, columns.begin_ns[calls], begin_ns), side="right") - 1
+    since_ns = np.append(ends_ns, np.iinfo(np.int64).max)[earlier]  # the last of them is "no launch before"
+    return _by_host(_host_parts(columns, threads, np.minimum(begin_ns, since_ns), end_ns)) >= LEAST_STALL_NS
 
 
 def _host_parts(columns: Columns, threads: Ints, begin_ns: Ints, end_ns: Ints) -> Ints:

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from training_profiler.recording.known_sections import DATA_LOADING
+from training_profiler.recording.known_sections import DATA_LOADING, EMA_UPDATE, LOGGING, METRICS_COMPUTATION
 from training_profiler.trace_analysis import runtime_calls
 from training_profiler.trace_analysis.intervals import Intervals, union
 from training_profiler.trace_analysis.launches import Launches
@@ -17,6 +17,8 @@ DATA_LOADER: Final = re.compile(r"^enumerate\(DataLoader\)")
 # The same wait, as our own sections name it.
 WAITS_FOR_BATCH: Final = re.compile(rf"^enumerate\(DataLoader\)|^{DATA_LOADING}$")
 READS: Final = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
+CONVERSIONS: Final = ("aten::copy_", "aten::_to_copy")
+SIDE_WORK: Final = (METRICS_COMPUTATION, LOGGING, EMA_UPDATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,26 @@ def data_waits(columns: Columns) -> tuple[Intervals, tuple[str, ...]]:
     which = columns.named(WAITS_FOR_BATCH.search, columns.is_of("user_annotation"))
     names = tuple(columns.names[i] for i in dict.fromkeys(columns.name[which].tolist()))
     return union(columns.begin_ns[which], columns.end_ns[which]), names
+
+
+def span_of(columns: Columns, which: Bools | Ints) -> Intervals:
+    """Return when any of these events was open: events that overlap, on one thread or several, count once."""
+    return union(columns.begin_ns[which], columns.end_ns[which])
+
+
+def conversions(columns: Columns, nesting: Nesting, launches: Launches) -> ModuleCalls:
+    """Return the copies and conversions of tensors, with the time in which a device made them."""
+    which = columns.named(lambda name: name in CONVERSIONS, columns.is_of("cpu_op"))
+    around = nearest(nesting, which)[launches.operator]
+    work = columns.is_gpu() & (launches.operator != NONE) & (around != NONE)
+    calls = np.bincount(columns.name[which], minlength=1)  # one of the two may call the other
+    return ModuleCalls(CONVERSIONS[0], int(calls.max()), span_of(columns, work).total_ns)
+
+
+def side_work(columns: Columns) -> dict[str, Intervals]:
+    """Return when each section for metrics, logging or weight averaging was open."""
+    is_section = columns.is_of("user_annotation")
+    return {name: span_of(columns, columns.named(name.__eq__, is_section)) for name in SIDE_WORK}
 
 
 def device_reads(columns: Columns, nesting: Nesting, launches: Launches) -> Ints:

@@ -8,7 +8,7 @@ import re
 from functools import cache
 from typing import Final
 
-TABLE_VERSION: Final = 2
+TABLE_VERSION: Final = 3
 
 COMMUNICATION: Final = "communication"
 ATTENTION: Final = "attention"
@@ -24,48 +24,66 @@ ELEMENTWISE: Final = "elementwise"
 OTHER_KNOWN: Final = "other known"
 UNCLASSIFIED: Final = "unclassified"
 
+# Names of MTIA end with the type: add-dtype_Float.
+_ARITHMETIC: Final = r"^(aten::)?\w*?(add|sub|mul|div|divide|sqrt|sigmoid|log2|clip|where)\w*(\.out)?-dtype_"
 # Names of Inductor kernels list all fused operators; only the prefix shows the kind.
 _FUSED_POINTWISE: Final = r"^triton_(poi|for|unk)_"
 _FUSED_REDUCTION: Final = r"^triton_(red|per|split_scan|mix_order)_"
-# NCCL and RCCL (ncclKernel_, ncclDevKernel_, ncclSymkDevKernel_), DeepEP and NVSHMEM, torch's symmetric-memory kernels
-# (multimem_*, one_shot_all_reduce), vLLM's, SGLang's and TensorRT-LLM's custom all-reduce, MSCCL++, user buffers.
+# NCCL and RCCL (ncclKernel_, ncclDevKernel_, ncclSymkDevKernel_), oneCCL, HCCL, NVSHMEM and rocSHMEM, expert-parallel
+# libraries (DeepEP, also as dpsk::ep and UCCL; Perplexity's a2a; MORI), torch's symmetric-memory kernels (multimem_*,
+# one_shot_all_reduce), vLLM's, SGLang's and TensorRT-LLM's custom all-reduce, MSCCL++, user buffers. A warp or a block
+# has an all-reduce of its own, which is none between devices.
 _COMMUNICATION: Final = (
-    r"nccl|rccl|nvshmem|deep_?ep|mscclpp?|multimem_|multimem::|userbuffers_|_pushrecv|_pushsend"
-    r"|(one|two|multi)_?shot_?all_?reduce|cross_device_reduce|custom_?all_?reduce|all_?reduce_fusion"
-    r"|all_?to_?all|moeA2A|all_?gather_kernel|reduce_?scatter_kernel|symm(etric)?_?mem|quickreduce|quick_?all_?reduce"
-    r"|lamport"
+    r"nccl|rccl|oneccl|\bx?h?ccl(::|_)|nvshmem|rocshmem|deep_?ep|\bep::|uccl|\bmori::|\ba2a::|mscclpp?|multimem_|multimem::"
+    r"|(inter|intra)node(_ll)?::|userbuffers_|_pushrecv|_pushsend|cross_device_reduce"
+    r"|(?<!warp)(?<!warp_)(?<!block)(?<!block_)all_?reduce"
+    r"|all_?to_?all|moeA2A|all_?gather_kernel|reduce_?scatter_kernel|symm(etric)?_?mem|quickreduce|lamport"
+)
+# Writes into the cache of keys and values: vLLM's reshape_and_cache_flash, FlashInfer's append, SGLang's store_kvcache.
+_CACHE: Final = (
+    r"and_cache|(append|store|write|copy|set|move)_?\w*?kv_?(cache|buffer)|kv_?cache_?(copy|store|write|append)"
 )
 _OPTIMIZER: Final = r"adam|sgd|adagrad|lamb_|multi_tensor_apply|FusedOptimizer|foreach|rmsprop|lion_"
 _ATTENTION: Final = (
-    r"flash(?!infer)|PagedKVCache|fmha|mha_fwd|mha_bwd|fused_?attention|attention|sdpa|softmax_warp_.*masked|paged_attn|\bmla_|_mla_"
+    r"flash(?!infer)|PagedKVCache|RaggedKVCache|scaled_dot_product|\bsage_|SageAttn|fmha|mha_fwd|mha_bwd|fused_?attention|attention|sdpa|softmax_warp_.*masked|paged_attn|\bmla_|_mla_"
     r"|aotriton|attn_fwd|attn_bwd|bwd_kernel_dk_dv|bwd_kernel_dq|ck_tile.*fmha"
 )
 _NORM: Final = (
     r"batch_?norm|layer_?norm|group_?norm|rms_?norm|\bbn_(fw|bw)|RowwiseMoments|instance_?norm|GammaBetaBackward"
 )
-_EMBEDDING: Final = r"(?<!rotary_)embedding|pooled_emb|indexSelect|index_select|gather_kernel|_scatter_gather"
+_EMBEDDING: Final = (
+    r"(?<!rotary_)embedding|pooled_emb|indexSelect|index_select|gather_kernel|_scatter_gather|bounds_check_indices"
+)
 _MATMUL: Final = (
-    r"(?<!fb)gemm|gemv|cutlass::Kernel|cutlass.*(tensorop|wgmma)|cublas|\bCijk_|_Cijk_|tensile|nvjet|dot_kernel|_mm_"
-    r"|\bbmm_|matmul|splitK|wmma|MT\d+x\d+x\d+|wgmma|marlin"
+    r"(?<!fb)gemm|gemv|cutlass::Kernel|cutlass.*(tensorop|wgmma)|cublas|\bCijk_|_Cijk_|tensile|nvjet|dot_kernel|_mm(_|$)"
+    r"|\bbmm_|matmul|splitK|wmma|MT\d+x\d+x\d+|wgmma|marlin|fused_moe|cutlass_kernels|hipblaslt|^fc-dtype"
 )
 _CONVOLUTION: Final = (
-    r"conv(?!ert)|\d+cudnn_|dgrad|wgrad|fprop|winograd|implicit|scudnn|cudnn::(cnn|detail)|miopen|igemm|xdlops|im2col|col2im"
+    r"conv(?!ert)|\d+cudnn_|dgrad|wgrad|fprop|winograd|implicit|scudnn|cudnn::(cnn|detail)|miopen|igemm|xdlops|im(2d)?2col|col2im"
+    # cuDNN's convolutions by Fourier transform.
+    r"|fft[12]d_[rc]2[rc]_|flip_filter"
     r"|cudnn_infer|nchwToNhwc|nhwcToNchw|naive_conv|compute\w*OffsetsKernel|SubTensorOp|cudnn::ops"
 )
-_COPY: Final = r"copy|transpose|CatArray|chunk_cat|permute|memcpy|memset|fill"
+_COPY: Final = r"copy|transpose|CatArray|aten::cat|chunk_cat|permute|memcpy|memset|fill"
 _REDUCTION: Final = (
-    r"reduce|softmax|nll_?loss|NLLCriterion|cross_entropy|norm_kernel|sum_kernel|scan|sort|topk|cub::|Radix"
+    r"reduce|softmax|nll_?loss|NLLCriterion|cross_entropy|norm_kernel|vector_norm|sum_kernel"
+    r"|scan|sort|topk|cub::|rocprim::|Radix"
 )
 _ELEMENTWISE: Final = (
     r"elementwise|pointwise|vectorized|triton_|unrolled|dropout|distribution|random|philox|index|where"
     r"|rotary|\brope|_rope"
-    r"|act_and_mul|silu|gelu|swiglu|quantize|_quant_"
+    r"|act_and_mul|silu|gelu|swiglu|quantize|_quant(_|\b)|future_token_ids|(compute|clamp)_position|kv_indices"
+)
+_OTHER_KNOWN: Final = (
+    r"at::native|at::cuda|at_cuda_detail|thrust|caffe2|c10::|fbgemm_gpu|moe::dev|\bmoe_|_routing_|_bitmatrix"
+    r"|to_dense_representation|-dtype_"
 )
 ROWS: Final = (
     (ELEMENTWISE, _FUSED_POINTWISE),
     (REDUCTION, _FUSED_REDUCTION),
     (COMMUNICATION, _COMMUNICATION),
     (OPTIMIZER, _OPTIMIZER),
+    (COPY, _CACHE),
     (ATTENTION, _ATTENTION),
     (NORM, _NORM),
     (EMBEDDING, _EMBEDDING),
@@ -75,22 +93,25 @@ ROWS: Final = (
     (COPY, _COPY),
     (REDUCTION, _REDUCTION),
     (ELEMENTWISE, _ELEMENTWISE),
-    (OTHER_KNOWN, r"at::native|at::cuda|at_cuda_detail|thrust|caffe2|c10::|fbgemm_gpu|moe::dev|\bmoe_"),
+    (ELEMENTWISE, _ARITHMETIC),
+    (OTHER_KNOWN, _OTHER_KNOWN),
 )
 _ROWS: Final = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in ROWS]
 
-_FUSED: Final = r"^(?!triton_(poi|for|unk|red|per|split_scan|mix_order)_).*"
+_FUSED: Final = rf"^(?!triton_(poi|for|unk|red|per|split_scan|mix_order)_)(?!.*({_CACHE})).*"
 FLASH: Final = re.compile(
-    _FUSED + r"(flash(?!infer)|PagedKVCache|fmha|mha_fwd|mha_bwd|cudnn.*sdpa|aotriton|attn_fwd|attn_bwd"
-    r"|mem_?eff|efficient_attention)",
+    _FUSED + r"(flash(?!infer)|PagedKVCache|RaggedKVCache|\bsage_|SageAttn|fmha|mha_fwd|mha_bwd|cudnn.*sdpa|aotriton"
+    r"|attn_fwd|attn_bwd|mem_?eff|efficient_attention)",
     re.IGNORECASE | re.DOTALL,
 )
-# Volta to Blackwell, as cuBLAS, cuDNN, CUTLASS and DeepGEMM name them. On AMD's Instinct MFMA: Tensile's MI16x16x16,
-# Composable Kernel's and MIOpen's xdl(ops), MIOpen's igemm_*_gtcx. MIOpen's SubTensorOpWithScalar1d is an elementwise
-# kernel in spite of its name.
+# Volta to Blackwell, as cuBLAS, cuDNN, CUTLASS 2 and 3, DeepGEMM and TensorRT-LLM (bmm_*_sm100f) name them. On AMD's
+# Instinct MFMA: Tensile's MI16x16x16, Composable Kernel's and MIOpen's xdl(ops), MIOpen's igemm_*_gtcx. Products of 8
+# and 4 bits run on nothing else. MIOpen's SubTensorOpWithScalar1d is an elementwise kernel in spite of its name.
 TENSOR_CORE: Final = re.compile(
     r"(?<!Sub)tensorop(?!eration)|xmma|wgmma|tcgen05|\bnvjet|hmma|\bimma|_imma|bmma|(16816|1688|884|161616)(cudnn|gemm)"
-    r"|[shi](16816|1688|884|161616)_|sm\d+_xmma|wmma|mfma|deep_gemm::|_MI\d+x\d+x\d+|_xdl|xdlops|gtcx\d?_",
+    r"|[shi](16816|1688|884|161616)_|sm\d+_xmma|wmma|mfma|deep_gemm::|_MI\d+x\d+(x\d+)*(_|$)|_xdl|xdlops|gtcx\d*_"
+    r"|\b(bmm|gemm)_\w*_sm1\d\d|cutlass::device_kernel<(?!.*flash).*(gmma|umma|MainloopSm|enable_3x)|ck_tile::.*gemm"
+    r"|(gemm|\bbmm|matmul)(?!.*quant)\w*(e4m3|e5m2|e2m1|fp8|fp4)|(fp8|a8w8|w8a8|fp4)\w*(gemm|matmul)",
     re.IGNORECASE,
 )
 MULTI_TENSOR: Final = re.compile(r"multi_tensor_apply|fused_?(adam|sgd|adagrad)|FusedOptimizer", re.IGNORECASE)

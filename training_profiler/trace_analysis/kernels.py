@@ -11,6 +11,7 @@ from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, 
 
 SHORT_NS: Final = 10_000
 MIDDLING_NS: Final = 100_000
+MOST_UNCLASSIFIED: Final = 0.05  # of kernel time; public traces of today's programs stay below it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,11 @@ class Kernels:
     launch_known_count: int
     by_kind_ns: dict[str, int]
     without_launch: int  # pieces of device work without a recorded call
+
+    @property
+    def are_known(self) -> bool:
+        """Whether so few kernels are unclassified that a kind can be said to be absent."""
+        return self.unclassified_share is not None and self.unclassified_share <= MOST_UNCLASSIFIED
 
 
 def kernels_of(columns: Columns, launches: Launches) -> Kernels:

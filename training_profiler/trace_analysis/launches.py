@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from training_profiler.trace_analysis.device_activity import STEP_NAME
+from training_profiler.trace_analysis.graphs import captured_calls
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.nesting import Nesting, nearest
 from training_profiler.trace_analysis.timeline import main_thread, timeline_of
@@ -20,7 +21,7 @@ class Launches:
 
 
 def launches_of(columns: Columns, nesting: Nesting) -> Launches:
-    """Return what launched each piece of device work.
+    """Return what launched each piece of device work; in a graph, the operator that was captured.
 
     The trace names the operator by its "External id". That is exact even if times are rounded to microseconds or no
     call was recorded. Without that id it is the operator around the call.
@@ -36,6 +37,9 @@ def launches_of(columns: Columns, nesting: Nesting) -> Launches:
     operators[call_rows] = np.where(named >= 0, named, operators[call_rows])
     operator = np.full(len(call), NONE, np.int64)
     operator[has_call] = operators[call[has_call]]
+    captured = captured_calls(columns, call)
+    is_captured = captured != NONE
+    operator[is_captured] = operators[captured[is_captured]]
     without = gpu_rows[operator[gpu_rows] == NONE]
     operator[without] = _matched(columns.external, is_operator, without)
     sections = sections_of(columns, nesting)

@@ -21,7 +21,7 @@ class Nesting:
 
     parent: Ints
     self_ns: Ints
-    is_outermost: Bools  # not within an event of the same name; only such events count for the total of a name
+    is_outermost: Bools  # not within a call of the same name; only such events count for the total of a name
     levels: tuple[Ints, ...]  # rows by depth, the outermost first
 
 
@@ -54,12 +54,14 @@ def nesting_of(columns: Columns, which: Bools) -> Nesting:
 
 def _walked(columns: Columns, rows: Ints) -> tuple[list[int], list[int], list[bool]]:
     """Return for each of ``rows``, in their order, the place of its parent, its depth and whether it is outermost."""
+    # An annotation may have the name of an operator: the operator within it is still its outermost call.
+    kinds = 2 * columns.name + columns.is_of("user_annotation")
     begins, ends, threads, names = (
-        array[rows].tolist() for array in (columns.begin_ns, columns.end_ns, columns.thread, columns.name)
+        array[rows].tolist() for array in (columns.begin_ns, columns.end_ns, columns.thread, kinds)
     )
     parents, depths, is_outermost = [NONE] * len(rows), [0] * len(rows), [True] * len(rows)
     open_events: list[tuple[int, int, int]] = []  # place, end, name
-    counts = [0] * len(columns.names)  # number of open events by name
+    counts = [0] * (2 * len(columns.names))  # number of open events by name
     thread, overlaps = None, False  # whether open events overlap without nesting
     for i, begin in enumerate(begins):
         if threads[i] != thread:

@@ -11,7 +11,9 @@ from training_profiler.device.backends import RUNTIME_CALL
 _RUNTIME: Final = rf"^{RUNTIME_CALL}"
 _DRIVER: Final = r"^cu"
 
-SYNCHRONIZE: Final = re.compile(rf"{_RUNTIME}\w*Synchronize$|{_DRIVER}(Stream|Ctx|Event)Synchronize")
+# Level Zero and Unified Runtime under XPU, and the runtime of MTIA.
+_OTHER_WAITS: Final = r"^(ze|ur|pi)\w*(Synchronize|Wait|Finish)$|^synchronize(Stream)?$"
+SYNCHRONIZE: Final = re.compile(rf"{_RUNTIME}\w*Synchronize$|{_DRIVER}(Stream|Ctx|Event)Synchronize|{_OTHER_WAITS}")
 # Device memory alone: these calls in steady state mean that the allocator's cache is not enough.
 ALLOCATE: Final = re.compile(rf"{_RUNTIME}(Malloc|Free)(Async|Managed|Pitch)?$")
 # With pinned host memory and virtual memory: all of them can hold up the host.
@@ -20,3 +22,10 @@ ALLOCATE_ANY: Final = re.compile(
 )
 COPY_OR_FILL: Final = re.compile(rf"{_RUNTIME}Mem(cpy|set)|{_DRIVER}Memcpy")
 COPY_OR_WAIT: Final = re.compile(rf"{_RUNTIME}(Memcpy|StreamSynchronize|EventSynchronize)")
+LAUNCH_KERNEL: Final = re.compile(
+    rf"({_RUNTIME}|{_DRIVER})\w*LaunchKernel|{_RUNTIME}LaunchCooperativeKernel|^zeCommandListAppendLaunchKernel"
+    r"|^urEnqueueKernelLaunch"
+)
+LAUNCH_GRAPH: Final = re.compile(rf"({_RUNTIME}|{_DRIVER})GraphLaunch")
+BEGIN_CAPTURE: Final = re.compile(rf"({_RUNTIME}|{_DRIVER})StreamBeginCapture")
+END_CAPTURE: Final = re.compile(rf"({_RUNTIME}|{_DRIVER})StreamEndCapture")

@@ -12,8 +12,9 @@ from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.device_activity import OneDevice, StepParts
 from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
 from training_profiler.trace_analysis.operators import SORT_KEYS, sorted_by
-from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, recommendations
+from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.rules.registry import RULES
+from training_profiler.trace_analysis.scope import Scope
 from training_profiler.units import NS_PER_MS, NS_PER_S
 
 MOST_GAPS: Final = 5
@@ -102,6 +103,7 @@ def _figures(analysis: Analysis, sort: str, thresholds: Mapping[str, float]) -> 
         "memory": [asdict(memory) for memory in analysis.memory],
         "checklist": [check._asdict() for check in checks(analysis)],
         "recommendations": [_recommendation(finding) for finding in recommendations(analysis, thresholds)],
+        **_limits(analysis),
     }
 
 
@@ -164,6 +166,26 @@ def _device(device: OneDevice) -> dict[str, Any]:
     }
 
 
+def _limits(analysis: Analysis) -> dict[str, Any]:
+    """Return what shares are of, and what of the trace is missing or cannot be right."""
+    return {
+        "not_checked": not_checked(analysis),
+        "doubts": [asdict(doubt) for doubt in analysis.doubts],
+        "notes": list(analysis.notes),
+        "shares_of": _scope(analysis.scope),
+        "parallelism": list(analysis.parallelism),
+    }
+
+
+def _scope(scope: Scope) -> dict[str, Any]:
+    return {
+        "what": "steps" if scope.is_steps else "recording",
+        "ms": ms(scope.wall_ns),
+        "recurs": scope.repetition and scope.repetition.name,
+        "times": scope.repetitions or None,
+    }
+
+
 def _gap(analysis: Analysis, place: AttributedGap) -> dict[str, Any]:
     return {
         "device": place.gap.device,
@@ -175,6 +197,7 @@ def _gap(analysis: Analysis, place: AttributedGap) -> dict[str, Any]:
         "operator": place.operator[:MOST_NAME] or None,
         "section": place.section[:MOST_NAME] or None,
         "step": place.step or None,
+        "stall_by": place.stall.by or None,
     }
 
 

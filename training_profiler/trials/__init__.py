@@ -1,1 +1,1 @@
-"""Tries changes on a training that nobody edits: what each brings, what it does to the losses, and its edit."""
+"""Tries changes on an unedited training: what each brings, what it does to the losses, and its edit."""

@@ -1,4 +1,4 @@
-"""One change that can be tried from outside, on a program that nobody edits."""
+"""One change that can be tried from outside, on an unedited program."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

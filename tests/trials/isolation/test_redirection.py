@@ -33,7 +33,9 @@ def startup() -> Iterator[Any]:
 
 def functions(redirection: Any) -> dict[str, Callable[..., Any]]:
     """Return the redirected functions, which are not installed."""
-    redirected = {name: getattr(redirection, name) for name in ("mkdir", "rmdir", "unlink", "rename", "symlink", "link")}
+    redirected = {
+        name: getattr(redirection, name) for name in ("mkdir", "rmdir", "unlink", "rename", "symlink", "link")
+    }
     redirected |= {name: getattr(redirection, name) for name in ("listdir", "open")}
     return {
         **redirected,

@@ -435,6 +435,11 @@ class LoopDetector(ModuleCalls):
         self.update.open_code = self.codes.optimizer
         self.update.span_begins()
 
+    def loss_begins(self) -> None:
+        """Record that an update under way begins to compute the loss, before the forward pass shows it."""
+        if self.update.open_code:
+            self.update.closure_begins()
+
     def update_ends(self, optimizer: Any, has_updated: bool = True) -> None:
         """Record the end of an optimizer update, or of one that was skipped."""
         if self.update.open_code == self.codes.optimizer:

@@ -80,6 +80,7 @@ def _starting(context: PatchContext, original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         try:
             detector = context.current_detector() if training_thread.busy_with == FREE else None
+            context.guarded(context.workers.expect)
             if detector is None:
                 return original(self, *args, **kwargs)  # type: ignore[no-any-return]
             codes = (time_only(detector.codes.data_loading), detector.codes.worker_start)

@@ -8,8 +8,8 @@ from training_profiler.trace_analysis.load.reader import Event
 from training_profiler.trace_analysis.load.times import Ints, times_ns
 
 
-def pairs_of(events: Sequence[Event]) -> tuple[list[Event], Ints, Ints]:
-    """Return the beginning halves, and the begins and ends of the events in ns.
+def pairs_of(events: Sequence[Event]) -> tuple[list[Event], Ints, Ints, int]:
+    """Return the beginning halves, the begins and ends of the events in ns, and the number of halves without another.
 
     An end closes the newest open event of its thread. A half without a counterpart is left out: the recording began
     or ended during the event.
@@ -30,4 +30,4 @@ def pairs_of(events: Sequence[Event]) -> tuple[list[Event], Ints, Ints]:
             pairs.append((open_halves.pop(), i))
     pairs.sort()
     firsts, lasts = np.array(pairs, np.int64).reshape(-1, 2).T
-    return [halves[i] for i in firsts.tolist()], at_ns[firsts], at_ns[lasts]
+    return [halves[i] for i in firsts.tolist()], at_ns[firsts], at_ns[lasts], len(halves) - 2 * len(pairs)

@@ -12,7 +12,9 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 NONE: Final = -1  # for values that an event lacks
 
-# Their names in older versions of Kineto.
+# Their names in older versions of Kineto, and for other devices (Kineto's ActivityType.h has all of them). XPU and
+# backends of PrivateUse1 have kernels and copies as CUDA has. Events of MTIA's control processor are its device work;
+# table.py separates copies from computation.
 CATEGORIES: Final = {
     "kernel": "kernel",
     "memcpy": "gpu_memcpy",
@@ -25,6 +27,14 @@ CATEGORIES: Final = {
     "cuda_runtime": "cuda_runtime",
     "cuda_driver": "cuda_runtime",
     "hip_runtime": "cuda_runtime",
+    "xpu_runtime": "cuda_runtime",
+    "xpu_driver": "cuda_runtime",
+    "mtia_runtime": "cuda_runtime",
+    "hpu_op": "cuda_runtime",
+    "glow_runtime": "cuda_runtime",
+    "privateuse1_runtime": "cuda_runtime",
+    "privateuse1_driver": "cuda_runtime",
+    "mtia_ccp_events": "kernel",
     "user_annotation": "user_annotation",
     "gpu_user_annotation": "gpu_user_annotation",
     "python_function": "python_function",
@@ -62,6 +72,7 @@ class Columns:
     stream: Ints
     correlation: Ints  # the same for a launch and the work that it launched
     external: Ints  # the operator that launched it
+    launches: Ints  # index into names: the kernel that a call launches, where the trace has it
     bytes: Ints  # copied
     sent_bytes: Ints  # by a collective
     collective: Ints  # index into collectives: what the trace records of the kernel, beside its name
@@ -76,6 +87,8 @@ class Columns:
     world_size: int | None
     rank: int | None
     compute_capability: int | None  # 80 for 8.0, of the first device; None if it is not from NVIDIA
+    lost_halves: int  # begins without an end, and ends without a begin
+    notes: tuple[str, ...]  # what of the file could not be read
 
     def is_of(self, *categories: str) -> Bools:
         """Return which events are of one of these categories."""

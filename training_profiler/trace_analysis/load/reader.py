@@ -1,5 +1,6 @@
 """Reads a trace file into typed events. A file that is not a trace gives a clear error of one line."""
 
+import codecs
 import os
 import re
 import zlib
@@ -11,6 +12,7 @@ import msgspec
 from training_profiler.errors import TraceError
 from training_profiler.safety.files import NotRegularFileError, open_file
 from training_profiler.text import one_line
+from training_profiler.trace_analysis.load.mend import mend
 from training_profiler.trace_analysis.load.times import EXACT_BELOW_US
 from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB
 
@@ -49,6 +51,9 @@ class Args(msgspec.Struct, gc=False):
     blocks_per_sm: Number = msgspec.field(default=None, name="blocks per SM")
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     collective: str | None = msgspec.field(default=None, name="Collective name")
+    kernel: Number = None  # that a call of HIP launches
+    direction: Number = None  # of a copy of MTIA
+    size: Number = None
     elements_in: Number = msgspec.field(default=None, name="In msg nelems")
     dtype: str | None = None
 
@@ -56,9 +61,9 @@ class Args(msgspec.Struct, gc=False):
 class Event(msgspec.Struct, gc=False):
     """One event of the file; times in us."""
 
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
+    ph: Number = ""
+    cat: Number = ""
+    name: Number = ""
     pid: Number = None
     tid: Number = None
     ts: Number | bool = None
@@ -89,9 +94,10 @@ class RawTrace(msgspec.Struct, gc=False):
     events: list[Event]
     devices: list[dict[str, Any]]
     distributed: dict[str, Any]
+    notes: tuple[str, ...] = ()  # what of the file could not be read
 
     @property
-    def kinds(self) -> set[str]:
+    def kinds(self) -> set[Number]:
         """The phases of its events ("X", "i", "B", ...)."""
         return {event.ph for event in self.events}
 
@@ -102,20 +108,42 @@ def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
     Raises:
         TraceError: The file cannot be read, is too large or is not a whole trace. The message has one line.
     """
-    text = _text_of(path, most_bytes)
+    text, notes = _without_mark(_text_of(path, most_bytes))
     if not text or text.isspace():
         raise TraceError(f"{path} is empty: was the training stopped before the trace was written?")
     if text.count(b"{") > MOST_SMALL_OBJECTS + len(text) // LEAST_OBJECT_BYTES:
         raise TraceError(f"{path} is not a trace of torch.profiler: most of it is small or empty objects")
-    file = _decoded(path, text, _FileAsWritten if _LARGE_FLOAT.search(text[:_SNIFFED]) else _File)
-    if any(type(event.ts) is float and abs(event.ts) >= EXACT_BELOW_US for event in file.events):
-        file = _decoded(path, text, _FileAsWritten)
+    try:
+        file = _of_any_times(path, text)
+    except TraceError:
+        mended = mend(text)
+        if mended is None:
+            raise
+        text, note = mended
+        file, notes = _of_any_times(path, text), [*notes, note]
     devices, distributed = _small(file.devices), _small(file.distributed)
     return RawTrace(
         file.events,
         [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else [],
         distributed if isinstance(distributed, dict) else {},
+        tuple(notes),
     )
+
+
+def _without_mark(text: bytes) -> tuple[bytes, list[str]]:
+    """Return JSON without its byte order mark, as UTF-8."""
+    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return text.decode("utf-16", "replace").encode("utf-8", "replace"), ["read as UTF-16, not UTF-8"]
+    if text.startswith(codecs.BOM_UTF8):
+        return text.removeprefix(codecs.BOM_UTF8), ["a byte order mark at its begin is left out"]
+    return text, []
+
+
+def _of_any_times(path: Path, text: bytes) -> _File:
+    file = _decoded(path, text, _FileAsWritten if _LARGE_FLOAT.search(text[:_SNIFFED]) else _File)
+    if any(type(event.ts) is float and abs(event.ts) >= EXACT_BELOW_US for event in file.events):
+        file = _decoded(path, text, _FileAsWritten)
+    return file
 
 
 def _small(part: msgspec.Raw) -> Any:

@@ -6,9 +6,11 @@ from itertools import compress
 from operator import attrgetter
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from training_profiler.errors import TraceError
+from training_profiler.findings.tables import counted
 from training_profiler.text import printable
 from training_profiler.trace_analysis.load.begin_end import pairs_of
 from training_profiler.trace_analysis.load.columns import (
@@ -27,6 +29,10 @@ from training_profiler.trace_analysis.load.times import TimeProblemError, times_
 
 _NO_ARGS: Final = Args()
 MOST_NAME: Final = 2_000  # characters; kernels of templates have long names
+NO_NAME: Final = "(no name)"
+MTIA_WORK: Final = "mtia_ccp_events"
+_MTIA_COPY: Final = "dma_request"
+_MTIA_EVENTS: Final = ("event_wait", "event_record")  # occupy a stream, compute nothing
 MOST_THREADS: Final = 1_000
 MOST_DEVICES: Final = 256
 MOST_SUM_NS: Final = 2**62
@@ -58,14 +64,13 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     Raises:
         TraceError: a time is missing, no number or negative, or no event has a duration.
     """
-    events, begin_ns, end_ns = _with_duration(raw, where)
+    events, begin_ns, end_ns, lost_halves = _with_duration(raw, where)
     order = np.argsort(begin_ns, kind="stable")
-    names, name = numbered(list(map(attrgetter("name"), events)))
-    names = [printable(event_name, MOST_NAME) for event_name in names]
+    names, name, nameless = _names(events)
     threads, thread = numbered(list(map(attrgetter("pid", "tid"), events)))
     if len(threads) > MOST_THREADS:
         raise TraceError(f"{where} has events of {len(threads)} threads and streams; at most {MOST_THREADS} are read")
-    category = _categories(events, names, name)
+    category, args = _of_mtia(events, _categories(events, names, name))
     is_gpu = np.isin(category, [CATEGORY_IDS[category_name] for category_name in GPU_CATEGORIES])
     is_kernel = category == CATEGORY_IDS["kernel"]
     is_call = category == CATEGORY_IDS["cuda_runtime"]
@@ -74,7 +79,7 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     devices = len({event.args.device for event in events if event.args is not None})
     if devices > MOST_DEVICES:
         raise TraceError(f"{where} has events of {devices} devices; at most {MOST_DEVICES} are read")
-    reader = _Reader([event.args or _NO_ARGS for event in events], order)
+    reader = _Reader(args, order)
     collective, collectives = reader.texts(is_kernel, attrgetter("collective"))
     shapes, shape_texts = reader.texts(is_operator, lambda args: bytes(args.dims))
     return Columns(
@@ -95,6 +100,7 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         bytes=reader.integers(
             is_gpu & ~is_kernel, lambda args: args.bytes if args.bytes is not None else args.memory_bytes
         ),
+        launches=reader.among(names, is_call, attrgetter("kernel")),
         sent_bytes=reader.integers(is_kernel, _sent_bytes),
         collective=collective,
         collectives=collectives,
@@ -109,7 +115,17 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         world_size=_integer_or_none(raw.distributed.get("world_size")),
         rank=_integer_or_none(raw.distributed.get("rank")),
         compute_capability=_capability(raw.devices),
+        lost_halves=lost_halves,
+        notes=raw.notes + nameless,
     )
+
+
+def _names(events: Sequence[Event]) -> tuple[list[str], Ints, tuple[str, ...]]:
+    """Return the distinct names, the index of each event's name, and a note if events have none."""
+    given, name = numbered(list(map(attrgetter("name"), events)))
+    names = [NO_NAME if text is None else printable(str(text), MOST_NAME) for text in given]
+    nameless = int((name == given.index(None)).sum()) if None in given else 0
+    return names, name, (f"{counted(nameless, 'event')} without a name",) if nameless else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +153,20 @@ class _Reader:
         values, index = numbered(self._values(which, read))
         return self._filled(which, index), tuple(map(_text, values))
 
+    def among(self, names: Sequence[str], which: Bools, read: Callable[[Args], Any]) -> Ints:
+        """Return the index of each text among ``names``; -1 if it is missing or not among them."""
+        number = {name: i for i, name in enumerate(names)}
+        values = self._values(which, read)
+        found = [NONE if value is None else number.get(printable(str(value), MOST_NAME), NONE) for value in values]
+        return self._filled(which, np.array(found, np.int64))
+
     def _filled(self, which: Bools, values: Ints) -> Ints:
         column = np.full(len(self.args), NONE, np.int64)
         column[which] = values
         return column[self.order]
 
 
-def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
+def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints, int]:
     events = [event for event in raw.events if event.ph == "X"]
     begin_ns = _times(events, lambda event: event.ts, where)
     duration_ns = _times(events, lambda event: event.dur, where)
@@ -151,9 +174,10 @@ def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
         raise TraceError(f"{where} has a negative duration: {_described(events[int(np.argmin(duration_ns))])}")
     if float(duration_ns.sum(dtype=np.float64)) > MOST_SUM_NS:
         raise TraceError(f"{where} has durations of over 146 years in all")
-    if "B" in raw.kinds:
+    lost_halves = 0
+    if not raw.kinds.isdisjoint("BE"):
         try:
-            paired, begins, ends = pairs_of(raw.events)
+            paired, begins, ends, lost_halves = pairs_of(raw.events)
         except TimeProblemError:
             raise TraceError(f'{where} has an event of ph "B" or "E" without a usable time') from None
         events += paired
@@ -162,7 +186,7 @@ def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints]:
         raise TraceError(
             f"{where} has no events with a duration: nothing was recorded, or it is not a trace of torch.profiler"
         )
-    return events, begin_ns, begin_ns + duration_ns
+    return events, begin_ns, begin_ns + duration_ns, lost_halves
 
 
 def _times(events: Sequence[Event], read: Callable[[Event], Any], where: str) -> Ints:
@@ -176,7 +200,7 @@ def _described(event: Event) -> str:
     times = (time if time is None or isinstance(time, (int, float, str)) else bytes(time).decode() or None
              for time in (event.ts, event.dur))  # fmt: skip
     ts, dur = times
-    return f"{event.name[:60]!r} with ts {str(ts)[:40]}, dur {str(dur)[:40]}"
+    return f"{str(event.name)[:60]!r} with ts {str(ts)[:40]}, dur {str(dur)[:40]}"
 
 
 def numbered(values: Sequence[Any]) -> tuple[list[Any], Ints]:
@@ -186,10 +210,28 @@ def numbered(values: Sequence[Any]) -> tuple[list[Any], Ints]:
     return different, np.fromiter(map(number.__getitem__, values), np.int64, len(values))
 
 
+def _of_mtia(events: Sequence[Event], category: Ints) -> tuple[Ints, list[Args]]:
+    """Return the categories and arguments of events; the device of MTIA's work is its process."""
+    changed = [event.args or _NO_ARGS for event in events]
+    for i in [i for i, event in enumerate(events) if event.cat == MTIA_WORK]:
+        event, given = events[i], changed[i]
+        if event.name in _MTIA_EVENTS:
+            category[i] = CATEGORY_IDS["other"]
+        elif event.name == _MTIA_COPY:
+            category[i] = CATEGORY_IDS["gpu_memcpy"]
+        changed[i] = msgspec.structs.replace(
+            given,
+            device=event.pid if given.device is None else given.device,
+            stream=event.tid if given.stream is None else given.stream,
+            bytes=given.size if given.bytes is None else given.bytes,
+        )
+    return category, changed
+
+
 def _categories(events: Sequence[Event], names: Sequence[str], name: Ints) -> Ints:
     categories, category = numbered(list(map(attrgetter("cat"), events)))
     ids = np.array(
-        [CATEGORY_IDS[CATEGORIES.get(category_name.lower(), "other")] for category_name in categories], np.int64
+        [CATEGORY_IDS[CATEGORIES.get(str(category_name).lower(), "other")] for category_name in categories], np.int64
     )[category]
     is_annotation = np.array([event_name.startswith(_ANNOTATIONS) for event_name in names], np.bool_)[name]
     return np.where(is_annotation & (ids == CATEGORY_IDS["cpu_op"]), CATEGORY_IDS["user_annotation"], ids)

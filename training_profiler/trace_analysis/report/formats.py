@@ -1,10 +1,11 @@
 """How the views of a trace write times, shares, amounts of memory and names of kernels."""
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from training_profiler.findings.finding import Finding
-from training_profiler.findings.tables import counted, wrapped
+from training_profiler.findings.tables import wrapped
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.trace_json import saving_ms
 from training_profiler.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US, bytes_text
@@ -53,5 +54,13 @@ def finding_lines(finding: Finding, analysis: Analysis, traces: str = "") -> lis
     saved_ms = saving_ms(finding)
     saving = ""
     if saved_ms is not None:
-        saving = f" Could save up to {saved_ms:.1f} ms of {counted(len(analysis.steps), 'step')}."
+        saving = f" Could save up to {saved_ms:.1f} ms of {analysis.scope.extent}."
     return [wrapped(f"{traces}{finding.message}.{saving}", "- ", "  "), wrapped(f"{finding.fix}.", "  ", "  ")]
+
+
+def not_checked_lines(missing: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return which rules could not run, a line for what each of them needs."""
+    if not missing:
+        return []
+    lines = [wrapped(f"- {what}: {', '.join(codes)}", "  ", "    ") for what, codes in missing.items()]
+    return ["", "Not checked, because the trace lacks:", *lines]

@@ -2,14 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.tables import counted, table
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.communication import RankCollective
-from training_profiler.trace_analysis.report.formats import finding_lines, ms, percent, us
-from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, recommendations
+from training_profiler.trace_analysis.report.formats import finding_lines, ms, not_checked_lines, percent, us
+from training_profiler.trace_analysis.report.late_ranks import late_lines
+from training_profiler.trace_analysis.report.warnings import warnings_of
+from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.trace_json import saving_ms
+
+MOST_LATE: Final = 3  # ranks that a line names
 
 
 def render_ranks(
@@ -19,7 +24,7 @@ def render_ranks(
     parts = [f"=== Overview of {counted(len(traces), 'trace')} ===\n{_overview(traces)}\n"]
     if over_ranks:
         parts.append(f"=== Communication over ranks ===\n{communication_over_ranks(over_ranks)}\n")
-    parts.append(f"=== Recommendations ===\n{_recommendations(traces, thresholds)}\n")
+    parts.append(f"=== Recommendations ===\n{_recommendations(traces, over_ranks, thresholds)}\n")
     return "\n".join(parts)
 
 
@@ -39,29 +44,30 @@ def _overview(traces: Sequence[Analysis]) -> str:
     keys = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
     rows = []
     for trace in sorted(traces, key=lambda trace: trace.rank or 0) if are_ranks(traces) else traces:
-        wall_ns = trace.in_steps_ns
+        wall_ns = trace.scope.wall_ns
         is_known = trace.has_gpu and wall_ns
-        shares = [sum(getattr(step, key) for step in trace.steps) / wall_ns if is_known else None for key in keys]
+        shares = [sum(getattr(part, key) for part in trace.scope.parts) / wall_ns if is_known else None for key in keys]
         rows.append(
             (
                 names[trace.path],
                 len(trace.steps),
-                ms(wall_ns) if trace.steps else "",
-                percent(trace.utilization_in_steps),
+                ms(wall_ns),
+                percent(trace.scope.utilization if is_known else None),
                 *(percent(share) for share in shares),
             )
         )
     headers = (
         "",
         "steps",
-        "time in\nsteps",
+        "time",
         "device\nbusy",
         "compute",
         "exposed\ncommunication",
         "exposed\ncopies",
         "idle",
     )
-    return table(headers, rows)
+    warned = [line for trace in traces for line in warnings_of(trace, f"{names[trace.path]}: ")]
+    return "\n".join([table(headers, rows), *warned])
 
 
 def communication_over_ranks(over_ranks: Sequence[RankCollective]) -> str:
@@ -73,11 +79,18 @@ def communication_over_ranks(over_ranks: Sequence[RankCollective]) -> str:
             us(collective.transfer_ns),
             us(collective.waiting_ns),
             percent(_waiting_share(collective)),
-            f"rank {collective.latest_rank}",
+            _late(collective),
         )
         for collective in over_ranks
     ]
     return table(("mean per run\nover ranks", "runs", "transfer", "waiting", "waiting\nshare", "waited for"), rows)
+
+
+def _late(collective: RankCollective) -> str:
+    """Return the ranks that the others wait for, with their share of the waiting if several do."""
+    if len(collective.late) < 2:
+        return f"rank {collective.late[0][0] if collective.late else collective.latest_rank}"
+    return "ranks " + ", ".join(f"{rank} ({share:.0%})" for rank, share in collective.late[:MOST_LATE])
 
 
 def _waiting_share(collective: RankCollective) -> float:
@@ -85,23 +98,35 @@ def _waiting_share(collective: RankCollective) -> float:
     return collective.waiting_ns / total_ns if collective.waiting_ns else 0.0
 
 
-def _recommendations(traces: Sequence[Analysis], thresholds: Mapping[str, float]) -> str:
+def _recommendations(
+    traces: Sequence[Analysis], over_ranks: Sequence[RankCollective], thresholds: Mapping[str, float]
+) -> str:
     names = _names(traces)
     by_code: dict[str, list[tuple[Analysis, Finding]]] = {}
     for trace in traces:
         for finding in recommendations(trace, thresholds):
             by_code.setdefault(finding.code, []).append((trace, finding))
-    if not by_code:
-        return "No bottleneck found."
+    missing = not_checked_lines(_missing_everywhere(traces))
+    late = late_lines(traces, over_ranks)
+    if not by_code and not late:
+        return "\n".join(
+            ["The rules that could run found no bottleneck." if missing else "No bottleneck found.", *missing]
+        )
     largest = {code: max(findings, key=_rank) for code, findings in by_code.items()}
-    lines = []
+    lines = [*late]
     for code in sorted(by_code, key=lambda code: -_rank(largest[code])):
         trace, finding = largest[code]
         affected = [names[trace.path] for trace, _ in by_code[code]]
         on = "all" if len(affected) == len(traces) > 1 else ", ".join(affected)
         most = f"; most on {names[trace.path]}" if len(affected) > 1 and saving_ms(finding) is not None else ""
         lines += finding_lines(finding, trace, f"({on}{most}) ")
-    return "\n".join(lines)
+    return "\n".join([*lines, *missing])
+
+
+def _missing_everywhere(traces: Sequence[Analysis]) -> dict[str, list[str]]:
+    """Return the rules that could not run on any of the traces, by what they need."""
+    first, *others = (not_checked(trace) for trace in traces)
+    return {what: codes for what, codes in first.items() if all(other.get(what) == codes for other in others)}
 
 
 def _rank(trace_and_finding: tuple[Analysis, Finding]) -> float:

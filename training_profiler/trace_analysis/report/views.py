@@ -4,19 +4,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from training_profiler.findings.check import check_lines
-from training_profiler.findings.tables import WIDTH, counted, table, with_details, wrapped
+from training_profiler.findings.tables import WIDTH, counted, shortened, table, with_details, wrapped
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.operators import sorted_by
-from training_profiler.trace_analysis.report.formats import amount, finding_lines, kernel, ms, ms_number, percent, us
+from training_profiler.trace_analysis.report.formats import (
+    amount,
+    finding_lines,
+    kernel,
+    ms,
+    ms_number,
+    not_checked_lines,
+    percent,
+    us,
+)
 from training_profiler.trace_analysis.report.ranks import communication_over_ranks
-from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, recommendations
+from training_profiler.trace_analysis.report.warnings import warnings_of
+from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.trace_json import gap_causes
 from training_profiler.units import NS_PER_MS
 
 MOST_ROWS: Final = 25
 MOST_GAPS: Final = 10
+MOST_MARK: Final = 60  # characters of an annotation's name
 VIEWS: Final = (
     "overview",
     "operators",
@@ -53,16 +64,18 @@ def _overview(analysis: Analysis) -> str:
     if analysis.steps:
         lines += [_steps(analysis), ""]
     else:
-        lines += ["No steps are marked. Call profiler.step() after each step to mark them.", ""]
+        lines += [wrapped(_without_steps(analysis)), ""]
     if len(analysis.devices) > 1:
         lines += [_devices(analysis), ""]
     if analysis.has_gpu:
+        mark = "" if analysis.is_whole else " (incomplete, see above)"
         if analysis.utilization_in_steps is not None:
-            lines.append(f"GPU utilization: {analysis.utilization_in_steps:.1%} of the steps")
+            lines.append(f"GPU utilization: {analysis.utilization_in_steps:.1%} of the steps{mark}")
         busy = analysis.device.busy.total_ns
+        part = busy / max(1, analysis.span_ns)
         lines += [
-            f"Whole recording: {ms(analysis.span_ns)}, {busy / max(1, analysis.span_ns):.1%} of it busy ({ms(busy)})",
-            f"Idle time: {counted(len(analysis.gaps), 'gap')} of 30 us or more",
+            f"Whole recording: {ms(analysis.span_ns)}, {part:.1%} of it busy ({ms(busy)}){mark}",
+            f"Idle time: {counted(len(analysis.gaps), 'gap')} of 30 us or more{mark}",
         ]
     loading = analysis.data_loading
     if loading.count:
@@ -72,13 +85,23 @@ def _overview(analysis: Analysis) -> str:
     return "\n".join(lines)
 
 
+def _without_steps(analysis: Analysis) -> str:
+    repeated = analysis.scope.repetition
+    recurs = f" {shortened(repeated.name, MOST_MARK)} recurs {repeated.count} times." if repeated else ""
+    return (
+        f"No steps are marked, so shares are of the whole recording.{recurs} Call profiler.step() after each step to "
+        "mark them."
+    )
+
+
 def _title(analysis: Analysis) -> list[str]:
     devices = ", ".join(dict.fromkeys(device.name for device in analysis.devices if device.name))
     where = f" ({devices})" if devices else ""
     of = f" of {analysis.world_size}" if analysis.world_size else ""
     rank = "" if analysis.rank is None else f", rank {analysis.rank}{of}"
-    events = f"{analysis.events} events, {analysis.gpu_events} of them on the device{where}{rank}"
-    return [analysis.path.name, wrapped(events)]
+    on_device = analysis.gpu_events or "none"
+    events = f"{analysis.events} events, {on_device} of them on the device{where}{rank}"
+    return [analysis.path.name, wrapped(events), *warnings_of(analysis)]
 
 
 def _steps(analysis: Analysis) -> str:
@@ -173,7 +196,8 @@ def _trace(analysis: Analysis) -> str:
     if not analysis.has_gpu:
         return "This trace contains no work of a device, so there are no gaps to explain."
     total = sum(gap.gap.length_ns for gap in analysis.gaps)
-    lines = [f"{counted(len(analysis.gaps), 'gap')} of 30 us or more, {ms(total)} in total"]
+    lines = [] if analysis.is_whole else [wrapped("The device work of this trace is incomplete: so are its gaps.")]
+    lines += [f"{counted(len(analysis.gaps), 'gap')} of 30 us or more, {ms(total)} in total"]
     lines += [
         f"  {cause}: {value:.3f} ms ({percent(value * NS_PER_MS / total)})"
         for cause, value in gap_causes(analysis).items()
@@ -183,7 +207,9 @@ def _trace(analysis: Analysis) -> str:
         (ms(gap.gap.begin_ns - analysis.begin_ns), ms(gap.gap.length_ns), gap.gap.cause, gap.step) for gap in longest
     ]
     ended_by = [
-        f"ended by {kernel(gap.next_name)}" + (f", launched by {gap.operator}" if gap.operator else "")
+        (f"host in {gap.stall.by}, " if gap.stall.by else "")
+        + f"ended by {kernel(gap.next_name)}"
+        + (f", launched by {gap.operator}" if gap.operator else "")
         for gap in longest
     ]
     lines += ["", with_details(table(("at", "length", "cause", "step"), rows, left=(2, 3), name=3), ended_by)]
@@ -217,7 +243,7 @@ def _memory(analysis: Analysis) -> str:
 
 def _communication(analysis: Analysis, over_ranks: Sequence[RankCollective]) -> str:
     if not analysis.collectives:
-        return "This trace contains no communication."
+        return _no_communication(analysis)
     rows = [
         (
             row.kind,
@@ -234,15 +260,23 @@ def _communication(analysis: Analysis, over_ranks: Sequence[RankCollective]) -> 
     return "\n".join(lines)
 
 
+def _no_communication(analysis: Analysis) -> str:
+    if not analysis.has_gpu or analysis.kernels.are_known:
+        return "This trace contains no communication."
+    unknown = percent(analysis.kernels.unclassified_share)
+    return f"No kernel is known to communicate; {unknown} of kernel time is of unknown kind."
+
+
 def _checklist(analysis: Analysis) -> str:
     return "\n".join(check_lines(checks(analysis), WIDTH))
 
 
 def _recommendations(analysis: Analysis, thresholds: Mapping[str, float]) -> str:
-    findings = recommendations(analysis, thresholds)
-    if not findings:
-        return "No bottleneck found."
-    return "\n".join(line for finding in findings for line in finding_lines(finding, analysis))
+    lines = [line for finding in recommendations(analysis, thresholds) for line in finding_lines(finding, analysis)]
+    missing = not_checked(analysis)
+    if not lines:
+        lines = ["No bottleneck found." if not missing else "The rules that could run found no bottleneck."]
+    return "\n".join([*lines, *not_checked_lines(missing)])
 
 
 _RENDERERS: Final[Mapping[str, Callable[[Analysis], str]]] = {

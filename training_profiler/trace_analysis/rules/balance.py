@@ -9,11 +9,12 @@ from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.checklist import memory_share, phase_share
 from training_profiler.trace_analysis.memory.allocator import HOST
 from training_profiler.trace_analysis.phases import BACKWARD, FORWARD, OPTIMIZER
+from training_profiler.trace_analysis.rules.needs import MEMORY, PHASES, RESERVED
 from training_profiler.trace_analysis.rules.registry import RULES
 from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_S
 
 
-@RULES.rule("memory-grows", threshold=0.0, saving=Saving.UNKNOWN)
+@RULES.rule("memory-grows", threshold=0.0, saving=Saving.UNKNOWN, needs=(MEMORY,))
 def memory_grows(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag memory that is higher after every step than after the one before."""
     growing = [memory for memory in analysis.memory if memory.grows]
@@ -32,7 +33,7 @@ def memory_grows(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("fragmentation", threshold=0.20, saving=Saving.UNKNOWN)
+@RULES.rule("fragmentation", threshold=0.20, saving=Saving.UNKNOWN, needs=(MEMORY,))
 def fragmentation(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag reserved memory of which over 20 %, and 1 GiB, is unused at the peak of allocation."""
     for memory in analysis.memory:
@@ -50,7 +51,7 @@ def fragmentation(analysis: Analysis, threshold: float) -> Finding | None:
     return None
 
 
-@RULES.rule("backward-slow", threshold=3.0)
+@RULES.rule("backward-slow", threshold=3.0, needs=(PHASES,))
 def backward_slow(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag a backward pass that takes over three times the forward pass, on the device."""
     phases = analysis.phases.times_ns
@@ -83,7 +84,7 @@ class PhaseShare:
             return None
         return Finding(
             self.code,
-            f"{self.subject} takes {share:.1%} of step time on the device",
+            f"{self.subject} takes {share:.1%} of {analysis.scope.time} on the device",
             {"share_of_step": share, "threshold": threshold},
             analysis.phases.times_ns[self.phase] / 2 / NS_PER_S,  # a realistic change saves half of it
             self.fix,
@@ -107,10 +108,10 @@ PHASE_SHARES: Final = (
     ),
 )
 for row in PHASE_SHARES:
-    RULES.add(Rule(row.code, row.threshold, row.find))
+    RULES.add(Rule(row.code, row.threshold, row.find, needs=(PHASES,)))
 
 
-@RULES.rule("gpu-memory-high", threshold=0.90, saving=Saving.UNKNOWN)
+@RULES.rule("gpu-memory-high", threshold=0.90, saving=Saving.UNKNOWN, needs=(RESERVED,))
 def memory_high(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag reserved memory over 90 % of the device's memory."""
     part = memory_share(analysis)
@@ -126,7 +127,7 @@ def memory_high(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("gpu-memory-low", threshold=0.50, saving=Saving.UNKNOWN)
+@RULES.rule("gpu-memory-low", threshold=0.50, saving=Saving.UNKNOWN, needs=(RESERVED,))
 def memory_low(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag reserved memory under half of the device's memory."""
     part = memory_share(analysis)

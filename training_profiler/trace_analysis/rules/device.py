@@ -4,17 +4,23 @@ from typing import Final
 
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
-from training_profiler.trace_analysis import kernel_names
+from training_profiler.findings.tables import counted, shortened
+from training_profiler.trace_analysis import kernel_names, kernels
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.checklist import uses_math_attention
+from training_profiler.trace_analysis.parallelism import advice
 from training_profiler.trace_analysis.phases import OPTIMIZER
-from training_profiler.trace_analysis.rules.registry import RULES, share_of_steps
+from training_profiler.trace_analysis.rules.needs import CAPABILITY, DEVICE, HOST, LOOP, WHOLE
+from training_profiler.trace_analysis.rules.needs import OPTIMIZER as OPTIMIZER_KERNELS
+from training_profiler.trace_analysis.rules.registry import RULES, share_of_scope
 from training_profiler.units import NS_PER_MS, NS_PER_S
 
 TENSOR_CORES_SINCE: Final = 70  # compute capability of Volta
+MOST_NAMES: Final = 3  # that a finding lists
+MOST_NAME: Final = 50  # characters of each
 
 
-@RULES.rule("small-kernels", threshold=0.50, saving=Saving.UNKNOWN)
+@RULES.rule("small-kernels", threshold=0.50, saving=Saving.UNKNOWN, needs=(DEVICE,))
 def small_kernels(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag a trace in which over half of the kernels take under 10 us, and these over 5 % of kernel time."""
     kernels = analysis.kernels
@@ -32,15 +38,30 @@ def small_kernels(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("frequent-copies", threshold=0.10)
+@RULES.rule("unclassified-kernels", threshold=kernels.MOST_UNCLASSIFIED, saving=Saving.UNKNOWN, needs=(DEVICE,))
+def unclassified(analysis: Analysis, threshold: float) -> Finding | None:
+    """Flag kernels of unknown kind that take over 5 % of kernel time: what is computed there is not known."""
+    share = analysis.kernels.unclassified_share
+    if share is None or share <= threshold:
+        return None
+    unknown = [row for row in analysis.kernels.rows if row.kind == kernel_names.UNCLASSIFIED]
+    names = ", ".join(shortened(row.name, MOST_NAME) for row in unknown[:MOST_NAMES])
+    return Finding(
+        "unclassified-kernels",
+        f"{share:.1%} of kernel time is in {counted(len(unknown), 'kernel')} of unknown kind ({names})",
+        {"share_of_kernel_time": share, "threshold": threshold, "kernels": len(unknown)},
+        0.0,
+        "Shares by kind are at least what is shown: these kernels may communicate, copy or use tensor cores too",
+    )
+
+
+@RULES.rule("frequent-copies", threshold=0.10, needs=(DEVICE, HOST))
 def frequent_copies(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag `aten::copy_` and `aten::to` whose kernels and copies take over 10 % of the device's busy time."""
-    rows = [row for row in analysis.operators if row.name in ("aten::copy_", "aten::_to_copy")]
-    ns = max((row.device_total_ns for row in rows), default=0)
+    ns, calls = analysis.conversions.total_ns, analysis.conversions.count
     busy_ns = analysis.device.busy.total_ns
     if not busy_ns or ns / busy_ns <= threshold:
         return None
-    calls = max(row.calls for row in rows)
     return Finding(
         "frequent-copies",
         f"{calls} copies and conversions of tensors take {ns / busy_ns:.1%} of the device's busy time",
@@ -51,7 +72,7 @@ def frequent_copies(analysis: Analysis, threshold: float) -> Finding | None:
     )
 
 
-@RULES.rule("no-tensor-cores", threshold=0.20)
+@RULES.rule("no-tensor-cores", threshold=0.20, needs=(DEVICE, CAPABILITY))
 def no_tensor_cores(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag matrix products and convolutions, over 20 % of kernel time, that use none of the device's tensor cores."""
     kernels = analysis.kernels
@@ -59,19 +80,19 @@ def no_tensor_cores(analysis: Analysis, threshold: float) -> Finding | None:
         return None
     dense_ns = sum(kernels.by_kind_ns.get(kind, 0) for kind in (kernel_names.MATMUL, kernel_names.CONVOLUTION))
     share = dense_ns / kernels.total_ns
-    if share <= threshold or kernels.tensor_core_share:
+    if share <= threshold or kernels.tensor_core_share or not kernels.are_known:
         return None
     return Finding(
         "no-tensor-cores",
         f"No kernel uses tensor cores, though {share:.0%} of kernel time is matrix products and convolutions",
         {"share_of_kernel_time": share, "threshold": threshold, "compute_capability": analysis.compute_capability},
-        dense_ns / 2 / NS_PER_S,  # tensor cores are at least twice as fast
+        min(dense_ns, analysis.device.compute.total_ns) / 2 / NS_PER_S,  # tensor cores are at least twice as fast
         'Use torch.autocast("cuda", torch.bfloat16), or float16 with GradScaler before Ampere; from Ampere on, set at '
         'least torch.set_float32_matmul_precision("high"); make sizes multiples of 8',
     )
 
 
-@RULES.rule("math-attention", threshold=0.0)
+@RULES.rule("math-attention", threshold=0.0, needs=(DEVICE, HOST))
 def math_attention(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag attention that is computed step by step although a flash kernel could do it."""
     rows = [row for row in analysis.operators if row.name == "aten::_scaled_dot_product_attention_math"]
@@ -82,19 +103,16 @@ def math_attention(analysis: Analysis, threshold: float) -> Finding | None:
         "math-attention",
         f"Attention runs as plain matrix products and softmax ({ns / NS_PER_MS:.1f} ms on the device)",
         {"calls": sum(row.calls for row in rows), "threshold": threshold},
-        ns / 2 / NS_PER_S,
+        min(ns, analysis.device.busy.total_ns) / 2 / NS_PER_S,
         "Use half precision, a head size of up to 256 and no dense mask, so that "
         "torch.nn.functional.scaled_dot_product_attention can use its flash kernel",
     )
 
 
-@RULES.rule("single-tensor-optimizer", threshold=100)
+@RULES.rule("single-tensor-optimizer", threshold=100, needs=(DEVICE, OPTIMIZER_KERNELS, LOOP))
 def single_tensor_optimizer(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag an optimizer that launches over 100 kernels per step, mostly one per tensor."""
-    steps = len(analysis.steps)
-    if not steps or not analysis.phases.optimizer_kernels:
-        return None
-    per_step = analysis.phases.optimizer_kernels / steps
+    per_step = analysis.phases.optimizer_kernels / analysis.scope.repetitions
     if per_step <= threshold or analysis.phases.multi_tensor_kernels > analysis.phases.optimizer_kernels / 2:
         return None
     ns = 0 if analysis.phases.times_ns is None else analysis.phases.times_ns[OPTIMIZER]
@@ -107,20 +125,20 @@ def single_tensor_optimizer(analysis: Analysis, threshold: float) -> Finding | N
     )
 
 
-@RULES.rule("exposed-communication", threshold=0.10)
+@RULES.rule("exposed-communication", threshold=0.10, needs=(DEVICE, WHOLE))
 def exposed_communication(analysis: Analysis, threshold: float) -> Finding | None:
     """Flag communication that no computation hides, over 10 % of step time."""
-    ns = sum(step.exposed_communication_ns for step in analysis.steps)
-    share = share_of_steps(analysis, ns)
-    if share is None or share <= threshold or not analysis.has_gpu:
+    ns = sum(part.exposed_communication_ns for part in analysis.scope.parts)
+    share = share_of_scope(analysis, ns)
+    if share is None or share <= threshold:
         return None
     total_ns = analysis.device.communication.total_ns
     hidden = 1 - analysis.exposed_communication_ns / total_ns if total_ns else 0.0
     return Finding(
         "exposed-communication",
-        f"{share:.1%} of step time is exposed communication ({hidden:.0%} of communication is hidden)",
+        f"{share:.1%} of {analysis.scope.time} is exposed communication ({hidden:.0%} of communication is hidden)",
         {"share_of_step": share, "threshold": threshold, "hidden": hidden},
         ns / NS_PER_S,
-        "Look for a late rank first (analyse the traces of several ranks: waiting against transfer); then use larger "
-        "DDP buckets, gradient accumulation with no_sync(), or prefetching in FSDP",
+        "Look for a late rank first (analyse the traces of several ranks: waiting against transfer); then use "
+        + advice(analysis.parallelism),
     )

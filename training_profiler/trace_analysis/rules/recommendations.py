@@ -9,6 +9,7 @@ from training_profiler.trace_analysis.analysis import Analysis
 
 # Importing a module of rules registers them.
 from training_profiler.trace_analysis.rules import balance, device, host  # noqa: F401
+from training_profiler.trace_analysis.rules.claims import claimed
 from training_profiler.trace_analysis.rules.registry import RULES
 
 THRESHOLDS: Final = RULES.thresholds()
@@ -22,7 +23,12 @@ def recommendations(analysis: Analysis, thresholds: Mapping[str, float] = THRESH
         analysis: the trace.
         thresholds: the thresholds of rules by code; rules not named keep their defaults.
     """
-    return sorted(RULES.findings(analysis, thresholds), key=lambda finding: -_rank_s(finding))
+    return sorted(claimed(RULES.findings(analysis, thresholds)), key=lambda finding: -_rank_s(finding))
+
+
+def not_checked(analysis: Analysis) -> dict[str, list[str]]:
+    """Return the codes of the rules that could not run on this trace, by what they need."""
+    return RULES.not_run(analysis)
 
 
 def _rank_s(finding: Finding) -> float:

@@ -3,17 +3,36 @@
 from typing import Final
 
 from training_profiler.findings.registry import Registry
-from training_profiler.trace_analysis.analysis import Analysis
+from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
+from training_profiler.trace_analysis.gaps import BLOCKING_COPY, LAUNCH_BOUND, PYTHON, SYNCHRONIZE
 
 RULES: Final[Registry[Analysis]] = Registry()
+# A read that empties the queue can be behind these; what a loader or an allocation takes is theirs.
+_AFTER_READ: Final = (LAUNCH_BOUND, PYTHON, SYNCHRONIZE, BLOCKING_COPY)
 
 
-def share_of_steps(analysis: Analysis, ns: int) -> float | None:
-    """Return a time as a share of all steps; None without steps."""
-    return ns / analysis.in_steps_ns if analysis.in_steps_ns else None
+def share_of_scope(analysis: Analysis, ns: int) -> float | None:
+    """Return a time as a share of all steps, or of the recording if no steps are marked; None if it has no length."""
+    return ns / analysis.scope.wall_ns if analysis.scope.wall_ns else None
 
 
 def gap_ns(analysis: Analysis, *causes: str) -> int:
-    """Return the length of the gaps of these causes that begin within steps; of several devices the mean."""
-    total = sum(gap.gap.length_ns for gap in analysis.gaps if gap.gap.cause in causes and gap.step)
-    return total // max(1, len(analysis.devices))
+    """Return the length of the gaps of these causes within the scope; of several devices the mean."""
+    return _mean_ns(analysis, [place for place in analysis.gaps if place.gap.cause in causes])
+
+
+def reads_gap_ns(analysis: Analysis, *causes: str) -> int:
+    """Return the length of the gaps that reads from the device caused, of these causes or of any that reads can have.
+
+    A read is behind no more than the time that the host spent in reads.
+    """
+    chosen = [
+        place
+        for place in analysis.gaps
+        if place.follows_read and place.gap.cause in _AFTER_READ and (not causes or place.gap.cause in causes)
+    ]
+    return min(_mean_ns(analysis, chosen), analysis.waiting.read_ns)
+
+
+def _mean_ns(analysis: Analysis, places: list[AttributedGap]) -> int:
+    return sum(place.in_scope_ns for place in places) // max(1, len(analysis.devices))

@@ -143,7 +143,7 @@ def prepare(
         for in_memory in (False, True) if way in (NAMESPACES, SHARED_PROCESSES) else (False,):
             plan = _plan(way, scratch, writable, in_memory)
             if _works(plan):
-                found = trackers.trackers_of(script) if script is not None else []
+                found = None if script is None else trackers.trackers_of(script)
                 return Isolation(plan, promise.promise(plan, found, shutil.disk_usage(scratch).free))
     _remove(scratch)
     raise IsolationError(

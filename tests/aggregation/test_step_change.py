@@ -1,0 +1,66 @@
+"""From spans of a run to the change of its steps."""
+
+import pytest
+
+from tests.support.recording import FakeRun
+from training_profiler.sampling.machine_sampler import MachineSample
+from training_profiler.storage.run_reader import read_run
+
+
+def even(i, seconds):
+    """Return times that vary a little, so that steps are no constant."""
+    return seconds * (1 + 0.01 * (i * 7 % 5))
+
+
+def trained(run, steps=240, at=150, slow_s=0.05, each=lambda i: None):
+    for i in range(steps):
+        each(i)
+        run.step(forward_pass=even(i, 0.1), data_loading=even(i, 0.02) + (slow_s if i >= at else 0.0))
+        if i % 30 == 29:
+            run.flush()
+
+
+def test_change_names_the_step_and_what_each_section_took():
+    run = FakeRun()
+    trained(run)
+    change = run.snapshot().step.change
+    assert change.first_step <= 151 <= change.last_step
+    assert change.last_step - change.first_step <= 20
+    assert change.is_abrupt
+    assert (change.before_s, change.after_s) == (pytest.approx(0.1224, abs=0.002), pytest.approx(0.1724, abs=0.002))
+    assert change.sections["data_loading"] == (pytest.approx(0.0204, abs=0.001), pytest.approx(0.0704, abs=0.001))
+    assert change.forward_passes == (1, 1)
+
+
+def test_report_from_the_journal_has_the_same_change(tmp_path):
+    run = FakeRun(journal=tmp_path / "rank0.jsonl")
+    trained(run)
+    assert read_run(tmp_path).step.change == run.snapshot().step.change
+
+
+def test_what_the_machine_did_is_known_for_both_sides():
+    run = FakeRun()
+
+    def sample(i):
+        busy = 0.6 if i >= 150 else 0.0
+        at = MachineSample(run.clock(), {"cpu_wait": busy}, {"cores": 2.0})
+        run.accumulator.totals.machine.add_samples([at])
+
+    trained(run, each=sample)
+    before, after = run.snapshot().step.change.machine
+    assert (before.cpu_wait.mean, after.cpu_wait.mean) == (0.0, pytest.approx(0.6))
+
+
+def test_even_steps_have_no_change():
+    run = FakeRun()
+    trained(run, slow_s=0.0)
+    assert run.snapshot().step.change is None
+
+
+def test_long_run_is_kept_in_bounded_memory():
+    run = FakeRun()
+    trained(run, steps=9_000, at=6_000)
+    assert run.sums.run.history.size <= 512
+    change = run.snapshot().step.change
+    assert change.first_step <= 6_001 <= change.last_step
+    assert change.sections["data_loading"][1] == pytest.approx(0.0704, abs=0.001)

@@ -1,0 +1,136 @@
+"""Steps that take longer from one of them on, and what changed there."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.diagnosis.test_machine_rules import level, machine
+from tests.support.recording import snapshot_of
+from training_profiler.diagnosis import diagnose
+from training_profiler.diagnosis.change import slower_since
+from training_profiler.snapshot.snapshot import StepChange
+
+SECTIONS = {"forward_pass": (0.05, 0.05), "data_loading": (0.01, 0.05), "other": (0.02, 0.02)}
+
+
+def change(**others):
+    figures = {
+        "step": 401,
+        "first_step": 396,
+        "last_step": 409,
+        "before_s": 0.08,
+        "after_s": 0.12,
+        "is_abrupt": True,
+        "sections": SECTIONS,
+    }
+    return StepChange(**{**figures, **others})
+
+
+def run_of(steps=1000, lost=None, **others):
+    run = snapshot_of(
+        {"forward_pass": 0.6, "data_loading": 0.05},
+        steps=steps,
+        std_s=0.02,
+        median_s=0.08,
+        rise=0.6,
+        rise_p_value=0.0,
+        change=change(**others),
+    )
+    return run if lost is None else replace(run, machine=lost)
+
+
+def codes(run):
+    return [finding.code for finding in diagnose(run)]
+
+
+def test_section_that_takes_longer_is_named_with_both_times():
+    finding = slower_since(run_of())
+    assert finding.message == (
+        "Steps take 50% longer since step 401 (95%: 396 to 409) (80.0 ms before, 120 ms after); 100% of that is in "
+        "data_loading (10.0 ms before, 50.0 ms after)"
+    )
+    assert finding.evidence["moves_with"] == "data_loading"
+    assert finding.potential_saving_s == pytest.approx(24.0)  # 600 steps, 40 ms each
+
+
+def test_jump_is_one_finding_and_its_seconds_are_claimed_once():
+    run = run_of()
+    assert "slower-since" in codes(run)
+    assert "slowing-down" not in codes(run)
+    claimed_s = sum(
+        each.potential_saving_s for each in diagnose(run) if each.code in ("slower-since", "step-time-varies")
+    )
+    assert claimed_s <= 24.0 + 1e-9
+
+
+def test_growing_list_stays_a_trend():
+    run = run_of(is_abrupt=False)
+    assert "slowing-down" in codes(run)
+    assert "slower-since" not in codes(run)
+
+
+@pytest.mark.parametrize(
+    ("work", "text"),
+    [
+        ({"input_elements": (1000.0, 1500.0)}, "1.5x the input elements, in 1.5x the time"),
+        ({"forward_passes": (2.0, 3.0)}, "1.5x the forward passes, in 1.5x the time"),
+        ({"input_elements": (1000.0, 1250.0)}, "1.2x the input elements, in 1.5x the time"),  # attention
+    ],
+)
+def test_longer_batches_and_episodes_are_more_work(work, text):
+    (finding,) = (
+        each
+        for each in diagnose(
+            run_of(
+                forward_passes=work.get("forward_passes"),
+                **{key: value for key, value in work.items() if key != "forward_passes"},
+            )
+        )
+        if each.code == "steps-do-more"
+    )
+    assert finding.message == f"Steps take longer since step 401 (95%: 396 to 409) because they do more: {text}"
+    assert finding.potential_saving_s == 0.0
+    assert not {"slower-since", "slowing-down", "step-time-varies"} & set(codes(run_of(**work)))
+
+
+def test_a_little_more_work_does_not_excuse_much_more_time():
+    assert slower_since(run_of(input_elements=(1000.0, 1060.0))) is not None
+    assert slower_since(run_of(input_elements=(1000.0, 1001.0))) is not None
+
+
+def test_neighbour_that_starts_is_the_cause():
+    quiet = machine(wait=0.0, host=0.5)
+    finding = slower_since(run_of(machine=(quiet, machine(wait=0.3))))
+    assert finding.message.endswith("; since then other programs have the CPUs 30% of the time, 0% before")
+    assert finding.fix.startswith("Look for what began on this machine")
+
+
+def test_quota_that_throttles_is_the_cause():
+    throttled = machine(wait=0.3, cpu_throttled=level(0.5))
+    finding = slower_since(run_of(machine=(machine(wait=0.0), throttled)))
+    assert "the container's CPU quota stops the training 30% of the time" in finding.message
+
+
+def test_machine_that_was_as_busy_before_is_not_the_cause():
+    finding = slower_since(run_of(machine=(machine(wait=0.3), machine(wait=0.3))))
+    assert finding.evidence["moves_with"] == "data_loading"
+
+
+def test_run_on_a_busy_machine_has_no_finding_about_a_jump_that_this_may_explain():
+    assert "slower-since" not in codes(run_of(lost=machine(wait=0.5)))
+
+
+def test_added_time_that_no_section_carries_has_no_cause():
+    finding = slower_since(run_of(sections={}))
+    assert finding.message.endswith("after)")
+    assert "moves_with" not in finding.evidence
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{"after_s": 0.0839}, {"after_s": 0.04}, {"before_s": 0.0}, {"is_abrupt": False}, {"steps": 99}],
+    ids=["at its threshold", "faster", "no time", "a trend", "too few steps"],
+)
+def test_what_is_no_jump_has_no_finding(others):
+    assert slower_since(run_of(**others)) is None
+    assert slower_since(snapshot_of({"forward_pass": 1.0})) is None

@@ -1,0 +1,112 @@
+"""How many workers a loader needs, within what the CPUs allow."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.loader_workers import BLUR, WORKERS, waiting_run
+from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.diagnosis.loader_fixes import waiting_fix
+from training_profiler.snapshot.snapshot import Snapshot
+
+
+def waiting(run: Snapshot) -> Finding:
+    return next(finding for finding in diagnose(run) if finding.code == "data-loading-bound")
+
+
+def test_the_finding_names_the_line_in_the_workers() -> None:
+    finding = waiting(waiting_run())
+    assert finding.message.endswith(
+        "; in the workers above all data.py:31 Blur.__call__ (60% of their work: transform)"
+    )
+    assert "data.py:20 Pictures.__getitem__ (30% of their work: fetch)" in str(finding.evidence["lines"])
+
+
+def test_without_samples_in_workers_no_line_of_theirs_is_named() -> None:
+    assert "workers above" not in waiting(waiting_run(workers=None)).message
+    assert "workers above" not in waiting(waiting_run(replace(WORKERS, lines=()))).message
+
+
+def test_enough_workers_for_steps_without_waiting_are_advised_where_cpus_are_free() -> None:
+    # 80 ms to make a batch and 10 ms to use it: eight workers, which take 6 CPUs more than now.
+    run = waiting_run(busy=2.0, using_s=0.010)
+    assert waiting_fix(run).startswith(
+        "Set DataLoader(num_workers=8), now 2: making a batch takes 80.0 ms in a worker, using it 10.0 ms"
+    )
+    assert waiting(run).potential_saving_s == pytest.approx(200 * 0.030)
+
+
+def test_the_cpus_limit_the_workers_and_the_saving() -> None:
+    # Two workers use 2 CPUs and 2 are free: four workers make a batch each 20 ms.
+    run = waiting_run(busy=6.0, using_s=0.010)
+    assert waiting_fix(run).startswith(
+        "Set DataLoader(num_workers=4), now 2: more would find no free CPU, so a batch takes at least 20.0 ms; without "
+        "waiting 8 would be needed"
+    )
+    assert waiting(run).potential_saving_s == pytest.approx(200 * 0.020)
+
+
+def test_no_more_workers_are_advised_where_no_cpu_is_free() -> None:
+    fix = waiting_fix(waiting_run(busy=7.8))
+    assert fix.startswith(
+        "More workers would not help: all CPUs are busy, and making a batch takes 80.0 ms of CPU time, using it "
+        "10.0 ms. Preprocess less per sample"
+    )
+    assert "num_workers" not in fix
+
+
+def test_workers_that_wait_for_a_disk_need_no_cpus() -> None:
+    reading = replace(WORKERS, cpu_avg_s=0.008)
+    assert waiting_fix(waiting_run(reading, busy=7.0)).startswith("Set DataLoader(num_workers=8), now 2")
+
+
+def test_waiting_for_a_cpu_is_not_work_that_more_workers_share() -> None:
+    crowded = replace(WORKERS, batch_avg_s=0.160, queued_avg_s=0.080)
+    assert "num_workers=8" in waiting_fix(waiting_run(crowded, busy=2.0))
+
+
+def test_workers_that_are_fast_enough_on_average_are_not_multiplied() -> None:
+    fast = replace(WORKERS, batch_avg_s=0.015, cpu_avg_s=0.015, batch_max_s=0.9)
+    fix = waiting_fix(waiting_run(fast))
+    assert fix.startswith("The 2 workers are enough for batches of mean length, but some take much longer: making a")
+    assert "some take" not in waiting_fix(waiting_run(replace(fast, batch_max_s=0.02)))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        waiting_run(workers=None),
+        waiting_run(replace(WORKERS, batches=15)),
+        replace(waiting_run(), loaders=waiting_run().loaders * 2),  # which of them made the steps wait?
+    ],
+)
+def test_what_was_not_measured_is_not_said(run: Snapshot) -> None:
+    assert "making a batch" not in waiting_fix(run)
+
+
+def test_another_order_is_advised_where_ready_batches_wait_and_workers_do_too() -> None:
+    uneven = replace(WORKERS, batch_avg_s=0.015, cpu_avg_s=0.015, batch_max_s=0.9, busy=0.4, held=0.62)
+    advice = "set in_order=False if batches may come in another order: in 62% of the waiting, later ones were ready"
+    assert advice in waiting_fix(waiting_run(uneven))
+    for other in ({"busy": 0.97}, {"held": 0.1}, {"held": None}):  # busy workers make no more in another order
+        assert "in_order" not in waiting_fix(waiting_run(replace(uneven, **other)))
+
+
+def test_several_batches_a_step_are_counted() -> None:
+    run = waiting_run(using_s=0.010)
+    loader = replace(run.loaders[0], batches=400)
+    # Two batches in each step of 40 ms, so 5 ms to use one.
+    assert "using it 5.00 ms" in waiting_fix(replace(run, loaders=(loader,)))
+
+
+def test_lines_of_several_loaders_are_weighed_by_their_work() -> None:
+    run = waiting_run()
+    other = replace(
+        run.loaders[0], name="1", workers=replace(WORKERS, batches=600, lines=(replace(BLUR, file="b.py"),))
+    )
+    lines = replace(run, loaders=(*run.loaders, other)).lines_in_workers()
+    assert [(line.file, round(line.share, 3)) for line in lines] == [
+        ("b.py", 0.45),
+        ("data.py", 0.15),
+        ("data.py", 0.075),
+    ]

@@ -1,0 +1,145 @@
+"""The callback for the Trainer of Hugging Face."""
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integrations.trainers.conftest import Runs
+
+pytestmark = pytest.mark.integrations
+transformers = pytest.importorskip("transformers")
+EPOCHS, MICRO_BATCHES, UPDATES = 3, 16, 8  # an epoch
+
+
+def profiler(**settings: Any) -> Any:
+    from training_profiler.integrations.hugging_face import TrainingProfilerCallback
+
+    return TrainingProfilerCallback(**settings)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1))
+
+    main_input_name = "x"  # whose elements the Trainer counts as tokens
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.layers(x).squeeze(-1)
+        return {"loss": (logits - labels).square().mean(), "logits": logits}
+
+
+class Events(transformers.TrainerCallback):
+    """Writes down what it is called for, as a user's callback would."""
+
+    def __init__(self, fails_at: int = 0) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+        self.fails_at = fails_at
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self.seen.append(("log", state.global_step, *sorted(logs), float(logs.get("loss", 0)).hex()))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.append(("step", state.global_step))
+        if state.global_step == self.fails_at:
+            raise RuntimeError("as planned")
+
+
+def train(*callbacks: Any, report_to: str = "none", epochs: int = EPOCHS, **arguments: Any) -> list[tuple[Any, ...]]:
+    """Train a small network; return what the callback of the user saw, with the losses."""
+    transformers.set_seed(0)
+    examples = [{"x": torch.randn(8), "labels": torch.randn(())} for _ in range(4 * MICRO_BATCHES)]
+    events = Events()
+    trainer = transformers.Trainer(
+        model=Net(),
+        args=transformers.TrainingArguments(
+            "out",
+            num_train_epochs=epochs,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=MICRO_BATCHES // UPDATES,
+            eval_strategy="epoch",
+            save_strategy="no",
+            logging_steps=UPDATES,
+            report_to=report_to,
+            use_cpu=True,
+            disable_tqdm=True,
+            **arguments,
+        ),
+        train_dataset=examples,
+        eval_dataset=examples[:8],
+        callbacks=[events, *callbacks],
+    )
+    trainer.train()
+    assert trainer.state.global_step == epochs * UPDATES
+    return events.seen
+
+
+def check_counts(runs: Runs) -> None:
+    report = runs.report()
+    assert report["steps"] == EPOCHS * UPDATES
+    assert report["sections"]["forward_pass"]["count"] == EPOCHS * MICRO_BATCHES
+    assert report["sections"]["optimizer_step"]["count"] == EPOCHS * UPDATES
+    assert report["throughput"]["samples_per_s"] > 0
+
+
+def test_training_is_a_run_of_its_own_and_stays_the_same(runs: Runs) -> None:
+    plain = train()
+    assert train(profiler()) == plain
+    check_counts(runs)
+
+
+def test_under_run_nothing_is_counted_twice(runs: Runs) -> None:
+    runs.profile_as_run()
+    train(profiler())
+    assert runs.reports() == []  # the run belongs to the process
+    runs.end()
+    check_counts(runs)
+
+
+def test_variable_that_says_off_switches_the_callback_off(runs: Runs, off: None) -> None:
+    train(profiler())
+    assert not runs.folder.exists()
+
+
+def test_trackers_of_report_to_get_the_metrics_of_each_report(runs: Runs) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(profiler(log_every=10), report_to="tensorboard")
+    (file,) = Path("out").glob("runs/*/*")  # a second file would begin a second run
+    rows = EventAccumulator(str(file))
+    rows.Reload()
+    assert [row.step for row in rows.Scalars("train/profiling/batch_time_avg")] == [10, 20, 24]
+    assert all(row.value > 0 for row in rows.Scalars("train/profiling/samples_per_second"))
+
+
+def test_tokens_are_counted_where_the_trainer_does(runs: Runs) -> None:
+    train(profiler(), include_num_input_tokens_seen="all")
+    train(profiler())
+    counted, uncounted = (report["throughput"] for report in runs.reports())
+    assert counted["tokens_per_s"] == pytest.approx(8 * counted["samples_per_s"])  # of 8 numbers, its "tokens"
+    assert uncounted["tokens_per_s"] is None
+
+
+def test_training_that_failed_ends_before_the_next_begins(runs: Runs) -> None:
+    callback = profiler()
+    with pytest.raises(RuntimeError, match="as planned"):
+        train(callback, Events(fails_at=5))
+    train(callback)
+    assert [report["steps"] for report in runs.reports()] == [5, EPOCHS * UPDATES]
+
+
+def test_copies_profile_trainings_of_their_own(runs: Runs) -> None:
+    callback = profiler()
+    train(callback, epochs=1)
+    for copied in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):
+        train(copied, epochs=1)
+    assert [report["steps"] for report in runs.reports()] == [UPDATES] * 3
+
+
+def test_setting_that_does_not_exist_is_an_error_at_once() -> None:
+    with pytest.raises(TypeError, match="log_evry"):
+        profiler(log_evry=5)

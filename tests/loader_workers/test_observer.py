@@ -1,0 +1,106 @@
+"""What a worker measures of itself."""
+
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import pytest
+
+from tests.support.recording import FakeClock
+from training_profiler.loader_workers import observer as observer_module
+from training_profiler.loader_workers.mailbox import Mailbox
+from training_profiler.loader_workers.observer import FetchTimes, WorkerObserver, observe_worker, resident_bytes
+
+
+def test_batches_are_timed_on_their_own_thread() -> None:
+    clock = FakeClock()
+    times = FetchTimes(clock)
+    fetch = times.timed(lambda ns: clock.advance(ns / 1e9))
+    clock.advance(1.0)
+    fetch(3_000)
+    fetch(7_000)
+    fetch(2_000)
+    assert (times.batches, times.fetch_ns, times.slowest_ns) == (3, 12_000, 7_000)
+    assert times.so_far_ns(clock()) == 12_000
+
+
+def test_a_fetch_under_way_counts_as_time_and_not_as_a_batch() -> None:
+    clock = FakeClock()
+    clock.advance(1.0)
+    times = FetchTimes(clock)
+    seen = []
+
+    def under_way() -> None:
+        clock.advance(5e-6)
+        seen.append((times.batches, times.so_far_ns(clock())))
+
+    times.timed(under_way)()
+    assert seen == [(0, 5_000)]
+
+
+def test_an_error_passes_without_our_frames_and_does_not_count() -> None:
+    times = FetchTimes()
+
+    def fails() -> None:
+        raise StopIteration
+
+    with pytest.raises(StopIteration) as caught:
+        times.timed(fails)()
+    assert [frame.name for frame in traceback.extract_tb(caught.tb)][1:] == ["fails"]
+    assert times.batches == 0
+
+
+def test_nothing_is_observed_where_no_training_reads_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(observer_module, "Mailbox", lambda pid: Mailbox(pid, str(tmp_path)))
+    threads = threading.active_count()
+    observe_worker(sys._getframe().f_code)()
+    assert threading.active_count() == threads
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_worker_hands_over_once_more_at_its_end(tmp_path: Path) -> None:
+    mailbox = Mailbox(41, str(tmp_path))
+    assert mailbox.make()
+    observer = WorkerObserver(test_a_worker_hands_over_once_more_at_its_end.__code__, mailbox)
+    observer.start()
+    observer.times.timed(lambda: None)()
+    observer.stop()
+    sums = mailbox.read(os.getpid())
+    assert sums is not None
+    assert (sums.workers, sums.batches) == (1, 1)
+    assert sums.memory[0].first > 0
+    assert sys.getswitchinterval() == pytest.approx(0.005)
+
+
+def test_samples_show_the_line_that_runs(tmp_path: Path) -> None:
+    def fetch() -> int:
+        observer.sample()
+        return sys._getframe().f_lineno - 1
+
+    this = test_samples_show_the_line_that_runs.__code__
+    observer = WorkerObserver(this, Mailbox(41, str(tmp_path)))
+    observer.sample()  # before the first batch
+    line = observer.times.timed(fetch)()
+    (seen,) = observer.sums(0).lines
+    assert (seen.phase, seen.file.rpartition("/")[2], seen.line, seen.samples) == (
+        "start",  # no function of torch's is on the stack
+        "test_observer.py",
+        line,
+        1,
+    )
+
+
+def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
+    observer = WorkerObserver(sys._getframe().f_code, Mailbox(41, str(tmp_path / "gone")))
+    observer.start()
+    observer.stop()
+    assert not observer._thread.is_alive()
+    assert observer._guard.disabled == {}
+
+
+def test_memory_is_unknown_without_linux(tmp_path: Path) -> None:
+    assert resident_bytes(tmp_path / "statm") is None
+    (tmp_path / "statm").write_text("100 7 3")
+    assert resident_bytes(tmp_path / "statm") == 7 * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,307 @@
+"""Real workers of a DataLoader, forked from this process with the patch of the loop."""
+
+import gc
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from training_profiler.instrumentation.context import PatchContext, WorkerHooks
+from training_profiler.instrumentation.patches import loader_worker
+from training_profiler.instrumentation.patching import Patches
+from training_profiler.loader_workers import observer
+from training_profiler.loader_workers.collector import WorkerCollector, has_later_batches
+from training_profiler.loader_workers.mailbox import Mailbox
+from training_profiler.recording.data_loader import LoaderCounts
+from training_profiler.recording.recorder import Recorder
+from training_profiler.recording.worker_sums import WorkerSums
+from training_profiler.safety.fault_guard import FaultGuard
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked"),
+    pytest.mark.xdist_group("real_workers"),
+]
+THIS = Path(__file__).name
+POINTS = 0.03
+PART_S = 0.004  # so long that handing a batch over, which takes up to 1 ms of CPU, does not count
+
+
+def spend(cpu_s: float) -> None:
+    """Use a CPU for so long, however busy the machine is."""
+    end_s = time.thread_time() + cpu_s
+    while time.thread_time() < end_s:
+        pass
+
+
+class Planted(Dataset):
+    """60 parts of reading and 30 of a transform for each sample; ``planted_collate`` has 10."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.transform(self.read(index))
+
+    def read(self, index: int) -> torch.Tensor:
+        end_s = time.thread_time() + 6 * PART_S
+        while time.thread_time() < end_s:
+            pass
+        return torch.tensor([index])
+
+    def transform(self, sample: torch.Tensor) -> torch.Tensor:
+        end_s = time.thread_time() + 3 * PART_S
+        while time.thread_time() < end_s:
+            pass
+        return sample
+
+
+def planted_collate(samples: list[torch.Tensor]) -> torch.Tensor:
+    end_s = time.thread_time() + PART_S * len(samples)
+    while time.thread_time() < end_s:
+        pass
+    return torch.stack(samples)
+
+
+class Observed:
+    """The patch in this process, and a mailbox for its workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mailbox = Mailbox(os.getpid(), str(folder))
+        self.collector = WorkerCollector(FaultGuard().run, mailbox=lambda: self.mailbox)
+        self.collector.start(is_on=True)
+        self.errors: list[Exception] = []
+        self.patches = Patches()
+        hooks = WorkerHooks(observe=lambda loop: observer.observe_worker(loop))
+        context = PatchContext(Recorder(), lambda: None, self.errors.append, hooks)
+        loader_worker.install(self.patches, context, torch)
+
+    def run(self, loader: DataLoader, use: Callable[[Any], None] = lambda batch: None) -> WorkerSums:
+        """Take all batches of a loader; return what its workers did."""
+        self.collector.expect()
+        counts = LoaderCounts("0")
+        batches = iter(loader)
+        self.collector.add(counts, [worker.pid for worker in batches._workers])
+        for batch in batches:
+            use(batch)
+        del batches
+        self.collector.read()
+        assert counts.workers is not None
+        return counts.workers
+
+    def close(self) -> None:
+        self.patches.undo()
+        self.collector.close()
+
+
+@pytest.fixture
+def observed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Observed]:
+    monkeypatch.setattr(observer, "Mailbox", lambda pid: Mailbox(pid, str(tmp_path)))
+    observed = Observed(tmp_path)
+    yield observed
+    observed.close()
+    gc.collect()  # an iterator that failed is in a traceback
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(10)
+    assert observed.errors == []
+
+
+def shares(sums: WorkerSums, function: str) -> float:
+    work = sum(line.samples for line in sums.lines)
+    return sum(line.samples for line in sums.lines if line.function == function) / work
+
+
+def phases(sums: WorkerSums) -> set[str]:
+    return {line.phase for line in sums.lines}
+
+
+def test_planted_shares_are_found_within_three_points(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observer, "EVERY_S", 0.003)  # many samples in a short test
+    monkeypatch.setattr(observer, "MOST_COST", 1.0)
+    loader = DataLoader(Planted(100), batch_size=1, num_workers=1, collate_fn=planted_collate)
+    sums = observed.run(loader)
+    assert sums.batches == 100
+    assert sum(line.samples for line in sums.lines) > 500
+    assert shares(sums, "Planted.read") == pytest.approx(0.6, abs=POINTS)
+    assert shares(sums, "Planted.transform") == pytest.approx(0.3, abs=POINTS)
+    assert shares(sums, "planted_collate") == pytest.approx(0.1, abs=POINTS)
+    of_phase = Counter({line.phase: 0 for line in sums.lines})
+    for line in sums.lines:
+        of_phase[line.phase] += line.samples
+    work = of_phase.total()
+    assert of_phase["fetch"] / work == pytest.approx(0.6, abs=POINTS)
+    assert of_phase["transform"] / work == pytest.approx(0.3, abs=POINTS)
+    assert of_phase["collate"] / work == pytest.approx(0.1, abs=POINTS)
+    # The rest of a worker's CPU time is torch's and Python's.
+    assert 10 * PART_S < sums.cpu_ns / sums.batches / 1e9 < 13 * PART_S
+
+
+def test_batches_are_the_same_and_all_counted(observed: Observed) -> None:
+    def batches() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        taken: list[torch.Tensor] = []
+        loader = DataLoader(TensorDataset(torch.randn(50, 3)), batch_size=4, shuffle=True, num_workers=2)
+        sums = observed.run(loader, lambda batch: taken.append(batch[0]))
+        assert (sums.workers, sums.batches) == (2, 13)
+        return [*taken, torch.rand(2)]
+
+    seen = batches()
+    observed.patches.undo()
+    torch.manual_seed(3)
+    loader = DataLoader(TensorDataset(torch.randn(50, 3)), batch_size=4, shuffle=True, num_workers=2)
+    alone = [*(batch[0] for batch in loader), torch.rand(2)]
+    assert all(torch.equal(one, other) for one, other in zip(seen, alone, strict=True))
+
+
+class Numbers(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        yield from range(info.id, 10, info.num_workers)
+
+
+def test_an_iterable_data_set_is_timed_without_its_end(observed: Observed) -> None:
+    sums = observed.run(DataLoader(Numbers(), batch_size=2, num_workers=2))
+    assert (sums.workers, sums.batches) == (2, 6)
+
+
+@pytest.mark.parametrize("data", [list(range(8)), TensorDataset(torch.arange(8))])
+def test_a_data_set_in_c_is_named_as_the_line_of_torch_that_asks_it(data: Any, observed: Observed) -> None:
+    assert observed.run(DataLoader(data, batch_size=2, num_workers=1)).batches == 4
+
+
+def error_of(batches: Any) -> Exception:
+    """Return the error that ends an iterator, without its traceback, which would keep the iterator alive."""
+    try:
+        list(batches)
+    except Exception as error:
+        return error.with_traceback(None)
+    finally:
+        batches._shutdown_workers()
+    raise AssertionError("it came to its end")
+
+
+class Kills(Dataset):
+    """Kills its worker in the middle of a batch, once it has written its figures."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self.mailbox = mailbox
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> int:
+        if index == 60:
+            wait_until(lambda: (written := self.mailbox.read(os.getpid())) is not None and written.batches == 60)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def wait_until(is_true: Callable[[], bool], limit_s: float = 30.0) -> None:
+    end_s = time.monotonic() + limit_s
+    while not is_true() and time.monotonic() < end_s:
+        time.sleep(0.01)
+
+
+def test_a_killed_worker_fails_as_without_us_and_keeps_what_it_had_written(observed: Observed) -> None:
+    observed.collector.expect()
+    counts = LoaderCounts("0")
+    batches = iter(DataLoader(Kills(observed.mailbox), batch_size=1, num_workers=1))
+    observed.collector.add(counts, [worker.pid for worker in batches._workers])
+    assert re.search(r"exited unexpectedly|killed by signal", str(error_of(batches)))
+    observed.collector.read()
+    assert counts.workers is not None
+    assert counts.workers.batches == 60
+
+
+class Fails(Dataset):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        raise KeyError(index)
+
+
+def test_an_error_in_a_worker_reads_as_without_us(observed: Observed) -> None:
+    observed.collector.expect()
+    with_us = error_of(iter(DataLoader(Fails(), num_workers=1)))
+    observed.patches.undo()
+    without_us = error_of(iter(DataLoader(Fails(), num_workers=1)))
+    assert type(with_us) is KeyError
+    assert str(with_us) == str(without_us)
+
+
+class Forks(Dataset):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        child = os.fork()
+        if not child:
+            spend(0.05)
+            os._exit(0)
+        os.waitpid(child, 0)
+        return index
+
+
+def test_a_worker_that_forks_counts_the_cpu_time_of_its_children(observed: Observed) -> None:
+    sums = observed.run(DataLoader(Forks(), batch_size=1, num_workers=1))
+    assert (sums.workers, sums.batches) == (1, 4)
+    assert sums.cpu_ns >= 4 * 0.04 * 1e9
+
+
+def test_torch_keeps_the_account_of_batches_that_wait_for_another(observed: Observed) -> None:
+    batches = iter(DataLoader(Numbers(), batch_size=2, num_workers=2))
+    assert has_later_batches(batches) is False
+    assert len(list(batches)) == 6
+
+
+def test_a_context_of_the_users_own_is_observed(observed: Observed) -> None:
+    context = multiprocessing.get_context("fork")
+    assert observed.run(DataLoader(list(range(6)), num_workers=2, multiprocessing_context=context)).batches == 6
+
+
+class Library(Dataset):
+    """A data set of a library, as the file of its code says."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> int:
+        return library_read(index)
+
+
+def library_read(index: int) -> int:
+    end_s = time.thread_time() + 0.01
+    while time.thread_time() < end_s:
+        pass
+    return index
+
+
+def test_a_data_set_of_a_library_is_named_by_the_librarys_line(
+    observed: Observed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observer, "EVERY_S", 0.003)
+    monkeypatch.setattr(observer, "MOST_COST", 1.0)
+    site = next(path for path in sys.path if path.endswith("site-packages"))
+    for function, name in ((Library.__getitem__, "dataset"), (library_read, "reader")):
+        renamed = function.__code__.replace(co_filename=f"{site}/arrow/{name}.py")
+        monkeypatch.setattr(function, "__code__", renamed)
+    sums = observed.run(DataLoader(Library(), batch_size=2, num_workers=1))
+    hottest = sums.lines[0]
+    assert (hottest.phase, hottest.file, hottest.function) == ("fetch", "arrow/dataset.py", "Library.__getitem__")
+    assert hottest.inside.startswith("arrow/reader.py:")

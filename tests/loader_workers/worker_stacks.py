@@ -1,0 +1,56 @@
+"""Stacks of a worker, made of functions that were compiled under the names of other files."""
+
+import sys
+from types import CodeType, FrameType
+
+from training_profiler.sampling.startup_sampler import KeptFrame
+from training_profiler.sampling.user_code import Places
+
+SITE = "/usr/lib/python3.11/site-packages"
+TORCH = f"{SITE}/torch"
+LIBRARY = "/usr/lib/python3.11"
+PLACES = Places("/project/train.py", "/project", (LIBRARY,), (LIBRARY,), ("/own/training_profiler", TORCH))
+WORKER = f"{TORCH}/utils/data/_utils/worker.py"
+FETCH = f"{TORCH}/utils/data/_utils/fetch.py"
+QUEUES = f"{LIBRARY}/multiprocessing/queues.py"
+
+# A frame is (file, function, line that calls the next one); the call is the function's second line.
+Row = tuple[str, str, str]
+TRAIN: Row = ("/project/train.py", "main", "call()")
+LOOP: Row = (WORKER, "_worker_loop", "call()")
+GET: Row = (FETCH, "fetch", "dataset.getitem()")
+COLLATED: Row = (FETCH, "fetch", "dataset.collate_fn()")
+
+
+def kept(frame: FrameType | None) -> KeptFrame | None:
+    return None if frame is None else KeptFrame(frame.f_code, frame.f_lasti, kept(frame.f_back))
+
+
+def stack(*rows: Row) -> tuple[KeptFrame, CodeType]:
+    """Return the innermost frame of a stack, which is given the outermost first, and the code of its loop."""
+    frames: list[KeptFrame] = []
+    loop: CodeType = stack.__code__
+
+    def function() -> None:
+        frames.append(kept(sys._getframe(1)))  # the instructions of calls under way
+
+    class Anything:
+        """Calls the next function, whatever it is called."""
+
+        def __init__(self, called: object) -> None:
+            self.called = called
+
+        def __getattr__(self, name: str) -> object:
+            return self.called
+
+    for file, qualified, line in reversed(rows):
+        name = qualified.rpartition(".")[2]
+        names = {"call": function, "dataset": Anything(function), "self": Anything(function)}
+        exec(compile(f"def f():\n    {line}\n", file, "exec"), names)
+        made = names["f"]
+        made.__code__ = made.__code__.replace(co_qualname=qualified, co_name=name)
+        if (file, name) == LOOP[:2]:
+            loop = made.__code__
+        function = made
+    function()
+    return frames[0], loop

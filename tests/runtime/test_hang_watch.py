@@ -1,0 +1,216 @@
+"""On a fake clock, with the thread's looks made by the test."""
+
+import os
+import threading
+
+import pytest
+
+from tests.support.stacks import stacks_of, training_at
+from tests.support.store import rank_of
+from training_profiler.aggregation.accumulator import Accumulator
+from training_profiler.ranks.channel import ReceivedMessage
+from training_profiler.ranks.hang_detector import HangDetector
+from training_profiler.runtime.hang_watch import MOST_SENT, STILL_LOOKS, HangWatch, received_stacks, short
+from training_profiler.storage.stack_files import encode_stacks, read_request, read_stacks, write_request, write_stacks
+from training_profiler.torch_capture.trace_writer import OutputLocation
+
+BEGAN_NS = 1_000
+HINT = ". All stacks: training-profiler stacks "
+
+
+class FakeChannel:
+    every_s = 1.0
+
+    def __init__(self):
+        self.asked_ns, self.messages, self.asked, self.sent_soon = 0, {}, [], 0
+
+    def received(self):
+        return self.messages
+
+    def ask_for_stacks(self, asked_ns):
+        self.asked.append(asked_ns)
+
+    def send_stacks_soon(self):
+        self.sent_soon += 1
+
+
+class Training:
+    """A rank whose training thread is the test's."""
+
+    def __init__(self, recorder, clock, folder, rank=0, world_size=1):
+        self.recorder, self.clock, self.folder = recorder, clock, folder
+        self.reports, self.steps, self.channel = [], 0, FakeChannel()
+        accumulator = Accumulator(recorder.names, clock(), None)
+        detector = HangDetector(recorder, accumulator, recorder.thread_id, "node0", lambda: self.steps)
+        self.watch = HangWatch(
+            recorder,
+            detector,
+            self.channel,
+            rank_of(rank, world_size),
+            lambda part, work: work(),
+            recorder.thread_id,
+            lambda is_needed: OutputLocation(str(folder), rank, 0),
+            self.with_files,
+            self.reports.append,
+            lambda: 2_000,
+            BEGAN_NS,
+        )
+
+    def with_files(self, work):
+        work()
+        return True
+
+    def train(self, steps=3):
+        for _ in range(steps):
+            self.clock.advance(0.1)
+            self.steps += 1
+            self.watch.look()
+
+    def look(self, times, seconds=1.0):
+        for _ in range(times):
+            self.clock.advance(seconds)
+            self.watch.look()
+
+
+@pytest.fixture
+def training(recorder, clock, tmp_path):
+    return Training(recorder, clock, tmp_path)
+
+
+def test_training_of_one_rank_that_stands_still_is_reported_once_with_its_line(training):
+    training.train()
+    with training.recorder.section("backward_pass"):
+        training.look(100)
+    (line,) = training.reports
+    assert line.startswith("no training step for 70 s, at ")
+    assert " (in backward_pass)" in line
+    assert line.endswith(f"{HINT}{training.folder}")
+    (stacks,) = read_stacks(training.folder).values()
+    assert stacks.training.sections == ("backward_pass",)
+    assert stacks.steps == 3
+
+
+def test_program_that_goes_on_without_steps_does_not_hang(training):
+    training.train()
+    training.look(60)
+    for _ in range(STILL_LOOKS):
+        training.look(1)  # each at one line,
+        training.look(1)  # and then at another
+    assert training.reports == []
+
+
+def test_steps_that_go_on_after_a_long_one_are_no_hang(training):
+    training.train()
+    training.look(65)
+    training.train()
+    training.look(50)
+    assert training.reports == []
+
+
+@pytest.mark.parametrize("name", ["validation_epoch", "checkpointing"])
+def test_validation_after_a_long_step_does_not_hang(training, name):
+    training.train()
+    training.look(65)
+    with training.recorder.section(name):
+        training.look(200)
+    assert training.reports == []
+
+
+def test_person_at_a_prompt_does_not_hang(training):
+    training.train()
+    code = compile("def wait(look):\n    look(100)", f"{os.path.dirname(os.__file__)}/pdb.py", "exec")
+    names = {}
+    exec(code, names)
+    names["wait"](training.look)
+    assert training.reports == []
+
+
+def test_request_in_the_run_folder_is_answered_once(training):
+    write_request(training.folder, BEGAN_NS + 1)
+    training.look(1)
+    assert list(read_stacks(training.folder, BEGAN_NS + 1)) == [0]
+    (training.folder / "stacks" / "rank0.json").unlink()
+    training.look(3)
+    assert read_stacks(training.folder) == {}
+    write_request(training.folder, BEGAN_NS + 2)
+    training.look(1)
+    assert list(read_stacks(training.folder)) == [0]
+    assert training.reports == []  # whoever asked prints them
+
+
+def test_request_of_an_earlier_attempt_is_not_answered(training):
+    write_request(training.folder, BEGAN_NS)
+    training.look(1)
+    assert read_stacks(training.folder) == {}
+
+
+def test_other_rank_sends_its_stacks_for_a_while(recorder, clock, tmp_path):
+    other = Training(recorder, clock, tmp_path, rank=1, world_size=2)
+    assert other.watch.attached() == b""
+    other.channel.asked_ns = BEGAN_NS + 7
+    other.look(1)
+    assert other.channel.sent_soon == 1
+    assert received_stacks(other.watch.attached()).asked_ns == BEGAN_NS + 7
+    clock.advance(3.1)
+    assert other.watch.attached() == b""
+
+
+def message_of(stacks):
+    return ReceivedMessage(b"", 0.0, stacks=encode_stacks(stacks))
+
+
+def test_rank_0_relays_a_request_and_writes_the_stacks_that_come_by_message(recorder, clock, tmp_path):
+    first = Training(recorder, clock, tmp_path, world_size=3)
+    write_request(tmp_path, BEGAN_NS + 7)
+    first.look(1)
+    assert first.channel.asked == [BEGAN_NS + 7]
+    first.channel.messages = {
+        1: message_of(stacks_of(1, training_at("train.py:5 f"), asked_ns=BEGAN_NS + 7)),
+        2: message_of(stacks_of(2, training_at("train.py:5 f"), asked_ns=BEGAN_NS + 6)),  # of an earlier request
+    }
+    first.look(1)
+    assert list(read_stacks(tmp_path, BEGAN_NS + 7)) == [0, 1]
+    assert first.reports == []
+
+
+def test_hang_of_ranks_is_reported_at_once_and_again_with_their_lines(recorder, clock, tmp_path):
+    first = Training(recorder, clock, tmp_path, world_size=3)
+    first.train()
+    first.look(60)
+    assert [line.partition(":")[0] for line in first.reports] == ["Profiler"]
+    (asked_ns,) = first.channel.asked
+    assert read_request(tmp_path) == asked_ns  # for ranks without a store
+    write_stacks(tmp_path, stacks_of(1, training_at("data.py:41 get", section="data_loading"), asked_ns=asked_ns))
+    first.channel.messages = {2: message_of(stacks_of(2, training_at("train.py:5 f"), asked_ns=asked_ns))}
+    first.look(2)
+    _, line = first.reports
+    assert line.startswith("where the ranks are: ")
+    assert "rank 1 at data.py:41 get (in data_loading)" in line
+    assert "rank 2 at train.py:5 f" in line
+    first.look(100)
+    assert len(first.reports) == 2
+
+
+def test_ranks_that_do_not_answer_are_not_waited_for_forever(recorder, clock, tmp_path):
+    first = Training(recorder, clock, tmp_path, world_size=3)
+    first.train()
+    first.look(60)
+    assert len(first.reports) == 1
+    first.look(6)
+    assert len(first.reports) == 2
+    assert first.reports[1].startswith("where the ranks are: the only rank that answered at ")
+
+
+def test_deep_stacks_are_cut_to_the_innermost_frames_for_a_message():
+    deep = training_at(*(f"some/quite/long/path/to/a/file.py:{line} function_{line}" for line in range(2_000)))
+    data = short(stacks_of(1, deep, deep, deep))
+    assert len(data) <= MOST_SENT
+    assert received_stacks(data).threads[0].frames[-1].function == "function_1999"
+    assert received_stacks(b"no stacks") is None
+
+
+def test_thread_of_a_session_ends_with_it(training):
+    training.watch.start()
+    training.watch.start()
+    training.watch.close(None)
+    assert "training_profiler hangs" not in [thread.name for thread in threading.enumerate()]

@@ -1,0 +1,103 @@
+"""Which thread has Python's lock while the training thread waits for it, from the CPU times of threads."""
+
+import threading
+
+import pytest
+
+from training_profiler.sampling.lock_watch import (
+    LEAST_LOOK_NS,
+    SEARCH_NS,
+    LockWatch,
+    PythonThread,
+    lock_watch,
+    python_threads,
+    thread_cpu_ns,
+)
+
+TRAINING, OTHER, OWN = (
+    PythonThread(1, 11, "MainThread"),
+    PythonThread(2, 12, "reader"),
+    PythonThread(3, 13, "training_profiler machine"),
+)
+TICK_NS = 20_000_000
+LOOKS = 400
+
+
+class Threads:
+    """CPU times of threads that each use a constant part of the time."""
+
+    def __init__(self, training: float, other: float, helpers: float = 0.0, while_looked_at: float = 0.0) -> None:
+        self.now_ns = 0
+        self.parts = {TRAINING.native_id: training, OTHER.native_id: other, OWN.native_id: 1.0}
+        self.used_ns = dict.fromkeys(self.parts, 0.0)
+        self.helpers, self.helpers_ns = helpers, 0.0
+        self.while_looked_at = while_looked_at  # part of a look in which ``other`` computes
+        self.watch = LockWatch(self.cpu_ns, self.process_ns, lambda: [TRAINING, OTHER, OWN], lambda: self.now_ns)
+
+    def cpu_ns(self, native_id: int) -> int | None:
+        return None if native_id not in self.used_ns else int(self.used_ns[native_id])
+
+    def process_ns(self) -> int:
+        return int(self.used_ns[TRAINING.native_id] + self.used_ns[OTHER.native_id] + self.helpers_ns)
+
+    def look(self) -> int | None:
+        self.now_ns += TICK_NS
+        for native_id, part in self.parts.items():
+            self.used_ns[native_id] += part * TICK_NS
+        self.helpers_ns += self.helpers * TICK_NS
+        self.watch.look_begins(TRAINING.ident)
+        self.now_ns += 2 * LEAST_LOOK_NS
+        self.used_ns[OTHER.native_id] += self.while_looked_at * 2 * LEAST_LOOK_NS
+        return self.watch.look_ends()
+
+    def part_held(self) -> float:
+        looks = [self.look() for _ in range(LOOKS)]
+        assert set(looks) <= {None, OTHER.ident}
+        settled = looks[SEARCH_NS // TICK_NS * 3 :]
+        return sum(look is not None for look in settled) / len(settled)
+
+
+def test_the_training_waits_while_a_thread_runs_python_code():
+    assert Threads(training=0.3, other=0.7).part_held() == pytest.approx(0.7, abs=0.01)
+
+
+def test_no_longer_than_the_other_thread_has_run():
+    assert Threads(training=0.3, other=0.4).part_held() == pytest.approx(0.4, abs=0.01)
+
+
+def test_a_thread_that_computes_without_the_lock_is_not_to_blame():
+    assert Threads(training=0.3, other=0.7, while_looked_at=1.0).part_held() == 0.0
+
+
+def test_a_training_that_computes_does_not_wait():
+    assert Threads(training=1.0, other=0.9).part_held() == 0.0
+
+
+def test_a_training_whose_helpers_compute_may_wait_for_them():
+    assert Threads(training=0.3, other=0.7, helpers=0.9).part_held() == 0.0
+
+
+def test_a_thread_that_mostly_sleeps_is_not_watched():
+    assert Threads(training=0.3, other=0.1).part_held() == 0.0
+
+
+def test_a_thread_that_ends_is_forgotten():
+    threads = Threads(training=0.3, other=0.7)
+    threads.part_held()
+    del threads.used_ns[OTHER.native_id], threads.parts[OTHER.native_id]
+    threads.while_looked_at = 0.0
+    threads.process_ns = lambda: 0  # type: ignore[method-assign]
+    threads.now_ns += TICK_NS
+    threads.watch.look_begins(TRAINING.ident)
+    assert threads.watch.look_ends() is None
+
+
+def test_cpu_times_are_those_of_the_system():
+    this = threading.get_native_id()
+    if lock_watch() is None:
+        pytest.skip("no such figures on this system")
+    before = thread_cpu_ns(this)
+    sum(range(100_000))
+    assert before < thread_cpu_ns(this)
+    assert thread_cpu_ns(2**22 + 1) is None  # beyond the kernel's largest id
+    assert threading.get_ident() in {thread.ident for thread in python_threads()}

@@ -1,0 +1,104 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from training_profiler.sampling.stack_signal import free_signal, is_stopped, parse_dump, stacks_by_signal
+
+# Holds the GIL in C on the main thread, as a driver that hangs; the program uses faulthandler itself.
+PROGRAM = """
+import ctypes, faulthandler, sys, threading
+from training_profiler.sampling.stack_signal import StackSignal
+faulthandler.dump_traceback_later(600)
+def watch():
+    watcher = StackSignal()
+    watcher.open()
+    ready.set()
+    threading.Event().wait()
+def hangs_in_c():
+    print("hangs", flush=True)
+    print("slept", ctypes.PyDLL(None).sleep({seconds}), flush=True)
+ready = threading.Event()
+threading.Thread(target=watch, daemon=True).start()
+ready.wait()
+hangs_in_c()
+"""
+
+
+@pytest.fixture
+def started():
+    processes = []
+
+    def start(text):
+        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(text)], stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout.readline() == "hangs\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
+
+
+def test_process_that_holds_the_gil_in_c_shows_its_stacks_and_is_not_interrupted(started):
+    process = started(PROGRAM.format(seconds=2))
+    dump = stacks_by_signal(process.pid)
+    *_, main = parse_dump(dump)
+    assert [function for _, _, function in main] == ["<module>", "hangs_in_c"]
+    assert stacks_by_signal(process.pid) is not None  # also a second time
+    assert process.stdout.readline() == "slept 0\n"  # the signal would have cut it short
+
+
+def test_process_without_our_file_gets_none(started):
+    process = started("import time; print('hangs', flush=True); time.sleep(600)")
+    assert stacks_by_signal(process.pid) is None
+    assert process.poll() is None
+
+
+def test_process_that_stopped_catching_the_signal_gets_none(started):
+    # As after os.exec, had the file survived it.
+    process = started(
+        """
+        import os, signal, threading, time
+        number = signal.SIGRTMAX - 4
+        os.memfd_create(f"training_profiler stacks {number} {threading.get_native_id()}")
+        print("hangs", flush=True)
+        time.sleep(600)
+        """
+    )
+    assert stacks_by_signal(process.pid) is None
+    assert process.poll() is None
+
+
+def test_signal_that_the_program_uses_is_not_taken():
+    first = free_signal()
+    before = signal.signal(first, lambda *_: None)
+    try:
+        assert free_signal() not in (None, first)
+    finally:
+        signal.signal(first, before)
+
+
+def test_stopped_process_is_recognized(tmp_path):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text("7 (py) thon) T 1 7")
+    assert is_stopped(7, tmp_path)
+    assert not is_stopped(8, tmp_path)
+    assert not is_stopped(os.getpid())
+
+
+def test_dump_is_parsed_outermost_frame_first():
+    dump = (
+        'Current thread 0x00007f01 (most recent call first):\n  File "/a b/x.py", line 3 in f\n\n'
+        "Thread 0x00007f02 (most recent call first):\n  <no Python frame>\n\n"
+        'Thread 0x00007f03 (most recent call first):\n  Garbage-collecting\n  File "y.py", line 2 in g\n'
+        '  File "y.py", line 9 in <module>\n'
+    )
+    assert parse_dump(dump) == [[("/a b/x.py", 3, "f")], [], [("y.py", 9, "<module>"), ("y.py", 2, "g")]]

@@ -1,0 +1,42 @@
+import threading
+
+from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.sampling.thread_stacks import read_stacks
+
+
+def waiting(started, end):
+    started.set()
+    end.wait()
+
+
+def test_each_thread_has_its_name_and_frames_outermost_first():
+    started, end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=waiting, args=(started, end), name="user's")
+    thread.start()
+    started.wait()
+    try:
+        stacks = read_stacks()
+    finally:
+        end.set()
+        thread.join()
+    name, frames = stacks[thread.ident]
+    users = [frame.function for frame in frames if frame.is_users]
+    assert (name, users) == ("user's", ["waiting"])
+    assert frames[0].file == "threading.py"
+    own_name, own = stacks[threading.get_ident()]
+    assert (own_name, own[-1].function) == ("MainThread", "test_each_thread_has_its_name_and_frames_outermost_first")
+
+
+def test_threads_and_frames_of_the_profiler_are_left_out():
+    def guard(part, work):
+        work()
+
+    thread = BackgroundThread("lines", lambda thread: thread.wait_for_stop(60), guard, "x")
+    thread.start()
+    try:
+        stacks = read_stacks()
+    finally:
+        thread.stop()
+        thread.join(60)
+    assert "training_profiler lines" not in [name for name, _ in stacks.values()]
+    assert not any("sampling/thread_stacks.py" in frame.file for _, frames in stacks.values() for frame in frames)

@@ -1,0 +1,77 @@
+import pytest
+
+from tests.support.traces import AUTOGRAD, Trace
+from training_profiler.cli import main
+from training_profiler.trace_analysis.rules.registry import RULES
+
+
+def reduced(trace, count=5, tid=1):
+    for i in range(count):
+        trace.op("c10d::allreduce_", 100 * i, 20, tid=tid)
+        trace.kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 100 * i + 30, 60, launched=(100 * i + 5, 2), tid=tid)
+    return trace
+
+
+def backward(trace):
+    return trace.op("autograd::engine::evaluate_function: MmBackward0", 0, 2000, tid=AUTOGRAD)
+
+
+SEEN = {
+    "DDP": (reduced(backward(Trace()).mark("DistributedDataParallel.forward", 0, 5), tid=AUTOGRAD), ("DDP",)),
+    "FSDP by name": (reduced(Trace().mark("FSDP::pre_forward", 0, 5)), ("FSDP",)),
+    "FSDP by collectives": (
+        Trace().kernel("ncclDevKernel_AllGather_RING_LL", 0, 5).kernel("ncclDevKernel_ReduceScatter_Sum", 9, 5),
+        ("FSDP",),
+    ),
+    "pipeline": (Trace().op("c10d::send", 0, 5).kernel("ncclDevKernel_SendRecv", 0, 5), ("pipeline",)),
+    "expert": (Trace().kernel("void dpsk::ep::intranode::dispatch<8>()", 0, 5), ("expert",)),
+    "tensor": (reduced(backward(Trace())), ("tensor",)),
+    "a metric is reduced": (reduced(backward(Trace()), count=1), ()),
+    "one device": (Trace().mark("FSDP::pre_forward", 0, 5).kernel("k", 0, 5), ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SEEN)
+def test_parallelism_follows_from_what_communicates(case, tmp_path):
+    trace, kinds = SEEN[case]
+    assert trace.analysed(tmp_path).parallelism == kinds
+
+
+def test_advice_fits_the_parallelism(tmp_path):
+    found = RULES["exposed-communication"](SEEN["FSDP by name"][0].analysed(tmp_path))
+    assert "FSDP" in found.fix
+    assert "DDP buckets" not in found.fix
+
+
+def ranks(folder, waits, extra):
+    """Write a trace per rank: each waits so long in every all-reduce, and ``extra`` of them computes longer."""
+    for rank, wait in enumerate(waits):
+        trace = Trace(distributedInfo={"rank": rank, "world_size": len(waits)}).step(1, 0, 1000)
+        for i in range(4):
+            trace.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 200 * i + 100 - wait, 10 + wait, stream=9)
+            if rank == extra:
+                trace.kernel("ampere_sgemm_128x64_tn", 200 * i, 90)
+        trace.write(folder, f"rank{rank}.pt.trace.json")
+    return folder
+
+
+def test_late_rank_is_named_with_what_it_does_longer(tmp_path, capsys):
+    assert main(["trace", str(ranks(tmp_path, (80, 70, 0, 80), 2))]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "for the last one to reach all_reduce. Of this rank 2 caused 100%." in out
+    assert "Rank 2 has 0.360 ms more of computation." in out
+
+
+def test_ranks_that_hardly_wait_are_not_named(tmp_path, capsys):
+    assert main(["trace", str(ranks(tmp_path, (8, 7, 0, 8), 2))]) == 0
+    assert "for the last one" not in capsys.readouterr().out
+
+
+def test_several_late_ranks_have_their_shares(tmp_path, capsys):
+    for rank, waits in enumerate(((0, 80, 80), (80, 0, 0), (80, 80, 80))):
+        trace = Trace(distributedInfo={"rank": rank, "world_size": 3}).step(1, 0, 1000)
+        for i, wait in enumerate(waits):
+            trace.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 200 * i + 100 - wait, 10 + wait)
+        trace.write(tmp_path, f"rank{rank}.pt.trace.json")
+    assert main(["trace", str(tmp_path)]) == 0
+    assert "ranks 1 (67%), 0 (33%)" in capsys.readouterr().out

@@ -1,0 +1,210 @@
+"""Simulated trainings whose answer is known: every idle moment has its cause, and findings follow the causes."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.simulated_training import Loop, simulated
+from tests.support.traces import Trace
+from training_profiler.trace_analysis.rules.recommendations import not_checked, recommendations
+from training_profiler.trace_analysis.rules.registry import RULES
+from training_profiler.trace_analysis.trace_json import saving_ms, trace_data
+
+QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+US = 1000
+LOOPS = st.builds(
+    Loop,
+    steps=st.integers(1, 4),
+    kernels=st.integers(1, 8),
+    kernel_us=st.integers(1, 400),
+    host_us=st.integers(8, 300),
+    loader_us=st.sampled_from([0, 0, 700, 9000]),
+    read=st.booleans(),
+    first_stall_us=st.sampled_from([0, 8000]),
+    stall_us=st.sampled_from([0, 0, 6000]),
+    is_marked=st.booleans(),
+)
+
+
+def by_code(found):
+    return {finding.code: finding for finding in recommendations(found)}
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+@pytest.mark.parametrize(
+    ("loop", "cause", "code"),
+    [
+        (Loop(host_us=300), "launch-bound", "launch-bound"),
+        (Loop(loader_us=9000), "data loader", "data-loading-bound"),
+        (Loop(loader_us=9000, read=True), "data loader", "data-loading-bound"),
+        (Loop(stall_us=7000, kernel_us=300), "host stall", "host-stall"),
+    ],
+)
+def test_first_finding_is_the_planted_cause_also_without_steps(loop, cause, code, is_marked, tmp_path):
+    trace, answer = simulated(replace(loop, is_marked=is_marked))
+    found = trace.analysed(tmp_path)
+    measured = sum(gap.gap.length_ns for gap in found.gaps if gap.gap.cause == cause)
+    assert measured == pytest.approx(answer.idle_us[cause] * US, rel=0.02)
+    first = recommendations(found)[0]
+    assert first.code == code
+    assert saving_ms(first) == pytest.approx(answer.idle_us[cause] / 1000, rel=0.02)
+    assert f"main cause of idle time: {cause}" in by_code(found)["gpu-idle"].message
+
+
+def test_a_slow_first_launch_is_a_stall_not_launch_bound(tmp_path):
+    trace, _ = simulated(Loop(first_stall_us=90_000, is_marked=False, kernels=3))
+    trace.kernel("memset_kernel", 0, 1)  # before the first kernel: its stall is a gap
+    found = by_code(trace.analysed(tmp_path))
+    assert "launch-bound" not in found
+    assert "aten::mm (before the first run of a kernel)" in found["host-stall"].message
+    assert "schedule(wait=" in found["host-stall"].fix
+
+
+def test_a_short_read_is_not_worth_what_the_loader_takes(tmp_path):
+    trace, answer = simulated(Loop(loader_us=9000, read=True, kernels=2, kernel_us=50))
+    found = by_code(trace.analysed(tmp_path))
+    reads = found.get("synchronizing-reads")
+    assert saving_ms(found["data-loading-bound"]) > 0.99 * answer.idle_us["data loader"] / 1000
+    assert reads is None or saving_ms(reads) < 1
+
+
+def test_what_could_not_run_is_named(tmp_path):
+    missing = not_checked(Trace().op("a", 0, 1).analysed(tmp_path))
+    assert "gpu-idle" in missing["work of a device"]
+    assert "memory-grows" in missing["memory events (profile_memory=True)"]
+    assert sum(map(len, missing.values())) < len(list(RULES))
+
+
+def test_nothing_is_worth_nothing_and_no_step_count_is_zero(tmp_path):
+    trace, _ = simulated(Loop(is_marked=False, read=True, loader_us=700))
+    for finding in recommendations(trace.analysed(tmp_path)):
+        assert saving_ms(finding) is None or saving_ms(finding) >= 0.05
+        assert " 0 steps" not in finding.message
+
+
+@pytest.mark.parametrize("loop", [Loop(loses=frozenset(range(40))), Loop(loses=frozenset({5}), kernels=10)])
+def test_lost_kernels_are_recognised_and_alarms_held_back(loop, tmp_path):
+    trace, answer = simulated(loop)
+    found = trace.analysed(tmp_path)
+    assert found.doubts[0].message.startswith(f"{len(loop.loses)} of {answer.launches} kernel launches have no kernel")
+    assert not {"gpu-idle", "launch-bound", "host-stall", "synchronizing-reads"} & set(by_code(found))
+    assert any("gpu-idle" in codes for codes in not_checked(found).values())
+    checks = {check["what"]: check["verdict"] for check in trace_data(found)["checklist"]}
+    assert checks["GPU utilization"] == "not measured"
+
+
+def test_truncated_buffer_is_named(tmp_path):
+    trace, _ = simulated(Loop(loses=frozenset(range(30, 40))))
+    assert "all of them the last ones" in trace.analysed(tmp_path).doubts[0].message
+
+
+def test_launches_into_a_graph_capture_are_not_lost(tmp_path):
+    trace, _ = simulated(Loop(loses=frozenset(range(10, 20))))
+    assert trace.analysed(tmp_path).doubts
+    captured = sorted(event["ts"] for event in trace.events if event["args"].get("correlation", 0) >= 1_000_000)
+    trace.call("cudaStreamBeginCapture", captured[0] - 1, 0.5).call("cudaStreamEndCapture", captured[-1] + 6, 0.5)
+    assert not trace.analysed(tmp_path).doubts
+
+
+def whole():
+    return simulated(Loop())[0]
+
+
+def shifted(trace, us, after):
+    """Return the trace with a clock that jumps: device work after that time is recorded so much earlier or later."""
+    for event in trace.events:
+        if event["cat"] == "kernel" and event["ts"] > after:
+            event["ts"] += us
+    return trace
+
+
+DOUBTS = {
+    "graphs-without-kernels": lambda: whole().call("cudaGraphLaunch", 100, 5, correlation=5_000_000),
+    "kernel-longer-than-step": lambda: whole().kernel("k", 100, 10_000_000),
+    "work-before-launch": lambda: shifted(whole(), -3000, 2000),
+    "clock-jump": lambda: whole().op("aten::mm", 3_600_000_000, 20),
+}
+
+
+@pytest.mark.parametrize("code", DOUBTS)
+def test_impossible_traces_are_doubted(code, tmp_path):
+    assert code in [doubt.code for doubt in DOUBTS[code]().analysed(tmp_path).doubts]
+
+
+def test_lost_halves_are_counted(tmp_path):
+    trace = whole()
+    trace.events += [
+        {"ph": ph, "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 9e6 + i} for i, ph in enumerate("EBB")
+    ]
+    assert trace.analysed(tmp_path).doubts[0].message == "3 events with only a begin or only an end, left out"
+
+
+@QUICK
+@given(LOOPS)
+def test_whole_traces_are_not_doubted_and_add_up(tmp_path, loop):
+    trace, answer = simulated(loop)
+    found = trace.analysed(tmp_path)
+    assert not found.doubts
+    assert (found.device.busy.total_ns, found.span_ns) == (answer.busy_us * US, answer.span_us * US)
+    assert sum(found.gap_lengths_ns) == sum(answer.idle_us.values()) * US
+    for part in found.scope.parts:
+        parts = (part.compute_ns, part.exposed_communication_ns, part.exposed_copies_ns, part.idle_ns)
+        assert min(parts) >= 0
+        assert sum(parts) == part.wall_ns
+
+
+@QUICK
+@given(LOOPS, st.integers(1, 3))
+def test_no_share_exceeds_100_percent_and_savings_are_disjoint(tmp_path, loop, streams):
+    trace, _ = simulated(loop)
+    for stream in range(1, streams):  # the same work at the same time on more streams
+        trace.events += [e | {"tid": 100 + stream, "args": e["args"] | {"stream": 100 + stream}}
+                         for e in simulated(loop)[0].events if e["cat"] == "kernel"]  # fmt: skip
+    found = trace.analysed(tmp_path)
+    findings = recommendations(found)
+    for finding in findings:
+        for key, value in finding.evidence.items():
+            if key.startswith(("share", "part", "utilization", "hidden")):
+                assert 0 <= value <= 1, (finding.code, key)
+    of_gaps = ("data-loading-bound", "launch-bound", "host-stall", "synchronizing-reads", "allocations")
+    claimed = sum(finding.potential_saving_s for finding in findings if finding.code in of_gaps)
+    assert claimed * 1e9 <= sum(part.idle_ns for part in found.scope.parts) + 1
+
+
+@QUICK
+@given(LOOPS, st.randoms(use_true_random=False))
+def test_order_of_events_in_the_file_does_not_matter(tmp_path, loop, order):
+    trace, _ = simulated(loop)
+    before = trace_data(trace.analysed(tmp_path))
+    order.shuffle(trace.events)
+    assert trace_data(trace.analysed(tmp_path)) == before
+
+
+@QUICK
+@given(LOOPS, LOOPS)
+def test_splitting_a_file_by_rank_does_not_matter(tmp_path, a, b):
+    together = Trace()
+    parts = []
+    for rank, loop in enumerate((a, b)):
+        trace, _ = simulated(replace(loop, is_marked=False))
+        for event in trace.events:  # a process and a device of its own
+            event["pid"] = event["pid"] + 100 * (rank + 1) if event["cat"] != "kernel" else rank
+            if event["cat"] == "kernel":
+                event["args"]["device"] = rank
+            if "correlation" in event["args"]:
+                event["args"]["correlation"] += 1_000_000 * rank
+        together.events += trace.events
+        parts.append(trace.analysed(tmp_path))
+    found = together.analysed(tmp_path)
+    assert [device.device.busy.total_ns for device in found.devices] == [part.device.busy.total_ns for part in parts]
+    for device, part in enumerate(parts):
+        of_device = [(gap.gap.begin_ns, gap.gap.end_ns) for gap in found.gaps if gap.gap.device == device]
+        assert of_device == [(gap.gap.begin_ns, gap.gap.end_ns) for gap in part.gaps]
+
+
+def test_operator_within_an_annotation_of_its_name_has_its_total(tmp_path):
+    trace = Trace().mark("aten::mm", 0, 100).op("aten::mm", 10, 50).kernel("k", 70, 7, launched=(12, 1))
+    row = next(row for row in trace.analysed(tmp_path).operators if row.name == "aten::mm")
+    assert (row.host_total_ns, row.device_total_ns) == (50_000, 7000)

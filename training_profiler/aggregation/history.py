@@ -1,0 +1,107 @@
+"""What a run did over its steps, in bounded memory: the time of each section, and the machine."""
+
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from training_profiler.aggregation.arrays import Ints
+from training_profiler.aggregation.machine import MachineSums
+from training_profiler.aggregation.section_series import SectionSeries
+from training_profiler.units import NS_PER_US
+
+MOST_PARTS: Final = 256
+
+
+class _Block(NamedTuple):
+    steps: int
+    sections_ns: Ints  # exclusive time, by section; the first is time in none
+
+    def together(self, following: "_Block") -> "_Block":
+        width = max(len(self.sections_ns), len(following.sections_ns))
+        padded = [np.pad(each.sections_ns, (0, width - len(each.sections_ns))) for each in (self, following)]
+        return _Block(self.steps + following.steps, padded[0] + padded[1])
+
+
+class _Stretch(NamedTuple):
+    steps: int
+    machine: MachineSums
+
+    def together(self, following: "_Stretch") -> "_Stretch":
+        machine = MachineSums()
+        machine.add_levels(self.machine)
+        machine.add_levels(following.machine)
+        return _Stretch(self.steps + following.steps, machine)
+
+
+Part = TypeVar("Part", _Block, _Stretch)
+
+
+class _Parts(Generic[Part]):
+    """Consecutive parts of a run, each with as many steps as the others, or a little fewer."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self._steps_a_part = 1
+
+    def add(self, part: Part) -> None:
+        """Add the next one; all become twice as long whenever there are too many."""
+        self._append(part)
+        while len(self.parts) > MOST_PARTS:
+            self._steps_a_part *= 2
+            parts, self.parts = self.parts, []
+            for each in parts:
+                self._append(each)
+
+    def _append(self, part: Part) -> None:
+        if self.parts and self.parts[-1].steps + part.steps <= self._steps_a_part:
+            self.parts[-1] = self.parts[-1].together(part)
+        else:
+            self.parts.append(part)
+
+    def within(self, first: int, end: int) -> list[Part]:
+        """Return the parts all of whose steps are among these."""
+        found, begin = [], 0
+        for part in self.parts:
+            if first <= begin and begin + part.steps <= end:
+                found.append(part)
+            begin += part.steps
+        return found
+
+
+class RunHistory:
+    """The sections and the machine over the steps of a run."""
+
+    def __init__(self) -> None:
+        self._blocks: _Parts[_Block] = _Parts()
+        self._stretches: _Parts[_Stretch] = _Parts()
+
+    @property
+    def size(self) -> int:
+        """Number of parts that are kept."""
+        return len(self._blocks.parts) + len(self._stretches.parts)
+
+    def add(self, series: SectionSeries, steps: int, machine: MachineSums) -> None:
+        """Add the steps of a stretch: their sections, their number, and what the machine did."""
+        # As precise as a journal, so that a report from one has the same figures.
+        sums_ns = (series.sums_ns + NS_PER_US // 2) // NS_PER_US * NS_PER_US
+        for row, begin in zip(sums_ns, range(0, series.steps, series.steps_a_block), strict=False):
+            self._blocks.add(_Block(min(series.steps_a_block, series.steps - begin), row))
+        if series.steps < steps:  # a journal of an earlier version
+            self._blocks.add(_Block(steps - series.steps, np.zeros(1, np.int64)))
+        levels = MachineSums()
+        levels.add_levels(machine)
+        self._stretches.add(_Stretch(steps, levels))
+
+    def sections_ns(self, first: int, end: int) -> tuple[int, Ints] | None:
+        """Return the number of steps and each section's time in the blocks that lie in these steps; None without."""
+        block = _Block(0, np.zeros(1, np.int64))
+        for each in self._blocks.within(first, end):
+            block = block.together(each)
+        return (block.steps, block.sections_ns) if block.steps and block.sections_ns.any() else None
+
+    def machine(self, first: int, end: int) -> MachineSums:
+        """Return what the machine did in the stretches that lie in these steps."""
+        sums = MachineSums()
+        for each in self._stretches.within(first, end):
+            sums.add_levels(each.machine)
+        return sums

@@ -1,0 +1,333 @@
+"""Watch a run in the terminal while it trains, on this machine or on another one whose disk this one sees.
+
+Shown are the last steps and step time since the begin, where the time goes, findings so far, ranks, loaders, the
+machine, and a log of events. The journal is read as it grows (a line at least every 10 s, see flush_s), and nothing is
+written. A run that has ended is shown once. Ctrl-C leaves; the training goes on.
+
+The view fills the terminal where rich is installed: pip install 'training-profiler[watch]'. Elsewhere each look is a
+line of text.
+
+    training-profiler watch
+    training-profiler watch baseline --interval 5
+    training-profiler watch runs/20261121-142530 --once
+"""
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from training_profiler.cli.report import attempt_number
+from training_profiler.diagnosis import diagnose
+from training_profiler.errors import RunFolderError
+from training_profiler.reports.layout import TABLE, Layout
+from training_profiler.reports.watch import EventLog, WatchedRun, progress_line, watch_lines
+from training_profiler.settings import is_dumb_terminal, read_settings
+from training_profiler.sinks.console import stream_layout
+from training_profiler.storage.captures import captures_of
+from training_profiler.storage.live_reader import LiveRun, Look
+from training_profiler.storage.run_choice import choose_run, run_folders
+from training_profiler.storage.run_folder import META
+from training_profiler.storage.run_list import ENDED, KILLED
+from training_profiler.storage.run_lookup import read_program, typed_path
+from training_profiler.text import encodable, one_line, printable_lines
+
+INTERRUPTED: Final = 130
+LEAST_S, MOST_S = 0.2, 3600.0
+AT_MOST: Final = 0.2  # part of the time that looking may take: a run of many ranks is many files
+GONE_AFTER_S: Final = 60.0  # a process that is gone may be begun again by its launcher
+BEGAN_AGAIN: Final = "the journal is another one now, and was read from its begin"
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "run",
+        type=Path,
+        nargs="?",
+        metavar="RUN",
+        help="a run folder, a folder of runs, or the name of a run (default: the newest; waits for the first)",
+    )
+    parser.add_argument(
+        "--attempt",
+        type=attempt_number,
+        metavar="N",
+        help="for restarted runs: attempt number (default: always the last)",
+    )
+    parser.add_argument(
+        "--interval", type=_seconds, default=2.0, metavar="S", help="time between two looks in s (default: 2)"
+    )
+    parser.add_argument("--once", action="store_true", help="print the run as it is now, and end")
+
+
+def _seconds(word: str) -> float:
+    try:
+        seconds = float(word)
+    except ValueError:
+        seconds = -1.0
+    if not LEAST_S <= seconds <= MOST_S:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a time from {LEAST_S:g} to {MOST_S:g} s; example: 2")
+    return seconds
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show the run until it ends and return 0, or 130 after Ctrl-C.
+
+    Raises:
+        RunFolderError: there is no such run, or it cannot be read.
+    """
+    try:
+        folder = _chosen(arguments.run, arguments.interval, waits=not arguments.once)
+        watcher = Watcher(folder, arguments.attempt)
+        if arguments.once:
+            return watcher.once()
+        return watcher.follow(_screen(), arguments.interval)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _chosen(given: Path | None, interval_s: float, waits: bool) -> Path:
+    """Return the run folder; waits for the first run of a folder that has none."""
+    runs = Path(read_settings().dir)
+    waiting = given if given is not None and given.is_dir() else runs
+    is_said = False
+    while waits and (given is None or waiting is given) and not (_is_run(waiting) or run_folders(waiting)):
+        if not is_said:
+            _say(f"waiting for a run in {waiting}; Ctrl-C leaves")
+            is_said = True
+        time.sleep(interval_s)
+    return choose_run(given, runs)
+
+
+def _is_run(folder: Path) -> bool:
+    return any(folder.glob("rank*.jsonl")) or any(folder.glob("*/rank*.jsonl"))
+
+
+def _say(message: str) -> None:
+    print(f"training-profiler: {encodable(one_line(message), sys.stderr.encoding)}", file=sys.stderr)
+
+
+class Watcher:
+    """Looks at a run again and again, and shows what it sees."""
+
+    def __init__(
+        self,
+        folder: Path,
+        attempt: int | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._live = LiveRun(folder, attempt)
+        self._events = EventLog()
+        self._sleep, self._clock = sleep, clock
+        self._has_begun = False
+        self._gone_since_s: float | None = None
+
+    def once(self) -> int:
+        """Print the run as it is now and return 0.
+
+        Raises:
+            RunFolderError: it cannot be read.
+        """
+        look = self._live.look()
+        while look.left_bytes:
+            look = self._live.look()
+        self._print(look)
+        return 0
+
+    def follow(self, screen: "Screen", interval_s: float) -> int:
+        """Show the run until it ends, print its end, and return 0. A run that has just begun is waited for.
+
+        Raises:
+            RunFolderError: it cannot be read.
+        """
+        with screen:
+            while True:
+                began_s = self._clock()
+                look = self._look(screen)
+                if look is not None:
+                    run = _watched(look, self._folder)
+                    screen.show(run, self._events.update(run), tuple(self._events.lines))
+                    if self._is_over(look, began_s):
+                        break
+                if look is None or not look.left_bytes:
+                    took_s = self._clock() - began_s
+                    self._sleep(max(interval_s, took_s * (1 / AT_MOST - 1)))
+        if screen.leaves_nothing:
+            self._print(look)
+        return 0
+
+    def _look(self, screen: "Screen") -> Look | None:
+        """Return the run as it is now; None, and say why, if it cannot be read yet."""
+        try:
+            return self._live.look()
+        except RunFolderError as error:
+            may_come = self._has_begun or _is_beginning(self._folder)
+            if not may_come or not self._folder.is_dir():
+                raise
+            screen.say(str(error))
+            return None
+
+    def _is_over(self, look: Look, now_s: float) -> bool:
+        """Return whether nothing more is to come. A launcher may start a process that is gone again."""
+        was_seen, self._has_begun = self._has_begun, True
+        if look.left_bytes or look.state != KILLED:
+            self._gone_since_s = None
+            return look.state == ENDED and not look.left_bytes
+        if self._gone_since_s is None:
+            self._gone_since_s = now_s if was_seen else now_s - GONE_AFTER_S
+        return now_s - self._gone_since_s >= GONE_AFTER_S
+
+    def _print(self, look: Look) -> None:
+        run, layout = _watched(look, self._folder), stream_layout(sys.stdout, TABLE)
+        self._events.update(run)
+        text = "\n".join(watch_lines(run, tuple(self._events.lines), layout)) + "\n"
+        sys.stdout.write(encodable(printable_lines(text, layout.has_color), sys.stdout.encoding))
+        sys.stdout.flush()
+
+
+def _is_beginning(folder: Path) -> bool:
+    """Return whether the journals of a run folder have no line so far."""
+    try:
+        return (folder / META).exists() and not any(path.stat().st_size for path in folder.glob("rank*.jsonl"))
+    except OSError:
+        return False
+
+
+def _watched(look: Look, folder: Path) -> WatchedRun:
+    return WatchedRun(
+        look.snapshot,
+        diagnose(look.snapshot),
+        typed_path(folder),
+        read_program(folder),
+        look.state,
+        look.attempt,
+        look.written_s_ago,
+        look.recent.step_s if look.recent.steps else None,
+        look.recent.shares,
+        look.recent.over_steps,
+        captures_of(folder),
+        (BEGAN_AGAIN,) if look.began_again else (),
+    )
+
+
+class Screen(Protocol):
+    """Where a run is shown."""
+
+    leaves_nothing: bool  # of what was shown, once it is closed
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def show(self, run: WatchedRun, new: Sequence[str], events: Sequence[str]) -> None:
+        """Show the run, with the events that are new since the last time and all kept ones."""
+
+    def say(self, problem: str) -> None:
+        """Show why there is nothing new."""
+
+
+class PlainScreen:
+    """A line each time there are new steps, and one for each event."""
+
+    leaves_nothing = False
+
+    def __init__(self) -> None:
+        self._steps, self._problem = 0, ""
+
+    def __enter__(self) -> "PlainScreen":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def show(self, run: WatchedRun, new: Sequence[str], events: Sequence[str]) -> None:
+        """Print what is new."""
+        lines = list(new)
+        if run.snapshot.steps != self._steps:
+            lines.append(progress_line(run, stream_layout(sys.stdout, TABLE).width))
+        self._steps, self._problem = run.snapshot.steps, ""
+        for line in lines:
+            print(encodable(printable_lines(line), sys.stdout.encoding), flush=True)
+
+    def say(self, problem: str) -> None:
+        """Print the problem once."""
+        if problem != self._problem:
+            _say(problem)
+        self._problem = problem
+
+
+class FullScreen:
+    """The whole terminal, drawn by rich, and drawn again when its size changes."""
+
+    leaves_nothing = True
+
+    def __init__(self, console: Any = None) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = console or Console()
+        self._picture: Callable[[Layout, int], list[str]] = lambda layout, height: ["reading the run ..."]
+        self._is_drawing = False
+        self._before: Any = None  # handler of the signal that the terminal has another size
+        self._live = Live(
+            get_renderable=self._drawn,
+            console=self._console,
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def __enter__(self) -> "FullScreen":
+        self._live.start(refresh=True)
+        if hasattr(signal, "SIGWINCH"):
+            self._before = signal.signal(signal.SIGWINCH, lambda signum, frame: self._draw())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if hasattr(signal, "SIGWINCH"):
+            signal.signal(signal.SIGWINCH, self._before)
+        self._live.stop()
+
+    def show(self, run: WatchedRun, new: Sequence[str], events: Sequence[str]) -> None:
+        """Draw the run."""
+        self._picture = lambda layout, height: watch_lines(run, events, layout, height)
+        self._draw()
+
+    def say(self, problem: str) -> None:
+        """Draw the problem."""
+        self._picture = lambda layout, height: layout.wrap(one_line(problem))
+        self._draw()
+
+    def _draw(self) -> None:
+        if not self._is_drawing:  # a signal in the middle of it
+            self._is_drawing = True
+            try:
+                self._live.refresh()
+            finally:
+                self._is_drawing = False
+
+    def _drawn(self) -> Any:
+        from rich.text import Text
+
+        width, height = self._console.size
+        layout = replace(stream_layout(sys.stdout, TABLE), width=width, has_color=not self._console.no_color)
+        lines = self._picture(layout, height)
+        return Text.from_ansi(printable_lines("\n".join(lines), layout.has_color), no_wrap=True, overflow="crop")
+
+
+def _screen() -> Screen:
+    """Return the whole terminal, or lines where there is none, or no rich."""
+    if not sys.stdout.isatty() or is_dumb_terminal():
+        return PlainScreen()
+    try:
+        return FullScreen()
+    except ImportError:
+        _say("the view of the whole terminal needs rich: pip install 'training-profiler[watch]'; here come lines")
+        return PlainScreen()

@@ -1,0 +1,117 @@
+"""The rule about steps that take longer from one of them on, and what changed there."""
+
+from typing import Final
+
+from training_profiler.diagnosis.machine import EXPLAINS, HYPERVISOR, MEMORY, OTHERS, QUOTA, SAMPLES_NEEDED, cpu_loss
+from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
+from training_profiler.findings.finding import Finding
+from training_profiler.snapshot.snapshot import OTHER, PROFILER, Snapshot, StepChange
+from training_profiler.units import time_text
+
+SLOWER_SINCE: Final = "slower-since"
+STEPS_NEEDED: Final = 100  # after warm-up, as for a trend
+CARRIES: Final = 0.5  # of the added time: from here on a section or the machine is named as the cause
+WORKS_MORE: Final = 0.05  # forward passes or input elements, against before
+MACHINE: Final = "the machine"
+_MACHINE: Final = {
+    OTHERS: "other programs have the CPUs",
+    QUOTA: "the container's CPU quota stops the training",
+    HYPERVISOR: "the hypervisor gives the CPUs to others",
+    MEMORY: "programs wait for memory pages",
+}
+_FIXES: Final = {
+    MACHINE: "Look for what began on this machine at that time, before changing code",
+    OTHER: "Look for code outside all sections that runs from there on: logging, a schedule, a list that grows",
+}
+
+
+@RULES.rule(SLOWER_SINCE, threshold=0.05)  # of the step time before
+def slower_since(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag step times that rise by over 5 % from one step on, more as a jump than as a trend; None below 100 steps.
+
+    Where steps do more from there on, ``steps-do-more`` says so.
+    """
+    change = abrupt_rise(snapshot, threshold)
+    if change is None or snapshot.step is None or work_of(change) is not None:
+        return None
+    rise = change.after_s / change.before_s - 1
+    slow_steps = snapshot.step.count - change.step + 1
+    potential_saving_s = min((change.after_s - change.before_s) * slow_steps, snapshot.step.settled_s)
+    if potential_saving_s < MIN_SAVING_S:
+        return None
+    cause, reason = _cause(change)
+    evidence: dict[str, float | int | str] = {
+        "rise": rise,
+        "threshold": threshold,
+        "step": change.step,
+        "first_step": change.first_step,
+        "last_step": change.last_step,
+        "before_s": change.before_s,
+        "after_s": change.after_s,
+    }
+    if cause:
+        evidence["moves_with"] = cause
+    return Finding(
+        code=SLOWER_SINCE,
+        message=f"Steps take {rise:.0%} longer since {when_text(change)} ({time_text(change.before_s)} before, "
+        f"{time_text(change.after_s)} after){reason}",
+        evidence=evidence,
+        potential_saving_s=potential_saving_s,
+        fix=_FIXES.get(cause, f"Look for what {cause} does differently from there on")
+        if cause
+        else "Look for what begins there: a schedule, another phase of the data, other work on the machine",
+    )
+
+
+def abrupt_rise(snapshot: Snapshot, threshold: float) -> StepChange | None:
+    """Return the change from which on steps take longer by more than ``threshold``; None without one."""
+    step = snapshot.step
+    if step is None or step.change is None or step.settled_count < STEPS_NEEDED:
+        return None
+    change = step.change
+    is_rise = change.before_s > 0 and change.after_s / change.before_s - 1 > threshold
+    return change if change.is_abrupt and is_rise else None
+
+
+def when_text(change: StepChange) -> str:
+    """Return "step 400 (95%: 390 to 412)"."""
+    interval = f"{change.first_step} to {change.last_step}"
+    return f"step {change.step}" + ("" if change.first_step == change.last_step else f" (95%: {interval})")
+
+
+def work_of(change: StepChange) -> tuple[str, float] | None:
+    """Return what a step does more of since a change, and how many times; None if that does not explain its time.
+
+    The time of a forward pass may rise with the square of its input, as in attention.
+    """
+    passes = _ratio(change.forward_passes)
+    elements = _ratio(change.input_elements)
+    rise = change.after_s / change.before_s
+    if elements > 1 + WORKS_MORE and rise <= (1 + WORKS_MORE) * passes * elements**2:
+        return "input elements", passes * elements
+    if passes > 1 + WORKS_MORE and rise <= (1 + WORKS_MORE) * passes:
+        return "forward passes", passes
+    return None
+
+
+def _ratio(pair: tuple[float, float] | None) -> float:
+    return pair[1] / pair[0] if pair is not None and pair[0] > 0 else 1.0
+
+
+def _cause(change: StepChange) -> tuple[str, str]:
+    """Return what carries most of the added time, and how a message says so; "" where nothing does."""
+    added_s = change.after_s - change.before_s
+    before, after = change.machine
+    if before is not None and after is not None and min(before.samples, after.samples) >= SAMPLES_NEEDED:
+        lost_before, lost = cpu_loss(before), cpu_loss(after)
+        # The loss counts more than once: threads that have a CPU wait for those that have none.
+        if EXPLAINS * (lost.to_others - lost_before.to_others) * change.after_s >= CARRIES * added_s:
+            reason = f"{_MACHINE[lost.cause]} {lost.to_others:.0%} of the time, {lost_before.to_others:.0%} before"
+            return MACHINE, f"; since then {reason}"
+    added = {name: after - before for name, (before, after) in change.sections.items() if name != PROFILER}
+    name = max(added, key=lambda name: added[name], default="")
+    if not name or added[name] < CARRIES * added_s:
+        return "", ""
+    before_s, after_s = change.sections[name]
+    part = min(1.0, added[name] / added_s)
+    return name, f"; {part:.0%} of that is in {name} ({time_text(before_s)} before, {time_text(after_s)} after)"

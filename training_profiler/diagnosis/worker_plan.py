@@ -1,0 +1,95 @@
+"""How many workers a loader needs, and what they can bring at most, from what its workers measured."""
+
+from math import ceil
+from typing import Final, NamedTuple
+
+from training_profiler.recording.known_sections import DATA_LOADING
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
+from training_profiler.units import ms_text
+
+BATCHES_NEEDED: Final = 16  # of the workers: the first ones open files and fill caches
+FREE_CPUS: Final = 0.5  # from here on another worker has something to run on
+MOST_WORKERS: Final = 64
+UNEVEN_FROM: Final = 4.0  # the longest batch over the mean
+
+
+class WorkerPlan(NamedTuple):
+    """Times are for one batch."""
+
+    now: int  # workers that there are
+    needed: int  # workers that make batches as fast as a training without waiting uses them
+    useful: int  # as many of them as there are CPUs for
+    making_s: float  # in a worker that always has a CPU
+    cpu_s: float  # of a worker
+    using_s: float  # of the training beside waiting
+    now_s: float  # of the training
+    at_best_s: float  # of the training, with any number of workers
+    is_uneven: bool  # single batches take much longer than the mean
+
+    @property
+    def saved(self) -> float:
+        """The part of the waiting that as many workers as are useful save; 1 where the work itself has to shrink."""
+        if self.useful <= self.now or self.now_s <= self.using_s:
+            return 1.0
+        return (self.now_s - self.at_best_s) / (self.now_s - self.using_s)
+
+    def text(self) -> str:
+        """Return what to do with the number of workers."""
+        times = f"making a batch takes {ms_text(self.making_s)} in a worker, using it {ms_text(self.using_s)}"
+        if self.needed <= self.now:
+            why = ", but some take much longer" if self.is_uneven else ""
+            return f"The {self.now} workers are enough for batches of mean length{why}: {times}"
+        if self.useful <= self.now:
+            return (
+                f"More workers would not help: all CPUs are busy, and making a batch takes {ms_text(self.cpu_s)} of "
+                f"CPU time, using it {ms_text(self.using_s)}. Preprocess less per sample"
+            )
+        if self.useful < self.needed:
+            return (
+                f"Set DataLoader(num_workers={self.useful}), now {self.now}: more would find no free CPU, so a batch "
+                f"takes at least {ms_text(self.at_best_s)}; without waiting {self.needed} would be needed: {times}"
+            )
+        return f"Set DataLoader(num_workers={self.needed}), now {self.now}: {times}"
+
+
+def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None) -> WorkerPlan | None:
+    """Return the plan for a loader of the training; None where it was not measured.
+
+    Needs the times of the workers, and that all training batches come from this loader.
+
+    Args:
+        snapshot: of the run.
+        loader: the loader.
+        free_cpus: CPUs that this process could use beside those that it uses. None is unknown, and no limit.
+    """
+    workers, step = loader.workers, snapshot.step
+    waiting_s = snapshot.total_of_step_s(DATA_LOADING)
+    is_alone = sum(each.phase == loader.phase for each in snapshot.loaders) == 1
+    if workers is None or step is None or waiting_s is None or not is_alone or not loader.num_workers:
+        return None
+    if workers.batches < BATCHES_NEEDED or not step.settled_count or not snapshot.steps:
+        return None
+    batches = step.settled_count * loader.batches / snapshot.steps
+    now_s, using_s = step.settled_s / batches, (step.settled_s - waiting_s) / batches
+    making_s = max(0.0, workers.batch_avg_s - workers.queued_avg_s)
+    if using_s <= 0 or not making_s:
+        return None
+    at_best_s = using_s
+    if free_cpus is not None and workers.cpu_avg_s:
+        cpus = workers.cpu_avg_s / now_s + (free_cpus if free_cpus >= FREE_CPUS else 0.0)
+        at_best_s = max(using_s, workers.cpu_avg_s / cpus)
+    return WorkerPlan(
+        now=loader.num_workers,
+        needed=_count(making_s / using_s),
+        useful=_count(making_s / at_best_s),
+        making_s=making_s,
+        cpu_s=workers.cpu_avg_s,
+        using_s=using_s,
+        now_s=now_s,
+        at_best_s=at_best_s,
+        is_uneven=workers.batch_max_s > UNEVEN_FROM * workers.batch_avg_s,
+    )
+
+
+def _count(workers: float) -> int:
+    return min(MOST_WORKERS, max(1, ceil(workers)))

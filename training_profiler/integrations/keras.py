@@ -1,0 +1,74 @@
+"""A callback for Keras on the torch backend."""
+
+import time
+from typing import Any, Final
+
+from keras.callbacks import Callback
+
+from training_profiler.integrations.trainer_run import TrainerRun
+
+# Those of the whole step: the progress bar prints all logs of an epoch in one line.
+LOGGED: Final = tuple(
+    f"profiling/{name}" for name in ("batch_time_avg", "batches_per_second", "steps_per_second", "samples_per_second")
+)
+ROW_EVERY_S: Final = 1.0
+
+
+class TrainingProfilerCallback(Callback):  # type: ignore[misc]
+    """Profiles ``model.fit()``, and ``evaluate`` and ``predict`` where it is given to them.
+
+    Args:
+        log_metrics: whether the logs of an epoch get the rates and the time of a step; callbacks that log come after.
+        settings: arguments of ``start_training_profiling``.
+
+    Raises:
+        TypeError: there is no such setting.
+        SettingsError, MissingExtraError: a setting cannot be used.
+    """
+
+    def __init__(self, log_metrics: bool = True, **settings: Any) -> None:
+        super().__init__()
+        self._run = TrainerRun("keras", settings, log_metrics)
+        self._batches = 0  # of this ``fit``
+        self._newest: dict[str, float] = {}
+        self._next_row_s = 0.0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin the run of a ``fit``."""
+        self._newest, self._batches = {}, 0
+        self._run.begin()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """End the step if the optimizer has updated the model: no optimizer of torch shows it."""
+        self._batches += 1
+        if self._batches % (getattr(self.model.optimizer, "gradient_accumulation_steps", None) or 1) == 0:
+            self._run.mark_step()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Add the newest metrics to the logs of the epoch."""
+        if logs is not None:
+            now_s = time.monotonic()
+            is_due = now_s >= self._next_row_s  # a row that no report has made costs a millisecond
+            self._next_row_s = now_s + ROW_EVERY_S if is_due else self._next_row_s
+            self._run.log(lambda row: self._newest.update(row.metrics), is_last=is_due)
+            logs.update({name: self._newest[name] for name in LOGGED if name in self._newest})
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """End the run."""
+        self._run.end()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Begin the run of an ``evaluate``, unless it is the validation of a ``fit``."""
+        self._run.begin()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """End the run of an ``evaluate``."""
+        self._run.end()
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """Begin the run of a ``predict``, unless a callback of a ``fit`` predicts."""
+        self._run.begin()
+
+    def on_predict_end(self, logs: Any = None) -> None:
+        """End the run of a ``predict``."""
+        self._run.end()

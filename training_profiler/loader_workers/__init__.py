@@ -1,0 +1,1 @@
+"""What the worker processes of a DataLoader do: sampled there, read here."""

@@ -1,0 +1,161 @@
+"""Collects, in the process that trains, what its loaders' workers hand over, and how it waits for them."""
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from training_profiler.loader_workers.mailbox import Mailbox
+from training_profiler.recording.data_loader import LoaderCounts
+from training_profiler.recording.worker_sums import WorkerSums, added
+from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.fault_guard import Guard
+from training_profiler.sampling.line_sampler import GOLDEN, JITTER
+
+PART: Final = "loader workers"
+READ_S: Final = 2.0  # between two readings
+LOOK_S: Final = 0.1  # between two samples of the training's waiting
+PATIENCE_S: Final = 1.0  # at the end, for the last reading
+MOST_FILES: Final = 64  # of one loader; older workers are summed up and not read again
+
+
+def no_wait() -> None:
+    """Return that the training does not wait, where it cannot be known."""
+
+
+class _Workers:
+    """The workers of one loader, by their process numbers in the order of their start."""
+
+    def __init__(self, counts: LoaderCounts) -> None:
+        self.counts = counts
+        self._earlier = WorkerSums()
+        self._latest: dict[int, WorkerSums | None] = {}
+        self._waits = self._held = 0
+
+    def add(self, workers: Iterable[int]) -> None:
+        for worker in workers:
+            self._latest.setdefault(worker, None)
+
+    def sample(self, is_held: bool) -> None:
+        self._waits += 1
+        self._held += is_held
+
+    def read(self, mailbox: Mailbox) -> None:
+        for worker in list(self._latest):
+            self._latest[worker] = mailbox.read(worker) or self._latest[worker]
+        while len(self._latest) > MOST_FILES:
+            oldest = self._latest.pop(next(iter(self._latest)))
+            self._earlier = added([self._earlier, oldest or WorkerSums()])
+        known = [sums for sums in self._latest.values() if sums is not None]
+        if known or self._earlier.workers:
+            waiting = WorkerSums(waits=self._waits, held=self._held)
+            self.counts.use_workers(added([self._earlier, *known, waiting]))
+
+
+class WorkerCollector:
+    """Makes the folder for workers before the first of them starts, and reads it on a thread of its own.
+
+    Args:
+        guard: disables this part after an error.
+        awaited: returns the loader and the iterator that the training waits for just now; None if it does not wait.
+        mailbox: makes the mailbox of this process.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        awaited: Callable[[], tuple[LoaderCounts, Any] | None] = no_wait,
+        mailbox: Callable[[], Mailbox] = lambda: Mailbox(os.getpid()),
+    ) -> None:
+        self._guard, self._awaited, self._make_mailbox = guard, awaited, mailbox
+        self._is_on = False
+        self._mailbox: Mailbox | None = None
+        self._loaders: dict[int, _Workers] = {}  # by the loader's id
+        self._thread: BackgroundThread | None = None
+        self._has_failed = False
+
+    def start(self, is_on: bool) -> None:
+        """Let workers that start from now on hand over figures, or not."""
+        self._is_on = is_on
+
+    def expect(self) -> None:
+        """Prepare for workers that are about to start; called on the training thread."""
+        if not self._is_on or self._mailbox is not None or self._has_failed:
+            return
+        mailbox = self._make_mailbox()
+        self._has_failed = not mailbox.make()
+        if self._has_failed:
+            return
+        self._mailbox = mailbox
+        self._thread = BackgroundThread("workers", self._run, self._guard, PART)
+        self._guard(PART, self._thread.start)
+
+    def add(self, counts: LoaderCounts, workers: Iterable[int]) -> None:
+        """Take these processes as workers of the loader of ``counts``."""
+        if self._mailbox is not None:
+            self._loaders.setdefault(counts.loader_id, _Workers(counts)).add(workers)
+
+    def _run(self, thread: BackgroundThread) -> None:
+        if self._mailbox is not None:
+            self._mailbox.remove_left_over()
+        phase, until_read_s = 0.5, READ_S
+        while not thread.wait_for_stop(pause_s := LOOK_S * (1 + JITTER * (2 * phase - 1))):
+            phase, until_read_s = (phase + GOLDEN) % 1, until_read_s - pause_s
+            self.sample()
+            if until_read_s <= 0:
+                until_read_s = READ_S
+                self.read()
+        self.read()
+
+    def sample(self) -> None:
+        """Note whether the training waits, and whether later batches are ready meanwhile."""
+        awaited = self._awaited()
+        workers = None if awaited is None else self._loaders.get(awaited[0].loader_id)
+        if awaited is not None and workers is not None:
+            is_held = has_later_batches(awaited[1])
+            if is_held is not None:
+                workers.sample(is_held)
+
+    def read(self) -> None:
+        """Read what all workers have handed over so far."""
+        mailbox = self._mailbox
+        if mailbox is not None:
+            for workers in list(self._loaders.values()):
+                workers.read(mailbox)
+
+    def close(self) -> None:
+        """Read a last time, wait for that at most ``PATIENCE_S``, and remove the folder."""
+        thread, self._thread = self._thread, None
+        self._is_on = False
+        if thread is not None:
+            thread.stop()
+            thread.join(PATIENCE_S)
+        mailbox, self._mailbox = self._mailbox, None
+        self._loaders.clear()
+        if mailbox is not None:
+            mailbox.remove()
+
+    def after_fork_in_child(self) -> None:
+        """Leave the folder to the process that made it."""
+        self._thread = self._mailbox = None
+        self._is_on = False
+        self._loaders = {}
+
+    def notes(self) -> list[str]:
+        """Return a sentence on the cost in the workers, or on why nothing is known of them."""
+        if self._has_failed:
+            return [f"{PART}: not observed, the folder for temporary files has no room for a private one"]
+        return []
+
+
+def has_later_batches(iterator: Any) -> bool | None:
+    """Return whether batches are ready that come after the one which a loader's iterator waits for.
+
+    It is None if that one is ready, too, if the order does not matter, or without torch's account of them (private).
+    """
+    try:
+        if not iterator._in_order or len(iterator._task_info[iterator._rcvd_idx]) != 1:
+            return None
+        unreturned = iterator._send_idx - iterator._rcvd_idx
+        return bool(unreturned > iterator._tasks_outstanding)
+    except (AttributeError, KeyError, TypeError):
+        return None

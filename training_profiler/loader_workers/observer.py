@@ -1,0 +1,224 @@
+"""Observes one worker from inside: a thread samples its main thread, and torch's fetches are timed."""
+
+import functools
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
+from typing import Any, Final
+
+from training_profiler.instrumentation.patching import Patches
+from training_profiler.loader_workers.mailbox import Mailbox
+from training_profiler.loader_workers.worker_stacks import WorkerStackReader
+from training_profiler.recording.tracebacks import hide_our_frames
+from training_profiler.recording.worker_sums import IDLE, WorkerMemory, WorkerSums, largest_lines
+from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.sampling.frames import current_frames
+from training_profiler.sampling.line_sampler import GOLDEN, JITTER
+from training_profiler.sampling.run_queue import RunQueue
+from training_profiler.sampling.switch_interval import SwitchInterval
+from training_profiler.units import NS_PER_S
+
+PART: Final = "worker sampler"
+EVERY_S: Final = 0.2  # between two samples
+MOST_COST: Final = 0.001  # of the time, in CPU time of the sampling thread; where it costs more, it samples more seldom
+COSTS: Final = 4  # of the latest samples; the smallest is the usual one
+SEND_S: Final = 2.0  # between two writings; the first ones follow sooner
+FIRST_SEND_S: Final = 0.5
+LAST_WORD_S: Final = 0.2  # the longest that the end of a worker waits for the last writing
+MOST_LINES: Final = 2000  # kept until the next writing
+_FETCHERS: Final = ("_MapDatasetFetcher", "_IterableDatasetFetcher")
+
+
+class FetchTimes:
+    """The batches of a worker, timed on its main thread."""
+
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.batches = self.fetch_ns = self.slowest_ns = 0
+        self.began_ns = 0  # the first fetch; 0 before
+        self.began_cpu_ns = 0
+        self._clock = clock
+        self._since_ns = 0  # of the fetch under way; 0 without one
+
+    def timed(self, original: Any) -> Any:
+        """Return ``fetch`` of a fetcher of torch's, timed."""
+        clock = self._clock
+
+        @functools.wraps(original)
+        def fetch(*args: Any, **kwargs: Any) -> Any:
+            begin_ns = self._since_ns = clock()
+            if not self.began_ns:
+                self.began_ns, self.began_cpu_ns = begin_ns, _cpu_ns()
+            try:
+                batch = original(*args, **kwargs)
+            except BaseException as error:
+                self._since_ns = 0
+                self.fetch_ns += clock() - begin_ns
+                hide_our_frames(error)
+                raise
+            spent_ns, self._since_ns = clock() - begin_ns, 0
+            self.fetch_ns += spent_ns
+            self.batches += 1
+            if spent_ns > self.slowest_ns:
+                self.slowest_ns = spent_ns
+            return batch
+
+        return fetch
+
+    def so_far_ns(self, now_ns: int) -> int:
+        """Return the time of all fetches, with the one under way."""
+        since_ns = self._since_ns
+        return self.fetch_ns + (now_ns - since_ns if since_ns else 0)
+
+
+class WorkerObserver:
+    """Samples the thread that makes it until ``stop``, and writes what it saw.
+
+    Args:
+        loop: the code of torch's loop of a worker.
+        mailbox: where the figures go.
+        clock: in ns.
+    """
+
+    def __init__(self, loop: CodeType, mailbox: Mailbox, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.times = FetchTimes(clock)
+        self._mailbox, self._clock, self._pid = mailbox, clock, os.getpid()
+        self._stacks = WorkerStackReader(loop)
+        self._samples: Counter[tuple[str, str, int, str, str]] = Counter()
+        self._idle = 0
+        self._costs_ns: deque[int] = deque(maxlen=COSTS)
+        self._main = threading.get_ident()
+        self._queue, self._queued_ns = RunQueue(python_threads=list), 0
+        self._memory: WorkerMemory | None = None
+        self._patches, self._switch_interval = Patches(), SwitchInterval()
+        self._guard = FaultGuard()
+        self._thread = BackgroundThread("worker", self._run, self._guard.run, PART)
+
+    def start(self) -> None:
+        """Time the fetches of this process, and start the thread."""
+        fetch = sys.modules.get("torch.utils.data._utils.fetch")
+        for name in _FETCHERS:
+            if hasattr(fetch, name):  # private: may be gone
+                self._patches.replace(getattr(fetch, name), "fetch", self.times.timed)
+        self._thread.start()
+        self._switch_interval.shorten()
+
+    def stop(self) -> None:
+        """End the thread, which writes a last time; wait for it at most ``LAST_WORD_S``."""
+        if os.getpid() != self._pid:  # a fork of the worker, which has no such thread
+            return
+        self._switch_interval.restore()
+        self._patches.undo()
+        self._thread.stop()
+        if self._thread.is_alive():
+            self._thread.join(LAST_WORD_S)
+
+    def _run(self, thread: BackgroundThread) -> None:
+        phase, pause_s = 0.5, FIRST_SEND_S
+        next_write_ns = self._clock() + int(pause_s * NS_PER_S)
+        self._queue.read()
+        while not thread.wait_for_stop(self._pause_s() * (1 + JITTER * (2 * phase - 1))):
+            phase = (phase + GOLDEN) % 1
+            begin_ns = time.thread_time_ns()
+            self.sample()
+            self._costs_ns.append(time.thread_time_ns() - begin_ns)
+            if self._clock() >= next_write_ns:
+                self._write(thread)
+                pause_s = min(SEND_S, 2 * pause_s)
+                next_write_ns = self._clock() + int(pause_s * NS_PER_S)
+        self._write(thread)
+
+    def _pause_s(self) -> float:
+        # A line that is seen for the first time costs more, once.
+        usual_ns = min(self._costs_ns, default=0)
+        return max(EVERY_S, usual_ns / MOST_COST / NS_PER_S)
+
+    def sample(self) -> None:
+        """Look at the main thread once. No frame outlives this call."""
+        if not self.times.began_ns:
+            return
+        seen = self._stacks.read(current_frames(), self._main)
+        if seen is None:
+            return
+        if seen.phase == IDLE:
+            self._idle += 1
+            return
+        key = (seen.phase, "", 0, "", "")
+        if seen.location is not None:
+            key = (seen.phase, *seen.location[:3], seen.location.inside)
+        if key in self._samples or len(self._samples) < MOST_LINES:
+            self._samples[key] += 1
+
+    def _write(self, thread: BackgroundThread) -> None:
+        thread.measure_cpu()
+        try:
+            self._mailbox.write(self._pid, self.sums(thread.cpu_ns))
+        except OSError:  # a full disk, or the training has ended: what was not handed over is lost
+            return
+
+    def sums(self, sampling_ns: int) -> WorkerSums:
+        """Return what this worker did so far."""
+        times, now_ns = self.times, self._clock()
+        wait = self._queue.read()
+        self._queued_ns += 0 if wait is None else wait.training_ns
+        if not times.began_ns:
+            return WorkerSums(workers=1, sampling_ns=sampling_ns)
+        self._measure_memory()
+        return WorkerSums(
+            workers=1,
+            batches=times.batches,
+            wall_ns=now_ns - times.began_ns,
+            fetch_ns=times.so_far_ns(now_ns),
+            slowest_ns=times.slowest_ns,
+            cpu_ns=max(0, _cpu_ns() - times.began_cpu_ns - sampling_ns),
+            queued_ns=self._queued_ns,
+            sampling_ns=sampling_ns,
+            idle_samples=self._idle,
+            lines=largest_lines(self._samples),
+            memory=() if self._memory is None else (self._memory,),
+        )
+
+    def _measure_memory(self) -> None:
+        now = resident_bytes()
+        if now is None:
+            return
+        before = self._memory or WorkerMemory(now, now, now)
+        self._memory = WorkerMemory(before.first, now, max(before.peak, now))
+
+
+def observe_worker(loop: CodeType) -> Callable[[], None]:
+    """Observe the worker that calls this; return the function that ends that.
+
+    Does nothing if the training that it serves has no mailbox.
+    """
+    parent = multiprocessing.parent_process()
+    mailbox = Mailbox(os.getppid() if parent is None or parent.pid is None else parent.pid)
+    if not mailbox.is_safe():
+        return _nothing
+    observer = WorkerObserver(loop, mailbox)
+    observer.start()
+    return observer.stop
+
+
+def _nothing() -> None:
+    pass
+
+
+def _cpu_ns() -> int:
+    """Return the CPU time of this process, and of its children that have ended."""
+    times = os.times()
+    return time.process_time_ns() + int((times.children_user + times.children_system) * NS_PER_S)
+
+
+def resident_bytes(statm: Path = Path("/proc/self/statm")) -> int | None:
+    """Return the resident memory of this process; None without Linux."""
+    try:
+        return int(statm.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,94 @@
+"""What the worker processes of one data loader did: sums that can be added up."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+MOST_LINES: Final = 30  # of one loader; the others count as the phase alone
+MOST_WORKERS: Final = 64  # whose memory is kept
+
+# The phases of a worker's time, in the order in which reports have them. All but the last are work.
+FETCH: Final = "fetch"
+DECODE: Final = "decode"
+TRANSFORM: Final = "transform"
+COLLATE: Final = "collate"
+HAND_OVER: Final = "hand-over"
+STARTING: Final = "start"
+IDLE: Final = "idle"
+PHASES: Final = (FETCH, DECODE, TRANSFORM, COLLATE, HAND_OVER, STARTING, IDLE)
+
+
+class WorkerLine(NamedTuple):
+    """Samples of one line in workers; ``file`` is "" for those beyond ``MOST_LINES``."""
+
+    phase: str
+    file: str
+    line: int
+    function: str
+    inside: str  # frames of a library that the line called; see ``LineStats.inside``
+    samples: int
+
+
+class WorkerMemory(NamedTuple):
+    """The resident memory of one worker in bytes."""
+
+    first: int  # with its first batches made
+    last: int
+    peak: int
+
+
+class WorkerSums(NamedTuple):
+    """The work of workers, from the begin of the first batch of each."""
+
+    workers: int = 0
+    batches: int = 0
+    wall_ns: int = 0  # summed over workers, as all others
+    fetch_ns: int = 0  # making batches: data set, transforms and collate_fn
+    slowest_ns: int = 0  # the longest batch of all
+    cpu_ns: int = 0  # of the processes and of programs that they ran, without ``sampling_ns``
+    queued_ns: int = 0  # ready to run, but no CPU was free
+    sampling_ns: int = 0  # CPU time of our own thread
+    idle_samples: int = 0
+    waits: int = 0  # samples of the training in which it waited for a batch of theirs
+    held: int = 0  # of these: later batches were ready
+    lines: tuple[WorkerLine, ...] = ()
+    memory: tuple[WorkerMemory, ...] = ()
+
+    @property
+    def samples(self) -> int:
+        """All samples."""
+        return self.idle_samples + sum(line.samples for line in self.lines)
+
+
+def added(parts: Iterable[WorkerSums]) -> WorkerSums:
+    """Return the sums of several workers as one."""
+    parts = list(parts)
+    samples: Counter[tuple[str, str, int, str, str]] = Counter()
+    for part in parts:
+        for line in part.lines:
+            samples[line[:5]] += line.samples
+    return WorkerSums(
+        workers=sum(part.workers for part in parts),
+        batches=sum(part.batches for part in parts),
+        wall_ns=sum(part.wall_ns for part in parts),
+        fetch_ns=sum(part.fetch_ns for part in parts),
+        slowest_ns=max((part.slowest_ns for part in parts), default=0),
+        cpu_ns=sum(part.cpu_ns for part in parts),
+        queued_ns=sum(part.queued_ns for part in parts),
+        sampling_ns=sum(part.sampling_ns for part in parts),
+        idle_samples=sum(part.idle_samples for part in parts),
+        waits=sum(part.waits for part in parts),
+        held=sum(part.held for part in parts),
+        lines=largest_lines(samples),
+        memory=tuple(memory for part in parts for memory in part.memory)[-MOST_WORKERS:],
+    )
+
+
+def largest_lines(samples: Counter[tuple[str, str, int, str, str]]) -> tuple[WorkerLine, ...]:
+    """Return the lines with most samples; those beyond ``MOST_LINES`` become one row for each phase."""
+    kept: Counter[tuple[str, str, int, str, str]] = Counter()
+    named = [line for line in samples if line[1]]
+    shown = set(sorted(named, key=lambda line: (-samples[line], line))[:MOST_LINES])
+    for line, count in samples.items():
+        kept[line if line in shown else (line[0], "", 0, "", "")] += count
+    return tuple(WorkerLine(*line, count) for line, count in sorted(kept.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,298 @@
+"""Where a training hangs: each rank writes its stacks when no step ends for long, or when they are asked for."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from training_profiler.ranks.channel import RankChannel
+from training_profiler.ranks.hang_detector import Hang, HangDetector
+from training_profiler.ranks.identity import Rank
+from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS
+from training_profiler.recording.recorder import Recorder
+from training_profiler.reports.hang import where_text
+from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.fault_guard import Guard
+from training_profiler.sampling.stack_signal import StackSignal
+from training_profiler.sampling.thread_stacks import read_stacks
+from training_profiler.settings import Settings
+from training_profiler.snapshot.stacks import RankStacks, StackFrame, ThreadStack
+from training_profiler.storage import stack_files
+from training_profiler.storage.run_lookup import typed_path
+from training_profiler.torch_capture.trace_writer import OutputLocation
+from training_profiler.units import NS_PER_S
+
+PART: Final = "hang watch"
+LOOK_S: Final = 1.0  # between two checks for requests and for steps
+ANSWERS_S: Final = 3.0  # for the stacks of the other ranks, and ANSWER_INTERVALS between two of their messages
+ANSWER_INTERVALS: Final = 2
+ATTACH_INTERVALS: Final = 3  # messages that carry the stacks: any of them may be lost
+STILL_LOOKS: Final = 10  # a training of one rank hangs if its stack stays the same so often
+MOST_SENT: Final = 48_000  # bytes of the stacks of a rank in a message
+FRAMES_SENT: Final = (60, 20, 8)  # of a stack, the innermost ones, tried in this order
+PATIENCE_S: Final = 1.0
+NO_NUMBER: Final = -1  # of a thread that has no section
+PROMPTS: Final = ("pdb.py", "bdb.py", "code.py")  # a person thinks there
+
+
+class _Collection(NamedTuple):
+    """The stacks of all ranks for one request, on rank 0."""
+
+    asked_ns: int
+    until_ns: int
+    is_hang: bool
+    found: dict[int, RankStacks]
+
+
+class _Suspicion(NamedTuple):
+    """A training of one rank that has made no step for long, and where it stands."""
+
+    hang: Hang
+    steps: int  # ended so far
+    since_ns: int
+    frames: tuple[StackFrame, ...] | None = None
+    looks: int = 0
+
+
+class HangWatch:
+    """Looks from a thread of its own whether the training makes steps and whether stacks are asked for.
+
+    Nothing waits for this thread. It does not touch the disk: the thread of the files does.
+
+    Args:
+        recorder: has the events and the clock.
+        detector: knows when the training hangs.
+        channel: carries requests and stacks between ranks.
+        rank: of this process.
+        guard: disables the watch if it fails.
+        training_thread: returns the recorder's number of that thread.
+        location: returns where the run folder is.
+        with_files: does work on the thread of the files; returns False if there is no room for it.
+        report: prints a line and keeps it for the report.
+        wall_clock: in ns.
+        began_wall_ns: when the run began, by that clock; earlier requests are of earlier attempts.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        detector: HangDetector,
+        channel: RankChannel,
+        rank: Rank,
+        guard: Guard,
+        training_thread: Callable[[], int],
+        location: Callable[[bool], OutputLocation],
+        with_files: Callable[[Callable[[], None]], bool],
+        report: Callable[[str], None],
+        wall_clock: Callable[[], int],
+        began_wall_ns: int,
+    ) -> None:
+        self._recorder, self._detector, self._channel = recorder, detector, channel
+        self._rank, self._guard = rank, guard
+        self._training_thread, self._location = training_thread, location
+        self._with_files, self._report = with_files, report
+        self._wall_clock = wall_clock
+        self._thread: BackgroundThread | None = None
+        self._answered_ns = began_wall_ns  # the latest request that was answered
+        self._in_folder_ns = 0  # the latest request in the run folder
+        self._is_reading = False  # on the thread of the files
+        self._from_files: Mapping[int, RankStacks] = {}
+        self._attached: tuple[bytes, int] = (b"", 0)  # stacks to send, and until when
+        self._collection: _Collection | None = None
+        self._suspicion: _Suspicion | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        if self._thread is None:
+            self._guard(PART, self._start)
+
+    def _start(self) -> None:
+        thread = BackgroundThread("hangs", self._run, self._guard, PART)
+        thread.start()
+        self._thread = thread
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Do nothing: no setting is about hangs."""
+
+    def close(self, ended_by: str | None) -> None:
+        """End the thread."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
+            thread.join(PATIENCE_S)
+
+    def after_fork_in_child(self) -> None:
+        """Drop the thread: a forked child has none."""
+        self._thread = None
+
+    def notes(self) -> list[str]:
+        """Return nothing: what is found is reported at once."""
+        return []
+
+    def _run(self, thread: BackgroundThread) -> None:
+        signal = StackSignal()
+        try:
+            signal.open()
+            while not thread.wait_for_stop(LOOK_S):
+                self.look()
+        finally:
+            signal.close()
+
+    def attached(self) -> bytes:
+        """Return the stacks that messages to rank 0 carry just now; called on the channel's thread."""
+        data, until_ns = self._attached
+        return data if data and self._recorder.clock() < until_ns else b""
+
+    def look(self) -> None:
+        """Answer a request, and check for a hang."""
+        if not self._is_reading:
+            self._is_reading = True  # first: the other thread may be done at once
+            if not self._with_files(self._read_folder):
+                self._is_reading = False
+        asked_ns = max(self._in_folder_ns, self._channel.asked_ns)
+        if asked_ns > self._answered_ns:
+            self._answer(asked_ns, is_hang=False)
+        if self._rank.who.rank == 0:
+            self._check()
+            self._collect()
+
+    def _check(self) -> None:
+        hang = self._detector.check(self._channel.received(), self._channel.every_s)
+        if self._rank.is_one_of_many():
+            if hang is not None:
+                self._report(hang.text)
+                self._answer(max(self._wall_clock(), self._answered_ns + 1), is_hang=True)
+            return
+        if hang is not None:
+            self._suspicion = _Suspicion(hang, self._detector.heartbeat().steps, self._recorder.clock())
+        if self._suspicion is not None:
+            self._look_at_suspicion(self._suspicion)
+
+    def _look_at_suspicion(self, suspicion: _Suspicion) -> None:
+        """Report a hang once the training thread has stayed at one place: what follows a training does not count."""
+        beat = self._detector.heartbeat()
+        if beat.steps != suspicion.steps or not set(OUTSIDE_STEPS_SECTIONS).isdisjoint(beat.inside):
+            self._suspicion = None
+            return
+        stacks = self._stacks(max(self._wall_clock(), self._answered_ns + 1))
+        thread = stacks.training
+        frames = None if thread is None else thread.frames
+        looks = suspicion.looks + 1 if frames == suspicion.frames else 0
+        self._suspicion = suspicion._replace(frames=frames, looks=looks)
+        if looks < STILL_LOOKS:
+            return
+        self._suspicion = None
+        if thread is None or thread.users_frame is None or any(frame.file in PROMPTS for frame in thread.frames):
+            return
+        quiet_s = suspicion.hang.quiet_s + (self._recorder.clock() - suspicion.since_ns) / NS_PER_S
+        self._answered_ns = stacks.asked_ns
+        self._write([stacks])
+        self._report(f"no training step for {quiet_s:.0f} s, at {where_text([stacks], is_alone=True)}{self._hint()}")
+
+    def _answer(self, asked_ns: int, is_hang: bool) -> None:
+        """Read the stacks of this rank, write them, and have rank 0 collect those of all ranks."""
+        self._answered_ns = asked_ns
+        stacks = self._stacks(asked_ns)
+        self._write([stacks])
+        every_s = self._channel.every_s
+        if self._rank.who.rank:
+            self._attached = short(stacks), self._recorder.clock() + int(ATTACH_INTERVALS * every_s * NS_PER_S)
+            self._channel.send_stacks_soon()
+        elif self._rank.is_one_of_many():
+            wait_s = ANSWERS_S + ANSWER_INTERVALS * every_s
+            until_ns = self._recorder.clock() + int(wait_s * NS_PER_S)
+            self._collection = _Collection(asked_ns, until_ns, is_hang, {0: stacks})
+            self._channel.ask_for_stacks(asked_ns)
+            if is_hang:
+                self._in_folder(lambda folder: stack_files.write_request(folder, asked_ns))
+
+    def _stacks(self, asked_ns: int) -> RankStacks:
+        beat, training = self._detector.heartbeat(), self._training_thread()
+        idents = {buffer.ident: buffer.thread_id for buffer in self._recorder.buffers if buffer.owner() is not None}
+        threads = []
+        for ident, (name, frames) in read_stacks().items():
+            is_training = idents.get(ident) == training
+            inside, since_s = self._detector.inside(idents.get(ident, NO_NUMBER))
+            threads.append(ThreadStack(name, frames, is_training, inside, since_s))
+        return RankStacks(
+            asked_ns,
+            self._wall_clock(),
+            self._rank.who.rank,
+            self._rank.who.host,
+            os.getpid(),
+            beat.steps,
+            tuple(threads),
+        )
+
+    def _write(self, stacks: list[RankStacks]) -> None:
+        for each in stacks:
+            self._in_folder(partial(stack_files.write_stacks, stacks=each))
+
+    def _in_folder(self, work: Callable[[Path], None]) -> None:
+        """Do ``work`` with the run folder soon, on the thread of the files."""
+
+        def job() -> None:
+            folder = self._location(False).run_folder
+            if folder is not None:
+                work(Path(folder))
+
+        self._with_files(job)
+
+    def _read_folder(self) -> None:
+        """Look for a request, and for stacks of other ranks that are being collected, on the thread of the files."""
+        try:
+            folder = self._location(False).run_folder
+            if folder is not None:
+                self._in_folder_ns = stack_files.read_request(Path(folder)) or 0
+                if (collection := self._collection) is not None:
+                    self._from_files = stack_files.read_stacks(Path(folder), collection.asked_ns)
+        finally:
+            self._is_reading = False
+
+    def _collect(self) -> None:
+        """Gather the stacks of the other ranks; write those that came by message, and report once they are there."""
+        collection = self._collection
+        if collection is None:
+            return
+        for rank, message in self._channel.received().items():
+            stacks = None if rank in collection.found else received_stacks(message.stacks)
+            if stacks is not None and stacks.asked_ns == collection.asked_ns:
+                collection.found[rank] = stacks
+                self._write([stacks])
+        collection.found.update(
+            (rank, stacks) for rank, stacks in self._from_files.items() if stacks.asked_ns == collection.asked_ns
+        )
+        is_complete = len(collection.found) >= self._rank.who.world_size
+        if not is_complete and self._recorder.clock() < collection.until_ns:
+            return
+        self._collection = None
+        if collection.is_hang:
+            found = [collection.found[rank] for rank in sorted(collection.found)]
+            self._report(f"where the ranks are: {where_text(found, is_alone=False)}{self._hint()}")
+
+    def _hint(self) -> str:
+        folder = self._location(False).run_folder
+        return "" if folder is None else f". All stacks: training-profiler stacks {typed_path(Path(folder))}"
+
+
+def received_stacks(data: bytes) -> RankStacks | None:
+    """Return the stacks in a message; None if there are none that can be used."""
+    try:
+        return stack_files.decode_stacks(data) if data else None
+    except ValueError:
+        return None
+
+
+def short(stacks: RankStacks) -> bytes:
+    """Return stacks for a message, each with as many of its innermost frames as there is room for."""
+    data = stack_files.encode_stacks(stacks)
+    for most in FRAMES_SENT:
+        if len(data) <= MOST_SENT:
+            return data
+        threads = tuple(replace(thread, frames=thread.frames[-most:]) for thread in stacks.threads)
+        data = stack_files.encode_stacks(replace(stacks, threads=threads))
+    if len(data) > MOST_SENT:
+        data = stack_files.encode_stacks(replace(stacks, threads=tuple(t for t in threads if t.is_training)))
+    return data

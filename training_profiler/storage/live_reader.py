@@ -1,0 +1,183 @@
+"""Reads a run while it is written: each look reads what was added since the last one, and never more than a part."""
+
+import os
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from training_profiler.aggregation.trend import Point, Series
+from training_profiler.errors import RunFolderError
+from training_profiler.safety.files import may_follow, open_file
+from training_profiler.snapshot.snapshot import OTHER, PROFILER, Snapshot
+from training_profiler.storage.journal_codec import IntervalRecord
+from training_profiler.storage.journal_discovery import JournalFile
+from training_profiler.storage.launch import is_running
+from training_profiler.storage.limits import MOST_JOURNAL_BYTES, MOST_LINE_BYTES
+from training_profiler.storage.replay import Replay
+from training_profiler.storage.run_list import ENDED, STATES
+from training_profiler.storage.run_reader import find_attempt, with_ranks
+from training_profiler.text import printable
+from training_profiler.units import BYTES_PER_GIB, BYTES_PER_MIB, NS_PER_S
+
+MOST_A_LOOK: Final = 8 * BYTES_PER_MIB
+KEPT: Final = 256  # bytes that were read last
+
+
+class Recent:
+    """The last steps of a run, and its step time since the begin in bounded memory."""
+
+    def __init__(self) -> None:
+        self.steps = 0  # in the last interval that has any
+        self.step_s = 0.0  # their mean
+        self.shares: dict[str, float] = {}  # of the time of that interval, by section
+        self._over_steps = Series()
+
+    def add(self, record: IntervalRecord) -> None:
+        """Add the next interval."""
+        if not record.step_ns:
+            return
+        for number, step_ns in enumerate(record.step_ns, start=record.first_step + 1):
+            self._over_steps.add(number, step_ns / NS_PER_S)
+        self.steps = len(record.step_ns)
+        self.step_s = sum(record.step_ns) / self.steps / NS_PER_S
+        whole_ns = max(1, record.end_ns - record.begin_ns)
+        self.shares = {
+            printable(name) or OTHER: section.self_ns / whole_ns for name, section in record.sections.items()
+        }
+        self.shares.pop(PROFILER, None)
+
+    @property
+    def over_steps(self) -> list[Point]:
+        """Consecutive steps: their count, the sum of their numbers, and their time in s."""
+        return self._over_steps.points
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A run as it was seen at one moment."""
+
+    snapshot: Snapshot
+    recent: Recent
+    state: str  # running, ended, killed or unknown
+    attempt: int
+    written_s_ago: float  # by the clocks of this machine and of the machine that writes
+    left_bytes: int  # of the journal, to be read in the next looks
+    began_again: bool  # the journal was replaced or has become shorter, and was read from its begin
+
+
+class LiveRun:
+    """A run that is looked at again and again. Nothing is kept open, and nothing is written.
+
+    Args:
+        folder: the run's.
+        attempt: of a restarted training; the last by default, also if that begins later.
+        clock: time since 1970, in s.
+    """
+
+    def __init__(self, folder: Path, attempt: int | None = None, clock: Callable[[], float] = time.time) -> None:
+        self.folder = folder
+        self._attempt = attempt
+        self._clock = clock
+        self._journal: _GrowingJournal | None = None
+
+    def look(self) -> Look:
+        """Return the run as it is now.
+
+        Raises:
+            RunFolderError: it cannot be read, or not yet.
+        """
+        found = find_attempt(self.folder, self._attempt)
+        of_attempt = [journal for journal in found.of_attempt if not journal.problem]
+        if not of_attempt:
+            first = found.of_attempt[0]
+            raise RunFolderError(f"{first.path} {first.problem}")
+        primary = of_attempt[0]
+        if self._journal is None or self._journal.found.process != primary.process:
+            self._journal = _GrowingJournal(primary)
+        journal = self._journal
+        began_again = journal.read_on()
+        begin = primary.begin or {}
+        is_alive = is_running(begin.get("host"), begin.get("pid"), primary.wall_ns / NS_PER_S)
+        replay, recent = journal.as_of_now(is_alive is not True)
+        if replay.sums is None or (replay.problem and not replay.intervals):
+            raise RunFolderError(f"{primary.path} holds a line that is not a journal's: {replay.problem}")
+        return Look(
+            with_ranks(replay.snapshot(self.folder, primary), primary, found),
+            recent,
+            ENDED if replay.is_ended else STATES[is_alive],
+            primary.attempt,
+            max(0.0, self._clock() - journal.written_s),
+            journal.left_bytes,
+            began_again,
+        )
+
+
+class _GrowingJournal:
+    """One journal, as far as it was read."""
+
+    def __init__(self, found: JournalFile) -> None:
+        self.found = found
+        self.written_s = 0.0  # last change of the file
+        self.left_bytes = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._recent = Recent()
+        self._replay = Replay(self._recent)
+        self._file: tuple[int, int] | None = None
+        self._at = 0
+        self._last = b""  # read before that place, to notice another content
+        self._rest = b""  # of a line without its end
+        self._skips = False  # the rest of a line that is too long
+
+    def read_on(self) -> bool:
+        """Read what was added, or a part of it; return whether that began again at the begin of the file.
+
+        Raises:
+            RunFolderError: the file cannot be read.
+        """
+        path = self.found.path
+        try:
+            with open_file(path, follow=may_follow(path)) as file:
+                status = os.fstat(file.fileno())
+                if status.st_size > MOST_JOURNAL_BYTES:
+                    raise RunFolderError(f"{path} is larger than {MOST_JOURNAL_BYTES / BYTES_PER_GIB:g} GiB")
+                begins_again = self._at > 0 and not self._continues(file, status)
+                if begins_again:
+                    self._begin()
+                self._file = status.st_dev, status.st_ino
+                file.seek(self._at)
+                data = file.read(MOST_A_LOOK)
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be read ({error.strerror})") from None
+        self._at += len(data)
+        self._last = (self._last + data)[-KEPT:]
+        self.written_s, self.left_bytes = status.st_mtime, max(0, status.st_size - self._at)
+        self._add(data)
+        return begins_again
+
+    def _continues(self, file: BinaryIO, status: os.stat_result) -> bool:
+        """Return whether this is the file of the last look, with what was read then."""
+        if (status.st_dev, status.st_ino) != self._file or status.st_size < self._at:
+            return False
+        file.seek(self._at - len(self._last))
+        return file.read(len(self._last)) == self._last
+
+    def _add(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._replay.add(None if self._skips or len(line) > MOST_LINE_BYTES else line)
+            self._skips = False
+        if len(self._rest) > MOST_LINE_BYTES:
+            self._rest, self._skips = b"", True
+
+    def as_of_now(self, with_torn_line: bool) -> tuple[Replay, Recent]:
+        """Return the figures with what the next lines may cover again."""
+        replay, recent = deepcopy((self._replay, self._recent))
+        if with_torn_line and self._rest and not self.left_bytes:
+            replay.add(self._rest)
+        replay.end()
+        return replay, recent

@@ -1,0 +1,73 @@
+"""Which kinds of parallelism a trace shows, by what communicates, and the advice that fits each."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from training_profiler.trace_analysis.launches import Launches
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns
+from training_profiler.trace_analysis.nesting import Nesting, nearest
+from training_profiler.trace_analysis.phases import BACKWARD, MARKS, OPTIMIZER
+
+DDP: Final = "DDP"
+FSDP: Final = "FSDP"
+PIPELINE: Final = "pipeline"
+EXPERT: Final = "expert"
+TENSOR: Final = "tensor"
+# Operators and annotations by which torch marks each kind.
+_NAMES: Final = {
+    FSDP: re.compile(r"FSDP|FullyShardedDataParallel|fully_shard", re.IGNORECASE),
+    DDP: re.compile(r"DistributedDataParallel|distributed(\.|::)ddp|ddp::reducer"),
+    PIPELINE: re.compile(r"^nccl:(send|recv)\b|^c10d::(send|recv_)|PipelineStage|pipelining"),
+}
+_SHARDED: Final = frozenset({"all_gather", "reduce_scatter"})
+LEAST_IN_FORWARD: Final = 4  # collectives of a step; a norm or a metric makes one or two
+ADVICE: Final = {
+    DDP: "larger DDP buckets (bucket_cap_mb), gradient accumulation with no_sync(), gradients in bfloat16",
+    FSDP: "prefetching in FSDP (forward_prefetch), larger wrapped units, reshard_after_forward=False",
+    PIPELINE: "more micro-batches for the pipeline, an interleaved schedule, stages of equal time",
+    EXPERT: "experts of equal load (capacity, auxiliary loss), all-to-all overlapped with the shared expert",
+    TENSOR: "sequence parallelism or async tensor parallelism (overlap with the matrix products), smaller groups",
+}
+UNKNOWN_ADVICE: Final = "larger messages, and communication on a stream of its own beside computation"
+
+
+def parallelism_of(
+    columns: Columns,
+    nesting: Nesting,
+    launches: Launches,
+    communicates: Bools,
+    collectives: Sequence[str],
+    repetitions: int,
+) -> tuple[str, ...]:
+    """Return the kinds of parallelism that the trace shows; ``collectives`` are the kinds that it has."""
+    is_host = columns.is_of("cpu_op", "user_annotation")
+    names = [columns.names[i] for i in np.unique(columns.name[is_host]).tolist()] if communicates.any() else []
+    seen = [kind for kind, pattern in _NAMES.items() if any(map(pattern.search, names))]
+    if FSDP not in seen and set(collectives) >= _SHARDED:
+        seen.append(FSDP)
+    if "all_to_all" in collectives or "dispatch_combine" in collectives:
+        seen.append(EXPERT)
+    if FSDP not in seen and _in_forward(columns, nesting, launches, communicates) >= LEAST_IN_FORWARD * max(
+        1, repetitions
+    ):
+        seen.append(TENSOR)
+    return tuple(seen)
+
+
+def _in_forward(columns: Columns, nesting: Nesting, launches: Launches, communicates: Bools) -> int:
+    """Return how many all-reduces were launched outside of backward pass and optimizer; 0 without a backward pass."""
+    is_host = columns.is_of("cpu_op", "user_annotation")
+    elsewhere = columns.named(lambda name: any(MARKS[phase].search(name) for phase in (BACKWARD, OPTIMIZER)), is_host)
+    reduces = columns.named(lambda name: "reduce" in name.lower() and "scatter" not in name.lower(), communicates)
+    by = launches.operator[reduces]
+    if not elsewhere.any():
+        return 0
+    return int((nearest(nesting, elsewhere)[by[by != NONE]] == NONE).sum())
+
+
+def advice(seen: Sequence[str]) -> str:
+    """Return what makes communication cost less under these kinds of parallelism."""
+    return "; ".join(ADVICE[kind] for kind in seen) or UNKNOWN_ADVICE

@@ -1,0 +1,36 @@
+"""Each moment is claimed by one finding: a finding is worth what it saves beyond those about the same time."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from training_profiler.findings.finding import Finding
+from training_profiler.findings.registry import Saving
+from training_profiler.trace_analysis.rules.registry import RULES
+
+# Gaps have one owner each by their cause. The device's work is claimed by several rules: a faster matrix product is
+# also a faster forward pass.
+_SAME_WORK: Final = (
+    ("no-tensor-cores", "math-attention", "backward-slow", "forward-dominates"),
+    ("single-tensor-optimizer", "optimizer-heavy"),
+    ("frequent-copies", "pageable-copies", "data-transfer"),
+)
+LEAST_SAID_S: Final = 0.00005  # less would be printed as 0.0 ms
+
+
+def claimed(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings with what each saves beyond larger ones about the same work, without those worth nothing."""
+    taken = [0.0] * len(_SAME_WORK)
+    kept = []
+    for finding in sorted(findings, key=lambda finding: -finding.potential_saving_s):
+        if RULES[finding.code].saving is Saving.UNKNOWN:
+            kept.append(finding)
+            continue
+        worth_s = finding.potential_saving_s
+        for i, codes in enumerate(_SAME_WORK):
+            if finding.code in codes:
+                worth_s -= taken[i]
+                taken[i] = max(taken[i], finding.potential_saving_s)
+        if worth_s >= LEAST_SAID_S:
+            kept.append(replace(finding, potential_saving_s=worth_s))
+    return kept

@@ -1,0 +1,36 @@
+"""What a rule about a trace must have to say anything; reports name what is missing."""
+
+from typing import Final
+
+from training_profiler.findings.registry import Need
+from training_profiler.trace_analysis.analysis import Analysis
+from training_profiler.trace_analysis.checklist import memory_share
+
+DEVICE: Final[Need[Analysis]] = Need("work of a device", lambda analysis: analysis.has_gpu)
+WHOLE: Final[Need[Analysis]] = Need("device work that is whole", lambda analysis: analysis.is_whole)
+HOST: Final[Need[Analysis]] = Need("operators of the host", lambda analysis: bool(analysis.operators))
+BATCHES: Final[Need[Analysis]] = Need(
+    'waits for batches ("enumerate(DataLoader)" or a section data_loading)',
+    lambda analysis: bool(analysis.waiting.data_names),
+)
+LOOP: Final[Need[Analysis]] = Need(
+    "steps (profiler.step()), or an annotation that recurs with the loop",
+    lambda analysis: analysis.scope.repetitions > 0,
+)
+THREE_STEPS: Final[Need[Analysis]] = Need(
+    "three steps (profiler.step())", lambda analysis: analysis.step_variation is not None
+)
+OPTIMIZER: Final[Need[Analysis]] = Need(
+    "kernels that an optimizer launched", lambda analysis: analysis.phases.optimizer_kernels > 0
+)
+PHASES: Final[Need[Analysis]] = Need(
+    "a backward pass on a device", lambda analysis: analysis.phases.times_ns is not None
+)
+CAPABILITY: Final[Need[Analysis]] = Need(
+    "the compute capability of an NVIDIA device", lambda analysis: analysis.compute_capability is not None
+)
+MEMORY: Final[Need[Analysis]] = Need("memory events (profile_memory=True)", lambda analysis: bool(analysis.memory))
+RESERVED: Final[Need[Analysis]] = Need(
+    "memory events (profile_memory=True) and the size of the device's memory",
+    lambda analysis: memory_share(analysis) is not None,
+)

@@ -62,6 +62,22 @@ def test_a_program_sees_its_changes_and_none_is_there_afterwards(isolation: Isol
     assert {name for name in names_in_memory() - in_memory if name.startswith("psm_")} == set()
 
 
+@pytest.mark.programs
+@pytest.mark.parametrize("isolation", [NAMESPACES, GUARDED], indirect=True)
+def test_a_training_resumes_from_the_checkpoint_that_it_overwrites(isolation: Isolation, tmp_path: Path) -> None:
+    (tmp_path / "user/work/weights.bin").write_bytes(bytes(16))
+    before, in_memory = snapshot(tmp_path / "user"), names_in_memory()
+
+    done = run(isolation, tmp_path, str(PROGRAMS / "training.py"), OMP_NUM_THREADS="1")
+
+    report = isolation.finish()
+    assert done.returncode == 0, done.stderr
+    assert snapshot(tmp_path / "user") == before
+    assert {Path(change.path).name for change in report.changes.named} >= {"checkpoint.pt", "über.pt", "weights.bin"}
+    process = done.stdout.split()[1]
+    assert [name for name in names_in_memory() - in_memory if name.startswith(f"torch_{process}_")] == []
+
+
 def test_the_report_names_what_was_written_and_removed(isolation: Isolation, tmp_path: Path) -> None:
     code = "import os; open('log.csv', 'a').write('x'); open('new.txt', 'w').write('12345'); os.remove('checkpoint.pt')"
 

@@ -34,6 +34,7 @@ from training_profiler.trials.isolation.plan import (
 
 LAUNCHER: Final = Path(__file__).with_name("launcher.py")
 STARTUP: Final = Path(__file__).with_name("startup")
+CACHE: Final = "cache"  # in the scratch folder
 MEMORY_FILES: Final = Path("/dev/shm")
 PROBE_TIMEOUT_S: Final = 60.0
 SHARE_OF_FREE_SPACE: Final = 0.25  # for one file; a checkpoint and what it replaces are there together
@@ -86,7 +87,7 @@ class Isolation:
             "PYTHONPATH": os.pathsep.join([str(STARTUP), *(before if before != [""] else [])]),
         }
         if self._plan.is_redirected:
-            cache = Path(self._plan.scratch, "cache")
+            cache = Path(self._plan.scratch, CACHE)
             composed |= {
                 "PYTHONDONTWRITEBYTECODE": "1",  # the import system writes around all that Python can replace
                 "TMPDIR": self._plan.temporary,
@@ -142,7 +143,7 @@ def prepare(
         for in_memory in (False, True) if way in (NAMESPACES, SHARED_PROCESSES) else (False,):
             plan = _plan(way, scratch, writable, in_memory)
             if _works(plan):
-                found = trackers.trackers_of(script) if script is not None else []
+                found = None if script is None else trackers.trackers_of(script)
                 return Isolation(plan, promise.promise(plan, found, shutil.disk_usage(scratch).free))
     _remove(scratch)
     raise IsolationError(
@@ -159,6 +160,7 @@ def _plan(way: str, scratch: Path, writable: Sequence[Path], in_memory: bool) ->
     temporary = _short_folder() if way in (GUARDED, REDIRECTED) else ""
     plan = Plan(way, str(scratch), used, folders, in_memory, most, temporary)
     plan.layers.mkdir(exist_ok=True)
+    (scratch / CACHE / WANDB.name).mkdir(parents=True, exist_ok=True)  # it ignores a folder that is missing
     plan.save()
     return plan
 

@@ -1,12 +1,15 @@
 """What holds during a trial and what does not, in words for the user."""
 
 from collections.abc import Sequence
+from textwrap import wrap
+from typing import Final
 
 from training_profiler.trials.isolation.plan import GUARDED, NAMESPACES, REDIRECTED, SHARED_PROCESSES, Plan
 from training_profiler.trials.isolation.trackers import Tracker
 from training_profiler.units import BYTES_PER_GIB
 
-HOLDS = {
+WIDTH: Final = 78  # of a terminal
+HOLDS: Final = {
     NAMESPACES: "Your files stay as they are: each trial writes to a copy of the file system that is removed after it, "
     "and its processes end with it.",
     SHARED_PROCESSES: "Your files stay as they are: each trial writes to a copy of the file system that is removed "
@@ -18,28 +21,27 @@ HOLDS = {
 }
 
 
-def promise(plan: Plan, found: Sequence[Tracker], free_bytes: int) -> str:
+def promise(plan: Plan, found: Sequence[Tracker] | None, free_bytes: int) -> str:
     """Return the lines to show before the first trial.
 
     Args:
         plan: how trials are kept apart.
-        found: the trackers that the program imports.
+        found: the trackers that the program imports; None if its script is not known.
         free_bytes: the free space where trials write.
     """
     place = "memory" if plan.layers_in_memory else f"{free_bytes / BYTES_PER_GIB:.0f} GiB of free disk"
-    lines = [
-        HOLDS[plan.way],
-        f"A trial writes to {place}, at most {plan.most_file_bytes / BYTES_PER_GIB:.1f} GiB a file.",
-    ]
-    lines.append(_network(found))
-    return "\n".join(lines)
+    most = f"at most {plan.most_file_bytes / BYTES_PER_GIB:.1f} GiB a file"
+    lines = [HOLDS[plan.way], f"A trial writes to {place}, {most}.", _network(found)]
+    return "\n".join(line for text in lines for line in wrap(text, WIDTH))
 
 
-def _network(found: Sequence[Tracker]) -> str:
+def _network(found: Sequence[Tracker] | None) -> str:
+    parts = ["Not promised: what the program itself sends over the network."]
+    if found is None:
+        return parts[0]
     held = [tracker.name for tracker in found if tracker.is_held]
     asked = [tracker.name for tracker in found if not tracker.is_held and tracker.variables]
     free = [tracker.name for tracker in found if not tracker.is_held and not tracker.variables]
-    parts = ["Not promised: what the program itself sends over the network, which stays as it is."]
     if held:
         parts.append(f"Kept offline: {', '.join(held)}.")
     if asked:
@@ -47,5 +49,5 @@ def _network(found: Sequence[Tracker]) -> str:
     if free:
         parts.append(f"Not held back: {', '.join(free)}.")
     if not found:
-        parts.append("Of trackers, its script imports none that we know.")
+        parts.append("The script imports none of the known trackers by name.")
     return " ".join(parts)

@@ -23,7 +23,7 @@ class Tracker(NamedTuple):
 
 TRACKERS: Final = (
     Tracker(WANDB.name, "W&B", {"WANDB_MODE": "offline"}, is_held=True),
-    Tracker(MLFLOW.name, "MLflow", {}, is_held=True),
+    Tracker(MLFLOW.name, "MLflow", {"MLFLOW_ALLOW_FILE_STORE": "true"}, is_held=True),
     Tracker("comet_ml", "Comet", {"COMET_START_ONLINE": "0"}),
     Tracker("neptune", "Neptune", {"NEPTUNE_MODE": "offline"}),
     Tracker("clearml", "ClearML", {"CLEARML_OFFLINE_MODE": "1"}),

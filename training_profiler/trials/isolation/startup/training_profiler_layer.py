@@ -72,7 +72,7 @@ class Layer:
                 found = found.rpartition("/")[0]
                 continue
             candidate = f"{found}/{name}"
-            link = self._link(candidate) if waiting or follow else None
+            link = self._link(candidate, path, bool(waiting)) if waiting or follow else None
             if link is None:
                 found = candidate
                 continue
@@ -84,11 +84,20 @@ class Layer:
             waiting += [part for part in reversed(link.split("/")) if part not in ("", ".")]
         return found or "/"
 
-    def _link(self, path: str) -> "str | None":
+    def _link(self, name: str, path: str, leads_on: bool) -> "str | None":
+        """Return where a link leads, and None for anything else; ``leads_on``: more of ``path`` follows."""
+        real = self.real(name)
         try:
-            return _readlink(self.real(path))
-        except OSError:  # not a link, or not there
+            mode = _lstat(real).st_mode
+        except OSError as error:
+            if leads_on:
+                raise OSError(error.errno, error.strerror, path) from None
             return None
+        if stat.S_ISLNK(mode):
+            return _readlink(real)
+        if leads_on and not stat.S_ISDIR(mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        return None
 
     def real(self, path: str) -> str:
         """Return the file of a resolved path, written by the trial or else the user's; a missing one if removed."""
@@ -212,8 +221,12 @@ class Layer:
 
     def move(self, source: str, target: str) -> None:
         """Rename a resolved path, replacing what is at ``target``."""
-        if not self.passes(source):
-            self.copy_tree(source)
+        _lstat(self.real(source))  # it has to be there
+        if source == target:
+            return
+        for inner, outer, number in ((target, source, errno.EINVAL), (source, target, errno.ENOTEMPTY)):
+            if inner.startswith(outer + "/"):
+                raise OSError(number, os.strerror(number), source, None, target)
         is_folder = stat.S_ISDIR(_lstat(self.real(source)).st_mode)
         if _exists(self.real(target)):
             if stat.S_ISDIR(_lstat(self.real(target)).st_mode) != is_folder:
@@ -221,6 +234,8 @@ class Layer:
                 raise OSError(number, os.strerror(number), source, None, target)
             if is_folder and self.names(target):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), source, None, target)
+        if not self.passes(source):
+            self.copy_tree(source)
         place = target if self.passes(target) else self.written + target
         if place != target:
             self._make_parents(target)

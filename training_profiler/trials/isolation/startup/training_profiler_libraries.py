@@ -112,6 +112,7 @@ def files(reading: "Callable[[Any], Any]", writing: "Callable[[Any, bool], Any]"
         def stored(path: "Any", rest: "Any") -> "Any":
             return writing(path, True) if _is_shared(rest) else reading(path)
 
+        _replace(module, "from_file", _with_path(module.from_file, 0, "filename", stored))
         storage = module.UntypedStorage
         _replace(storage, "from_file", staticmethod(_with_path(storage.from_file, 0, "filename", stored)))
 

@@ -158,9 +158,12 @@ class Redirection:
         dst_dir_fd: "int | None" = None,
         follow_symlinks: bool = True,
     ) -> None:
-        """Stand in for ``os.link``: the copy of a user's file gets the second name."""
-        real = self._call(src, self._layer.to_write, self.path(src, src_dir_fd), True, follow_symlinks)
-        self._call(src, self._os["link"], real, self._new(dst, dst_dir_fd))
+        """Stand in for ``os.link``, which follows no link here: the copy of a user's file gets the second name."""
+        source = self.path(src, src_dir_fd)
+        self._call(src, self._os["lstat"], self._layer.find(source, False))  # it has to be there
+        target = self._new(dst, dst_dir_fd)
+        real = self._call(src, self._layer.to_write, source, True, False)
+        self._call(src, self._os["link"], real, target)
 
     def unlink(self, path: "Any", *, dir_fd: "int | None" = None) -> None:
         """Stand in for ``os.remove`` and ``os.unlink``."""
@@ -190,8 +193,7 @@ class Redirection:
         """Stand in for ``os.rename`` and ``os.replace``."""
         source = self._layer.resolve(self.path(src, src_dir_fd), False)
         target = self._layer.resolve(self.path(dst, dst_dir_fd), False)
-        if source != target:
-            self._call(src, self._layer.move, source, target)
+        self._call(src, self._layer.move, source, target)
 
     def listdir(self, path: "Any" = None) -> "list[Any]":
         """Stand in for ``os.listdir``."""
@@ -213,13 +215,12 @@ class Redirection:
     def open_descriptor(self, path: "Any", flags: int, mode: int = 0o777, *, dir_fd: "int | None" = None) -> int:
         """Stand in for ``os.open``."""
         text = self.path(path, dir_fd)
-        follow = not flags & getattr(os, "O_NOFOLLOW", 0)
-        if not flags & WRITES:
-            real = self._layer.find(text, follow)
-        else:
-            real = self._layer.find(text, follow)
+        must_be_new = flags & os.O_CREAT and flags & os.O_EXCL
+        follow = not must_be_new and not flags & getattr(os, "O_NOFOLLOW", 0)
+        real = self._call(path, self._layer.find, text, follow)
+        if flags & WRITES:
             exists = os.path.lexists(real)
-            if exists and flags & os.O_CREAT and flags & os.O_EXCL:
+            if exists and must_be_new:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
             if exists or flags & os.O_CREAT:
                 real = self._call(path, self._layer.to_write, text, not flags & os.O_TRUNC, follow)

@@ -59,9 +59,23 @@ STANDALONE = {
     "trace_analysis": {"errors", "units", "text", "safety", "findings"},
     "component_benchmark": {"errors", "units", "text", "findings"},
     "trials": {
-        "errors", "units", "text", "switch", "snapshot", "recording", "safety", "instrumentation", "sampling", "device",
-        "aggregation", "findings", "diagnosis", "comparison", "reports", "storage",
-    },  # fmt: skip
+        "errors",
+        "units",
+        "text",
+        "switch",
+        "snapshot",
+        "recording",
+        "safety",
+        "instrumentation",
+        "sampling",
+        "device",
+        "aggregation",
+        "findings",
+        "diagnosis",
+        "comparison",
+        "reports",
+        "storage",
+    },
 }
 PACKAGES_OF_OTHERS = {
     "bootstrap": {"training_profiler_bootstrap"},  # its other file: this folder is on sys.path, not a package

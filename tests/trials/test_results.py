@@ -86,13 +86,13 @@ def test_changes_that_exclude_each_other_are_not_together():
     assert best_of_each([foreach, FUSED, WORKERS], [("fused", "foreach")]) == [WORKERS, FUSED]
 
 
-def test_all_together_is_not_the_best_where_one_change_alone_does_more():
+def test_one_change_may_do_more_than_all_together():
     worse = replace(TOGETHER, effect=effect(-0.1))
     assert replace(RESULTS, together=worse).best_names == ("num_workers=2",)
     assert RESULTS.best_names == ("num_workers=2", "fused")
 
 
-def test_the_best_that_can_be_had_is_no_ceiling_and_changes_no_numerics():
+def test_ceilings_and_changes_of_the_numerics_are_never_the_best():
     ceiling = replace(WORKERS, name="one_batch", is_ceiling=True, step_s=0.001)
     autocast = replace(WORKERS, name="autocast", changes_numerics=True, step_s=0.002)
     assert replace(RESULTS, rows=(ceiling, autocast, FUSED), together=None).best == FUSED

@@ -112,7 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
     program, command, is_python = resolve(words)
     if not program:
         raise ProfilerError("this Python does not know its own path; put it in front of the script")
-    name = arguments.module or os.path.basename(words[0])
+    script = next((word for word in words if word.endswith(".py")), words[0])  # also behind a launcher
+    name = arguments.module or os.path.basename(script)
     wishes = Wishes(arguments.budget, arguments.only, arguments.all, arguments.numerics, arguments.steps)
     return _try(Program([program, *command[1:]], is_python, name), wishes, runs, arguments.json)
 

@@ -123,6 +123,24 @@ def test_a_loader_that_a_library_makes_again_is_the_users(remembered):
     assert remembered.place_of_loader(own.batch_sampler).endswith(f"test_calls.py:{line}")
 
 
+def test_zeros_that_are_asked_for_are_remembered(remembered):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    optimizer.zero_grad()
+    optimizer.zero_grad(set_to_none=True)
+    assert [call.kind for call in remembered.facts()] == ["optimizer"]
+    optimizer.zero_grad(set_to_none=False)
+    assert remembered.facts()[1].text.endswith(f"test_calls.py:{here() - 1}: set_to_none=False")
+
+
+def test_ddp_has_the_arguments_that_can_be_changed():
+    module = types.SimpleNamespace(gradient_as_bucket_view=False, static_graph=True, bucket_bytes_cap=26214400)
+    sites = call_sites.CallSites(CallSiteReader().read)
+    sites.add_ddp(module)
+    (call,) = sites.facts()
+    expected = {"gradient_as_bucket_view": "False", "static_graph": "True", "bucket_cap_mb": "25.0"}
+    assert (call.kind, dict(call.arguments)) == ("ddp", expected)
+
+
 def test_a_sampler_that_is_gone_is_not_mistaken_for_another():
     sites = call_sites.CallSites(CallSiteReader().read)
     loader = DataLoader(DATA)

@@ -225,6 +225,19 @@ def test_the_number_of_threads_is_kept_against_the_program():
     assert under("num_threads=1", train=train) == 1
 
 
+class NumberOfThreads(Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return torch.get_num_threads()
+
+
+def test_workers_of_loaders_still_compute_with_one_thread():
+    loader = DataLoader(NumberOfThreads(), num_workers=1)
+    assert under("num_threads=2", train=lambda: next(iter(loader)).item()) == 1
+
+
 def test_the_outermost_module_is_compiled_once(monkeypatch):
     compiled = []
     monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(self))

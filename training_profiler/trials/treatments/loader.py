@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from training_profiler.device.backends import CUDA
 from training_profiler.instrumentation.patching import Patches
+from training_profiler.recording.data_loader import MAP_STYLE
 from training_profiler.snapshot.program import LOADER, CallFacts
 from training_profiler.trials.edits import Edit
 from training_profiler.trials.facts import ProgramFacts
@@ -74,7 +75,7 @@ class Workers(LoaderTreatment):
 
     def change(self, loader: Any) -> None:
         """Set the number; a loader without workers has no prefetch factor either."""
-        if loader._dataset_kind == 0 and loader._iterator is None:
+        if loader._dataset_kind == MAP_STYLE and loader._iterator is None:
             vars(loader).update(
                 num_workers=self.count,
                 prefetch_factor=loader.prefetch_factor or DEFAULT_PREFETCH if self.count else None,

@@ -1,6 +1,7 @@
 """Changes of the whole process: threads, precision, garbage collection, the allocator."""
 
 import gc
+import os
 from collections.abc import Callable, Mapping, Sequence
 from ctypes.util import find_library
 from dataclasses import dataclass
@@ -44,10 +45,18 @@ class Threads(Statement):
 
     def install(self, patches: Patches, torch: Any) -> None:
         """Set the number, and keep the program from setting another."""
-        before = torch.get_num_threads()
+        before, process = torch.get_num_threads(), os.getpid()
         torch.set_num_threads(self.count)
         patches.keep(lambda: torch.set_num_threads(before))
-        patches.replace(torch, "set_num_threads", lambda original: lambda count: None)
+
+        def make(original: Any) -> Any:
+            def set_num_threads(count: int) -> None:
+                if os.getpid() != process:  # a worker of a loader computes with one
+                    original(count)
+
+            return set_num_threads
+
+        patches.replace(torch, "set_num_threads", make)
 
     def edit(self, calls: Sequence[CallFacts]) -> list[Edit]:
         """Return the edit of the program's own call, or a new statement."""

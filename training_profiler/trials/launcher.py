@@ -14,6 +14,7 @@ from training_profiler.trials.treatment import Treatment
 
 BOOTSTRAP: Final = Path(__file__).parents[1] / "bootstrap"
 RUNS: Final = "runs"
+PRELOAD: Final = "LD_PRELOAD"
 SETTINGS_OF_FIRST_RUN: Final = {"_LOG_EVERY": "0", "_FLUSH_S": "1", "_SINKS": ""}
 
 
@@ -94,11 +95,19 @@ class Launcher:
         if is_profiled:
             environment[SWITCH + "_DIR"] = str(isolation.results / RUNS)
         for treatment in treatments:
-            environment |= treatment.environment()
+            environment = with_variables(environment, treatment.environment())
         process.start(isolation.command(list(self.program.words)), isolation.environ(environment))
         training = Training(process, isolation)
         self._trainings.append(training)
         return training
+
+
+def with_variables(environment: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with more variables; a library to load first goes before those that are loaded already."""
+    combined = {**environment, **added}
+    if environment.get(PRELOAD) and added.get(PRELOAD):
+        combined[PRELOAD] = f"{added[PRELOAD]}:{environment[PRELOAD]}"
+    return combined
 
 
 def _free_port() -> int:

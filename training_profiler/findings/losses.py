@@ -90,7 +90,7 @@ _PATTERNS: Final = [(price, re.compile(price.words or re.escape(price.change), r
 def losses_text(advice: str) -> str:
     """Return what the changes named in ``advice`` do to the losses; "" where it names none.
 
-    Such as "same bit for bit; with fused differ by rounding".
+    Such as "fused: differ by rounding; accumulated gradients: differ".
     """
     by_text: dict[str, list[str]] = {}
     for price, pattern in _PATTERNS:

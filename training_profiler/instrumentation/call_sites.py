@@ -14,6 +14,7 @@ from training_profiler.units import BYTES_PER_MIB
 MOST_CALLS: Final = 32  # places; a program with more makes them in a loop over generated code
 MOST_READ: Final = 500  # of one kind; a program that makes an optimizer in each step made the first ones there too
 MOST_LOADERS: Final = 64  # the newest ones, whose iterators can be recognized
+MOST_TEXT: Final = 60  # characters of an argument
 ReadSite = Callable[[FrameType | None], CallSite | None]
 
 
@@ -33,7 +34,7 @@ class CallSites:
             site = self._read_site(sys._getframe(1)) if self._read[kind] <= MOST_READ else None
             if site is None or (len(self._calls) >= MOST_CALLS and (kind, function, site) not in self._calls):
                 return None
-            values = tuple((name, repr(value)) for name, value in arguments.items())
+            values = tuple((name, repr(value)[:MOST_TEXT]) for name, value in arguments.items())
             call = self._calls[kind, function, site] = CallFacts(kind, function, site, values)
             return call
         return None

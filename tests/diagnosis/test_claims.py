@@ -54,6 +54,12 @@ def test_uneven_steps_with_nothing_left_are_left_out():
     assert savings(finding("data-loading-bound", 4.0), uneven) == {"data-loading-bound": 4.0}
 
 
+def test_a_rise_is_claimed_before_the_section_that_rises():
+    rise = finding("slowing-down", 2.0, {"moves_with": "data_loading", "explained": 0.9})
+    kept = savings(finding("data-loading-bound", 4.0), rise)
+    assert kept == {"data-loading-bound": pytest.approx(2.2), "slowing-down": pytest.approx(2 * (0.9 + 0.1 * 0.78))}
+
+
 def test_rise_is_not_counted_again_as_unevenness():
     kept = savings(finding("slowing-down", 2.0), finding("step-time-varies", 2.5))
     assert kept == {"slowing-down": 2.0, "step-time-varies": 0.5}

@@ -64,12 +64,14 @@ def section_of(finding: Finding) -> str | None:
 def each_second_once(findings: Sequence[Finding], snapshot: Snapshot) -> list[Finding]:
     """Return the findings, each with the saving that no other finding claims.
 
-    Findings about one section share its time: a known cause comes first, then the costliest. A finding about all
-    sections, such as an idle device or uneven steps, has what is left beside the findings about single ones; where
-    hardly anything is left, uneven steps are left out.
+    Findings about one section share its time: a rise of its time and a known cause come first, then the costliest. A
+    finding about all sections, such as an idle device or uneven steps, has what is left beside the findings about
+    single ones; where hardly anything is left, uneven steps are left out.
     """
     findings = without_waiting_for_ranks(findings, snapshot)
     claims = _Claims(snapshot)
+    for rise in (finding for finding in findings if finding.code in RISES):
+        claims.claim_rise(rise)
     in_order = sorted(findings, key=lambda finding: (finding.code not in _CAUSES, -finding.potential_saving_s))
     by_code = {finding.code: claims.left_of(finding) for finding in in_order if finding.code in _SECTIONS}
     has_causes = any(finding.code in _CAUSES for finding in findings)
@@ -108,6 +110,12 @@ class _Claims:
         self._claim(names, saving_s)
         return replace(finding, potential_saving_s=saving_s)
 
+    def claim_rise(self, finding: Finding) -> None:
+        """Claim the part of a rise that lies in the section which rises: a finding about that has the rest."""
+        section, part = _moves_with(finding, self._snapshot)
+        if section:
+            self._claim((section,), part * finding.potential_saving_s)
+
     def _claim(self, names: Sequence[str], saving_s: float) -> None:
         room_s = {name: max(0.0, self._total_s(name) - self._claimed_s.get(name, 0.0)) for name in names}
         all_s = sum(room_s.values())
@@ -131,20 +139,27 @@ def _beside_others(
     if finding.code not in (STEP_TIME_VARIES, *RISES) or snapshot.step is None or not settled_s:
         return finding
     # The time above the median, or above the pace of the start, lies in the claimed sections as much as in the others.
-    cause = str(finding.evidence.get("moves_with", "")) or _moves_with(snapshot)
-    is_claimed = _INSIDE.get(cause, cause) in {name for each in single for name in _SECTIONS[each.code]}
-    explained = float(finding.evidence.get("explained", snapshot.step.explained.get(cause, 0.0))) if is_claimed else 0.0
-    left_s = saving_s * (1 - max(min(1.0, explained), min(1.0, in_steps_s / settled_s)))
-    if finding.code == STEP_TIME_VARIES:  # a rise makes steps uneven as well
+    section, explained = _moves_with(finding, snapshot)
+    if finding.code in RISES:
+        left_s = saving_s * (explained + (1 - explained) * (1 - min(1.0, in_steps_s / settled_s)))
+    else:
+        is_claimed = section in {name for each in single for name in _SECTIONS[each.code]}
+        left_s = saving_s * (1 - max(explained if is_claimed else 0.0, min(1.0, in_steps_s / settled_s)))
+        # A rise makes steps uneven as well.
         left_s -= sum(each.potential_saving_s for each in findings if each.code in RISES)
     return replace(finding, potential_saving_s=left_s) if left_s >= MIN_SAVING_S else None
 
 
-def _moves_with(snapshot: Snapshot) -> str:
-    """Return the section that explains most of how step time varies; "" if none explains half of it."""
+def _moves_with(finding: Finding, snapshot: Snapshot) -> tuple[str, float]:
+    """Return the section that a finding about step times lies in, and the part of it; ("", 0) where none is known."""
     explained = {} if snapshot.step is None else snapshot.step.explained
-    cause, part = max(explained.items(), key=lambda item: item[1], default=("", 0.0))
-    return cause if part >= _EXPLAINED_FROM else ""
+    section, part = max(explained.items(), key=lambda item: item[1], default=("", 0.0))
+    named = str(finding.evidence.get("moves_with", ""))
+    if named:
+        section, part = named, float(finding.evidence.get("explained", explained.get(named, 0.0)))
+    elif part < _EXPLAINED_FROM:
+        return "", 0.0
+    return _INSIDE.get(section, section), min(1.0, part)
 
 
 def without_waiting_for_ranks(findings: Sequence[Finding], snapshot: Snapshot) -> list[Finding]:

@@ -135,6 +135,8 @@ def another_folder() -> None:
     read = "import sys; sys.stdout.write(open('metrics.txt').read())"
     assert subprocess.run([sys.executable, "-c", read], capture_output=True, check=True).stdout == b"x"
     os.chdir(before)
+    command = [sys.executable, "-c", read]
+    assert subprocess.run(command, capture_output=True, check=True, cwd="run/1").stdout == b"x"
 
 
 def _write_in_worker(name: str) -> None:

@@ -20,7 +20,7 @@ MEMORY = Path("/dev/shm")
 TIMEOUT_S = 120
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=[NAMESPACES, GUARDED])
 def isolation(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Isolation]:
     files.prepare(tmp_path / "user")
     try:
@@ -47,6 +47,7 @@ def names_in_memory() -> set[str]:
     return set(os.listdir(MEMORY)) if MEMORY.is_dir() else set()
 
 
+@pytest.mark.parametrize("isolation", WAYS, indirect=True)
 def test_a_program_sees_its_changes_and_none_is_there_afterwards(isolation: Isolation, tmp_path: Path) -> None:
     before, in_memory = snapshot(tmp_path / "user"), names_in_memory()
 
@@ -98,6 +99,8 @@ def test_a_user_namespace_gives_the_same(tmp_path: Path) -> None:
     done = subprocess.run([*without_right, "-q", "-n0", test], capture_output=True, text=True, timeout=TIMEOUT_S)
 
     assert done.returncode == 0, done.stdout
+    if "1 skipped" in done.stdout:
+        pytest.skip("this machine refuses user namespaces")
 
 
 def test_results_are_handed_over(isolation: Isolation, tmp_path: Path) -> None:
@@ -107,6 +110,7 @@ def test_results_are_handed_over(isolation: Isolation, tmp_path: Path) -> None:
     assert (isolation.results / "steps").read_text() == "12"
 
 
+@pytest.mark.parametrize("isolation", WAYS, indirect=True)
 def test_a_daemon_ends_with_the_trial_and_its_port_is_closed(isolation: Isolation, tmp_path: Path) -> None:
     done = run(isolation, tmp_path, str(PROGRAMS / "processes.py"), str(isolation.results))
     port = int((isolation.results / "port").read_text())
@@ -120,6 +124,7 @@ def test_a_daemon_ends_with_the_trial_and_its_port_is_closed(isolation: Isolatio
         assert client.connect_ex(("127.0.0.1", port)) != 0
 
 
+@pytest.mark.parametrize("isolation", WAYS, indirect=True)
 def test_a_killed_launcher_leaves_no_process(isolation: Isolation, tmp_path: Path) -> None:
     started = isolation.results / "started"
     code = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); print(flush=True); time.sleep(600)"
@@ -157,8 +162,6 @@ def test_loopback_is_usable(isolation: Isolation, tmp_path: Path) -> None:
 
 
 def test_code_that_is_not_python_changes_nothing(isolation: Isolation, tmp_path: Path) -> None:
-    if isolation.way == REDIRECTED:
-        pytest.skip("its promise says that this is not held")
     before = snapshot(tmp_path / "user")
     code = (
         "import ctypes, os; os.system('echo x >> log.csv; rm checkpoint.pt; mkdir made'); ctypes.CDLL(None).creat(b'c')"

@@ -14,7 +14,7 @@ from tests.trials.isolation.snapshots import snapshot
 
 STARTUP = Path(__file__).parents[3] / "training_profiler" / "trials" / "isolation" / "startup"
 NAMES = ("a", "b", "c")
-SEQUENCES, CALLS = 60, 40
+SEQUENCES, CALLS = 25, 40
 
 
 @pytest.fixture(scope="module")

@@ -154,6 +154,8 @@ def prepare(
 def _plan(way: str, scratch: Path, writable: Sequence[Path], in_memory: bool) -> Plan:
     results = scratch / "results"
     results.mkdir(parents=True, exist_ok=True)
+    for folder in writable:
+        folder.mkdir(parents=True, exist_ok=True)
     folders = (str(results), *(str(folder.resolve()) for folder in writable))
     most = int(shutil.disk_usage(scratch).free * SHARE_OF_FREE_SPACE)
     used = (str(Path.cwd()), str(Path.home().resolve()), tempfile.gettempdir(), str(scratch))

@@ -92,7 +92,7 @@ def _become(plan: Plan, program: list[str]) -> int:
 def _reporting_errors(act: Callable[[], int]) -> int:
     try:
         return act()
-    except OSError as error:
+    except Exception as error:  # a forked child must not go on as the launcher
         sys.stderr.write(f"training-profiler: a trial cannot be isolated: {error}\n")
         return FAILED
 

@@ -44,7 +44,7 @@ def read_mounts(text: str) -> dict[str, Mount]:
 
 
 def leave_namespaces(with_processes: bool) -> bool:
-    """Give this process new namespaces; return whether it needed a user namespace.
+    """Give this process new namespaces, whose mounts nothing else has; return whether it needed a user namespace.
 
     Raises:
         OSError: this system refuses.
@@ -53,13 +53,15 @@ def leave_namespaces(with_processes: bool) -> bool:
     user, group = os.geteuid(), os.getegid()
     try:
         linux.unshare(flags)
-        return False
+        needs_user_namespace = False
     except PermissionError:
         linux.unshare(flags | linux.CLONE_NEWUSER)
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    return True
+        needs_user_namespace = True
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    return needs_user_namespace
 
 
 class CopyOnWriteRoot:
@@ -83,7 +85,6 @@ class CopyOnWriteRoot:
             writable: folders that are the real ones, so what is written there stays.
             with_processes: whether this is the first process of a namespace of processes.
         """
-        linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
         linux.mount("tmpfs", self._root, "tmpfs", options="mode=755,size=64m")
         if self._in_user_namespace:
             self._folders |= {folder for path in used for folder in _folders_of_others(path)}

@@ -95,63 +95,84 @@ def shared_memory(record: "Callable[[str], None]") -> "dict[str, Callable[[Modul
     return {"_posixshmem": posix}
 
 
-def files(reading: "Callable[[Any], Any]", writing: "Callable[[Any, bool], Any]") -> "dict[str, Any]":
-    """Return what sends files that are opened in C into the layer.
+class Files:
+    """Sends files that are opened in C into the layer.
 
     Args:
         reading: returns the real file of a path.
         writing: returns the file to write for a path; its second argument is whether the content matters.
     """
 
-    def torch(module: "Any") -> None:
-        native = module._C
-        writer, reader = native.PyTorchFileWriter, native.PyTorchFileReader
-        _replace(native, "PyTorchFileWriter", _with_path(writer, 0, "", lambda path, _: writing(path, False)))
-        _replace(native, "PyTorchFileReader", _with_path(reader, 0, "", lambda path, _: reading(path)))
+    def __init__(self, reading: "Callable[[Any], Any]", writing: "Callable[[Any, bool], Any]") -> None:
+        self._reading, self._writing = reading, writing
 
+    def actions(self) -> "dict[str, Any]":
+        """Return what to do with each module."""
+        return {
+            "subprocess": self._subprocess,
+            "torch": self._torch,
+            "sqlite3.dbapi2": self._sqlite,
+            "safetensors": self._safetensors,
+            "h5py": self._h5py,
+        }
+
+    def _read(self, path: "Any", _: object) -> "Any":
+        return self._reading(path)
+
+    def _overwrite(self, path: "Any", _: object) -> "Any":
+        return self._writing(path, False)
+
+    def _subprocess(self, module: "Any") -> None:
+        start = module.Popen.__init__
+
+        @wraps(start)
+        def init(popen: "Any", *arguments: "Any", **named: "Any") -> None:
+            if named.get("cwd") is not None:
+                named["cwd"] = self._reading(named["cwd"])
+            start(popen, *arguments, **named)
+
+        _replace(module.Popen, "__init__", init)
+
+    def _torch(self, module: "Any") -> None:
         def stored(path: "Any", rest: "Any") -> "Any":
-            return writing(path, True) if _is_shared(rest) else reading(path)
+            return self._writing(path, True) if _is_shared(rest) else self._reading(path)
 
+        native, storage = module._C, module.UntypedStorage
+        _replace(native, "PyTorchFileWriter", _with_path(native.PyTorchFileWriter, 0, "", self._overwrite))
+        _replace(native, "PyTorchFileReader", _with_path(native.PyTorchFileReader, 0, "", self._read))
         _replace(module, "from_file", _with_path(module.from_file, 0, "filename", stored))
-        storage = module.UntypedStorage
         _replace(storage, "from_file", staticmethod(_with_path(storage.from_file, 0, "filename", stored)))
 
-    def sqlite(module: "Any") -> None:
-        def database(path: "Any", _: "Any") -> "Any":
+    def _sqlite(self, module: "Any") -> None:
+        def database(path: "Any", _: object) -> "Any":
             text = os.fsdecode(path)
             if text in ("", ":memory:") or text.startswith("file:"):
                 return path
             for ending in ("-journal", "-wal"):  # unfinished transactions belong to the database
                 if os.path.exists(text + ending):
-                    writing(text + ending, True)
+                    self._writing(text + ending, True)
             try:
-                return writing(path, True)
+                return self._writing(path, True)
             except OSError:  # too large to copy: it can be read
-                return reading(path)
+                return self._reading(path)
 
         _replace(module, "connect", _with_path(module.connect, 0, "database", database))
 
-    def safetensors(module: "Any") -> None:
-        save, read = module.serialize_file, module.safe_open
-        _replace(module, "serialize_file", _with_path(save, 1, "filename", lambda path, _: writing(path, False)))
-        _replace(module, "safe_open", _with_path(read, 0, "filename", lambda path, _: reading(path)))
+    def _safetensors(self, module: "Any") -> None:
+        _replace(module, "serialize_file", _with_path(module.serialize_file, 1, "filename", self._overwrite))
+        _replace(module, "safe_open", _with_path(module.safe_open, 0, "filename", self._read))
 
-    def h5py(module: "Any") -> None:
-        def file(path: "Any", rest: "Any") -> "Any":
-            mode = rest[0][1] if len(rest[0]) > 1 else rest[1].get("mode", "r")
-            return reading(path) if mode in ("r", None) else writing(path, mode in ("a", "r+"))
-
+    def _h5py(self, module: "Any") -> None:
         start = module.File.__init__
 
         @wraps(start)
-        def init(self: "Any", name: "Any", *arguments: "Any", **named: "Any") -> None:
+        def init(file: "Any", name: "Any", mode: "Any" = "r", *arguments: "Any", **named: "Any") -> None:
             if isinstance(name, (str, bytes, os.PathLike)):
-                name = file(name, ((name, *arguments), named))
-            start(self, name, *arguments, **named)
+                is_read = mode in ("r", None)
+                name = self._reading(name) if is_read else self._writing(name, mode in ("a", "r+"))
+            start(file, name, mode, *arguments, **named)
 
         _replace(module.File, "__init__", init)
-
-    return {"torch": torch, "sqlite3.dbapi2": sqlite, "safetensors": safetensors, "h5py": h5py}
 
 
 def _is_shared(rest: "tuple[tuple[Any, ...], dict[str, Any]]") -> bool:

@@ -92,4 +92,4 @@ def _redirect(plan: "dict[str, Any]", libraries: "Any") -> "dict[str, Any]":
     def writing(path: "Any", content_matters: bool) -> str:
         return str(layer.to_write(redirection.path(path), content_matters))
 
-    return dict(libraries.files(reading, writing))
+    return dict(libraries.Files(reading, writing).actions())

@@ -188,13 +188,14 @@ def test_the_edited_script_has_the_arguments_in_force(tmp_path):
             edit_at(source, "DataLoader(\n", arguments=WORKERS, **of_path),
             edit_at(source, "DataLoader(data, ", arguments=WORKERS, **of_path),
             edit_at(source, "DataLoader(\n", arguments=(("prefetch_factor", "4"),), **of_path),
+            edit_at(source, "DataLoader(\n", note="and drink", **of_path),
             edit_at(source, "optim.Adam", OPTIMIZER, arguments=(("fused", "True"), ("foreach", "None")), **of_path),
             edit_at(source, "optim.Adam", OPTIMIZER, statement="torch.set_num_threads(1)", module="torch", **of_path),
             edit_at(source, "optim.Adam", OPTIMIZER, statement="{model}.eval()", note="and think", **of_path),
         ],
         str(tmp_path),
     )
-    assert (done.manual, done.notes) == ((), ("and think",))
+    assert (done.manual, done.notes) == ((), ("train.py:9: and think", "train.py:5: and drink"))
     assert path.read_text() == source
     subprocess.run(["patch", "-p1", "-s"], cwd=tmp_path, input=done.diff, text=True, check=True)
     program = {}

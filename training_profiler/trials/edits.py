@@ -71,10 +71,9 @@ def edited(edits: Iterable[Edit], folder: str) -> Edited:
         MissingExtraError: libcst is not installed.
     """
     by_file: dict[str, list[Edit]] = {}
-    edits = list(edits)
     for edit in edits:
         by_file.setdefault(edit.call.site.path, []).append(edit)
-    diffs, manual = [], []
+    diffs, manual, notes = [], [], []
     for path, of_file in sorted(by_file.items()):
         try:
             before = _read(path)
@@ -86,10 +85,10 @@ def edited(edits: Iterable[Edit], folder: str) -> Edited:
         for edit in sorted(_merged(of_file), key=lambda edit: (-edit.call.site.line, -edit.call.site.column)):
             try:
                 after = edited_source(after, edit)
+                notes += [f"{edit.call.site.place}: {edit.note}"] if edit.note else []
             except CannotEditError as error:
                 manual.append(_as_manual(edit, str(error)))
         diffs.append(_diff(before, after, path, folder))
-    notes = dict.fromkeys(edit.note for edit in edits if edit.note and (edit.arguments or edit.statement))
     return Edited("".join(diffs), tuple(manual), tuple(notes))
 
 

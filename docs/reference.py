@@ -8,6 +8,7 @@ The other reference pages are written by people; tests/docs compares them with t
 
 import argparse
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -15,10 +16,14 @@ from pathlib import Path
 
 from training_profiler import settings
 from training_profiler.cli import COMMANDS, command_module
+from training_profiler.findings.losses import ADVISED, Price
 from training_profiler.reports.report_schema import report_schema
 from training_profiler.sinks.registry import TRACKERS, Tracker
+from training_profiler.trials.treatment import Treatment
+from training_profiler.trials.treatments import TREATMENTS
 
 FOLDER = Path(__file__).parent / "reference"
+TREATMENTS_PAGE = FOLDER / "treatments.md"
 COMMANDS_PAGE, SETTINGS_PAGE = FOLDER / "commands.md", FOLDER / "settings.md"
 REPORT_SCHEMA = FOLDER / "report.schema.json"
 TRACKERS_PAGE = FOLDER.parent / "frameworks" / "trackers.md"
@@ -40,6 +45,9 @@ A command exits with status 0, or with 2 and one line on stderr if it cannot use
 
 
 TABLE_HEAD = "| setting | default | meaning |\n| --- | --- | --- |\n"
+TREATMENTS_HEAD = "| family | change | losses |\n| --- | --- | --- |\n"
+CEILINGS_HEAD = "| family | ceiling |\n| --- | --- |\n"
+ADVISED_HEAD = "| change | losses |\n| --- | --- |\n"
 TRACKERS_HEAD = "| tracker | install | what it receives |\n| --- | --- | --- |\n"
 
 
@@ -50,13 +58,46 @@ def pages() -> dict[Path, str]:
         COMMANDS_PAGE: commands_page(),
         SETTINGS_PAGE: with_table(SETTINGS_PAGE, TABLE_HEAD, settings_rows),
         TRACKERS_PAGE: with_table(TRACKERS_PAGE, TRACKERS_HEAD, trackers_rows),
+        TREATMENTS_PAGE: treatments_page(),
         REPORT_SCHEMA: json.dumps(report_schema(), indent=1) + "\n",
     }
 
 
+def treatments_page() -> str:
+    """Return the text of docs/reference/treatments.md: three of its tables are written here."""
+    by_family: dict[str, list[Treatment]] = {}
+    for treatment in TREATMENTS:
+        by_family.setdefault(treatment.family, []).append(treatment)
+    tried = [each for each in by_family.values() if not each[0].ceiling]
+    ceilings = [f"| `{each[0].family}` | {each[0].label} |" for each in by_family.values() if each[0].ceiling]
+    text = TREATMENTS_PAGE.read_text(encoding="utf-8")
+    for table_head, rows in (
+        (TREATMENTS_HEAD, map(_treatment_row, tried)),
+        (CEILINGS_HEAD, ceilings),
+        (ADVISED_HEAD, map(_price_row, ADVISED)),
+    ):
+        text = replaced_table(TREATMENTS_PAGE, text, table_head, rows)
+    return text
+
+
+def _treatment_row(treatments: list[Treatment]) -> str:
+    first, *others = treatments
+    more = "".join(f", {re.sub('[^0-9]', '', other.label)}" for other in others)
+    return f"| `{first.family}` | `{first.label}`{more} | {first.effect} |"
+
+
+def _price_row(price: Price) -> str:
+    return f"| {price.change} | {price.text} |"
+
+
 def with_table(page: Path, table_head: str, rows: Iterable[str]) -> str:
     """Return the text of a page with one of its tables as the code has it."""
-    head, mark, rest = page.read_text(encoding="utf-8").partition(table_head)
+    return replaced_table(page, page.read_text(encoding="utf-8"), table_head, rows)
+
+
+def replaced_table(page: Path, text: str, table_head: str, rows: Iterable[str]) -> str:
+    """Return ``text`` of a page with one of its tables as the code has it."""
+    head, mark, rest = text.partition(table_head)
     if not mark:
         raise SystemExit(f"{page.name} has no such table: {table_head!r}")
     _, _, after = rest.partition("\n\n")

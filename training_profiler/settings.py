@@ -19,6 +19,7 @@ from training_profiler.switch import (
     SHORT_PREFIX,
     SHORT_SWITCH,
     SWITCH,
+    TRIAL_PLAN,
     means_on,
 )
 from training_profiler.torch_capture.plan import CapturePlan, read_plan
@@ -395,7 +396,7 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
     sentences = [
         f"{name} is not a setting of the profiler and has no effect{_nearest(name, known)}"
         for name in sorted(environ)
-        if name.startswith(SWITCH) and name not in known and name != ROOT
+        if name.startswith(SWITCH) and name not in known and name not in (ROOT, TRIAL_PLAN)
     ]
     short = [_short(name) for name in known]
     sentences += [

@@ -16,6 +16,7 @@ PREFIX = SWITCH + "_"
 SHORT_SWITCH = "TRAINING_PROFILER"  # accepted beside the documented names, which win
 SHORT_PREFIX = SHORT_SWITCH + "_"
 ROOT = PREFIX + "ROOT"  # pid:launch of the first Python process of a launch; set by us, not a setting
+TRIAL_PLAN = PREFIX + "TRIAL_PLAN"  # path of a trial's plan; set by `training-profiler try`, not a setting
 ON_WORDS = ("1", "true", "yes", "on")
 OFF_WORDS = ("0", "false", "no", "off", "")
 

@@ -127,6 +127,8 @@ def filled(hint: Any, name: str, phase: str) -> Any:
         return tuple(filled(one, name, phase) for one in arguments)
     if origin in (tuple, list, Iterable) or (inspect.isclass(origin) and issubclass(origin, Iterable)):
         return (filled(arguments[0], name, phase),)
+    if hasattr(hint, "_fields"):  # a named tuple
+        return hint(*(filled(of_field, name, phase) for of_field in typing.get_type_hints(hint).values()))
     plain = {str: name, bool: True, int: 2, float: 0.5}
     return plain.get(hint)
 

@@ -2,7 +2,7 @@ import json
 
 import msgspec
 
-from training_profiler.snapshot.program import CompileFacts, CpuSpeed, OptimizerFacts, ProgramFacts
+from training_profiler.snapshot.program import CallFacts, CallSite, CompileFacts, CpuSpeed, OptimizerFacts, ProgramFacts
 from training_profiler.storage.facts_codec import checked_facts
 
 FACTS = ProgramFacts(
@@ -12,6 +12,7 @@ FACTS = ProgramFacts(
     7,
     CpuSpeed("float32", 50.0, 3e-6),
     310,
+    (CallFacts("loader", "DataLoader", CallSite("train.py", 41, "/w/train.py", 8, ""), (("num_workers", "0"),)),),
 )
 
 
@@ -25,3 +26,14 @@ def test_numbers_and_texts_that_cannot_be_are_mended():
     mended = checked_facts(bad)
     assert (mended.kept_graphs, mended.operators) == (0, 0)
     assert "\x1b" not in mended.autocast
+
+
+def test_calls_are_mended_too():
+    site = CallSite("\x1b.py", -3, "/\n", -7, "\x1b")
+    (call,) = checked_facts(FACTS._replace(calls=(CallFacts("a", "b", site, (("x", "\x1b"),) * 99),))).calls
+    assert "\x1b" not in f"{call}"
+    assert (call.site.line, call.site.column, len(call.arguments)) == (0, -1, 8)
+
+
+def test_facts_of_an_earlier_version_have_no_calls():
+    assert checked_facts(msgspec.convert(json.loads(json.dumps(FACTS[:6])), ProgramFacts)) == FACTS._replace(calls=())

@@ -11,12 +11,13 @@ import sys
 SWITCH = "RECTIFIED_FLOW_PROFILE"
 SHORT_SWITCH = "TRAINING_PROFILER"
 ROOT = "RECTIFIED_FLOW_PROFILE_ROOT"
+TRIAL_PLAN = "RECTIFIED_FLOW_PROFILE_TRIAL_PLAN"
 OFF_WORDS = ("0", "false", "no", "off", "")
 
 if __name__ == "sitecustomize":
     try:
         given = os.environ.get(SWITCH, "").strip() or os.environ.get(SHORT_SWITCH, "").strip()
-        if given.lower() not in OFF_WORDS:
+        if given.lower() not in OFF_WORDS or os.environ.get(TRIAL_PLAN):
             import time
 
             pid = str(os.getpid())

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PACKAGE = "training_profiler"
 SWITCH = "RECTIFIED_FLOW_PROFILE"
 SHORT_SWITCH = "TRAINING_PROFILER"
+TRIAL_PLAN = SWITCH + "_TRIAL_PLAN"  # path of the plan of a trial (training_profiler.trials)
 ON_WORDS = ("1", "true", "yes", "on")
 DEFAULT_DIR = "runs"
 MOST_META_BYTES = 1 << 22
@@ -113,7 +114,7 @@ class ProcessHook:
     def __init__(self, is_first: bool, was_requested: bool) -> None:
         self.begin_ns = time.perf_counter_ns()
         self.began_s = time.time()
-        self.finder = TorchFinder(self.start_profiler)
+        self.finder = TorchFinder(self.start_trial if os.environ.get(TRIAL_PLAN) else self.start_profiler)
         self._pid = os.getpid()
         self._is_first = is_first
         self._was_requested = was_requested
@@ -127,12 +128,18 @@ class ProcessHook:
             return
         before = {name for name in sys.modules if name.partition(".")[0] == PACKAGE}
         try:
-            _import_api().start_instrumentation(self.begin_ns, self.finder.imported)
+            _import_module("api").start_instrumentation(self.begin_ns, self.finder.imported)
         except Exception as error:
             self.report("nothing is measured: " + _reason(error))
             for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
                 if name not in before:  # so that an import by the program itself starts afresh
                     del sys.modules[name]
+
+    def start_trial(self) -> None:
+        """Start a trial after the import of torch, and the profiler where that is on too."""
+        _import_module("trials.child").start(os.environ[TRIAL_PLAN])
+        if _is_on():
+            self.start_profiler()
 
     def report(self, message: str) -> None:
         """Write one line to stderr, if possible."""
@@ -200,8 +207,11 @@ def install(is_first: bool, was_requested: bool) -> None:
     if any(type(finder).__name__ == TorchFinder.__name__ for finder in sys.meta_path):
         return  # PYTHONPATH has two installations
     hook = ProcessHook(is_first, was_requested)
-    name, given = _variable("")
-    if given.strip().lower() not in ON_WORDS:
+    if not _is_on():
+        if os.environ.get(TRIAL_PLAN):  # its program is not profiled
+            sys.meta_path.insert(0, hook.finder)
+            return
+        name, given = _variable("")
         if is_first:
             hook.report(
                 "nothing is measured: " + name + "=" + repr(given) + " is neither on (1, true, yes, on) nor off "
@@ -210,6 +220,10 @@ def install(is_first: bool, was_requested: bool) -> None:
         return
     atexit.register(hook.at_exit)  # before all others, so it runs after them
     sys.meta_path.insert(0, hook.finder)
+
+
+def _is_on() -> bool:
+    return _variable("")[1].strip().lower() in ON_WORDS
 
 
 def _variable(ending: str) -> "tuple[str, str]":
@@ -253,8 +267,8 @@ def _absolute(folder: str) -> str:
         return folder
 
 
-def _import_api() -> "ModuleType":
-    """Return ``training_profiler.api``: the one the program would import, else the one this file belongs to."""
+def _import_module(name: str) -> "ModuleType":
+    """Return a module of the package: of the one the program would import, else of the one this file belongs to."""
     import importlib.util
 
     if PACKAGE not in sys.modules:
@@ -264,7 +278,7 @@ def _import_api() -> "ModuleType":
             if spec is not None and spec.origin is not None:
                 raise ImportError("another module is called " + PACKAGE + ": " + spec.origin)
             _import_own_package()
-    return importlib.import_module(PACKAGE + ".api")
+    return importlib.import_module(PACKAGE + "." + name)
 
 
 def _import_own_package() -> None:

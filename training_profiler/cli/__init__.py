@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 # Each command is a module here, imported only when it is called.
 # These run no code of the user.
 READERS = ("report", "watch", "compare", "list", "timeline", "html", "capture", "stacks", "trace", "mcp")
-COMMANDS = ("run", *READERS, "benchmark", "env", "doctor")
+COMMANDS = ("run", "try", *READERS, "benchmark", "env", "doctor")
+# A module named "list" would hide the built-in one in this package, and "try" is a word of the language.
+_MODULES = {"list": "list_runs", "try": "try_command"}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -111,5 +113,4 @@ def _wrapped(text: str) -> str:
 
 def command_module(name: str) -> "Any":
     """Return the module of a command."""
-    # A module named "list" would hide the built-in one in this package.
-    return import_module(f"{__name__}.{'list_runs' if name == 'list' else name}")
+    return import_module(f"{__name__}.{_MODULES.get(name, name)}")

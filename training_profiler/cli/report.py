@@ -19,6 +19,8 @@ from training_profiler.sinks.console import stream_layout
 from training_profiler.storage.run_lookup import read_program, run_named, typed_path
 from training_profiler.storage.run_reader import newest_run, read_run
 from training_profiler.text import encodable, one_line
+from training_profiler.trials.report import render_results
+from training_profiler.trials.results import load
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
         layout = stream_layout(sys.stdout, arguments.format)
         origin = Origin(read_program(folder), typed_path(folder))
         text = render_final(snapshot, findings, layout, arguments.checklist, origin).lstrip("\n")
+        tried = load(folder)
+        if tried is not None:
+            text += "\n" + render_results(tried, typed_path(folder), layout)
     sys.stdout.write(encodable(text, sys.stdout.encoding))
     sys.stdout.flush()
     return 0

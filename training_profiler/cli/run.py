@@ -68,12 +68,9 @@ def launch(words: list[str]) -> int:
         words = words[1:]
     if not words:
         return _refuse("run needs a program; example: training-profiler run train.py --lr 1e-3", BAD_USE)
-    program = _command(words[0])
-    arguments = words if program else [sys.executable, *words]
-    program = program or sys.executable
+    program, arguments, is_python = resolve(words)
     if not program:
         return _refuse("this Python does not know its own path; put it in front of the script", BAD_USE)
-    is_python = _is_python(program)
     environment = launch_environment(BOOTSTRAP, is_python)
     for name, value in given.items():
         environment[name] = value
@@ -84,6 +81,17 @@ def launch(words: list[str]) -> int:
         read_settings(environ=environment)
     _warn_if_unprofiled(arguments[1:] if is_python else _shebang_options(program))
     return _become(program, arguments, environment)
+
+
+def resolve(words: list[str]) -> tuple[str, list[str], bool]:
+    """Return what starts the program in ``words``: its path, its arguments with its name, and whether it is Python.
+
+    The path is empty if this interpreter does not know its own.
+    """
+    program = _command(words[0])
+    arguments = words if program else [sys.executable, *words]
+    program = program or sys.executable
+    return program, arguments, bool(program) and _is_python(program)
 
 
 def _show_help() -> int:

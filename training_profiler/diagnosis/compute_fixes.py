@@ -7,7 +7,6 @@ from training_profiler.snapshot.program import OptimizerFacts
 from training_profiler.snapshot.snapshot import Snapshot
 
 HALF: Final = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
-ROUNDING: Final = "changes losses by rounding"
 FEW_TENSORS: Final = 8  # below it there is little to put together
 FUSED_SAVES: Final = 0.85  # of an optimizer that updates many tensors one by one
 OTHERWISE_SAVES: Final = 0.5
@@ -21,9 +20,9 @@ def forward_fix(snapshot: Snapshot) -> str:
     words = []
     # A CPU without units for bfloat16 becomes slower.
     if not program.autocast and not dtypes & set(HALF) and devices != ("cpu",):
-        words.append("mixed precision (torch.autocast, which changes the losses)")
+        words.append("mixed precision (torch.autocast)")
     if program.compiled is None:
-        words.append(f"torch.compile (which {ROUNDING})")
+        words.append("torch.compile")
     words.append("a smaller model, or a faster one of the same quality")
     if len(words) == 1:
         return f"The usual switches are set already; use {words[0]}"
@@ -33,13 +32,13 @@ def forward_fix(snapshot: Snapshot) -> str:
 def optimizer_fix(snapshot: Snapshot) -> str:
     """Return what to change where the optimizer takes long."""
     facts = snapshot.program.optimizer
-    accumulate = "accumulate gradients over several batches (which changes the training)"
+    accumulate = "accumulate gradients over several batches"
     if facts is None:
         return f"Pass fused=True or foreach=True to an optimizer of torch.optim, or {accumulate}"
     if facts.fused:
         return f"{facts.name} is fused already: {accumulate}, or train fewer parameters"
     if can_fuse(facts):
-        return f"Pass fused=True to {facts.name} ({ROUNDING}), or {accumulate}"
+        return f"Pass fused=True to {facts.name}, or {accumulate}"
     if facts.has_foreach and facts.foreach is not True and facts.tensors >= FEW_TENSORS:
         return f"Pass foreach=True to {facts.name}: it has no fused form for these parameters; or {accumulate}"
     if not facts.has_foreach and not facts.has_fused and facts.tensors >= FEW_TENSORS:

@@ -13,7 +13,6 @@ UNKNOWN_LOADER: Final = (
     "Raise DataLoader(num_workers=...), then set pin_memory=True, persistent_workers=True and a larger "
     "prefetch_factor; otherwise use faster storage or preprocess less"
 )
-CHANGES_NUMBERS: Final = "later passes then draw other random numbers"
 REMADE: Final = "Make the DataLoader once, before the loop: the program makes a new one for each pass"
 
 
@@ -75,7 +74,7 @@ def _other_arguments(snapshot: Snapshot, loader: LoaderStats) -> Iterator[str]:
     if snapshot.device is not None and loader.pin_memory is False:
         yield "set pin_memory=True"
     if loader.num_workers and loader.persistent_workers is False and len(snapshot.epochs) != 1:
-        yield REMADE.lower() if loader.is_remade else f"set persistent_workers=True ({CHANGES_NUMBERS})"
+        yield REMADE.lower() if loader.is_remade else "set persistent_workers=True"
     workers = loader.workers
     if workers is not None and (workers.held or 0) >= HELD_FROM and workers.busy <= NOT_BUSY:
         yield (
@@ -101,7 +100,7 @@ def first_batch_fix(snapshot: Snapshot) -> str:
     if not loader.num_workers:
         return "Check what the data set and its sampler do when a pass begins: there are no workers to start"
     if loader.is_remade:
-        return f"{REMADE}; then persistent_workers=True keeps its workers ({CHANGES_NUMBERS})"
+        return f"{REMADE}; then persistent_workers=True keeps its workers"
     if loader.persistent_workers:
         return "Check what the sampler does when a pass begins, and the first sample: the workers are kept already"
-    return f"Set persistent_workers=True: it keeps the workers from one epoch to the next ({CHANGES_NUMBERS})"
+    return "Set persistent_workers=True: it keeps the workers from one epoch to the next"

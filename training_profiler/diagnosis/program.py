@@ -64,7 +64,7 @@ def _fewer_operators(snapshot: Snapshot) -> str:
     fix = "Compute a whole batch or sequence at once instead of looping over it in Python; use torch's fused functions"
     if snapshot.program.compiled is not None:
         return fix
-    return f"{fix}; torch.compile may fuse the rest (sums in another order change losses slightly)"
+    return f"{fix}; torch.compile may fuse the rest"
 
 
 @RULES.rule(DOUBLE_PRECISION, threshold=0.10)  # of step time
@@ -84,7 +84,7 @@ def double_precision(snapshot: Snapshot, threshold: float) -> Finding | None:
         evidence={"share_of_step": share, "threshold": threshold, "computing_s": computing_s},
         potential_saving_s=potential_saving_s,
         fix="If the results allow it, use float32: data from NumPy is float64 until .float(), and model.double() or "
-        "torch.set_default_dtype make parameters so; this changes the losses slightly",
+        "torch.set_default_dtype make parameters so",
     )
 
 

@@ -1,10 +1,12 @@
 """All rules together: the findings of a run, and the warnings of an epoch."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 # Importing a module of rules registers them.
 from training_profiler.diagnosis import (  # noqa: F401
+    calls,
     change,
     claims,
     device,
@@ -23,6 +25,7 @@ from training_profiler.diagnosis import (  # noqa: F401
 )
 from training_profiler.diagnosis.registry import RULES, STEPS_NEEDED, has_enough_steps, threshold_of, with_step_time
 from training_profiler.findings.finding import Finding
+from training_profiler.findings.losses import losses_text
 from training_profiler.recording.known_sections import DATA_GENERATION, DATA_LOADING, INPUT_SECTIONS, NESTED_SECTIONS
 from training_profiler.snapshot.snapshot import OTHER, PROFILER, EpochStats, Snapshot
 from training_profiler.units import ms_text, time_text
@@ -41,7 +44,10 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
     left = machine.without_lost_time(RULES.findings(snapshot, snapshot.thresholds), snapshot)
     left = claims.each_second_once(device.with_cause(shares.with_specifics(left)), snapshot)
     findings = [with_step_time(worth.with_uncertainty(finding, snapshot), snapshot) for finding in left]
-    findings = lines.with_lines(findings, snapshot)
+    findings = [
+        calls.with_call(replace(finding, losses=losses_text(finding.fix)), snapshot)
+        for finding in lines.with_lines(findings, snapshot)
+    ]
     problems = [finding for finding in findings if finding.code not in HARMLESS]
     remarks = [
         None if problems else _healthy(snapshot),

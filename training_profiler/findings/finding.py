@@ -13,7 +13,8 @@ class Finding:
     ``potential_saving_s`` is how much shorter the measured run, or the recorded steps of a trace, would have been
     without the cost. It is 0 if that is not known or nothing needs to change. ``step_s`` is the mean step and
     ``step_if_gone_s`` the same without the cost; both are None for a cost outside of steps, and in traces.
-    ``saving_range_s`` is the least and the most that a change is likely to save; None if unknown.
+    ``saving_range_s`` is the least and the most that a change is likely to save; None if unknown. ``losses`` is what
+    the fix does to the losses of the training; empty where it names no change.
     """
 
     code: str
@@ -24,3 +25,9 @@ class Finding:
     step_s: float | None = None
     step_if_gone_s: float | None = None
     saving_range_s: tuple[float, float] | None = None
+    losses: str = ""
+
+    @property
+    def advice(self) -> str:
+        """The fix, and what it does to the losses."""
+        return f"{self.fix}. Losses: {self.losses}" if self.losses else self.fix

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
+from training_profiler.instrumentation.call_sites import CallSites, ReadSite
 from training_profiler.instrumentation.ddp_statistics import GradientSync
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.patching import Patches, after_import
@@ -40,11 +41,13 @@ class PatchContext:
             process is not profiled.
         on_error: called with an error of the profiler's own. Must not raise it into the training.
         workers: what follows the workers of loaders.
+        read_site: returns the user's line of a stack.
     """
 
     __slots__ = (
         "_create_detector",
         "_recorder",
+        "calls",
         "detector",
         "gradient_sync",
         "has_grad_scaler",
@@ -65,7 +68,9 @@ class PatchContext:
         create_detector: Callable[[], LoopDetector | None],
         on_error: Callable[[Exception], None],
         workers: WorkerHooks = NO_HOOKS,
+        read_site: ReadSite = lambda frame: None,
     ) -> None:
+        self.calls: Final = CallSites(read_site)
         self.training_thread: Final = TrainingThread()
         self.detector: LoopDetector | None = None  # changed by use_detector alone
         self.on_error: Final = on_error

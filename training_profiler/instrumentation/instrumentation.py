@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from training_profiler.instrumentation.call_sites import ReadSite
 from training_profiler.instrumentation.context import NO_HOOKS, Install, PatchContext, WorkerHooks
 from training_profiler.instrumentation.flops.counter import Flops
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary, EpochDetector
@@ -18,6 +19,7 @@ from training_profiler.instrumentation.loop_detection.section_codes import Secti
 from training_profiler.instrumentation.patches import (
     autograd_function,
     backward,
+    calls,
     collectives,
     dataloader,
     ddp,
@@ -52,6 +54,7 @@ PATCHES: Final[dict[str, Install]] = {
     **{name: functools.partial(simple_spans.install, spans) for name, spans in SIMPLE_SPANS.items()},
     "collectives": collectives.install,
     "gradient synchronization": ddp.install,
+    "arguments of calls": calls.install,
     "tracebacks": excepthook.install,
 }
 
@@ -64,6 +67,7 @@ class Instrumentation:
         begin: starts a session at the first event; returns a function that ends a step, or None for no session.
         loaders: returns the loaders of the session under way.
         workers: what follows the workers of loaders.
+        read_site: returns the user's line of a stack.
     """
 
     def __init__(
@@ -72,9 +76,10 @@ class Instrumentation:
         begin: Callable[[], Callable[[int], None] | None],
         loaders: Callable[[], LoaderRegistry | None] = lambda: None,
         workers: WorkerHooks = NO_HOOKS,
+        read_site: ReadSite = lambda frame: None,
     ) -> None:
         self._recorder = recorder
-        self.context: Final = PatchContext(recorder, self._first_event, self.disable, workers)
+        self.context: Final = PatchContext(recorder, self._first_event, self.disable, workers, read_site)
         self.flops = Flops(self.context)
         self.program = ProgramReader(self.context)
         self._loaders = loaders
@@ -130,7 +135,12 @@ class Instrumentation:
 
     def program_facts(self) -> ProgramFacts:
         """Return the facts of the program so far."""
-        return self.program.facts()._replace(operators=self.flops.operators)
+        torch = sys.modules.get("torch")
+        return self.program.facts()._replace(
+            operators=self.flops.operators,
+            calls=self.context.calls.facts(),
+            threads=0 if torch is None else torch.get_num_threads(),
+        )
 
     def _first_event(self) -> LoopDetector | None:
         """Return the loop detector of a training thread at its first event, starting a session if there is none."""
@@ -167,7 +177,7 @@ class Instrumentation:
             loaders = self._loaders()
             if loaders is None:
                 return None
-            self._known_loaders = KnownLoaders(loaders)
+            self._known_loaders = KnownLoaders(loaders, self.context.calls.place_of_loader)
         counts = self._known_loaders.counts_of(iterator)
         workers = getattr(iterator, "_workers", None)  # private: may be gone
         if counts is not None and workers:

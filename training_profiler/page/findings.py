@@ -60,7 +60,7 @@ def _finding(snapshot: Snapshot, finding: Finding, sources: Mapping[tuple[str, i
     if saving:
         content.append(element("p", saving, class_="saving"))
     if finding.fix:
-        content.append(element("p", "→ ", finding.fix, class_="fix"))
+        content.append(element("p", "→ ", finding.advice, class_="fix"))
     content += _excerpts(snapshot, finding, sources)
     content.append(element("p", element("code", finding.code), class_="code"))
     return element("li", *content)

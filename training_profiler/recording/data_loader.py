@@ -15,6 +15,7 @@ Batch = TypeVar("Batch")
 Known = TypeVar("Known", int, bool)
 TRAIN: Final = "train"
 VAL: Final = "val"
+MAP_STYLE: Final = 0  # torch.utils.data._DatasetKind.Map
 
 _loader_ids = itertools.count(1)
 
@@ -61,6 +62,10 @@ class LoaderArguments(NamedTuple):
     pin_memory: bool | None = None
     prefetch_factor: int | None = None
     is_remade: bool = False  # the program makes a new loader for each pass
+    made_at: str = ""  # the user's line that made it; "" if unknown
+    data_set: str = ""  # its class
+    is_map_style: bool | None = None  # whether samples are asked for by number
+    fetches_batches: bool | None = None  # whether the data set returns all samples of a batch at once
 
 
 class LoaderCounts:
@@ -123,7 +128,7 @@ class LoaderCounts:
                 self.by_phase[loader_pass.phase].add(loader_pass.batches, loader_pass.samples)
 
 
-def loader_arguments(owner: object, prefix: str = "", is_remade: bool = False) -> LoaderArguments | None:
+def loader_arguments(owner: object, prefix: str = "") -> LoaderArguments | None:
     """Return the arguments of a ``DataLoader``, or of its iterator with ``prefix="_"``; None if it is neither."""
 
     def read(name: str, kind: type[Known]) -> Known | None:
@@ -133,12 +138,15 @@ def loader_arguments(owner: object, prefix: str = "", is_remade: bool = False) -
     workers = read("num_workers", int)
     if workers is None:
         return None
+    data, style = type(getattr(owner, prefix + "dataset", None)), getattr(owner, "_dataset_kind", None)
     return LoaderArguments(
         workers,
         read("persistent_workers", bool),
         read("pin_memory", bool),
         read("prefetch_factor", int),
-        is_remade,
+        data_set=printable(data.__name__),
+        is_map_style=None if style is None else style == MAP_STYLE,
+        fetches_batches=hasattr(data, "__getitems__"),
     )
 
 

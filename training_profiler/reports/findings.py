@@ -55,7 +55,7 @@ def insight_lines(snapshot: Snapshot, findings: Sequence[Finding], layout: Layou
         if has_better and finding.code in REMARKS:
             continue
         saving = f" [could save {saving_text(snapshot, finding)}]" if finding.potential_saving_s else ""
-        fix = f" -> {finding.fix}" if finding.fix else ""
+        fix = f" -> {finding.advice}" if finding.fix else ""
         lines += layout.wrap(f"{finding.message}{saving}{fix}", first="- ")
     reason = too_little_data(snapshot)
     if reason:

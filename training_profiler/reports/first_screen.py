@@ -201,5 +201,5 @@ def _change_lines(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout
             lines.append(
                 f"     {shortened(text, layout.width - 7 - len(where)):<{layout.width - 7 - len(where)}}  {where}"
             )
-        lines += layout.wrap(change.fix, first="     -> ", rest="        ")
+        lines += layout.wrap(change.advice, first="     -> ", rest="        ")
     return lines

@@ -11,6 +11,7 @@ from training_profiler.diagnosis import Finding
 from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.reports.checklist import checklist
 from training_profiler.reports.verdict import verdict
+from training_profiler.snapshot.program import CallFacts
 from training_profiler.snapshot.snapshot import (
     AllRanksStats,
     EpochStats,
@@ -55,6 +56,7 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
         "epochs": [_epoch(epoch) for epoch in snapshot.epochs],
         "device": None if snapshot.device is None else asdict(snapshot.device),
         "loaders": [asdict(loader) for loader in snapshot.loaders],
+        "calls": [_call(call) for call in snapshot.program.calls],
         "throughput": None if snapshot.throughput is None else asdict(snapshot.throughput),
         "machine": None if snapshot.machine is None else asdict(snapshot.machine),
         "ranks": None if snapshot.ranks is None else _ranks(snapshot.ranks),
@@ -72,6 +74,7 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
                 "step_s": finding.step_s,
                 "step_if_gone_s": finding.step_if_gone_s,
                 "remedy": finding.fix,
+                "losses": finding.losses,
             }
             for finding in findings
         ],
@@ -115,6 +118,11 @@ def _section(section: SectionStats) -> dict[str, Any]:
 
 def _line(line: LineStats) -> dict[str, Any]:
     return {key: value for key, value in asdict(line).items() if key not in ("lines", "parts")}
+
+
+def _call(call: CallFacts) -> dict[str, Any]:
+    site = {key: value for key, value in call.site._asdict().items() if key != "column"}
+    return {"kind": call.kind, "function": call.function, **site, "arguments": dict(call.arguments)}
 
 
 def _worker_lines(snapshot: Snapshot) -> list[tuple[str, Sequence[LineStats]]]:

@@ -45,6 +45,7 @@ def report_schema() -> Schema:
         "epochs": _list_of(_with(_object_of(EpochStats), batches_per_s=_NUMBER)),
         "device": _or_null(_object_of(DeviceTimingStats)),
         "loaders": _list_of(_object_of(LoaderStats)),
+        "calls": _list_of(_call()),
         "throughput": _or_null(_object_of(Throughput)),
         "machine": _or_null(_object_of(MachineStats)),
         "ranks": _or_null(_ranks()),
@@ -68,9 +69,14 @@ def _startup() -> Schema:
     return _object({"total_s": _NUMBER, "has_steps": {"type": "boolean"}, "parts": _list_of(part)})
 
 
+def _call() -> Schema:
+    texts = dict.fromkeys(("kind", "function", "file", "path", "inside"), _TEXT)
+    return _object({**texts, "line": _COUNT, "arguments": _by_name(_TEXT)})
+
+
 def _insight() -> Schema:
     numbers = ("worth_s", "worth_share", "worth_cost", "step_s", "step_if_gone_s")
-    texts = dict.fromkeys(("code", "finding", "remedy"), _TEXT)
+    texts = dict.fromkeys(("code", "finding", "remedy", "losses"), _TEXT)
     pair = {"type": ["array", "null"], "items": _NUMBER}
     return _object({**texts, **dict.fromkeys(numbers, _NUMBER), "worth_range_s": pair, "evidence": {"type": "object"}})
 

@@ -15,6 +15,7 @@ from training_profiler.runtime.health import measure_section_cost_ns
 from training_profiler.runtime.session import Session
 from training_profiler.runtime.shutdown import is_loader_worker, is_worker
 from training_profiler.runtime.wiring import RunContext, build_session
+from training_profiler.sampling.call_sites import CallSiteReader
 from training_profiler.sampling.startup_sampler import ImportOfTorch, StartupSampler
 from training_profiler.settings import Settings, read_settings
 from training_profiler.sinks.extras import require_packages
@@ -109,7 +110,9 @@ class Process:
         if self.instrumentation is None and not self.was_stopped:
             self.manual_patches.uninstall()
             workers = WorkerHooks(self._expect_workers, self._add_workers, self._observe_worker)
-            self.instrumentation = Instrumentation(self.recorder, self.begin_instrumented, self.loaders, workers)
+            self.instrumentation = Instrumentation(
+                self.recorder, self.begin_instrumented, self.loaders, workers, CallSiteReader().read
+            )
             self.process_begin_ns = begin_ns
             self.instrumentation.install(torch)
             if self.session is None and self.settings.sample_hz and not is_loader_worker():

@@ -74,6 +74,10 @@ class UserCode:
             shown = self._shown[filename] = self._name_of(filename)
             return shown
 
+    def path(self, filename: str) -> str:
+        """Return the absolute path of a code object's file; "" for code that was typed in."""
+        return "" if filename.startswith("<") else self._absolute(filename)
+
     def shown_library(self, filename: str) -> str | None:
         """Return the name of a file in an installed package, such as ``transformers/trainer.py``; None for others.
 

@@ -2,6 +2,13 @@
 
 from typing import Final, NamedTuple
 
+LOADER: Final = "loader"
+OPTIMIZER: Final = "optimizer"
+DDP: Final = "ddp"
+COMPILE: Final = "compile"
+THREADS: Final = "threads"
+ZERO_GRAD: Final = "zero_grad"  # only where zeros are asked for
+
 
 class OptimizerFacts(NamedTuple):
     """The optimizer with the most parameters in the first steps."""
@@ -26,6 +33,37 @@ class CompileFacts(NamedTuple):
     place: str = ""  # the line of the user's code with the most recompilations
 
 
+class CallSite(NamedTuple):
+    """A line of the user's code that makes a call, itself or through a library."""
+
+    file: str  # as reports name it
+    line: int
+    path: str = ""  # of the file; "" for code that was typed in
+    column: int = -1  # at which the call begins, in bytes of UTF-8; -1 if unknown
+    inside: str = ""  # the library's line that makes the call: "transformers/trainer.py:812 get_train_dataloader"
+
+    @property
+    def place(self) -> str:
+        """The line as reports name it."""
+        return f"{self.file}:{self.line}"
+
+
+class CallFacts(NamedTuple):
+    """A call of torch whose arguments decide how fast the training is, with those that it has now."""
+
+    kind: str  # LOADER, OPTIMIZER, ...
+    function: str  # "DataLoader", "AdamW", "torch.compile"
+    site: CallSite
+    arguments: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The place and the arguments: "train.py:41: num_workers=0"."""
+        arguments = ", ".join(f"{name}={value}" for name, value in self.arguments)
+        made = f"; made in {self.site.inside}" if self.site.inside else ""
+        return f"{self.site.place}: {arguments or self.function}{made}"
+
+
 class CpuSpeed(NamedTuple):
     """What this CPU did in a short measurement after the training, with the training's number of threads."""
 
@@ -43,6 +81,8 @@ class ProgramFacts(NamedTuple):
     kept_graphs: int = 0  # backward passes that kept the graph for another one
     cpu: CpuSpeed | None = None
     operators: int = 0  # of torch, in modules and backward passes of one step
+    calls: tuple[CallFacts, ...] = ()  # in the order in which they were first made
+    threads: int = 0  # of torch's own operations
 
 
 NOTHING_KNOWN: Final = ProgramFacts()

@@ -210,6 +210,10 @@ class LoaderStats:
     pin_memory: bool | None = None
     prefetch_factor: int | None = None
     is_remade: bool | None = None  # whether the program makes a new loader for each pass
+    made_at: str = ""  # the user's line that made it; "" if unknown
+    data_set: str = ""  # its class
+    is_map_style: bool | None = None  # whether samples are asked for by number
+    fetches_batches: bool | None = None  # whether the data set returns all samples of a batch at once
     workers: WorkerStats | None = None  # of both phases, with the first of them; None where they were not observed
 
 

@@ -2,11 +2,13 @@
 
 from typing import Final
 
-from training_profiler.snapshot.program import CompileFacts, CpuSpeed, OptimizerFacts, ProgramFacts
+from training_profiler.snapshot.program import CallFacts, CallSite, CompileFacts, CpuSpeed, OptimizerFacts, ProgramFacts
 from training_profiler.text import printable
 
 MOST: Final = 2.0**53  # of any number
 MOST_KINDS: Final = 4  # data types and devices
+MOST_CALLS: Final = 32
+MOST_ARGUMENTS: Final = 8
 
 
 def checked_facts(facts: ProgramFacts) -> ProgramFacts:
@@ -18,6 +20,8 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         int(_number(facts.kept_graphs)),
         None if facts.cpu is None else _cpu(facts.cpu),
         int(_number(facts.operators)),
+        tuple(map(_call, facts.calls[:MOST_CALLS])),
+        int(_number(facts.threads)),
     )
 
 
@@ -31,6 +35,22 @@ def _optimizer(facts: OptimizerFacts) -> OptimizerFacts:
         tensors=int(_number(facts.tensors)),
         dtypes=tuple(map(printable, facts.dtypes[:MOST_KINDS])),
         devices=tuple(map(printable, facts.devices[:MOST_KINDS])),
+    )
+
+
+def _call(call: CallFacts) -> CallFacts:
+    site = call.site
+    return CallFacts(
+        printable(call.kind),
+        printable(call.function),
+        CallSite(
+            printable(site.file),
+            int(_number(site.line)),
+            printable(site.path),
+            max(-1, int(min(MOST, site.column))),
+            printable(site.inside),
+        ),
+        tuple((printable(name), printable(value)) for name, value in call.arguments[:MOST_ARGUMENTS]),
     )
 
 

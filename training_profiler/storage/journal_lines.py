@@ -52,7 +52,9 @@ class LoaderRow(Struct, array_like=True):
         """Return the row as the counts that it was made from."""
         counts = LoaderCounts(printable(self.name), self.loader_id)
         counts.requested_share = self.requested_share
-        counts.use_arguments(self.arguments)
+        if self.arguments is not None:
+            made_at, data_set = printable(self.arguments.made_at), printable(self.arguments.data_set)
+            counts.use_arguments(self.arguments._replace(made_at=made_at, data_set=data_set))
         if self.workers is not None:
             counts.use_workers(sums_of(self.workers))
         for phase in self.phases or [Phase(TRAIN, self.batches, self.samples, self.wait_ns)]:

@@ -1,33 +1,13 @@
 """Finds the data loader of an iterator. Each epoch makes a new iterator, often of the same loader."""
 
-import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry, loader_arguments
+from training_profiler.recording.data_loader import LoaderArguments, LoaderCounts, LoaderRegistry, loader_arguments
+from training_profiler.recording.object_identity import ObjectIdentity
 
 MAX_LOADERS: Final = 32  # further ones share one entry
 OTHER_LOADERS: Final = "(other loaders)"
-
-
-class _ObjectIdentity:
-    """Recognizes an object of the user's without keeping it alive."""
-
-    def __init__(self, value: Any) -> None:
-        self._id = id(value)
-        try:
-            self._reference: Callable[[], Any] | None = weakref.ref(value)
-        except TypeError:  # such as a list: its end cannot be detected
-            self._reference = None
-
-    def matches(self, value: Any) -> bool:
-        """Return whether ``value`` is that object."""
-        return self._id == id(value) if self._reference is None else self._reference() is value
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the object has been deleted, as far as this can be detected."""
-        return self._reference is not None and self._reference() is None
 
 
 class _KnownLoader:
@@ -40,7 +20,7 @@ class _KnownLoader:
 
     def follow(self, iterator: Any) -> None:
         """Take ``iterator`` as the latest one of this loader."""
-        self.sampler, self.data = _ObjectIdentity(iterator._index_sampler), _ObjectIdentity(iterator._dataset)
+        self.sampler, self.data = ObjectIdentity(iterator._index_sampler), ObjectIdentity(iterator._dataset)
 
 
 class KnownLoaders:
@@ -48,11 +28,12 @@ class KnownLoaders:
 
     A loader is recognized by its index sampler, which it keeps for all passes. A program may also make a new loader for
     each epoch. It continues an earlier loader that is gone and had the same signature and data set. The data set may
-    differ if the earlier one is gone too.
+    differ if the earlier one is gone too. ``place_of`` returns the user's line that made the loader of a sampler.
     """
 
-    def __init__(self, registry: LoaderRegistry) -> None:
+    def __init__(self, registry: LoaderRegistry, place_of: Callable[[Any], str] = lambda sampler: "") -> None:
         self._registry = registry
+        self._place_of = place_of
         self._known: list[_KnownLoader] = []
         self._others: LoaderCounts | None = None
 
@@ -63,18 +44,23 @@ class KnownLoaders:
             if known is not None:
                 is_remade = not known.sampler.matches(iterator._index_sampler)
                 known.follow(iterator)
-                known.counts.use_arguments(loader_arguments(iterator, "_", is_remade))
+                known.counts.use_arguments(self._arguments(iterator, is_remade))
                 return known.counts
             if len(self._known) < MAX_LOADERS:
                 new = _KnownLoader(self._registry.add_inferred(), iterator)
                 self._known.append(new)
-                new.counts.use_arguments(loader_arguments(iterator, "_"))
+                new.counts.use_arguments(self._arguments(iterator))
                 return new.counts
         except Exception:  # private attributes of torch, and classes of the user's
             return None
         if self._others is None:
             self._others = self._registry.add_inferred(OTHER_LOADERS)
         return self._others
+
+    def _arguments(self, iterator: Any, is_remade: bool = False) -> LoaderArguments | None:
+        arguments = loader_arguments(iterator, "_")
+        made_at = self._place_of(iterator._index_sampler)
+        return None if arguments is None else arguments._replace(is_remade=is_remade, made_at=made_at)
 
     def _find(self, iterator: Any) -> _KnownLoader | None:
         sampler, data = iterator._index_sampler, iterator._dataset

@@ -20,6 +20,7 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
             try:
                 made = original(self, *args, **kwargs)
                 context.gradient_sync.add_module(self)
+                context.calls.add_ddp(self)
                 return made
             except BaseException as error:
                 hide_our_frames(error)

@@ -78,6 +78,7 @@ def _creating(context: PatchContext, original: Any) -> Any:
         except BaseException as error:
             hide_our_frames(error)
             raise
+        context.calls.add_optimizer(self)
 
     return hidden_from_warnings(__init__)
 
@@ -139,6 +140,8 @@ def _clearing(context: PatchContext, updates: OpenUpdates, is_of_optimizer: bool
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(self, *args, **kwargs)
+        if args or kwargs:
+            context.calls.add_zero_grad(*args, **kwargs)
         try:
             detector = training_thread.confirmed_detector or context.detector
             if (

@@ -1,0 +1,103 @@
+import io
+import sys
+import time
+
+import pytest
+import torch
+
+from tests.trials import changes
+from training_profiler.trials import child
+from training_profiler.trials.child import BlockRunner, Plan, Unreadable, address_of
+from training_profiler.units import NS_PER_S
+
+
+class FakeSession:
+    """Hands out blocks of known lengths."""
+
+    def __init__(self, clock, blocks):
+        self.messages = []
+        self._clock, self._blocks = clock, iter(blocks)
+
+    def send(self, **message):
+        self.messages.append(message)
+
+    def next_block(self):
+        self._clock.now_ns += 100 * NS_PER_S  # others run
+        return next(self._blocks)
+
+
+class Clock:
+    def __init__(self):
+        self.now_ns = 0
+
+    def __call__(self):
+        return self.now_ns
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def run_steps(runner, clock, seconds, losses=()):
+    for at, step_s in enumerate(seconds):
+        clock.now_ns += int(step_s * NS_PER_S)
+        if losses:
+            runner.note_loss((losses[at],))
+        runner.end_step()
+
+
+def test_a_block_leaves_its_first_step_and_the_time_of_others_out(clock):
+    session = FakeSession(clock, [4, 3, 2])
+    runner = BlockRunner(Plan("", "", [], 3), torch, lambda: session, clock)
+    run_steps(runner, clock, [2, 1, 1, 50, 1, 2, 3, 50, 5, 7])
+    shown = [(message["step_s"], message["warmup_s"]) for message in session.messages]
+    assert shown == [(None, 4.0), (2.0, None), (6.0, None)]
+
+
+def test_the_losses_of_each_step_are_exact_and_kept_before_they_change(clock):
+    session = FakeSession(clock, [2])
+    runner = BlockRunner(Plan("", "", [], 2), torch, lambda: session, clock)
+    loss = torch.tensor(0.1, requires_grad=True)
+    total = (loss * 3).sum()
+    runner.note_loss(total)
+    with torch.no_grad():
+        total /= 2
+    runner.note_loss([torch.tensor([1.0, 2.0])])
+    runner.end_step()
+    runner.note_loss((torch.tensor(float("nan")),))
+    runner.end_step()
+    exact = float(torch.tensor(0.1).mul(3)).hex()
+    assert session.messages[0]["losses"] == [[exact, (3.0).hex()], ["nan"]]
+    assert session.messages[0]["rank"] == 0
+
+
+def test_changes_are_applied_by_name(monkeypatch):
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    child.apply(changes.__name__, ["sleep*0.5"])
+    time.sleep(3)
+    assert slept == [1.5]
+
+
+def test_a_read_of_standard_input_is_reported():
+    reads = []
+    stream = io.TextIOWrapper(io.BufferedReader(Unreadable(lambda: reads.append(1))))
+    assert stream.readline() == ""
+    assert reads == [1]
+
+
+def test_a_long_path_of_a_socket_becomes_a_short_address(tmp_path):
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    (folder / "socket").write_text("here")
+    with address_of(str(folder / "socket")) as address:
+        assert len(address) <= 100
+        assert open(address).read() == "here"  # noqa: SIM115
+    with address_of("/tmp/socket") as address:
+        assert address == "/tmp/socket"
+
+
+def test_importing_the_child_imports_no_torch():
+    assert "torch" not in vars(child)
+    assert child.__name__ in sys.modules

@@ -1,0 +1,239 @@
+"""Edits apply with ``patch``, keep the formatting, and have the effect; where that is not sure, the reader edits."""
+
+import inspect
+import subprocess
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from training_profiler.errors import MissingExtraError
+from training_profiler.snapshot.program import LOADER, OPTIMIZER, THREADS, CallFacts, CallSite
+from training_profiler.trials import edits
+from training_profiler.trials.edits import CannotEditError, Edit, edited, edited_source
+from training_profiler.trials.source_edit import POSITIONS
+
+WORKERS = (("num_workers", "2"),)
+FUNCTIONS = {LOADER: "DataLoader", OPTIMIZER: "Adam", THREADS: "torch.set_num_threads"}
+
+
+def edit_at(source: str, mark: str, kind: str = LOADER, path: str = "/w/train.py", **change) -> Edit:
+    """Return an edit of the call that begins at ``mark``."""
+    before = source[: source.index(mark)]
+    line, column = before.count("\n") + 1, len(before.rpartition("\n")[2].encode())
+    return Edit(CallFacts(kind, FUNCTIONS[kind], CallSite("train.py", line, path, column)), **change)
+
+
+def after(source: str, mark: str, kind: str = LOADER, **change) -> str:
+    return edited_source(source, edit_at(source, mark, kind, **(change or {"arguments": WORKERS})))
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ("x = DataLoader(data)\n", "x = DataLoader(data, num_workers=2)\n"),
+        ("x = DataLoader()\n", "x = DataLoader(num_workers=2)\n"),
+        ("x = DataLoader(data, num_workers = 0) # c\n", "x = DataLoader(data, num_workers = 2) # c\n"),
+        ("x = DataLoader(data, num_workers=args.workers,)\n", "x = DataLoader(data, num_workers=2,)\n"),
+        (
+            "x = DataLoader(data, 8, True, None, None, 0)\n",
+            "x = DataLoader(data, 8, True, None, None, 2)\n",
+        ),
+        ("x = DataLoader(\n    data,\n)\n", "x = DataLoader(\n    data,\n    num_workers=2,\n)\n"),
+        (
+            "x = DataLoader(\n    data,\n    batch_size=8\n)\n",
+            "x = DataLoader(\n    data,\n    batch_size=8,\n    num_workers=2\n)\n",
+        ),
+        (
+            "x = DataLoader(\n    data,  # all\n    batch_size=8,  # few\n)\n",
+            "x = DataLoader(\n    data,  # all\n    batch_size=8,  # few\n    num_workers=2,\n)\n",
+        ),
+        (
+            "x = DataLoader(data,\n               shuffle=True)\n",
+            "x = DataLoader(data,\n               shuffle=True,\n               num_workers=2)\n",
+        ),
+        ("x = DataLoader(data, **options, num_workers=0)\n", "x = DataLoader(data, **options, num_workers=2)\n"),
+        ("x = prepare(DataLoader(one(data)), y)\n", "x = prepare(DataLoader(one(data), num_workers=2), y)\n"),
+        ("é = 'ü', DataLoader(data)\n", "é = 'ü', DataLoader(data, num_workers=2)\n"),
+        ("if x:\r\n\ty = DataLoader(data)\r\n", "if x:\r\n\ty = DataLoader(data, num_workers=2)\r\n"),
+        ("x = DataLoader(data).dataset", "x = DataLoader(data, num_workers=2).dataset"),
+    ],
+)
+def test_an_argument_is_set_and_the_rest_stays(before, expected):
+    assert after(before, "DataLoader") == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "mark"),
+    [
+        ("import torch.utils.data as tud\nx = tud.DataLoader(data)\n", "tud.DataLoader("),
+        ("from torch.utils.data import DataLoader as DL\nx = DL(data)\n", "DL(data"),
+        ("make = partial(DataLoader, batch_size=4)\nx = make(data)\n", "make(data"),
+        ("Loader = torch.utils.data.DataLoader\nx = Loader(data)\n", "Loader(data"),
+        ("class Mine(DataLoader):\n    size = 1\nx = Mine(data)\n", "Mine(data"),
+        (
+            "class Mine(DataLoader):\n    def __init__(self, data):\n        super().__init__(data)\n",
+            "super().__init__(",
+        ),
+    ],
+)
+def test_aliases_and_subclasses_are_found(source, mark):
+    inside = mark.rpartition("(")[0]
+    assert f"{inside}(data, num_workers=2)" in after(source, mark)
+
+
+@pytest.mark.parametrize(
+    ("source", "mark", "why"),
+    [
+        ("x = DataLoader(data, **options)\n", "DataLoader", "arguments come from **options"),
+        ("x = DataLoader(*args)\n", "DataLoader", "arguments come from *args"),
+        ("x = list(map(DataLoader, sets))\n", "list(", "the call is not written there by its name"),
+        ("x = kinds[name](data)\n", "kinds", "the call is not written there by its name"),
+        ("x = 1\n\n\n\n", "1", "the call is not in that line"),
+        ("x = DataLoader(i for i in y)\n", "DataLoader", "its only argument is a generator without parentheses"),
+        ("class Mine(DataLoader):\n    def __init__(self): pass\nx = Mine(data)\n", "Mine(data", "by its name"),
+        ("x = DataLoader(data\n", "DataLoader", "cannot read the file"),
+    ],
+)
+def test_what_is_not_sure_is_left_to_the_reader(source, mark, why):
+    with pytest.raises(CannotEditError, match=why.replace("*", r"\*")):
+        after(source, mark)
+
+
+def test_a_file_that_has_changed_is_not_edited():
+    with pytest.raises(CannotEditError, match="changed"):
+        edited_source("x = 1\n", edit_at("\n\n\n\nDataLoader", "DataLoader", arguments=WORKERS))
+
+
+COMPILE = {"kind": OPTIMIZER, "statement": "{model}.compile()", "module": "torch"}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import torch\nopt = torch.optim.Adam(net.parameters())\n", "net.compile()\n"),
+        ("import torch\nopt = torch.optim.Adam(list(self.net.parameters()), lr=1)\n", "self.net.compile()\n"),
+        ("from torch import nn\nopt = torch.optim.Adam(net.parameters())\n", "import torch\nnet.compile()\n"),
+    ],
+)
+def test_a_statement_goes_before_the_optimizer(source, expected):
+    first, line = source.splitlines(keepends=True)
+    assert after(source, "torch.optim.Adam", **COMPILE) == first + expected + line
+
+
+def test_a_statement_has_the_indentation_of_its_block():
+    source = "import gc\ndef main():\n\n    # the optimizer\n    opt = Adam(net.parameters())\n"
+    edit = {"kind": OPTIMIZER, "statement": "gc.collect()\ngc.freeze()", "module": "gc"}
+    expected = "    gc.collect()\n    gc.freeze()\n\n    # the optimizer\n"
+    assert after(source, "Adam", **edit) == source.replace("\n    # the optimizer\n", expected)
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("opt = Adam(parameters)\n", "from one model"),
+        ("opt = Adam([*a.parameters(), *b.parameters()])\n", "from one model"),
+        ("opt = Adam(make().parameters())\n", "from one model"),
+        ("opt = lambda net: Adam(net.parameters())\n", "no place"),
+        ("if x: opt = Adam(net.parameters())\n", "no place"),
+        ("with Adam(net.parameters()):\n    pass\n", "no place"),
+    ],
+)
+def test_a_statement_without_a_place_is_left_to_the_reader(source, why):
+    with pytest.raises(CannotEditError, match=why):
+        after(source, "Adam", **COMPILE)
+
+
+def test_the_argument_of_an_own_call_is_replaced():
+    assert after("torch.set_num_threads(8)\n", "torch", kind=THREADS, arguments=(("0", "1"),)) == (
+        "torch.set_num_threads(1)\n"
+    )
+    with pytest.raises(CannotEditError):
+        after("torch.set_num_threads(*n)\n", "torch", kind=THREADS, arguments=(("0", "1"),))
+
+
+def test_positions_are_those_of_torch():
+    functions = {
+        "DataLoader": DataLoader.__init__,
+        "DistributedDataParallel": DistributedDataParallel.__init__,
+        "zero_grad": torch.optim.Optimizer.zero_grad,
+    }
+    for name, positions in POSITIONS.items():
+        names = list(inspect.signature(functions[name]).parameters)[1:]
+        assert {argument: names.index(argument) for argument in positions} == positions
+
+
+SCRIPT = """\
+    from torch import nn, optim, zeros
+    from torch.utils.data import DataLoader, TensorDataset
+    data = TensorDataset(zeros(8, 2))
+    net = nn.Linear(2, 2)
+    loader = DataLoader(
+        data,
+        batch_size=4,  # few
+    ); other = DataLoader(data, num_workers=0)
+    optimizer = optim.Adam(net.parameters(), lr=0.1, foreach=True)
+"""
+
+
+def test_the_edited_script_has_the_arguments_in_force(tmp_path):
+    source, path = textwrap.dedent(SCRIPT), tmp_path / "train.py"
+    path.write_text(source)
+    of_path = {"path": str(path)}
+    done = edited(
+        [
+            edit_at(source, "DataLoader(\n", arguments=WORKERS, **of_path),
+            edit_at(source, "DataLoader(data, ", arguments=WORKERS, **of_path),
+            edit_at(source, "DataLoader(\n", arguments=(("prefetch_factor", "4"),), **of_path),
+            edit_at(source, "DataLoader(\n", note="and drink", **of_path),
+            edit_at(source, "optim.Adam", OPTIMIZER, arguments=(("fused", "True"), ("foreach", "None")), **of_path),
+            edit_at(source, "optim.Adam", OPTIMIZER, statement="torch.set_num_threads(1)", module="torch", **of_path),
+            edit_at(source, "optim.Adam", OPTIMIZER, statement="{model}.eval()", note="and think", **of_path),
+        ],
+        str(tmp_path),
+    )
+    assert (done.manual, done.notes) == ((), ("train.py:9: and think", "train.py:5: and drink"))
+    assert path.read_text() == source
+    subprocess.run(["patch", "-p1", "-s"], cwd=tmp_path, input=done.diff, text=True, check=True)
+    program = {}
+    threads = torch.get_num_threads()
+    exec(path.read_text(), program)
+    set_to = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    assert (program["loader"].num_workers, program["loader"].prefetch_factor, program["other"].num_workers) == (2, 4, 2)
+    assert (program["optimizer"].defaults["fused"], set_to, program["net"].training) == (True, 1, False)
+    assert isinstance(program["net"], nn.Linear)
+    assert sum(line.startswith(("+", "-")) for line in done.diff.splitlines()) == 2 + 4 + 5
+
+
+def test_a_diff_keeps_a_missing_line_feed_at_the_end(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_bytes(b"x = 1\r\nDataLoader(data)")
+    done = edited([edit_at("x = 1\nDataLoader(data)", "DataLoader", path=str(path), arguments=WORKERS)], str(tmp_path))
+    subprocess.run(["patch", "-p1", "-s", "--binary"], cwd=tmp_path, input=done.diff.encode(), check=True)
+    assert path.read_bytes() == b"x = 1\r\nDataLoader(data, num_workers=2)"
+
+
+def test_a_call_of_a_library_and_a_file_that_is_gone_are_left_to_the_reader(tmp_path):
+    in_library = CallFacts(LOADER, "DataLoader", CallSite("train.py", 9, "/gone.py", 4, "acme/data.py:7 make"))
+    typed_in = CallFacts(LOADER, "DataLoader", CallSite("<stdin>", 9))
+    (tmp_path / "train.py").write_text("x = 1\n")
+    there = in_library._replace(site=in_library.site._replace(path=str(tmp_path / "train.py")))
+    done = edited([Edit(call, WORKERS) for call in (there, typed_in, in_library)], str(tmp_path))
+    assert done.diff == ""
+    texts = sorted(each.text for each in done.manual)
+    assert texts[0] == "<stdin>:9 (the file cannot be read: the code was typed in): pass num_workers=2"
+    assert "train.py:9 (the call is in acme/data.py:7 make): pass num_workers=2" in texts
+
+
+def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "training_profiler.trials.source_edit", None)
+    monkeypatch.delattr("training_profiler.trials.source_edit", raising=False)
+    with pytest.raises(MissingExtraError, match=r"training-profiler\[try\]"):
+        after("x = DataLoader(data)\n", "DataLoader")
+    assert edits.EXTRA == "try"

@@ -1,0 +1,125 @@
+"""The processes here speak to the session as a training does, without torch."""
+
+import json
+import os
+import signal
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from training_profiler.trials.child import Plan
+from training_profiler.trials.process import EndedError, ReadsStdinError, TrialError, TrialProcess
+
+TIMEOUT_S = 60
+TALK = """
+import json, os, socket, subprocess, sys, time
+plan = json.load(open(sys.argv[1]))
+def connect():
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(plan["socket"])
+    return connection
+def send(connection, **message):
+    connection.sendall(json.dumps(message).encode() + b"\\n")
+def block(connection, step_s=None, warmup_s=None, rank=0, world_size=1):
+    send(connection, event="block", step_s=step_s, warmup_s=warmup_s, losses=[["0x1p+0"]], seed=7, rank=rank,
+         world_size=world_size)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def start(code):
+        process = TrialProcess(tmp_path, Plan("", "no table", [], 3))
+        started.append(process)
+        script = TALK + textwrap.dedent(code)
+        process.start([sys.executable, "-c", script, str(process.plan_path)], dict(os.environ))
+        return process
+
+    yield start
+    for process in started:
+        process.close()
+
+
+def states(process):
+    return {each.status() for each in process._tree()}
+
+
+def test_a_training_runs_its_blocks_and_is_stopped_between_them_with_its_children(start):
+    process = start(
+        """
+        worker = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        connection = connect()
+        block(connection, warmup_s=2.5)
+        for line in connection.makefile():
+            block(connection, step_s=float(json.loads(line)["steps"]))
+        """
+    )
+    warmup = process.wait_for_block(TIMEOUT_S)
+    assert (warmup.step_s, warmup.warmup_s, warmup.losses, warmup.seed) == (None, 2.5, (("0x1p+0",),), 7)
+    assert len(process._tree()) == 2
+    assert wait_until(lambda: states(process) == {psutil.STATUS_STOPPED})
+    assert process.run_block(11, TIMEOUT_S).step_s == 11.0
+    assert wait_until(lambda: states(process) == {psutil.STATUS_STOPPED})
+    tree = process._tree()
+    process.close()
+    assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in tree)
+
+
+def wait_until(is_so):
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not is_so() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return is_so()
+
+
+def test_the_slowest_rank_decides(start):
+    process = start(
+        """
+        ranks = [connect(), connect()]
+        block(ranks[0], step_s=0.1, rank=0, world_size=2)
+        block(ranks[1], step_s=0.3, rank=1, world_size=2)
+        time.sleep(1000)
+        """
+    )
+    assert process.wait_for_block(TIMEOUT_S).step_s == 0.3
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "reason"),
+    [
+        ("raise ValueError('no such file')", TrialError, "ValueError: no such file"),
+        ("raise RuntimeError('CUDA error: out of memory')", TrialError, "out of memory"),
+        ("print('bye'); sys.exit(3)", TrialError, "exit status 3: bye"),
+        ("os.kill(os.getpid(), 9)", TrialError, "killed, perhaps for want of memory"),
+        ("", EndedError, "it came to its end"),
+        ("send(connect(), event='stdin'); time.sleep(1000)", ReadsStdinError, "reads standard input"),
+        ("send(connect(), event='failed', reason='ValueError: x'); time.sleep(1000)", TrialError, "ValueError: x"),
+    ],
+)
+def test_the_end_of_a_training_has_a_reason(start, code, kind, reason):
+    with pytest.raises(kind, match=reason):
+        start(code).wait_for_block(TIMEOUT_S)
+
+
+def test_a_training_that_takes_too_long_is_given_up(start):
+    with pytest.raises(TrialError, match="no end after 0 s"):
+        start("time.sleep(1000)").wait_for_block(0.05)
+
+
+def test_a_stopped_training_is_ended(start):
+    process = start("block(connect(), warmup_s=1.0); time.sleep(1000)")
+    process.wait_for_block(TIMEOUT_S)
+    process.close()
+    assert process.poll() == -signal.SIGKILL
+
+
+def test_a_plan_is_read_back(tmp_path):
+    process = TrialProcess(tmp_path, Plan("", "table", ["fused"], 3))
+    plan = Plan(**json.loads(process.plan_path.read_text()))
+    process.close()
+    assert plan == Plan(str(tmp_path / "socket"), "table", ["fused"], 3)

@@ -1,0 +1,80 @@
+from dataclasses import replace
+
+from tests.trials.test_results import COMPILED, CONTROL, FUSED, PINNED, RESULTS, WORKERS
+from training_profiler.reports.layout import Layout
+from training_profiler.trials.report import render_results
+from training_profiler.trials.results import FAILED, NO_VERDICT, NOT_CONFIRMED
+
+
+def rendered(results, width=80):
+    return render_results(results, "runs/20261121-142530", Layout(width=width))
+
+
+def row_of(text, begin):
+    (line,) = [line for line in text.splitlines() if line.startswith(begin)]
+    return line.split()
+
+
+def test_the_table_shows_step_gain_losses_and_line():
+    text = rendered(RESULTS)
+    assert text.startswith("=== Tried on train.py: 3 changes, 4 min 12 s ===\n")
+    assert row_of(text, "num_workers=2") == [
+        "num_workers=2", "24.9", "ms", "-39.5%", "(-40.5", "..", "-38.5)", "identical", "train.py:41",
+    ]  # fmt: skip
+    assert row_of(text, "unchanged ") == ["unchanged", "41.2", "ms"]
+    assert row_of(text, "pin_memory") == ["pin_memory", "-", "not", "tried:", "no", "accelerator"]
+    assert "    slower; 38.0 s longer to start\n" in text
+
+
+def test_no_line_is_wider_than_the_terminal():
+    for width in (80, 100):
+        assert max(map(len, rendered(RESULTS, width).splitlines())) <= width
+
+
+def test_the_largest_gain_is_first_and_all_together_last():
+    text = rendered(RESULTS)
+    order = ["num_workers=2", "-3.4%", "+6.8%", "not tried", "all together"]
+    assert sorted(order, key=text.index) == order
+
+
+def test_the_answer_is_in_the_minutes_of_the_run():
+    text = rendered(RESULTS, 200)
+    assert "This run of 12,000 steps would take 4 min 37 s instead of 8 min 14 s, with num_workers=2 and fused." in text
+    assert "The edit: training-profiler try --show-diff runs/20261121-142530" in text
+
+
+def test_the_answer_is_for_a_thousand_steps_where_the_length_is_unknown():
+    text = rendered(replace(RESULTS, total_steps=None), 200)
+    assert "1,000 steps would take 23.1 s instead of 41.2 s" in text
+    assert "What the trials took is paid back after 13,933 steps." in text
+
+
+def test_what_compiling_takes_is_part_of_the_answer():
+    compiled = replace(FUSED, name="compile", label="model.compile()", warmup_s=30.0)
+    text = rendered(replace(RESULTS, rows=(compiled,), together=None), 200)
+    assert "would take 8 min 28 s instead of 8 min 14 s" in text
+
+
+def test_nothing_is_promised_without_a_gain():
+    text = rendered(replace(RESULTS, rows=(COMPILED, PINNED), together=None, together_names=()))
+    assert "No change is shown to help.\n" in text
+    assert "would take" not in text
+    assert "--show-diff" not in text
+
+
+def test_a_gain_that_fresh_trials_do_not_show_is_named_as_such():
+    rows = (replace(WORKERS, verdict=NOT_CONFIRMED), replace(FUSED, verdict=NO_VERDICT))
+    text = rendered(replace(RESULTS, rows=rows, together=None))
+    assert "gain not confirmed" in text
+    assert "no verdict" in text
+    assert "No change is shown to help." in text
+
+
+def test_a_failed_change_is_a_row_with_its_reason():
+    failed = replace(PINNED, verdict=FAILED, reason="out of memory")
+    assert "failed: out of memory" in rendered(replace(RESULTS, rows=(failed,)))
+
+
+def test_a_session_that_was_stopped_says_so():
+    text = rendered(replace(RESULTS, is_interrupted=True, control=CONTROL))
+    assert text.startswith("=== Tried on train.py: 3 changes, 4 min 12 s, stopped early ===")

@@ -1,0 +1,63 @@
+from types import SimpleNamespace
+
+import pytest
+
+from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, StepStats
+from training_profiler.trials.facts import ProgramFacts
+from training_profiler.trials.first_run import FirstRun, TryError
+from training_profiler.trials.session import most_trainings, schedule_of, workers_that_would_do
+
+
+def first_run(step_s=0.04, startup_s=5.0, steps=60, has_ended=False, memory_bytes=0):
+    step = StepStats(steps, steps * step_s, step_s, 5, 5 * step_s, steps - 5, step_s, 0.0, step_s, 0, steps * step_s)
+    return FirstRun(Snapshot(steps=steps, step=step), [], startup_s, memory_bytes, has_ended)
+
+
+def test_a_schedule_fits_into_its_time():
+    schedule = schedule_of(first_run(), 10, at_once=2, seconds=100)
+    assert schedule is not None
+    assert schedule.rounds >= 12
+    assert schedule.seconds(10, 2) <= 100
+
+
+def test_with_much_time_no_more_rounds_than_needed_are_run():
+    schedule = schedule_of(first_run(), 4, at_once=2, seconds=10_000)
+    assert schedule is not None
+    assert (schedule.rounds, schedule.block_steps, schedule.warmup) == (30, 4, 5)
+
+
+def test_too_little_time_has_no_schedule():
+    assert schedule_of(first_run(), 10, at_once=2, seconds=30) is None
+    assert schedule_of(first_run(step_s=30.0), 3, at_once=2, seconds=300) is None
+
+
+def test_a_short_training_has_blocks_of_two_steps_and_never_more_steps_than_it_makes():
+    schedule = schedule_of(first_run(step_s=0.001, steps=60, has_ended=True), 4, at_once=2, seconds=1000)
+    assert schedule is not None
+    assert schedule.steps < 60
+    assert schedule_of(first_run(steps=20, has_ended=True), 4, at_once=2, seconds=1000) is None
+
+
+def test_trainings_that_do_not_fit_into_memory_are_refused(monkeypatch):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
+    assert most_trainings(first_run(memory_bytes=100)) == 7
+    with pytest.raises(TryError, match="no room for three trainings"):
+        most_trainings(first_run(memory_bytes=400))
+
+
+def facts(fetch_s, step_s, workers=0):
+    loader = LoaderStats("0", 60, None, 1.0, data_avg_s=fetch_s, num_workers=workers)
+    return ProgramFacts(loaders=(loader,), step_s=step_s)
+
+
+def test_the_workers_that_keep_up_follow_from_the_time_for_a_batch():
+    text = workers_that_would_do(facts(0.031, 0.049))
+    assert text == (
+        "2 workers would keep up, with a CPU each: a batch takes 31.0 ms to make, and the rest of a step 18.0 ms"
+    )
+    assert str(workers_that_would_do(facts(0.01, 0.03))).startswith("1 worker would keep up: ")
+
+
+@pytest.mark.parametrize("known", [facts(0.001, 0.05), facts(0.05, 0.05), facts(0.03, 0.05, workers=2)])
+def test_nothing_is_said_of_workers_where_that_is_unknown_or_does_not_matter(known):
+    assert workers_that_would_do(known) is None

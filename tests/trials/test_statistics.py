@@ -1,0 +1,130 @@
+import numpy as np
+import pytest
+
+from benchmarks.tried_advice import MACHINES, simulated_session
+from training_profiler.trials.statistics import (
+    AGAIN,
+    SCREEN_ERROR,
+    SCREEN_LOOKS,
+    UNCHANGED,
+    Effect,
+    Wave,
+    beyond_control,
+    effect_of,
+    gains,
+    median_interval,
+)
+
+
+def effect(relative, p, low=-0.9, high=-0.001):
+    return Effect(relative, low, high, p, 30)
+
+
+def test_the_interval_of_six_values_reaches_from_the_least_to_the_largest():
+    assert median_interval(np.array([3.0, 1, 2, 6, 5, 4]), 0.05) == (1, 6)
+
+
+def test_five_values_have_no_interval():
+    assert median_interval(np.arange(5.0), 0.05) == (-np.inf, np.inf)
+
+
+@pytest.mark.parametrize(("count", "left_out"), [(9, 1), (20, 5), (30, 9)])  # tables of the sign test
+def test_the_interval_leaves_out_as_many_values_as_the_sign_test(count, left_out):
+    assert median_interval(np.arange(float(count)), 0.05) == (left_out, count - 1 - left_out)
+
+
+def test_the_interval_holds_the_median_as_often_as_it_says():
+    random = np.random.default_rng(0)
+    held = 0
+    for _ in range(2000):
+        low, high = median_interval(random.exponential(size=25), 0.05)
+        held += low <= np.log(2) <= high
+    assert 0.95 <= held / 2000 <= 0.975  # of the exponential distribution; the sign test's own level is 95.7%
+
+
+def test_a_drift_that_all_trainings_share_cancels_out():
+    drift = np.linspace(1, 5, 20)
+    shown = effect_of(0.6 * drift, 1.0 * drift, 1.0 * drift)
+    assert shown is not None
+    assert (shown.relative, shown.low, shown.high) == pytest.approx((-0.4, -0.4, -0.4))
+
+
+def test_a_round_in_which_a_training_did_not_run_is_left_out():
+    shown = effect_of([0.5, float("nan"), 0.5], [1.0, 1.0, 1.0, 1.0])
+    assert shown is not None
+    assert shown.rounds == 2
+    assert effect_of([float("nan")], [1.0]) is None
+
+
+def test_ratios_that_go_together_count_as_fewer():
+    random = np.random.default_rng(1)
+    slow = np.repeat(random.standard_normal(10), 6) / 50
+    fast = random.permutation(slow)
+    wide, narrow = (effect_of(np.exp(values), np.ones(60)) for values in (slow, fast))
+    assert wide is not None
+    assert narrow is not None
+    assert wide.high - wide.low > 1.3 * (narrow.high - narrow.low)
+
+
+def test_holm_asks_more_of_each_change_the_more_there_are():
+    effects = {"a": effect(-0.1, 0.01), "b": effect(-0.1, 0.02), "c": effect(-0.1, 0.2)}
+    assert gains(effects, 0.05) == {"a", "b"}
+    assert gains({**effects, "d": effect(0.1, 0.9), "e": effect(0.1, 0.9), "f": effect(0.1, 0.9)}, 0.05) == set()
+
+
+def test_a_gain_below_what_two_equal_runs_differ_by_is_not_named():
+    assert gains({"a": effect(-0.015, 1e-9)}, 0.05) == set()
+    assert gains({"a": effect(-0.025, 1e-9)}, 0.05) == {"a"}
+
+
+def test_a_gain_has_to_be_larger_than_the_control():
+    assert beyond_control(effect(-0.05, 0.0), effect(0.04, 0.5))
+    assert not beyond_control(effect(-0.05, 0.0), effect(0.06, 0.5))
+
+
+def run_wave(factors, rounds=30, error=0.05, looks=SCREEN_LOOKS):
+    wave = Wave([name for name in factors if name not in (UNCHANGED, AGAIN)], rounds, error, looks)
+    random = np.random.default_rng(2)
+    while wave.open:
+        wave.add_round({name: factors.get(name, 1.0) * np.exp(random.normal(0, 0.01)) for name in wave.open})
+    return wave
+
+
+def test_clear_changes_are_decided_at_an_early_look():
+    wave = run_wave({"fast": 0.6, "slow": 1.5})
+    assert (wave.shown, wave.futile, wave.done) == ({"fast"}, {"slow"}, 10)
+
+
+def test_fresh_trials_run_all_rounds():
+    assert run_wave({"fast": 0.6, "slow": 1.5}, looks=(1.0,)).done == 30
+
+
+def test_a_decided_change_runs_no_more_while_others_do():
+    wave = run_wave({"fast": 0.6, "near": 0.985})
+    assert np.isfinite(wave.block_s["fast"]).sum() == 10
+    assert np.isfinite(wave.block_s["near"]).sum() == wave.done > 10
+
+
+def test_there_is_no_verdict_where_the_unchanged_training_differs_from_itself():
+    assert run_wave({"fast": 0.6, AGAIN: 1.1}).shown == set()
+
+
+def test_no_gain_is_named_among_changes_that_do_nothing():
+    random = np.random.default_rng(3)
+    sessions = [simulated_session(machine, random, {}) for machine in MACHINES for _ in range(20)]
+    assert sum(map(bool, sessions)) <= 0.05 * len(sessions)
+
+
+def test_a_gain_of_five_percent_is_found():
+    random = np.random.default_rng(4)
+    machine = next(machine for machine in MACHINES if "random walk" in machine.name)
+    sessions = [simulated_session(machine, random, {"change 3": 0.95}) for _ in range(60)]
+    assert sum("change 3" in names for names in sessions) >= 0.8 * len(sessions)
+
+
+def test_fewer_rounds_than_the_fewest_could_show_nothing():
+    from training_profiler.trials.statistics import FEWEST_ROUNDS
+
+    factors = {f"change {number}": 0.6 for number in range(8)}
+    assert len(run_wave(factors, FEWEST_ROUNDS, SCREEN_ERROR).shown) == 8
+    assert run_wave(factors, 3, SCREEN_ERROR).shown == set()

@@ -1,0 +1,215 @@
+"""Try changes on an unmodified training: what each brings, and what it does to the losses.
+
+The program runs several times for a few steps, unchanged and with each change, in turns. Each training has files of its
+own, which are gone afterwards. Without --only or --all, the findings of a first profiled run decide what is tried.
+
+    training-profiler try train.py --lr 1e-3
+    training-profiler try --budget 10m --only num_workers,fused train.py
+    training-profiler try -m package.module
+    training-profiler try --show-diff runs/20261121-142530 | patch -p1
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from training_profiler.cli.run import resolve
+from training_profiler.errors import ProfilerError, RunFolderError
+from training_profiler.settings import read_settings
+from training_profiler.sinks.console import stream_layout
+from training_profiler.storage.run_choice import choose_run
+from training_profiler.storage.run_lookup import typed_path
+from training_profiler.storage.run_reader import read_run
+from training_profiler.text import encodable, one_line
+from training_profiler.trials.edits import edited
+from training_profiler.trials.facts import facts_of
+from training_profiler.trials.launcher import Launcher, Program
+from training_profiler.trials.report import render_results
+from training_profiler.trials.results import Results, as_data, load, save
+from training_profiler.trials.session import TrialSession, Wishes
+from training_profiler.trials.treatments import TREATMENTS
+from training_profiler.units import S_PER_HOUR, S_PER_MINUTE, duration_text
+
+BUDGET: Final = "5m"
+INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
+TABLE: Final = "training_profiler.trials.treatments"
+UNITS: Final = {"s": 1, "m": S_PER_MINUTE, "h": S_PER_HOUR}
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.usage = "training-profiler try [FLAG ...] PROGRAM [ARGUMENT ...]"
+    parser.add_argument(
+        "words", nargs="...", metavar="PROGRAM", help="as after `python`: a script; or a command such as torchrun"
+    )
+    parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module as a script")
+    parser.add_argument(
+        "--budget", type=_seconds, default=BUDGET, metavar="TIME", help=f"such as 90s, 10m or 1h (default: {BUDGET})"
+    )
+    parser.add_argument("--only", type=_names, default=(), metavar="CHANGES", help="names or kinds, such as fused")
+    parser.add_argument("--all", action="store_true", help="try all that applies, not only what the findings suggest")
+    parser.add_argument(
+        "--numerics", action="store_true", help="let changes of the numerics, such as bfloat16, be part of all together"
+    )
+    parser.add_argument(
+        "--steps", type=_count, metavar="N", help="steps of the whole training, to say how long it would take"
+    )
+    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of text")
+    parser.add_argument(
+        "--show-diff", type=Path, metavar="RUN", help="print the edit of what helped, for `patch -p1`, or of --only"
+    )
+    parser.epilog = "changes:\n" + "\n".join(f"  {each.name:<24} {each.label}" for each in TREATMENTS)
+
+
+def _seconds(word: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", word.strip())
+    seconds = float(match[1]) * UNITS[match[2] or "s"] if match else 0.0
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a time; example: 10m")
+    return seconds
+
+
+def _count(word: str) -> int:
+    if not word.isdecimal() or not int(word):
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number of steps; example: 12000")
+    return int(word)
+
+
+def _names(word: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in word.split(",") if name.strip())
+    known = {each.family for each in TREATMENTS} | {each.name for each in TREATMENTS}
+    for name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"{name!r} is not a change; there are {', '.join(sorted(known))}")
+    return names
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Try the changes, print what they bring, and return the exit status.
+
+    Raises:
+        ProfilerError: nothing can be tried on the program.
+    """
+    runs = Path(read_settings().dir)
+    if arguments.show_diff is not None:
+        return _show_diff(choose_run(arguments.show_diff, runs), arguments.only)
+    words = [word for word in arguments.words[:1] if word != "--"] + arguments.words[1:]
+    if arguments.module is not None:
+        words = ["-m", arguments.module, *words]
+    if not words:
+        raise ProfilerError("try needs a program; example: training-profiler try train.py --lr 1e-3")
+    if words[0].endswith(".py") and not os.path.exists(words[0]):
+        raise ProfilerError(f"{words[0]} does not exist")
+    program, command, is_python = resolve(words)
+    if not program:
+        raise ProfilerError("this Python does not know its own path; put it in front of the script")
+    script = next((word for word in words if word.endswith(".py")), words[0])  # also behind a launcher
+    name = arguments.module or os.path.basename(script)
+    wishes = Wishes(arguments.budget, arguments.only, arguments.all, arguments.numerics, arguments.steps)
+    return _try(Program([program, *command[1:]], is_python, name), wishes, runs, arguments.json)
+
+
+def _loaded(folder: Path) -> Results:
+    results = load(folder)
+    if results is None:
+        raise RunFolderError(f"{folder}: nothing was tried on this run")
+    return results
+
+
+def _show_diff(folder: Path, only: tuple[str, ...]) -> int:
+    """Print the edit of the changes that helped, and on stderr what it leaves to the user."""
+    results = _loaded(folder)
+    names = only or results.best_names
+    if not names:
+        raise RunFolderError(f"{folder}: no change is shown to help; --only names one")
+    facts = facts_of(read_run(folder))
+    chosen = [each for each in TREATMENTS if {each.name, each.family} & set(names)]
+    found = edited([edit for each in chosen for edit in each.edit(facts.calls)], os.getcwd())
+    sys.stdout.write(encodable(found.diff, sys.stdout.encoding))
+    sys.stdout.flush()
+    left = [*(manual.text for manual in found.manual), *found.notes]
+    for sentence in left or ([] if found.diff else [f"no edit has the effect of {', '.join(names)}"]):
+        print(f"training-profiler: {encodable(one_line(sentence), sys.stderr.encoding)}", file=sys.stderr)
+    return 0
+
+
+def _try(program: Program, wishes: Wishes, runs: Path, is_json: bool) -> int:
+    scratch = Path(tempfile.mkdtemp(prefix="training-profiler-try-"))
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    progress = _Progress(wishes.budget_s)
+    try:
+        launcher = Launcher(program, scratch, TABLE, progress.note_lines)
+        session = TrialSession(launcher, TABLE, wishes, runs, progress.show)
+        results = session.run()
+    except KeyboardInterrupt:
+        progress.note("stopped before anything was known")
+        return INTERRUPTED
+    finally:
+        progress.clear()
+        shutil.rmtree(scratch, ignore_errors=True)
+        signal.signal(signal.SIGTERM, before)
+    assert session.folder is not None
+    save(session.folder, results)
+    return _print(results, session.folder, is_json)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _print(results: Results, folder: Path, is_json: bool) -> int:
+    if is_json:
+        text = json.dumps({**as_data(results), "run_folder": str(folder)}, allow_nan=False) + "\n"
+    else:
+        text = render_results(results, typed_path(folder), stream_layout(sys.stdout, "table"))
+    sys.stdout.write(encodable(text, sys.stdout.encoding))
+    sys.stdout.flush()
+    return 0
+
+
+class _Progress:
+    """A line on stderr that says what is under way, where that is a terminal."""
+
+    def __init__(self, budget_s: float) -> None:
+        self._budget_s = budget_s
+        self._is_terminal = sys.stderr.isatty()
+        self._begin_s = time.monotonic()
+        self._width = 0
+
+    def show(self, part: float, doing: str) -> None:
+        """Show what is under way, and how much time is left at most."""
+        if not self._is_terminal:
+            return
+        left_s = max(0.0, self._budget_s - (time.monotonic() - self._begin_s))
+        filled = round(10 * min(1.0, part))
+        text = f"[{'#' * filled}{'.' * (10 - filled)}] {doing}, at most {duration_text(left_s)} left"
+        text = text[: shutil.get_terminal_size().columns - 1]
+        sys.stderr.write(f"\r{text:<{self._width}}")
+        sys.stderr.flush()
+        self._width = len(text)
+
+    def note(self, sentence: str) -> None:
+        """Print a line."""
+        self.clear()
+        print(f"training-profiler: {encodable(one_line(sentence), sys.stderr.encoding)}", file=sys.stderr)
+
+    def note_lines(self, text: str) -> None:
+        """Print a text of several lines."""
+        for line in text.splitlines():
+            self.note(line)
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self._width:
+            sys.stderr.write(f"\r{'':<{self._width}}\r")
+            sys.stderr.flush()
+            self._width = 0

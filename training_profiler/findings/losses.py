@@ -1,0 +1,101 @@
+"""What each change that the advice names does to the losses: one table for fixes, trials and the guide."""
+
+import re
+from enum import Enum
+from typing import Final, NamedTuple
+
+
+class Losses(Enum):
+    """What to expect of the losses after a change."""
+
+    EXACT = "same bit for bit"
+    EXACT_IF = "same bit for bit, under a condition"
+    CLOSE = "differ by rounding"
+    CHANGES = "differ"
+
+
+class Price(NamedTuple):
+    """A row of the table."""
+
+    change: str  # as code and advice write it: "fused=True"
+    losses: Losses
+    condition: str = ""  # under which they stay the same, or how they differ
+    words: str = ""  # a pattern of the texts that advise it; "" is the change itself
+
+    @property
+    def text(self) -> str:
+        """What happens to the losses, such as "same bit for bit, if samples draw no random numbers"."""
+        known = Losses.EXACT if self.losses is Losses.EXACT_IF else self.losses
+        return f"{known.value}, {self.condition}" if self.condition else known.value
+
+
+NO_RANDOM: Final = "if samples draw no random numbers"
+NOT_DRAWING: Final = "if it draws no random numbers"
+DROPOUT: Final = "and dropout draws other numbers"
+KEPT: Final = "if each pass draws one number, samples none"
+EXACT, EXACT_IF, CLOSE, CHANGES = Losses
+# What a trial can apply.
+TRIED: Final = (
+    Price("num_workers", EXACT_IF, NO_RANDOM, r"num_workers(=| from| and)|more workers(?! would)|in workers"),
+    Price("persistent_workers", EXACT_IF, KEPT, "persistent_workers=True"),
+    Price("prefetch_factor", EXACT),
+    Price("pin_memory", EXACT, words="pin_memory=True|pinned memory"),
+    Price("non_blocking", EXACT),
+    Price("BatchSampler", EXACT),
+    Price("set_num_threads", CLOSE, words="set_num_threads|fewer threads"),
+    Price("foreach", EXACT_IF, "on the CPU", r"foreach=True|torch\._foreach"),
+    Price("fused", CLOSE, words="fused=True|fused functions"),
+    Price("set_to_none", EXACT_IF, "if the program does not read gradients that are zero"),
+    Price("channels_last", CLOSE, DROPOUT),
+    Price("torch.compile", CLOSE, DROPOUT),
+    Price("set_float32_matmul_precision", CHANGES, "in the third digit of products"),
+    Price("cudnn.benchmark", CLOSE, "and from run to run"),
+    Price("autocast", CHANGES, words="autocast|mixed precision"),
+    Price("gc.freeze", EXACT),
+    Price("LD_PRELOAD", EXACT),
+    Price("gradient_as_bucket_view", EXACT),
+    Price("static_graph", EXACT_IF, "if each step uses the same parameters"),
+    Price("bucket_cap_mb", CLOSE),
+)
+# What only an edit can bring.
+ADVISED: Final = (
+    Price("one loader for all passes", EXACT_IF, NO_RANDOM, "make the DataLoader once"),
+    Price("fewer workers", EXACT_IF, NO_RANDOM, "fewer (DataLoader )?workers|threads (and|or fewer) workers"),
+    Price("less preprocessing", EXACT_IF, "if samples stay the same", "preprocess less per|less work in its"),
+    Price("data made ahead of time", EXACT_IF, "if the data stays the same", "ahead of time"),
+    Price("data mapped into memory", EXACT, words="mmap"),
+    Price("other batches", CHANGES, words=r"(larger|smaller) batch(?! size)|bucket them|pad batches"),
+    Price("another order of batches", CHANGES, words="in_order=False"),
+    Price("accumulated gradients", CHANGES, words="accumulat"),
+    Price("another model", CHANGES, words="(smaller|faster) model|fewer parameters|optimizer of torch"),
+    Price("float32 instead of float64", CLOSE, words="use float32"),
+    Price("one backward pass", CLOSE, words=r"backward\(\) once"),
+    Price("whole batches instead of loops", CLOSE, words="a whole batch or sequence at once"),
+    Price("activation checkpointing", EXACT, words="(activation|gradient) checkpointing"),
+    Price("less frequent work", EXACT, words="every n-th step|save less often|less often, asynchronously"),
+    Price("less validation or sampling", EXACT_IF, NOT_DRAWING, "(validate|samples|evaluate) less often"),
+    Price("no gradients in validation", EXACT, words="no_grad|inference_mode"),
+    Price("no kept graphs", EXACT, words=r"\.detach\(\)"),
+    Price("work in another process", EXACT, words="process of its own"),
+    Price("cheaper lines", EXACT_IF, "if they compute the same", "these lines cheaper"),
+    Price("sections", EXACT, words="wrap the parts"),
+    Price("larger collectives", CLOSE, words="larger collectives|CUDA graphs"),
+    Price("another machine", EXACT_IF, "on the same kind of CPU", "quiet machine|(dedicated|more) CPUs|CPU limit"),
+)
+PRICES: Final = (*TRIED, *ADVISED)
+PRICE_OF: Final = {price.change: price for price in PRICES}
+_PATTERNS: Final = [(price, re.compile(price.words or re.escape(price.change), re.IGNORECASE)) for price in PRICES]
+
+
+def losses_text(advice: str) -> str:
+    """Return what the changes named in ``advice`` do to the losses; "" where it names none.
+
+    Such as "fused: differ by rounding; accumulated gradients: differ".
+    """
+    by_text: dict[str, list[str]] = {}
+    for price, pattern in _PATTERNS:
+        if pattern.search(advice):
+            by_text.setdefault(price.text, []).append(price.change)
+    if len(by_text) == 1:
+        return next(iter(by_text))
+    return "; ".join(f"{', '.join(changes)}: {text}" for text, changes in by_text.items())

@@ -1,0 +1,86 @@
+"""Remembers the calls whose arguments decide how fast a training is, and the user's lines that make them."""
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+from training_profiler.recording.object_identity import ObjectIdentity
+from training_profiler.snapshot.program import DDP, LOADER, OPTIMIZER, ZERO_GRAD, CallFacts, CallSite
+from training_profiler.units import BYTES_PER_MIB
+
+MOST_CALLS: Final = 32  # places; a program with more makes them in a loop over generated code
+MOST_READ: Final = 500  # of one kind; a program that makes an optimizer in each step made the first ones there too
+MOST_LOADERS: Final = 64  # the newest ones, whose iterators can be recognized
+MOST_TEXT: Final = 60  # characters of an argument
+ReadSite = Callable[[FrameType | None], CallSite | None]
+
+
+class CallSites:
+    """The calls of one process. ``read_site`` finds the user's line of a stack."""
+
+    def __init__(self, read_site: ReadSite) -> None:
+        self._read_site = read_site
+        self._calls: dict[tuple[str, str, CallSite], CallFacts] = {}
+        self._read: Counter[str] = Counter()
+        self._loaders: dict[int, tuple[ObjectIdentity, CallFacts]] = {}  # by the id of the sampler
+
+    def add(self, kind: str, function: str, arguments: dict[str, Any]) -> CallFacts | None:
+        """Remember a call that has just been made; None without a line of the user's. Does not raise."""
+        with contextlib.suppress(Exception):
+            self._read[kind] += 1
+            site = self._read_site(sys._getframe(1)) if self._read[kind] <= MOST_READ else None
+            if site is None or (len(self._calls) >= MOST_CALLS and (kind, function, site) not in self._calls):
+                return None
+            values = tuple((name, repr(value)[:MOST_TEXT]) for name, value in arguments.items())
+            call = self._calls[kind, function, site] = CallFacts(kind, function, site, values)
+            return call
+        return None
+
+    def add_loader(self, loader: Any) -> None:
+        """Remember the call that made a loader, which its iterators are recognized by. Does not raise."""
+        with contextlib.suppress(Exception):
+            names = ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory")
+            arguments = {name: value for name in names if (value := getattr(loader, name, None)) is not None}
+            sampler, call = loader._index_sampler, self.add(LOADER, "DataLoader", arguments)
+            before = self._call_of(sampler)
+            # A library that makes a loader again from the user's takes its arguments from there.
+            if call is None or (before is not None and call.site.inside and not before.site.inside):
+                return
+            while len(self._loaders) >= MOST_LOADERS:
+                del self._loaders[next(iter(self._loaders))]
+            self._loaders[id(sampler)] = ObjectIdentity(sampler), call
+
+    def add_optimizer(self, optimizer: Any) -> None:
+        """Remember the call that made an optimizer. Does not raise."""
+        with contextlib.suppress(Exception):
+            defaults = optimizer.defaults
+            arguments = {name: defaults[name] for name in ("foreach", "fused") if name in defaults}
+            self.add(OPTIMIZER, type(optimizer).__name__, arguments)
+
+    def add_ddp(self, module: Any) -> None:
+        """Remember the call that made a DistributedDataParallel module. Does not raise."""
+        with contextlib.suppress(Exception):
+            arguments = {name: getattr(module, name) for name in ("gradient_as_bucket_view", "static_graph")}
+            arguments["bucket_cap_mb"] = module.bucket_bytes_cap / BYTES_PER_MIB
+            self.add(DDP, type(module).__name__, arguments)
+
+    def add_zero_grad(self, set_to_none: Any = True, **rest: Any) -> None:
+        """Remember a call that asks for zeros instead of no gradients. Does not raise."""
+        if set_to_none is False:
+            self.add(ZERO_GRAD, "zero_grad", {"set_to_none": False})
+
+    def place_of_loader(self, sampler: Any) -> str:
+        """Return the user's line that made the loader with this sampler; "" if unknown."""
+        call = self._call_of(sampler)
+        return "" if call is None else call.site.place
+
+    def _call_of(self, sampler: Any) -> CallFacts | None:
+        identity, call = self._loaders.get(id(sampler), (None, None))
+        return call if identity is not None and identity.matches(sampler) else None
+
+    def facts(self) -> tuple[CallFacts, ...]:
+        """Return the calls so far."""
+        return tuple(self._calls.values())

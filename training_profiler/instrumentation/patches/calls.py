@@ -1,0 +1,66 @@
+"""Patch: calls whose arguments decide how fast a training is, made a few times: loaders, compilers, threads."""
+
+import functools
+from typing import Any, Final
+
+from training_profiler.instrumentation.context import PatchContext
+from training_profiler.instrumentation.patching import Patches, hidden_from_warnings
+from training_profiler.recording.tracebacks import hide_our_frames
+from training_profiler.snapshot.program import COMPILE, THREADS
+
+# Private: may be gone. ``torch.compile`` makes one of them; it stays itself, because dynamo knows it by its identity.
+COMPILERS: Final = {
+    "_TorchCompileInductorWrapper": ("mode", "options", "dynamic"),
+    "_TorchCompileWrapper": ("backend", "mode", "options", "dynamic"),
+}
+
+
+def install(patches: Patches, context: PatchContext, torch: Any) -> None:
+    """Remember where the calls are made, and with which arguments. Optimizers and DDP have patches of their own."""
+    patches.replace(torch.utils.data.DataLoader, "__init__", functools.partial(_making_loader, context))
+    patches.replace(torch, "set_num_threads", functools.partial(_setting_threads, context))
+    for name, arguments in COMPILERS.items():
+        if hasattr(torch, name):
+            patches.replace(getattr(torch, name), "__init__", functools.partial(_compiling, context, arguments))
+
+
+def _making_loader(context: PatchContext, original: Any) -> Any:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        try:
+            original(self, *args, **kwargs)
+        except BaseException as error:
+            hide_our_frames(error)
+            raise
+        context.calls.add_loader(self)
+
+    return hidden_from_warnings(__init__)
+
+
+def _setting_threads(context: PatchContext, original: Any) -> Any:
+    @functools.wraps(original)
+    def set_num_threads(*args: Any, **kwargs: Any) -> None:
+        try:
+            original(*args, **kwargs)
+        except BaseException as error:
+            hide_our_frames(error)
+            raise
+        if not context.is_compiling():
+            context.calls.add(THREADS, "torch.set_num_threads", {"threads": args[0]} if args else {})
+
+    return set_num_threads
+
+
+def _compiling(context: PatchContext, names: tuple[str, ...], original: Any) -> Any:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        try:
+            original(self, *args, **kwargs)
+        except BaseException as error:
+            hide_our_frames(error)
+            raise
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        is_set = {name: given[name] for name in names if given.get(name) is not None}
+        context.calls.add(COMPILE, "torch.compile", is_set)
+
+    return hidden_from_warnings(__init__)

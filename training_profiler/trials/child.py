@@ -1,0 +1,238 @@
+"""The part of a trial that runs in the user's process: applies the changes, and runs the training block by block.
+
+At the end of each block of steps the training thread hands over what it measured and waits for the next block, so that
+one training runs while the others of the session wait. It ends when the session ends it, in the middle of an epoch.
+"""
+
+import importlib
+import io
+import json
+import os
+import random
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from time import perf_counter_ns
+from typing import Any, Final, NamedTuple
+
+from training_profiler.device.backends import BACKENDS
+from training_profiler.instrumentation.instrumentation import Instrumentation
+from training_profiler.instrumentation.patching import Patches
+from training_profiler.recording.event_codes import STEP_END
+from training_profiler.recording.recorder import Recorder
+from training_profiler.units import NS_PER_S
+
+SEED: Final = 20_261_122  # unlikely to be the program's own
+LONGEST_ADDRESS: Final = 100  # bytes; Linux has room for 108
+DRAIN_EVERY: Final = 64  # steps
+FAILED_STATUS: Final = 70  # EX_SOFTWARE of sysexits.h
+
+
+class Plan(NamedTuple):
+    """What a trial's process is to do; a file of JSON hands it over."""
+
+    socket: str  # path of the session's socket
+    table: str  # module that has TREATMENTS
+    treatments: list[str]  # names of the changes to apply
+    warmup: int  # steps before the first block
+    is_profiled: bool = False  # by the profiler, as any run; no blocks then
+
+
+class Session:
+    """The connection to the session that runs the trials: one line of JSON for each message."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with address_of(path) as address:
+            self._socket.connect(address)
+        self._lines = self._socket.makefile("r", encoding="utf-8")
+
+    def send(self, **message: object) -> None:
+        """Send a message."""
+        self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def next_block(self) -> int:
+        """Wait for the number of steps in the next block; end this process where there is none."""
+        line = self._lines.readline()
+        if not line:  # the session has ended
+            os._exit(0)
+        return int(json.loads(line)["steps"])
+
+
+@contextmanager
+def address_of(path: str) -> Iterator[str]:
+    """Yield a path of a socket that is short enough for an address, which has room for about 100 bytes."""
+    if len(os.fsencode(path)) <= LONGEST_ADDRESS:
+        yield path
+        return
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+    finally:
+        os.close(folder)
+
+
+class Unreadable(io.RawIOBase):
+    """A standard input without content that reports that it was read."""
+
+    def __init__(self, on_read: Callable[[], None]) -> None:
+        self._on_read = on_read
+
+    def readable(self) -> bool:
+        """Return True, as a pipe does."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Report the read; there is nothing."""
+        self._on_read()
+        return 0
+
+
+class BlockRunner:
+    """Counts the steps of a training, and stops it at the end of each block.
+
+    Args:
+        plan: of this trial.
+        torch: as imported by the program.
+        connect: returns the connection to the session.
+        clock: in ns.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        torch: Any,
+        connect: Callable[[], Any],
+        clock: Callable[[], int] = perf_counter_ns,
+    ) -> None:
+        self._torch, self._connect, self._clock = torch, connect, clock
+        self._session: Any = None
+        self._left = plan.warmup
+        self._block = 0  # steps of the block under way; 0 in the warm-up
+        self._begin_ns = clock()  # of what is measured: the second step of a block
+        self._losses: list[list[Any]] = [[]]  # of each step, as tensors
+
+    def note_loss(self, tensors: Any) -> None:
+        """Keep what a backward pass starts from, for the end of the block: reading it now could wait for a device."""
+        for tensor in tensors if isinstance(tensors, (list, tuple)) else (tensors,):
+            value = tensor.detach()
+            self._losses[-1].append(value.clone() if value.numel() == 1 else value.double().sum())
+
+    def end_step(self) -> None:
+        """Count a step; at the end of a block, report it and wait for the next."""
+        self._losses.append([])
+        self._left -= 1
+        if self._block and self._left == self._block - 1:
+            self._wait_for_devices()
+            self._begin_ns = self._clock()  # the first step of a block refills the caches
+        if self._left > 0:
+            return
+        self._wait_for_devices()
+        elapsed_ns = self._clock() - self._begin_ns
+        if self._session is None:
+            self._session = self._connect()
+        losses = [[float(value.double().item()).hex() for value in step] for step in self._losses[:-1]]
+        self._session.send(
+            event="block",
+            step_s=elapsed_ns / NS_PER_S / (self._block - 1) if self._block else None,
+            warmup_s=None if self._block else elapsed_ns / NS_PER_S,
+            losses=losses,
+            seed=int(self._torch.initial_seed()),
+            **self._rank(),
+        )
+        del self._losses[:-1]
+        self._block = self._left = max(2, self._session.next_block())
+
+    def _wait_for_devices(self) -> None:
+        for backend in BACKENDS:
+            device = getattr(self._torch, backend.kind, None)
+            if device is not None and hasattr(device, "synchronize") and backend.is_ready(self._torch, device):
+                device.synchronize()
+
+    def _rank(self) -> dict[str, int]:
+        distributed = self._torch.distributed
+        if not distributed.is_available() or not distributed.is_initialized():
+            return {"rank": 0, "world_size": 1}
+        return {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
+
+
+def start(path: str) -> None:
+    """Begin the trial whose plan is in the file ``path``. Called right after the import of torch."""
+    with open(path, encoding="utf-8") as file:
+        plan = Plan(**json.load(file))
+    torch = sys.modules["torch"]
+    pid = os.getpid()
+    try:
+        _seed()
+        empty = io.TextIOWrapper(io.BufferedReader(Unreadable(lambda: _report_read(plan))))
+        Patches().replace(sys, "stdin", lambda _: empty)
+        apply(plan.table, plan.treatments)
+        if not plan.is_profiled:
+            _instrument(BlockRunner(plan, torch, lambda: Session(plan.socket)), torch, pid)
+    except Exception as error:
+        Session(plan.socket).send(event="failed", reason=f"{type(error).__name__}: {error}")
+        os._exit(FAILED_STATUS)
+
+
+def _seed() -> None:
+    """Let a program that sets no seed see the same random numbers in each trial."""
+    sys.modules["torch"].manual_seed(SEED)
+    random.seed(SEED)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(SEED)
+
+
+def _report_read(plan: Plan) -> None:
+    Session(plan.socket).send(event="stdin")
+
+
+def apply(table: str, names: Sequence[str]) -> None:
+    """Apply the changes of these names to this process.
+
+    Args:
+        table: module that has ``TREATMENTS``.
+        names: of treatments.
+    """
+    if not names:
+        return
+    treatments = {treatment.name: treatment for treatment in importlib.import_module(table).TREATMENTS}
+    for name in names:
+        treatments[name].apply()
+
+
+def _instrument(runner: BlockRunner, torch: Any, pid: int) -> None:
+    recorder = Recorder()
+    recorder.listen(recorder.discard)
+    threads: set[int] = set()
+    steps = 0
+
+    def end_step(at_ns: int) -> None:
+        nonlocal steps
+        steps += 1
+        recorder.mark(STEP_END, at_ns)
+        if steps % DRAIN_EVERY == 0:
+            recorder.drain()
+        runner.end_step()
+
+    def begin() -> Callable[[int], None] | None:
+        data = sys.modules.get("torch.utils.data")
+        is_worker = data is not None and data.get_worker_info() is not None
+        if is_worker or os.getpid() != pid:
+            return None
+        threads.add(threading.get_ident())
+        return end_step
+
+    def make(original: Any) -> Any:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() in threads or not threads:
+                with suppress(Exception):  # of tensors that are not torch's own
+                    runner.note_loss(args[0] if args else kwargs.get("tensors", ()))
+            return original(*args, **kwargs)
+
+        return backward
+
+    Patches().replace(torch.autograd, "backward", make)
+    Instrumentation(recorder, begin).install(torch)

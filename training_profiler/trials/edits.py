@@ -1,0 +1,143 @@
+"""Edits of the user's code, as a unified diff that ``patch`` applies; or what to write manually where none is safe."""
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from training_profiler.errors import MissingExtraError
+from training_profiler.snapshot.program import CallFacts, CallSite
+
+EXTRA: Final = "try"
+
+
+class Edit(NamedTuple):
+    """What to change at one call of the user's code."""
+
+    call: CallFacts
+    arguments: tuple[tuple[str, str], ...] = ()  # keyword, or number of a positional argument -> its value as source
+    statement: str = ""  # to insert before the call's; {model} is what an optimizer's parameters are taken from
+    module: str = ""  # that the statement needs: "gc"
+    note: str = ""  # what cannot be edited here, for the reader
+
+    def joined(self, other: "Edit") -> "Edit":
+        """Return both edits of the same call as one."""
+        arguments = dict(self.arguments) | dict(other.arguments)
+        statements, modules = (
+            dict.fromkeys(filter(None, pair))
+            for pair in ((self.statement, other.statement), (self.module, other.module))
+        )
+        note = "; ".join(dict.fromkeys(filter(None, (self.note, other.note))))
+        return Edit(self.call, tuple(arguments.items()), "\n".join(statements), " ".join(modules), note)
+
+    @property
+    def wanted(self) -> str:
+        """What the edit does, for a reader who does it manually."""
+        arguments = ", ".join(value if name.isdigit() else f"{name}={value}" for name, value in self.arguments)
+        statement = self.statement.replace("{model}", "model").replace("\n", "; ")
+        passed, before = f"pass {arguments}" if arguments else "", f"before it: {statement}" if statement else ""
+        return ", and ".join(filter(None, (passed, before))) or self.note
+
+
+class Manual(NamedTuple):
+    """An edit that is left to the reader, because no edit of this code is sure to have the effect."""
+
+    place: str  # "train.py:41"
+    why: str
+    wanted: str  # "pass num_workers=2"
+
+    @property
+    def text(self) -> str:
+        """One line: "train.py:41 (the arguments come from **options): pass num_workers=2"."""
+        return f"{self.place} ({self.why}): {self.wanted}"
+
+
+class Edited(NamedTuple):
+    """The diff of all edits, and what it does not contain."""
+
+    diff: str  # for ``patch -p1`` in the folder that the paths are relative to; "" without any
+    manual: tuple[Manual, ...]
+    notes: tuple[str, ...]  # what to do beside the edits
+
+
+class CannotEditError(Exception):
+    """No edit of this code is sure to have the effect; the message is why."""
+
+
+def edited(edits: Iterable[Edit], folder: str) -> Edited:
+    """Return the diff of ``edits``, with paths relative to ``folder``. Reads the files and writes none.
+
+    Raises:
+        MissingExtraError: libcst is not installed.
+    """
+    by_file: dict[str, list[Edit]] = {}
+    for edit in edits:
+        by_file.setdefault(edit.call.site.path, []).append(edit)
+    diffs, manual, notes = [], [], []
+    for path, of_file in sorted(by_file.items()):
+        try:
+            before = _read(path)
+        except (OSError, UnicodeDecodeError) as error:
+            manual += [_as_manual(edit, f"the file cannot be read: {error}") for edit in of_file]
+            continue
+        after = before
+        # From the last call to the first, so that an edit moves no call that another one looks for.
+        for edit in sorted(_merged(of_file), key=lambda edit: (-edit.call.site.line, -edit.call.site.column)):
+            try:
+                after = edited_source(after, edit)
+                notes += [f"{edit.call.site.place}: {edit.note}"] if edit.note else []
+            except CannotEditError as error:
+                manual.append(_as_manual(edit, str(error)))
+        diffs.append(_diff(before, after, path, folder))
+    return Edited("".join(diffs), tuple(manual), tuple(notes))
+
+
+def _merged(edits: Iterable[Edit]) -> Iterable[Edit]:
+    """Return one edit for each call."""
+    by_call: dict[tuple[CallSite, str], Edit] = {}
+    for edit in edits:
+        key = edit.call.site, edit.call.kind
+        before = by_call.get(key)
+        by_call[key] = edit if before is None else before.joined(edit)
+    return by_call.values()
+
+
+def edited_source(source: str, edit: Edit) -> str:
+    """Return the source of a file after an edit.
+
+    Raises:
+        CannotEditError: no edit of this code is sure to have the effect.
+        MissingExtraError: libcst is not installed.
+    """
+    try:
+        from training_profiler.trials import source_edit
+    except ImportError:
+        raise MissingExtraError(f"Edits need libcst: pip install 'training-profiler[{EXTRA}]'", name="libcst") from None
+    if edit.call.site.inside:
+        raise CannotEditError(f"the call is in {edit.call.site.inside}")
+    if not edit.arguments and not edit.statement:
+        raise CannotEditError("the arguments depend on those that are there")
+    return source_edit.apply(source, edit)
+
+
+def _as_manual(edit: Edit, why: str) -> Manual:
+    return Manual(edit.call.site.place, why, edit.wanted)
+
+
+def _read(path: str) -> str:
+    if not path:
+        raise OSError("the code was typed in")
+    with Path(path).open(encoding="utf-8", newline="") as file:  # line endings stay as they are
+        return file.read()
+
+
+def _diff(before: str, after: str, path: str, folder: str) -> str:
+    shown = Path(path)
+    name = shown.relative_to(folder).as_posix() if shown.is_relative_to(folder) else shown.as_posix()
+    lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _lines(text: str) -> list[str]:
+    """Split at line feeds alone, as ``patch`` does."""
+    return [line + "\n" for line in text.split("\n")[:-1]] + ([text.split("\n")[-1]] if text.split("\n")[-1] else [])

@@ -1,0 +1,125 @@
+"""The first run of a session: the unchanged training, profiled, until it has shown what is worth trying."""
+
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from training_profiler.diagnosis import diagnose
+from training_profiler.errors import ProfilerError, RunFolderError
+from training_profiler.findings.finding import Finding
+from training_profiler.snapshot.snapshot import Snapshot
+from training_profiler.storage.run_choice import newest_runs
+from training_profiler.storage.run_reader import read_run
+from training_profiler.trials.launcher import Launcher, Training
+from training_profiler.trials.process import ReadsStdinError, TrialError
+
+FEWEST_STEPS: Final = 20
+ENOUGH_STEPS: Final = 60
+ENOUGH_S: Final = 5.0  # of steps
+LONGEST_PART: Final = 0.4  # of the budget
+LOOK_S: Final = 0.5
+END_S: Final = 20.0
+
+
+class TryError(ProfilerError):
+    """Nothing can be tried on this program."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRun:
+    """What the first run has shown."""
+
+    snapshot: Snapshot
+    findings: list[Finding]
+    startup_s: float  # until the first step
+    memory_bytes: int
+    has_ended: bool  # by itself
+
+    @property
+    def step_s(self) -> float:
+        """The time of a typical step."""
+        assert self.snapshot.step is not None
+        return self.snapshot.step.median_s
+
+
+def run_first(
+    launcher: Launcher, budget_s: float, runs: Path, on_progress: Callable[[float, str], None]
+) -> tuple[FirstRun, Path]:
+    """Run the unchanged training as long as its findings need; return what it shows, and its run folder in ``runs``.
+
+    Raises:
+        TryError: it fails by itself, reads standard input, or makes too few steps in a part of the budget.
+    """
+    training = launcher.start_profiled()
+    name = launcher.program.shown
+    begin_s = time.monotonic()
+    try:
+        seen = _watch(training, launcher.runs_of(training), name, LONGEST_PART * budget_s, on_progress)
+        has_ended = training.process.poll() is not None
+        memory_bytes = training.process.memory_bytes()
+        training.process.interrupt(END_S)
+        snapshot = _read(launcher.runs_of(training)) or seen
+        if has_ended and training.process.poll() != 0 and snapshot.steps < FEWEST_STEPS:
+            raise TryError(f"{name} fails by itself: {training.process.reason()}")
+        if snapshot.step is None or snapshot.steps < FEWEST_STEPS:
+            raise TryError(_too_few(name, snapshot.steps, has_ended, time.monotonic() - begin_s, budget_s))
+        folder = _keep(launcher.runs_of(training), runs)
+    finally:
+        training.close()
+    startup_s = snapshot.step.before_s or 0.0
+    return FirstRun(snapshot, diagnose(snapshot), startup_s, memory_bytes, has_ended), folder
+
+
+def _watch(
+    training: Training, runs: Path, name: str, longest_s: float, on_progress: Callable[[float, str], None]
+) -> Snapshot:
+    begin_s = time.monotonic()
+    snapshot = Snapshot()
+    while training.process.poll() is None and time.monotonic() - begin_s < longest_s:
+        try:
+            training.process.listen(LOOK_S)
+        except ReadsStdinError:
+            raise TryError(f"{name} reads standard input, of which a trial has none") from None
+        except TrialError as error:
+            raise TryError(f"{name} cannot be tried: {error}") from None
+        snapshot = _read(runs) or snapshot
+        on_progress(0.0, f"runs {name} unchanged under the profiler: {snapshot.steps} steps")
+        step = snapshot.step
+        if step is not None and snapshot.steps >= ENOUGH_STEPS and step.total_s >= ENOUGH_S:
+            break
+    return snapshot
+
+
+def _too_few(name: str, steps: int, has_ended: bool, seconds: float, budget_s: float) -> str:
+    if not steps:
+        how = "until its end" if has_ended else f"in {seconds:.0f} s of {budget_s:.0f} s; example: --budget 10m"
+        return f"{name}: no training step was seen {how}"
+    if has_ended:
+        return f"{name} has {steps} steps in all; a trial needs {FEWEST_STEPS}"
+    return (
+        f"{name} makes {steps} steps in {seconds:.0f} s, {LONGEST_PART:.0%} of the budget; a trial needs "
+        f"{FEWEST_STEPS}: example: --budget {max(2, round(3 * budget_s / 60))}m"
+    )
+
+
+def _read(runs: Path) -> Snapshot | None:
+    try:
+        return read_run(newest_runs(runs, 1)[0])
+    except (RunFolderError, OSError):
+        return None
+
+
+def _keep(made: Path, runs: Path) -> Path:
+    """Copy the run folder of the first run to where the user keeps runs; return it."""
+    source = newest_runs(made, 1)[0]
+    runs.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 100):
+        target = runs / (source.name if number == 1 else f"{source.name}-{number}")
+        with suppress(FileExistsError):
+            shutil.copytree(source, target, symlinks=True)
+            return target
+    raise TryError(f"{runs} has too many runs of the same second")

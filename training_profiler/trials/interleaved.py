@@ -1,0 +1,166 @@
+"""Runs trainings side by side, block by block, in rounds of random order, until their differences are known."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, Final, Protocol
+
+from training_profiler.trials.process import Block, EndedError, TrialError
+from training_profiler.trials.statistics import AGAIN, UNCHANGED, Wave
+
+LEAST_BLOCK_S: Final = 0.1  # shorter ones mostly measure how a training goes on after its stop
+FEWEST_STEPS: Final = 2  # in a block: the first is not measured
+SLOWEST: Final = 20  # times as long as expected, before a block counts as stuck
+LEAST_PATIENCE_S: Final = 60.0
+
+
+class BlockSource(Protocol):
+    """A training that runs blocks."""
+
+    def wait_for_block(self, timeout_s: float) -> Block:
+        """Wait for the end of the warm-up."""
+
+    def run_block(self, steps: int, timeout_s: float) -> Block:
+        """Run a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How much is run."""
+
+    warmup: int  # steps
+    rounds: int
+    block_steps: int  # with the first, which is not measured
+    step_s: float  # expected
+    startup_s: float  # expected, with the warm-up
+
+    @property
+    def steps(self) -> int:
+        """Steps of each training."""
+        return self.warmup + self.rounds * self.block_steps
+
+    def seconds(self, trainings: int, at_once: int) -> float:
+        """Return how long a session takes at most, if changes make nothing slower."""
+        return self.startup_s * ceil(trainings / at_once) + trainings * self.rounds * self.block_steps * self.step_s
+
+
+def steps_of_a_block(step_s: float) -> int:
+    """Return how many steps a block has, with the first, which is not measured."""
+    return 1 + max(FEWEST_STEPS - 1, ceil(LEAST_BLOCK_S / step_s))
+
+
+@dataclass
+class Outcome:
+    """What a training of an interleaved session has shown."""
+
+    losses: list[tuple[str, ...]] = field(default_factory=list)
+    warmup_s: float | None = None
+    failure: str | None = None
+    seed: int | None = None
+
+    def add(self, block: Block) -> None:
+        """Add a block, or the warm-up."""
+        self.losses += block.losses
+        self.seed = block.seed
+        if block.warmup_s is not None:
+            self.warmup_s = block.warmup_s
+
+    def fail(self, reason: str) -> None:
+        """Keep why the training goes on no further."""
+        self.failure = reason
+
+
+class Interleaved:
+    """Some trainings that run in turns.
+
+    Args:
+        start: starts the training of a name; its result has ``process`` and ``close``.
+        schedule: how much is run.
+        wave: gets the results.
+        at_once: trainings that may start at the same time.
+        on_progress: called with the part of the work that is done.
+        must_end: whether the time is up.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[str], Any],
+        schedule: Schedule,
+        wave: Wave,
+        at_once: int = 1,
+        on_progress: Callable[[float, str], None] = lambda part, doing: None,
+        must_end: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._start, self._schedule, self.wave = start, schedule, wave
+        self._at_once, self._on_progress, self._must_end = at_once, on_progress, must_end
+        self.outcomes: dict[str, Outcome] = {name: Outcome() for name in wave.block_s}
+        self.trainings: dict[str, Any] = {}
+        self._order = random.Random(0)
+
+    def run(self) -> None:
+        """Run all rounds; a training that fails, or whose effect is known, runs no further.
+
+        Raises:
+            TrialError: an unchanged training failed.
+        """
+        try:
+            self._start_all()
+            while self.wave.open and not self._must_end():
+                self._run_round()
+            self.wave.end()
+        finally:
+            for training in self.trainings.values():
+                training.close()
+
+    def _start_all(self) -> None:
+        names = list(self.outcomes)
+        for first in range(0, len(names), self._at_once):
+            batch = names[first : first + self._at_once]
+            self._on_progress(0.0, f"starts training {first + 1} of {len(names)}")
+            for name in batch:
+                self.trainings[name] = self._start(name)
+            for name in batch:
+                self._receive(name, lambda process: process.wait_for_block(self._patience_s(self._schedule.startup_s)))
+
+    def _patience_s(self, expected_s: float) -> float:
+        return max(LEAST_PATIENCE_S, SLOWEST * expected_s)
+
+    def _run_round(self) -> None:
+        names = [name for name in self.wave.open if name in self.trainings]
+        self._order.shuffle(names)
+        steps = self._schedule.block_steps
+        patience_s = self._patience_s(steps * self._schedule.step_s)
+        block_s = {}
+        for name in names:
+            block = self._receive(name, lambda process: process.run_block(steps, patience_s))
+            if block is not None and block.step_s is not None:
+                block_s[name] = block.step_s
+        self.wave.add_round(block_s)
+        self._on_progress(self.wave.done / self.wave.rounds, f"round {self.wave.done} of {self.wave.rounds}")
+        for name in [name for name in self.trainings if name not in self.wave.open]:
+            self.trainings.pop(name).close()
+
+    def _receive(self, name: str, wait: Callable[[BlockSource], Block]) -> Block | None:
+        outcome = self.outcomes[name]
+        try:
+            block = wait(self.trainings[name].process)
+        except TrialError as error:
+            self.trainings.pop(name).close()
+            if isinstance(error, EndedError) and self.wave.done:
+                self.wave.end()
+                return None
+            if name in (UNCHANGED, AGAIN):
+                raise
+            outcome.fail(str(error))
+            self.wave.drop(name)
+            return None
+        outcome.add(block)
+        return block
+
+
+def in_groups(names: Sequence[str], most: int) -> list[list[str]]:
+    """Return the changes in groups of at most ``most``, for as many trainings as fit into memory."""
+    groups = ceil(len(names) / max(1, most))
+    size = ceil(len(names) / max(1, groups))
+    return [list(names[first : first + size]) for first in range(0, len(names), max(1, size))]

@@ -1,0 +1,116 @@
+"""Starts the trainings of a session: each in a folder and an isolation of its own."""
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from training_profiler.switch import SWITCH, TRIAL_PLAN, launch_environment
+from training_profiler.trials.child import Plan
+from training_profiler.trials.isolation.isolation import FinishReport, Isolation, prepare
+from training_profiler.trials.process import TrialProcess
+from training_profiler.trials.treatment import Treatment
+
+BOOTSTRAP: Final = Path(__file__).parents[1] / "bootstrap"
+RUNS: Final = "runs"
+PRELOAD: Final = "LD_PRELOAD"
+SETTINGS_OF_FIRST_RUN: Final = {"_LOG_EVERY": "0", "_FLUSH_S": "1", "_SINKS": ""}
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the user wants to try changes on, as a command."""
+
+    words: Sequence[str]  # the first is an executable file
+    is_python: bool  # whether it is a Python interpreter
+    shown: str  # its name in reports
+
+
+@dataclass
+class Training:
+    """A training of a session, and its isolation."""
+
+    process: TrialProcess
+    isolation: Isolation
+    finished: FinishReport | None = field(default=None, init=False)
+
+    def close(self) -> FinishReport:
+        """End it, with everything that it has started and written."""
+        if self.finished is None:
+            self.process.close()
+            self.finished = self.isolation.finish()
+        return self.finished
+
+
+class Launcher:
+    """Starts trainings.
+
+    Args:
+        program: of the user.
+        scratch: a folder of ours for everything that trainings write.
+        table: module that has ``TREATMENTS``, for the trials' processes.
+        on_promise: called once, before the first start, with what is kept apart and what is not.
+    """
+
+    def __init__(
+        self, program: Program, scratch: Path, table: str, on_promise: Callable[[str], None] = lambda promise: None
+    ) -> None:
+        self.program, self._scratch, self._table = program, scratch, table
+        self._on_promise = on_promise
+        self._trainings: list[Training] = []
+
+    def start(self, treatments: Sequence[Treatment], warmup: int) -> Training:
+        """Start a training with these changes, which runs to the end of its warm-up and waits there."""
+        return self._start(treatments, warmup, {SWITCH: "0"})
+
+    def start_profiled(self) -> Training:
+        """Start the unchanged training under the profiler; its run folder is in ``runs_of``."""
+        return self._start((), 0, {SWITCH + name: value for name, value in SETTINGS_OF_FIRST_RUN.items()}, True)
+
+    def runs_of(self, training: Training) -> Path:
+        """Return the folder for the run folder of a profiled training."""
+        return training.isolation.results / RUNS
+
+    def left(self) -> list[str]:
+        """Return what ended trainings have left behind: processes and files."""
+        ended = [training.finished for training in self._trainings]
+        return [name for report in ended if report is not None for name in report.left]
+
+    def _start(
+        self, treatments: Sequence[Treatment], warmup: int, variables: Mapping[str, str], is_profiled: bool = False
+    ) -> Training:
+        isolation = prepare(self._scratch / str(len(self._trainings)))
+        if not self._trainings:
+            self._on_promise(isolation.promise)
+        names = [treatment.name for treatment in treatments]
+        process = TrialProcess(isolation.results, Plan("", self._table, names, warmup, is_profiled))
+        environment = launch_environment(str(BOOTSTRAP), self.program.is_python) | {
+            TRIAL_PLAN: str(process.plan_path),
+            "PYTHONHASHSEED": "0",  # the order of a set of words would differ from process to process
+            "PYTHONUNBUFFERED": "1",
+            "PET_MASTER_PORT": str(_free_port()),  # torchrun's own is the same for all of them
+            **variables,
+        }
+        if is_profiled:
+            environment[SWITCH + "_DIR"] = str(isolation.results / RUNS)
+        for treatment in treatments:
+            environment = with_variables(environment, treatment.environment())
+        process.start(isolation.command(list(self.program.words)), isolation.environ(environment))
+        training = Training(process, isolation)
+        self._trainings.append(training)
+        return training
+
+
+def with_variables(environment: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with more variables; a library to load first goes before those that are loaded already."""
+    combined = {**environment, **added}
+    if environment.get(PRELOAD) and added.get(PRELOAD):
+        combined[PRELOAD] = f"{added[PRELOAD]}:{environment[PRELOAD]}"
+    return combined
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

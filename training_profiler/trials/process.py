@@ -1,0 +1,263 @@
+"""One training of a session: its process, from start to end, stopped while it is not its turn."""
+
+import json
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from training_profiler.text import one_line
+from training_profiler.trials.child import Plan, address_of
+from training_profiler.trials.isolation.isolation import LAUNCHER
+
+PLAN, SOCKET, OUTPUT = "plan.json", "socket", "output"
+POLL_S: Final = 0.2
+END_WAIT_S: Final = 5.0
+MOST_OUTPUT_BYTES: Final = 20_000  # of the end of a program's output
+# What an error says where memory is short.
+_OUT_OF_MEMORY: Final = re.compile(r"out of memory|MemoryError|cannot allocate memory|DefaultCPUAllocator", re.I)
+_ERROR_LINE: Final = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b")
+
+
+class TrialError(Exception):
+    """A training cannot go on; the message says why in a few words."""
+
+
+class ReadsStdinError(TrialError):
+    """The program reads standard input, of which a trial has none."""
+
+
+class EndedError(TrialError):
+    """The program has come to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a training measured in a block of steps, or in its warm-up."""
+
+    step_s: float | None  # mean of its steps; None for the warm-up
+    warmup_s: float | None  # from the import of torch to the end of the warm-up; None for a block
+    losses: tuple[tuple[str, ...], ...]  # of each step, in hexadecimal
+    seed: int  # of torch
+
+
+@dataclass
+class _Ranks:
+    """The connections of the ranks of one training, and what they have sent for the block under way."""
+
+    world_size: int = 1
+    connections: dict[int, socket.socket] = field(default_factory=dict)
+    messages: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.messages) >= self.world_size
+
+    def add(self, message: dict[str, Any], connection: socket.socket) -> None:
+        """Add what a rank has sent."""
+        self.world_size = message["world_size"]
+        self.connections[message["rank"]] = connection
+        self.messages[message["rank"]] = message
+
+    def block(self) -> Block:
+        """Return the block of all ranks: the slowest decides; the losses are those of rank 0."""
+        messages = [self.messages[rank] for rank in sorted(self.messages)]
+        self.messages = {}
+        first = messages[0]
+        step_s, warmup_s = (
+            max((message[name] for message in messages if message[name] is not None), default=None)
+            for name in ("step_s", "warmup_s")
+        )
+        return Block(step_s, warmup_s, tuple(map(tuple, first["losses"])), first["seed"])
+
+
+class TrialProcess:
+    """A training that runs a block of steps when it is asked to, and is stopped otherwise.
+
+    Args:
+        folder: for its plan, its socket and its output; the process can write there.
+        plan: everything but the socket.
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self._folder = folder
+        self._socket = folder / SOCKET
+        (folder / PLAN).write_text(json.dumps(plan._replace(socket=str(self._socket))._asdict()), encoding="utf-8")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with address_of(str(self._socket)) as address:
+            self._listener.bind(address)
+        self._listener.listen()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._ranks = _Ranks()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def plan_path(self) -> Path:
+        """The file that the child reads."""
+        return self._folder / PLAN
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start the program, without an input, with its output in a file."""
+        with open(self._folder / OUTPUT, "wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the session
+            )
+
+    def poll(self) -> int | None:
+        """Return the exit status of the program; None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def wait_for_block(self, timeout_s: float) -> Block:
+        """Wait for the end of the block or of the warm-up, and stop the process there.
+
+        Raises:
+            TrialError: the training failed, came to its end, or took too long.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not self._ranks.is_complete:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TrialError(f"no end after {timeout_s:.0f} s")
+            has_news = self._receive(min(POLL_S, left_s))
+            if not has_news and self.poll() is not None:
+                self._receive(0.0)
+                if not self._ranks.is_complete:
+                    raise self._why_ended()
+        self._signal(signal.SIGSTOP)
+        return self._ranks.block()
+
+    def run_block(self, steps: int, timeout_s: float) -> Block:
+        """Let the training run so many steps, of which the first is not measured.
+
+        Raises:
+            TrialError: the training failed, came to its end, or took too long.
+        """
+        self._signal(signal.SIGCONT)
+        for connection in self._ranks.connections.values():
+            with suppress(OSError):  # its end shows in ``poll``
+                connection.sendall(json.dumps({"steps": steps}).encode() + b"\n")
+        return self.wait_for_block(timeout_s)
+
+    def listen(self, timeout_s: float) -> None:
+        """Wait for news of a profiled training, which runs no blocks.
+
+        Raises:
+            TrialError: it reads standard input.
+        """
+        self._receive(timeout_s)
+
+    def _receive(self, timeout_s: float) -> bool:
+        events = self._selector.select(timeout_s)
+        for key, _ in events:
+            if key.fileobj is self._listener:
+                connection, _ = self._listener.accept()
+                self._selector.register(connection, selectors.EVENT_READ, bytearray())
+                continue
+            connection = key.fileobj  # type: ignore[assignment]
+            received = connection.recv(1 << 20)
+            if not received:
+                self._selector.unregister(connection)
+                continue
+            key.data.extend(received)
+            while b"\n" in key.data:
+                line, _, rest = bytes(key.data).partition(b"\n")
+                key.data[:] = rest
+                self._handle(json.loads(line), connection)
+        return bool(events)
+
+    def _handle(self, message: dict[str, Any], connection: socket.socket) -> None:
+        if message["event"] == "stdin":
+            raise ReadsStdinError("it reads standard input")
+        if message["event"] == "failed":
+            raise TrialError(one_line(message["reason"]))
+        self._ranks.add(message, connection)
+
+    def _why_ended(self) -> TrialError:
+        status = self.poll()
+        if status == 0:
+            return EndedError("it came to its end")
+        return TrialError(self.reason())
+
+    def reason(self) -> str:
+        """Return in a few words why the program failed: its last error, or its exit status."""
+        output = self.output()
+        if _OUT_OF_MEMORY.search(output):
+            return "out of memory"
+        errors = [line for line in output.splitlines() if _ERROR_LINE.match(line)]
+        if errors:
+            return one_line(errors[-1])
+        status = self.poll()
+        if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
+            return "killed, perhaps for want of memory"
+        last = [line for line in output.splitlines() if line.strip()]
+        return f"exit status {status}" + (f": {one_line(last[-1])}" if last else "")
+
+    def output(self) -> str:
+        """Return the end of what the program has printed."""
+        try:
+            with open(self._folder / OUTPUT, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - MOST_OUTPUT_BYTES))
+                return file.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+    def memory_bytes(self) -> int:
+        """Return the memory that the program's processes hold alone or share."""
+        total = 0
+        for process in self._tree():
+            with suppress(psutil.Error):
+                total += process.memory_info().rss
+        return total
+
+    def _tree(self) -> list[psutil.Process]:
+        """Return the program's processes, children first."""
+        if self._process is None or self._process.poll() is not None:
+            return []
+        try:
+            root = psutil.Process(self._process.pid)
+            return [*reversed(root.children(recursive=True)), root]
+        except psutil.Error:
+            return []
+
+    def _signal(self, number: int) -> None:
+        for process in self._tree():
+            with suppress(psutil.Error):
+                process.send_signal(number)
+
+    def interrupt(self, timeout_s: float) -> None:
+        """Ask the program to end as a scheduler would, and wait for that."""
+        if self._process is not None:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the program and everything that it has started."""
+        for process in self._tree():
+            with suppress(psutil.Error):
+                # The launcher of the isolation writes down what the program did once that has ended.
+                process.send_signal(signal.SIGCONT if str(LAUNCHER) in process.cmdline() else signal.SIGKILL)
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_WAIT_S)
+        for connection in self._ranks.connections.values():
+            connection.close()
+        self._selector.close()
+        self._listener.close()
+        self._socket.unlink(missing_ok=True)

@@ -1,0 +1,97 @@
+"""The table of a session of trials."""
+
+from typing import Final
+
+from training_profiler.reports.layout import Layout, shortened, table
+from training_profiler.trials.results import FAILED, FASTER, NOT_TRIED, SLOWER, Results, Row
+from training_profiler.units import duration_text, ms_text
+
+PER_STEPS: Final = 1000  # where the length of the training is unknown
+LEAST_LABEL: Final = 18
+LONG_WARMUP_S: Final = 3.0
+HEADERS: Final = ("change", "step", "gain (95% interval)", "losses", "where")
+
+
+def render_results(results: Results, run: str, layout: Layout) -> str:
+    """Return what a session has found, as text. ``run`` is the run folder as it can be typed."""
+    count = len(results.tried)
+    changes = "1 change" if count == 1 else f"{count} changes"
+    stopped = ", stopped early" if results.is_interrupted else ""
+    lines = [f"=== Tried on {results.program}: {changes}, {duration_text(results.seconds)}{stopped} ==="]
+    if results.unchanged_s is not None or results.rows:
+        lines += _table(results, layout)
+    lines += _answer(results, run, layout)
+    lines += [line for note in results.notes for line in layout.wrap(note, "- ")]
+    return "\n".join(lines) + "\n"
+
+
+def _in_order(results: Results) -> list[Row]:
+    tried = [row for row in results.rows if row.effect is not None and row.verdict != FAILED]
+    tried.sort(key=lambda row: 0.0 if row.effect is None else row.effect.relative)
+    others = [row for row in results.rows if row not in tried]
+    control = [] if results.control is None else [results.control]
+    return [*tried, *control, *others, *([] if results.together is None else [results.together])]
+
+
+def _table(results: Results, layout: Layout) -> list[str]:
+    rows = _in_order(results)
+    cells = [_cells(row, row.label if row is not results.control else f"{row.label} (the noise)") for row in rows]
+    unchanged = "" if results.unchanged_s is None else ms_text(results.unchanged_s)
+    all_cells = [["unchanged", unchanged, "", "", ""], *cells]
+    if not layout.is_lines:
+        others = sum(2 + max(len(each[column]) for each in (HEADERS, *all_cells)) for column in range(1, len(HEADERS)))
+        room = max(LEAST_LABEL, layout.width - others)
+        for row, each in zip(rows, cells, strict=True):
+            name = row.name if len(each[0]) > room and len(row.name) < len(each[0]) else each[0]
+            each[0] = shortened(name, room)
+    text = table(HEADERS, all_cells, left=(0, 2, 3, 4))
+    lines = text[:2]
+    for row, line in zip(rows, text[2:], strict=True):
+        remark = _remark(row)
+        if row.effect is None:
+            lines += layout.wrap(remark, f"{line}  ", " " * (len(line) + 2))
+        elif remark and len(line) + 2 + len(remark) <= layout.width:
+            lines.append(f"{line}  {remark}")
+        else:
+            lines += [line, *layout.wrap(remark, "    ", "    ")] if remark else [line]
+    return lines
+
+
+def _cells(row: Row, label: str) -> list[str]:
+    if row.effect is None or row.step_s is None:
+        return [label, "-", "", "", ""]
+    low, high = (100 * row.effect.low, 100 * row.effect.high)
+    interval = f" ({low:+.1f} .. {high:+.1f})" if abs(low) < 1000 and abs(high) < 1000 else ""
+    losses = "-" if row.losses is None else str(row.losses)
+    return [label, ms_text(row.step_s), f"{row.effect.relative:+.1%}{interval}", losses, row.where]
+
+
+def _remark(row: Row) -> str:
+    """Return what the figures of a row do not say."""
+    if row.effect is None or row.verdict == FAILED:
+        return f"{row.verdict}: {row.reason}" if row.reason else row.verdict
+    parts = [] if row.verdict == FASTER or row.name.startswith("unchanged") else [row.verdict]
+    if row.is_ceiling:
+        parts.append("a ceiling: no edit has this")
+    if row.warmup_s >= LONG_WARMUP_S and row.verdict in (FASTER, SLOWER):
+        parts.append(f"{duration_text(row.warmup_s)} longer to start")
+    return "; ".join(parts)
+
+
+def _answer(results: Results, run: str, layout: Layout) -> list[str]:
+    """Return what the best that can be had brings in the time of this run."""
+    best = results.best
+    if best is None or best.effect is None or results.unchanged_s is None:
+        tried = [row for row in results.rows if row.verdict != NOT_TRIED]
+        return ["No change is shown to help."] if tried else []
+    # The effect is measured in pairs; the two typical steps alone would say less.
+    steps = results.total_steps or PER_STEPS
+    before_s = steps * results.unchanged_s
+    after_s = before_s * (1 + best.effect.relative) + best.warmup_s
+    whose = f"This run of {steps:,} steps" if results.total_steps else f"{steps:,} steps"
+    times = f"{duration_text(after_s)} instead of {duration_text(before_s)}"
+    lines = layout.wrap(f"{whose} would take {times}, with {' and '.join(results.best_names)}.")
+    saved_s = (before_s - after_s + best.warmup_s) / steps
+    paid_after = (results.seconds + best.warmup_s) / saved_s
+    lines += layout.wrap(f"What the trials took is paid back after {paid_after:,.0f} steps.")
+    return [*lines, f"The edit: training-profiler try --show-diff {run}"]

@@ -1,0 +1,175 @@
+"""What a session of trials has found: plain data for the table, for ``--json`` and for the run folder."""
+
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from training_profiler.safety.files import create_file, lines_of, open_file
+from training_profiler.trials.losses import LossComparison
+from training_profiler.trials.statistics import Effect
+
+FILE: Final = "trials.jsonl"  # in the run folder
+MOST_LINE_BYTES: Final = 1 << 20
+SCHEMA: Final = 1
+
+FASTER: Final = "faster"
+SLOWER: Final = "slower"
+NOT_SHOWN: Final = "no gain shown"
+NOT_CONFIRMED: Final = "gain not confirmed"
+NO_VERDICT: Final = "no verdict"
+NOT_TRIED: Final = "not tried"
+FAILED: Final = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A change and what it brings, or why it was not tried."""
+
+    name: str
+    family: str
+    label: str
+    verdict: str
+    reason: str = ""  # why it was not tried, or failed
+    step_s: float | None = None
+    effect: Effect | None = None
+    losses: LossComparison | None = None
+    where: str = ""  # line of the user's code: "train.py:41"
+    is_ceiling: bool = False
+    changes_numerics: bool = False
+    warmup_s: float = 0.0  # that it takes longer to start, such as to compile
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """A session of trials."""
+
+    program: str
+    seconds: float  # that the session took
+    rows: tuple[Row, ...]
+    unchanged_s: float | None = None  # of a step
+    control: Row | None = None
+    together: Row | None = None
+    together_names: tuple[str, ...] = ()
+    steps: int = 0  # of each training
+    total_steps: int | None = None  # of the whole training
+    is_interrupted: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tried(self) -> list[Row]:
+        """The changes that were tried."""
+        return [row for row in self.rows if row.verdict != NOT_TRIED]
+
+    @property
+    def best(self) -> Row | None:
+        """What helped most and can be had: all that helped together, or one change; None if nothing helped."""
+        single = [row for row in self.rows if not row.is_ceiling and not row.changes_numerics]
+        gains = [row for row in (*single, self.together) if row is not None and row.verdict == FASTER]
+        return min(gains, key=_gain, default=None)
+
+    @property
+    def best_names(self) -> tuple[str, ...]:
+        """The changes that ``best`` consists of; none if nothing helped."""
+        best = self.best
+        if best is None:
+            return ()
+        return self.together_names if best == self.together else (best.name,)
+
+
+def as_data(results: Results) -> dict[str, Any]:
+    """Return the results as plain data; seconds are floats, relative differences -0.4 for 40% less."""
+    return {"schema": SCHEMA, **_finite(asdict(results))}
+
+
+def _finite(value: Any) -> Any:
+    """Return the same without numbers that JSON lacks: an interval without a bound has None there."""
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not abs(value) < float("inf") else value
+
+
+def from_data(data: Mapping[str, Any]) -> Results:
+    """Return results from plain data.
+
+    Raises:
+        KeyError, TypeError: the data are not such results.
+    """
+    values = {name: value for name, value in data.items() if name in Results.__slots__}
+    rows = tuple(_row(row) for row in data["rows"])
+    others = {name: _row(data[name]) if data.get(name) else None for name in ("control", "together")}
+    tuples = {name: tuple(data.get(name) or ()) for name in ("together_names", "notes")}
+    return Results(**{**values, "rows": rows, **others, **tuples})
+
+
+def _row(data: Mapping[str, Any]) -> Row:
+    row = Row(**{name: value for name, value in data.items() if name in Row.__slots__})
+    effect = data.get("effect")
+    losses = data.get("losses")
+    bounds = {} if not effect else {"low": _bound(effect["low"], -1), "high": _bound(effect["high"], 1)}
+    return replace(
+        row,
+        effect=Effect(**{**effect, **bounds}) if effect else None,
+        losses=LossComparison(**losses) if losses else None,
+    )
+
+
+def _bound(value: float | None, sign: int) -> float:
+    return sign * float("inf") if value is None else value
+
+
+def save(folder: Path, results: Results) -> None:
+    """Add the results to the run folder as a line.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    line = json.dumps(as_data(results), allow_nan=False).encode() + b"\n"
+    path = folder / FILE
+    try:
+        descriptor = create_file(path)
+    except FileExistsError:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0))
+    with os.fdopen(descriptor, "ab") as file:
+        file.write(line)
+
+
+def load(folder: Path) -> Results | None:
+    """Return the newest results in a run folder; None without any that can be read."""
+    found = None
+    try:
+        with open_file(folder / FILE) as file:
+            for line in lines_of(file, MOST_LINE_BYTES):
+                found = _read_line(line) or found
+    except OSError:
+        return None
+    return found
+
+
+def _read_line(line: bytes | None) -> Results | None:
+    try:
+        return None if line is None else from_data(json.loads(line))
+    except (ValueError, TypeError, KeyError, AttributeError):  # torn, or of another version
+        return None
+
+
+def best_of_each(rows: Iterable[Row], exclusive: Iterable[Collection[str]] = ()) -> list[Row]:
+    """Return the rows with the largest gains that can be in effect together, the largest first.
+
+    Two of a family, such as two numbers of workers, exclude each other, and so do families that are ``exclusive``.
+    """
+    chosen: list[Row] = []
+    taken: set[str] = set()
+    for row in sorted(rows, key=_gain):
+        if row.family not in taken:
+            chosen.append(row)
+            taken |= {row.family}.union(*(families for families in exclusive if row.family in families))
+    return chosen
+
+
+def _gain(row: Row) -> float:
+    return 0.0 if row.effect is None else row.effect.relative

@@ -1,0 +1,216 @@
+"""What interleaved blocks of steps show about changes: intervals, several changes at once, and when to stop.
+
+All trainings of a session run in rounds: in each round every one of them runs one block of the same steps, in random
+order. Two of them are unchanged. A change is measured by its blocks against the mean of the two unchanged blocks of the
+same round, so that a drift of the machine that lasts longer than a round cancels out. The second unchanged training
+against the first one is the control.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import comb, exp, expm1, inf, log1p
+from typing import Final
+
+import numpy as np
+
+from training_profiler.aggregation.arrays import Floats
+from training_profiler.comparison.compare import LEAST_SHOWN
+
+INTERVAL_ERROR: Final = 0.05  # of each interval that is shown
+GAIN_ERROR: Final = 0.05  # of all gains that a session names together: fresh processes have to show them again
+SCREEN_ERROR: Final = 0.3  # of the choice of what they show again
+FUTILE_BELOW: Final = 0.01  # a gain that cannot be larger is not measured further
+FEWEST_ROUNDS: Final = 12  # with 8 changes, fewer could show no gain at the last look
+SCREEN_LOOKS: Final = (1 / 3, 2 / 3, 1.0)  # the fresh trials run all rounds, for narrow intervals
+UNCHANGED: Final = "unchanged"
+AGAIN: Final = "unchanged, again"
+_DEPENDENT_FROM: Final = 0.4  # correlation of a ratio with the next, beyond what few rounds show by chance
+_FEWEST_GROUPS: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a change does to the time of a step: -0.4 is 40% less; the interval is ``low`` to ``high``."""
+
+    relative: float
+    low: float
+    high: float
+    faster_p: float  # probability of such a result, or a clearer one, from a change without a gain
+    rounds: int
+
+    @property
+    def differs(self) -> bool:
+        """Whether the change does more than chance, and than two runs of the same program differ by."""
+        return abs(self.relative) >= LEAST_SHOWN and not self.low <= 0 <= self.high
+
+    @property
+    def is_futile(self) -> bool:
+        """Whether a gain that matters is ruled out."""
+        return self.low > -FUTILE_BELOW
+
+
+def effect_of(changed: Sequence[float], *unchanged: Sequence[float]) -> Effect | None:
+    """Return the effect of a change; None without a round that has all blocks.
+
+    Args:
+        changed: seconds a step in the block of each round; NaN where it did not run.
+        unchanged: the same of each unchanged training.
+    """
+    rounds = min(len(changed), *map(len, unchanged))
+    with np.errstate(invalid="ignore"):
+        logs = [np.log(np.asarray(each[:rounds], np.float64)) for each in (changed, *unchanged)]
+    ratios = logs[0] - np.mean(logs[1:], axis=0)
+    ratios = ratios[np.isfinite(ratios)]
+    if not len(ratios):
+        return None
+    values = _independent(ratios)
+    low, high = median_interval(values, INTERVAL_ERROR)
+    return Effect(expm1(float(np.median(values))), expm1(low), _expm1(high), _sign_test(values), len(ratios))
+
+
+def _expm1(value: float) -> float:
+    return expm1(min(value, 50.0))
+
+
+def _independent(ratios: Floats) -> Floats:
+    """Return means of so many consecutive ratios that neighbours no longer go together."""
+    while len(ratios) >= 2 * _FEWEST_GROUPS:
+        shifted = ratios - np.median(ratios)
+        bound = max(float(np.median(np.abs(shifted))) * 4, 1e-12)
+        near = np.clip(shifted, -bound, bound)
+        near = near - near.mean()
+        whole = float(near @ near)
+        if whole <= 0 or float(near[1:] @ near[:-1]) < _DEPENDENT_FROM * whole:
+            break
+        pairs = len(ratios) // 2
+        ratios = ratios[-2 * pairs :].reshape(pairs, 2).mean(axis=1)
+    return ratios
+
+
+def median_interval(values: Floats, error: float) -> tuple[float, float]:
+    """Return the interval of the median by the sign test, which assumes no distribution; infinite with few values."""
+    ordered = np.sort(values)
+    left_out = _left_out(len(ordered), error / 2)
+    if left_out is None:
+        return -inf, inf
+    return float(ordered[left_out]), float(ordered[-1 - left_out])
+
+
+@lru_cache(1024)
+def _left_out(count: int, error: float) -> int | None:
+    """Return how many values at one end are outside of the interval; None where no interval is wide enough."""
+    below = 0.0
+    for left_out in range(count // 2 + 1):
+        below += comb(count, left_out) / 2**count
+        if below > error:
+            return left_out - 1 if left_out else None
+    return None
+
+
+def _sign_test(values: Floats) -> float:
+    """Return the probability of so many negative values, or more, if either sign is as likely."""
+    count = int((values != 0).sum())
+    positive = int((values > 0).sum())
+    return float(sum(comb(count, k) for k in range(positive + 1)) / 2**count)
+
+
+def spent_until(part: float, error: float) -> float:
+    """Return how much of the error may have been spent once that part of the rounds has run (Kim and DeMets 1987)."""
+    return float(error * part**2)
+
+
+def gains(effects: Mapping[str, Effect], error: float) -> set[str]:
+    """Return the changes that are shown to be faster, all together with at most that error (Holm 1979)."""
+    shown: set[str] = set()
+    in_order = sorted(effects, key=lambda name: effects[name].faster_p)
+    for at, name in enumerate(in_order):
+        if effects[name].faster_p > error / (len(in_order) - at):
+            break
+        if effects[name].relative <= -LEAST_SHOWN:
+            shown.add(name)
+    return shown
+
+
+def beyond_control(effect: Effect, control: Effect) -> bool:
+    """Return whether a gain is larger than what the unchanged training differs by from itself."""
+    return log1p(effect.relative) < -abs(log1p(control.relative))
+
+
+class Wave:
+    """The blocks of trainings that run interleaved, and what they have shown so far.
+
+    Args:
+        names: of the changes.
+        rounds: that are planned.
+        error: of all gains that are shown together.
+        looks: parts of the rounds after which a change may be decided.
+    """
+
+    def __init__(
+        self, names: Sequence[str], rounds: int, error: float = GAIN_ERROR, looks: Sequence[float] = (1.0,)
+    ) -> None:
+        self.block_s: dict[str, list[float]] = {name: [] for name in (UNCHANGED, AGAIN, *names)}
+        self.rounds = rounds
+        self.done = 0
+        self.dropped: set[str] = set()
+        self._has_ended = False
+        self.shown: set[str] = set()
+        self.futile: set[str] = set()
+        self._error, self._looks, self._spent = error, looks, 0.0
+
+    @property
+    def changes(self) -> list[str]:
+        """The names of the changes."""
+        return [name for name in self.block_s if name not in (UNCHANGED, AGAIN)]
+
+    @property
+    def open(self) -> list[str]:
+        """The trainings whose next block is worth running; none once all changes are decided."""
+        decided = self.shown | self.futile | self.dropped
+        undecided = [name for name in self.changes if name not in decided]
+        return [UNCHANGED, AGAIN, *undecided] if undecided and not self._has_ended else []
+
+    def add_round(self, block_s: Mapping[str, float]) -> None:
+        """Add the seconds a step of each training that has run a block; look at the results if that is due."""
+        for name, seconds in self.block_s.items():
+            seconds.append(block_s.get(name, float("nan")))
+        self.done += 1
+        if self.done >= self.rounds:
+            self.end()
+        elif self.done in [round(part * self.rounds) for part in self._looks]:
+            self._look(self.done / self.rounds)
+
+    def drop(self, name: str) -> None:
+        """Leave a change out: its training failed."""
+        self.dropped.add(name)
+
+    def end(self) -> None:
+        """Look at the results for the last time, before the last round if the time is up."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._look(1.0)
+
+    def _look(self, part: float) -> None:
+        spent = spent_until(part, self._error)
+        error, self._spent = spent - self._spent, spent
+        effects = self.effects()
+        control = effects.pop(AGAIN, None)
+        if control is not None and not control.differs:
+            found = gains(effects, error)
+            self.shown |= {name for name in found if beyond_control(effects[name], control)}
+        self.shown -= self.dropped
+        self.futile |= {name for name, effect in effects.items() if effect.is_futile} - self.shown
+
+    def effects(self) -> dict[str, Effect]:
+        """Return the effect of each change, and of the control."""
+        unchanged, again = self.block_s[UNCHANGED], self.block_s[AGAIN]
+        found = {AGAIN: effect_of(again, unchanged)}
+        found |= {name: effect_of(self.block_s[name], unchanged, again) for name in self.changes}
+        return {name: effect for name, effect in found.items() if effect is not None}
+
+    def step_s(self, name: str) -> float | None:
+        """Return the typical seconds of a step; None without a block."""
+        blocks = np.asarray(self.block_s[name])
+        blocks = blocks[np.isfinite(blocks)]
+        return float(exp(np.median(np.log(blocks)))) if len(blocks) else None

@@ -1,0 +1,134 @@
+"""The table of all treatments, and which of them are worth trying on a program."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from training_profiler.findings.finding import Finding
+from training_profiler.findings.losses import PRICE_OF, Losses
+from training_profiler.trials.facts import ProgramFacts
+from training_profiler.trials.treatment import Treatment
+from training_profiler.trials.treatments import ceilings, ddp, loader, model, optimizer, process
+
+
+def _row(kind: Any, name: str, label: str, *rest: Any, change: str = "", **more: Any) -> Any:
+    """Return a treatment; the change that it is an example of says what it does to the losses."""
+    family = name.partition("=")[0]
+    price = PRICE_OF[change or family]
+    return kind(name, family, label, price.losses, *rest, effect=price.text, **more)
+
+
+def _loader(kind: Any, name: str, *rest: Any) -> Any:
+    return _row(kind, name, f"DataLoader({name if '=' in name else name + '=True'})", *rest)
+
+
+def _ceiling(kind: Any, name: str, label: str) -> Any:
+    losses = Losses.CHANGES if kind is ceilings.OneBatch else Losses.EXACT
+    return kind(name, name, label, losses, ceiling=True, effect=losses.value)
+
+
+TREATMENTS: Final[tuple[Treatment, ...]] = (
+    *(_loader(loader.Workers, f"num_workers={count}", count) for count in (1, 2, 4, 8, 16)),
+    _loader(loader.KeepWorkers, "persistent_workers"),
+    *(_loader(loader.Prefetch, f"prefetch_factor={factor}", factor) for factor in (4, 8)),
+    _loader(loader.PinnedMemory, "pin_memory"),
+    _row(loader.WholeBatches, "batched", "DataLoader(sampler=BatchSampler(...))", change="BatchSampler"),
+    _row(optimizer.OptimizerArgument, "fused", "optimizer(fused=True)", "fused"),
+    _row(optimizer.OptimizerArgument, "foreach", "optimizer(foreach=True)", "foreach"),
+    _row(optimizer.ClearedGradients, "set_to_none", "zero_grad(set_to_none=True)"),
+    *(
+        _row(
+            process.Threads,
+            f"num_threads={count}",
+            f"torch.set_num_threads({count})",
+            f"torch.set_num_threads({count})",
+            "torch",
+            count,
+            change="set_num_threads",
+        )
+        for count in (1, 2, 4, 8, 16)
+    ),
+    _row(process.FrozenObjects, "gc_freeze", "gc.freeze()", "gc.freeze()", "gc", change="gc.freeze"),
+    *(
+        _row(process.Allocator, name, f"LD_PRELOAD={name}", name, change="LD_PRELOAD")
+        for name in ("jemalloc", "tcmalloc")
+    ),
+    _row(
+        model.ChannelsLast,
+        "channels_last",
+        "model.to(channels_last)",
+        "{model}.to(memory_format=torch.channels_last)",
+    ),
+    _row(model.Compiled, "compile", "model.compile()", "{model}.compile()", change="torch.compile"),
+    _row(
+        process.CudnnBenchmark,
+        "cudnn_benchmark",
+        "cudnn.benchmark = True",
+        "torch.backends.cudnn.benchmark = True",
+        "torch",
+        change="cudnn.benchmark",
+    ),
+    _row(
+        process.MatmulPrecision,
+        "matmul_precision",
+        'set_float32_matmul_precision("high")',
+        'torch.set_float32_matmul_precision("high")',
+        "torch",
+        change="set_float32_matmul_precision",
+    ),
+    _row(
+        model.Autocast,
+        "autocast",
+        "autocast(bfloat16)",
+        "{model}.forward = torch.autocast({device}, dtype=torch.bfloat16)({model}.forward)".replace(
+            "{device}", "next({model}.parameters()).device.type"
+        ),
+    ),
+    _row(
+        ddp.DdpArgument, "gradient_as_bucket_view", "DDP(gradient_as_bucket_view=True)", "gradient_as_bucket_view", True
+    ),
+    _row(ddp.DdpArgument, "static_graph", "DDP(static_graph=True)", "static_graph", True),
+    _row(ddp.DdpArgument, "bucket_cap_mb=100", "DDP(bucket_cap_mb=100)", "bucket_cap_mb", 100),
+    _ceiling(ceilings.OneBatch, "one_batch", "one batch again and again"),
+    _ceiling(ceilings.NoCheckpoints, "no_checkpoints", "no checkpoints"),
+    _ceiling(ceilings.OneBatchOfValidation, "no_validation", "one batch of each validation"),
+    _ceiling(ceilings.NoScalars, "no_scalars", "no logging of numbers"),
+)
+# Only one of these can be in effect.
+EXCLUSIVE: Final = (("fused", "foreach"), ("jemalloc", "tcmalloc"))
+FAMILIES: Final = tuple(dict.fromkeys(treatment.family for treatment in TREATMENTS))
+
+_LOADING: Final = ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory", "batched", "one_batch")
+_COMPUTING: Final = ("num_threads", "channels_last", "compile", "cudnn_benchmark", "matmul_precision", "autocast")
+_EXCHANGE: Final = ("gradient_as_bucket_view", "static_graph", "bucket_cap_mb")
+_ANY: Final = ("fused", "num_threads", "gc_freeze", "compile", "channels_last")
+# The rule -> the families of what may help.
+WORTH_TRYING: Final = {
+    "data-loading-bound": (*_LOADING, "jemalloc", "tcmalloc"),
+    "loader-slow": _LOADING,
+    "first-batch-slow": ("persistent_workers",),
+    "data-generation-bound": ("num_threads",),
+    "data-transfer": ("pin_memory",),
+    "step-time-varies": ("prefetch_factor", "gc_freeze", "jemalloc", "tcmalloc"),
+    "optimizer-heavy": ("fused", "foreach", "set_to_none"),
+    "forward-dominates": _COMPUTING,
+    "backward-slow": _COMPUTING,
+    "small-operators": ("compile", "num_threads", "gc_freeze"),
+    "cpu-oversubscribed": ("num_threads", "num_workers"),
+    "synchronization-heavy": _EXCHANGE,
+    "checkpointing-heavy": ("no_checkpoints",),
+    "validation-heavy": ("no_validation",),
+    "logging-heavy": ("no_scalars",),
+    "computes-slowly": _ANY,
+    "healthy": _ANY,
+}
+_SAFEST_FIRST: Final = tuple(Losses)
+
+
+def suggested(findings: Iterable[Finding], facts: ProgramFacts) -> list[Treatment]:
+    """Return the treatments worth trying where a run had these findings: those that apply, the safest first.
+
+    Ceilings come last.
+    """
+    families = {family for finding in findings for family in WORTH_TRYING.get(finding.code, ())}
+    chosen = [each for each in TREATMENTS if each.family in families and each.reason_not(facts) is None]
+    return sorted(chosen, key=lambda each: (each.ceiling, _SAFEST_FIRST.index(each.losses)))

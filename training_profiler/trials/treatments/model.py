@@ -1,0 +1,92 @@
+"""Changes of how the model computes. They take effect when the outermost module is first called for training."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from training_profiler.instrumentation.patching import Patches
+from training_profiler.snapshot.program import OPTIMIZER, CallFacts
+from training_profiler.trials.edits import Edit
+from training_profiler.trials.facts import ProgramFacts
+from training_profiler.trials.treatment import Treatment
+
+
+@dataclass(frozen=True)
+class ModelTreatment(Treatment):
+    """A change of the outermost module."""
+
+    statement: str  # with the same effect, before the optimizer is made
+
+    def install(self, patches: Patches, torch: Any) -> None:
+        """Change the module as soon as it is known."""
+        _on_first_training_call(patches, torch, lambda module: self.change(torch, module))
+
+    def change(self, torch: Any, module: Any) -> None:
+        """Change the outermost module."""
+
+    def edit(self, calls: Sequence[CallFacts]) -> list[Edit]:
+        """Return the statement before the first optimizer."""
+        return [Edit(call, statement=self.statement, module="torch") for call in calls if call.kind == OPTIMIZER][:1]
+
+
+def _on_first_training_call(patches: Patches, torch: Any, act: Callable[[Any], None]) -> None:
+    """Call ``act`` with the outermost module of the first call that computes gradients of its parameters."""
+
+    def before(module: Any, args: Any) -> None:
+        is_training = torch.is_grad_enabled() and module.training
+        if is_training and any(parameter.requires_grad for parameter in module.parameters()):
+            handle.remove()  # later calls cost what they did
+            act(module)
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(before)
+    patches.keep(handle.remove)
+
+
+@dataclass(frozen=True)
+class Compiled(ModelTreatment):
+    """The model is compiled in place."""
+
+    def reason_not(self, facts: ProgramFacts) -> str | None:
+        """Return why not."""
+        return "the program compiles already" if facts.is_compiled else None
+
+    def change(self, torch: Any, module: Any) -> None:
+        """Compile the module; it takes effect with its next call."""
+        module.compile()
+
+
+@dataclass(frozen=True)
+class ChannelsLast(ModelTreatment):
+    """The weights of convolutions have their channels last in memory, which makes images follow."""
+
+    def install(self, patches: Patches, torch: Any) -> None:
+        """Change the module as soon as it is known.
+
+        Raises:
+            ValueError: it has no convolution of images.
+        """
+        super().install(patches, torch)
+
+    def change(self, torch: Any, module: Any) -> None:
+        """Convert the weights in place."""
+        if not any(parameter.dim() == 4 for parameter in module.parameters()):
+            raise ValueError("the model has no weights of image convolutions")
+        module.to(memory_format=torch.channels_last)
+
+
+@dataclass(frozen=True)
+class Autocast(ModelTreatment):
+    """The forward pass computes in bfloat16 where torch thinks it safe."""
+
+    def reason_not(self, facts: ProgramFacts) -> str | None:
+        """Return why not."""
+        if facts.autocast:
+            return f"autocast to {facts.autocast} is on already"
+        if facts.optimizer is not None and not {"float32"} & set(facts.optimizer.dtypes):
+            return "no parameters in float32"
+        return None
+
+    def change(self, torch: Any, module: Any) -> None:
+        """Wrap the forward pass; it takes effect with the next call."""
+        device = next(module.parameters()).device.type
+        vars(module)["forward"] = torch.autocast(device, dtype=torch.bfloat16)(module.forward)

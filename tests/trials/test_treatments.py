@@ -3,6 +3,7 @@
 import functools
 import gc
 import sys
+import threading
 import types
 
 import pytest
@@ -16,6 +17,16 @@ from training_profiler.trials.treatments import FAMILIES, TREATMENTS, WORTH_TRYI
 
 BY_NAME = {treatment.name: treatment for treatment in TREATMENTS}
 CLOSE = 1e-4  # relative; float32 has 7 digits, and a few steps let them grow
+
+
+@pytest.fixture(autouse=True)
+def workers_have_ended():
+    """Wait for the threads that feed workers: a loader ends them when it is collected."""
+    yield
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(30)
 
 
 class Images(Dataset):

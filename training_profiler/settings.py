@@ -383,6 +383,12 @@ def variables() -> list[str]:
     return [SWITCH, *map(_variable, _PARSERS)]
 
 
+def given_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that are set, with their values; of two names for a setting, the one that wins."""
+    names = [given for name in variables() if (given := _given_variable(name, environ)) is not None]
+    return {name: environ[name] for name in names}
+
+
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return one sentence for each variable with our prefixes that has no effect."""
     known = variables()

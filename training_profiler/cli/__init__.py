@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # Each command is a module here, imported only when it is called.
 # These run no code of the user.
 READERS = ("report", "watch", "compare", "list", "timeline", "html", "capture", "stacks", "trace")
-COMMANDS = ("run", *READERS, "benchmark", "env")
+COMMANDS = ("run", *READERS, "benchmark", "env", "doctor")
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -3,9 +3,12 @@
 import time
 from typing import Any, Final
 
+import keras
 from keras.callbacks import Callback
 
+from training_profiler.errors import SettingsError
 from training_profiler.integrations.trainer_run import TrainerRun
+from training_profiler.switch import is_switched_off
 
 # Those of the whole step: the progress bar prints all logs of an epoch in one line.
 LOGGED: Final = tuple(
@@ -23,29 +26,44 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
 
     Raises:
         TypeError: there is no such setting.
-        SettingsError, MissingExtraError: a setting cannot be used.
+        SettingsError, MissingExtraError: a setting cannot be used, or Keras runs on another backend.
     """
 
     def __init__(self, log_metrics: bool = True, **settings: Any) -> None:
         super().__init__()
+        if keras.config.backend() != "torch" and not is_switched_off():
+            raise SettingsError(
+                f"the profiler measures Keras on torch, and its backend is {keras.config.backend()!r}; set it before "
+                f"keras is imported, e.g. in the shell: KERAS_BACKEND=torch python train.py"
+            )
         self._run = TrainerRun("keras", settings, log_metrics)
         self._batches = 0  # of this ``fit``
+        self._is_in_batch = False
         self._newest: dict[str, float] = {}
         self._next_row_s = 0.0
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin the run of a ``fit``."""
-        self._newest, self._batches = {}, 0
+        self._newest, self._batches, self._is_in_batch = {}, 0, False
         self._run.begin()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """End the step if the optimizer has updated the model: no optimizer of torch shows it."""
-        self._batches += 1
-        if self._batches % (getattr(self.model.optimizer, "gradient_accumulation_steps", None) or 1) == 0:
-            self._run.mark_step()
+    # Not at its end: a callback with that method makes Keras call those of all others on the training thread.
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """End the step before this batch."""
+        self._end_batch()
+        self._is_in_batch = True
+
+    def _end_batch(self) -> None:
+        if self._is_in_batch:
+            self._is_in_batch = False
+            self._batches += 1
+            # No optimizer of torch shows the update.
+            if self._batches % (getattr(self.model.optimizer, "gradient_accumulation_steps", None) or 1) == 0:
+                self._run.mark_step()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Add the newest metrics to the logs of the epoch."""
+        self._end_batch()
         if logs is not None:
             now_s = time.monotonic()
             is_due = now_s >= self._next_row_s  # a row that no report has made costs a millisecond
@@ -59,6 +77,7 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Begin the run of an ``evaluate``, unless it is the validation of a ``fit``."""
+        self._end_batch()
         self._run.begin()
 
     def on_test_end(self, logs: Any = None) -> None:

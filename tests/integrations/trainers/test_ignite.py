@@ -1,6 +1,10 @@
 """The handler for Ignite's engines."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,12 @@ from training_profiler import api
 pytestmark = pytest.mark.integrations
 pytest.importorskip("ignite")
 EPOCHS, BATCHES = 2, 6
+ROOT = Path(__file__).parents[3]
+PROGRAM = """
+from tests.integrations.trainers.test_ignite import train
+train()
+print("trained", flush=True)
+"""
 
 
 def attach(engine: Any, **settings: Any) -> None:
@@ -75,6 +85,21 @@ def test_under_run_nothing_is_counted_twice(runs: Runs) -> None:
     train()
     assert runs.reports() == []  # the run belongs to the process
     runs.end()
+    check_counts(runs)
+
+
+def test_program_under_run_has_one_report(runs: Runs) -> None:
+    Path("program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "training_profiler", "run", "program.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Final Profiling Summary (12 steps)") == 1
+    assert done.stdout.index("trained") < done.stdout.index("Final Profiling Summary")  # the run belongs to the process
     check_counts(runs)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.integrations.trainers.conftest import Runs
+from training_profiler.errors import SettingsError
 
 pytestmark = pytest.mark.integrations
 EPOCHS, BATCHES = 2, 6
@@ -85,6 +86,17 @@ def test_step_is_an_update_after_several_batches(runs: Runs, keras: Any) -> None
     x, y = torch.randn(8 * BATCHES, 8).numpy(), torch.randn(8 * BATCHES, 1).numpy()
     model.fit(x, y, batch_size=8, epochs=EPOCHS, verbose=0, callbacks=[profiler()])
     assert runs.report()["steps"] == EPOCHS * BATCHES // 3
+
+
+def test_batches_end_beside_the_training_as_without_the_callback(keras: Any) -> None:
+    plain, profiled = keras.callbacks.CallbackList([]), keras.callbacks.CallbackList([profiler()])
+    assert (profiled._async_train, profiled._async_test) == (plain._async_train, plain._async_test) == (True, True)
+
+
+def test_another_backend_is_an_error_at_once(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
+    with pytest.raises(SettingsError, match="its backend is 'jax'"):
+        profiler()
 
 
 def test_evaluation_alone_is_a_run(runs: Runs, keras: Any) -> None:

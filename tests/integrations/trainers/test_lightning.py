@@ -94,6 +94,30 @@ def test_training_is_a_run_of_its_own_and_stays_the_same(runs: Runs, name: str) 
     check_counts(runs)
 
 
+class Hooks(lightning.Callback):
+    """A callback of the user's that writes down what it is called for."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.seen.append(("start", batch_idx, trainer.global_step))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen.append(("end", batch_idx, outputs["loss"].item().hex()))
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.seen.append(("validated", sorted(trainer.callback_metrics), trainer.state.fn))
+
+
+def test_hooks_of_the_user_are_called_as_before(runs: Runs) -> None:
+    plain, profiled = Hooks(), Hooks()
+    fit(callbacks=[plain])
+    fit(callbacks=[*make("callback")["callbacks"], profiled], **make("profiler"))
+    assert profiled.seen == plain.seen
+    assert sum(event[0] == "end" for event in plain.seen) == EPOCHS * BATCHES
+
+
 @pytest.mark.parametrize("name", ["profiler", "callback"])
 def test_under_run_nothing_is_counted_twice(runs: Runs, name: str) -> None:
     runs.profile_as_run()

@@ -1,0 +1,71 @@
+"""``training-profiler doctor``: what it finds, and its exit status."""
+
+import json
+
+import pytest
+
+from training_profiler.cli import main
+from training_profiler.runtime import checkup
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(checkup, "ROUNDS", 1)
+    monkeypatch.setattr(checkup, "STEPS", 2)
+    monkeypatch.setattr(checkup, "WARM_UP", 2)
+
+
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_machine_without_problems(here, capsys):
+    assert main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    assert "all that this torch has a place for" in printed
+    assert f"{here / 'runs'}, which is made in {here}" in printed
+    assert max(map(len, printed.splitlines()[-2:])) <= 80
+    assert not list(here.iterdir())
+
+
+def test_settings_show_where_they_come_from(here, monkeypatch, capsys):
+    monkeypatch.setenv("RECTIFIED_FLOW_PROFILE_LOG_EVERY", "7")
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["Settings"] == {
+        "RECTIFIED_FLOW_PROFILE_LOG_EVERY": "7 (from the environment)"
+    }
+
+
+def test_what_would_keep_it_from_working_is_a_problem(here, monkeypatch, capsys):
+    (here / "file").write_text("")
+    monkeypatch.setenv("RECTIFIED_FLOW_PROFILE_DIR", str(here / "file"))
+    monkeypatch.setenv("RECTIFIED_FLOW_PROFILE_LOGEVERY", "7")
+    assert main(["doctor", "--json"]) == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert [problem.partition(";")[0] for problem in problems] == [
+        "RECTIFIED_FLOW_PROFILE_LOGEVERY is not a setting of the profiler and has no effect",
+        f"{here / 'file'}: it is not a folder",
+    ]
+
+
+def test_a_setting_that_cannot_be_used_is_a_problem(here, monkeypatch, capsys):
+    monkeypatch.setenv("RECTIFIED_FLOW_PROFILE_FLUSH_S", "often")
+    assert main(["doctor"]) == 1
+    assert "  ! RECTIFIED_FLOW_PROFILE_FLUSH_S='often' is not a positive number" in capsys.readouterr().out
+
+
+def test_torch_that_cannot_be_imported_is_a_problem(here, monkeypatch, capsys):
+    monkeypatch.setattr(checkup, "_torch", lambda: None)
+    assert main(["doctor"]) == 1
+    assert "torch cannot be imported" in capsys.readouterr().out
+
+
+def test_the_check_leaves_torch_as_it_was(here):
+    torch = pytest.importorskip("torch")
+    before = torch.random.get_rng_state(), torch.get_num_threads(), torch.nn.Module.__call__
+    main(["doctor"])
+    after = torch.random.get_rng_state(), torch.get_num_threads(), torch.nn.Module.__call__
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]

@@ -1,0 +1,47 @@
+"""Check this machine: versions, settings in force, trackers, patches, what profiling costs here, where runs go.
+
+Put its output into a report of a problem. It exits with 1 if something would keep the profiler from working.
+"""
+
+import argparse
+import json
+import sys
+from typing import Final
+
+from training_profiler.reports.layout import table
+from training_profiler.runtime.checkup import Section, check_up
+from training_profiler.text import encodable, one_line, printable, printable_data
+
+HAS_PROBLEMS: Final = 1
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print a JSON object instead of text")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the checkup; return 1 if there is a problem, else 0."""
+    sections = list(check_up())
+    problems = [one_line(problem) for section in sections for problem in section.problems]
+    if arguments.json:
+        data = {section.title: dict(section.rows) for section in sections}
+        text = json.dumps(printable_data(data) | {"problems": problems}, indent=1) + "\n"
+    else:
+        text = "\n".join([*map(_text, sections), _summary(problems)])
+    sys.stdout.write(encodable(text, sys.stdout.encoding))
+    sys.stdout.flush()
+    return HAS_PROBLEMS if problems else 0
+
+
+def _text(section: Section) -> str:
+    rows = [[f"  {printable(name)}", one_line(value)] for name, value in section.rows]
+    problems = [f"  ! {one_line(problem)}" for problem in section.problems]
+    lines = [section.title, *(table(rows[0], rows[1:], left=(0, 1)) if rows else []), *problems]
+    return "\n".join(lines) + "\n"
+
+
+def _summary(problems: list[str]) -> str:
+    if not problems:
+        return "No problem found. If something is wrong all the same, put these lines into your\nreport of it.\n"
+    return f"{len(problems)} problem{'s' * (len(problems) != 1)} found, marked with an exclamation mark.\n"

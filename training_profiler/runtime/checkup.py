@@ -1,0 +1,213 @@
+"""What the profiler finds on a machine: versions, settings, trackers, patches, its own cost, where it can write."""
+
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from training_profiler.device.backends import BACKENDS
+from training_profiler.errors import SettingsError
+from training_profiler.instrumentation.instrumentation import Instrumentation
+from training_profiler.recording.recorder import Recorder
+from training_profiler.runtime.health import measure_section_cost_ns
+from training_profiler.settings import Settings, given_variables, read_settings, unknown_variables
+from training_profiler.sinks.registry import TRACKERS
+from training_profiler.storage.run_folder import masked
+from training_profiler.units import NS_PER_US
+
+PACKAGES: Final = ("torch", "numpy", "msgspec", "psutil", "tabulate")
+FRAMEWORKS: Final = (
+    "lightning",
+    "pytorch-lightning",
+    "transformers",
+    "accelerate",
+    "pytorch-ignite",
+    "keras",
+    "skorch",
+)
+ROUNDS: Final = 7  # blocks with patches, each followed by one without
+STEPS: Final = 60  # a block
+WARM_UP: Final = 100  # steps: the first ones are observed more closely, and the interpreter adapts to patched calls
+
+
+class Section(NamedTuple):
+    """A part of the checkup."""
+
+    title: str
+    rows: tuple[tuple[str, str], ...]
+    problems: tuple[str, ...] = ()
+
+
+def check_up() -> Iterator[Section]:
+    """Yield the parts of the checkup. It imports torch, and takes some seconds."""
+    yield _versions()
+    settings, section = _settings()
+    yield section
+    yield Section("Trackers", tuple((name, _tracker(name)) for name in TRACKERS))
+    found = {name: version for name in FRAMEWORKS if (version := _version(name)) is not None}
+    yield Section("Frameworks", tuple(found.items()) or (("none", f"of {', '.join(FRAMEWORKS)}"),))
+    torch = _torch()
+    if torch is None:
+        yield Section("Instrumentation", (), ("torch cannot be imported: nothing can be profiled",))
+    else:
+        yield _instrumentation(torch)
+    yield _folder(settings)
+
+
+def _versions() -> Section:
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        python += ", free-threaded"
+    rows = [
+        ("training_profiler", _version("training_profiler") or "not installed"),
+        ("Python", f"{python}, {sys.executable}"),
+        ("system", platform.platform()),
+        *((name, _version(name) or "not installed") for name in PACKAGES),
+    ]
+    return Section("Versions", (*rows, ("accelerators", _accelerators())))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _torch() -> Any:
+    try:
+        return import_module("torch")
+    except Exception:  # a broken installation raises anything
+        return None
+
+
+def _accelerators() -> str:
+    torch = _torch()
+    kinds = [backend.kind for backend in BACKENDS if _is_available(getattr(torch, backend.kind, None))]
+    return ", ".join(kinds) or "none"
+
+
+def _is_available(module: Any) -> bool:
+    try:
+        return module is not None and bool(module.is_available())
+    except Exception:  # a driver that does not fit
+        return False
+
+
+def _settings() -> tuple[Settings, Section]:
+    """Return the settings, defaults if they cannot be read, and what is said of them."""
+    shown = (masked([f"{name}={value}"])[0].partition("=") for name, value in given_variables().items())
+    rows = tuple((name, f"{value} (from the environment)") for name, _, value in shown)
+    problems = unknown_variables()
+    try:
+        settings = read_settings()
+    except SettingsError as error:
+        problems.insert(0, str(error))
+        settings = Settings()
+    return settings, Section(
+        "Settings", rows or (("all settings", "defaults: no variable of the profiler is set"),), tuple(problems)
+    )
+
+
+def _tracker(name: str) -> str:
+    tracker = TRACKERS[name]
+    if tracker.needs is None:
+        return "ready: needs no package"
+    try:
+        is_there = find_spec(tracker.needs) is not None
+    except (ImportError, ValueError):
+        is_there = False
+    if not is_there:
+        return f"not installed: pip install 'training-profiler[{tracker.extra}]'"
+    return f"ready: {tracker.package} {_version(tracker.package or '') or ''}".rstrip()
+
+
+def _instrumentation(torch: Any) -> Section:
+    # The least of several: other programs make some of them longer.
+    section_us = min(measure_section_cost_ns() for _ in range(ROUNDS)) / NS_PER_US
+    recorder = Recorder()
+    instrumentation = Instrumentation(recorder, lambda: lambda at_ns: None)
+    try:
+        added_us, step_us = _measure_step(torch, instrumentation, recorder)
+    finally:
+        instrumentation.uninstall()
+    missing = tuple(f"not instrumented: {name} ({reason})" for name, reason in instrumentation.missing.items())
+    return Section(
+        "Instrumentation",
+        (
+            ("patches", "all that this torch has a place for" if not missing else f"all but {len(missing)}"),
+            ("recorder", "Python"),
+            ("cost of a section", f"{section_us:.2f} us"),
+            ("cost of a step", f"{added_us:.0f} us of CPU, on a step of {step_us:.0f} us of the smallest model"),
+        ),
+        missing,
+    )
+
+
+def _measure_step(torch: Any, instrumentation: Instrumentation, recorder: Recorder) -> tuple[float, float]:
+    """Return the CPU time that the patches add to a step, and that of the step without, in us."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        step = _smallest_step(torch)
+        _block_us(step, WARM_UP)
+        added, plain = [], []
+        for _ in range(ROUNDS):
+            instrumentation.install(torch)
+            _block_us(step, WARM_UP)
+            patched = _block_us(step, STEPS)
+            instrumentation.uninstall()
+            recorder.discard()
+            _block_us(step, WARM_UP)
+            plain.append(_block_us(step, STEPS))
+            added.append(patched - plain[-1])
+    finally:
+        torch.set_num_threads(threads)
+    return max(0.0, median(added)), median(plain)
+
+
+def _smallest_step(torch: Any) -> Callable[[], None]:
+    state = torch.random.get_rng_state()
+    model = torch.nn.Linear(8, 8)
+    torch.random.set_rng_state(state)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    batch = torch.ones(4, 8)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def _block_us(step: Callable[[], None], steps: int) -> float:
+    begin_ns = time.thread_time_ns()
+    for _ in range(steps):
+        step()
+    return (time.thread_time_ns() - begin_ns) / steps / NS_PER_US
+
+
+def _folder(settings: Settings) -> Section:
+    folder = Path(settings.dir).absolute()
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    problem = _why_not_writable(nearest)
+    text = str(folder) if nearest == folder else f"{folder}, which is made in {nearest}"
+    rows = (("runs are written to", text), ("writing", "works" if problem is None else "fails"))
+    return Section("Run folder", rows, () if problem is None else (f"{nearest}: {problem}; choose another with dir",))
+
+
+def _why_not_writable(folder: Path) -> str | None:
+    if not folder.is_dir():
+        return "it is not a folder"
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)

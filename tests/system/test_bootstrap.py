@@ -278,7 +278,7 @@ def test_missing_numpy_is_reported_with_the_install_command(tmp_path: Path) -> N
     assert (ours.status, ours.stdout) == (0, "[]\n")
     (line,) = ours.stderr.splitlines()
     assert line.startswith("training_profiler: nothing is measured: ")
-    assert line.endswith(f" is missing; {python} -m pip install numpy tabulate")
+    assert line.endswith(f" is missing; {python} -m pip install msgspec numpy tabulate")
 
 
 def test_user_module_with_our_name_is_left_alone(tmp_path: Path) -> None:

@@ -298,8 +298,8 @@ def _import_own_package() -> None:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name in ("numpy", "tabulate"):
-        return error.name + " is missing; " + sys.executable + " -m pip install numpy tabulate"
+    if isinstance(error, ModuleNotFoundError) and error.name in ("msgspec", "numpy", "tabulate"):
+        return error.name + " is missing; " + sys.executable + " -m pip install msgspec numpy tabulate"
     message = " ".join(str(error).split())
     is_ours = type(error).__module__.partition(".")[0] == PACKAGE
     return message if is_ours else type(error).__name__ + ": " + message

@@ -324,6 +324,7 @@ def test_one_batch_is_used_again_and_each_pass_is_as_long_as_before():
         first, second = under("one_batch", train=lambda arguments=arguments: train(**arguments))
         assert (len(first), len(second)) == (12, 12)
         assert len(set(first[4:])) == 1
+        assert set(second) == {first[-1]}  # a short pass would be made as it was before
 
 
 def test_without_checkpoints_little_is_written_and_what_was_saved_can_be_loaded(tmp_path):

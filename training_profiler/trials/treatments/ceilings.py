@@ -3,6 +3,7 @@
 import functools
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final
@@ -13,7 +14,7 @@ from training_profiler.sinks.registry import MLFLOW, TENSORBOARD, WANDB
 from training_profiler.trials.facts import ProgramFacts
 from training_profiler.trials.treatment import Treatment
 
-FETCHED: Final = 4  # batches of a pass that are made before one of them is used again and again
+FETCHED: Final = 4  # batches of a data set that are made before the last of them is used again and again
 
 
 @dataclass(frozen=True)
@@ -27,21 +28,24 @@ class OneBatch(Treatment):
     def install(self, patches: Patches, torch: Any) -> None:
         """Replace the fetches of passes that begin with gradients."""
         iterators = torch.utils.data.dataloader._BaseDataLoaderIter
-        kept: dict[int, Any] = {}  # by the id of the data set, which outlives its passes
+        # By the id of the data set, which outlives its passes.
+        kept: dict[int, Any] = {}
+        made: Counter[int] = Counter()
 
         def make(original: Any) -> Any:
             @functools.wraps(original)
             def __next__(self: Any) -> Any:  # noqa: N807
-                fetched = self._num_yielded
-                if fetched < FETCHED or id(self._dataset) not in kept or not torch.is_grad_enabled():
+                data_set = id(self._dataset)
+                if made[data_set] < FETCHED or not torch.is_grad_enabled():
                     batch = original(self)
                     if torch.is_grad_enabled():
-                        kept[id(self._dataset)] = batch
+                        kept[data_set] = batch
+                        made[data_set] += 1
                     return batch
-                if fetched >= _length(self._index_sampler):
+                if self._num_yielded >= _length(self._index_sampler):
                     raise StopIteration
-                vars(self).update(_num_yielded=fetched + 1)
-                return kept[id(self._dataset)]
+                vars(self).update(_num_yielded=self._num_yielded + 1)
+                return kept[data_set]
 
             return __next__
 

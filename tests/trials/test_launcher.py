@@ -1,4 +1,8 @@
-from training_profiler.trials.launcher import with_variables
+"""How the trainings of a session are started."""
+
+from pathlib import Path
+
+from training_profiler.trials.launcher import Program, with_variables
 
 
 def test_a_library_to_load_goes_before_those_of_the_user():
@@ -11,3 +15,12 @@ def test_a_variable_of_a_change_wins():
         "LD_PRELOAD": "x.so",
         "A": "2",
     }
+
+
+def test_the_script_is_the_first_python_file_among_the_words(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    assert Program(["python", "train.py", "other.py"], True, "train.py").script == Path("train.py")
+    assert Program(["torchrun", "--nproc_per_node=2", "train.py"], False, "train.py").script == Path("train.py")
+    assert Program(["python", "-m", "package"], True, "package").script is None
+    assert Program(["python", "gone.py"], True, "gone.py").script is None

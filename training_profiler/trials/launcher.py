@@ -26,6 +26,11 @@ class Program:
     is_python: bool  # whether it is a Python interpreter
     shown: str  # its name in reports
 
+    @property
+    def script(self) -> Path | None:
+        """The file that trains; None for a module or another command."""
+        return next((path for word in self.words[1:] if (path := Path(word)).suffix == ".py" and path.is_file()), None)
+
 
 @dataclass
 class Training:
@@ -80,7 +85,7 @@ class Launcher:
     def _start(
         self, treatments: Sequence[Treatment], warmup: int, variables: Mapping[str, str], is_profiled: bool = False
     ) -> Training:
-        isolation = prepare(self._scratch / str(len(self._trainings)))
+        isolation = prepare(self._scratch / str(len(self._trainings)), script=self.program.script)
         if not self._trainings:
             self._on_promise(isolation.promise)
         names = [treatment.name for treatment in treatments]

@@ -118,7 +118,8 @@ def watch_lines(run: WatchedRun, events: Sequence[str], layout: Layout, height: 
     ):
         if block:
             lines += ["", *block]
-    shown = [shortened(line, layout.width) for line in events]
+    # The end of a sentence goes first; ``shortened`` is for names, whose end identifies them.
+    shown = [line if len(line) <= layout.width else f"{line[: layout.width - 2]}.." for line in events]
     if height is None:
         return [*lines, "", "events", *shown]
     kept = min(len(shown), max(FEWEST_EVENTS, height - len(lines) - 2))

@@ -21,7 +21,7 @@ test: venv
 # Real trainings, which take long: most of tests/programs, each alone and under the profiler, groups of ranks, and most
 # tests of capture windows.
 test-programs: venv
-	$(VENV)/bin/python -m pytest $(SHARED) -m programs tests/system tests/examples
+	$(VENV)/bin/python -m pytest $(SHARED) -m programs tests/system tests/examples tests/trials
 
 # Hostile surroundings: full and frozen disks, files of others, kills, signals, closed streams, neighbours.
 test-chaos: venv

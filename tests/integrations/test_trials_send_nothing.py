@@ -13,7 +13,7 @@ from training_profiler.trials.isolation import IsolationError, prepare
 from training_profiler.trials.isolation.plan import GUARDED, NAMESPACES
 
 pytestmark = pytest.mark.integrations
-PROGRAM = Path(__file__).parents[1] / "programs" / "isolation" / "trackers.py"
+PROGRAM = Path(__file__).parents[1] / "trials" / "isolation" / "programs" / "trackers.py"
 
 
 @pytest.mark.parametrize("way", [NAMESPACES, GUARDED])

@@ -2,7 +2,9 @@
 
 import json
 import sys
+import tempfile
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -207,9 +209,16 @@ def test_no_epoch_is_lost_while_another_thread_drains(tmp_path: Path) -> None:
     assert min(section["self_s"] for section in outcome.report["sections"].values()) >= 0
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Make a folder in which sockets fit: their whole path has at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="w") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.programs
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_that_are_not_forked_report_their_lines(tmp_path: Path, method: str) -> None:
+def test_workers_that_are_not_forked_report_their_lines(tmp_path: Path, short_folder: Path, method: str) -> None:
     (tmp_path / "train.py").write_text(
         textwrap.dedent(f"""
             import time, torch
@@ -234,9 +243,7 @@ def test_workers_that_are_not_forked_report_their_lines(tmp_path: Path, method: 
                     optimizer.step()
         """)
     )
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    variables = {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
+    variables = {"TMPDIR": str(short_folder), "OMP_NUM_THREADS": "1"}
     done = execute(tmp_path, through_run(sys.executable, "train.py"), variables=variables)
     assert (done.status, done.stderr) == (0, "")
     (folder,) = (tmp_path / "runs").iterdir()
@@ -251,4 +258,4 @@ def test_workers_that_are_not_forked_report_their_lines(tmp_path: Path, method: 
     assert hottest["share"] > 0.9
     (finding,) = (each for each in report["insights"] if each["code"] == "data-loading-bound")
     assert "in the workers above all train.py" in finding["finding"]
-    assert not list(temporary.glob("training_profiler*"))
+    assert not list(short_folder.glob("training_profiler*"))

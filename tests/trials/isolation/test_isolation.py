@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.isolation import files  # a program whose files the test prepares
+from tests.trials.isolation.programs import files  # a program whose files the test prepares
 from tests.trials.isolation.snapshots import snapshot
 from training_profiler.trials.isolation import Isolation, IsolationError, prepare
 from training_profiler.trials.isolation.plan import GUARDED, NAMESPACES, REDIRECTED, SHARED_PROCESSES, WAYS

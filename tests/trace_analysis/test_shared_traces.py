@@ -1,6 +1,8 @@
 """Real traces against exact figures of an independent analysis. The traces are not part of the project."""
 
+import gzip
 import json
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -99,6 +101,21 @@ def test_more_workers_remove_the_wait_for_data_and_raise_utilization():
         "idle": False,
         "DataLoader (host)": False,
     }
+
+
+def test_work_per_step_equals_sums_over_the_file():
+    path = TRACES / "v100_resnet50_workers4.pt.trace.json.gz"
+    found = analyse(path, with_step_work=True)
+    events = [event for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if event["ph"] == "X"]
+    steps = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"].startswith("ProfilerStep#")]
+    launched = {e["args"]["correlation"]: e["ts"] for e in events if e["cat"] == "Runtime"}
+    sums, shares = Counter(), compare(found, found).work["kernels"]
+    for event in events:
+        at = launched.get(event["args"].get("correlation")) if event["cat"] == "Kernel" else None
+        if at is not None and any(begin <= at < end for begin, end in steps):
+            sums[event["name"]] += event["dur"] * 1000
+    assert {row.name: round(row.before_ns * len(steps)) for row in shares} == sums
+    assert all(row.change_ns == 0 for row in shares)
 
 
 def test_cause_of_gaps_is_the_loader_before_and_the_host_after():

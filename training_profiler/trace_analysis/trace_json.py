@@ -50,7 +50,7 @@ def _figures(analysis: Analysis, sort: str, thresholds: Mapping[str, float]) -> 
     communication_ns = analysis.device.communication.total_ns
     return {
         "file": analysis.path.name,
-        "gpu": _gpu_name(analysis),
+        "gpu": gpu_name(analysis),
         "rank": analysis.rank,
         "world": analysis.world_size,
         "n_events": analysis.events,
@@ -141,7 +141,8 @@ def _idle_percent(analysis: Analysis) -> float | None:
     return 100 * (1 - analysis.device.busy.total_ns / analysis.span_ns) if known else None
 
 
-def _gpu_name(analysis: Analysis) -> str | None:
+def gpu_name(analysis: Analysis) -> str | None:
+    """Return the name of the first device that has one."""
     return next(
         (name for name in (*(device.name for device in analysis.devices), *analysis.device_names) if name), None
     )

@@ -118,6 +118,25 @@ def test_work_per_step_equals_sums_over_the_file():
     assert all(row.change_ns == 0 for row in shares)
 
 
+def test_rates_equal_sums_over_the_file():
+    name = "h100_qwen_inference.pt.trace.json.gz"
+    events = json.loads(gzip.decompress((TRACES / name).read_bytes()))["traceEvents"]
+    shapes = [[8944, 1024], [1024, 2816]]
+    of = {e["args"]["External id"] for e in events if e["name"] == "aten::mm" and e["args"]["Input Dims"] == shapes}
+    works = [e for e in events if e.get("cat") in ("kernel", "gpu_memset") and e["args"].get("External id") in of]
+    rate = analysed(name).roofline.rates[0]
+    assert (rate.name, rate.calls, rate.dtype) == ("aten::mm", len(of), "bfloat16")
+    assert rate.device_ns == round(1000 * sum(event["dur"] for event in works))
+    assert rate.flops == 2 * 8944 * 1024 * 2816 * len(of)
+    assert (rate.bound, round(rate.share_of_roof, 3)) == ("compute", 0.617)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_rates_are_below_the_roof(name):
+    assert not [rate for rate in analysed(name).roofline.rates if rate.is_above_roof]
+    assert analysed(name).roofline.rated_ns <= analysed(name).roofline.kernel_ns
+
+
 def test_cause_of_gaps_is_the_loader_before_and_the_host_after():
     before, after = (data(f"v100_resnet50_workers{count}.pt.trace.json.gz")["gap_causes_ms"] for count in (0, 4))
     assert next(iter(before)) == "data loader"

@@ -31,6 +31,7 @@ from training_profiler.trace_analysis.nesting import nesting_of
 from training_profiler.trace_analysis.operators import Operator, operators
 from training_profiler.trace_analysis.parallelism import parallelism_of
 from training_profiler.trace_analysis.phases import Phases, phases_of
+from training_profiler.trace_analysis.roofline import Roofline, roofline_of
 from training_profiler.trace_analysis.scope import Scope, scope_of
 from training_profiler.trace_analysis.stalls import Stall, stalls_of
 from training_profiler.trace_analysis.step_work import StepWork, step_work
@@ -91,6 +92,7 @@ class Analysis:
     operators: tuple[Operator, ...]
     operators_by_shape: tuple[Operator, ...]  # empty if shapes were not recorded
     kernels: Kernels
+    roofline: Roofline
     collectives: tuple[Collective, ...]
     collective_runs_ns: Mapping[str, Ints]  # of each run, by kind, in order of time
     copies: tuple[host_activity.ModuleCalls, ...]
@@ -191,6 +193,7 @@ def analyse_columns(columns: Columns, path: Path, events: int, *, with_step_work
         operators=by_name,
         operators_by_shape=by_shape,
         kernels=kernels_of(columns, launches),
+        roofline=roofline_of(columns, launches, communicates),
         collectives=tuple(met),
         collective_runs_ns=collective_runs(columns, communicates),
         copies=tuple(host_activity.copies(columns)),

@@ -149,9 +149,9 @@ def test_rates_above_the_roof_are_marked(tmp_path):
 @pytest.mark.parametrize(
     ("device", "types", "lacks"),
     [
-        ("Some GPU", [BF16] * 2, "peak FLOP/s and bandwidth of the device"),
-        ("NVIDIA A100", [BF16] * 2, "peak bandwidth of the device"),
-        (A100, None, "input types"),
+        ("Some GPU", [BF16] * 2, ("peak FLOP/s and bandwidth of the device",)),
+        ("NVIDIA A100", [BF16] * 2, ("peak bandwidth of the device",)),
+        ("Some GPU", None, ("input types", "peak FLOP/s and bandwidth of the device")),
     ],
 )
 def test_what_is_missing_is_named_and_the_share_unknown(device, types, lacks, tmp_path):
@@ -159,7 +159,8 @@ def test_what_is_missing_is_named_and_the_share_unknown(device, types, lacks, tm
     (rate,) = found.roofline.rates
     assert (rate.lacks, rate.share_of_roof, rate.bound) == (lacks, None, "")
     assert rate.tflops == pytest.approx(2 * 4096**3 / 200e-6 / 1e12)
-    assert f"not known: {lacks}" in render_view("roofline", found, "name")
+    listed = ", ".join(f"{what} (8.000 ms)" for what in lacks)
+    assert f"Not known, by device time: {listed}" in render_view("roofline", found, "name").replace("\n", " ")
     assert found.roofline.rated_ns == 0
 
 
@@ -184,6 +185,13 @@ def test_a_captured_call_counts_with_each_replay(tmp_path):
         trace.kernel("gemm", 100 * (i + 1) + 10, 20, correlation=10 + i)
     (rate,) = trace.analysed(tmp_path).roofline.rates
     assert (rate.calls, rate.device_ns, rate.flops) == (3, 60_000, 3 * 2 * 64**3)
+
+
+def test_an_incomplete_trace_is_marked(tmp_path):
+    given = {"shapes": [[64, 64]] * 2, "types": [BF16] * 2}
+    mark = "rates can be too high"
+    assert mark in render_view("roofline", rates(tmp_path, "aten::mm", loses=frozenset(range(9)), **given), "name")
+    assert mark not in render_view("roofline", rates(tmp_path, "aten::mm", **given), "name")
 
 
 def test_text_fits_the_terminal_and_a_trace_without_kernels_says_so(tmp_path):

@@ -48,7 +48,7 @@ class Rate:
     peak_type: str  # the type, or tf32 if the kernels compute float32 on tensor cores
     peak_tflops: float | None
     peak_tb_s: float | None
-    lacks: str  # what would have to be known for the rest
+    lacks: tuple[str, ...]  # what would have to be known for the rest
 
     @property
     def only_moves(self) -> bool:
@@ -103,15 +103,14 @@ class Roofline:
 
 
 def roofline_of(columns: Columns, launches: Launches, communicates: Bools) -> Roofline:
-    """Return what the operators achieve. Copies between host and device are not work of a kernel and left out."""
+    """Return what the operators achieve; one that also copies without a kernel is left out: no formula counts that."""
     length_ns = columns.end_ns - columns.begin_ns
     computes = columns.is_of("kernel", "gpu_memset") & ~communicates
     is_counted = np.array([name in FORMULAS for name in columns.names], np.bool_)
     works = np.flatnonzero(columns.is_gpu() & (launches.operator != NONE))
     works = works[is_counted[columns.name[launches.operator[works]]]]
-    # An operator that also copies by other means than a kernel has work that no formula counts.
-    copies = np.unique(launches.operator[works[~computes[works]]])
-    works = works[~np.isin(launches.operator[works], copies)]
+    others = np.unique(launches.operator[works[~computes[works]]])
+    works = works[~np.isin(launches.operator[works], others)]
     operator = launches.operator[works]
     keys = (columns.name[operator], columns.inputs[operator], columns.device[works])
     groups, group = numbered(list(zip(*(key.tolist() for key in keys), strict=True)))
@@ -159,7 +158,7 @@ def _rate(columns: Columns, key: Sequence[int], device_ns: int, calls: int, uses
         peak_type=peak_type,
         peak_tflops=None if peak is None else peak[0],
         peak_tb_s=memory,
-        lacks=work.lacks or _lacks(work, peak is None, memory is None),
+        lacks=tuple(filter(None, (work.lacks, _lacks(work, peak is None, memory is None)))),
     )
 
 

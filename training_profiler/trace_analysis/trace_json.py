@@ -221,7 +221,7 @@ def _rate(rate: Rate) -> dict[str, Any]:
         "bound": rate.bound or None,
         "of_roof_pct": _percent(rate.share_of_roof),
         "is_above_roof": rate.is_above_roof,
-        "lacks": rate.lacks or None,
+        "lacks": list(rate.lacks),
     }
 
 

@@ -51,6 +51,7 @@ STAGES = (
 # One table per fact. They import nothing of the package, so every stage may read them.
 TABLES = {
     "training_profiler.recording.known_sections",
+    "training_profiler.device.peaks",
     "training_profiler.device.backends",
     "training_profiler.sinks.registry",
 }

@@ -162,8 +162,8 @@ def test_sort_option_orders_operators(path, capsys):
     ("words", "message"),
     [
         (("--json", "--view", "kernels"), "--json has all views: leave --view out and pick the keys that you need"),
-        (("--compare", "x", "--view", "kernels"), "--compare prints one table: leave --view and --sort out"),
-        (("--compare", "x", "--sort", "name"), "--compare prints one table: leave --view and --sort out"),
+        (("--compare", "x", "--view", "kernels"), "--compare prints tables of its own: leave --view and --sort out"),
+        (("--compare", "x", "--sort", "name"), "--compare prints tables of its own: leave --view and --sort out"),
         (("--sort", "name"), "--sort orders the operators: add --view operators, as in --view operators --sort name"),
     ],
 )
@@ -272,7 +272,7 @@ def test_threshold_can_be_changed(path, capsys):
     [
         ((), "nothing to read; example: training-profiler trace runs/20261121-142530/captures"),
         (("--memory-snapshot", "x", "--view", "memory"), "--memory-snapshot alone has one view"),
-        (("t", "--compare", "x", "--threshold", "gpu-idle=1"), "--compare prints one table"),
+        (("t", "--compare", "x", "--threshold", "gpu-idle=1"), "--compare prints tables of its own"),
         (("t", "--threshold", "gpu-idel=1"), "'gpu-idel', which is not a rule; did you mean gpu-idle?"),
         (("t", "--threshold", "gpu-idle=much"), "'much' for gpu-idle, which is not a number >= 0"),
         (("--memory-snapshot", "nowhere"), "nowhere cannot be read"),

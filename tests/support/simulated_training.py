@@ -6,6 +6,7 @@ every idle moment has one known cause: what the host did until the launch return
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tests.support.traces import Trace
@@ -29,6 +30,9 @@ class Loop:
     stall_us: int = 0  # the same in each step
     is_marked: bool = True  # by the profiler
     loses: frozenset[int] = frozenset()  # launches, by number, whose kernels are not in the trace
+    inputs: Mapping[str, object] = field(default_factory=dict)  # of each operator, as the profiler records them
+    operator: str = "aten::mm"
+    jitter_us: int = 0  # kernels of every other step take so much longer
 
 
 @dataclass
@@ -53,17 +57,18 @@ def simulated(loop: Loop, rank: int = 0, world_size: int = 1) -> tuple[Trace, An
             now, cause = now + loop.loader_us, "data loader"
         for kernel in range(loop.kernels):
             stall = (loop.stall_us + (0 if step else loop.first_stall_us)) if kernel == 0 else 0
-            trace.op("aten::mm", now, loop.host_us + stall)
+            trace.op(loop.operator, now, loop.host_us + stall, **loop.inputs)
             launch = now + loop.host_us + stall - LAUNCH_US
             at = max(launch + START_US, free or 0)
             launched = {} if answer.launches in loop.loses else {"launched": (launch, LAUNCH_US)}
             if launched:
-                trace.kernel(KERNEL, at, loop.kernel_us, **launched)
+                kernel_us = loop.kernel_us + loop.jitter_us * (step % 2)
+                trace.kernel(KERNEL, at, kernel_us, **launched)
                 if free is not None and at > free:
                     answer.idle_us["host stall" if stall else cause] += at - free
                 first = at if first is None else first
-                answer.busy_us += loop.kernel_us
-                free = at + loop.kernel_us
+                answer.busy_us += kernel_us
+                free = at + kernel_us
             else:
                 trace.call("cudaLaunchKernel", launch, LAUNCH_US, correlation=1_000_000 + answer.launches)
             answer.launches += 1

@@ -1,6 +1,8 @@
 """Real traces against exact figures of an independent analysis. The traces are not part of the project."""
 
+import gzip
 import json
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -99,6 +101,40 @@ def test_more_workers_remove_the_wait_for_data_and_raise_utilization():
         "idle": False,
         "DataLoader (host)": False,
     }
+
+
+def test_work_per_step_equals_sums_over_the_file():
+    path = TRACES / "v100_resnet50_workers4.pt.trace.json.gz"
+    found = analyse(path, with_step_work=True)
+    events = [event for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if event["ph"] == "X"]
+    steps = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"].startswith("ProfilerStep#")]
+    launched = {e["args"]["correlation"]: e["ts"] for e in events if e["cat"] == "Runtime"}
+    sums, shares = Counter(), compare(found, found).work["kernels"]
+    for event in events:
+        at = launched.get(event["args"].get("correlation")) if event["cat"] == "Kernel" else None
+        if at is not None and any(begin <= at < end for begin, end in steps):
+            sums[event["name"]] += event["dur"] * 1000
+    assert {row.name: round(row.before_ns * len(steps)) for row in shares} == sums
+    assert all(row.change_ns == 0 for row in shares)
+
+
+def test_rates_equal_sums_over_the_file():
+    name = "h100_qwen_inference.pt.trace.json.gz"
+    events = json.loads(gzip.decompress((TRACES / name).read_bytes()))["traceEvents"]
+    shapes = [[8944, 1024], [1024, 2816]]
+    of = {e["args"]["External id"] for e in events if e["name"] == "aten::mm" and e["args"]["Input Dims"] == shapes}
+    works = [e for e in events if e.get("cat") in ("kernel", "gpu_memset") and e["args"].get("External id") in of]
+    rate = analysed(name).roofline.rates[0]
+    assert (rate.name, rate.calls, rate.dtype) == ("aten::mm", len(of), "bfloat16")
+    assert rate.device_ns == round(1000 * sum(event["dur"] for event in works))
+    assert rate.flops == 2 * 8944 * 1024 * 2816 * len(of)
+    assert (rate.bound, round(rate.share_of_roof, 3)) == ("compute", 0.617)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_rates_are_below_the_roof(name):
+    assert not [rate for rate in analysed(name).roofline.rates if rate.is_above_roof]
+    assert analysed(name).roofline.rated_ns <= analysed(name).roofline.kernel_ns
 
 
 def test_cause_of_gaps_is_the_loader_before_and_the_host_after():

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,8 @@ from training_profiler.torch_capture.request import FOLDER as CAPTURES
 from training_profiler.trace_analysis.analysis import Analysis, analyse
 from training_profiler.trace_analysis.annotate import annotated
 from training_profiler.trace_analysis.communication import RankCollective, over_ranks
-from training_profiler.trace_analysis.compare import Comparison, compare
+from training_profiler.trace_analysis.compare import compare
+from training_profiler.trace_analysis.comparison_json import comparison_data
 from training_profiler.trace_analysis.csv_files import TABLES, csv_of
 from training_profiler.trace_analysis.memory.snapshot import SnapshotOfDevice, memory_snapshot
 from training_profiler.trace_analysis.operators import SORT_KEYS
@@ -202,11 +204,11 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.trace is None and (views or arguments.sort or arguments.compare is not None or arguments.threshold):
         raise ProfilerError("--memory-snapshot alone has one view: give a trace too, or leave the other options out")
     if arguments.compare is not None and (arguments.memory_snapshot is not None or arguments.threshold):
-        raise ProfilerError("--compare prints one table: leave --memory-snapshot and --threshold out")
+        raise ProfilerError("--compare prints tables of its own: leave --memory-snapshot and --threshold out")
     if arguments.json and views:
         raise ProfilerError("--json has all views: leave --view out and pick the keys that you need")
     if arguments.compare is not None and (views or arguments.sort):
-        raise ProfilerError("--compare prints one table: leave --view and --sort out")
+        raise ProfilerError("--compare prints tables of its own: leave --view and --sort out")
     if _is_written(arguments):
         if arguments.trace is None:
             raise ProfilerError("--html, --csv and --annotate need a trace")
@@ -247,16 +249,17 @@ def _texts(arguments: argparse.Namespace, memory: Sequence[SnapshotOfDevice], th
 def _compared(arguments: argparse.Namespace) -> str:
     comparisons = [compare(before, after) for before, after in _pairing(arguments.trace, arguments.compare)]
     if arguments.json:
-        return "".join(_line(_comparison_data(comparison)) for comparison in comparisons)
+        return "".join(_line(comparison_data(comparison)) for comparison in comparisons)
     return "\n".join(render_comparison(comparison) for comparison in comparisons)
 
 
 def _pairing(before: Path, after: Path) -> list[tuple[Analysis, Analysis]]:
     """Return the pairs to compare: two files, or the same rank of two folders."""
     sides = [_files(before), _files(after)]
+    read = partial(analyse, with_step_work=True)
     if len(sides[0]) == len(sides[1]) == 1:
-        return [(analyse(sides[0][0]), analyse(sides[1][0]))]
-    by_rank = [{trace.rank: trace for trace in map(analyse, side)} for side in sides]
+        return [(read(sides[0][0]), read(sides[1][0]))]
+    by_rank = [{trace.rank: trace for trace in map(read, side)} for side in sides]
     if any(len(ranks) != len(side) or None in ranks for ranks, side in zip(by_rank, sides, strict=True)):
         raise TraceError(f"the traces in {before} and {after} are not of one rank each; compare them file by file")
     if by_rank[0].keys() != by_rank[1].keys():
@@ -303,24 +306,4 @@ def _rank_data(collective: RankCollective) -> dict[str, Any]:
         "transfer_us": collective.transfer_ns / 1e3,
         "waiting_us": collective.waiting_ns / 1e3,
         "waited_for_rank": collective.latest_rank,
-    }
-
-
-def _comparison_data(comparison: Comparison) -> dict[str, Any]:
-    before, after = comparison.utilization
-    return {
-        "before": comparison.before.path.name,
-        "after": comparison.after.path.name,
-        "gpu_util_in_steps_pct": [None if share is None else 100 * share for share in (before, after)],
-        "differences": [
-            {
-                "name": difference.name,
-                "before_ms": difference.before_ns / 1e6,
-                "after_ms": difference.after_ns / 1e6,
-                "difference_ms": difference.change_ns / 1e6,
-                "noise_band_ms": None if difference.band_ns is None else difference.band_ns / 1e6,
-                "is_noise": difference.is_noise,
-            }
-            for difference in comparison.differences
-        ],
     }

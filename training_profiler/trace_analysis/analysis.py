@@ -31,8 +31,10 @@ from training_profiler.trace_analysis.nesting import nesting_of
 from training_profiler.trace_analysis.operators import Operator, operators
 from training_profiler.trace_analysis.parallelism import parallelism_of
 from training_profiler.trace_analysis.phases import Phases, phases_of
+from training_profiler.trace_analysis.roofline import Roofline, roofline_of
 from training_profiler.trace_analysis.scope import Scope, scope_of
 from training_profiler.trace_analysis.stalls import Stall, stalls_of
+from training_profiler.trace_analysis.step_work import StepWork, step_work
 from training_profiler.trace_analysis.timeline import main_thread, step_at, timeline_of
 
 
@@ -90,6 +92,7 @@ class Analysis:
     operators: tuple[Operator, ...]
     operators_by_shape: tuple[Operator, ...]  # empty if shapes were not recorded
     kernels: Kernels
+    roofline: Roofline
     collectives: tuple[Collective, ...]
     collective_runs_ns: Mapping[str, Ints]  # of each run, by kind, in order of time
     copies: tuple[host_activity.ModuleCalls, ...]
@@ -101,6 +104,7 @@ class Analysis:
     memory: tuple[DeviceMemory, ...]
     phases: Phases
     compute_capability: int | None  # 80 for 8.0; None if unknown or not NVIDIA
+    step_work: StepWork | None  # only if asked for: nothing but a comparison needs it
 
     @property
     def has_gpu(self) -> bool:
@@ -131,8 +135,8 @@ class Analysis:
         return float(lengths.std(ddof=1) / lengths.mean()) if lengths.mean() else None
 
 
-def analyse(path: Path) -> Analysis:
-    """Return the analysis of the trace in ``path``.
+def analyse(path: Path, *, with_step_work: bool = False) -> Analysis:
+    """Return the analysis of the trace in ``path``, with the work per step if a comparison follows.
 
     Raises:
         TraceError: The file cannot be read or is not a trace. The message has one line.
@@ -141,10 +145,10 @@ def analyse(path: Path) -> Analysis:
     count = len(raw.events)
     columns = columns_of(raw, str(path))
     del raw  # larger than the columns
-    return analyse_columns(columns, path, count)
+    return analyse_columns(columns, path, count, with_step_work=with_step_work)
 
 
-def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
+def analyse_columns(columns: Columns, path: Path, events: int, *, with_step_work: bool = False) -> Analysis:
     """Return the analysis of a trace; ``events`` is the number of events of any kind in its file."""
     nesting = nesting_of(columns, columns.is_of("cpu_op", "user_annotation", "cuda_runtime"))
     launches = launches_of(columns, nesting)
@@ -189,6 +193,7 @@ def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
         operators=by_name,
         operators_by_shape=by_shape,
         kernels=kernels_of(columns, launches),
+        roofline=roofline_of(columns, launches, communicates),
         collectives=tuple(met),
         collective_runs_ns=collective_runs(columns, communicates),
         copies=tuple(host_activity.copies(columns)),
@@ -200,6 +205,7 @@ def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
         memory=tuple(memory_of(columns, steps, timeline_of(columns, is_section(columns) & on_main))),
         phases=phases_of(columns, nesting, launches, communicates, in_scope, scope),
         compute_capability=columns.compute_capability,
+        step_work=step_work(columns, nesting, launches, scope) if with_step_work else None,
     )
 
 

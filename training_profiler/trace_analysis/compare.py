@@ -7,12 +7,17 @@ from typing import Final
 import numpy as np
 
 from training_profiler.errors import TraceError
+from training_profiler.findings.tables import counted
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.device_activity import StepParts
+from training_profiler.trace_analysis.step_work import PerStep, PerStepOf
 
-STEPS_NEEDED: Final = 2
 SAME_AT_LEAST: Final = 0.5  # of the operators' calls per step; below it, these are two different programs
 BAND: Final = 2.0  # standard errors of the difference of means; exceeded by chance in under 5 % of cases
+BAND_OF_MANY: Final = 3.0  # in tables of many rows; exceeded by chance by fewer than one row in 300
+STEP: Final = "step"
+RECORDING: Final = "recording"
+_ABSENT: Final = PerStep(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +41,28 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkDifference(Difference):
+    """An operator, its calls with the same input shapes, a kernel, or a kind of kernels; ns per step."""
+
+    shapes: str  # "" unless the row is of one input shape
+    counts: tuple[float, float]  # per step, before and after; 0 on the side without it
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
-    """All categories, and utilization of the device in steps before and after, 0 to 1."""
+    """All categories and all work, and utilization of the device in steps before and after, 0 to 1."""
 
     before: Analysis
     after: Analysis
+    unit: str  # what times are of: a step, one run of an annotation, or the recording
     differences: tuple[Difference, ...]
+    work: Mapping[str, tuple[WorkDifference, ...]]  # by table; the largest beyond the noise first
     alike: float  # the share of the operators' calls per step that both have, 0 to 1
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether both traces have device work, so that times of devices are compared."""
+        return self.before.has_gpu and self.after.has_gpu
 
     @property
     def utilization(self) -> tuple[float | None, float | None]:
@@ -54,55 +74,109 @@ def compare(before: Analysis, after: Analysis) -> Comparison:
     """Return the differences per step.
 
     Raises:
-        TraceError: the steps of the two cannot be compared; the message says why.
+        TraceError: the two cannot be compared; the message says why.
     """
-    for analysis in (before, after):
-        if len(analysis.steps) < STEPS_NEEDED:
-            raise TraceError(
-                f"{analysis.path} has {_steps_text(len(analysis.steps))}, and a comparison needs {STEPS_NEEDED}: "
-                "record more, and call profiler.step() after each"
-            )
-    if before.has_gpu != after.has_gpu:
-        without = after if before.has_gpu else before
-        raise TraceError(f"only one of the two traces has device work: {without.path} has none")
-    alike = _alike(_calls_a_step(before), _calls_a_step(after))
+    unit = _unit(before, after)
+    alike = _alike(*(_calls(analysis, unit) for analysis in (before, after)))
     if alike < SAME_AT_LEAST:
-        raise TraceError(
-            f"the steps are not of the same program: only {alike:.0%} of the calls of operators are in both "
-            f"({before.path.name}, {after.path.name})"
-        )
-    parts: list[tuple[str, Callable[[StepParts], int]]] = [("step", lambda step: step.wall_ns)]
-    if before.has_gpu:
+        what = "recordings are not of the same work" if unit == RECORDING else "steps are not of the same program"
+        names = f"{before.path.name}, {after.path.name}"
+        raise TraceError(f"the {what}: only {alike:.0%} of the calls of operators are in both ({names})")
+    parts: list[tuple[str, Callable[[StepParts], int]]] = [(unit, lambda step: step.wall_ns)]
+    if before.has_gpu and after.has_gpu:
         parts += [
             ("compute", lambda step: step.compute_ns),
             ("exposed communication", lambda step: step.exposed_communication_ns),
             ("exposed copies", lambda step: step.exposed_copies_ns),
             ("idle", lambda step: step.idle_ns),
         ]
+    sides = [(analysis, _repetitions(analysis, unit)) for analysis in (before, after)]
     rows = [
-        _difference(name, *([part(step) for step in analysis.steps] for analysis in (before, after)))
+        _difference(name, *([part(step) / times for step in analysis.scope.parts] for analysis, times in sides))
         for name, part in parts
     ]
     if before.waiting.data_names or after.waiting.data_names:
-        rows.append(_difference("DataLoader (host)", before.waiting.data_ns, after.waiting.data_ns))
-    return Comparison(before, after, tuple(rows), alike)
+        waits = ([ns / times for ns in analysis.waiting.data_ns] for analysis, times in sides)
+        rows.append(_difference("DataLoader (host)", *waits))
+    return Comparison(before, after, unit, tuple(rows), _work(before, after, unit), alike)
 
 
-def _steps_text(count: int) -> str:
-    return {0: "no marked step", 1: "one step"}.get(count, f"{count} steps")
+def _unit(before: Analysis, after: Analysis) -> str:
+    """Return what both traces can be divided into.
+
+    Raises:
+        TraceError: only one of them has marked steps.
+    """
+    if before.steps and after.steps:
+        return STEP
+    if before.steps or after.steps:
+        marked, without = (before, after) if before.steps else (after, before)
+        raise TraceError(
+            f"{without.path} has no marked step, and {marked.path} has {counted(len(marked.steps), 'step')}: "
+            "call profiler.step() after each in both"
+        )
+    repeated = [analysis.scope.repetition for analysis in (before, after)]
+    names = {None if repetition is None else repetition.name for repetition in repeated}
+    return (names.pop() or RECORDING) if len(names) == 1 else RECORDING
 
 
-def _difference(name: str, before: Sequence[int], after: Sequence[int]) -> Difference:
+def _repetitions(analysis: Analysis, unit: str) -> int:
+    """Return by what times of a window are divided to be of one ``unit``."""
+    return 1 if unit in (STEP, RECORDING) else analysis.scope.repetitions
+
+
+def _difference(name: str, before: Sequence[float], after: Sequence[float]) -> Difference:
     old, new = np.array(before, np.float64), np.array(after, np.float64)
     band = None
     if len(old) > 1 and len(new) > 1:
-        # Standard error of a difference of means with unequal variances (Welch 1947).
-        band = BAND * float(np.sqrt(old.var(ddof=1) / len(old) + new.var(ddof=1) / len(new)))
+        band = _band(BAND, old.var(ddof=1) / len(old), new.var(ddof=1) / len(new))
     return Difference(name, float(old.mean()), float(new.mean()), band)
 
 
-def _calls_a_step(analysis: Analysis) -> dict[str, float]:
-    return {row.name: row.calls / len(analysis.steps) for row in analysis.operators if row.name.startswith("aten::")}
+def _band(errors: float, before: float, after: float) -> float:
+    """Return so many standard errors of a difference of means with unequal variances (Welch 1947).
+
+    ``before`` and ``after`` are the squared standard errors of the two means.
+    """
+    return errors * float(np.sqrt(before + after))
+
+
+def _work(before: Analysis, after: Analysis, unit: str) -> dict[str, tuple[WorkDifference, ...]]:
+    """Return the tables of operators, shapes and kernels, if both traces were analysed for them."""
+    old, new = before.step_work, after.step_work
+    if old is None or new is None:
+        return {}
+    tables = {"host_operators": (old.host_operators, new.host_operators)}
+    if not (before.has_gpu and after.has_gpu):
+        tables["host_operators_by_shape"] = (old.host_shapes, new.host_shapes)
+    else:
+        tables = {
+            "kernel_kinds": (old.kinds, new.kinds),
+            "kernels": (old.kernels, new.kernels),
+            "operators": (old.operators, new.operators),
+            "operators_by_shape": (old.shapes, new.shapes),
+        } | tables
+    tables = {name: sides for name, sides in tables.items() if all(sides) or not name.endswith("by_shape")}
+    times = (_repetitions(before, unit), _repetitions(after, unit))
+    has_band = min(len(before.steps), len(after.steps)) > 1
+    return {name: _differences(*sides, times, has_band) for name, sides in tables.items()}
+
+
+def _differences(
+    before: PerStepOf, after: PerStepOf, times: tuple[int, int], has_band: bool
+) -> tuple[WorkDifference, ...]:
+    rows = []
+    for key in dict.fromkeys((*before, *after)):
+        old, new = before.get(key, _ABSENT), after.get(key, _ABSENT)
+        band = _band(BAND_OF_MANY, old.squared_error or 0.0, new.squared_error or 0.0) if has_band else None
+        counts = (old.count / times[0], new.count / times[1])
+        rows.append(WorkDifference(key[0], old.mean_ns / times[0], new.mean_ns / times[1], band, key[1], counts))
+    return tuple(sorted(rows, key=lambda row: (row.is_noise is True, -abs(row.change_ns), row.name, row.shapes)))
+
+
+def _calls(analysis: Analysis, unit: str) -> dict[str, float]:
+    parts = len(analysis.scope.parts) * _repetitions(analysis, unit)
+    return {row.name: row.calls / parts for row in analysis.operators if row.name.startswith("aten::")}
 
 
 def _alike(before: Mapping[str, float], after: Mapping[str, float]) -> float:

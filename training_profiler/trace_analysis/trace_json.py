@@ -12,6 +12,7 @@ from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.device_activity import OneDevice, StepParts
 from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
 from training_profiler.trace_analysis.operators import SORT_KEYS, sorted_by
+from training_profiler.trace_analysis.roofline import Rate
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.rules.registry import RULES
 from training_profiler.trace_analysis.scope import Scope
@@ -41,7 +42,7 @@ def trace_data(
     analysis: Analysis, sort: str = SORT_KEYS[0], thresholds: Mapping[str, float] = THRESHOLDS
 ) -> dict[str, Any]:
     """Return all figures of a trace; unknown ones are None. ``sort`` is the order of the operators."""
-    data = _figures(analysis, sort, thresholds)
+    data = _figures(analysis, sort, thresholds) | {"roofline": [_rate(rate) for rate in analysis.roofline.rates]}
     return data if analysis.has_gpu else data | dict.fromkeys(OF_DEVICE)
 
 
@@ -50,7 +51,7 @@ def _figures(analysis: Analysis, sort: str, thresholds: Mapping[str, float]) -> 
     communication_ns = analysis.device.communication.total_ns
     return {
         "file": analysis.path.name,
-        "gpu": _gpu_name(analysis),
+        "gpu": gpu_name(analysis),
         "rank": analysis.rank,
         "world": analysis.world_size,
         "n_events": analysis.events,
@@ -141,7 +142,8 @@ def _idle_percent(analysis: Analysis) -> float | None:
     return 100 * (1 - analysis.device.busy.total_ns / analysis.span_ns) if known else None
 
 
-def _gpu_name(analysis: Analysis) -> str | None:
+def gpu_name(analysis: Analysis) -> str | None:
+    """Return the name of the first device that has one."""
     return next(
         (name for name in (*(device.name for device in analysis.devices), *analysis.device_names) if name), None
     )
@@ -198,6 +200,28 @@ def _gap(analysis: Analysis, place: AttributedGap) -> dict[str, Any]:
         "section": place.section[:MOST_NAME] or None,
         "step": place.step or None,
         "stall_by": place.stall.by or None,
+    }
+
+
+def _rate(rate: Rate) -> dict[str, Any]:
+    return {
+        "name": rate.name,
+        "kind": rate.kind,
+        "shapes": rate.shapes or None,
+        "dtype": rate.dtype or None,
+        "device": rate.device or None,
+        "calls": rate.calls,
+        "device_ms": ms(rate.device_ns),
+        "flops": rate.flops,
+        "least_bytes": rate.bytes,
+        "tflop_per_s": rate.tflops,
+        "tb_per_s": rate.tb_s,
+        "peak_tflop_per_s": rate.peak_tflops,
+        "peak_tb_per_s": rate.peak_tb_s,
+        "bound": rate.bound or None,
+        "of_roof_pct": _percent(rate.share_of_roof),
+        "is_above_roof": rate.is_above_roof,
+        "lacks": list(rate.lacks),
     }
 
 

@@ -79,6 +79,8 @@ class Columns:
     collectives: tuple[str, ...]
     shapes: Ints  # index into shape_texts: of the operator's inputs
     shape_texts: tuple[str, ...]
+    inputs: Ints  # index into input_texts: shapes, types and values of the operator's inputs
+    input_texts: tuple[tuple[str, ...], ...]
     occupancy: Floats  # %; NaN unknown
     blocks_per_sm: Floats
     memory: Memory

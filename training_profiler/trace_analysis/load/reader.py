@@ -50,6 +50,8 @@ class Args(msgspec.Struct, gc=False):
     occupancy: Number = msgspec.field(default=None, name="est. achieved occupancy %")
     blocks_per_sm: Number = msgspec.field(default=None, name="blocks per SM")
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
+    values: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Concrete Inputs")
     collective: str | None = msgspec.field(default=None, name="Collective name")
     kernel: Number = None  # that a call of HIP launches
     direction: Number = None  # of a copy of MTIA

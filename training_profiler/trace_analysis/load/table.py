@@ -68,20 +68,18 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     order = np.argsort(begin_ns, kind="stable")
     names, name, nameless = _names(events)
     threads, thread = numbered(list(map(attrgetter("pid", "tid"), events)))
-    if len(threads) > MOST_THREADS:
-        raise TraceError(f"{where} has events of {len(threads)} threads and streams; at most {MOST_THREADS} are read")
+    _check_number(len(threads), "threads and streams", MOST_THREADS, where)
     category, args = _of_mtia(events, _categories(events, names, name))
     is_gpu = np.isin(category, [CATEGORY_IDS[category_name] for category_name in GPU_CATEGORIES])
     is_kernel = category == CATEGORY_IDS["kernel"]
     is_call = category == CATEGORY_IDS["cuda_runtime"]
     is_operator = category == CATEGORY_IDS["cpu_op"]
-
-    devices = len({event.args.device for event in events if event.args is not None})
-    if devices > MOST_DEVICES:
-        raise TraceError(f"{where} has events of {devices} devices; at most {MOST_DEVICES} are read")
+    devices = {event.args.device for event in events if event.args is not None}
+    _check_number(len(devices), "devices", MOST_DEVICES, where)
     reader = _Reader(args, order)
     collective, collectives = reader.texts(is_kernel, attrgetter("collective"))
     shapes, shape_texts = reader.texts(is_operator, lambda args: bytes(args.dims))
+    input_parts, inputs = reader.numbered(is_operator, _input_parts)
     return Columns(
         names=tuple(names),
         threads=tuple(threads),
@@ -106,6 +104,8 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         collectives=collectives,
         shapes=shapes,
         shape_texts=shape_texts,
+        inputs=inputs,
+        input_texts=tuple(tuple(map(_text, parts)) for parts in input_parts),
         # Kineto writes 0 if it cannot estimate the occupancy.
         occupancy=reader.floats(is_kernel, lambda args: args.occupancy or None),
         blocks_per_sm=reader.floats(is_kernel, attrgetter("blocks_per_sm")),
@@ -118,6 +118,11 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         lost_halves=lost_halves,
         notes=raw.notes + nameless,
     )
+
+
+def _check_number(count: int, what: str, most: int, where: str) -> None:
+    if count > most:
+        raise TraceError(f"{where} has events of {count} {what}; at most {most} are read")
 
 
 def _names(events: Sequence[Event]) -> tuple[list[str], Ints, tuple[str, ...]]:
@@ -150,8 +155,13 @@ class _Reader:
 
     def texts(self, which: Bools, read: Callable[[Args], Any]) -> tuple[Ints, tuple[str, ...]]:
         """Return the index of the text of each event of ``which``, and the distinct texts."""
+        values, index = self.numbered(which, read)
+        return index, tuple(map(_text, values))
+
+    def numbered(self, which: Bools, read: Callable[[Args], Any]) -> tuple[list[Any], Ints]:
+        """Return the distinct values, and the index of that of each event of ``which``."""
         values, index = numbered(self._values(which, read))
-        return self._filled(which, index), tuple(map(_text, values))
+        return values, self._filled(which, index)
 
     def among(self, names: Sequence[str], which: Bools, read: Callable[[Args], Any]) -> Ints:
         """Return the index of each text among ``names``; -1 if it is missing or not among them."""
@@ -244,12 +254,21 @@ def _text(value: str | bytes | None) -> str:
     return printable(value or "", MOST_NAME)
 
 
+def _input_parts(args: Args) -> tuple[bytes, bytes, bytes]:
+    return bytes(args.dims), bytes(args.types), bytes(args.values)
+
+
 def _sent_bytes(args: Args) -> int | None:
     if not isinstance(args.elements_in, int) or args.dtype is None:
         return None
-    dtype = args.dtype.lower()
-    size = next((size for name, size in _BYTES_OF.items() if name in dtype), None)
+    size = element_bytes(args.dtype)
     return None if size is None else args.elements_in * size
+
+
+def element_bytes(dtype: str) -> int | None:
+    """Return the bytes of one element of a type, by its name in torch or in a trace; None if unknown."""
+    given = dtype.lower()
+    return None if "complex" in given else next((size for name, size in _BYTES_OF.items() if name in given), None)
 
 
 def _memory_of_devices(devices: Sequence[dict[str, Any]]) -> dict[int, int]:

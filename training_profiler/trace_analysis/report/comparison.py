@@ -1,39 +1,112 @@
 """Two traces side by side as text."""
 
-from training_profiler.findings.tables import table
-from training_profiler.trace_analysis.compare import Comparison, Difference
-from training_profiler.trace_analysis.report.formats import ms, ms_number, percent
+from collections.abc import Sequence
+from typing import Final
+
+from training_profiler.findings.tables import shortened, table, with_details, wrapped
+from training_profiler.trace_analysis import kernel_names
+from training_profiler.trace_analysis.compare import RECORDING, STEP, Comparison, Difference, WorkDifference
+from training_profiler.trace_analysis.report.formats import kernel, ms, ms_number, percent, us
+from training_profiler.trace_analysis.report.warnings import warnings_of
+from training_profiler.trace_analysis.trace_json import gpu_name
+
+MOST_ROWS: Final = 8  # of each table of operators and kernels
+MOST_UNIT: Final = 50  # characters of an annotation's name
+LEAST_NS: Final = 1000  # a difference of less is shown as 0.000 or 0.001 ms
+_HEADERS: Final = ("before", "after", "difference", "noise band", "")
+# For each table its title, and what its counts count.
+_TITLES: Final = {
+    "kernel_kinds": ("Kernels by kind", "runs"),
+    "kernels": ("Kernels", "runs"),
+    "operators": ("Operators, on the device", "launched"),
+    "operators_by_shape": ("Operators by input shape, on the device", "launched"),
+    "host_operators": ("Operators, on the host", "calls"),
+    "host_operators_by_shape": ("Operators by input shape, on the host", "calls"),
+}
 
 
 def render_comparison(comparison: Comparison) -> str:
-    """Return the difference of two traces per step."""
-    rows = [
-        (
-            row.name,
-            ms(row.before_ns),
-            ms(row.after_ns),
-            f"{'+' if row.change_ns >= 0 else ''}{ms(row.change_ns)}",
-            _band(row),
-            _verdict(row),
-        )
-        for row in comparison.differences
+    """Return the difference of two traces per step, then of their operators, input shapes and kernels."""
+    rows = [(row.name, ms(row.before_ns), ms(row.after_ns), *_change(row, " ms")) for row in comparison.differences]
+    lines = [
+        f"=== Comparison per {shortened(comparison.unit, MOST_UNIT)} ===",
+        f"before: {comparison.before.path.name} ({comparison.before.scope.extent})",
+        f"after:  {comparison.after.path.name} ({comparison.after.scope.extent})",
+        *map(wrapped, _remarks(comparison)),
+        *warnings_of(comparison.before, "Before: "),
+        *warnings_of(comparison.after, "After: "),
+        "",
+        table(("", *_HEADERS), rows),
     ]
     before, after = comparison.utilization
-    lines = [
-        "=== Comparison per step ===",
-        f"before: {comparison.before.path.name} ({len(comparison.before.steps)} steps)",
-        f"after:  {comparison.after.path.name} ({len(comparison.after.steps)} steps)",
-        "",
-        table(("", "before", "after", "difference", "noise band", ""), rows),
-    ]
     if before is not None and after is not None:
         lines += ["", f"GPU utilization in steps: {percent(before)} before, {percent(after)} after"]
+    for name, differences in comparison.work.items():
+        if differences:
+            lines += ["", _work(name, differences)]
     return "\n".join(lines) + "\n"
 
 
-def _band(row: Difference) -> str:
-    return "" if row.band_ns is None else f"±{ms_number(row.band_ns)}"
+def _remarks(comparison: Comparison) -> list[str]:
+    """Return what limits the comparison."""
+    before, after = comparison.before, comparison.after
+    gpus = [gpu_name(trace) or "unknown" for trace in (before, after)]
+    remarks = []
+    if before.has_gpu != after.has_gpu:
+        with_device = "before" if before.has_gpu else "after"
+        remarks.append(f"Only the trace {with_device} has device work: times of the host are compared.")
+    elif gpus[0] != gpus[1]:
+        remarks.append(f"Devices: {gpus[0]} before, {gpus[1]} after.")
+    if comparison.unit == RECORDING:
+        remarks.append("No steps are marked: times are of the whole recordings.")
+    elif comparison.unit != STEP:
+        remarks.append("No steps are marked: times are of the recordings, divided by the runs of that annotation.")
+    elif min(len(before.steps), len(after.steps)) == 1:
+        remarks.append("One step has no noise band: any difference may be chance.")
+    if comparison.alike < 1:
+        remarks.append(f"{percent(comparison.alike)} of the calls of operators are in both.")
+    return remarks
+
+
+def _work(name: str, differences: Sequence[WorkDifference]) -> str:
+    """Return the table of the rows that differ most; where counts differ, they are below the row."""
+    title, counted = _TITLES[name]
+    shown = [row for row in differences if abs(row.change_ns) >= LEAST_NS][:MOST_ROWS]
+    if not shown:
+        return f"{title}: no difference of {us(LEAST_NS)} or more"
+    is_kernel = name == "kernels"
+    rows = [
+        (
+            kernel_names.kind_of(row.name) if is_kernel else row.name,
+            ms_number(row.before_ns),
+            ms_number(row.after_ns),
+            *_change(row),
+        )
+        for row in shown
+    ]
+    details = [
+        ": ".join(filter(None, (_counts(row, counted), kernel(row.name) if is_kernel else row.shapes))) for row in shown
+    ]
+    more = len(differences) - len(shown)
+    text = with_details(table(("", *_HEADERS), rows), details)
+    return f"{title} (ms)\n{text}" + (f"\n({more} more with smaller differences; --json has all)" if more else "")
+
+
+def _counts(row: WorkDifference, counted: str) -> str:
+    before, after = row.counts
+    return "" if before == after else f"{counted} {before:g} before, {after:g} after"
+
+
+def _change(row: Difference, unit: str = "") -> tuple[str, str, str]:
+    sign = "+" if row.change_ns >= 0 else ""
+    band = "" if row.band_ns is None else f"±{ms_number(row.band_ns)}"
+    return f"{sign}{ms_number(row.change_ns)}{unit}", band, _verdict(row)
 
 
 def _verdict(row: Difference) -> str:
-    return {None: "", True: "noise", False: "faster" if row.change_ns < 0 else "slower"}[row.is_noise]
+    less, more = "faster", "slower"
+    if isinstance(row, WorkDifference):
+        if 0 in row.counts:
+            return "gone" if row.counts[0] else "new"
+        less, more = "less", "more"  # a kernel that runs less often is not faster
+    return {None: "", True: "noise", False: less if row.change_ns < 0 else more}[row.is_noise]

@@ -20,6 +20,7 @@ from training_profiler.trace_analysis.report.formats import (
     us,
 )
 from training_profiler.trace_analysis.report.ranks import communication_over_ranks
+from training_profiler.trace_analysis.report.roofline import roofline
 from training_profiler.trace_analysis.report.warnings import warnings_of
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.trace_json import gap_causes
@@ -32,6 +33,7 @@ VIEWS: Final = (
     "overview",
     "operators",
     "kernels",
+    "roofline",
     "trace",
     "memory",
     "communication",
@@ -282,6 +284,7 @@ def _recommendations(analysis: Analysis, thresholds: Mapping[str, float]) -> str
 _RENDERERS: Final[Mapping[str, Callable[[Analysis], str]]] = {
     "overview": _overview,
     "kernels": _kernels,
+    "roofline": roofline,
     "trace": _trace,
     "memory": _memory,
     "checklist": _checklist,

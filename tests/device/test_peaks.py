@@ -1,6 +1,6 @@
 import pytest
 
-from training_profiler.aggregation.throughput import PEAKS, peak_of
+from training_profiler.device.peaks import PEAKS, peak_memory_of, peak_of
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,22 @@ def test_the_dense_peak_depends_on_device_and_dtype(device, dtype, tflops):
 )
 def test_a_similar_device_has_no_peak(device):
     assert peak_of(device, "float16") is None
+
+
+@pytest.mark.parametrize(
+    ("device", "tb_s"),
+    [
+        ("NVIDIA H100 80GB HBM3", 3.35),
+        ("NVIDIA A100-SXM4-40GB", 1.555),
+        ("NVIDIA A100-SXM4-80GB", 2.039),
+        ("NVIDIA A100 80GB PCIe", 1.935),
+        ("NVIDIA A100-PG509-200", None),
+        ("NVIDIA A100-SXM-64GB", None),
+        ("Some GPU", None),
+    ],
+)
+def test_the_bandwidth_is_that_of_the_variant(device, tb_s):
+    assert peak_memory_of(device) == tb_s
 
 
 def test_an_unknown_dtype_has_no_peak():

@@ -1,0 +1,96 @@
+"""The table of peak rates of accelerators, each with its source."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Dense peak rates of one accelerator, without sparsity."""
+
+    words: tuple[str, ...]  # all of them occur in the device's name, as torch reports it
+    tflops: Mapping[str, float]  # by dtype, in 1e12 per second
+    source: str
+    memory_tb_s: float | None = None  # 1e12 bytes per second; None where the name stands for several
+
+
+def _tensor_cores(half: float, tf32: float | None, float32: float, float64: float | None = None) -> dict[str, float]:
+    rates = {"float16": half, "bfloat16": half, "tf32": tf32, "float32": float32, "float64": float64}
+    return {dtype: rate for dtype, rate in rates.items() if rate is not None}
+
+
+_HOPPER: Final = {**_tensor_cores(989.4, 494.7, 66.9, 66.9), "float8_e4m3fn": 1978.9, "float8_e5m2": 1978.9}
+_HOPPER_PCIE: Final = {**_tensor_cores(756.0, 378.0, 51.0, 51.0), "float8_e4m3fn": 1513.0, "float8_e5m2": 1513.0}
+# Half of the printed figure, which is with sparsity according to its footnote.
+_HOPPER_NVL: Final = {**_tensor_cores(835.5, 417.5, 60.0, 60.0), "float8_e4m3fn": 1670.5, "float8_e5m2": 1670.5}
+
+_AMPERE: Final = _tensor_cores(312.0, 156.0, 19.5, 19.5)
+
+# Words in the names of variants whose peak rate the name does not determine.
+ANOTHER: Final = ("mig", "laptop", "ti", "d", "max", "mi250")
+
+# The first entry whose words all occur in the name applies.
+PEAKS: Final = (
+    Peak(
+        ("B200",),
+        {**_tensor_cores(2250.0, 1125.0, 75.0, 37.0), "float8_e4m3fn": 4500.0, "float8_e5m2": 4500.0},
+        "NVIDIA Blackwell (HGX B200) data sheet",
+        8.0,
+    ),
+    Peak(("H200", "NVL"), _HOPPER_NVL, "NVIDIA H200 data sheet", 4.8),
+    Peak(("H200",), _HOPPER, "NVIDIA H200 data sheet", 4.8),
+    Peak(("H100", "NVL"), _HOPPER_NVL, "NVIDIA H100 data sheet", 3.9),
+    Peak(("H100", "PCIe"), _HOPPER_PCIE, "NVIDIA H100 data sheet", 2.0),
+    Peak(("H100",), _HOPPER, "NVIDIA H100 data sheet", 3.35),
+    Peak(("A100", "40GB"), _AMPERE, "NVIDIA A100 data sheet", 1.555),
+    Peak(("A100", "80GB", "PCIe"), _AMPERE, "NVIDIA A100 data sheet", 1.935),
+    Peak(("A100", "80GB"), _AMPERE, "NVIDIA A100 data sheet", 2.039),
+    Peak(("A100",), _AMPERE, "NVIDIA A100 data sheet"),
+    Peak(("A10",), _tensor_cores(125.0, 62.5, 31.2), "NVIDIA A10 data sheet", 0.6),
+    Peak(("L4",), _tensor_cores(121.0, 60.0, 30.3), "NVIDIA L4 data sheet", 0.3),
+    Peak(("T4",), {"float16": 65.0, "float32": 8.1}, "NVIDIA T4 data sheet", 0.32),
+    Peak(
+        ("V100", "SXM2"),
+        {"float16": 125.0, "float32": 15.7, "float64": 7.8},
+        "NVIDIA V100 data sheet",
+        0.9,
+    ),
+    Peak(("V100", "PCIE"), {"float16": 112.0, "float32": 14.0, "float64": 7.0}, "NVIDIA V100 data sheet", 0.9),
+    # With float32 accumulation, as in torch; that is half the printed rate.
+    Peak(("RTX", "4090"), _tensor_cores(165.2, 82.6, 82.6), "NVIDIA Ada GPU architecture white paper", 1.008),
+    Peak(("RTX", "3090"), _tensor_cores(71.0, 35.6, 35.6), "NVIDIA Ampere GA102 GPU architecture white paper", 0.936),
+    # torch reports each of the two dies as one device.
+    Peak(
+        ("MI250X",),
+        {"float16": 191.5, "bfloat16": 191.5, "float32": 47.9, "float64": 47.9},
+        "AMD MI250X data sheet",
+        1.638,
+    ),
+    Peak(
+        ("MI300X",),
+        {"float16": 1307.4, "bfloat16": 1307.4, "tf32": 653.7, "float32": 163.4, "float64": 163.4},
+        "AMD MI300X data sheet",
+        5.3,
+    ),
+)
+
+
+def peak_of(device: str, dtype: str) -> tuple[float, str] | None:
+    """Return the dense peak of the named device in 1e12 per second, and its source; None if unknown."""
+    peak = _peak(device)
+    rate = None if peak is None else peak.tflops.get(dtype)
+    return None if peak is None or rate is None else (rate, peak.source)
+
+
+def peak_memory_of(device: str) -> float | None:
+    """Return the peak bandwidth of the named device's memory in 1e12 bytes per second; None if unknown."""
+    peak = _peak(device)
+    return None if peak is None else peak.memory_tb_s
+
+
+def _peak(device: str) -> Peak | None:
+    words = device.replace("-", " ").replace("_", " ").casefold().split()
+    if any(word in ANOTHER for word in words):
+        return None
+    return next((peak for peak in PEAKS if all(word.casefold() in words for word in peak.words)), None)

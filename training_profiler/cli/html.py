@@ -11,9 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from training_profiler.cli.report import attempt_number, chosen_run
+from training_profiler.cli.report import attempt_number, chosen_run, findings_of
 from training_profiler.cli.trace import summary_of
-from training_profiler.diagnosis import diagnose
 from training_profiler.errors import TraceError
 from training_profiler.page.findings import Excerpt, places
 from training_profiler.page.render import Origin, render_page
@@ -53,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     folder = chosen_run(arguments.run)
     snapshot = read_run(folder, arguments.attempt)
-    findings = diagnose(snapshot)
+    findings = findings_of(folder, snapshot)
     ranks = read_series(folder, arguments.attempt)
     meta = read_meta(folder)
     wanted = [] if arguments.no_source else places(snapshot, findings)

@@ -39,7 +39,8 @@ from training_profiler.trials.statistics import (
     Wave,
 )
 from training_profiler.trials.treatment import Losses, Treatment
-from training_profiler.units import duration_text, time_text
+from training_profiler.trials.workers import workers_that_would_do
+from training_profiler.units import duration_text
 
 TOGETHER, TOGETHER_LABEL = "all together", "all that helped, together"
 MOST_ROUNDS: Final = 30
@@ -140,7 +141,7 @@ class TrialSession:
 
     def _try(self, first: FirstRun, facts: ProgramFacts) -> None:
         chosen = self._choose(first, facts)
-        workers = workers_that_would_do(facts)
+        workers = workers_that_would_do(first.snapshot, facts.loader)
         if workers is not None:
             self._notes.append(workers)
         groups = _groups(chosen, most_trainings(first) - 2)
@@ -365,13 +366,3 @@ def schedule_of(first: FirstRun, trainings: int, at_once: int, seconds: float) -
     if rounds < FEWEST_ROUNDS:
         return None
     return Schedule(warmup, rounds, block_steps, step_s, startup_s)
-
-
-def workers_that_would_do(facts: ProgramFacts) -> str | None:
-    """Return how many workers would keep up with the training, by the time for a batch; None if that is unknown."""
-    fetch_s, step_s = facts.fetch_s, facts.step_s
-    if not fetch_s or not step_s or not 0.05 * step_s < fetch_s < 0.98 * step_s:
-        return None
-    count = ceil(fetch_s / (step_s - fetch_s))
-    text = "1 worker would keep up" if count == 1 else f"{count} workers would keep up, with a CPU each"
-    return f"{text}: a batch takes {time_text(fetch_s)} to make, and the rest of a step {time_text(step_s - fetch_s)}"

@@ -11,6 +11,7 @@ from typing import Any, Final
 import psutil
 
 from training_profiler.trials.child import SEED
+from training_profiler.trials.disk import DiskSpaceError
 from training_profiler.trials.facts import ProgramFacts, facts_of
 from training_profiler.trials.first_run import FEWEST_STEPS, FirstRun, TryError, run_first
 from training_profiler.trials.interleaved import Interleaved, Outcome, Schedule, steps_of_a_block
@@ -107,15 +108,17 @@ class TrialSession:
 
         Raises:
             TryError: nothing can be tried on this program.
+            DiskSpaceError: it writes too much for any result.
         """
         first, self.folder = run_first(self._launcher, self._wishes.budget_s, self._runs, self._on_progress)
         try:
             self._try(first, facts_of(first.snapshot))
         except KeyboardInterrupt:
             self._is_interrupted = True
-        except TryError as error:
+        except (TryError, DiskSpaceError) as error:
             if not any(row.effect for row in self._rows.values()):
                 raise
+            self._is_interrupted |= isinstance(error, DiskSpaceError)
             self._notes.append(str(error))
         self._notes += [f"left behind, and not removed: {left}" for left in self._launcher.left()]
         return self._results()
@@ -222,6 +225,12 @@ class TrialSession:
             interleaved.run()
         except KeyboardInterrupt:
             self._is_interrupted = True
+            wave.end()
+        except DiskSpaceError as error:
+            if not wave.done:
+                raise
+            self._is_interrupted = True
+            self._notes.append(str(error))
             wave.end()
         except TrialError as error:
             raise TryError(f"{self._launcher.program.shown} failed without a change: {error}") from None

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.loader_workers import WORKERS, machine, waiting_run
 from tests.support.recording import snapshot_of
+from training_profiler.snapshot.machine import Level
 from training_profiler.snapshot.snapshot import LoaderStats
 from training_profiler.trials.workers import workers_that_would_do
 
@@ -45,6 +46,14 @@ def test_with_enough_cpus_or_unknown_ones_no_bound_is_said():
     assert "at best" not in str(prediction(0.9, cores=16.0))
     run = replace(waiting_run(), machine=None)
     assert "at best" not in str(workers_that_would_do(run, run.loaders[0]))
+
+
+def test_time_that_the_training_lost_to_other_programs_is_not_time_for_a_batch():
+    text = prediction(0.9, cpu_wait=Level(0.4, 0.4, 0.4))
+    assert text == (
+        "9 workers would keep up, with a CPU each: a batch takes 27.0 ms to make and 3.00 ms to use; if all of that is "
+        "computing, 2 CPUs would make one in 13.5 ms at best"
+    )
 
 
 def test_ranks_share_the_cpus():

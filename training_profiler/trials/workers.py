@@ -3,6 +3,7 @@
 from math import ceil
 from typing import Final, NamedTuple
 
+from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.worker_plan import BATCHES_NEEDED, MOST_WORKERS, batch_times
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 from training_profiler.units import time_text
@@ -24,6 +25,9 @@ def workers_that_would_do(snapshot: Snapshot, loader: LoaderStats | None) -> str
     if loader is None or measured is None:
         return None
     now_s, using_s = measured
+    if loader.num_workers == 0:  # both parts have the time in which the training had no CPU
+        kept = 1 - cpu_loss(snapshot.machine).all
+        now_s, using_s = kept * now_s, kept * using_s
     making = _making(loader, now_s - using_s)
     if making is None or using_s <= 0 or now_s - using_s < LEAST_WAIT * now_s:
         return None

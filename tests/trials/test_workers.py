@@ -35,8 +35,8 @@ def test_without_workers_the_training_itself_has_shown_how_long_a_batch_takes():
 
 def test_a_loader_that_takes_nearly_all_of_a_step_is_bounded_by_the_cpus():
     assert prediction(0.997) == (
-        "more than 64 workers would keep up, with a CPU each: a batch takes 49.9 ms to make and 0.15 ms to use; if all "
-        "of that is computing, 2 CPUs would make one in 24.9 ms at best"
+        "more than 64 workers would be needed to keep up, with a CPU each: a batch takes 49.9 ms to make and 0.15 ms "
+        "to use; if all of that is computing, 2 CPUs would make one in 24.9 ms at best"
     )
     assert str(prediction(0.9)).endswith("; if all of that is computing, 2 CPUs would make one in 22.5 ms at best")
     assert str(prediction(0.9)).startswith("9 workers would keep up, ")

@@ -34,11 +34,12 @@ def workers_that_would_do(snapshot: Snapshot, loader: LoaderStats | None) -> str
     needed = ceil(making.seconds / using_s)
     if needed <= (loader.num_workers or 0):  # they have another reason to be late
         return None
-    count = f"more than {MOST_WORKERS}" if needed > MOST_WORKERS else str(needed)
-    workers = "1 worker" if needed == 1 else f"{count} workers"
+    workers = "1 worker would keep up" if needed == 1 else f"{needed} workers would keep up"
+    if needed > MOST_WORKERS:
+        workers = f"more than {MOST_WORKERS} workers would be needed to keep up"
     condition = "" if making.is_cpu_known or needed == 1 else ", with a CPU each"
     times = f"a batch takes {time_text(making.seconds)} to make and {time_text(using_s)} to use"
-    return f"{workers} would keep up{condition}: {times}{_ceiling(snapshot, making, using_s)}"
+    return f"{workers}{condition}: {times}{_ceiling(snapshot, making, using_s)}"
 
 
 def _making(loader: LoaderStats, waiting_s: float) -> _Making | None:

@@ -19,6 +19,7 @@ from training_profiler.cli import COMMANDS, command_module
 from training_profiler.findings.losses import ADVISED, Price
 from training_profiler.reports.report_schema import report_schema
 from training_profiler.sinks.registry import TRACKERS, Tracker
+from training_profiler.trials.results import Results
 from training_profiler.trials.treatment import Treatment
 from training_profiler.trials.treatments import TREATMENTS
 
@@ -59,7 +60,7 @@ def pages() -> dict[Path, str]:
         SETTINGS_PAGE: with_table(SETTINGS_PAGE, TABLE_HEAD, settings_rows),
         TRACKERS_PAGE: with_table(TRACKERS_PAGE, TRACKERS_HEAD, trackers_rows),
         TREATMENTS_PAGE: treatments_page(),
-        REPORT_SCHEMA: json.dumps(report_schema(), indent=1) + "\n",
+        REPORT_SCHEMA: json.dumps(report_schema(Results), indent=1) + "\n",
     }
 
 

@@ -95,7 +95,7 @@ PACKAGES_OF_OTHERS = {
     "component_benchmark": {"torch"},
     # libcst once an edit is asked for. The modules of the start-up folder import each other by name: that folder is on
     # sys.path, not a package.
-    "trials": {"libcst", "numpy", "psutil", "torch"}
+    "trials": {"libcst", "msgspec", "numpy", "psutil", "torch"}
     | {f"training_profiler_{name}" for name in ("layer", "libraries", "redirection", "trial")},
     "integrations": {"ignite", "keras", "lightning", "pytorch_lightning", "transformers"},  # one a module
     "cli": {"mcp", "mcp_types", "rich"},  # for assistants, and for a view of the whole terminal

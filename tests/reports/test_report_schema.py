@@ -5,10 +5,13 @@ import pytest
 
 from tests.reports.test_contract import data_of_a_run
 from tests.support.recording import FakeRun
+from tests.trials.test_results import RESULTS
 from training_profiler.diagnosis import diagnose
 from training_profiler.reports.report_json import as_data
 from training_profiler.reports.report_schema import report_schema
 from training_profiler.storage.run_reader import read_run
+from training_profiler.trials.results import Results
+from training_profiler.trials.results import as_data as trials_data
 
 TYPES = {
     "object": dict,
@@ -50,7 +53,7 @@ def problems(schema, value, path="$"):
 
 
 def test_the_published_schema_is_that_of_the_code():
-    assert json.loads(PUBLISHED.read_text(encoding="utf-8")) == report_schema()
+    assert json.loads(PUBLISHED.read_text(encoding="utf-8")) == report_schema(Results)
 
 
 def data_of_many_ranks():
@@ -63,13 +66,23 @@ def data_of_nothing():
     return as_data(FakeRun().snapshot(), ())
 
 
-@pytest.mark.parametrize("data", [data_of_a_run, data_of_many_ranks, data_of_nothing])
+def data_with_trials():
+    return as_data(FakeRun().snapshot(), (), trials_data(RESULTS))
+
+
+@pytest.mark.parametrize("data", [data_of_a_run, data_with_trials, data_of_many_ranks, data_of_nothing])
 def test_reports_are_of_the_schema(data):
-    assert problems(report_schema(), json.loads(json.dumps(data()))) == []
+    assert problems(report_schema(Results), json.loads(json.dumps(data()))) == []
 
 
 def test_every_key_of_a_report_is_in_the_schema():
-    assert data_of_many_ranks().keys() == report_schema()["properties"].keys()
+    assert data_of_many_ranks().keys() == report_schema(Results)["properties"].keys()
+
+
+def test_every_key_of_the_trials_is_in_the_schema():
+    trials = report_schema(Results)["properties"]["trials"]["anyOf"][0]["properties"]
+    assert trials_data(RESULTS).keys() - {"schema"} == trials.keys()
+    assert trials_data(RESULTS)["rows"][0].keys() == trials["rows"]["items"]["properties"].keys()
 
 
 def test_a_wrong_report_is_not_of_the_schema():
@@ -77,4 +90,4 @@ def test_a_wrong_report_is_not_of_the_schema():
     del data["steps"]
     data["wall_s"] = "long"
     data["sections"]["forward_pass"]["count"] = None
-    assert len(problems(report_schema(), data)) == 3
+    assert len(problems(report_schema(Results), data)) == 3

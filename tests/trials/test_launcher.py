@@ -1,8 +1,14 @@
 """How the trainings of a session are started."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
-from training_profiler.trials.launcher import Program, with_variables
+import pytest
+
+from training_profiler.trials import launcher
+from training_profiler.trials.disk import DiskSpaceError
+from training_profiler.trials.launcher import Launcher, Program, with_variables
 
 
 def test_a_library_to_load_goes_before_those_of_the_user():
@@ -24,3 +30,33 @@ def test_the_script_is_the_first_python_file_among_the_words(tmp_path, monkeypat
     assert Program(["torchrun", "--nproc_per_node=2", "train.py"], False, "train.py").script == Path("train.py")
     assert Program(["python", "-m", "package"], True, "package").script is None
     assert Program(["python", "gone.py"], True, "gone.py").script is None
+
+
+class NoIsolation:
+    """A training that is not kept apart."""
+
+    promise = ""
+
+    def __init__(self, results):
+        self.results = results
+
+    def command(self, words):
+        return words
+
+    def environ(self, environment):
+        return environment
+
+    def finish(self):
+        return None
+
+
+def test_the_space_is_watched_while_any_training_of_the_session_runs(tmp_path, monkeypatch):
+    free_bytes = iter([100, 10])
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=next(free_bytes)))
+    monkeypatch.setattr(launcher, "prepare", lambda scratch, script: NoIsolation(tmp_path))
+    training = Launcher(Program([sys.executable, "-c", "pass"], True, "train.py"), tmp_path, "no table").start((), 3)
+    try:
+        with pytest.raises(DiskSpaceError):
+            training.process.wait_for_block(60)
+    finally:
+        training.close()

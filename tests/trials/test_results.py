@@ -72,6 +72,16 @@ def test_a_damaged_line_is_passed_over(tmp_path, line):
     assert load(tmp_path) == RESULTS
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("verdict", 5), ("step_s", "fast"), ("effect", {"low": -1, "high": 1, "relative": "much"})]
+)
+def test_a_line_with_a_value_of_another_kind_is_passed_over(tmp_path, name, value):
+    data = as_data(RESULTS)
+    data["rows"][0][name] = value
+    (tmp_path / FILE).write_text(json.dumps(data) + "\n")
+    assert load(tmp_path) is None
+
+
 def test_a_folder_where_nothing_was_tried_has_no_results(tmp_path):
     assert load(tmp_path) is None
 

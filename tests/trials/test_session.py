@@ -2,10 +2,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from training_profiler.snapshot.snapshot import LoaderStats, Snapshot, StepStats
-from training_profiler.trials.facts import ProgramFacts
+from training_profiler.snapshot.snapshot import Snapshot, StepStats
 from training_profiler.trials.first_run import FirstRun, TryError
-from training_profiler.trials.session import most_trainings, schedule_of, workers_that_would_do
+from training_profiler.trials.session import most_trainings, schedule_of
 
 
 def first_run(step_s=0.04, startup_s=5.0, steps=60, has_ended=False, memory_bytes=0):
@@ -43,21 +42,3 @@ def test_trainings_that_do_not_fit_into_memory_are_refused(monkeypatch):
     assert most_trainings(first_run(memory_bytes=100)) == 7
     with pytest.raises(TryError, match="no room for three trainings"):
         most_trainings(first_run(memory_bytes=400))
-
-
-def facts(fetch_s, step_s, workers=0):
-    loader = LoaderStats("0", 60, None, 1.0, data_avg_s=fetch_s, num_workers=workers)
-    return ProgramFacts(loaders=(loader,), step_s=step_s)
-
-
-def test_the_workers_that_keep_up_follow_from_the_time_for_a_batch():
-    text = workers_that_would_do(facts(0.031, 0.049))
-    assert text == (
-        "2 workers would keep up, with a CPU each: a batch takes 31.0 ms to make, and the rest of a step 18.0 ms"
-    )
-    assert str(workers_that_would_do(facts(0.01, 0.03))).startswith("1 worker would keep up: ")
-
-
-@pytest.mark.parametrize("known", [facts(0.001, 0.05), facts(0.05, 0.05), facts(0.03, 0.05, workers=2)])
-def test_nothing_is_said_of_workers_where_that_is_unknown_or_does_not_matter(known):
-    assert workers_that_would_do(known) is None

@@ -49,7 +49,7 @@ def names(*codes: str, facts=FACTS) -> list[str]:
 
 def test_facts_are_those_of_the_trainings_loaders():
     assert FACTS.calls == (TRAINING, UPDATE)
-    assert (FACTS.loader.name, FACTS.fetch_s, FACTS.cores, FACTS.threads) == ("0", 0.02, 4.0, 2)
+    assert (FACTS.loader.name, FACTS.cores, FACTS.threads) == ("0", 4.0, 2)
     assert FACTS.validates_by_loader
 
 

@@ -11,10 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from training_profiler.cli.report import chosen_run
+from training_profiler.cli.report import chosen_run, findings_of
 from training_profiler.cli.run_argument import add_attempt, add_run
 from training_profiler.cli.trace import summary_of
-from training_profiler.diagnosis import diagnose
 from training_profiler.errors import TraceError
 from training_profiler.page.findings import Excerpt, places
 from training_profiler.page.render import Origin, render_page
@@ -50,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     folder = chosen_run(arguments.run)
     snapshot = read_run(folder, arguments.attempt)
-    findings = diagnose(snapshot)
+    findings = findings_of(folder, snapshot)
     ranks = read_series(folder, arguments.attempt)
     meta = read_meta(folder)
     wanted = [] if arguments.no_source else places(snapshot, findings)

@@ -11,17 +11,20 @@ import sys
 from pathlib import Path
 
 from training_profiler.cli.run_argument import add_attempt, add_run
-from training_profiler.diagnosis import diagnose
+from training_profiler.diagnosis import Finding, diagnose
 from training_profiler.reports.console import Origin, render_final
 from training_profiler.reports.report_json import as_data
 from training_profiler.reports.report_schema import report_schema
 from training_profiler.settings import FORMATS, read_settings
 from training_profiler.sinks.console import stream_layout
+from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.storage.run_lookup import read_program, run_named, typed_path
 from training_profiler.storage.run_reader import newest_run, read_run
 from training_profiler.text import encodable, one_line
 from training_profiler.trials.report import render_results
-from training_profiler.trials.results import load
+from training_profiler.trials.results import Results, load
+from training_profiler.trials.results import as_data as trials_data
+from training_profiler.trials.tried_fixes import with_trials
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -41,23 +44,28 @@ def run(arguments: argparse.Namespace) -> int:
         RunFolderError: the folder cannot be read as a run, or it has no such attempt.
     """
     if arguments.json_schema:
-        print(json.dumps(report_schema(), indent=1))
+        print(json.dumps(report_schema(Results), indent=1))
         return 0
     folder = chosen_run(arguments.run)
     snapshot = read_run(folder, arguments.attempt)
-    findings = diagnose(snapshot)
+    findings, tried = findings_of(folder, snapshot), load(folder)
     if arguments.json:
-        text = json.dumps(as_data(snapshot, findings), indent=1, allow_nan=False) + "\n"
+        trials = None if tried is None else trials_data(tried)
+        text = json.dumps(as_data(snapshot, findings, trials), indent=1, allow_nan=False) + "\n"
     else:
         layout = stream_layout(sys.stdout, arguments.format)
         origin = Origin(read_program(folder), typed_path(folder))
         text = render_final(snapshot, findings, layout, arguments.checklist, origin).lstrip("\n")
-        tried = load(folder)
         if tried is not None:
             text += "\n" + render_results(tried, typed_path(folder), layout)
     sys.stdout.write(encodable(text, sys.stdout.encoding))
     sys.stdout.flush()
     return 0
+
+
+def findings_of(folder: Path, snapshot: Snapshot) -> list[Finding]:
+    """Return the findings of a run, with what was tried on it."""
+    return with_trials(diagnose(snapshot), load(folder))
 
 
 def chosen_run(given: Path | None) -> Path:

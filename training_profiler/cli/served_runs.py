@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.cli.compare import ReadRun, compared
+from training_profiler.cli.report import findings_of
 from training_profiler.cli.trace import summary_of
-from training_profiler.diagnosis import diagnose
 from training_profiler.errors import RunFolderError, TraceError
 from training_profiler.reports.comparison import comparison_data, render_comparison
 from training_profiler.reports.console import Origin, render_final
@@ -51,8 +51,9 @@ class ServedRuns:
         ``worth_s`` is the time that a change could save. ``run`` is a folder or name from list_runs, by default the
         newest.
         """
-        snapshot = read_run(self._run(run))
-        data = as_data(snapshot, diagnose(snapshot))
+        folder = self._run(run)
+        snapshot = read_run(folder)
+        data = as_data(snapshot, findings_of(folder, snapshot))
         return {key: data[key] for key in _OF_FINDINGS}
 
     def report(self, run: str = "") -> str:
@@ -60,7 +61,7 @@ class ServedRuns:
         folder = self._run(run)
         snapshot = read_run(folder)
         origin = Origin(read_program(folder), str(folder))
-        return _bounded(render_final(snapshot, diagnose(snapshot), Layout(), True, origin).lstrip("\n"))
+        return _bounded(render_final(snapshot, findings_of(folder, snapshot), Layout(), True, origin).lstrip("\n"))
 
     def compare(self, before: str, after: str = "") -> dict[str, Any]:
         """Compare two runs: whether a step became faster or slower, with an interval, where, and what else differs.

@@ -63,15 +63,10 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
         loader: the loader.
         free_cpus: CPUs that this process could use beside those that it uses. None is unknown, and no limit.
     """
-    workers, step = loader.workers, snapshot.step
-    waiting_s = snapshot.total_of_step_s(DATA_LOADING)
-    is_alone = sum(each.phase == loader.phase for each in snapshot.loaders) == 1
-    if workers is None or step is None or waiting_s is None or not is_alone or not loader.num_workers:
+    workers, times = loader.workers, batch_times(snapshot, loader)
+    if workers is None or times is None or not loader.num_workers or workers.batches < BATCHES_NEEDED:
         return None
-    if workers.batches < BATCHES_NEEDED or not step.settled_count or not snapshot.steps:
-        return None
-    batches = step.settled_count * loader.batches / snapshot.steps
-    now_s, using_s = step.settled_s / batches, (step.settled_s - waiting_s) / batches
+    now_s, using_s = times
     making_s = max(0.0, workers.batch_avg_s - workers.queued_avg_s)
     if using_s <= 0 or not making_s:
         return None
@@ -90,6 +85,21 @@ def worker_plan(snapshot: Snapshot, loader: LoaderStats, free_cpus: float | None
         at_best_s=at_best_s,
         is_uneven=workers.batch_max_s > UNEVEN_FROM * workers.batch_avg_s,
     )
+
+
+def batch_times(snapshot: Snapshot, loader: LoaderStats) -> tuple[float, float] | None:
+    """Return the time of the training for each batch, and the same without waiting for it, in s.
+
+    None where it was not measured, or where not all batches come from this loader.
+    """
+    step, waiting_s = snapshot.step, snapshot.total_of_step_s(DATA_LOADING)
+    is_alone = sum(each.phase == loader.phase for each in snapshot.loaders) == 1
+    if step is None or waiting_s is None or not is_alone or not step.settled_count:
+        return None
+    if not snapshot.steps or not loader.batches:
+        return None
+    batches = step.settled_count * loader.batches / snapshot.steps
+    return step.settled_s / batches, (step.settled_s - waiting_s) / batches
 
 
 def _count(workers: float) -> int:

@@ -14,7 +14,8 @@ class Finding:
     without the cost. It is 0 if that is not known or nothing needs to change. ``step_s`` is the mean step and
     ``step_if_gone_s`` the same without the cost; both are None for a cost outside of steps, and in traces.
     ``saving_range_s`` is the least and the most that a change is likely to save; None if unknown. ``losses`` is what
-    the fix does to the losses of the training; empty where it names no change.
+    the fix does to the losses of the training; empty where it names no change. ``tried`` is what trials of the fix have
+    shown; empty without any.
     """
 
     code: str
@@ -26,8 +27,10 @@ class Finding:
     step_if_gone_s: float | None = None
     saving_range_s: tuple[float, float] | None = None
     losses: str = ""
+    tried: str = ""
 
     @property
     def advice(self) -> str:
-        """The fix, and what it does to the losses."""
-        return f"{self.fix}. Losses: {self.losses}" if self.losses else self.fix
+        """The fix, what it does to the losses, and what trials of it have shown."""
+        losses = f". Losses: {self.losses}" if self.losses else ""
+        return f"{self.fix}{losses}" + (f". Tried: {self.tried}" if self.tried else "")

@@ -3,7 +3,7 @@
 ``SCHEMA`` changes when a key is removed or changes its meaning. New keys may come at any time.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -28,9 +28,12 @@ LINES_A_SECTION: Final = 10
 IN_WORKERS: Final = f"{DATA_LOADING} (workers)"
 
 
-def as_data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
-    """Return the final report as plain data; seconds are floats, shares 0 to 1, unknown figures None."""
-    data: dict[str, Any] = printable_data(_data(snapshot, findings))
+def as_data(snapshot: Snapshot, findings: Iterable[Finding], trials: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the final report as plain data; seconds are floats, shares 0 to 1, unknown figures None.
+
+    ``trials`` are the results of the changes that were tried on the run, as plain data.
+    """
+    data: dict[str, Any] = printable_data({**_data(snapshot, findings), "trials": trials})
     return data
 
 
@@ -75,6 +78,7 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
                 "step_if_gone_s": finding.step_if_gone_s,
                 "remedy": finding.fix,
                 "losses": finding.losses,
+                "tried": finding.tried,
             }
             for finding in findings
         ],

@@ -30,8 +30,11 @@ _COUNT: Final[Schema] = {"type": "integer"}
 _NUMBER: Final[Schema] = {"type": ["number", "null"]}  # NaN and infinity become null
 
 
-def report_schema() -> Schema:
-    """Return the schema. Keys may be added in any version, so other keys are allowed everywhere."""
+def report_schema(trials: type) -> Schema:
+    """Return the schema. Keys may be added in any version, so other keys are allowed everywhere.
+
+    ``trials`` is the class of the results of changes that were tried.
+    """
     properties = {
         "schema": {"const": SCHEMA},
         "verdict": _TEXT,
@@ -59,6 +62,7 @@ def report_schema() -> Schema:
         "health": _object_of(Health),
         "open_sections": _list_of(_TEXT),
         "ended_by": _or_null(_TEXT),
+        "trials": _or_null(_object_of(trials)),
     }
     return {"$schema": DIALECT, "title": "report.json of training_profiler", **_object(properties)}
 
@@ -76,7 +80,7 @@ def _call() -> Schema:
 
 def _insight() -> Schema:
     numbers = ("worth_s", "worth_share", "worth_cost", "step_s", "step_if_gone_s")
-    texts = dict.fromkeys(("code", "finding", "remedy", "losses"), _TEXT)
+    texts = dict.fromkeys(("code", "finding", "remedy", "losses", "tried"), _TEXT)
     pair = {"type": ["array", "null"], "items": _NUMBER}
     return _object({**texts, **dict.fromkeys(numbers, _NUMBER), "worth_range_s": pair, "evidence": {"type": "object"}})
 

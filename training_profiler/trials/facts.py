@@ -25,19 +25,12 @@ class ProgramFacts:
     passes: int = 0  # over the data, complete or not
     is_compiled: bool = False
     autocast: str = ""  # its data type
-    step_s: float | None = None
     steps: int = 0
 
     @property
     def loader(self) -> LoaderStats | None:
         """The loader that the training waited for most."""
         return max(self.loaders, key=lambda loader: loader.wait_s, default=None)
-
-    @property
-    def fetch_s(self) -> float | None:
-        """The time in which the training process itself makes a batch; None with workers, which hide it."""
-        loader = self.loader
-        return None if loader is None or loader.num_workers else loader.data_avg_s
 
 
 def facts_of(snapshot: Snapshot) -> ProgramFacts:
@@ -57,7 +50,6 @@ def facts_of(snapshot: Snapshot) -> ProgramFacts:
         passes=len(snapshot.epochs),
         is_compiled=program.compiled is not None,
         autocast=program.autocast,
-        step_s=None if snapshot.step is None else snapshot.step.median_s,
         steps=snapshot.steps,
     )
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from training_profiler.switch import SWITCH, TRIAL_PLAN, launch_environment
 from training_profiler.trials.child import Plan
+from training_profiler.trials.disk import DiskWatch
 from training_profiler.trials.isolation.isolation import FinishReport, Isolation, prepare
 from training_profiler.trials.process import TrialProcess
 from training_profiler.trials.treatment import Treatment
@@ -62,7 +63,7 @@ class Launcher:
         self, program: Program, scratch: Path, table: str, on_promise: Callable[[str], None] = lambda promise: None
     ) -> None:
         self.program, self._scratch, self._table = program, scratch, table
-        self._on_promise = on_promise
+        self._on_promise, self._disk = on_promise, DiskWatch(scratch)
         self._trainings: list[Training] = []
 
     def start(self, treatments: Sequence[Treatment], warmup: int) -> Training:
@@ -89,7 +90,7 @@ class Launcher:
         if not self._trainings:
             self._on_promise(isolation.promise)
         names = [treatment.name for treatment in treatments]
-        process = TrialProcess(isolation.results, Plan("", self._table, names, warmup, is_profiled))
+        process = TrialProcess(isolation.results, Plan("", self._table, names, warmup, is_profiled), self._disk.check)
         environment = launch_environment(str(BOOTSTRAP), self.program.is_python) | {
             TRIAL_PLAN: str(process.plan_path),
             "PYTHONHASHSEED": "0",  # the order of a set of words would differ from process to process

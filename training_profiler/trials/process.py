@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,10 +87,11 @@ class TrialProcess:
     Args:
         folder: for its plan, its socket and its output; the process can write there.
         plan: everything but the socket.
+        watch: called several times a second while the training runs; what it raises ends the wait.
     """
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, plan: Plan, watch: Callable[[], None] = lambda: None) -> None:
+        self._folder, self._watch = folder, watch
         self._socket = folder / SOCKET
         (folder / PLAN).write_text(json.dumps(plan._replace(socket=str(self._socket))._asdict()), encoding="utf-8")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -163,6 +164,7 @@ class TrialProcess:
         self._receive(timeout_s)
 
     def _receive(self, timeout_s: float) -> bool:
+        self._watch()
         events = self._selector.select(timeout_s)
         for key, _ in events:
             if key.fileobj is self._listener:

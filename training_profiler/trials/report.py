@@ -60,10 +60,8 @@ def _table(results: Results, layout: Layout) -> list[str]:
 def _cells(row: Row, label: str) -> list[str]:
     if row.effect is None or row.step_s is None:
         return [label, "-", "", "", ""]
-    low, high = (100 * row.effect.low, 100 * row.effect.high)
-    interval = f" ({low:+.1f} .. {high:+.1f})" if abs(low) < 1000 and abs(high) < 1000 else ""
     losses = "-" if row.losses is None else str(row.losses)
-    return [label, ms_text(row.step_s), f"{row.effect.relative:+.1%}{interval}", losses, row.where]
+    return [label, ms_text(row.step_s), str(row.effect), losses, row.where]
 
 
 def _remark(row: Row) -> str:

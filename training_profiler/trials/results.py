@@ -3,9 +3,11 @@
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from training_profiler.safety.files import create_file, lines_of, open_file
 from training_profiler.trials.losses import LossComparison
@@ -97,25 +99,17 @@ def from_data(data: Mapping[str, Any]) -> Results:
     """Return results from plain data.
 
     Raises:
-        KeyError, TypeError: the data are not such results.
+        KeyError, TypeError, ValueError: the data are not such results.
     """
-    values = {name: value for name, value in data.items() if name in Results.__slots__}
-    rows = tuple(_row(row) for row in data["rows"])
-    others = {name: _row(data[name]) if data.get(name) else None for name in ("control", "together")}
-    tuples = {name: tuple(data.get(name) or ()) for name in ("together_names", "notes")}
-    return Results(**{**values, "rows": rows, **others, **tuples})
+    others = {name: _bounded(data[name]) for name in ("control", "together") if data.get(name)}
+    return msgspec.convert({**data, **others, "rows": [_bounded(row) for row in data["rows"]]}, Results)
 
 
-def _row(data: Mapping[str, Any]) -> Row:
-    row = Row(**{name: value for name, value in data.items() if name in Row.__slots__})
-    effect = data.get("effect")
-    losses = data.get("losses")
-    bounds = {} if not effect else {"low": _bound(effect["low"], -1), "high": _bound(effect["high"], 1)}
-    return replace(
-        row,
-        effect=Effect(**{**effect, **bounds}) if effect else None,
-        losses=LossComparison(**losses) if losses else None,
-    )
+def _bounded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row whose interval has bounds that JSON lacks."""
+    effect = row.get("effect")
+    bounds = {"low": _bound(effect["low"], -1), "high": _bound(effect["high"], 1)} if effect else {}
+    return {**row, "effect": {**effect, **bounds} if effect else None}
 
 
 def _bound(value: float | None, sign: int) -> float:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import psutil
 
 from training_profiler.trials.child import SEED
+from training_profiler.trials.disk import DiskSpaceError
 from training_profiler.trials.facts import ProgramFacts, facts_of
 from training_profiler.trials.first_run import FEWEST_STEPS, FirstRun, TryError, run_first
 from training_profiler.trials.interleaved import Interleaved, Outcome, Schedule, steps_of_a_block
@@ -39,7 +40,8 @@ from training_profiler.trials.statistics import (
     Wave,
 )
 from training_profiler.trials.treatment import Losses, Treatment
-from training_profiler.units import duration_text, time_text
+from training_profiler.trials.workers import workers_that_would_do
+from training_profiler.units import duration_text
 
 TOGETHER, TOGETHER_LABEL = "all together", "all that helped, together"
 MOST_ROUNDS: Final = 30
@@ -106,15 +108,17 @@ class TrialSession:
 
         Raises:
             TryError: nothing can be tried on this program.
+            DiskSpaceError: it writes too much for any result.
         """
         first, self.folder = run_first(self._launcher, self._wishes.budget_s, self._runs, self._on_progress)
         try:
             self._try(first, facts_of(first.snapshot))
         except KeyboardInterrupt:
             self._is_interrupted = True
-        except TryError as error:
+        except (TryError, DiskSpaceError) as error:
             if not any(row.effect for row in self._rows.values()):
                 raise
+            self._is_interrupted |= isinstance(error, DiskSpaceError)
             self._notes.append(str(error))
         self._notes += [f"left behind, and not removed: {left}" for left in self._launcher.left()]
         return self._results()
@@ -140,7 +144,7 @@ class TrialSession:
 
     def _try(self, first: FirstRun, facts: ProgramFacts) -> None:
         chosen = self._choose(first, facts)
-        workers = workers_that_would_do(facts)
+        workers = workers_that_would_do(first.snapshot, facts.loader)
         if workers is not None:
             self._notes.append(workers)
         groups = _groups(chosen, most_trainings(first) - 2)
@@ -221,6 +225,12 @@ class TrialSession:
             interleaved.run()
         except KeyboardInterrupt:
             self._is_interrupted = True
+            wave.end()
+        except DiskSpaceError as error:
+            if not wave.done:
+                raise
+            self._is_interrupted = True
+            self._notes.append(str(error))
             wave.end()
         except TrialError as error:
             raise TryError(f"{self._launcher.program.shown} failed without a change: {error}") from None
@@ -365,13 +375,3 @@ def schedule_of(first: FirstRun, trainings: int, at_once: int, seconds: float) -
     if rounds < FEWEST_ROUNDS:
         return None
     return Schedule(warmup, rounds, block_steps, step_s, startup_s)
-
-
-def workers_that_would_do(facts: ProgramFacts) -> str | None:
-    """Return how many workers would keep up with the training, by the time for a batch; None if that is unknown."""
-    fetch_s, step_s = facts.fetch_s, facts.step_s
-    if not fetch_s or not step_s or not 0.05 * step_s < fetch_s < 0.98 * step_s:
-        return None
-    count = ceil(fetch_s / (step_s - fetch_s))
-    text = "1 worker would keep up" if count == 1 else f"{count} workers would keep up, with a CPU each"
-    return f"{text}: a batch takes {time_text(fetch_s)} to make, and the rest of a step {time_text(step_s - fetch_s)}"

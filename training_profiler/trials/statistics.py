@@ -39,6 +39,11 @@ class Effect:
     faster_p: float  # probability of such a result, or a clearer one, from a change without a gain
     rounds: int
 
+    def __str__(self) -> str:
+        low, high = 100 * self.low, 100 * self.high
+        interval = f" ({low:+.1f} .. {high:+.1f})" if abs(low) < 1000 and abs(high) < 1000 else ""
+        return f"{self.relative:+.1%}{interval}"
+
     @property
     def differs(self) -> bool:
         """Whether the change does more than chance, and than two runs of the same program differ by."""

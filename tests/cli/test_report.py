@@ -1,0 +1,53 @@
+"""What was tried on a run is in all its reports."""
+
+import json
+
+import pytest
+
+from tests.support.loader_workers import waiting_run
+from tests.trials.test_results import RESULTS
+from training_profiler.cli import html, main, report, served_runs
+from training_profiler.cli.served_runs import ServedRuns
+from training_profiler.trials.results import save
+
+TRIED = "Tried: num_workers=2 -39.5% (-40.5 .. -38.5)"
+
+
+@pytest.fixture
+def tried_run(tmp_path, monkeypatch):
+    """Return the folder of a run that waits for its loader, and on which changes were tried."""
+    (tmp_path / "rank0.jsonl").touch()
+    for module in (report, html, served_runs):
+        monkeypatch.setattr(module, "read_run", lambda *given: waiting_run())
+    save(tmp_path, RESULTS)
+    return tmp_path
+
+
+def test_the_finding_says_what_its_fix_brought(tried_run, capsys):
+    assert main(["report", str(tried_run)]) == 0
+    found = " ".join(capsys.readouterr().out.split())
+    assert TRIED in found
+    assert "=== Tried on train.py" in found
+    assert TRIED in " ".join(ServedRuns([tried_run]).report().split())
+
+
+def test_the_trials_are_in_the_json(tried_run, capsys):
+    assert main(["report", str(tried_run), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["trials"]["rows"][0]["effect"]["relative"] == -0.395
+    fixes = {insight["code"]: insight["tried"] for insight in data["insights"]}
+    assert TRIED.endswith(fixes["data-loading-bound"])
+    assert [each["tried"] for each in ServedRuns([tried_run]).findings()["insights"]] == list(fixes.values())
+
+
+def test_the_page_has_them(tried_run):
+    assert main(["html", str(tried_run)]) == 0
+    assert TRIED in (tried_run / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_on_which_nothing_was_tried_has_none(tried_run, capsys):
+    (tried_run / "trials.jsonl").unlink()
+    assert main(["report", str(tried_run), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["trials"] is None
+    assert {insight["tried"] for insight in data["insights"]} == {""}

@@ -9,6 +9,7 @@ import numpy as np
 from training_profiler.trace_analysis import host_activity
 from training_profiler.trace_analysis.communication import Collective, collective_runs, collectives
 from training_profiler.trace_analysis.completeness import Doubt, doubts_of
+from training_profiler.trace_analysis.critical_path.graph import Graph, graph_of
 from training_profiler.trace_analysis.device_activity import (
     Device,
     OneDevice,
@@ -101,6 +102,7 @@ class Analysis:
     memory: tuple[DeviceMemory, ...]
     phases: Phases
     compute_capability: int | None  # 80 for 8.0; None if unknown or not NVIDIA
+    graph: Graph | str | None  # what waits for what; or why that is unknown; None if it was not asked for
 
     @property
     def has_gpu(self) -> bool:
@@ -131,8 +133,8 @@ class Analysis:
         return float(lengths.std(ddof=1) / lengths.mean()) if lengths.mean() else None
 
 
-def analyse(path: Path) -> Analysis:
-    """Return the analysis of the trace in ``path``.
+def analyse(path: Path, with_graph: bool = False) -> Analysis:
+    """Return the analysis of the trace in ``path``; the critical path needs the graph.
 
     Raises:
         TraceError: The file cannot be read or is not a trace. The message has one line.
@@ -141,10 +143,10 @@ def analyse(path: Path) -> Analysis:
     count = len(raw.events)
     columns = columns_of(raw, str(path))
     del raw  # larger than the columns
-    return analyse_columns(columns, path, count)
+    return analyse_columns(columns, path, count, with_graph)
 
 
-def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
+def analyse_columns(columns: Columns, path: Path, events: int, with_graph: bool = False) -> Analysis:
     """Return the analysis of a trace; ``events`` is the number of events of any kind in its file."""
     nesting = nesting_of(columns, columns.is_of("cpu_op", "user_annotation", "cuda_runtime"))
     launches = launches_of(columns, nesting)
@@ -163,6 +165,7 @@ def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
     reads = host_activity.device_reads(columns, nesting, launches)
     by_name, by_shape = operators(columns, nesting, launches)
     met = collectives(columns, device, communicates)
+    doubts = doubts_of(columns, launches, communicates, steps)
     return Analysis(
         path=path,
         events=events,
@@ -182,7 +185,7 @@ def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
         parallelism=parallelism_of(
             columns, nesting, launches, communicates, [found.kind for found in met], scope.repetitions
         ),
-        doubts=doubts_of(columns, launches, communicates, steps),
+        doubts=doubts,
         notes=columns.notes,
         gap_lengths_ns=tuple(sorted((between.end_ns - between.begin_ns).tolist(), reverse=True)),
         gaps=_gaps(columns, device, devices, launches, communicates, reads, scope),
@@ -200,6 +203,7 @@ def analyse_columns(columns: Columns, path: Path, events: int) -> Analysis:
         memory=tuple(memory_of(columns, steps, timeline_of(columns, is_section(columns) & on_main))),
         phases=phases_of(columns, nesting, launches, communicates, in_scope, scope),
         compute_capability=columns.compute_capability,
+        graph=graph_of(columns, nesting, launches, communicates, scope, doubts) if with_graph else None,
     )
 
 

@@ -186,12 +186,15 @@ def test_a_trace_of_the_host_alone_has_a_path(tmp_path):
     assert kinds == {"operator": 95_000, "python": 5000}
 
 
-def test_work_that_was_launched_before_the_recording_stands_for_itself(tmp_path):
-    trace = Trace().op("aten::mm", 0, 50).call("cudaLaunchKernel", 40, 5, correlation=20)
-    trace.kernel(KERNEL, 90, 20, correlation=20)
-    trace.kernel(KERNEL, 10, 40, correlation=7).kernel(KERNEL, 50, 40, correlation=8)
-    path = critical_path(graph_of(trace.step(0, 0, 60), tmp_path))
-    assert (path.wall_ns, path.kinds_ns) == (110_000, {"kernel": 100_000, "operator": 10_000})
+def test_much_work_from_before_the_steps_makes_the_path_unknown(tmp_path):
+    def with_earlier(us):
+        trace = Trace().op("aten::mm", 0, 5000).call("cudaLaunchKernel", 4000, 5, correlation=20).step(0, 0, 6000)
+        return trace.kernel(KERNEL, 5000, 5000, correlation=20).kernel(KERNEL, 50, us, correlation=7)
+
+    path = critical_path(graph_of(with_earlier(400), tmp_path))
+    assert (path.wall_ns, path.kinds_ns["kernel"], path.kinds_ns["operator"]) == (10_000_000, 5_000_000, 4_000_000)
+    expected = "when the first step began, the device had 4.1 ms of earlier work to do"
+    assert why_not(with_earlier(4050), tmp_path) == expected
 
 
 def lost(trace):

@@ -21,8 +21,10 @@ from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, 
 from training_profiler.trace_analysis.nesting import Nesting
 from training_profiler.trace_analysis.scope import Scope
 from training_profiler.trace_analysis.timeline import main_thread
+from training_profiler.units import NS_PER_MS
 
 MOST_WITHOUT_LAUNCH: Final = 0.05  # of device work
+MOST_BEHIND: Final = 0.1  # of the time from the first step to the end of all work
 MOST_BETWEEN_STEPS: Final = 0.1  # of the time from the first to the last
 
 # Why something waits.
@@ -92,9 +94,13 @@ def graph_of(
         np.where(is_launched, columns.begin_ns[calls], LONG_AGO),
         np.where(is_launched, columns.thread[calls], NONE),
     )
+    bounds = _bounds(pieces, main, scope)
+    missing = _earlier(works, *bounds)
+    if missing:
+        return missing
     waits = waits_of(columns, works, calls)
     handovers = handovers_of(columns, nesting, pieces, main)
-    builder = _Builder(columns, pieces, works, waits, handovers, main, _bounds(pieces, main, scope))
+    builder = _Builder(columns, pieces, works, waits, handovers, main, bounds)
     graph = builder.graph(communicates, len(scope.parts) if scope.is_steps else 0)
     return graph if replayed_exactly(graph) else "its times contradict one another"
 
@@ -113,6 +119,21 @@ def _missing(columns: Columns, main: int, rows: Ints, calls: Ints, doubts: Seque
     if without > MOST_WITHOUT_LAUNCH * len(rows):
         return f"the launch of {without} of {len(rows)} pieces of device work is unknown"
     return ""
+
+
+def _earlier(works: Works, begin_ns: int, end_ns: int) -> str:
+    """Return that the device first did work that was launched before the steps, if that took long.
+
+    Such work lengthens the path but belongs to no step.
+    """
+    in_steps = np.flatnonzero((works.called_ns >= begin_ns) & (works.called_ns < end_ns))
+    earlier = works.end_ns[: in_steps[0]] if len(in_steps) else works.end_ns
+    if not len(earlier):
+        return ""
+    behind_ns = int(earlier.max()) - begin_ns
+    if behind_ns <= MOST_BEHIND * (max(end_ns, int(works.end_ns.max())) - begin_ns):
+        return ""
+    return f"when the first step began, the device had {behind_ns / NS_PER_MS:.1f} ms of earlier work to do"
 
 
 def _apart(scope: Scope) -> str:

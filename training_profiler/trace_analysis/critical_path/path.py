@@ -46,8 +46,8 @@ class Path:
 def critical_path(graph: Graph) -> Path:
     """Return the path of the recorded steps.
 
-    Each moment belongs to one link: the walk begins at the last item, and goes from each item to the one that it waited
-    for longest, until the begin of the first step.
+    Each moment belongs to one link: the walk begins at the last item and goes from each item to what it waited for
+    last, until the begin of the first step.
     """
     last = replay(graph, graph.own_ns, graph.length_ns)[1]
     at_ns, begin_ns = graph.at_ns, graph.begin_ns

@@ -37,7 +37,7 @@ class Outcome:
 
 
 def outcomes(graph: Graph, path: Path) -> list[Outcome]:
-    """Return what the changes bring that are worth a look, the one that brings most first."""
+    """Return what the changes bring that are worth a look, the largest first."""
     return sorted((outcome(graph, change) for change in changes_for(graph, path)), key=lambda found: found.wall_ns)
 
 

@@ -454,10 +454,12 @@ class TestCost:
         return run
 
     def train(self, run, steps, step_s):
-        for _ in range(steps):
+        for step in range(steps):
             run.step(forward_pass=step_s)
             run.poll()
-            run.drain()
+            if step % 50 == 0:
+                run.drain()
+        run.drain()
 
     def test_long_steps_are_all_stamped(self, run):
         self.train(run, 100, step_s=0.1)

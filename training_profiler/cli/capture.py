@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+from training_profiler.cli.run_argument import add_run
 from training_profiler.errors import RunFolderError
 from training_profiler.settings import read_settings
 from training_profiler.storage.run_choice import newest_runs
@@ -20,13 +21,7 @@ from training_profiler.torch_capture.request import FOLDER, MOST_STEPS, write_re
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
-        "run",
-        type=Path,
-        nargs="?",
-        metavar="RUN",
-        help="its run folder, such as runs/20261121-142530, or its name (default: the newest run)",
-    )
+    add_run(parser)
     parser.add_argument(
         "--steps",
         type=_steps,

@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from training_profiler.cli.report import attempt_number, chosen_run
+from training_profiler.cli.report import chosen_run
+from training_profiler.cli.run_argument import add_attempt, add_run
 from training_profiler.cli.trace import summary_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.errors import TraceError
@@ -32,12 +33,8 @@ MOST_TRACE_BYTES: Final = 8 * BYTES_PER_MIB  # of all analysed traces of a run: 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
-        "run", type=Path, nargs="?", metavar="RUN", help="a run folder, a folder of runs, or the name of a run"
-    )
-    parser.add_argument(
-        "--attempt", type=attempt_number, metavar="N", help="for restarted runs: attempt number (default: last)"
-    )
+    add_run(parser)
+    add_attempt(parser)
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help=f"the file to write (default: {PAGE} in the run folder)"
     )

@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+from training_profiler.cli.run_argument import add_attempt, add_run
 from training_profiler.diagnosis import diagnose
 from training_profiler.reports.console import Origin, render_final
 from training_profiler.reports.report_json import as_data
@@ -25,31 +26,12 @@ from training_profiler.trials.results import load
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
-        "run",
-        type=Path,
-        nargs="?",
-        metavar="RUN",
-        help="a run folder, such as runs/20261121-142530, a folder of runs, or the name of a run in the folder set by "
-        "dir (default: that folder, runs)",
-    )
-    parser.add_argument(
-        "--attempt",
-        type=attempt_number,
-        metavar="N",
-        help="for restarted runs (torchrun --max-restarts): attempt number, counted from 0 (default: the last)",
-    )
+    add_run(parser)
+    add_attempt(parser)
     parser.add_argument("--json", action="store_true", help="print all figures as JSON instead of text")
     parser.add_argument("--json-schema", action="store_true", help="print the JSON schema of --json, and read no run")
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="layout of the text (default: table)")
     parser.add_argument("--checklist", action="store_true", help="add the quick checklist to the text")
-
-
-def attempt_number(word: str) -> int:
-    """Return a number of ``--attempt``."""
-    if not word.isdecimal():
-        raise argparse.ArgumentTypeError(f"{word!r} is not an attempt number (0, 1, ...); example: 1")
-    return int(word)
 
 
 def run(arguments: argparse.Namespace) -> int:

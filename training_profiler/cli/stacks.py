@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from training_profiler.cli.run_argument import add_run
 from training_profiler.errors import RunFolderError
 from training_profiler.ranks.liveness import message_interval_s
 from training_profiler.reports.hang import render_stacks, sentence
@@ -37,13 +38,7 @@ NOT_PYTHON: Final = "code in C holds the GIL"
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
-        "run",
-        type=Path,
-        nargs="?",
-        metavar="RUN",
-        help="its run folder, such as runs/20261121-142530, or its name (default: the newest run)",
-    )
+    add_run(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

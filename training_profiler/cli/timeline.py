@@ -12,7 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from training_profiler.cli.report import attempt_number, chosen_run
+from training_profiler.cli.report import chosen_run
+from training_profiler.cli.run_argument import add_attempt, add_run
 from training_profiler.errors import RunFolderError
 from training_profiler.reports.stacks import collapsed, speedscope
 from training_profiler.reports.timeline_trace import timeline_trace
@@ -28,12 +29,8 @@ NAMES = {CHROME: "timeline.json", SPEEDSCOPE: "lines.speedscope.json", COLLAPSED
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
-        "run", type=Path, nargs="?", metavar="RUN", help="a run folder, a folder of runs, or the name of a run"
-    )
-    parser.add_argument(
-        "--attempt", type=attempt_number, metavar="N", help="for restarted runs: attempt number (default: last)"
-    )
+    add_run(parser)
+    add_attempt(parser)
     parser.add_argument("--format", choices=FORMATS, default=CHROME, help="what to write (default: chrome)")
     parser.add_argument(
         "--output",

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from training_profiler.cli.report import attempt_number
+from training_profiler.cli.run_argument import add_attempt, add_run
 from training_profiler.diagnosis import diagnose
 from training_profiler.errors import RunFolderError
 from training_profiler.reports.layout import TABLE, Layout
@@ -45,19 +45,8 @@ BEGAN_AGAIN: Final = "the journal is another one now, and was read from its begi
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
-        "run",
-        type=Path,
-        nargs="?",
-        metavar="RUN",
-        help="a run folder, a folder of runs, or the name of a run (default: the newest; waits for the first)",
-    )
-    parser.add_argument(
-        "--attempt",
-        type=attempt_number,
-        metavar="N",
-        help="for restarted runs: attempt number (default: always the last)",
-    )
+    add_run(parser, "the newest; waits for the first")
+    add_attempt(parser, "always the last")
     parser.add_argument(
         "--interval", type=_seconds, default=2.0, metavar="S", help="time between two looks in s (default: 2)"
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from training_profiler.diagnosis.worker_plan import FREE_CPUS, WorkerPlan, worker_plan
+from training_profiler.diagnosis.worker_plan import FREE_CPUS, PREPROCESS_LESS, WorkerPlan, worker_plan
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 
 MOST_WORKERS: Final = 8  # to begin with
@@ -41,7 +41,8 @@ def waiting_fix(snapshot: Snapshot) -> str:
     if loader is None:
         return UNKNOWN_LOADER
     words = [word for word in (_more_workers(snapshot, loader), *_other_arguments(snapshot, loader)) if word]
-    return "; ".join([*words, "otherwise use faster storage or preprocess less"])
+    is_said = words[0].endswith(PREPROCESS_LESS)
+    return "; ".join([*words, "otherwise use faster storage" + ("" if is_said else " or preprocess less")])
 
 
 def waiting_saved(snapshot: Snapshot) -> float:
@@ -65,7 +66,7 @@ def _more_workers(snapshot: Snapshot, loader: LoaderStats) -> str:
         return f"Raise DataLoader(num_workers=...) from {now}"
     if free < FREE_CPUS:
         cores = "" if snapshot.machine is None else f"all {snapshot.machine.cores:g} CPUs are busy"
-        return f"More workers would not help: {cores}. Preprocess less per sample"
+        return f"More workers would not help: {cores}. {PREPROCESS_LESS}"
     wanted = min(MOST_WORKERS, now + max(1, round(free)))
     return f"Set DataLoader(num_workers={wanted}), now {now}: {free:.1f} CPUs are free"
 

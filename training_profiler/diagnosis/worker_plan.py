@@ -8,6 +8,7 @@ from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 from training_profiler.units import ms_text
 
 BATCHES_NEEDED: Final = 16  # of the workers: the first ones open files and fill caches
+PREPROCESS_LESS: Final = "Preprocess less per sample"
 FREE_CPUS: Final = 0.5  # from here on another worker has something to run on
 MOST_WORKERS: Final = 64
 UNEVEN_FROM: Final = 4.0  # the longest batch over the mean
@@ -42,7 +43,7 @@ class WorkerPlan(NamedTuple):
         if self.useful <= self.now:
             return (
                 f"More workers would not help: all CPUs are busy, and making a batch takes {ms_text(self.cpu_s)} of "
-                f"CPU time, using it {ms_text(self.using_s)}. Preprocess less per sample"
+                f"CPU time, using it {ms_text(self.using_s)}. {PREPROCESS_LESS}"
             )
         if self.useful < self.needed:
             return (

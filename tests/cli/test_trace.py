@@ -62,7 +62,7 @@ def test_trace_is_reported_in_three_views(path, capsys):
 @pytest.mark.parametrize("view", VIEWS)
 def test_each_view_can_be_printed_alone(view, path, capsys):
     out = printed(capsys, path, "--view", view)
-    assert out.startswith(f"=== {view.capitalize()} ===\n")
+    assert out.startswith(f"=== {view.replace('-', ' ').capitalize()} ===\n")
     assert len(out.splitlines()) > 1
 
 
@@ -72,6 +72,23 @@ def test_empty_view_explains_what_is_missing(view, tmp_path, capsys):
     assert len(out.splitlines()) > 1
     assert "nan" not in out
     assert "None" not in out
+
+
+def test_critical_path_adds_up_in_80_columns(path, capsys):
+    out = printed(capsys, path, "--view", "critical-path")
+    assert "length of 3 steps and the work that they launched: 0.600 ms, 0.200 ms a step" in out.replace("\n", " ")
+    assert max(map(len, out.splitlines())) <= 80
+    found = json.loads(printed(capsys, path, "--json"))["critical_path"]
+    assert (found["why_not"], found["steps"], found["wall_ms"]) == (None, 3, 0.6)
+    assert sum(found["kinds_ms"].values()) == pytest.approx(0.6)
+    assert sum(link["ms"] for link in found["links"]) == pytest.approx(0.6)
+    assert [row["wall_ms"] for row in found["what_if"]] == sorted(row["wall_ms"] for row in found["what_if"])
+
+
+def test_unknown_critical_path_says_why(tmp_path, capsys):
+    path = Trace().kernel("k", 0, 5).write(tmp_path)
+    assert "is unknown: it has no events of the host." in printed(capsys, path, "--view", "critical-path")
+    assert json.loads(printed(capsys, path, "--json"))["critical_path"] == {"why_not": "it has no events of the host"}
 
 
 def test_unrecorded_device_is_left_out(tmp_path, capsys):

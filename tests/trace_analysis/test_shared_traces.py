@@ -11,6 +11,7 @@ import pytest
 from training_profiler.trace_analysis.analysis import analyse
 from training_profiler.trace_analysis.communication import over_ranks
 from training_profiler.trace_analysis.compare import compare
+from training_profiler.trace_analysis.critical_path.path import critical_path
 from training_profiler.trace_analysis.trace_json import trace_data
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
@@ -181,3 +182,18 @@ def test_trace_with_launches_alone_is_incomplete():
 @pytest.mark.parametrize("name", EXPECTED)
 def test_whole_traces_are_not_doubted(name):
     assert analysed(name).doubts == ()
+
+
+BEHIND = {"mi300x_resnet_ddp.pt.trace.json.gz", "h100_qwen_inference.pt.trace.json.gz"}
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name not in BEHIND])
+def test_critical_path_adds_up(name):
+    path = critical_path(analyse(TRACES / name, with_graph=True).graph)
+    assert sum(link.ns for link in path.links) == path.wall_ns > 0
+
+
+@pytest.mark.parametrize("name", sorted(BEHIND))
+def test_critical_path_is_unknown_where_the_device_is_steps_behind(name):
+    graph = analyse(TRACES / name, with_graph=True).graph
+    assert graph.startswith("when the first step began, the device had ")

@@ -30,7 +30,7 @@ from training_profiler.trace_analysis.report.comparison import render_comparison
 from training_profiler.trace_analysis.report.memory_snapshot import render_snapshot
 from training_profiler.trace_analysis.report.page import render_traces
 from training_profiler.trace_analysis.report.ranks import are_ranks, render_ranks
-from training_profiler.trace_analysis.report.views import VIEWS, render_view
+from training_profiler.trace_analysis.report.views import CRITICAL_PATH, VIEWS, render_view
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS
 from training_profiler.trace_analysis.trace_json import trace_data
 
@@ -222,7 +222,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _texts(arguments: argparse.Namespace, memory: Sequence[SnapshotOfDevice], thresholds: Mapping[str, float]) -> str:
-    traces = [analyse(path) for path in _files(arguments.trace)]
+    with_graph = arguments.json or CRITICAL_PATH in (arguments.view or ())
+    traces = [analyse(path, with_graph=with_graph) for path in _files(arguments.trace)]
     ranks = _over_ranks(traces)
     sort = arguments.sort or SORT_KEYS[0]
     if arguments.json:

@@ -9,6 +9,7 @@ import numpy as np
 from training_profiler.trace_analysis import host_activity
 from training_profiler.trace_analysis.communication import Collective, collective_runs, collectives
 from training_profiler.trace_analysis.completeness import Doubt, doubts_of
+from training_profiler.trace_analysis.critical_path.graph import Graph, graph_of
 from training_profiler.trace_analysis.device_activity import (
     Device,
     OneDevice,
@@ -105,6 +106,7 @@ class Analysis:
     phases: Phases
     compute_capability: int | None  # 80 for 8.0; None if unknown or not NVIDIA
     step_work: StepWork | None  # only if asked for: nothing but a comparison needs it
+    graph: Graph | str | None  # what waits for what; or why that is unknown; None if it was not asked for
 
     @property
     def has_gpu(self) -> bool:
@@ -135,8 +137,10 @@ class Analysis:
         return float(lengths.std(ddof=1) / lengths.mean()) if lengths.mean() else None
 
 
-def analyse(path: Path, *, with_step_work: bool = False) -> Analysis:
-    """Return the analysis of the trace in ``path``, with the work per step if a comparison follows.
+def analyse(path: Path, *, with_step_work: bool = False, with_graph: bool = False) -> Analysis:
+    """Return the analysis of the trace in ``path``.
+
+    A comparison needs the work of each step, and the critical path the graph.
 
     Raises:
         TraceError: The file cannot be read or is not a trace. The message has one line.
@@ -145,10 +149,12 @@ def analyse(path: Path, *, with_step_work: bool = False) -> Analysis:
     count = len(raw.events)
     columns = columns_of(raw, str(path))
     del raw  # larger than the columns
-    return analyse_columns(columns, path, count, with_step_work=with_step_work)
+    return analyse_columns(columns, path, count, with_step_work=with_step_work, with_graph=with_graph)
 
 
-def analyse_columns(columns: Columns, path: Path, events: int, *, with_step_work: bool = False) -> Analysis:
+def analyse_columns(
+    columns: Columns, path: Path, events: int, *, with_step_work: bool = False, with_graph: bool = False
+) -> Analysis:
     """Return the analysis of a trace; ``events`` is the number of events of any kind in its file."""
     nesting = nesting_of(columns, columns.is_of("cpu_op", "user_annotation", "cuda_runtime"))
     launches = launches_of(columns, nesting)
@@ -156,10 +162,8 @@ def analyse_columns(columns: Columns, path: Path, events: int, *, with_step_work
     device = device_of(columns, communicates)
     devices = devices_of(columns, communicates, device)
     steps = tuple(step_parts(columns, device))
-    between = gaps(device.busy)
     gpu_rows = np.flatnonzero(columns.is_gpu())
-    rows = gpu_rows if len(gpu_rows) else np.arange(len(columns.begin_ns))
-    begin_ns, end_ns = int(columns.begin_ns[rows].min()), int(columns.end_ns[rows].max())
+    begin_ns, end_ns = _extent(columns, gpu_rows)
     scope = scope_of(columns, device, steps, begin_ns, end_ns)
     # Without steps, all work counts: the call that launched the first of it precedes it.
     in_scope = _step_of(steps, columns.begin_ns) != NONE if steps else np.ones(len(columns.begin_ns), np.bool_)
@@ -167,6 +171,8 @@ def analyse_columns(columns: Columns, path: Path, events: int, *, with_step_work
     reads = host_activity.device_reads(columns, nesting, launches)
     by_name, by_shape = operators(columns, nesting, launches)
     met = collectives(columns, device, communicates)
+    kinds = [found.kind for found in met]
+    doubts = doubts_of(columns, launches, communicates, steps)
     return Analysis(
         path=path,
         events=events,
@@ -183,12 +189,10 @@ def analyse_columns(columns: Columns, path: Path, events: int, *, with_step_work
         exposed_communication_ns=device.communication.total_ns - overlap(device.communication, device.compute),
         steps=steps,
         scope=scope,
-        parallelism=parallelism_of(
-            columns, nesting, launches, communicates, [found.kind for found in met], scope.repetitions
-        ),
-        doubts=doubts_of(columns, launches, communicates, steps),
+        parallelism=parallelism_of(columns, nesting, launches, communicates, kinds, scope.repetitions),
+        doubts=doubts,
         notes=columns.notes,
-        gap_lengths_ns=tuple(sorted((between.end_ns - between.begin_ns).tolist(), reverse=True)),
+        gap_lengths_ns=_gap_lengths(device),
         gaps=_gaps(columns, device, devices, launches, communicates, reads, scope),
         operators=by_name,
         operators_by_shape=by_shape,
@@ -206,7 +210,19 @@ def analyse_columns(columns: Columns, path: Path, events: int, *, with_step_work
         phases=phases_of(columns, nesting, launches, communicates, in_scope, scope),
         compute_capability=columns.compute_capability,
         step_work=step_work(columns, nesting, launches, scope) if with_step_work else None,
+        graph=graph_of(columns, nesting, launches, communicates, scope, doubts) if with_graph else None,
     )
+
+
+def _extent(columns: Columns, gpu_rows: Ints) -> tuple[int, int]:
+    """Return the begin and the end of the work on the device, or of everything without any."""
+    rows = gpu_rows if len(gpu_rows) else np.arange(len(columns.begin_ns))
+    return int(columns.begin_ns[rows].min()), int(columns.end_ns[rows].max())
+
+
+def _gap_lengths(device: Device) -> tuple[int, ...]:
+    between = gaps(device.busy)
+    return tuple(sorted((between.end_ns - between.begin_ns).tolist(), reverse=True))
 
 
 def _step_of(steps: tuple[StepParts, ...], at_ns: Ints) -> Ints:

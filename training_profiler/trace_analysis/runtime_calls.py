@@ -29,3 +29,5 @@ LAUNCH_KERNEL: Final = re.compile(
 LAUNCH_GRAPH: Final = re.compile(rf"({_RUNTIME}|{_DRIVER})GraphLaunch")
 BEGIN_CAPTURE: Final = re.compile(rf"({_RUNTIME}|{_DRIVER})StreamBeginCapture")
 END_CAPTURE: Final = re.compile(rf"({_RUNTIME}|{_DRIVER})StreamEndCapture")
+WAIT_FOR_EVENT: Final = re.compile(rf"({_RUNTIME}|{_DRIVER})StreamWaitEvent")
+FREE: Final = re.compile(rf"{_RUNTIME}Free$")  # waits for all work of the device

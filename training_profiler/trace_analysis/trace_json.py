@@ -9,6 +9,9 @@ from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
 from training_profiler.trace_analysis.checklist import checks
+from training_profiler.trace_analysis.critical_path.graph import Graph
+from training_profiler.trace_analysis.critical_path.path import critical_path
+from training_profiler.trace_analysis.critical_path.what_if import outcomes
 from training_profiler.trace_analysis.device_activity import OneDevice, StepParts
 from training_profiler.trace_analysis.gaps import LEAST_GAP_NS
 from training_profiler.trace_analysis.operators import SORT_KEYS, sorted_by
@@ -42,7 +45,10 @@ def trace_data(
     analysis: Analysis, sort: str = SORT_KEYS[0], thresholds: Mapping[str, float] = THRESHOLDS
 ) -> dict[str, Any]:
     """Return all figures of a trace; unknown ones are None. ``sort`` is the order of the operators."""
-    data = _figures(analysis, sort, thresholds) | {"roofline": [_rate(rate) for rate in analysis.roofline.rates]}
+    data = _figures(analysis, sort, thresholds) | {
+        "roofline": [_rate(rate) for rate in analysis.roofline.rates],
+        "critical_path": _critical_path(analysis.graph),
+    }
     return data if analysis.has_gpu else data | dict.fromkeys(OF_DEVICE)
 
 
@@ -105,6 +111,28 @@ def _figures(analysis: Analysis, sort: str, thresholds: Mapping[str, float]) -> 
         "checklist": [check._asdict() for check in checks(analysis)],
         "recommendations": [_recommendation(finding) for finding in recommendations(analysis, thresholds)],
         **_limits(analysis),
+    }
+
+
+def _critical_path(graph: Graph | str | None) -> dict[str, Any] | None:
+    """Return the path and what changes would bring, or why there is none; None if it was not asked for."""
+    if graph is None or isinstance(graph, str):
+        return None if graph is None else {"why_not": graph}
+    path = critical_path(graph)
+    return {
+        "why_not": None,
+        "steps": path.steps or None,
+        "wall_ms": ms(path.wall_ns),
+        "kinds_ms": {kind: ms(ns) for kind, ns in path.kinds_ns.items()},
+        "links": [{"kind": link.kind, "name": link.name[:MOST_NAME] or None, "ms": ms(link.ns)} for link in path.links],
+        "what_if": [
+            {
+                "change": found.change.what,
+                "name": found.change.name[:MOST_NAME] or None,
+                "wall_ms": ms(found.wall_ns),
+            }
+            for found in outcomes(graph, path)
+        ],
     }
 
 

@@ -9,6 +9,7 @@ from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.operators import sorted_by
+from training_profiler.trace_analysis.report.critical_path import render_critical_path
 from training_profiler.trace_analysis.report.formats import (
     amount,
     finding_lines,
@@ -29,6 +30,7 @@ from training_profiler.units import NS_PER_MS
 MOST_ROWS: Final = 25
 MOST_GAPS: Final = 10
 MOST_MARK: Final = 60  # characters of an annotation's name
+CRITICAL_PATH: Final = "critical-path"  # needs the graph of the trace
 VIEWS: Final = (
     "overview",
     "operators",
@@ -37,6 +39,7 @@ VIEWS: Final = (
     "trace",
     "memory",
     "communication",
+    CRITICAL_PATH,
     "checklist",
     "recommendations",
 )
@@ -58,7 +61,7 @@ def render_view(
         body = _recommendations(analysis, thresholds)
     else:
         body = _RENDERERS[name](analysis)
-    return f"=== {name.capitalize()} ===\n{body}\n"
+    return f"=== {name.replace('-', ' ').capitalize()} ===\n{body}\n"
 
 
 def _overview(analysis: Analysis) -> str:
@@ -287,5 +290,6 @@ _RENDERERS: Final[Mapping[str, Callable[[Analysis], str]]] = {
     "roofline": roofline,
     "trace": _trace,
     "memory": _memory,
+    CRITICAL_PATH: lambda analysis: render_critical_path(analysis.graph),
     "checklist": _checklist,
 }

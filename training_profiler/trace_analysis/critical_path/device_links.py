@@ -1,0 +1,126 @@
+"""Why each piece of device work began when it did: its launch, its stream, or another stream."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Ints
+
+NEAR_NS: Final = 20_000  # work that waits for an event of another stream begins within that time of it
+LONG_AGO: Final = -(2**62)
+
+
+@dataclass(frozen=True, slots=True)
+class Works:
+    """Device work in order of its begin; ``called_ns`` is the begin of the call that launched it."""
+
+    row: Ints
+    begin_ns: Ints
+    end_ns: Ints
+    stream: Ints  # a number for each stream of each device
+    called_ns: Ints  # ``LONG_AGO`` if the call is unknown
+    thread: Ints  # of the call; -1 unknown
+
+    def streams(self) -> list[Ints]:
+        """Return for each stream where its works are."""
+        order = np.argsort(self.stream, kind="stable")
+        return np.split(order, np.cumsum(np.bincount(self.stream))[:-1]) if len(order) else []
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLinks:
+    """What each work waits for before it begins; -1 and any delay for nothing."""
+
+    before: Ints  # the work before it on its stream
+    before_delay_ns: Ints
+    launch_delay_ns: Ints  # from the begin of its call
+    other: Ints  # the work of another stream whose end it awaited
+    other_delay_ns: Ints
+
+
+def device_links(works: Works) -> DeviceLinks:
+    """Return the links of all works: the latest of what a work waits for, with its delay, is exactly its begin.
+
+    A work that began late, right after work of another stream had ended, waited for that stream. Otherwise the time
+    that nothing explains belongs to the link that came last.
+    """
+    before = _before(works)
+    has_before, has_call = before != NONE, works.called_ns != LONG_AGO
+    before_end = np.where(has_before, works.end_ns[before], LONG_AGO)
+    since_call, since_before = works.begin_ns - works.called_ns, works.begin_ns - before_end
+    launch = np.minimum(
+        since_call, _median(since_call[has_call & (before_end <= works.called_ns)], since_call[has_call])
+    )
+    is_queued = has_before & has_call & (works.called_ns + launch <= before_end)
+    after = np.minimum(since_before, _median(since_before[is_queued], np.zeros(1, np.int64)))
+    by_launch = np.where(has_call, works.called_ns + launch, LONG_AGO)
+    by_stream = np.where(has_before, before_end + after, LONG_AGO)
+    ready = np.maximum(by_launch, by_stream)
+    other = _other(works, ready)
+    rest = np.where(other == NONE, works.begin_ns - ready, 0)
+    is_by_launch = by_launch >= by_stream
+    return DeviceLinks(
+        before,
+        after + np.where(is_by_launch, 0, rest),
+        launch + np.where(is_by_launch, rest, 0),
+        other,
+        works.begin_ns - works.end_ns[other],
+    )
+
+
+def _median(values: Ints, otherwise: Ints) -> int:
+    """Return the usual delay; without any, the least of the others."""
+    if len(values):
+        return int(np.median(values))
+    return int(otherwise.min()) if len(otherwise) else 0
+
+
+def _before(works: Works) -> Ints:
+    """Return the work before each one on its stream; none where the two overlap."""
+    before = np.full(len(works.row), NONE, np.int64)
+    for of_stream in works.streams():
+        before[of_stream[1:]] = of_stream[:-1]
+    overlaps = (before != NONE) & (works.end_ns[before] > works.begin_ns)
+    before[overlaps] = NONE
+    return before
+
+
+def _other(works: Works, ready_ns: Ints) -> Ints:
+    """Return the work of another stream that ended last before each work that began late; -1 for none."""
+    by_end = np.argsort(works.end_ns, kind="stable")
+    place = np.searchsorted(works.end_ns[by_end], works.begin_ns, side="right") - 1
+    last = np.where(place >= 0, by_end[np.maximum(place, 0)], NONE)
+    ends = works.end_ns[last]
+    is_awaited = (last != NONE) & (ends > ready_ns) & (works.begin_ns - ends <= NEAR_NS) & (ready_ns != LONG_AGO)
+    is_awaited &= (works.stream[last] != works.stream) & (ends < works.end_ns)
+    return np.where(is_awaited, last, NONE)
+
+
+def event_waits(works: Works, thread: Ints, at_ns: Ints) -> list[tuple[int, int]]:
+    """Return pairs of works (waits, for) for calls that make a stream wait for an event.
+
+    The trace does not say which event. The next launch of the thread waits for what was launched last on each other
+    stream before the call, if that had ended when it began.
+    """
+    pairs = []
+    streams = [(of[0], of, np.maximum.accumulate(works.called_ns[of])) for of in works.streams()]
+    for one in np.unique(thread).tolist():
+        launched = np.flatnonzero((works.thread == one) & (works.called_ns != LONG_AGO))
+        launched = launched[np.argsort(works.called_ns[launched], kind="stable")]
+        times = at_ns[thread == one]
+        following = np.searchsorted(works.called_ns[launched], times, side="left")
+        for time, place in zip(times.tolist(), following.tolist(), strict=True):
+            if place == len(launched):
+                continue
+            work = int(launched[place])
+            for first, of, called in streams:
+                i = int(np.searchsorted(called, time)) - 1
+                if works.stream[first] != works.stream[work] and i >= 0 and _is_over(works, int(of[i]), work):
+                    pairs.append((work, int(of[i])))
+    return pairs
+
+
+def _is_over(works: Works, one: int, other: int) -> bool:
+    is_over: Bools = (works.end_ns[one] <= works.begin_ns[other]) & (works.end_ns[one] < works.end_ns[other])
+    return bool(is_over)

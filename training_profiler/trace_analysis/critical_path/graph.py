@@ -1,0 +1,311 @@
+"""The graph of what waits for what in a trace: points on host threads, and pieces of device work.
+
+A point of a host thread follows the point before it after what the thread did between them. Device work follows its
+launch and the work before it. Both may also wait for other works or points, each after a delay. With the recorded
+durations the graph gives exactly the recorded times; with others it gives the times that a change would bring.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from training_profiler.trace_analysis import runtime_calls
+from training_profiler.trace_analysis.completeness import Doubt
+from training_profiler.trace_analysis.critical_path.device_links import LONG_AGO, Works, device_links, event_waits
+from training_profiler.trace_analysis.critical_path.host_links import Handover, Wait, handovers_of, waits_of
+from training_profiler.trace_analysis.critical_path.host_pieces import HostPieces, host_pieces
+from training_profiler.trace_analysis.launches import Launches
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.nesting import Nesting
+from training_profiler.trace_analysis.scope import Scope
+from training_profiler.trace_analysis.timeline import main_thread
+from training_profiler.units import NS_PER_MS
+
+MOST_WITHOUT_LAUNCH: Final = 0.05  # of device work
+MOST_BEHIND: Final = 0.1  # of the time from the first step to the end of all work
+MOST_BETWEEN_STEPS: Final = 0.1  # of the time from the first to the last
+
+# Why something waits.
+LAUNCH: Final = "launch delay"
+STREAM: Final = "between works"
+OTHER_STREAM: Final = "waiting for another stream"
+RETURN: Final = "return of a wait"
+HANDOVER: Final = "hand-over to another thread"
+Edge = tuple[int, int, str]  # the item that is waited for, the delay after its end, why
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Items are points of host threads, then works; ns since the begin of the trace."""
+
+    names: tuple[str, ...]
+    pieces: HostPieces
+    works: Works
+    communicates: Bools  # of the works
+    work_name: Ints  # index into names
+    is_copy: Bools  # of the works
+    thread: Ints  # of the points
+    at_ns: list[int]  # the end of each item
+    length_ns: list[int]  # of each work; 0 for points
+    before: list[int]  # the point before on the thread, or the work before on the stream; -1 for none
+    own_ns: list[int]  # from that to the point, or to the begin of the work
+    edges: list[tuple[Edge, ...]]
+    call_names: dict[int, str]  # of points at which a call that waits returns
+    removable: frozenset[int]  # of these, within the steps, those whose waits for the device could be left out
+    fixed: frozenset[int]  # points whose own time is not what the host did since the point before
+    order: list[int]  # no item precedes what it waits for
+    begin_ns: int  # of the first step
+    ends: list[int]  # items: the last of them ends the steps and the work that they launched
+    steps: int  # 0: none is marked, and the graph is of the whole recording
+
+    @property
+    def points(self) -> int:
+        """The number of points; the works follow them."""
+        return len(self.thread)
+
+
+def graph_of(
+    columns: Columns,
+    nesting: Nesting,
+    launches: Launches,
+    communicates: Bools,
+    scope: Scope,
+    doubts: Sequence[Doubt],
+) -> Graph | str:
+    """Return the graph, or why the trace does not have what it needs."""
+    main = main_thread(columns)
+    rows = np.flatnonzero(columns.is_gpu())
+    rows = rows[np.lexsort((columns.end_ns[rows], columns.begin_ns[rows]))]
+    calls = launches.call[rows]
+    missing = _missing(columns, main, rows, calls, doubts) or _apart(scope)
+    if missing:
+        return missing
+    pieces = host_pieces(columns, nesting)
+    if not len(pieces.thread[pieces.of(main)]):
+        return "nothing on the thread of the training loop takes time"
+    is_launched = (calls != NONE) & (columns.begin_ns[calls] <= columns.begin_ns[rows])
+    works = Works(
+        rows,
+        columns.begin_ns[rows],
+        columns.end_ns[rows],
+        np.unique(np.stack([columns.device[rows], columns.stream[rows]]), axis=1, return_inverse=True)[1].reshape(-1),
+        np.where(is_launched, columns.begin_ns[calls], LONG_AGO),
+        np.where(is_launched, columns.thread[calls], NONE),
+    )
+    bounds = _bounds(pieces, main, scope)
+    missing = _earlier(works, *bounds)
+    if missing:
+        return missing
+    waits = waits_of(columns, works, calls)
+    handovers = handovers_of(columns, nesting, pieces, main)
+    builder = _Builder(columns, pieces, works, waits, handovers, main, bounds)
+    graph = builder.graph(communicates, len(scope.parts) if scope.is_steps else 0)
+    return graph if replayed_exactly(graph) else "its times contradict one another"
+
+
+def _missing(columns: Columns, main: int, rows: Ints, calls: Ints, doubts: Sequence[Doubt]) -> str:
+    """Return what stands against a graph; "" for nothing."""
+    if doubts:
+        return doubts[0].message
+    if main == NONE:
+        return "it has no events of the host"
+    if len(np.unique(columns.device[rows])) > 1:
+        return "it has work of several devices: record each rank in a file of its own"
+    # What runs before all work with a known launch was launched before the recording began.
+    known = np.flatnonzero(calls != NONE)
+    without = int((calls[known[0] if len(known) else 0 :] == NONE).sum())
+    if without > MOST_WITHOUT_LAUNCH * len(rows):
+        return f"the launch of {without} of {len(rows)} pieces of device work is unknown"
+    return ""
+
+
+def _earlier(works: Works, begin_ns: int, end_ns: int) -> str:
+    """Return that the device first did work that was launched before the steps, if that took long.
+
+    Such work lengthens the path but belongs to no step.
+    """
+    in_steps = np.flatnonzero((works.called_ns >= begin_ns) & (works.called_ns < end_ns))
+    earlier = works.end_ns[: in_steps[0]] if len(in_steps) else works.end_ns
+    if not len(earlier):
+        return ""
+    behind_ns = int(earlier.max()) - begin_ns
+    if behind_ns <= MOST_BEHIND * (max(end_ns, int(works.end_ns.max())) - begin_ns):
+        return ""
+    return f"when the first step began, the device had {behind_ns / NS_PER_MS:.1f} ms of earlier work to do"
+
+
+def _apart(scope: Scope) -> str:
+    """Return that there is other time between the steps, if so."""
+    begin, end = scope.parts[0].begin_ns, max(part.end_ns for part in scope.parts)
+    apart = end - begin - scope.windows.total_ns > MOST_BETWEEN_STEPS * (end - begin)
+    return "its steps do not follow one another" if scope.is_steps and apart else ""
+
+
+def _bounds(pieces: HostPieces, main: int, scope: Scope) -> tuple[int, int]:
+    of = pieces.of(main)
+    if scope.is_steps:
+        return scope.parts[0].begin_ns, max(part.end_ns for part in scope.parts)
+    return int(pieces.begin_ns[of][0]), int(pieces.end_ns[of][-1])
+
+
+class _Builder:
+    """Numbers the items and collects their edges."""
+
+    def __init__(
+        self,
+        columns: Columns,
+        pieces: HostPieces,
+        works: Works,
+        waits: Sequence[Wait],
+        handovers: Sequence[Handover],
+        main: int,
+        bounds: tuple[int, int],
+    ) -> None:
+        self._columns, self._pieces, self._works = columns, pieces, works
+        self._waits, self._handovers = waits, handovers
+        self._main, self._bounds = main, bounds
+        self._thread, self._at = self._points()
+        self._edges: list[list[Edge]] = [[] for _ in range(len(self._thread) + len(works.row))]
+
+    def graph(self, communicates: Bools, steps: int) -> Graph:
+        works, rows = self._works, self._works.row
+        points = len(self._thread)
+        follows = np.diff(self._thread, prepend=NONE) == 0
+        before = np.where(follows, np.arange(points) - 1, NONE)
+        own = np.where(follows, np.diff(self._at, prepend=0), 0)
+        waits, removable = self._add_waits(own)
+        fixed, rank = self._add_handovers(own)
+        links_before, links_own = self._add_device()
+        at = np.concatenate([self._at, works.end_ns])
+        is_work = np.arange(len(at)) >= points
+        order = np.lexsort((np.arange(len(at)), np.concatenate([rank, np.zeros(len(rows), np.int64)]), is_work, at))
+        begin, end = self._bounds
+        launched = (works.called_ns >= begin) & (works.called_ns < end)
+        return Graph(
+            self._columns.names,
+            self._pieces,
+            works,
+            communicates[rows],
+            self._columns.name[rows],
+            ~self._columns.is_of("kernel")[rows],
+            self._thread,
+            at.tolist(),
+            [0] * points + (works.end_ns - works.begin_ns).tolist(),
+            [*before.tolist(), *links_before],
+            [*own.tolist(), *links_own],
+            [tuple(edges) for edges in self._edges],
+            waits,
+            frozenset(removable),
+            frozenset(fixed | waits.keys()),
+            order.tolist(),
+            begin,
+            [self._point(self._main, end), *(points + np.flatnonzero(launched)).tolist()],
+            steps,
+        )
+
+    def _points(self) -> tuple[Ints, Ints]:
+        """Return thread and time of the points, each once, in this order."""
+        columns, works = self._columns, self._works
+        calls = np.array([wait.call for wait in self._waits], np.int64)
+        launched = works.thread != NONE
+        begin, end = self._bounds
+        given = [(self._main, begin), (self._main, end)]
+        for handover in self._handovers:
+            given += [(handover.thread, handover.begin_ns), (handover.thread, handover.end_ns)]
+            given += [(self._main, handover.wait_begin_ns), (self._main, handover.wait_end_ns)]
+        more = np.array(given, np.int64).T
+        thread = np.concatenate([columns.thread[calls], columns.thread[calls], works.thread[launched], more[0]])
+        at = np.concatenate([columns.begin_ns[calls], columns.end_ns[calls], works.called_ns[launched], more[1]])
+        unique = np.unique(np.stack([thread, at]), axis=1)
+        return unique[0], unique[1]
+
+    def _point(self, thread: int, at_ns: int) -> int:
+        return int(self._points_of(thread, np.array([at_ns], np.int64))[0])
+
+    def _points_of(self, thread: int, at_ns: Ints) -> Ints:
+        """Return the points of a thread at these times."""
+        first, end = np.searchsorted(self._thread, [thread, thread + 1])
+        points: Ints = first + np.searchsorted(self._at[first:end], at_ns)
+        return points
+
+    def _add_waits(self, own: Ints) -> tuple[dict[int, str], set[int]]:
+        """Add the waits for the device; return their points with the call, and those that could be left out."""
+        names, removable = {}, set()
+        begin, end = self._bounds
+        for wait in self._waits:
+            point = self._point(self._columns.thread[wait.call], self._columns.end_ns[wait.call])
+            own[point] = min(own[point], wait.own_ns)
+            self._edges[point] += [(len(self._thread) + work, delay, RETURN) for work, delay in wait.works]
+            names[point] = self._columns.names[self._columns.name[wait.call]]
+            if wait.is_removable and begin <= self._at[point] <= end:
+                removable.add(point)
+        return names, removable
+
+    def _add_handovers(self, own: Ints) -> tuple[set[int], Ints]:
+        """Add what threads do for each other; return these points, and the order of points at the same time."""
+        fixed, rank = set(), np.zeros(len(self._thread), np.int64)
+        for part in self._handovers:
+            away, back = self._point(self._main, part.wait_begin_ns), self._point(self._main, part.wait_end_ns)
+            begin, end = self._point(part.thread, part.begin_ns), self._point(part.thread, part.end_ns)
+            self._edges[begin].append((away, part.begin_ns - part.wait_begin_ns, HANDOVER))
+            self._edges[back].append((end, part.wait_end_ns - part.end_ns, HANDOVER))
+            own[begin] = own[back] = 0
+            rank[begin], rank[end], rank[back] = 1, 2, 3
+            fixed |= {begin, back}
+        return fixed, rank
+
+    def _add_device(self) -> tuple[list[int], list[int]]:
+        """Add what works wait for; return the work before each on its stream, and the delay after it."""
+        works, points = self._works, len(self._thread)
+        links = device_links(works)
+        for thread in np.unique(works.thread[works.thread != NONE]).tolist():
+            launched = np.flatnonzero(works.thread == thread)
+            called = self._points_of(thread, works.called_ns[launched])
+            for work, point, delay in zip(
+                launched.tolist(), called.tolist(), links.launch_delay_ns[launched].tolist(), strict=True
+            ):
+                self._edges[points + work].append((point, delay, LAUNCH))
+        for work in np.flatnonzero(links.other != NONE).tolist():
+            self._edges[points + work].append(
+                (points + int(links.other[work]), int(links.other_delay_ns[work]), OTHER_STREAM)
+            )
+        call = self._columns.named(runtime_calls.WAIT_FOR_EVENT.search, self._columns.is_of("cuda_runtime"))
+        for work, other in event_waits(works, self._columns.thread[call], self._columns.begin_ns[call]):
+            if links.other[work] != other:
+                self._edges[points + work].append((points + other, 0, OTHER_STREAM))
+        before = np.where(links.before != NONE, links.before + points, NONE)
+        return before.tolist(), np.where(links.before != NONE, links.before_delay_ns, 0).tolist()
+
+
+def replay(
+    graph: Graph, own_ns: Sequence[int], length_ns: Sequence[int], without: frozenset[int] = frozenset()
+) -> tuple[list[int], list[int]]:
+    """Return when each item ends with these durations, and which of its edges came last (-1: the item before).
+
+    ``without`` are points that no longer wait for the device. An item that waits for nothing keeps its time.
+    """
+    ends, last = [0] * len(graph.at_ns), [NONE] * len(graph.at_ns)
+    before, edges, at_ns = graph.before, graph.edges, graph.at_ns
+    for item in graph.order:
+        earlier = before[item]
+        waits = () if item in without else edges[item]
+        if earlier != NONE:
+            time = ends[earlier] + own_ns[item]
+        elif waits:
+            time = LONG_AGO
+        else:
+            ends[item] = at_ns[item] - graph.length_ns[item] + length_ns[item]
+            continue
+        for i, (other, delay, _) in enumerate(waits):
+            other_time = ends[other] + delay
+            if other_time > time:
+                time, last[item] = other_time, i
+        ends[item] = time + length_ns[item]
+    return ends, last
+
+
+def replayed_exactly(graph: Graph) -> bool:
+    """Return whether the recorded durations give the recorded times."""
+    return replay(graph, graph.own_ns, graph.length_ns)[0] == graph.at_ns

@@ -1,0 +1,125 @@
+"""How long a step would take after a change: the graph with other durations."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from training_profiler.trace_analysis.critical_path.graph import Graph, replay
+from training_profiler.trace_analysis.critical_path.host_pieces import DATA_LOADING, KINDS, OPERATOR
+from training_profiler.trace_analysis.critical_path.path import COMMUNICATION, KERNEL, Path, work_kind
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Ints
+
+MOST_EACH: Final = 3  # operators and kernels that changes are computed for
+HALF: Final = 0.5
+TWICE_AS_FAST: Final = "twice as fast"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Parts of the time of some pieces of the host and of some works that no longer pass."""
+
+    what: str
+    name: str = ""  # of the operator or kernel; "" for all of the kind
+    host_saved: float = 0.0  # share of each piece, 0 to 1
+    host_kind: str = ""  # "" for all
+    device_saved: float = 0.0  # share of each work
+    device_kind: str = ""
+    without_waits: bool = False  # for the device
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the steps of the trace would take together, with the work that they launched."""
+
+    change: Change
+    wall_ns: int
+
+
+def outcomes(graph: Graph, path: Path) -> list[Outcome]:
+    """Return what the changes bring that are worth a look, the largest first."""
+    return sorted((outcome(graph, change) for change in changes_for(graph, path)), key=lambda found: found.wall_ns)
+
+
+def changes_for(graph: Graph, path: Path) -> list[Change]:
+    """Return a change for each thing of which much of the path consists."""
+    changes = [Change("the host is twice as fast", host_saved=HALF)]
+    kinds = path.kinds_ns
+    if len(graph.works.row):
+        changes.append(Change("all kernels are twice as fast", device_saved=HALF, device_kind=KERNEL))
+    if kinds.get(DATA_LOADING):
+        changes.append(Change("data loading takes no time", host_saved=1.0, host_kind=DATA_LOADING))
+    if graph.removable:
+        changes.append(Change("the host never waits for the device", without_waits=True))
+    if kinds.get(COMMUNICATION):
+        changes.append(Change("communication is hidden completely", device_saved=1.0, device_kind=COMMUNICATION))
+    kernels, operators = (
+        [link.name for link in path.links if link.kind == kind][:MOST_EACH] for kind in (KERNEL, OPERATOR)
+    )
+    changes += [Change(TWICE_AS_FAST, name, device_saved=HALF, device_kind=KERNEL) for name in kernels]
+    changes += [Change(TWICE_AS_FAST, name, host_saved=HALF, host_kind=OPERATOR) for name in operators]
+    return changes
+
+
+def outcome(graph: Graph, change: Change) -> Outcome:
+    """Return what a change brings, if all else stays as it was recorded.
+
+    A wait that the trace does not show, because what it waits for had ended before, is not known here either. Such a
+    step may be longer in reality.
+    """
+    without = graph.removable if change.without_waits else frozenset()
+    ends, _ = replay(graph, _own(graph, change), _lengths(graph, change), without)
+    return Outcome(change, max(ends[item] for item in graph.ends) - graph.begin_ns)
+
+
+def _own(graph: Graph, change: Change) -> list[int]:
+    """Return the time from each item to the next on its thread or stream."""
+    if not change.host_saved:
+        return graph.own_ns
+    own = np.array(graph.own_ns, np.int64)
+    at = np.array(graph.at_ns[: graph.points], np.int64)
+    pieces = graph.pieces
+    is_changed = _chosen_pieces(graph, change)
+    for thread in np.unique(graph.thread).tolist():
+        of = pieces.of(thread)
+        points = np.flatnonzero(graph.thread == thread)
+        if not is_changed[of].any():
+            continue
+        saved = np.where(is_changed[of], pieces.end_ns[of] - pieces.begin_ns[of], 0)
+        before = np.diff(_passed(pieces.begin_ns[of], saved, at[points]), prepend=0)
+        own[points] -= (before * change.host_saved).astype(np.int64)
+    fixed = np.array([*graph.fixed], np.int64)
+    own[fixed] = np.array(graph.own_ns, np.int64)[fixed]
+    return [max(0, ns) if i < graph.points else ns for i, ns in enumerate(own.tolist())]
+
+
+def _passed(begin_ns: Ints, length_ns: Ints, at_ns: Ints) -> Ints:
+    """Return how much of the pieces that begin at ``begin_ns`` lies before each time."""
+    sums = np.concatenate([[0], np.cumsum(length_ns)])
+    place = np.maximum(np.searchsorted(begin_ns, at_ns, side="right") - 1, 0)
+    into = np.clip(at_ns - begin_ns[place], 0, length_ns[place])
+    passed: Ints = sums[place] + into
+    return passed
+
+
+def _chosen_pieces(graph: Graph, change: Change) -> Bools:
+    pieces = graph.pieces
+    chosen: Bools = pieces.begin_ns >= graph.begin_ns
+    if change.host_kind:
+        chosen &= pieces.kind == KINDS.index(change.host_kind)
+    if change.name:
+        chosen &= (pieces.name != NONE) & (np.array(graph.names, object)[pieces.name] == change.name)
+    return chosen
+
+
+def _lengths(graph: Graph, change: Change) -> list[int]:
+    """Return the length of each work; 0 for points."""
+    if not change.device_saved:
+        return graph.length_ns
+    lengths = list(graph.length_ns)
+    for work in np.flatnonzero(graph.works.begin_ns >= graph.begin_ns).tolist():
+        is_kind = not change.device_kind or work_kind(graph, work) == change.device_kind
+        if is_kind and change.name in ("", graph.names[graph.work_name[work]]):
+            item = graph.points + work
+            lengths[item] -= int(lengths[item] * change.device_saved)
+    return lengths

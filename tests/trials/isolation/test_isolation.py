@@ -36,7 +36,7 @@ def run(isolation: Isolation, root: Path, *words: str, **variables: str) -> "sub
     return subprocess.run(
         isolation.command([sys.executable, *words]),
         env=isolation.environ(environ),
-        cwd=root / "user/work",
+        cwd=root / "user/project",
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -66,7 +66,7 @@ def test_a_program_sees_its_changes_and_none_is_there_afterwards(isolation: Isol
 @pytest.mark.programs
 @pytest.mark.parametrize("isolation", [NAMESPACES, GUARDED], indirect=True)
 def test_a_training_resumes_from_the_checkpoint_that_it_overwrites(isolation: Isolation, tmp_path: Path) -> None:
-    (tmp_path / "user/work/weights.bin").write_bytes(bytes(16))
+    (tmp_path / "user/project/weights.bin").write_bytes(bytes(16))
     before, in_memory = snapshot(tmp_path / "user"), names_in_memory()
 
     done = run(isolation, tmp_path, str(PROGRAMS / "training.py"), OMP_NUM_THREADS="1")
@@ -85,7 +85,7 @@ def test_the_report_names_what_was_written_and_removed(isolation: Isolation, tmp
     assert run(isolation, tmp_path, "-c", code).returncode == 0
 
     changes = isolation.finish().changes
-    work = tmp_path / "user/work"
+    work = tmp_path / "user/project"
     mine = {(Path(path).name, size, kind) for path, size, kind in changes.named if Path(path).parent == work}
     assert mine == {("log.csv", 11, "changed"), ("new.txt", 5, "created"), ("checkpoint.pt", 0, "removed")}
 
@@ -188,7 +188,7 @@ def test_a_folder_given_as_writable_keeps_what_is_written(tmp_path: Path) -> Non
 def test_a_file_too_large_to_copy_is_refused_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files.prepare(tmp_path / "user")
     monkeypatch.setattr("training_profiler.trials.isolation.isolation.SHARE_OF_FREE_SPACE", 1e-6)
-    large = tmp_path / "user/work/large.bin"
+    large = tmp_path / "user/project/large.bin"
     with open(large, "wb") as file:
         file.truncate(shutil.disk_usage(tmp_path).free // 10_000)  # sparse
     before = snapshot(tmp_path / "user")

@@ -120,13 +120,13 @@ class FrozenObjects(Statement):
 class Allocator(Treatment):
     """Another allocator of the host's memory."""
 
-    library: str
+    allocator: str
     find: Callable[[str], str | None] = find_library
 
     def reason_not(self, facts: ProgramFacts) -> str | None:
         """Return why not."""
-        return None if self.find(self.library) else f"lib{self.library} is not installed"
+        return None if self.find(self.allocator) else f"lib{self.allocator} is not installed"
 
     def environment(self) -> Mapping[str, str]:
         """Return the variable that loads it."""
-        return {"LD_PRELOAD": self.find(self.library) or ""}
+        return {"LD_PRELOAD": self.find(self.allocator) or ""}

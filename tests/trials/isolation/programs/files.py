@@ -18,18 +18,24 @@ import numpy as np
 
 
 def prepare(root: Path) -> None:
-    """Make what the functions below change, in ``root/work``, ``root/home`` and ``root/elsewhere``."""
-    for folder in ("work/out/old", "work/first/inner", "home/.cache", "elsewhere"):
+    """Make what the functions below change, in ``root/project``, ``root/home`` and ``root/elsewhere``."""
+    for folder in ("project/out/old", "project/first/inner", "home/.cache", "elsewhere"):
         (root / folder).mkdir(parents=True)
-    for path in ("work/out/old/a.txt", "work/out/b.txt", "work/first/inner/c.txt", "elsewhere/d.txt", "work/plain.txt"):
+    for path in (
+        "project/out/old/a.txt",
+        "project/out/b.txt",
+        "project/first/inner/c.txt",
+        "elsewhere/d.txt",
+        "project/plain.txt",
+    ):
         (root / path).write_text("as it was")
-    (root / "work/checkpoint.pt").write_bytes(pickle.dumps({"step": 0}))
-    (root / "work/log.csv").write_text("step,loss\n")
-    (root / "work/latest").symlink_to("out")
-    (root / "work/link").symlink_to("../elsewhere")
+    (root / "project/checkpoint.pt").write_bytes(pickle.dumps({"step": 0}))
+    (root / "project/log.csv").write_text("step,loss\n")
+    (root / "project/latest").symlink_to("out")
+    (root / "project/link").symlink_to("../elsewhere")
     (root / "home/.state").write_text("as it was")
-    np.save(root / "work/array.npy", np.zeros(4))
-    database = sqlite3.connect(root / "work/runs.db")
+    np.save(root / "project/array.npy", np.zeros(4))
+    database = sqlite3.connect(root / "project/runs.db")
     with database:
         database.execute("create table runs (name text)")
     database.close()

@@ -165,11 +165,6 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def _idle_percent(analysis: Analysis) -> float | None:
-    known = analysis.has_gpu and analysis.span_ns
-    return 100 * (1 - analysis.device.busy.total_ns / analysis.span_ns) if known else None
-
-
 def gpu_name(analysis: Analysis) -> str | None:
     """Return the name of the first device that has one."""
     return next(

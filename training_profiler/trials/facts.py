@@ -25,7 +25,6 @@ class ProgramFacts:
     passes: int = 0  # over the data, complete or not
     is_compiled: bool = False
     autocast: str = ""  # its data type
-    steps: int = 0
 
     @property
     def loader(self) -> LoaderStats | None:
@@ -50,7 +49,6 @@ def facts_of(snapshot: Snapshot) -> ProgramFacts:
         passes=len(snapshot.epochs),
         is_compiled=program.compiled is not None,
         autocast=program.autocast,
-        steps=snapshot.steps,
     )
 
 

@@ -1,7 +1,7 @@
 """Runs trainings side by side, block by block, in rounds of random order, until their differences are known."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Final, Protocol
@@ -157,10 +157,3 @@ class Interleaved:
             return None
         outcome.add(block)
         return block
-
-
-def in_groups(names: Sequence[str], most: int) -> list[list[str]]:
-    """Return the changes in groups of at most ``most``, for as many trainings as fit into memory."""
-    groups = ceil(len(names) / max(1, most))
-    size = ceil(len(names) / max(1, groups))
-    return [list(names[first : first + size]) for first in range(0, len(names), max(1, size))]

@@ -1,6 +1,7 @@
 """Patch: calls whose arguments decide how fast a training is, made a few times: loaders, compilers, threads."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
@@ -24,43 +25,37 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
             patches.replace(getattr(torch, name), "__init__", functools.partial(_compiling, context, arguments))
 
 
-def _making_loader(context: PatchContext, original: Any) -> Any:
+def _then(observe: Callable[..., None], original: Any) -> Any:
+    """Return ``original``, a function that returns nothing, with a call of ``observe`` after each of it."""
+
     @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        try:
-            original(self, *args, **kwargs)
-        except BaseException as error:
-            hide_our_frames(error)
-            raise
-        context.calls.add_loader(self)
-
-    return hidden_from_warnings(__init__)
-
-
-def _setting_threads(context: PatchContext, original: Any) -> Any:
-    @functools.wraps(original)
-    def set_num_threads(*args: Any, **kwargs: Any) -> None:
+    def call(*args: Any, **kwargs: Any) -> None:
         try:
             original(*args, **kwargs)
         except BaseException as error:
             hide_our_frames(error)
             raise
+        observe(*args, **kwargs)
+
+    return call
+
+
+def _making_loader(context: PatchContext, original: Any) -> Any:
+    return hidden_from_warnings(_then(lambda loader, *args, **kwargs: context.calls.add_loader(loader), original))
+
+
+def _setting_threads(context: PatchContext, original: Any) -> Any:
+    def observe(*args: Any, **kwargs: Any) -> None:
         if not context.is_compiling():
             context.calls.add(THREADS, "torch.set_num_threads", {"threads": args[0]} if args else {})
 
-    return set_num_threads
+    return _then(observe, original)
 
 
 def _compiling(context: PatchContext, names: tuple[str, ...], original: Any) -> Any:
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        try:
-            original(self, *args, **kwargs)
-        except BaseException as error:
-            hide_our_frames(error)
-            raise
+    def observe(compiler: Any, *args: Any, **kwargs: Any) -> None:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         is_set = {name: given[name] for name in names if given.get(name) is not None}
         context.calls.add(COMPILE, "torch.compile", is_set)
 
-    return hidden_from_warnings(__init__)
+    return hidden_from_warnings(_then(observe, original))

@@ -9,6 +9,7 @@ from training_profiler.device.backends import CUDA
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.data_loader import MAP_STYLE
 from training_profiler.snapshot.program import LOADER, CallFacts
+from training_profiler.snapshot.snapshot import LoaderStats
 from training_profiler.trials.edits import Edit
 from training_profiler.trials.facts import ProgramFacts
 from training_profiler.trials.treatment import Treatment
@@ -26,7 +27,11 @@ class LoaderTreatment(Treatment):
 
     def reason_not(self, facts: ProgramFacts) -> str | None:
         """Return why not."""
-        return NO_LOADER if facts.loader is None else None
+        return NO_LOADER if facts.loader is None else self.why_not(facts.loader, facts)
+
+    def why_not(self, loader: LoaderStats, facts: ProgramFacts) -> str | None:
+        """Return why it does not apply to the loader with the most waiting."""
+        return None
 
     def install(self, patches: Patches, torch: Any) -> None:
         """Change each loader before its first pass."""
@@ -60,11 +65,8 @@ class Workers(LoaderTreatment):
 
     count: int
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def why_not(self, loader: LoaderStats, facts: ProgramFacts) -> str | None:
         """Return why not: an iterable data set may yield everything once in each worker."""
-        loader = facts.loader
-        if loader is None:
-            return NO_LOADER
         if loader.is_map_style is False:
             return "an iterable data set may repeat its data in each worker"
         if loader.num_workers == self.count:
@@ -90,11 +92,8 @@ class Workers(LoaderTreatment):
 class KeepWorkers(LoaderTreatment):
     """Workers that live from one pass to the next."""
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def why_not(self, loader: LoaderStats, facts: ProgramFacts) -> str | None:
         """Return why not."""
-        loader = facts.loader
-        if loader is None:
-            return NO_LOADER
         if not loader.num_workers:
             return NO_WORKERS
         if loader.persistent_workers:
@@ -143,11 +142,8 @@ class Prefetch(LoaderTreatment):
 
     factor: int
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def why_not(self, loader: LoaderStats, facts: ProgramFacts) -> str | None:
         """Return why not."""
-        loader = facts.loader
-        if loader is None:
-            return NO_LOADER
         if not loader.num_workers:
             return NO_WORKERS
         return IS_SET if loader.prefetch_factor == self.factor else None
@@ -167,10 +163,11 @@ class PinnedMemory(LoaderTreatment):
 
     def reason_not(self, facts: ProgramFacts) -> str | None:
         """Return why not."""
-        loader = facts.loader
-        if not facts.accelerator:
-            return "no accelerator"
-        return NO_LOADER if loader is None else IS_SET if loader.pin_memory else None
+        return super().reason_not(facts) if facts.accelerator else "no accelerator"
+
+    def why_not(self, loader: LoaderStats, facts: ProgramFacts) -> str | None:
+        """Return why not."""
+        return IS_SET if loader.pin_memory else None
 
     def install(self, patches: Patches, torch: Any) -> None:
         """Pin the batches, and let copies of pinned tensors to a device not wait. Copies back still wait."""
@@ -206,11 +203,8 @@ def _not_waiting(original: Any) -> Any:
 class WholeBatches(LoaderTreatment):
     """Batches of tensors by one index operation, instead of one for each sample."""
 
-    def reason_not(self, facts: ProgramFacts) -> str | None:
+    def why_not(self, loader: LoaderStats, facts: ProgramFacts) -> str | None:
         """Return why not."""
-        loader = facts.loader
-        if loader is None:
-            return NO_LOADER
         if loader.fetches_batches:
             return "torch uses the data set's __getitems__ already"
         return (

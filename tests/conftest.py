@@ -80,8 +80,16 @@ def nothing_left_behind() -> Iterator[None]:
         left.append(f"variable {name}")
         del os.environ[name]
     left += _running_session()
+    _forget_compiled()
     if left:
         pytest.fail("left behind: " + ", ".join(left))
+
+
+def _forget_compiled() -> None:
+    """Drop what a test compiled, for FLOPs are not counted in a process that has compiled anything."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is not None and frames.cached_backends:
+        sys.modules["torch"]._dynamo.reset()
 
 
 def _is_ours(thread: threading.Thread) -> bool:

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer
-from training_profiler.instrumentation.loop_detection.callers import Callers, Purpose, purpose_of_name
+from training_profiler.instrumentation.loop_detection.callers import MAX_FRAMES, Callers, Purpose, purpose_of_name
 from training_profiler.instrumentation.loop_detection.no_grad_runs import MAX_TEACHER_CALLS
 from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
 
@@ -203,6 +203,38 @@ def test_frozen_features_of_the_whole_data_set_are_no_step(training, model, opti
     for _ in range(3):
         learn(training, model, optimizer)
     assert training.finish().step_s == [6.0] * 3
+
+
+def make_data(training, solver, calls=MAX_TEACHER_CALLS + 1):
+    with training.no_grad():
+        for _ in range(calls):
+            solver(0)
+
+
+def without_a_name(call, frames=MAX_FRAMES):
+    """Call where the name of the test, which says that it evaluates, is too far away to be read."""
+    return without_a_name(call, frames - 1) if frames else call()
+
+
+@pytest.mark.parametrize("calls", [MAX_TEACHER_CALLS + 1, MAX_PENDING // 4 + 1_000])
+def test_data_made_before_the_first_step_is_neither_a_step_nor_an_evaluation(training, model, optimizer, calls):
+    solver = FakeModule(training, seconds=0.25)
+    without_a_name(lambda: make_data(training, solver, calls))
+    for _ in range(3):
+        learn(training, model, optimizer)
+    stats = training.finish()
+    assert stats.step_s == [6.0] * 3
+    assert stats.counts["forward_without_grad"] == calls
+    assert "validation_epoch" not in stats.counts
+
+
+def test_evaluation_before_the_first_step_shows_by_eval_mode(training, model, optimizer):
+    model.training = False
+    make_data(training, model)
+    model.training = True
+    for _ in range(3):
+        learn(training, model, optimizer)
+    assert training.finish().counts["validation_epoch"] == 1
 
 
 class AdjointFunction:

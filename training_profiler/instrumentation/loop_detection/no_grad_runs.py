@@ -83,6 +83,11 @@ class NoGradRun:
         """Return the calls of each module that is trained."""
         return [use for module, use in self._uses.items() if was_trained(module)]
 
+    @property
+    def has_eval_mode(self) -> bool:
+        """Whether a module was called in eval mode."""
+        return any(use.is_evaluated for use in self._uses.values())
+
     def rollout(self, was_trained: Callable[[int], bool]) -> ModuleUse | None:
         """Return the stretch in which the trained model acts; None if it is called too seldom.
 
@@ -181,3 +186,10 @@ class NoGradDecisions:
             feeds = is_needed or is_within_batch
         self._is_first_update_fed |= is_first_update and feeds
         return feeds
+
+    def is_preparation(self, run: NoGradRun, purpose: Purpose, is_first_update: bool) -> bool:
+        """Return whether ``run``, which does not feed the update, made data before the training.
+
+        Such calls look like an evaluation, except that an evaluation is named so, or puts the model in eval mode.
+        """
+        return is_first_update and purpose is not Purpose.EVALUATING and not run.has_eval_mode

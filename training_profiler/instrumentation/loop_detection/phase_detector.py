@@ -363,10 +363,14 @@ class PhaseDetector:
         else:
             is_within_batch = fed_by is not None and not fed_by.has_ended
             is_in_step = self._no_grad.feeds_update(run, purpose, is_within_batch, self.cycle == 0)
-        if is_in_step or run.is_final:
+        is_preparation = not is_in_step and self._no_grad.is_preparation(run, purpose, self.cycle == 0)
+        if is_preparation and not run.is_rollout_open:
+            self._run = None
+        elif is_in_step or run.is_final:
             self._keep_in_step(run, purpose)
             return min(step_begin_ns, run.begin_ns)
-        self._open_run(run, run.begin_ns)
+        else:
+            self._open_run(run, run.begin_ns)
         return step_begin_ns
 
     def _end_run(self, run: NoGradRun) -> None:
@@ -374,6 +378,8 @@ class PhaseDetector:
         purpose = self._no_grad.purpose(run)
         if run.is_final or self._no_grad.feeds_update(run, purpose, False, self.cycle == 0):
             self._keep_in_step(run, purpose)
+        elif self._no_grad.is_preparation(run, purpose, self.cycle == 0):
+            self._run = None
         else:
             self._open_run(run, run.begin_ns)
             self._close()
@@ -394,7 +400,8 @@ class PhaseDetector:
         """Decide what a run is that has too many calls to wait for the next training event."""
         purpose = self._no_grad.purpose(run)
         if not run.is_final:
-            if not self._no_grad.feeds_update(run, purpose, False, self.cycle == 0):
+            is_fed = self._no_grad.feeds_update(run, purpose, False, self.cycle == 0)
+            if not is_fed and not self._no_grad.is_preparation(run, purpose, self.cycle == 0):
                 self._open_run(run, now_ns)
                 self._continue(now_ns)
                 return

@@ -340,7 +340,7 @@ class Snapshot:
         work and waiting for it makes no step longer.
         """
         section, step = self.sections.get(name), self.step
-        if section is None or not section.count:
+        if section is None or not (section.count or section.total_s):  # no span of OTHER is counted
             return None
         if self.is_by_device(name) and section.device_avg_s is not None and section.total_s and step and step.count:
             # Not by the host's mean, which may include a minute of compiling in the first step.

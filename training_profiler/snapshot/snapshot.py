@@ -145,6 +145,7 @@ class StepStats:
     work_rise: float = 0.0  # of the work of a step over the run; 1: twice as much at the end
     unit_rise: float = 0.0  # of the time for one unit of this work
     unit_rise_p_value: float = 1.0
+    explained_by_calls: float = 0.0  # part of the variance of step time, by the number of forward passes
     change: StepChange | None = None  # None with too few steps, or where chance may explain it
     explained: Mapping[str, float] = field(default_factory=dict)  # section -> its part of the variance of step time
 

@@ -60,6 +60,10 @@ class NoGradRun:
         """Make the run final: it is part of the step, and a rollout from its begin on if the model acts."""
         self.is_final, self.is_rollout_open = True, is_rollout
 
+    def feeds_in_eval_mode(self) -> None:
+        """Take the run for acting if its variables say so: it makes the data of an update."""
+        self.acts = self.hint is Purpose.ACTING
+
     def call_begins(self, module: Any, now_ns: int) -> None:
         """Add a call of ``module``."""
         self.calls += 1
@@ -188,7 +192,8 @@ class NoGradDecisions:
         elif purpose is Purpose.ACTING:
             feeds = True
         elif self._acts_in_eval_mode(run, updates):
-            feeds, run.acts = True, run.hint is Purpose.ACTING
+            feeds = True
+            run.feeds_in_eval_mode()
         elif not trained:
             feeds = self._is_first_update_fed or run.calls <= MAX_TEACHER_CALLS
         elif any(use.is_evaluated for use in trained):

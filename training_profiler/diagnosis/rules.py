@@ -16,6 +16,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     memory,
     program,
     ranks,
+    samplers,
     shares,
     steps,
     stragglers,

@@ -107,17 +107,95 @@ def test_evaluation_by_its_name_is_none_of_the_rollouts(training, model, optimiz
     assert (stats.counts["rollout"], stats.counts["forward_without_grad"]) == (4, 12)
 
 
+def compute_with_fixed_layers(training, model, calls=4):
+    """Calls that nothing says anything of."""
+    model.eval()
+    with training.no_grad():
+        for _ in range(calls):
+            model(0)
+    model.train()
+
+
 def test_eval_mode_without_a_loader_is_evaluation(training, model, optimizer):
     for _ in range(3):
-        model.eval()
-        with training.no_grad():
-            for _ in range(4):
-                model(0)
-        model.train()
         learn(training, model, optimizer)
+        compute_with_fixed_layers(training, model)
     stats = training.finish()
     assert (stats.counts["validation_epoch"], stats.counts["validation_epoch/forward_pass"]) == (3, 12)
     assert stats.step_s == [6.0] * 3
+
+
+def test_eval_mode_before_each_single_update_feeds_it(training, model, optimizer):
+    def make_data():
+        compute_with_fixed_layers(training, model)
+
+    for _ in range(5):
+        make_data()
+        learn(training, model, optimizer)
+    stats = training.finish()
+    assert stats.counts["validation_epoch"] == 1  # only the second shows what the first was
+    assert stats.counts["forward_without_grad"] == 16
+    assert stats.step_s == [6.0] + [14.0] * 4
+
+
+@pytest.mark.parametrize(("updates", "calls"), [(2, 4), (1, 2)])
+def test_eval_mode_before_some_updates_or_in_few_calls_is_evaluation(training, model, optimizer, updates, calls):
+    for _ in range(4):
+        compute_with_fixed_layers(training, model, calls)
+        for _ in range(updates):
+            learn(training, model, optimizer)
+    assert training.finish().counts["validation_epoch"] == 4
+
+
+def gather(training, model, environment):
+    observations, rewards = [], []
+    model.eval()
+    with training.no_grad():
+        for _ in range(4):
+            model(0)
+            training.spend(1)
+            observations.append(environment)
+            rewards.append(1)
+    model.train()
+    return observations, rewards
+
+
+def test_variables_show_that_a_model_in_eval_mode_acts(training, model, optimizer):
+    for _ in range(2):
+        gather(training, model, 0)
+        for _ in range(3):
+            learn(training, model, optimizer)
+    stats = training.finish()
+    assert "validation_epoch" not in stats.counts
+    assert (stats.counts["rollout"], stats.counts["forward_without_grad"]) == (2, 8)
+    assert stats.step_s == [18.0, 6.0, 6.0] * 2
+
+
+def test_other_functions_with_such_variables_evaluate(training, model, optimizer):
+    def score():
+        gather(training, model, 0)
+
+    for _ in range(4):
+        gather(training, model, 0)
+        learn(training, model, optimizer)
+        score()
+        learn(training, model, optimizer)
+    stats = training.finish()
+    assert (stats.counts["rollout"], stats.counts["validation_epoch"]) == (4, 4)
+
+
+def test_variables_of_both_kinds_say_evaluation(training, model, optimizer):
+    def compare(rewards, correct):
+        model.eval()
+        with training.no_grad():
+            for _ in range(rewards + correct):
+                model(0)
+        model.train()
+
+    for _ in range(4):
+        compare(1, 2)
+        learn(training, model, optimizer)
+    assert training.finish().counts["validation_epoch"] == 4
 
 
 def test_calls_that_the_first_update_did_without_are_evaluation(training, model, optimizer):

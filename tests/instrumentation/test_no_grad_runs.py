@@ -3,6 +3,8 @@
 import sys
 
 import pytest
+import torch
+from torch import nn
 
 from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer
 from training_profiler.instrumentation.loop_detection.callers import MAX_FRAMES, Callers, Purpose, purpose_of_name
@@ -283,15 +285,54 @@ def test_frozen_features_of_the_whole_data_set_are_no_step(training, model, opti
     assert training.finish().step_s == [6.0] * 3
 
 
+def without_a_name(call, frames=MAX_FRAMES):
+    """Call where the name of the test, which says that it evaluates, is too far away to be read."""
+    return without_a_name(call, frames - 1) if frames else call()
+
+
+class Agent(nn.Module):
+    """A policy that is not called itself: one of its methods calls two modules, which are one forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.actor, self.critic = nn.Linear(2, 2), nn.Linear(2, 1)
+
+    def get_action_and_value(self, seen):
+        return self.actor(seen), self.critic(seen)
+
+    def get_value(self, seen):
+        return self.critic(seen)
+
+
+def train_agent(agent, has_bootstrap):
+    seen, optimizer = torch.ones(4, 2), torch.optim.SGD(agent.parameters(), lr=0.1)
+    for _ in range(3):
+        with torch.no_grad():
+            for _ in range(5):
+                agent.get_action_and_value(seen)
+            if has_bootstrap:  # the module called most often is the second one then
+                agent.get_value(seen)
+        actions, values = agent.get_action_and_value(seen)
+        (actions.sum() + values.sum()).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("has_bootstrap", [True, False])
+def test_rollout_contains_calls_that_are_one_forward_pass(instrumented, has_bootstrap):
+    without_a_name(lambda: train_agent(Agent(), has_bootstrap))
+    instrumented.instrumentation.close()
+    sections = instrumented.run.totals().sections
+    ids = {name: id for id, name in instrumented.run.names.names.items()}
+    acting, calls = ids["rollout"], ids["forward_without_grad"]
+    assert (sections.count[acting], sections.count[calls]) == (3, 18 if has_bootstrap else 15)
+    assert (calls, acting) not in sections.parents
+    assert sections.parents[acting, calls] >= 15
+
+
 def make_data(training, solver, calls=MAX_TEACHER_CALLS + 1):
     with training.no_grad():
         for _ in range(calls):
             solver(0)
-
-
-def without_a_name(call, frames=MAX_FRAMES):
-    """Call where the name of the test, which says that it evaluates, is too far away to be read."""
-    return without_a_name(call, frames - 1) if frames else call()
 
 
 @pytest.mark.parametrize("calls", [MAX_TEACHER_CALLS + 1, MAX_PENDING // 4 + 1_000])

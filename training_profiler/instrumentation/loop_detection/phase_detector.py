@@ -392,9 +392,10 @@ class PhaseDetector:
         elif (run.acts or purpose is Purpose.ACTING) and not run.is_final:
             acting = run.rollout(self._no_grad.was_trained)
             if acting is not None:
-                no_grad = self._codes.no_grad
-                self._pending.insert_before(acting.begin_ns, (no_grad, time_only(no_grad)), self._codes.rollout)
-                self._pending.insert_exit(acting.end_ns, self._codes.rollout)
+                codes = (self._codes.no_grad, time_only(self._codes.no_grad))
+                begin_ns, end_ns = self._pending.around(acting.begin_ns, acting.end_ns, codes)
+                self._pending.insert_before(begin_ns, codes, self._codes.rollout)
+                self._pending.insert_exit(end_ns, self._codes.rollout)
 
     def _decide_early(self, run: NoGradRun, now_ns: int) -> None:
         """Decide what a run is that has too many calls to wait for the next training event."""

@@ -8,7 +8,7 @@ from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.rules import COMPUTES_SLOWLY
 from training_profiler.findings.finding import Finding
-from training_profiler.snapshot.program import CompileFacts, CpuSpeed, OptimizerFacts, ProgramFacts
+from training_profiler.snapshot.program import CompileFacts, CpuSpeed, ForwardFacts, OptimizerFacts, ProgramFacts
 from training_profiler.snapshot.snapshot import Snapshot, Throughput
 
 ADAM = OptimizerFacts("Adam", 20, ("float32",), ("cpu",), has_foreach=True, has_fused=True)
@@ -18,6 +18,8 @@ SECTIONS = {"forward_pass": 0.4, "backward_pass": 0.5, "optimizer_step": 0.1}  #
 
 def run_with(facts: ProgramFacts, sections: dict[str, float] | None = None, dtype: str = "float32") -> Snapshot:
     run = snapshot_of(sections or SECTIONS)
+    forward = run.sections["forward_pass"]
+    run = replace(run, sections={**run.sections, "forward_pass": replace(forward, min_s=forward.avg_s)})
     return replace(run, program=facts, throughput=Throughput(10.0, flops_per_step=1e9, dtype=dtype), wall_s=10.0)
 
 
@@ -45,6 +47,40 @@ def test_many_operators_that_compute_nothing_are_found():
 )
 def test_other_operators_are_not_called_small(facts):
     assert "small-operators" not in findings_of(run_with(facts))
+
+
+LONG = ForwardFacts(100, 0.004, 0.05)  # operators take 8 of 40 ms, with what is between them
+
+
+def test_a_forward_pass_outside_of_operators_is_found():
+    found = findings_of(run_with(ProgramFacts(ADAM, cpu=CPU, operators=300, forward=LONG)))
+    assert next(iter(found)) == "python-in-forward"
+    finding = found["python-in-forward"]
+    assert "80% of the forward pass is not in torch's operators" in finding.message
+    assert finding.potential_saving_s == pytest.approx(3.2)
+    assert finding.losses == "same bit for bit, if the data stays the same"
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        ProgramFacts(ADAM),  # not counted
+        ProgramFacts(ADAM, forward=LONG._replace(operators_s=0.03)),
+        ProgramFacts(ADAM, forward=LONG._replace(operators=800)),  # many operators, which is another finding
+        ProgramFacts(ADAM, forward=LONG._replace(calls_s=0.01)),  # operators between modules take the rest
+        ProgramFacts(ADAM, forward=LONG, compiled=CompileFacts(1, 2.0)),
+        ProgramFacts(ADAM._replace(devices=("cuda",)), forward=LONG),  # the device may be busy instead
+        ProgramFacts(None, forward=LONG),
+    ],
+)
+def test_other_forward_passes_are_not_called_python(facts):
+    assert "python-in-forward" not in findings_of(run_with(facts))
+
+
+def test_a_delay_in_the_counted_step_is_not_python():
+    run = run_with(ProgramFacts(ADAM, forward=LONG))
+    shortest = replace(run.sections["forward_pass"], min_s=0.012)
+    assert "python-in-forward" not in findings_of(replace(run, sections={**run.sections, "forward_pass": shortest}))
 
 
 def test_compiled_model_is_not_advised_to_compile():

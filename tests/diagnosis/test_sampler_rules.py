@@ -51,5 +51,5 @@ def test_the_rest_of_the_waiting_stays_with_the_loader():
     ],
     ids=["data set", "at the threshold", "few samples", "few steps", "validation"],
 )
-def test_what_is_no_slow_sampler_has_no_finding(run):
+def test_other_waiting_is_not_a_slow_sampler(run):
     assert "sampler-slow" not in findings_of(run)

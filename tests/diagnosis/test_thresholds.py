@@ -51,6 +51,8 @@ def test_these_are_the_thresholds():
         "first-batch-slow": 5.0,
         "warm-up": 3.0,
         "small-operators": 0.25,
+        "sampler-slow": 0.05,
+        "python-in-forward": 0.15,
         "double-precision": 0.10,
         "repeated-backward": 0.10,
         "recompiles": 0.03,

@@ -91,6 +91,15 @@ def test_flops_match_torch_flop_counter(instrumented, make, shape):
     assert instrumented.instrumentation.flops.counted == StepFlops(counter.get_total_flops(), "float32", "")
 
 
+def test_operators_of_forward_passes_are_timed(instrumented):
+    trainer = Trainer(mlp, 32, 16, instrumented=instrumented)
+    for _ in range(3):
+        trainer.step()
+    flops = instrumented.instrumentation.flops
+    assert 0 < flops.forward.operators < flops.operators
+    assert 0 < flops.forward.operators_s < flops.forward.calls_s
+
+
 def test_cpu_attention_is_counted(instrumented):
     trainer = Trainer(Attention, 2, 10, 32, instrumented=instrumented)
     for _ in range(3):

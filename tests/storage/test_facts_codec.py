@@ -2,7 +2,15 @@ import json
 
 import msgspec
 
-from training_profiler.snapshot.program import CallFacts, CallSite, CompileFacts, CpuSpeed, OptimizerFacts, ProgramFacts
+from training_profiler.snapshot.program import (
+    CallFacts,
+    CallSite,
+    CompileFacts,
+    CpuSpeed,
+    ForwardFacts,
+    OptimizerFacts,
+    ProgramFacts,
+)
 from training_profiler.storage.facts_codec import checked_facts
 
 FACTS = ProgramFacts(
@@ -13,6 +21,8 @@ FACTS = ProgramFacts(
     CpuSpeed("float32", 50.0, 3e-6),
     310,
     (CallFacts("loader", "DataLoader", CallSite("train.py", 41, "/w/train.py", 8, ""), (("num_workers", "0"),)),),
+    4,
+    ForwardFacts(100, 0.5, 0.75),
 )
 
 
@@ -36,4 +46,6 @@ def test_calls_are_mended_too():
 
 
 def test_facts_of_an_earlier_version_have_no_calls():
-    assert checked_facts(msgspec.convert(json.loads(json.dumps(FACTS[:6])), ProgramFacts)) == FACTS._replace(calls=())
+    assert checked_facts(msgspec.convert(json.loads(json.dumps(FACTS[:6])), ProgramFacts)) == FACTS._replace(
+        calls=(), threads=0, forward=None
+    )

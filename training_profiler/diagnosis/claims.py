@@ -8,6 +8,7 @@ from training_profiler.diagnosis.change import SLOWER_SINCE
 from training_profiler.diagnosis.device import CAUSES, GPU_UTILIZATION
 from training_profiler.diagnosis.program import (
     DOUBLE_PRECISION,
+    PYTHON_IN_FORWARD,
     RECOMPILES,
     REPEATED_BACKWARD,
     SMALL_OPERATORS,
@@ -46,13 +47,22 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     SYNCHRONIZATION_HEAVY: (SYNCHRONIZATION,),
     "unexplained": (OTHER,),
     SMALL_OPERATORS: (FORWARD_PASS, BACKWARD_PASS),
+    PYTHON_IN_FORWARD: (FORWARD_PASS,),
     DOUBLE_PRECISION: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP),
     REPEATED_BACKWARD: (BACKWARD_PASS,),
     RECOMPILES: (FORWARD_PASS, BACKWARD_PASS),
     LOCK_HELD: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
 }
 # A cause that is measured is named before what only says where the time lies.
-_CAUSES: Final = (LOCK_HELD, SAMPLER_SLOW, RECOMPILES, DOUBLE_PRECISION, SMALL_OPERATORS, REPEATED_BACKWARD)
+_CAUSES: Final = (
+    LOCK_HELD,
+    SAMPLER_SLOW,
+    RECOMPILES,
+    PYTHON_IN_FORWARD,
+    DOUBLE_PRECISION,
+    SMALL_OPERATORS,
+    REPEATED_BACKWARD,
+)
 _INSIDE: Final = {FIRST_FETCH: DATA_LOADING, WORKER_START: DATA_LOADING}
 SAYS_MORE_FROM: Final = 0.3  # of its own saving, beside a known cause
 _EXPLAINED_FROM: Final = 0.5  # of the variance of step time

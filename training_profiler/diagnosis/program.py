@@ -10,6 +10,7 @@ from training_profiler.snapshot.snapshot import Snapshot
 from training_profiler.units import duration_text, ms_text, three_digits
 
 SMALL_OPERATORS: Final = "small-operators"
+PYTHON_IN_FORWARD: Final = "python-in-forward"
 DOUBLE_PRECISION: Final = "double-precision"
 REPEATED_BACKWARD: Final = "repeated-backward"
 RECOMPILES: Final = "recompiles"
@@ -17,7 +18,10 @@ RECOMPILES: Final = "recompiles"
 # A layer with a weight and a bias takes about 3 operators forward and 9 backward.
 OPERATORS_A_TENSOR: Final = 6
 MANY: Final = 2.0  # x that number; fewer may be normalization, attention and the loss
+# From one operator to the next, with counting and the calls of modules between them; measured: 8 to 25 us.
+BETWEEN_OPERATORS_S: Final = 40e-6
 NEARLY_EMPTY: Final = 4.0  # x the time of the shortest operator; from there on operators compute for most of their time
+PART_OF_FORWARD: Final = 0.3
 USED_EACH_UPDATE: Final = 0.9  # updates with such a backward pass
 RECOMPILED_OFTEN: Final = 2
 
@@ -65,6 +69,46 @@ def _fewer_operators(snapshot: Snapshot) -> str:
     if snapshot.program.compiled is not None:
         return fix
     return f"{fix}; torch.compile may fuse the rest"
+
+
+@RULES.rule(PYTHON_IN_FORWARD, threshold=0.15)  # of step time
+def python_in_forward(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a forward pass on the CPU of which a good part is in no operator of torch.
+
+    None where operators were not counted, as in compiled code.
+    """
+    program, step, seconds = snapshot.program, snapshot.step, _outside_operators_s(snapshot)
+    if program.optimizer is None or program.optimizer.devices != ("cpu",) or program.compiled is not None:
+        return None
+    forward_s = snapshot.total_of_step_s(FORWARD_PASS)
+    if step is None or not has_enough_steps(snapshot) or seconds is None or not forward_s:
+        return None
+    potential_saving_s = min(forward_s, seconds * step.settled_count)
+    part, share = potential_saving_s / forward_s, potential_saving_s / step.settled_s
+    if part < PART_OF_FORWARD or share <= threshold or potential_saving_s < MIN_SAVING_S:
+        return None
+    return Finding(
+        code=PYTHON_IN_FORWARD,
+        message=f"{part:.0%} of the forward pass is not in torch's operators, but in Python or in other libraries "
+        f"({ms_text(potential_saving_s / step.settled_count)} per step)",
+        evidence={"share_of_step": share, "threshold": threshold, "share_of_forward": part},
+        potential_saving_s=potential_saving_s,
+        fix="Do this work once, ahead of time, or in the data set and its workers; or compute a whole batch at once "
+        "with tensors",
+    )
+
+
+def _outside_operators_s(snapshot: Snapshot) -> float | None:
+    """Return the time of a step's forward passes that is surely in no operator; None if unknown.
+
+    The counted step may have been delayed, by another program for example; the shortest forward pass was not. That may
+    include operators between two modules, which are not counted; the calls of the counted step do not.
+    """
+    counted, section = snapshot.program.forward, snapshot.sections.get(FORWARD_PASS)
+    if counted is None or section is None or not section.min_s:
+        return None
+    least_s = min(counted.calls_s, section.min_s * _per_step(snapshot, FORWARD_PASS))
+    return max(0.0, least_s - counted.operators_s - BETWEEN_OPERATORS_S * counted.operators)
 
 
 @RULES.rule(DOUBLE_PRECISION, threshold=0.10)  # of step time

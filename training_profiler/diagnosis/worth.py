@@ -24,6 +24,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "sampling-heavy": (0.5, 1.8),
     "checkpointing-heavy": (0.5, 1.1),
     "small-operators": (0.5, 1.1),
+    "python-in-forward": (0.3, 1.1),
     "double-precision": (0.6, 1.3),
     "repeated-backward": (0.0, 1.4),
     "unexplained": (0.5, 1.0),

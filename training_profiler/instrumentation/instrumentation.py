@@ -138,6 +138,7 @@ class Instrumentation:
         torch = sys.modules.get("torch")
         return self.program.facts()._replace(
             operators=self.flops.operators,
+            forward=self.flops.forward,
             calls=self.context.calls.facts(),
             threads=0 if torch is None else torch.get_num_threads(),
         )

@@ -52,6 +52,7 @@ _CLASSES: Final = {
     "slower-since": "SLOWING DOWN",
     "gpu-utilization": "GPU IDLE",
     "small-operators": "SMALL OPERATORS",
+    "python-in-forward": "PYTHON",
     "lock-held-by-thread": "LOCK HELD",
     "double-precision": "FLOAT64",
     "repeated-backward": "REPEATED BACKWARD",

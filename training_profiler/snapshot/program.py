@@ -72,6 +72,14 @@ class CpuSpeed(NamedTuple):
     operator_s: float  # the shortest operation, with its share of the backward pass
 
 
+class ForwardFacts(NamedTuple):
+    """The forward passes of the one step whose operators were counted."""
+
+    operators: int  # of torch
+    operators_s: float  # in them, without Python between them
+    calls_s: float  # of all; counting makes it longer by some microseconds an operator
+
+
 class ProgramFacts(NamedTuple):
     """The facts of one process so far; None or 0 is unknown."""
 
@@ -83,6 +91,7 @@ class ProgramFacts(NamedTuple):
     operators: int = 0  # of torch, in modules and backward passes of one step
     calls: tuple[CallFacts, ...] = ()  # in the order in which they were first made
     threads: int = 0  # of torch's own operations
+    forward: ForwardFacts | None = None  # None: not counted
 
 
 NOTHING_KNOWN: Final = ProgramFacts()

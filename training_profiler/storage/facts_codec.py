@@ -2,7 +2,15 @@
 
 from typing import Final
 
-from training_profiler.snapshot.program import CallFacts, CallSite, CompileFacts, CpuSpeed, OptimizerFacts, ProgramFacts
+from training_profiler.snapshot.program import (
+    CallFacts,
+    CallSite,
+    CompileFacts,
+    CpuSpeed,
+    ForwardFacts,
+    OptimizerFacts,
+    ProgramFacts,
+)
 from training_profiler.text import printable
 
 MOST: Final = 2.0**53  # of any number
@@ -22,6 +30,7 @@ def checked_facts(facts: ProgramFacts) -> ProgramFacts:
         int(_number(facts.operators)),
         tuple(map(_call, facts.calls[:MOST_CALLS])),
         int(_number(facts.threads)),
+        None if facts.forward is None else _forward(facts.forward),
     )
 
 
@@ -62,6 +71,10 @@ def _compiled(facts: CompileFacts) -> CompileFacts:
         _number(facts.recompiled_s),
         printable(facts.place),
     )
+
+
+def _forward(facts: ForwardFacts) -> ForwardFacts:
+    return ForwardFacts(int(_number(facts.operators)), _number(facts.operators_s), _number(facts.calls_s))
 
 
 def _cpu(facts: CpuSpeed) -> CpuSpeed:

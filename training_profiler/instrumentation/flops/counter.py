@@ -5,6 +5,7 @@ something that counting might break.
 """
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from training_profiler.instrumentation.flops.operations import Operations, count
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
 from training_profiler.instrumentation.loop_detection.modules import is_bare
 from training_profiler.recording.step_flops import StepFlops
+from training_profiler.snapshot.program import ForwardFacts
+from training_profiler.units import NS_PER_S
 
 FIRST_STEP: Final = 1  # complete steps before the first that may be counted
 COUNTED_BY: Final = 12  # complete steps after which counting ends
@@ -29,6 +32,7 @@ class Flops:
     def __init__(self, context: PatchContext) -> None:
         self.counted: StepFlops | None = None
         self.operators = 0  # of torch, in the counted step
+        self.forward: ForwardFacts | None = None  # of the counted step
         self.why_not: str | None = None
         self.slow_steps = 0  # the first steps up to the last one that counting slowed down
         self._context = context
@@ -48,7 +52,8 @@ class Flops:
                     self._tries += 1
                     self.slow_steps = steps
                 self.counted, self.why_not = counting.result(is_last=self._tries >= TRIES)
-                self.operators = counting.operators if self.counted is not None else 0
+                if self.counted is not None:
+                    self.operators, self.forward = counting.operators, counting.forward
             if self.counted is None and self.why_not is None and detector is not None and steps < COUNTED_BY - 1:
                 self._counting = Counting(detector, sys.modules["torch"])
                 self._counting.begin()
@@ -77,6 +82,7 @@ class Counting:
         self._torch = torch
         self._mode: Any = None
         self._counts = Operations(torch)
+        self._forward_ns = self._begun_ns = 0  # time in counted forward passes; when the latest call began
         self._open: list[object] = []  # counted calls and backward passes under way, outermost first
         self._why_not: str | None = None
         self._is_incomplete = False
@@ -141,6 +147,12 @@ class Counting:
         """The operations of torch so far."""
         return self._counts.operators
 
+    @property
+    def forward(self) -> ForwardFacts:
+        """The operations of forward passes, and their time so far."""
+        counts = self._counts
+        return ForwardFacts(counts.in_forward, counts.forward_ns / NS_PER_S, self._forward_ns / NS_PER_S)
+
     def result(self, is_last: bool) -> tuple[StepFlops | None, str | None]:
         """Return the counted FLOPs, or why they are unusable; two None to try another step.
 
@@ -172,12 +184,15 @@ class Counting:
                     self._mode = counting_mode(self._counts)
                 self._mode.__enter__()
                 self._open.append(span)
+                self._begun_ns = time.perf_counter_ns()
         except Exception as error:
             self._why_not = f"{type(error).__name__}: {error}"
 
     def _closes(self, span: object) -> None:
         if self._open and self._open[-1] is span:
             self._open.pop()
+            if not self._counts.is_backward:
+                self._forward_ns += time.perf_counter_ns() - self._begun_ns
             self._leave()
 
     def _leave(self) -> None:

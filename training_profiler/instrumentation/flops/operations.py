@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
@@ -28,6 +29,8 @@ class Operations:
         self.forward = 0
         self.backward = 0
         self.operators = 0
+        self.in_forward = 0  # of these
+        self.forward_ns = 0  # the time in those
         self.is_backward = False
         self.is_over = False
         self.why_not: str | None = None
@@ -53,9 +56,13 @@ class Operations:
             if hasattr(aten, name):
                 self._formulas.setdefault(getattr(aten, name), formula)
 
-    def count_operator(self) -> None:
-        """Count an operation that is about to run."""
-        self.operators += not self.is_over
+    def count_operator(self, spent_ns: int) -> None:
+        """Count an operation that has run for so long."""
+        if not self.is_over:
+            self.operators += 1
+            if not self.is_backward:
+                self.in_forward += 1
+                self.forward_ns += spent_ns
 
     def add(self, operation: Any, subclasses: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Add an executed operation."""
@@ -136,13 +143,14 @@ def _flop_counter() -> Any:
 def counting_mode(counts: Operations) -> Any:
     """Return a dispatch mode that runs each operation unchanged and adds it to ``counts``."""
     base = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
-    without_flops = counts.without_flops
+    without_flops, clock = counts.without_flops, time.perf_counter_ns
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        counts.count_operator()
+        began_ns = clock()
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        counts.count_operator(clock() - began_ns)
         if func in without_flops:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        out = func(*args, **(kwargs or {}))
+            return out
         counts.add(func, types, args, kwargs or {}, out)
         return out
 

@@ -128,3 +128,35 @@ def test_fewer_rounds_than_the_fewest_could_show_nothing():
     factors = {f"change {number}": 0.6 for number in range(8)}
     assert len(run_wave(factors, FEWEST_ROUNDS, SCREEN_ERROR).shown) == 8
     assert run_wave(factors, 3, SCREEN_ERROR).shown == set()
+
+
+def test_a_wave_goes_on_from_its_record_as_if_it_had_not_stopped():
+    random = np.random.default_rng(5)
+    blocks = [{name: float(np.exp(random.normal(0, 0.02))) for name in (UNCHANGED, AGAIN, "a")} for _ in range(30)]
+    whole, wave = Wave(["a"], 30), Wave(["a"], 30)
+    for block in blocks:
+        whole.add_round(block)
+        wave = Wave.from_record(wave.record())
+        wave.add_round(block)
+    assert wave.record() == whole.record()
+
+
+def test_interruptions_do_not_add_to_the_gains_that_are_none():
+    random = np.random.default_rng(6)
+    named = 0
+    for _ in range(300):
+        wave = Wave(["a"], 30)
+        while wave.open:
+            wave.add_round({name: float(np.exp(random.normal(0, 0.1))) for name in wave.open})
+            wave.pause()
+            wave = Wave.from_record(wave.record()) if wave.open else wave
+        named += bool(wave.shown)
+    assert named <= 0.05 * 300
+
+
+def test_a_clear_gain_is_known_after_an_interruption():
+    wave = Wave(["a"], 30)
+    for _ in range(20):
+        wave.add_round({UNCHANGED: 1.0, AGAIN: 1.0, "a": 0.5})
+    wave.pause()
+    assert (wave.shown, wave.open) == ({"a"}, [])

@@ -9,7 +9,7 @@ against the first one is the control.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import comb, exp, expm1, inf, log1p
+from math import comb, exp, expm1, inf, isnan, log1p
 from typing import Final
 
 import numpy as np
@@ -142,8 +142,25 @@ def beyond_control(effect: Effect, control: Effect) -> bool:
     return log1p(effect.relative) < -abs(log1p(control.relative))
 
 
+@dataclass(frozen=True, slots=True)
+class WaveRecord:
+    """A wave as plain data, for a session that goes on later. None is a block that did not run."""
+
+    block_s: dict[str, list[float | None]]
+    rounds: int
+    done: int
+    error: float
+    looks: tuple[float, ...]
+    spent: float
+    dropped: list[str]
+    shown: list[str]
+    futile: list[str]
+
+
 class Wave:
     """The blocks of trainings that run interleaved, and what they have shown so far.
+
+    It may stop after any round and go on later: the error that a look spends depends on the rounds that have run.
 
     Args:
         names: of the changes.
@@ -162,7 +179,32 @@ class Wave:
         self._has_ended = False
         self.shown: set[str] = set()
         self.futile: set[str] = set()
-        self._error, self._looks, self._spent = error, looks, 0.0
+        self._error, self._looks, self._spent = error, tuple(looks), 0.0
+
+    @classmethod
+    def from_record(cls, record: WaveRecord) -> "Wave":
+        """Return a wave that goes on where another one has stopped."""
+        wave = cls((), record.rounds, record.error, record.looks)
+        wave._restore(record)
+        return wave
+
+    def _restore(self, record: WaveRecord) -> None:
+        nan = float("nan")
+        self.block_s = {name: [nan if s is None else s for s in blocks] for name, blocks in record.block_s.items()}
+        self.done, self._spent = record.done, record.spent
+        self.dropped, self.shown, self.futile = set(record.dropped), set(record.shown), set(record.futile)
+
+    def record(self) -> WaveRecord:
+        """Return the wave as plain data."""
+        return WaveRecord(
+            {name: [None if isnan(s) else s for s in blocks] for name, blocks in self.block_s.items()},
+            self.rounds,
+            self.done,
+            self._error,
+            self._looks,
+            self._spent,
+            *(sorted(names) for names in (self.dropped, self.shown, self.futile)),
+        )
 
     @property
     def changes(self) -> list[str]:
@@ -183,15 +225,20 @@ class Wave:
         self.done += 1
         if self.done >= self.rounds:
             self.end()
-        elif self.done in [round(part * self.rounds) for part in self._looks]:
+        elif not self._has_ended and self.done in [round(part * self.rounds) for part in self._looks]:
             self._look(self.done / self.rounds)
 
     def drop(self, name: str) -> None:
         """Leave a change out: its training failed."""
         self.dropped.add(name)
 
+    def pause(self) -> None:
+        """Look at the results so far; the wave may go on later with the error that is left."""
+        if self.done and not self._has_ended:
+            self._look(self.done / self.rounds)
+
     def end(self) -> None:
-        """Look at the results for the last time, before the last round if the time is up."""
+        """Look at the results for the last time, before the last round if a training has no more steps."""
         if not self._has_ended:
             self._has_ended = True
             self._look(1.0)

@@ -99,7 +99,7 @@ def test_the_rounds_go_on_where_they_stopped(part, tmp_path):
 
 def test_losses_of_an_incomplete_round_are_not_compared(part, tmp_path):
     # The change is stopped in a round in which an unchanged training may have run.
-    part(FakeLauncher(ends={HALF: (1, 5, KeyboardInterrupt())}), **ONLY)
+    part(FakeLauncher(ends={HALF: (1, 2, KeyboardInterrupt())}), **ONLY)
     outcomes = load_state(tmp_path).progress.under_way.outcomes
     assert len({len(outcome.losses) for outcome in outcomes.values()}) == 1
 
@@ -153,7 +153,7 @@ def test_what_there_was_no_time_for_goes_on_with_its_part_of_the_error(part, tmp
 
 
 def test_a_budget_that_is_used_up_in_the_middle_is_an_interruption(part):
-    times = iter([0.0] * 40)
+    times = iter([0.0] * 12)
     first = part(FakeLauncher(), clock=lambda: next(times, 1000.0), **ONLY)
     assert first.left == ("sleep*0.5",)
     assert part(FakeLauncher(), is_resumed=True).left == ()

@@ -75,6 +75,9 @@ def _remark(row: Row) -> str:
     parts = [] if row.verdict == FASTER or row.name.startswith("unchanged") else [row.verdict]
     if row.is_ceiling:
         parts.append("a ceiling: no edit has this")
+    total = row.effect.total
+    if total is not None and not row.effect.low <= total <= row.effect.high:
+        parts.append(f"{total:+.1%} in all blocks together")
     if row.warmup_s >= LONG_WARMUP_S and row.verdict in (FASTER, SLOWER):
         parts.append(f"{duration_text(row.warmup_s)} longer to start")
     return "; ".join(parts)

@@ -319,7 +319,7 @@ class TrialSession:
         """Take what trainings side by side have shown into the rows of the table."""
         wave = interleaved.wave
         self._control = _row_of(Row(AGAIN, "", AGAIN, NOT_SHOWN), wave, interleaved, AGAIN)
-        is_noisy = self._control.effect is not None and self._control.effect.differs
+        is_noisy = self._control.effect is not None and self._control.effect.is_noise
         for name in wave.changes:
             row = self._rows.get(name, Row(TOGETHER, "", TOGETHER_LABEL, NOT_SHOWN))
             row = _row_of(row, wave, interleaved, name)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from training_profiler.trace_analysis import host_activity
+from training_profiler.trace_analysis.code_places import CodePlaces, code_places, shortened_line
 from training_profiler.trace_analysis.communication import Collective, collective_runs, collectives
 from training_profiler.trace_analysis.completeness import Doubt, doubts_of
 from training_profiler.trace_analysis.critical_path.graph import Graph, graph_of
@@ -48,9 +49,19 @@ class AttributedGap:
     operator: str  # launched that work
     section: str  # contains the launch
     step: str  # contains the begin of the gap
+    module: str  # the innermost nn.Module that the host was in for most of the gap
+    line: str  # the same for lines of the program
     follows_read: bool  # whether the host was reading a value from the device when the gap began
     in_scope_ns: int  # the part of the gap that lies in steps, or in the recording if it has none
     stall: Stall
+
+    @property
+    def where(self) -> str:
+        """The module and the line, as "in Linear_0 (model/net.py:41 in forward)"; "" if both are unknown."""
+        line = shortened_line(self.line)
+        if self.module:
+            return f"in {self.module} ({line})" if line else f"in {self.module}"
+        return f"at {line}" if line else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,7 @@ class Analysis:
     gaps: tuple[AttributedGap, ...]  # those of at least 30 us, of all devices, in order of time
     operators: tuple[Operator, ...]
     operators_by_shape: tuple[Operator, ...]  # empty if shapes were not recorded
+    code: CodePlaces
     kernels: Kernels
     roofline: Roofline
     collectives: tuple[Collective, ...]
@@ -173,6 +185,8 @@ def analyse_columns(
     met = collectives(columns, device, communicates)
     kinds = [found.kind for found in met]
     doubts = doubts_of(columns, launches, communicates, steps)
+    found = _long_gaps(columns, device, devices, launches, communicates)
+    code = code_places(columns, launches, found)
     return Analysis(
         path=path,
         events=events,
@@ -193,9 +207,10 @@ def analyse_columns(
         doubts=doubts,
         notes=columns.notes,
         gap_lengths_ns=_gap_lengths(device),
-        gaps=_gaps(columns, device, devices, launches, communicates, reads, scope),
+        gaps=_attributed(columns, found, launches, reads, scope, code),
         operators=by_name,
         operators_by_shape=by_shape,
+        code=code,
         kernels=kernels_of(columns, launches),
         roofline=roofline_of(columns, launches, communicates),
         collectives=tuple(met),
@@ -245,21 +260,21 @@ def _waiting(columns: Columns, scope: Scope, in_scope: Bools, reads: Ints) -> Wa
     )
 
 
-def _gaps(
-    columns: Columns,
-    everything: Device,
-    devices: tuple[OneDevice, ...],
-    launches: Launches,
-    communicates: Bools,
-    reads: Ints,
-    scope: Scope,
-) -> tuple[AttributedGap, ...]:
+def _long_gaps(
+    columns: Columns, everything: Device, devices: tuple[OneDevice, ...], launches: Launches, communicates: Bools
+) -> list[Gap]:
+    """Return the gaps of all devices, in order of time."""
     long = [
         gap
         for device in devices
         for gap in long_gaps(columns, device.device.busy, everything.busy, launches, communicates, device.index)
     ]
-    long.sort(key=lambda gap: (gap.begin_ns, gap.device))
+    return sorted(long, key=lambda gap: (gap.begin_ns, gap.device))
+
+
+def _attributed(
+    columns: Columns, long: list[Gap], launches: Launches, reads: Ints, scope: Scope, code: CodePlaces
+) -> tuple[AttributedGap, ...]:
     begins, ends = (np.array([getattr(gap, key) for gap in long], np.int64) for key in ("begin_ns", "end_ns"))
     order = np.argsort(columns.end_ns[reads])
     read_ends, read_begins = columns.end_ns[reads][order], columns.begin_ns[reads][order]
@@ -272,6 +287,8 @@ def _gaps(
     labels = ("", *(step.name for step in scope.parts))
     in_scope_ns = covered(scope.windows, begins, ends).tolist()
     stalls = stalls_of(columns, long, launches)
+    nowhere = ("",) * len(long)
+    modules, lines = code.modules.of_gaps or nowhere, code.lines.of_gaps or nowhere
     return tuple(
         AttributedGap(
             gap,
@@ -279,11 +296,20 @@ def _gaps(
             name(int(launches.operator[gap.next_row])),
             name(int(launches.section[gap.next_row])),
             labels[step + 1],
+            module,
+            line,
             bool(is_after),
             within_ns,
             stall,
         )
-        for gap, step, is_after, within_ns, stall in zip(
-            long, _step_of(scope.parts, begins).tolist(), follows.tolist(), in_scope_ns, stalls, strict=True
+        for gap, step, module, line, is_after, within_ns, stall in zip(
+            long,
+            _step_of(scope.parts, begins).tolist(),
+            modules,
+            lines,
+            follows.tolist(),
+            in_scope_ns,
+            stalls,
+            strict=True,
         )
     )

@@ -81,6 +81,10 @@ class Columns:
     shape_texts: tuple[str, ...]
     inputs: Ints  # index into input_texts: shapes, types and values of the operator's inputs
     input_texts: tuple[tuple[str, ...], ...]
+    stack: Ints  # index into stack_texts: of Python, recorded with an operator or annotation
+    stack_texts: tuple[str, ...]
+    module: Ints  # index into module_texts: of TorchScript, recorded with the operator
+    module_texts: tuple[str, ...]
     occupancy: Floats  # %; NaN unknown
     blocks_per_sm: Floats
     memory: Memory

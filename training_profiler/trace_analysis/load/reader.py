@@ -52,6 +52,8 @@ class Args(msgspec.Struct, gc=False):
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
     values: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Concrete Inputs")
+    stack: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Call stack")
+    module: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Module Hierarchy")
     collective: str | None = msgspec.field(default=None, name="Collective name")
     kernel: Number = None  # that a call of HIP launches
     direction: Number = None  # of a copy of MTIA

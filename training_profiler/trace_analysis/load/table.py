@@ -29,6 +29,7 @@ from training_profiler.trace_analysis.load.times import TimeProblemError, times_
 
 _NO_ARGS: Final = Args()
 MOST_NAME: Final = 2_000  # characters; kernels of templates have long names
+MOST_STACK: Final = 20_000
 NO_NAME: Final = "(no name)"
 MTIA_WORK: Final = "mtia_ccp_events"
 _MTIA_COPY: Final = "dma_request"
@@ -80,6 +81,9 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     collective, collectives = reader.texts(is_kernel, attrgetter("collective"))
     shapes, shape_texts = reader.texts(is_operator, lambda args: bytes(args.dims))
     input_parts, inputs = reader.numbered(is_operator, _input_parts)
+    has_stack = is_operator | (category == CATEGORY_IDS["user_annotation"])
+    stacks, stack = reader.numbered(has_stack, lambda args: bytes(args.stack))
+    modules, module = reader.numbered(is_operator, lambda args: bytes(args.module))
     return Columns(
         names=tuple(names),
         threads=tuple(threads),
@@ -106,6 +110,10 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         shape_texts=shape_texts,
         inputs=inputs,
         input_texts=tuple(tuple(map(_text, parts)) for parts in input_parts),
+        stack=stack,
+        stack_texts=tuple(map(_string, stacks)),
+        module=module,
+        module_texts=tuple(map(_string, modules)),
         # Kineto writes 0 if it cannot estimate the occupancy.
         occupancy=reader.floats(is_kernel, lambda args: args.occupancy or None),
         blocks_per_sm=reader.floats(is_kernel, attrgetter("blocks_per_sm")),
@@ -252,6 +260,14 @@ def _text(value: str | bytes | None) -> str:
     if isinstance(value, bytes):
         value = value[: 2 * MOST_NAME].decode("utf-8", "replace").replace(" ", "").replace("\n", "")
     return printable(value or "", MOST_NAME)
+
+
+def _string(value: bytes) -> str:
+    """Return a string of JSON; "" for anything else."""
+    try:
+        return printable(msgspec.json.decode(value, type=str), MOST_STACK)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # includes values of other types
+        return ""
 
 
 def _input_parts(args: Args) -> tuple[bytes, bytes, bytes]:

@@ -7,6 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.traces import AUTOGRAD, LOOP, Trace
+from training_profiler.recording.known_sections import CLOCK_MARK
+from training_profiler.torch_capture.trace_file import SampledLine, Span, write_trace
+from training_profiler.trace_analysis.analysis import analyse
+from training_profiler.trace_analysis.code_places import SampledLine as CodeLine
 from training_profiler.trace_analysis.code_places import line_of, shortened_line
 from training_profiler.trace_analysis.report.views import render_view
 from training_profiler.trace_analysis.rules.recommendations import recommendations
@@ -84,7 +88,7 @@ def test_work_of_autograds_thread_belongs_to_the_line_that_waits_for_it(tmp_path
 
 
 def test_call_stacks_of_operators_name_the_line_that_ran(tmp_path):
-    stack = "/opt/lib/python3.8/site-packages/torch/_tensor.py(40): mm;/home/me/net.py(31): forward;train.py(5): <module>"
+    stack = "/opt/lib/python3.8/site-packages/torch/_ops.py(4): mm;/home/me/net.py(31): forward;train.py(5): <module>"
     trace = Trace().mark("Optimizer.step#SGD.step", 0, 100, **{"Call stack": "train.py(7): <module>"})
     trace.op("aten::add_", 10, 20, **{"Call stack": "torch/optim/sgd.py(80): step;train.py(7): <module>"})
     trace.op("aten::mm", 200, 50, **{"Call stack": stack}).step(1, 0, 300)
@@ -130,7 +134,9 @@ def test_a_shortened_line_keeps_its_number():
     assert shortened_line("net.py:41 in forward") == "net.py:41 in forward"
 
 
-FRAMES = st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 30), st.integers(1, 30), st.sampled_from([1, 2])), max_size=9)
+FRAMES = st.lists(
+    st.tuples(st.sampled_from("ABC"), st.integers(0, 30), st.integers(1, 30), st.sampled_from([1, 2])), max_size=9
+)
 WORKS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 90), st.integers(1, 40), st.integers(0, 1)), max_size=6)
 
 
@@ -145,7 +151,7 @@ def test_parts_add_up_whatever_overlaps(tmp_path, frames, works):
     found = trace.analysed(tmp_path)
     modules = found.code.modules
     open_us = Counter()
-    for name, begin, length, tid in frames:
+    for _, begin, length, tid in frames:
         open_us.update((tid, moment) for moment in range(begin, begin + length))
     assert sum(place.host_self_ns for place in modules.rows) == len(open_us) * US
     for place in modules.rows:
@@ -167,12 +173,33 @@ def test_the_order_of_events_in_the_file_does_not_matter(tmp_path):
     assert trace.analysed(tmp_path).code == found
 
 
-def test_an_idle_device_is_told_with_the_module_and_line_of_the_longest_gap(tmp_path):
+def test_an_idle_device_is_reported_with_the_module_and_line_of_the_longest_gap(tmp_path):
     trace = Trace().step(1, 0, 2000).kernel("a", 0, 10, launched=(0, 2)).kernel("b", 1500, 100, launched=(1490, 5))
     frame(trace, "nn.Module: Slow_0", 10, 1500)
     frame(trace, "train.py(3): work", 5, 1600)
     (finding,) = (found for found in recommendations(trace.analysed(tmp_path)) if found.code == "gpu-idle")
     assert finding.message.endswith("the longest gap, 1.5 ms, is in Slow_0 (train.py:3 in work)")
+
+
+def test_lines_that_a_capture_sampled_name_its_gaps(tmp_path):
+    trace = Trace().kernel("a", 0, 10, launched=(0, 2)).kernel("b", 1000, 100, launched=(900, 10))
+    trace.mark(f"{CLOCK_MARK} 0", 0, 0.01).mark(f"{CLOCK_MARK} 2000000", 2000, 0.01)
+    lines = [(5, "train.py:1 in main"), (300, "data.py:8 in load"), (500, "data.py:8 in load"), (950, "late.py:1 in x")]
+    added = [Span("forward_pass", 0, 100_000), *(SampledLine(line, at * US) for at, line in lines)]
+    marks = [[(0, 10)], [(2_000_000, 2_000_010)]]
+    trace.top["traceName"] = "x"
+    path = tmp_path / "step1-1-rank0.pt.trace.json.gz"
+    write_trace(trace.write(tmp_path, "raw"), path, added, marks, 1e6, lambda: False)
+    found = analyse(path)
+    (gap,) = found.gaps
+    assert gap.line == "data.py:8 in load"
+    assert found.code.sampled.rows[0] == CodeLine("data.py:8 in load", samples=2, in_gaps=2)
+    # The one at 950 us is after the launch: the gap no longer waits for the host.
+    assert {row.name: row.in_gaps for row in found.code.sampled.rows[1:]} == dict.fromkeys(
+        ("train.py:1 in main", "late.py:1 in x"), 0
+    )
+    assert [place.name for place in found.code.sections.rows] == ["forward_pass"]
+    assert "4 samples" in render_view("code", found, "host_self")
 
 
 def test_view_has_a_table_for_each_kind_that_was_recorded_in_80_columns(tmp_path):

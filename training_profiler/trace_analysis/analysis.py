@@ -37,7 +37,7 @@ from training_profiler.trace_analysis.roofline import Roofline, roofline_of
 from training_profiler.trace_analysis.scope import Scope, scope_of
 from training_profiler.trace_analysis.stalls import Stall, stalls_of
 from training_profiler.trace_analysis.step_work import StepWork, step_work
-from training_profiler.trace_analysis.timeline import main_thread, step_at, timeline_of
+from training_profiler.trace_analysis.timeline import Timeline, main_thread, step_at, timeline_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +177,10 @@ def analyse_columns(
     gpu_rows = np.flatnonzero(columns.is_gpu())
     begin_ns, end_ns = _extent(columns, gpu_rows)
     scope = scope_of(columns, device, steps, begin_ns, end_ns)
-    # Without steps, all work counts: the call that launched the first of it precedes it.
-    in_scope = _step_of(steps, columns.begin_ns) != NONE if steps else np.ones(len(columns.begin_ns), np.bool_)
-    on_main = columns.thread == main_thread(columns)
+    in_scope = _is_in(steps, columns.begin_ns)
     reads = host_activity.device_reads(columns, nesting, launches)
     by_name, by_shape = operators(columns, nesting, launches)
-    met = collectives(columns, device, communicates)
-    kinds = [found.kind for found in met]
+    met = tuple(collectives(columns, device, communicates))
     doubts = doubts_of(columns, launches, communicates, steps)
     found = _long_gaps(columns, device, devices, launches, communicates)
     code = code_places(columns, launches, found)
@@ -203,7 +200,7 @@ def analyse_columns(
         exposed_communication_ns=device.communication.total_ns - overlap(device.communication, device.compute),
         steps=steps,
         scope=scope,
-        parallelism=parallelism_of(columns, nesting, launches, communicates, kinds, scope.repetitions),
+        parallelism=parallelism_of(columns, nesting, launches, communicates, met, scope.repetitions),
         doubts=doubts,
         notes=columns.notes,
         gap_lengths_ns=_gap_lengths(device),
@@ -213,7 +210,7 @@ def analyse_columns(
         code=code,
         kernels=kernels_of(columns, launches),
         roofline=roofline_of(columns, launches, communicates),
-        collectives=tuple(met),
+        collectives=met,
         collective_runs_ns=collective_runs(columns, communicates),
         copies=tuple(host_activity.copies(columns)),
         conversions=host_activity.conversions(columns, nesting, launches),
@@ -221,7 +218,7 @@ def analyse_columns(
         allocations=tuple(host_activity.calls_named(columns, np.flatnonzero(host_activity.is_allocation(columns)))),
         data_loading=host_activity.data_loading(columns),
         waiting=_waiting(columns, scope, in_scope, reads),
-        memory=tuple(memory_of(columns, steps, timeline_of(columns, is_section(columns) & on_main))),
+        memory=tuple(memory_of(columns, steps, _main_sections(columns))),
         phases=phases_of(columns, nesting, launches, communicates, in_scope, scope),
         compute_capability=columns.compute_capability,
         step_work=step_work(columns, nesting, launches, scope) if with_step_work else None,
@@ -242,6 +239,15 @@ def _gap_lengths(device: Device) -> tuple[int, ...]:
 
 def _step_of(steps: tuple[StepParts, ...], at_ns: Ints) -> Ints:
     return step_at([step.begin_ns for step in steps], [step.end_ns for step in steps], at_ns)
+
+
+def _main_sections(columns: Columns) -> Timeline:
+    return timeline_of(columns, is_section(columns) & (columns.thread == main_thread(columns)))
+
+
+def _is_in(steps: tuple[StepParts, ...], at_ns: Ints) -> Bools:
+    """Return which times are in steps. Without steps, all are: the call that launched the first work precedes it."""
+    return _step_of(steps, at_ns) != NONE if steps else np.ones(len(at_ns), np.bool_)
 
 
 def _waiting(columns: Columns, scope: Scope, in_scope: Bools, reads: Ints) -> Waiting:
@@ -288,7 +294,7 @@ def _attributed(
     in_scope_ns = covered(scope.windows, begins, ends).tolist()
     stalls = stalls_of(columns, long, launches)
     nowhere = ("",) * len(long)
-    modules, lines = code.modules.of_gaps or nowhere, code.lines.of_gaps or nowhere
+    modules, lines = code.gap_modules or nowhere, code.gap_lines or nowhere
     return tuple(
         AttributedGap(
             gap,

@@ -1,4 +1,4 @@
-"""Where in the code time goes: by section, by nn.Module and by line of the program, on the host, the device, in gaps."""
+"""Where in the code time goes: by section, nn.Module and line, on the host, on the device and in gaps."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,9 @@ from typing import Final
 
 import numpy as np
 
+from training_profiler.recording.known_sections import CLOCK_MARK
 from training_profiler.trace_analysis.gaps import Gap
+from training_profiler.trace_analysis.intervals import covered, union
 from training_profiler.trace_analysis.launches import Launches, is_section
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 from training_profiler.trace_analysis.load.table import numbered
@@ -27,7 +29,7 @@ class PlaceTimes:
     calls: int
     host_self_ns: int  # in no inner place; the sum over threads
     host_total_ns: int  # a place within itself counts once
-    device_self_ns: int  # of work launched there; where works overlap, a moment is of the one that began last
+    device_self_ns: int  # of work launched there; where works overlap, of the newest
     device_total_ns: int
     idle_ns: int  # of the gaps of 30 us or more
 
@@ -42,12 +44,40 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledLine:
+    """A line of the program, as often as it was sampled on the thread of the loop."""
+
+    name: str
+    samples: int
+    in_gaps: int  # of them, in gaps of 30 us or more, until the next work is launched
+
+
+@dataclass(frozen=True, slots=True)
+class SampledLines:
+    """Lines as our own captures sample them, the most frequent first."""
+
+    rows: tuple[SampledLine, ...] = ()
+    of_gaps: tuple[str, ...] = ()  # sampled most often in each gap; "" if none was
+
+
+@dataclass(frozen=True, slots=True)
 class CodePlaces:
     """The places of a trace by kind; a kind that was not recorded has no rows."""
 
     sections: Places
     modules: Places
     lines: Places
+    sampled: SampledLines
+
+    @property
+    def gap_modules(self) -> Sequence[str]:
+        """The module of most of each gap; empty if the trace has no modules."""
+        return self.modules.of_gaps
+
+    @property
+    def gap_lines(self) -> Sequence[str]:
+        """The line of most of each gap; empty if the trace has neither stacks nor samples."""
+        return self.lines.of_gaps or self.sampled.of_gaps
 
 
 def code_places(columns: Columns, launches: Launches, gaps: Sequence[Gap]) -> CodePlaces:
@@ -57,18 +87,49 @@ def code_places(columns: Columns, launches: Launches, gaps: Sequence[Gap]) -> Co
     def places(labels: Sequence[str], label: Ints) -> Places:
         return _places(replace(columns, names=tuple(labels), name=label), launches, gaps, device_ns)
 
-    of_sections = np.where(is_section(columns), columns.name, NONE)
+    is_mark = columns.named(lambda name: name.startswith(CLOCK_MARK))
+    of_sections = np.where(is_section(columns) & ~is_mark, columns.name, NONE)
     return CodePlaces(
         places(columns.names, of_sections),
         places(*_modules(columns)),
         places(*_lines(columns)),
+        _sampled(columns, launches, gaps),
     )
+
+
+def _sampled(columns: Columns, launches: Launches, gaps: Sequence[Gap]) -> SampledLines:
+    at_ns, line = columns.samples.at_ns, columns.samples.line
+    if not len(at_ns):
+        return SampledLines()
+    begin_ns, launched_ns = _host_part(columns, launches, gaps)
+    first, end = np.searchsorted(at_ns, begin_ns), np.searchsorted(at_ns, launched_ns)
+    names = columns.samples.lines
+    of_gaps = tuple(
+        names[np.bincount(line[at:until]).argmax()] if at < until else ""
+        for at, until in zip(first.tolist(), end.tolist(), strict=True)
+    )
+    is_in_gap = covered(union(begin_ns, launched_ns), at_ns, at_ns + 1) > 0
+    samples = np.bincount(line, minlength=len(names)).tolist()
+    in_gaps = np.bincount(line[is_in_gap], minlength=len(names)).tolist()
+    rows = [SampledLine(*row) for row in zip(names, samples, in_gaps, strict=True)]
+    return SampledLines(tuple(sorted(rows, key=lambda row: (-row.samples, row.name))), of_gaps)
+
+
+def _host_part(columns: Columns, launches: Launches, gaps: Sequence[Gap]) -> tuple[Ints, Ints]:
+    """Return the part of each gap until the end of the call that launches the next work; all of it if unknown."""
+    begin_ns, end_ns, following = (
+        np.array([getattr(gap, key) for gap in gaps], np.int64) for key in ("begin_ns", "end_ns", "next_row")
+    )
+    call = launches.call[following]
+    return begin_ns, np.where(call == NONE, end_ns, np.clip(columns.end_ns[call], begin_ns, end_ns))
 
 
 def _modules(columns: Columns) -> tuple[list[str], Ints]:
     """Return the names of modules, and that of each event; -1 for none."""
     names = [name.removeprefix(_MODULE) if name.startswith(_MODULE) else "" for name in columns.names]
-    return _numbered_of_functions(columns, names) or _numbered(columns.module_texts, columns.module)
+    return _numbered_of_functions(columns, names) or _numbered(
+        columns.script_modules.texts, columns.script_modules.index
+    )
 
 
 def _lines(columns: Columns) -> tuple[list[str], Ints]:
@@ -77,9 +138,9 @@ def _lines(columns: Columns) -> tuple[list[str], Ints]:
     if found is not None:
         return found
     # The innermost frame comes first.
-    texts = [next(filter(None, map(line_of, stack.split(";"))), "") for stack in columns.stack_texts]
+    texts = [next(filter(None, map(line_of, stack.split(";"))), "") for stack in columns.call_stacks.texts]
     is_known = columns.is_of("cpu_op") | is_section(columns)  # a step has the line that ended the one before
-    return _numbered(texts, np.where(is_known, columns.stack, NONE))
+    return _numbered(texts, np.where(is_known, columns.call_stacks.index, NONE))
 
 
 def line_of(frame: str) -> str:
@@ -226,12 +287,12 @@ def _idle(
 
 def _pieces(columns: Columns, stacks: _Stacks, launches: Launches, gaps: Sequence[Gap]) -> tuple[Ints, Ints, Ints]:
     """Return the pieces of gaps: the index of the gap, the row of the place, and the length."""
-    begin_ns, end_ns, device, following = (
-        np.array([getattr(gap, key) for gap in gaps], np.int64) for key in ("begin_ns", "end_ns", "device", "next_row")
+    end_ns, device, following = (
+        np.array([getattr(gap, key) for gap in gaps], np.int64) for key in ("end_ns", "device", "next_row")
     )
+    begin_ns, launched_ns = _host_part(columns, launches, gaps)
     call = launches.call[following]
     thread = np.where(call == NONE, NONE, columns.thread[call])
-    launched_ns = np.where(call == NONE, end_ns, np.clip(columns.end_ns[call], begin_ns, end_ns))
     rest = np.flatnonzero(launched_ns < end_ns)
     pieces = [(rest, stacks.at(thread[rest], columns.begin_ns[call[rest]]), (end_ns - launched_ns)[rest])]
     for on_thread, on_device in np.unique(np.stack([thread, device]), axis=1).T.tolist():

@@ -113,6 +113,11 @@ def line_rows(trace: Analysis) -> list[Row]:
     return [place_data(place, trace.has_gpu) for place in trace.code.lines.rows]
 
 
+def sampled_rows(trace: Analysis) -> list[Row]:
+    """Return the lines that our own captures sampled."""
+    return [{"line": row.name, "samples": row.samples, "in_gaps": row.in_gaps} for row in trace.code.sampled.rows]
+
+
 TABLES: Final[Mapping[str, Callable[[Analysis], list[Row]]]] = {
     "steps": step_rows,
     "operators": operator_rows,
@@ -122,6 +127,7 @@ TABLES: Final[Mapping[str, Callable[[Analysis], list[Row]]]] = {
     "sections": section_rows,
     "modules": module_rows,
     "lines": line_rows,
+    "sampled_lines": sampled_rows,
 }
 
 

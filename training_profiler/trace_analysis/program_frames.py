@@ -1,4 +1,4 @@
-"""Which frames of a recorded Python stack are of the program: outside torch, Python's standard library and this package."""
+"""Which files of a recorded stack are of the program: not of torch, the standard library or this package."""
 
 import re
 import sys

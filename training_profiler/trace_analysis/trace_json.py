@@ -255,7 +255,10 @@ def _rate(rate: Rate) -> dict[str, Any]:
 def _code(analysis: Analysis) -> dict[str, Any]:
     found = analysis.code
     kinds = {"sections": found.sections, "modules": found.modules, "lines": found.lines}
-    return {kind: [place_data(place, analysis.has_gpu) for place in places.rows] for kind, places in kinds.items()}
+    data: dict[str, Any] = {
+        kind: [place_data(place, analysis.has_gpu) for place in places.rows] for kind, places in kinds.items()
+    }
+    return data | {"sampled_lines": [asdict(line) for line in found.sampled.rows]}
 
 
 def place_data(place: PlaceTimes, has_gpu: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from training_profiler.errors import TraceError
 from training_profiler.findings.tables import counted
+from training_profiler.recording.known_sections import SAMPLED_LINE
 from training_profiler.text import printable
 from training_profiler.trace_analysis.load.begin_end import pairs_of
 from training_profiler.trace_analysis.load.columns import (
@@ -23,6 +24,8 @@ from training_profiler.trace_analysis.load.columns import (
     Floats,
     Ints,
     Memory,
+    Recorded,
+    Samples,
 )
 from training_profiler.trace_analysis.load.reader import Args, Event, RawTrace
 from training_profiler.trace_analysis.load.times import TimeProblemError, times_ns
@@ -68,22 +71,16 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     events, begin_ns, end_ns, lost_halves = _with_duration(raw, where)
     order = np.argsort(begin_ns, kind="stable")
     names, name, nameless = _names(events)
-    threads, thread = numbered(list(map(attrgetter("pid", "tid"), events)))
-    _check_number(len(threads), "threads and streams", MOST_THREADS, where)
+    threads, thread = _threads(events, where)
     category, args = _of_mtia(events, _categories(events, names, name))
     is_gpu = np.isin(category, [CATEGORY_IDS[category_name] for category_name in GPU_CATEGORIES])
     is_kernel = category == CATEGORY_IDS["kernel"]
     is_call = category == CATEGORY_IDS["cuda_runtime"]
     is_operator = category == CATEGORY_IDS["cpu_op"]
-    devices = {event.args.device for event in events if event.args is not None}
-    _check_number(len(devices), "devices", MOST_DEVICES, where)
     reader = _Reader(args, order)
     collective, collectives = reader.texts(is_kernel, attrgetter("collective"))
     shapes, shape_texts = reader.texts(is_operator, lambda args: bytes(args.dims))
     input_parts, inputs = reader.numbered(is_operator, _input_parts)
-    has_stack = is_operator | (category == CATEGORY_IDS["user_annotation"])
-    stacks, stack = reader.numbered(has_stack, lambda args: bytes(args.stack))
-    modules, module = reader.numbered(is_operator, lambda args: bytes(args.module))
     return Columns(
         names=tuple(names),
         threads=tuple(threads),
@@ -95,13 +92,8 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         device=reader.integers(is_gpu, attrgetter("device")),
         stream=reader.integers(is_gpu, attrgetter("stream")),
         correlation=reader.integers(is_gpu | is_call, attrgetter("correlation")),
-        external=reader.integers(
-            is_gpu | is_call | is_operator,
-            lambda args: args.external_id if args.external_id is not None else args.external_id_old,
-        ),
-        bytes=reader.integers(
-            is_gpu & ~is_kernel, lambda args: args.bytes if args.bytes is not None else args.memory_bytes
-        ),
+        external=reader.integers(is_gpu | is_call | is_operator, _external_id),
+        bytes=reader.integers(is_gpu & ~is_kernel, _copied_bytes),
         launches=reader.among(names, is_call, attrgetter("kernel")),
         sent_bytes=reader.integers(is_kernel, _sent_bytes),
         collective=collective,
@@ -110,14 +102,15 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         shape_texts=shape_texts,
         inputs=inputs,
         input_texts=tuple(tuple(map(_text, parts)) for parts in input_parts),
-        stack=stack,
-        stack_texts=tuple(map(_string, stacks)),
-        module=module,
-        module_texts=tuple(map(_string, modules)),
+        call_stacks=reader.strings(
+            is_operator | (category == CATEGORY_IDS["user_annotation"]), lambda args: bytes(args.stack)
+        ),
+        script_modules=reader.strings(is_operator, lambda args: bytes(args.module)),
         # Kineto writes 0 if it cannot estimate the occupancy.
         occupancy=reader.floats(is_kernel, lambda args: args.occupancy or None),
         blocks_per_sm=reader.floats(is_kernel, attrgetter("blocks_per_sm")),
-        memory=_memory(_memory_events(raw), where),
+        memory=_memory(_instants(raw, lambda event: event.name == "[memory]"), where),
+        samples=_samples(_instants(raw, lambda event: event.cat == SAMPLED_LINE), where),
         device_names=tuple(printable(str(device.get("name", ""))) for device in raw.devices),
         device_bytes=_memory_of_devices(raw.devices),
         world_size=_integer_or_none(raw.distributed.get("world_size")),
@@ -126,6 +119,15 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         lost_halves=lost_halves,
         notes=raw.notes + nameless,
     )
+
+
+def _threads(events: Sequence[Event], where: str) -> tuple[list[tuple[Any, Any]], Ints]:
+    """Return the distinct threads and streams, and the index of that of each event."""
+    threads, thread = numbered(list(map(attrgetter("pid", "tid"), events)))
+    _check_number(len(threads), "threads and streams", MOST_THREADS, where)
+    devices = {event.args.device for event in events if event.args is not None}
+    _check_number(len(devices), "devices", MOST_DEVICES, where)
+    return threads, thread
 
 
 def _check_number(count: int, what: str, most: int, where: str) -> None:
@@ -165,6 +167,11 @@ class _Reader:
         """Return the index of the text of each event of ``which``, and the distinct texts."""
         values, index = self.numbered(which, read)
         return index, tuple(map(_text, values))
+
+    def strings(self, which: Bools, read: Callable[[Args], bytes]) -> Recorded:
+        """Return strings of JSON; "" for anything else."""
+        values, index = self.numbered(which, read)
+        return Recorded(tuple(map(_string, values)), index)
 
     def numbered(self, which: Bools, read: Callable[[Args], Any]) -> tuple[list[Any], Ints]:
         """Return the distinct values, and the index of that of each event of ``which``."""
@@ -274,6 +281,14 @@ def _input_parts(args: Args) -> tuple[bytes, bytes, bytes]:
     return bytes(args.dims), bytes(args.types), bytes(args.values)
 
 
+def _copied_bytes(args: Args) -> Any:
+    return args.bytes if args.bytes is not None else args.memory_bytes
+
+
+def _external_id(args: Args) -> Any:
+    return args.external_id if args.external_id is not None else args.external_id_old
+
+
 def _sent_bytes(args: Args) -> int | None:
     if not isinstance(args.elements_in, int) or args.dtype is None:
         return None
@@ -320,10 +335,17 @@ def _floats(values: Iterable[Any]) -> Floats:
     return np.array([value if isinstance(value, (int, float)) else np.nan for value in values], np.float64)
 
 
-def _memory_events(raw: RawTrace) -> list[Event]:
+def _instants(raw: RawTrace, is_wanted: Callable[[Event], bool]) -> list[Event]:
     if "i" not in raw.kinds:
         return []
-    return [event for event in raw.events if event.ph == "i" and event.name == "[memory]"]
+    return [event for event in raw.events if event.ph == "i" and is_wanted(event)]
+
+
+def _samples(events: Sequence[Event], where: str) -> Samples:
+    at_ns = _times(events, lambda event: event.ts, where)
+    order = np.argsort(at_ns, kind="stable")
+    lines, line = numbered([event.name for event in events])
+    return Samples(at_ns[order], line[order], tuple(printable(str(text), MOST_NAME) for text in lines))
 
 
 def _memory(events: Sequence[Event], where: str) -> Memory:

@@ -2,16 +2,16 @@
 
 from typing import Final
 
-from training_profiler.findings.tables import table, with_details, wrapped
+from training_profiler.findings.tables import counted, table, with_details, wrapped
 from training_profiler.trace_analysis.analysis import Analysis
-from training_profiler.trace_analysis.code_places import Places
-from training_profiler.trace_analysis.report.formats import ms_number
+from training_profiler.trace_analysis.code_places import Places, SampledLines
+from training_profiler.trace_analysis.report.formats import ms_number, percent
 
 MOST_ROWS: Final = 15
 LINE: Final = "line"
 WITHOUT: Final = (
-    "This trace has no annotations, modules or stacks of Python: record with torch.profiler.profile(with_stack=True), or "
-    "mark parts with torch.profiler.record_function()."
+    "This trace has no annotations, modules or stacks of Python: record with "
+    "torch.profiler.profile(with_stack=True), or mark parts with torch.profiler.record_function()."
 )
 LEGEND: Final = (
     "A moment belongs to the innermost place, so self times add up; total includes inner places, and a place within "
@@ -24,6 +24,8 @@ def code(analysis: Analysis) -> str:
     found = analysis.code
     kinds = (("section", found.sections), ("nn.Module", found.modules), (LINE, found.lines))
     tables = [_table(kind, places, analysis.has_gpu) for kind, places in kinds if places.rows]
+    if found.sampled.rows:
+        tables.append(_sampled(found.sampled, analysis.has_gpu))
     return "\n\n".join([*tables, wrapped(LEGEND)]) if tables else wrapped(WITHOUT)
 
 
@@ -47,6 +49,18 @@ def _table(kind: str, places: Places, has_gpu: bool) -> str:
     if more:
         lines.append(f"({more} more; --json has all)")
     return "\n".join(lines)
+
+
+def _sampled(sampled: SampledLines, has_gpu: bool) -> str:
+    count = sum(row.samples for row in sampled.rows)
+    shown = sampled.rows[:MOST_ROWS]
+    rows = [
+        (_file_and_line(row.name), row.samples, percent(row.samples / count), *((row.in_gaps,) if has_gpu else ()))
+        for row in shown
+    ]
+    text = table((f"line\n({counted(count, 'sample')})", "samples", "share", *(("in gaps",) if has_gpu else ())), rows)
+    more = len(sampled.rows) - len(shown)
+    return with_details(text, [row.name for row in shown]) + (f"\n({more} more; --json has all)" if more else "")
 
 
 def _file_and_line(line: str) -> str:

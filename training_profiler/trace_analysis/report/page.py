@@ -14,6 +14,7 @@ from training_profiler.trace_analysis.csv_files import (
     line_rows,
     module_rows,
     operator_rows,
+    sampled_rows,
     section_rows,
     step_rows,
 )
@@ -29,6 +30,7 @@ _TABLES: Final = (
     ("sections", "Sections", section_rows, "host_total_ms"),
     ("modules", "Modules", module_rows, "host_total_ms"),
     ("lines", "Lines of the program", line_rows, "host_total_ms"),
+    ("sampled", "Sampled lines", sampled_rows, "samples"),
 )
 
 

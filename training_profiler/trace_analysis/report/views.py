@@ -213,7 +213,8 @@ def _trace(analysis: Analysis) -> str:
     rows = [
         (ms(gap.gap.begin_ns - analysis.begin_ns), ms(gap.gap.length_ns), gap.gap.cause, gap.step) for gap in longest
     ]
-    lines += ["", with_details(table(("at", "length", "cause", "step"), rows, left=(2, 3), name=3), list(map(_around, longest)))]
+    gaps = table(("at", "length", "cause", "step"), rows, left=(2, 3), name=3)
+    lines += ["", with_details(gaps, [_around(gap) for gap in longest])]
     copies = [(copy.name, copy.count, ms(copy.total_ns), amount(copy.bytes)) for copy in analysis.copies]
     if copies:
         lines += ["", table(("copy", "count", "time", "amount"), copies)]

@@ -145,11 +145,12 @@ def compare_real_runs(pairs: int, busy: int, steps: int) -> None:
             data = json.loads(done.stdout)
             verdicts[data["verdict"]] += 1
             typical, mean = data["typical"], data["mean"]
-            lost = ", ".join(f"{data['steps'][side]['lost_to_others'] or 0:.0%}" for side in ("before", "after"))
+            step_ms = " and ".join(f"{typical[side] * MS_PER_S:.3g}" for side in ("before_s", "after_s"))
+            lost = " and ".join(f"{data['steps'][side]['lost_to_others'] or 0:.0%}" for side in ("before", "after"))
             print(
                 f"  pair {pair + 1}: {data['verdict']}: {typical['relative']:+.1%} "
                 f"({typical['low']:+.1%} to {typical['high']:+.1%}), mean {mean['relative']:+.1%}, "
-                f"steps of {typical['before_s'] * MS_PER_S:.3g} and {typical['after_s'] * MS_PER_S:.3g} ms, lost {lost}",
+                f"steps of {step_ms} ms, lost {lost}",
                 flush=True,
             )
     print(f"{verdicts[FASTER] + verdicts[SLOWER]} false verdicts of {pairs}")

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.page.runs import HOSTILE, page_of
+from tests.page.test_comparison import pair
 from tests.support.browser import BROWSER, Page, browser
+from training_profiler.page.comparison import render_comparisons
 
 pytestmark = [
     pytest.mark.integrations,
@@ -157,6 +159,18 @@ def test_hostile_names_run_nothing_and_are_shown(tmp_path: Path) -> None:
         assert page.evaluate("document.querySelectorAll('img, iframe, object, link').length") == 0
         assert HOSTILE in page.evaluate("document.querySelector('#sections').innerText")
         assert HOSTILE in page.evaluate("document.querySelector('#legend').innerText")
+        assert page.complaints == []
+
+
+def test_a_comparison_draws_the_steps_of_both_runs_and_hostile_names_run_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "comparison.html"
+    path.write_text(render_comparisons([pair(), pair(0.8, name=HOSTILE)]), encoding="utf-8")
+    with browser(tmp_path) as page:
+        page.open(path)
+        assert len(page.evaluate(DRAWN)) == 2
+        assert min(page.evaluate(DRAWN)) > 3
+        assert "Steps that are not compared" in page.evaluate("document.querySelector('#pair2-note').textContent")
+        assert page.evaluate("window.harmed") is None
         assert page.complaints == []
 
 

@@ -390,6 +390,23 @@
     paint();
   }
 
+  // --- two runs ---------------------------------------------------------------------
+  function drawCompared(pair) {
+    const numbers = pair.before.map((_, at) => 1 + at * pair.group + (pair.group - 1) / 2);
+    const known = [...pair.before, ...pair.after].filter((value) => value !== null).sort((a, b) => a - b);
+    const most = 3 * known[Math.floor(0.99 * (known.length - 1))];
+    const series = ["before", "after"].map((label, at) =>
+      ({ label, stroke: color(at), width: 1.2, value: (_, v) => ms(v), points: { show: numbers.length < 200, size: 4 } }));
+    draw(byId(`${pair.id}-chart`), { series: [{ label: "step", value: (_, v) => (v === null ? "" : String(Math.round(v))) }, ...series],
+      axes: axes("step", "ms"), cursor: { drag: { x: true, y: false } },
+      scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.min(high * 1.05, most) || 1] } } },
+    [numbers, pair.before, pair.after]);
+    const beyond = known.filter((value) => value > most).length;
+    byId(`${pair.id}-note`).textContent = "Steps that are not compared are left out. Drag to zoom, double-click to see everything."
+      + (pair.group > 1 ? ` Each point is the mean of ${pair.group} steps.` : "")
+      + (beyond ? ` ${beyond} longer ${beyond > 1 ? "points are" : "point is"} beyond the upper end.` : "");
+  }
+
   // --- flame view ---------------------------------------------------------------
   function flame() {
     const root = document.querySelector(".flame");
@@ -498,6 +515,7 @@
   if (recorded && recorded.steps.length && byId("lanes")) drawRecorded();
   if (data.machine && byId("machine-charts")) drawMachine();
   if (data.ranks && byId("rank-map")) drawRanks();
+  if (data.compared) data.compared.forEach(drawCompared);
   flame();
   sortable();
   byId("search").addEventListener("input", search);

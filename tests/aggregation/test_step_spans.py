@@ -78,7 +78,7 @@ def test_slow_steps_are_found_where_every_interval_has_one_step():
     assert found == [(1, FIRST), (2, FIRST), (15, SLOW)]
 
 
-def test_a_step_that_a_capture_slowed_is_no_slow_step():
+def test_a_step_that_a_capture_slowed_is_not_a_slow_step():
     run = FakeRun(warmup=0)
     run.accumulator.slowed_by_capture.begin(30)
     run.accumulator.slowed_by_capture.end(30)

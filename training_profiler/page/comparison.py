@@ -8,6 +8,7 @@ from training_profiler.comparison.run_series import SettledSteps
 from training_profiler.page.document import document, part_file
 from training_profiler.page.html import Cell, Html, element, joined, part, table
 from training_profiler.reports.comparison import (
+    TOGETHER,
     VERDICT_COLORS,
     ComparedRuns,
     notes_on,
@@ -45,17 +46,18 @@ def _pair(runs: ComparedRuns, id: str, is_one_of_many: bool) -> Html:
     of = f"{runs.after}: " if is_one_of_many else ""
     chart = Html(part_file("comparison.html").replace("PAIR", id))
     facts = [[each.what, each.before or "unknown", each.after or "unknown"] for each in runs.differing]
-    differs = table("What differs", ("what", "before", "after"), facts)
+    differs = element("div", table("What differs", ("what", "before", "after"), facts), class_="texts")
+    notes = [f"Where it says yes, the change is beyond chance; {TOGETHER}", *notes_on(runs)]
     return joined(
         [
             part(f"{id}-verdict", f"{of}Verdict", _verdict(runs)),
             part(f"{id}-steps", f"{of}Steps", chart),
             part(f"{id}-sections", f"{of}Sections", _sections(runs.comparison)),
-            part(f"{id}-differs", f"{of}What differs", differs or element("p", "Nothing that is known.")),
+            part(f"{id}-differs", f"{of}What differs", differs if facts else element("p", "Nothing that is known.")),
             part(
                 f"{id}-notes",
                 f"{of}What was compared",
-                element("ul", *(element("li", note) for note in notes_on(runs))),
+                element("ul", *(element("li", note) for note in notes)),
             ),
         ]
     )

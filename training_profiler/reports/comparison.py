@@ -26,6 +26,7 @@ LEAST_ROW: Final = 0.001  # of a step: shorter sections have no row of their own
 MOST_ROWS: Final = 20
 NAME_WIDTH: Final = 26
 MOST_DIFFERING: Final = 30
+TOGETHER: Final = f"the intervals of the sections hold together at {SECTIONS_LEVEL:.0%}"
 VERDICT_COLORS: Final = {FASTER: "green", SLOWER: "red", NOT_SHOWN: "yellow"}
 
 
@@ -135,14 +136,13 @@ def _has_row(row: SectionDifference, comparison: Comparison) -> bool:
 
 
 def _notes(runs: ComparedRuns, layout: Layout) -> list[str]:
-    return [line for note in notes_on(runs) for line in layout.wrap(note, "- ")]
+    return [line for note in (f"* beyond chance; {TOGETHER}", *notes_on(runs)) for line in layout.wrap(note, "- ")]
 
 
 def notes_on(runs: ComparedRuns) -> list[str]:
     """Return sentences on what was compared, and how."""
     comparison = runs.comparison
-    notes = [f"* beyond chance; the intervals of the sections hold together at {SECTIONS_LEVEL:.0%}"]
-    notes += [_steps(name, run) for name, run in (("before", comparison.before), ("after", comparison.after))]
+    notes = [_steps(name, run) for name, run in (("before", comparison.before), ("after", comparison.after))]
     if comparison.work_ratio is None:
         notes.append("the samples of a step are unknown in at least one run: step times are compared as they are")
     elif comparison.is_by_work:

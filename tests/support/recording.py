@@ -163,6 +163,8 @@ def snapshot_of(shares: Mapping[str, float], *, steps: int = 100, step_s: float 
             rest_s / total_s if total_s else 0.0,
             count=0,
             avg_s=None,
+            total_s=rest_s,
+            step_total_s=rest_s,
             self_s=rest_s,
             step_self_s=rest_s,
             settled_total_s=rest_s,

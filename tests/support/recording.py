@@ -35,7 +35,7 @@ class FakeClock:
 class FakeRun:
     """A recorder with its sums, as a session wires them, on a fake clock; optionally with a journal."""
 
-    def __init__(self, warmup: int | None = None, journal: Path | None = None) -> None:
+    def __init__(self, warmup: int | None = None, journal: Path | None = None, spans: bool = False) -> None:
         self.clock = FakeClock()
         self.names = SectionNames()
         self.recorder = Recorder(clock=self.clock, names=self.names)
@@ -43,6 +43,7 @@ class FakeRun:
         self.section = self.recorder.section
         self.accumulator = Accumulator(self.names, self.clock(), warmup)
         self.sums = RunSums(self.names, self.clock(), warmup)
+        self.writes_spans = spans
         self.loaders: list[LoaderCounts] = []
         self.samples: list[Sample] = []
         self.journal = None if journal is None else Journal(journal, 0, self.names, self.clock(), warmup)
@@ -80,13 +81,16 @@ class FakeRun:
         samples, self.samples = self.samples, []
         self.accumulator.add(self.recorder.drain(), self.recorder.thread_id(), samples)
 
-    def flush(self) -> None:
+    def flush(self, is_last: bool = False) -> None:
         """Drain, and add the totals to the run and the journal."""
         self.drain()
         totals, step_ns = self.accumulator.pop_totals()
         self.sums.add(totals, step_ns)
         if self.journal:
             self.journal.write_interval(totals, step_ns, Health(), self.loaders)
+            steps = self.accumulator.step_spans.pop(step_ns, is_last)
+            if steps and self.writes_spans:
+                self.journal.write_spans(steps)
 
     def totals(self) -> Totals:
         """Return the totals since the last flush."""

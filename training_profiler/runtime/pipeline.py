@@ -125,6 +125,7 @@ class Pipeline:
             self.announce()
         inside = self._open_sections()
         self._journal_interval(totals, step_ns, inside, is_beside)
+        self._guard.run("recorded steps", lambda: self._journal_spans(step_ns, is_beside))
         self._exchange.add(totals, step_ns, synchronized)
         self._publish(self._exchange.due_summary(self._sums.run, inside=inside), polls=not is_beside)
         if is_beside and self._recorder.watermark_ns is not None:
@@ -140,6 +141,11 @@ class Pipeline:
             ),
             polls=not is_beside,
         )
+
+    def _journal_spans(self, step_ns: Sequence[int], is_beside: bool) -> None:
+        steps = self._accumulator.step_spans.pop(step_ns, is_last=self._is_closing)
+        if steps:
+            self._outputs.journal(lambda lines: lines.spans(steps), polls=not is_beside)
 
     def _journal_pending(self) -> None:
         """Write what the training thread may still rewrite: a reader uses it if nothing follows."""

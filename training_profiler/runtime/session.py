@@ -158,7 +158,7 @@ class Session:
     def _roll_over_epoch(self, boundary: EpochBoundary) -> None:
         """End an epoch and begin the next at a time above the watermark."""
         held_ns = self._recorder.move_watermark(boundary.at_ns)
-        shown = boundary if self._epochs.allows(REPORTS_FREE) else None
+        shown = boundary if self._epochs.allows(1 + REPORTS_FREE) else None  # the first only begins an epoch
         spend = self.profiler_health.collect if shown is None else self._epochs.spend
         self._exclusively(lambda: self._pipeline.roll_over_epoch(shown), PATIENCE_S, spend)
         self._recorder.move_watermark(held_ns)

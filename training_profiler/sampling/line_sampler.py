@@ -23,6 +23,7 @@ PART: Final = "line sampler"
 # ratio modulo 1 spread evenly and never repeat (Weyl). They vary the interval by 30 % without random numbers.
 GOLDEN: Final = 0.6180339887498949
 JITTER: Final = 0.3
+FIRST_SAMPLES: Final = 150  # at any cost: the lines of a short run are of use, too
 MOST_WAITING: Final = 100_000  # samples not yet drained, half an hour of them
 PATIENCE_S: Final = 1.0  # for the end of the thread, which takes microseconds
 
@@ -135,7 +136,7 @@ class LineSampler:
 
     def _pause_s(self, thread: BackgroundThread) -> float:
         thread.measure_cpu()
-        return self._pace.pause_s(1 / max(1, self._hz), self._ended_cpu_ns + thread.cpu_ns)
+        return self._pace.pause_s(1 / max(1, self._hz), self._ended_cpu_ns + thread.cpu_ns, FIRST_SAMPLES)
 
     def _sample(self) -> None:
         # This thread holds the GIL from here on, so clock and frame show the same moment. No frame may outlive this

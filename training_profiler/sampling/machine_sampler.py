@@ -18,7 +18,7 @@ from training_profiler.units import NS_PER_S
 
 PART: Final = "system monitor"
 MOST_WAITING: Final = 36_000  # samples not yet drained, ten hours of them
-FIRST_SAMPLES: Final = 6  # at any cost: rules about the machine need some in short runs, too
+FIRST_SAMPLES: Final = 6  # at any cost: rules about the machine need some in a short run, too
 PATIENCE_S: Final = 1.0  # for the end of the thread, which takes one more sample
 LEAST_S: Final = 0.1  # between two readings of CPU time, which the kernel counts in hundredths of a second
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from training_profiler.aggregation.totals import Totals
+from training_profiler.recording.implementation import Implementation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section import Clock
 from training_profiler.recording.section_names import OTHER_NAMES
@@ -20,9 +21,9 @@ REPORTS_FREE: Final = 20  # first periodic reports of a run, without a limit on 
 REPORTS_SHARE: Final = 0.0015  # share of the run that later reports may cost
 
 
-def measure_section_cost_ns() -> float:
+def measure_section_cost_ns(implementation: Implementation) -> float:
     """Return the cost of recording an empty section on this machine, in ns."""
-    recorder = Recorder()
+    recorder = Recorder(implementation=implementation)
     section, clock = recorder.section, recorder.clock
     with section("a"):
         begin_ns = clock()
@@ -94,6 +95,7 @@ class ProfilerHealth:
                 *self._names_notes(),
                 *_of_run(run, reports_left_out),
                 *_compiled(),
+                f"recorder: {self._recorder.implementation.describe()}",
                 *costs,
             ),
         )

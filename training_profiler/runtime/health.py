@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from training_profiler.aggregation.totals import Totals
+from training_profiler.recording.implementation import Implementation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section_names import OTHER_NAMES
 from training_profiler.safety.cost_budget import SHARE
@@ -20,9 +21,9 @@ REPORTS_FREE: Final = 20  # first periodic reports that the user has asked for, 
 REPORTS_SHOWN: Final = 3  # the same where the user has not set how often
 
 
-def measure_section_cost_ns() -> float:
+def measure_section_cost_ns(implementation: Implementation) -> float:
     """Return the cost of recording an empty section on this machine, in ns."""
-    recorder = Recorder()
+    recorder = Recorder(implementation=implementation)
     section, clock = recorder.section, recorder.clock
     with section("a"):
         begin_ns = clock()
@@ -79,6 +80,7 @@ class ProfilerHealth:
                 *self._names_notes(),
                 *_of_run(run, reports_left_out),
                 *_compiled(),
+                f"recorder: {self._recorder.implementation.describe()}",
                 *costs,
             ),
         )

@@ -89,7 +89,9 @@ def _sections(comparison: Comparison) -> Html:
             label,
             each.before_s,
             each.after_s,
-            *(part * each.before_s for part in (each.relative, each.low, each.high)),
+            each.relative * each.before_s,
+            each.low * each.before_s,
+            each.high * each.before_s,
             each.is_shown,
         )
         for label, each in steps

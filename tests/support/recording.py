@@ -2,18 +2,33 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import pytest
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.run import RunSums
 from training_profiler.aggregation.totals import Totals
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
+from training_profiler.recording.implementation import Implementation, native_implementation, python_implementation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.location import Location, Sample
 from training_profiler.snapshot.snapshot import OTHER, EpochStats, Health, SectionStats, Snapshot, StepStats
 from training_profiler.storage.journal import Journal
+
+IMPLEMENTATIONS: Final = ("Python", "C")
+
+
+def implementation_of(name: str) -> Implementation:
+    """Return one of ``IMPLEMENTATIONS``; skip the test if it was not built."""
+    if name == "Python":
+        return python_implementation("a test asks for it")
+    try:
+        return native_implementation()
+    except ImportError as error:
+        pytest.skip(f"the recorder in C cannot be loaded: {error}")
 
 
 class FakeClock:

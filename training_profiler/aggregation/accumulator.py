@@ -41,7 +41,8 @@ class Accumulator:
 
     ``on_spans``, if set, is called with the training thread's spans that count for averages: sections, begins, ends,
     the begins of spans still open, and the time up to which this is complete. ``on_every_span`` is called with all
-    spans of the training thread: sections, begins, ends, and that time.
+    spans of the training thread: sections, begins, ends, and that time. ``on_samples`` is called before it, with the
+    samples of the lines of that time.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Accumulator:
         self.inferred_filter = InferredSectionFilter(names, has_inferred)
         self.on_spans: Callable[[Ints, Ints, Ints, Ints, int], None] | None = None
         self.on_every_span: Callable[[Ints, Ints, Ints, int], None] | None = None
+        self.on_samples: Callable[[Sequence[Sample]], None] | None = None
         self.slowed_by_capture = CaptureAffectedSteps()
         self.loaders = LoaderAttribution(names)
         self.step_spans = StepSpans()
@@ -76,9 +78,13 @@ class Accumulator:
         """Call ``to`` with the spans that count for averages from now on; None: with none."""
         self.on_spans = to
 
-    def send_every_span(self, to: Callable[[Ints, Ints, Ints, int], None] | None) -> None:
-        """Call ``to`` with all spans of the training thread from now on; None: with none."""
-        self.on_every_span = to
+    def send_every_span(
+        self,
+        to: Callable[[Ints, Ints, Ints, int], None] | None,
+        samples_to: Callable[[Sequence[Sample]], None] | None = None,
+    ) -> None:
+        """Send all spans of the training thread, and the samples of its lines, from now on; None: none."""
+        self.on_every_span, self.on_samples = to, samples_to
 
     @property
     def steps(self) -> int:
@@ -106,7 +112,8 @@ class Accumulator:
     def preview(self) -> "Accumulator":
         """Return a copy that goes on for itself and sends no spans."""
         # The training thread may begin a capture meanwhile, so the receivers of spans are left out before the copy.
-        state = {**vars(self), "on_spans": None, "on_every_span": None, "step_spans": StepSpans()}
+        receivers = {"on_spans": None, "on_every_span": None, "on_samples": None}
+        state = {**vars(self), **receivers, "step_spans": StepSpans()}
         copy = object.__new__(type(self))
         vars(copy).update(deepcopy(state, {id(self._names): self._names}))
         copy.loaders.configure_intervals(False, None)
@@ -115,6 +122,9 @@ class Accumulator:
     def add(self, batch: Batch, training_thread: int, samples: Sequence[Sample] = ()) -> None:
         """Add a batch. The run's time is that of the thread ``training_thread``; ``samples`` are of that thread."""
         self._lines.add_samples(samples)
+        on_samples = self.on_samples  # the training thread may end a capture meanwhile
+        if on_samples is not None:
+            on_samples(samples)
         rows = rows_for(len(self._names.names))
         self.totals.sections.grow(rows)
         events = {}

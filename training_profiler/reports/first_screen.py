@@ -12,7 +12,7 @@ from training_profiler.reports.layout import Layout, shortened
 from training_profiler.reports.machine import steps_per_s_text
 from training_profiler.reports.verdict import verdict
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, Snapshot
-from training_profiler.units import duration_text, ms_column, ms_number, ms_text, three_digits
+from training_profiler.units import duration_text, ms_column, three_digits, unit_of_steps
 
 MOST_BARS: Final = 9
 WIDEST: Final = 110  # columns; longer bars show no more
@@ -86,8 +86,9 @@ def _speed(snapshot: Snapshot) -> Iterator[str]:
     """Yield how fast the training is; figures that are unknown are left out."""
     step, rates, machine = snapshot.step, snapshot.throughput, snapshot.machine
     if step is not None and step.settled_count:
-        other = f"median {ms_number(step.median_s)}" if step.p95_s is None else f"p95 {ms_number(step.p95_s)}"
-        yield f"step {ms_text(step.avg_s)} ({other})"
+        unit, number = unit_of_steps(step.avg_s)
+        other = f"median {number(step.median_s)}" if step.p95_s is None else f"p95 {number(step.p95_s)}"
+        yield f"step {number(step.avg_s)} {unit} ({other})"
     if rates is not None:
         yield steps_per_s_text(snapshot)
         if rates.samples_per_s is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container
 
 from training_profiler.recording.event_codes import LOOP_BEGIN, discarded_exit
 from training_profiler.recording.recorder import Recorder
-from training_profiler.recording.section import FLUSH_AT_MOST, Clock, ThreadBuffer, event_writer
+from training_profiler.recording.section import FLUSH_AT_MOST, Clock, ThreadBuffer
 
 NS_PER_DRAIN = 1_000_000_000  # in an evaluation, in which no step ends
 MAX_PENDING = 1 << 16  # integers; with more, the best guess has to do
@@ -52,7 +52,7 @@ class PendingEvents:
 
     def writer(self, code: int) -> Callable[[], None]:
         """Return a fast equivalent of ``record(code)``, without a Python frame, for events of every step."""
-        return event_writer(self.events, self.clock, code)
+        return self._buffer.implementation.event_writer(self.events, self.clock, code)
 
     def record(self, code: int) -> int:
         """Append an event and return its time in ns."""

@@ -221,6 +221,13 @@ def test_a_run_without_steps_shows_what_it_prepared():
         ("model", "20.0%"),
         ("validation", "20.0%"),
     ]
+    begun = replace(snapshot, startup=StartupStats(5.0, True, (StartupPart("imports", 5.0),)))
+    rows = [line.split() for line in screen(begun) if line.endswith("%")]
+    assert [(name, share) for name, _, share in rows] == [
+        ("unattributed", "30.0%"),
+        ("imports", "50.0%"),
+        ("validation", "20.0%"),
+    ]
 
 
 def test_the_bars_of_a_mean_step_leave_out_warm_up():

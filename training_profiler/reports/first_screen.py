@@ -17,6 +17,7 @@ from training_profiler.units import duration_text, ms_column, three_digits, unit
 MOST_BARS: Final = 9
 WIDEST: Final = 110  # columns; longer bars show no more
 LABEL_WIDTH: Final = 26
+NEGLIGIBLE: Final = 0.001  # of the time in no section
 BLOCKS: Final = " ▏▎▍▌▋▊▉█"
 INDENT: Final = 10  # of what follows VERDICT
 
@@ -130,11 +131,17 @@ def _of_a_step_s(snapshot: Snapshot, name: str, in_steps_s: float) -> float | No
 
 
 def _prepared_bars(snapshot: Snapshot, self_s: float) -> list[Bar]:
-    """Return what a run without steps did in no section, in place of one bar of ``self_s``; nothing if unknown."""
+    """Return what a run without steps did in no section, in place of one bar of ``self_s``; nothing if unknown.
+
+    A loop may have begun although no step ended. What it did in no section stays in the last bar.
+    """
     parts = [] if snapshot.startup is None else snapshot.startup.parts
     seconds = {part.name: part.seconds for part in parts if part.name not in snapshot.sections}
-    all_s = sum(seconds.values())
-    return [Bar(name, self_s * part_s / all_s, None) for name, part_s in seconds.items()] if all_s else []
+    known_s = sum(seconds.values())
+    scale = min(1.0, self_s / known_s) if known_s else 0.0
+    bars = [Bar(name, scale * part_s, None) for name, part_s in seconds.items()]
+    left_s = self_s - scale * known_s
+    return [*bars, Bar(OTHER, left_s, None)] if bars and left_s > NEGLIGIBLE * self_s else bars
 
 
 def _top(snapshot: Snapshot, name: str) -> str:

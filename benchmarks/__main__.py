@@ -2,6 +2,7 @@
 
 from benchmarks import (
     capture,
+    cost_by_part,
     device,
     import_off,
     line_sampler,
@@ -31,6 +32,7 @@ ALL = (
     machine_monitor,
     trace_analysis,
     switched,
+    cost_by_part,
     device,
     capture,
     training_ratio,

@@ -283,6 +283,11 @@ class Settings:
         return self.log_every or DEFAULT_LOG_EVERY
 
     @property
+    def asks_for_reports(self) -> bool:
+        """Whether the user has said how often to report."""
+        return self.is_log_every_given or self.log_every != DEFAULT_LOG_EVERY
+
+    @property
     def is_quiet(self) -> bool:
         """Whether only the final summary is printed."""
         return self.log_every == 0

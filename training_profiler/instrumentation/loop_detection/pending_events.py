@@ -144,6 +144,19 @@ class PendingEvents:
         events = self.events
         return next((events[at - 1] for at in range(len(events) - 1, 0, -2) if events[at] in codes), 0)
 
+    def around(self, begin_ns: int, end_ns: int, codes: Container[int]) -> tuple[int, int]:
+        """Return when the span of these codes began that is open at ``begin_ns``, and when the one at ``end_ns`` ended.
+
+        Calls that are one forward pass are one span, so a call may begin and end within it.
+        """
+        events, at = self.events, len(self.events) - 1
+        ended_ns = end_ns
+        while at > 0 and events[at - 1] >= end_ns:
+            ended_ns = events[at - 1] if -events[at] in codes else ended_ns
+            at -= 2
+        begun = (events[i - 1] for i in range(at, 0, -2) if events[i] in codes and events[i - 1] <= begin_ns)
+        return next(begun, begin_ns), ended_ns
+
     def recode_last(self, old: int, new: int) -> None:
         """Give the last event of code ``old`` the code ``new``; do nothing if it was drained already."""
         with self._buffer.rewrite_lock:

@@ -6,6 +6,7 @@ from copy import deepcopy
 import numpy as np
 
 from training_profiler.aggregation.arrays import Bools, Ints
+from training_profiler.aggregation.garbage import GarbageAttribution
 from training_profiler.aggregation.gradient_sync import GradientSyncAttribution
 from training_profiler.aggregation.lines import LineAttribution
 from training_profiler.aggregation.loaders import LoaderAttribution
@@ -18,6 +19,7 @@ from training_profiler.aggregation.span_matching import (
     Stretches,
     first_span_ns,
     match_spans,
+    moments_in,
     no_events,
     read_events,
     rename_leaf_spans,
@@ -31,6 +33,7 @@ from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.known_sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS
 from training_profiler.recording.recorder import Batch
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.sampling.garbage_watch import Collection
 from training_profiler.sampling.location import Sample
 from training_profiler.snapshot.snapshot import PROFILER
 
@@ -54,6 +57,7 @@ class Accumulator:
         self.slowed_by_capture = CaptureAffectedSteps()
         self.loaders = LoaderAttribution(names)
         self._lines = LineAttribution(names)
+        self._garbage = GarbageAttribution()
         self._names = names
         self.warmup_steps = warmup_steps
         self._timeline = Timeline()
@@ -109,6 +113,13 @@ class Accumulator:
         vars(copy).update(deepcopy(state, {id(self._names): self._names}))
         copy.loaders.configure_intervals(False, None)
         return copy
+
+    def add_collections(self, collections: Sequence[Collection], since_ns: int | None) -> None:
+        """Add garbage collections on the training thread, before the batch of their time.
+
+        ``since_ns`` is the time since which all of them are known; None if they are not.
+        """
+        self._garbage.add(collections, since_ns is not None and (since_ns <= self.at_ns or not self.steps))
 
     def add(self, batch: Batch, training_thread: int, samples: Sequence[Sample] = ()) -> None:
         """Add a batch. The run's time is that of the thread ``training_thread``; ``samples`` are of that thread."""
@@ -191,8 +202,20 @@ class Accumulator:
             self._add_elsewhere(leaf_spans, stretches, leaves_per_stretch)
         else:
             step_rows = self._rows_of_pieces(cuts, first_step)
+            row_of = step_rows[pieces]
+
+            def rows_at(times_ns: Ints) -> Ints:
+                stretch, leaf = moments_in(times_ns, leaf_spans, stretches)
+                is_outside = stretches.outer_ids[stretch] > 0
+                if len(leaf_spans.ids):
+                    is_outside |= (leaf >= 0) & leaf_is_outside[leaf]
+                return np.where(is_outside, -1, row_of[stretch])
+
+            in_collections = self._garbage.attribute(
+                self.totals.garbage, rows_at, self._complete, first_step, int(cuts.ends_ns[-1])
+            )
             self._add_self_times(
-                leaf_spans, leaf_is_outside, stretches, leaves_per_stretch, step_rows[pieces], first_step
+                leaf_spans, leaf_is_outside, stretches, leaves_per_stretch, row_of, first_step, in_collections
             )
             self._lines.attribute(
                 self.totals.lines,
@@ -213,6 +236,7 @@ class Accumulator:
         leaves_per_stretch: Ints,
         step_row: Ints,
         first_step: int,
+        in_collections: Ints | None,
     ) -> None:
         """Add the training thread's time; ``step_row[i]`` is the row of the step that stretch i is in, -1 for none."""
         rows = self.totals.sections.rows
@@ -233,7 +257,7 @@ class Accumulator:
             durations_ns = self_ns[:complete].sum(axis=1).tolist()
             self.step_ns += durations_ns
             slowed = self.slowed_by_capture.among(first_step, complete)
-            self.totals.add_steps(durations_ns, self_ns[:complete], first_step, slowed)
+            self.totals.add_steps(durations_ns, self_ns[:complete], first_step, slowed, in_collections)
 
     def _rows_of_pieces(self, cuts: Cuts, first_step: int) -> Ints:
         """Return for each piece its step's row, counted from the first step of the batch; -1 for no step."""
@@ -242,6 +266,7 @@ class Accumulator:
             rows[: piece + 1][rows[: piece + 1] == rows[piece]] = -1
             if cuts.steps[piece] == first_step:
                 self._lines.of_unfinished_step.clear()
+                self._garbage.discard_unfinished()
                 self._unfinished[:] = 0
                 self._unfinished_total[:] = 0
                 self._unfinished_calls = 0

@@ -62,6 +62,7 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
         "calls": [_call(call) for call in snapshot.program.calls],
         "throughput": None if snapshot.throughput is None else asdict(snapshot.throughput),
         "machine": None if snapshot.machine is None else asdict(snapshot.machine),
+        "garbage": None if snapshot.garbage is None else asdict(snapshot.garbage),
         "ranks": None if snapshot.ranks is None else _ranks(snapshot.ranks),
         "exchange": None if snapshot.exchange is None else asdict(snapshot.exchange),
         "attempts": [asdict(attempt) for attempt in snapshot.attempts],

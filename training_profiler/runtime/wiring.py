@@ -31,6 +31,7 @@ from training_profiler.runtime.session import Session
 from training_profiler.runtime.shutdown import Shutdown
 from training_profiler.runtime.terminal import Terminal
 from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.sampling.garbage_watch import GarbageWatch
 from training_profiler.sampling.line_sampler import LineSampler
 from training_profiler.sampling.machine_sampler import MachineSampler
 from training_profiler.sampling.startup_sampler import StartupSampler
@@ -230,6 +231,7 @@ def _build_samplers(
         LineSampler(recorder.clock, guard.run, startup=context.startup),
         DeviceTime(recorder, accumulator, guard.run, health.spend, settings.launch.cuda_connections),
         MachineSampler(recorder.clock, guard.run, local_ranks=settings.launch.local_world_size or 1),
+        GarbageWatch(guard.run),
         WorkerCollector(guard.run, no_wait if context.instrumentation is None else context.instrumentation.awaited),
         settings,
         recorder.clock,

@@ -125,7 +125,7 @@ class GarbageAttribution:
             rows_of: returns the row of the step at each time; -1 for no step, ``complete`` for the unfinished step.
             complete: number of steps that have ended since the last call.
             first_step: number of the first of them, counted from 0.
-            until_ns: the end of what is known.
+            until_ns: the end of the events that have arrived.
         """
         waiting = np.array(self._waiting, np.int64).reshape(-1, 4)
         due = int(np.searchsorted(waiting[:, 0], until_ns))

@@ -6,6 +6,7 @@ from typing import Final
 from training_profiler.diagnosis.change import abrupt_rise, when_text, work_of
 from training_profiler.diagnosis.garbage import FREEZE, GARBAGE_COLLECTION
 from training_profiler.diagnosis.loader_fixes import first_batch_fix
+from training_profiler.diagnosis.pauses import lost_in_long_steps_s
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
@@ -59,7 +60,7 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     if not step.has_own_pace:
         return None
     variation = step.std_s / step.avg_s
-    potential_saving_s = max(0.0, step.avg_s - step.median_s) * step.settled_count
+    potential_saving_s = lost_in_long_steps_s(snapshot)
     if variation <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
     if any(step.explained.get(name, 0.0) >= ACTS_AT_TIMES for name in ACTING_SECTIONS):

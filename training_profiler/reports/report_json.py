@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from training_profiler.diagnosis import Finding
+from training_profiler.diagnosis.pauses import pauses
 from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.reports.checklist import checklist
 from training_profiler.reports.verdict import verdict
@@ -63,6 +64,7 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
         "throughput": None if snapshot.throughput is None else asdict(snapshot.throughput),
         "machine": None if snapshot.machine is None else asdict(snapshot.machine),
         "garbage": None if snapshot.garbage is None else asdict(snapshot.garbage),
+        "pauses": [asdict(pause) for pause in pauses(snapshot)],
         "ranks": None if snapshot.ranks is None else _ranks(snapshot.ranks),
         "exchange": None if snapshot.exchange is None else asdict(snapshot.exchange),
         "attempts": [asdict(attempt) for attempt in snapshot.attempts],

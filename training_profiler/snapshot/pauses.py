@@ -10,6 +10,16 @@ ASKED: Final = "gc.collect()"  # of any generation
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Time within steps in which the training stood still for one cause, in s."""
+
+    cause: str
+    seconds: float
+    least_s: float
+    most_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class CollectionStats:
     """The garbage collections of one kind on the training thread."""
 

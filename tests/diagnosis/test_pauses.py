@@ -46,10 +46,10 @@ def test_collections_are_the_time_that_long_steps_lost() -> None:
 @pytest.mark.parametrize(
     ("levels", "cause", "part"),
     [
-        ({"cpu_wait": 0.2, "cpu_host": 1.0, "cpu_process": 1.0}, "CPUs that other programs had", 0.2),
-        ({"cpu_wait": 0.2, "cpu_host": 1.0, "cpu_process": 2.0}, "CPUs that its own threads and processes had", 0.2),
+        ({"cpu_wait": 0.2, "cpu_host": 1.0, "cpu_process": 1.0}, "CPUs busy with other programs", 0.2),
+        ({"cpu_wait": 0.2, "cpu_host": 1.0, "cpu_process": 2.0}, "CPUs busy with its own threads and processes", 0.2),
         ({"cpu_wait": 0.2, "cpu_throttled": 0.5}, "the container's CPU quota", 0.2),
-        ({"cpu_steal": 0.2, "cpu_process": 0.5}, "CPUs that the hypervisor took", 0.1),
+        ({"cpu_steal": 0.2, "cpu_process": 0.5}, "CPUs that the hypervisor gave to others", 0.1),
         ({"memory_stall": 0.2}, "memory pages", 0.2),
         ({"disk_stall": 0.2}, "disk", 0.2),
     ],
@@ -74,7 +74,7 @@ def test_a_collection_that_waits_for_a_cpu_counts_once() -> None:
     run = on(uneven(), cpu_wait=0.25, cpu_host=1.0, cpu_process=1.0)
     found = {pause.cause: pause.seconds for pause in pauses(run)}
     assert found == {
-        "CPUs that other programs had": pytest.approx(3.0),
+        "CPUs busy with other programs": pytest.approx(3.0),
         "garbage collection": pytest.approx(1.5),
     }
 

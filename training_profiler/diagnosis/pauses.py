@@ -27,10 +27,10 @@ def pauses(snapshot: Snapshot) -> list[Pause]:
     loss = cpu_loss(snapshot.machine)
     running = 1 - loss.all
     parts = {
-        "CPUs that other programs had": loss.others,
-        "CPUs that its own threads and processes had": loss.own,
+        "CPUs busy with other programs": loss.others,
+        "CPUs busy with its own threads and processes": loss.own,
         "the container's CPU quota": loss.quota,
-        "CPUs that the hypervisor took": loss.hypervisor,
+        "CPUs that the hypervisor gave to others": loss.hypervisor,
         "memory pages": loss.memory,
         DISK: _disk(snapshot),
     }

@@ -57,21 +57,17 @@ def measure(name: str, folder: Path) -> list[str]:
     shutil.copytree(STYLES, script.parent)
     tried = json.loads(call([*TRY, "--json", "--only", change, script.name, str(STEPS)], script.parent).stdout)
     (row,) = tried["rows"]
-    told = "{relative:+.1%} ({low:+.1%} .. {high:+.1%})".format(**row["effect"])
-    shown = call([*TRY, "--show-diff", tried["run_folder"], "--only", change], script.parent)
-    if not shown.stdout:
-        return [name, change, told, row["verdict"], shown.stderr.partition(": ")[2].strip()]
+    effect = "{relative:+.1%} ({low:+.1%} .. {high:+.1%})".format(**row["effect"])
+    edit = call([*TRY, "--show-diff", tried["run_folder"], "--only", change], script.parent)
+    if not edit.stdout:
+        return [name, change, effect, row["verdict"], edit.stderr.partition(": ")[2].strip()]
     shutil.copytree(script.parent, folder / "edited", ignore=shutil.ignore_patterns("runs"))
-    subprocess.run(["patch", "-p1"], cwd=folder / "edited", input=shown.stdout, text=True, check=True)
+    patch = ["patch", "-p1"]
+    subprocess.run(patch, cwd=folder / "edited", input=edit.stdout, text=True, check=True, capture_output=True)
     pairs = [(step_s(folder / "edited" / script.name), step_s(script)) for _ in range(PAIRS)]
     ratios = sorted(edited / unedited - 1 for edited, unedited in pairs)
-    return [
-        name,
-        change,
-        told,
-        row["verdict"],
-        f"{statistics.median(ratios):+.1%} ({ratios[0]:+.1%} .. {ratios[-1]:+.1%})",
-    ]
+    true = f"{statistics.median(ratios):+.1%} ({ratios[0]:+.1%} .. {ratios[-1]:+.1%})"
+    return [name, change, effect, row["verdict"], true]
 
 
 def main() -> None:
@@ -83,7 +79,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             rows.append(measure(name, Path(folder)))
             print(*rows[-1], sep=" | ", flush=True)
-    print_table(["program", "change", "told", "verdict", "edited, without us"], rows)
+    print_table(["program", "change", "shown by a trial", "verdict", "edited"], rows)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def test_csv_has_a_row_for_each_gap_kernel_operator_and_step(path, tmp_path, cap
     folder = tmp_path / "new" / "tables"
     write(path, "--csv", folder)
     assert capsys.readouterr().out.split() == [
-        str(folder / f"{name}.csv") for name in ("steps", "operators", "kernels", "gaps")
+        str(folder / f"{name}.csv") for name in ("steps", "operators", "kernels", "gaps", "sections")
     ]
     found = analyse(path)
     gaps = rows(folder / "gaps.csv")
@@ -72,7 +72,7 @@ def test_page_loads_nothing_and_has_findings_and_tables(path, tmp_path, capsys):
     assert "default-src &#x27;none&#x27;" in text or "default-src 'none'" in text
     assert "is spent waiting for batches" in text
     assert "Not checked, because the trace lacks:" in text
-    assert text.count("<table>") == 4
+    assert text.count("<table>") == 5
     assert text.count("<td>data loader</td>") == len(analyse(path).gaps)
 
 

@@ -1,12 +1,13 @@
 import json
 
-from training_profiler.torch_capture.trace_file import MARK, ClockMap, Marked, Pair, find_marks, meet
+from training_profiler.recording.known_sections import CLOCK_MARK
+from training_profiler.torch_capture.trace_file import ClockMap, Marked, Pair, find_marks, meet
 
 
 def event(ns: int, ts: str, dur: str, category: str = "user_annotation") -> str:
     return f"""
   {{
-    "ph": "X", "cat": "{category}", "name": "{MARK} {ns}", "pid": 7, "tid": 8,
+    "ph": "X", "cat": "{category}", "name": "{CLOCK_MARK} {ns}", "pid": 7, "tid": 8,
     "ts": {ts}, "dur": {dur}
     ,
     "args": {{ "External id": 1 }}

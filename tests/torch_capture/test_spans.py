@@ -1,7 +1,8 @@
 import numpy as np
 
+from training_profiler.sampling.location import Location
 from training_profiler.torch_capture import trace_file
-from training_profiler.torch_capture.trace_file import CapturedSpans, Span
+from training_profiler.torch_capture.trace_file import CapturedSpans, SampledLine, Span
 
 
 def add(spans: CapturedSpans, *rows: tuple[int, int, int], until_ns: int) -> None:
@@ -30,3 +31,13 @@ def test_more_spans_than_a_trace_should_have_are_counted(monkeypatch):
     spans = CapturedSpans({1: "a"}, begin_ns=0)
     add(spans, (1, 1, 2), (1, 3, 4), (1, 5, 6), until_ns=9)
     assert (len(spans.spans()), spans.left_out) == (2, 1)
+
+
+def test_sampled_lines_are_those_of_the_window():
+    spans = CapturedSpans({}, begin_ns=100)
+    at = Location("train.py", 41, "main")
+    spans.add_samples([(90, at), (110, at), (150, None)])
+    spans.add_samples([(199, at), (200, at)])
+    add(spans, until_ns=240)
+    spans.ends(200)
+    assert spans.lines() == [SampledLine("train.py:41 in main", 110), SampledLine("train.py:41 in main", 199)]

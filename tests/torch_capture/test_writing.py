@@ -4,15 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from training_profiler.recording.known_sections import CLOCK_MARK
 from training_profiler.torch_capture import trace_file
-from training_profiler.torch_capture.trace_file import MARK, CaptureError, Span, check_whole, write_trace
+from training_profiler.torch_capture.trace_file import CaptureError, Span, check_whole, write_trace
 
 MARKS = [[(1000, 1010)], [(9000, 9010)]]
 
 
 def raw_trace(folder: Path, has_marks: bool = True) -> Path:
     marks = [
-        f'{{"ph": "X", "cat": "user_annotation", "name": "{MARK} {ns}", "pid": 7, "tid": 8, "ts": {ts}, "dur": 0.010}}'
+        f'{{"ph": "X", "cat": "user_annotation", "name": "{CLOCK_MARK} {ns}", "pid": 7, "tid": 8, "ts": {ts}, '
+        '"dur": 0.010}'
         for ns, ts in ((1000, "51.000"), (9000, "59.000"))
     ]
     events = ['{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 8, "ts": 53.000, "dur": 1.000}']
@@ -42,7 +44,11 @@ def test_sections_are_in_the_trace_on_its_clock_and_thread(tmp_path):
         "dur": 1.002,
         "args": {},
     }
-    assert [event["name"] for event in trace["traceEvents"][1:]] == ["aten::mm", f"{MARK} 1000", f"{MARK} 9000"]
+    assert [event["name"] for event in trace["traceEvents"][1:]] == [
+        "aten::mm",
+        f"{CLOCK_MARK} 1000",
+        f"{CLOCK_MARK} 9000",
+    ]
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 13, 14])

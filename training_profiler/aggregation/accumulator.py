@@ -23,6 +23,7 @@ from training_profiler.aggregation.span_matching import (
     rename_leaf_spans,
     stretches_between,
 )
+from training_profiler.aggregation.step_spans import StepSpans
 from training_profiler.aggregation.step_timeline import OUTSIDE, Cuts, Timeline
 from training_profiler.aggregation.step_totals import FIRST_STEPS, CaptureAffectedSteps
 from training_profiler.aggregation.totals import Totals, rows_for
@@ -40,7 +41,8 @@ class Accumulator:
 
     ``on_spans``, if set, is called with the training thread's spans that count for averages: sections, begins, ends,
     the begins of spans still open, and the time up to which this is complete. ``on_every_span`` is called with all
-    spans of the training thread: sections, begins, ends, and that time.
+    spans of the training thread: sections, begins, ends, and that time. ``on_samples`` is called before it, with the
+    samples of the lines of that time.
     """
 
     def __init__(
@@ -51,8 +53,10 @@ class Accumulator:
         self.inferred_filter = InferredSectionFilter(names, has_inferred)
         self.on_spans: Callable[[Ints, Ints, Ints, Ints, int], None] | None = None
         self.on_every_span: Callable[[Ints, Ints, Ints, int], None] | None = None
+        self.on_samples: Callable[[Sequence[Sample]], None] | None = None
         self.slowed_by_capture = CaptureAffectedSteps()
         self.loaders = LoaderAttribution(names)
+        self.step_spans = StepSpans()
         self._lines = LineAttribution(names)
         self._names = names
         self.warmup_steps = warmup_steps
@@ -74,9 +78,13 @@ class Accumulator:
         """Call ``to`` with the spans that count for averages from now on; None: with none."""
         self.on_spans = to
 
-    def send_every_span(self, to: Callable[[Ints, Ints, Ints, int], None] | None) -> None:
-        """Call ``to`` with all spans of the training thread from now on; None: with none."""
-        self.on_every_span = to
+    def send_every_span(
+        self,
+        to: Callable[[Ints, Ints, Ints, int], None] | None,
+        samples_to: Callable[[Sequence[Sample]], None] | None = None,
+    ) -> None:
+        """Send all spans of the training thread, and the samples of its lines, from now on; None: none."""
+        self.on_every_span, self.on_samples = to, samples_to
 
     @property
     def steps(self) -> int:
@@ -104,7 +112,8 @@ class Accumulator:
     def preview(self) -> "Accumulator":
         """Return a copy that goes on for itself and sends no spans."""
         # The training thread may begin a capture meanwhile, so the receivers of spans are left out before the copy.
-        state = {**vars(self), "on_spans": None, "on_every_span": None}
+        receivers = {"on_spans": None, "on_every_span": None, "on_samples": None}
+        state = {**vars(self), **receivers, "step_spans": StepSpans()}
         copy = object.__new__(type(self))
         vars(copy).update(deepcopy(state, {id(self._names): self._names}))
         copy.loaders.configure_intervals(False, None)
@@ -113,6 +122,9 @@ class Accumulator:
     def add(self, batch: Batch, training_thread: int, samples: Sequence[Sample] = ()) -> None:
         """Add a batch. The run's time is that of the thread ``training_thread``; ``samples`` are of that thread."""
         self._lines.add_samples(samples)
+        on_samples = self.on_samples  # the training thread may end a capture meanwhile
+        if on_samples is not None:
+            on_samples(samples)
         rows = rows_for(len(self._names.names))
         self.totals.sections.grow(rows)
         events = {}
@@ -137,6 +149,7 @@ class Accumulator:
                 self._add_thread(thread.thread_id, events[thread.thread_id], cuts, None)
             if not thread.is_alive:
                 self.totals.unended += len(self._open.pop(thread.thread_id, no_events()).codes)
+        self.step_spans.end_batch(batch, self.warmup_steps, until_ns)
         self.at_ns = self.totals.end_ns = until_ns
 
     def add_gradient_sync(self, synced: GradientSyncTotals) -> None:
@@ -191,9 +204,10 @@ class Accumulator:
             self._add_elsewhere(leaf_spans, stretches, leaves_per_stretch)
         else:
             step_rows = self._rows_of_pieces(cuts, first_step)
-            self._add_self_times(
+            durations_ns, slowed = self._add_self_times(
                 leaf_spans, leaf_is_outside, stretches, leaves_per_stretch, step_rows[pieces], first_step
             )
+            self.step_spans.add_steps(cuts.ends_ns, step_rows, self.at_ns, first_step, durations_ns, slowed)
             self._lines.attribute(
                 self.totals.lines,
                 leaf_spans,
@@ -203,6 +217,7 @@ class Accumulator:
                 int(cuts.ends_ns[-1]),
                 self._timeline.begun_ns,
             )
+        self.step_spans.add_spans(thread_id, result)
         self._add_spans(result, leaf_is_outside, stretches, leaves_per_stretch, cuts, pieces, step_rows)
 
     def _add_self_times(
@@ -213,8 +228,11 @@ class Accumulator:
         leaves_per_stretch: Ints,
         step_row: Ints,
         first_step: int,
-    ) -> None:
-        """Add the training thread's time; ``step_row[i]`` is the row of the step that stretch i is in, -1 for none."""
+    ) -> tuple[Ints, list[int]]:
+        """Add the training thread's time, and return the durations of the steps, and which a capture slowed.
+
+        ``step_row[i]`` is the row of the step that stretch i is in, -1 for none.
+        """
         rows = self.totals.sections.rows
         complete = self._complete
         # One row for each complete step, one for the unfinished step, one for time outside steps.
@@ -229,11 +247,12 @@ class Accumulator:
         self.totals.sections.self_ns += self_ns.sum(axis=0)
         self_ns[0, : len(self._unfinished)] += self._unfinished
         self._unfinished = self_ns[complete].copy()
+        durations_ns = self_ns[:complete].sum(axis=1)
+        slowed = self.slowed_by_capture.among(first_step, complete)
         if complete:
-            durations_ns = self_ns[:complete].sum(axis=1).tolist()
-            self.step_ns += durations_ns
-            slowed = self.slowed_by_capture.among(first_step, complete)
-            self.totals.add_steps(durations_ns, self_ns[:complete], first_step, slowed)
+            self.step_ns += durations_ns.tolist()
+            self.totals.add_steps(self.step_ns[-complete:], self_ns[:complete], first_step, slowed)
+        return durations_ns, slowed
 
     def _rows_of_pieces(self, cuts: Cuts, first_step: int) -> Ints:
         """Return for each piece its step's row, counted from the first step of the batch; -1 for no step."""

@@ -27,6 +27,9 @@ class KnownSection(NamedTuple):
     """Whether a slow rank should look at its device."""
 
 
+# What a capture adds to its trace: marks of the clock, and events of the category of sampled lines.
+CLOCK_MARK: Final = "training_profiler.clock"
+SAMPLED_LINE: Final = "training_profiler.line"
 DATA_LOADING: Final = "data_loading"
 DATA_GENERATION: Final = "data_generation"
 DATA_TRANSFER: Final = "data_transfer"

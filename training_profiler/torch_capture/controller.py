@@ -66,7 +66,7 @@ class Recording:
             self._source.slowed_by_capture.begin(window.first)
             spans = CapturedSpans(self._names, window.begin_ns)
             window.keep_spans(spans)
-            self._source.send_every_span(spans.add)
+            self._source.send_every_span(spans.add, spans.add_samples)
             writer.start((window.begin_ns - begin_ns) / NS_PER_S)
             atexit.register(self._at_exit)
             return None

@@ -6,13 +6,16 @@ import re
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-MARK: Final = "training_profiler.clock"
+from training_profiler.recording.known_sections import CLOCK_MARK, SAMPLED_LINE
+from training_profiler.sampling.location import Sample
+
 MARKS: Final = 4  # at each end of a window; the shortest mark is the most precise
 _EVENT: Final = re.compile(
-    rb'"cat":\s*"user_annotation",\s*"name":\s*"' + MARK.encode().replace(b".", rb"\.") + rb' (\d+)",\s*'
+    rb'"cat":\s*"user_annotation",\s*"name":\s*"' + CLOCK_MARK.encode().replace(b".", rb"\.") + rb' (\d+)",\s*'
     rb'"pid":\s*([^,\s]+),\s*"tid":\s*([^,\s]+),\s*"ts":\s*"?(\d+(?:\.\d+)?)"?,\s*"dur":\s*"?(\d+(?:\.\d+)?)"?'
 )
 
@@ -36,13 +39,13 @@ class Pair(NamedTuple):
 def find_marks(text: bytes) -> dict[int, Marked]:
     """Return the marks in a piece of a trace, by the recorder's time in their names."""
     found = {}
-    at = text.find(MARK.encode())
+    at = text.find(CLOCK_MARK.encode())
     while at >= 0:
         event = _EVENT.search(text, max(0, at - 200), at + 500)
         if event is not None and event.start() < at < event.end():
             begin_ns = _ns(event[4])
             found[int(event[1])] = Marked(event[2], event[3], begin_ns, begin_ns + _ns(event[5]))
-        at = text.find(MARK.encode(), at + 1)
+        at = text.find(CLOCK_MARK.encode(), at + 1)
     return found
 
 
@@ -95,6 +98,13 @@ class Span(NamedTuple):
     end_ns: int
 
 
+class SampledLine(NamedTuple):
+    """The line of the program that the training thread ran at a time of the recorder's clock."""
+
+    line: str
+    at_ns: int
+
+
 class SlowedSteps(Protocol):
     """Records the steps, counted from 1, that a window slows."""
 
@@ -106,10 +116,14 @@ class SlowedSteps(Protocol):
 
 
 class SpanSource(Protocol):
-    """Sends the spans of the training thread."""
+    """Sends the spans and sampled lines of the training thread."""
 
-    def send_every_span(self, to: Callable[[Any, Any, Any, int], None] | None) -> None:
-        """Call ``to`` with all spans of the training thread from now on. None stops it."""
+    def send_every_span(
+        self,
+        to: Callable[[Any, Any, Any, int], None] | None,
+        samples_to: Callable[[Sequence[Sample]], None] | None = None,
+    ) -> None:
+        """Call these with all spans and samples of the training thread from now on. None stops it."""
 
     @property
     def slowed_by_capture(self) -> "SlowedSteps":
@@ -126,6 +140,7 @@ class CapturedSpans:
         self.left_out = 0
         self._names = names
         self._rows: list[tuple[int, int, int]] = []
+        self._samples: list[Sample] = []
         self._until_ns = begin_ns
 
     def add(self, ids: Any, begins_ns: Any, ends_ns: Any, until_ns: int) -> None:
@@ -137,6 +152,10 @@ class CapturedSpans:
         self.left_out += len(rows[room:])
         self._until_ns = until_ns
         self._check_complete()
+
+    def add_samples(self, samples: Sequence[Sample]) -> None:
+        """Add samples, which come before the spans of their time."""
+        self._samples += samples
 
     def ends(self, at_ns: int) -> None:
         """Record the end of the window."""
@@ -154,6 +173,15 @@ class CapturedSpans:
             Span(self._names.get(id, "?"), max(begin, self.begin_ns), min(end, end_ns))
             for id, begin, end in list(self._rows)
             if begin < end_ns
+        ]
+
+    def lines(self) -> list[SampledLine]:
+        """Return the lines that were sampled in the window."""
+        end_ns = self._until_ns if self.end_ns is None else self.end_ns
+        return [
+            SampledLine(f"{location.file}:{location.line} in {location.function}", at_ns)
+            for at_ns, location in list(self._samples)
+            if location is not None and self.begin_ns <= at_ns < end_ns
         ]
 
 
@@ -175,17 +203,17 @@ class CaptureError(Exception):
 def write_trace(
     raw: Path,
     path: Path,
-    spans: Sequence[Span],
+    added: Sequence[Span | SampledLine],
     marks: Sequence[Sequence[tuple[int, int]]],
     most_bytes: float,
     is_called_off: Callable[[], bool],
 ) -> int:
-    """Write ``raw`` with ``spans`` to ``path``, packed; return its bytes. An error leaves no file.
+    """Write ``raw`` with what is ``added`` to ``path``, packed; return its bytes. An error leaves no file.
 
     Args:
         raw: the trace as torch wrote it.
         path: the final file, which appears when all is written.
-        spans: of the training thread.
+        added: spans and sampled lines of the training thread.
         marks: those of each end of the window, see ``clocks.meet``.
         most_bytes: limit on the size of the file.
         is_called_off: checked regularly.
@@ -198,13 +226,13 @@ def write_trace(
     pairs = [pair for pair in (meet(group, found) for group in marks) if pair is not None]
     if not pairs:
         raise CaptureError("torch's trace does not have our marks: the window was not recorded")
-    added = _events(spans, ClockMap(pairs), next(iter(found.values())))
+    head = _events(added, ClockMap(pairs), next(iter(found.values())))
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:
             packed = zlib.compressobj(6, wbits=31)
             written = 0
-            for piece in _with(added, raw):
+            for piece in _with(head, raw):
                 written += file.write(packed.compress(piece))
                 if written > most_bytes:
                     raise CaptureError(f"the file would be over {most_bytes / 1e6:g} MB (megabytes=)")
@@ -259,17 +287,23 @@ def _with(added: bytes, raw: Path) -> Iterator[bytes]:
         yield held
 
 
-def _events(spans: Sequence[Span], clocks: ClockMap, mark: Marked) -> bytes:
+def _events(added: Sequence[Span | SampledLine], clocks: ClockMap, mark: Marked) -> bytes:
     place = f'"pid":{mark.pid.decode()},"tid":{mark.tid.decode()}'
-    names = {span.name: json.dumps(span.name) for span in spans}
     lines = []
-    for span in spans:
-        begin_ns, end_ns = clocks.trace_ns(span.begin_ns), clocks.trace_ns(span.end_ns)
+    for event in added:
+        if isinstance(event, SampledLine):
+            at = f'"ts":{_us(clocks.trace_ns(event.at_ns))},"s":"t"'
+            lines.append(f'{{"ph":"i","cat":"{SAMPLED_LINE}","name":{_json(event.line)},{place},{at}}},\n')
+            continue
+        begin_ns, end_ns = clocks.trace_ns(event.begin_ns), clocks.trace_ns(event.end_ns)
         lines.append(
-            f'{{"ph":"X","cat":"user_annotation","name":{names[span.name]},{place},"ts":{_us(begin_ns)},'
+            f'{{"ph":"X","cat":"user_annotation","name":{_json(event.name)},{place},"ts":{_us(begin_ns)},'
             f'"dur":{_us(end_ns - begin_ns)},"args":{{}}}},\n'
         )
     return ("\n" + "".join(lines)).encode()  # torch's own events follow: there are at least our marks
+
+
+_json = lru_cache(maxsize=1000)(json.dumps)  # few names, many events
 
 
 def _us(ns: int) -> str:

@@ -12,7 +12,7 @@ from training_profiler.safety.fault_guard import Guard
 from training_profiler.torch_capture.plan import CapturePlan
 from training_profiler.torch_capture.request import FOLDER
 from training_profiler.torch_capture.schedule import CALLED_OFF
-from training_profiler.torch_capture.trace_file import CaptureError, check_whole, write_trace
+from training_profiler.torch_capture.trace_file import CaptureError, SampledLine, Span, check_whole, write_trace
 from training_profiler.torch_capture.window import Window, free_name
 from training_profiler.units import BYTES_PER_GIB, NS_PER_S
 
@@ -130,7 +130,9 @@ class TraceWriter:
             check_whole(raw)
             self._wait(None if spans is None else spans.is_complete)
             begin_s = time.perf_counter()
-            added = [*window.steps_as_spans(), *(spans.spans() if spans is not None else [])]
+            added: list[Span | SampledLine] = [*window.steps_as_spans()]
+            if spans is not None:
+                added += [*spans.spans(), *spans.lines()]
             path, most_bytes = free_name(folder, name), self.plan.megabytes * 1e6
             self.bytes = write_trace(raw, path, added, window.marks, most_bytes, lambda: self._is_called_off)
             self.export_s = self.held_s + time.perf_counter() - begin_s

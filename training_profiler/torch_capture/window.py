@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from training_profiler.device.backends import find_accelerator
 from training_profiler.instrumentation.patching import Patches
+from training_profiler.recording.known_sections import CLOCK_MARK
 from training_profiler.recording.section import Clock
 from training_profiler.torch_capture.conflicts import active_profiler, before_others_start, stop_after_fork_in_child
-from training_profiler.torch_capture.trace_file import MARK, MARKS, CapturedSpans, Span
+from training_profiler.torch_capture.trace_file import MARKS, CapturedSpans, Span
 
 STEP: Final = "ProfilerStep#"
 
@@ -74,7 +75,7 @@ class Window:
     def _mark(self, marks: list[tuple[int, int]]) -> None:
         for _ in range(MARKS):
             before_ns = self._clock()
-            with self._torch.profiler.record_function(f"{MARK} {before_ns}"):
+            with self._torch.profiler.record_function(f"{CLOCK_MARK} {before_ns}"):
                 pass
             marks.append((before_ns, self._clock()))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from training_profiler.trace_analysis import host_activity
+from training_profiler.trace_analysis.code_places import CodePlaces, code_places, shortened_line
 from training_profiler.trace_analysis.communication import Collective, collective_runs, collectives
 from training_profiler.trace_analysis.completeness import Doubt, doubts_of
 from training_profiler.trace_analysis.critical_path.graph import Graph, graph_of
@@ -36,7 +37,7 @@ from training_profiler.trace_analysis.roofline import Roofline, roofline_of
 from training_profiler.trace_analysis.scope import Scope, scope_of
 from training_profiler.trace_analysis.stalls import Stall, stalls_of
 from training_profiler.trace_analysis.step_work import StepWork, step_work
-from training_profiler.trace_analysis.timeline import main_thread, step_at, timeline_of
+from training_profiler.trace_analysis.timeline import Timeline, main_thread, step_at, timeline_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,19 @@ class AttributedGap:
     operator: str  # launched that work
     section: str  # contains the launch
     step: str  # contains the begin of the gap
+    module: str  # the innermost nn.Module that the host was in for most of the gap
+    line: str  # the same for lines of the program
     follows_read: bool  # whether the host was reading a value from the device when the gap began
     in_scope_ns: int  # the part of the gap that lies in steps, or in the recording if it has none
     stall: Stall
+
+    @property
+    def where(self) -> str:
+        """The module and the line, as "in Linear_0 (model/net.py:41 in forward)"; "" if both are unknown."""
+        line = shortened_line(self.line)
+        if self.module:
+            return f"in {self.module} ({line})" if line else f"in {self.module}"
+        return f"at {line}" if line else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,7 @@ class Analysis:
     gaps: tuple[AttributedGap, ...]  # those of at least 30 us, of all devices, in order of time
     operators: tuple[Operator, ...]
     operators_by_shape: tuple[Operator, ...]  # empty if shapes were not recorded
+    code: CodePlaces
     kernels: Kernels
     roofline: Roofline
     collectives: tuple[Collective, ...]
@@ -165,14 +177,13 @@ def analyse_columns(
     gpu_rows = np.flatnonzero(columns.is_gpu())
     begin_ns, end_ns = _extent(columns, gpu_rows)
     scope = scope_of(columns, device, steps, begin_ns, end_ns)
-    # Without steps, all work counts: the call that launched the first of it precedes it.
-    in_scope = _step_of(steps, columns.begin_ns) != NONE if steps else np.ones(len(columns.begin_ns), np.bool_)
-    on_main = columns.thread == main_thread(columns)
+    in_scope = _is_in(steps, columns.begin_ns)
     reads = host_activity.device_reads(columns, nesting, launches)
     by_name, by_shape = operators(columns, nesting, launches)
-    met = collectives(columns, device, communicates)
-    kinds = [found.kind for found in met]
+    met = tuple(collectives(columns, device, communicates))
     doubts = doubts_of(columns, launches, communicates, steps)
+    found = _long_gaps(columns, device, devices, launches, communicates)
+    code = code_places(columns, launches, found)
     return Analysis(
         path=path,
         events=events,
@@ -189,16 +200,17 @@ def analyse_columns(
         exposed_communication_ns=device.communication.total_ns - overlap(device.communication, device.compute),
         steps=steps,
         scope=scope,
-        parallelism=parallelism_of(columns, nesting, launches, communicates, kinds, scope.repetitions),
+        parallelism=parallelism_of(columns, nesting, launches, communicates, met, scope.repetitions),
         doubts=doubts,
         notes=columns.notes,
         gap_lengths_ns=_gap_lengths(device),
-        gaps=_gaps(columns, device, devices, launches, communicates, reads, scope),
+        gaps=_attributed(columns, found, launches, reads, scope, code),
         operators=by_name,
         operators_by_shape=by_shape,
+        code=code,
         kernels=kernels_of(columns, launches),
         roofline=roofline_of(columns, launches, communicates),
-        collectives=tuple(met),
+        collectives=met,
         collective_runs_ns=collective_runs(columns, communicates),
         copies=tuple(host_activity.copies(columns)),
         conversions=host_activity.conversions(columns, nesting, launches),
@@ -206,7 +218,7 @@ def analyse_columns(
         allocations=tuple(host_activity.calls_named(columns, np.flatnonzero(host_activity.is_allocation(columns)))),
         data_loading=host_activity.data_loading(columns),
         waiting=_waiting(columns, scope, in_scope, reads),
-        memory=tuple(memory_of(columns, steps, timeline_of(columns, is_section(columns) & on_main))),
+        memory=tuple(memory_of(columns, steps, _main_sections(columns))),
         phases=phases_of(columns, nesting, launches, communicates, in_scope, scope),
         compute_capability=columns.compute_capability,
         step_work=step_work(columns, nesting, launches, scope) if with_step_work else None,
@@ -229,6 +241,15 @@ def _step_of(steps: tuple[StepParts, ...], at_ns: Ints) -> Ints:
     return step_at([step.begin_ns for step in steps], [step.end_ns for step in steps], at_ns)
 
 
+def _main_sections(columns: Columns) -> Timeline:
+    return timeline_of(columns, is_section(columns) & (columns.thread == main_thread(columns)))
+
+
+def _is_in(steps: tuple[StepParts, ...], at_ns: Ints) -> Bools:
+    """Return which times are in steps. Without steps, all are: the call that launched the first work precedes it."""
+    return _step_of(steps, at_ns) != NONE if steps else np.ones(len(at_ns), np.bool_)
+
+
 def _waiting(columns: Columns, scope: Scope, in_scope: Bools, reads: Ints) -> Waiting:
     begins, ends = (np.array([getattr(part, key) for part in scope.parts], np.int64) for key in ("begin_ns", "end_ns"))
     waits, names = host_activity.data_waits(columns)
@@ -245,21 +266,21 @@ def _waiting(columns: Columns, scope: Scope, in_scope: Bools, reads: Ints) -> Wa
     )
 
 
-def _gaps(
-    columns: Columns,
-    everything: Device,
-    devices: tuple[OneDevice, ...],
-    launches: Launches,
-    communicates: Bools,
-    reads: Ints,
-    scope: Scope,
-) -> tuple[AttributedGap, ...]:
+def _long_gaps(
+    columns: Columns, everything: Device, devices: tuple[OneDevice, ...], launches: Launches, communicates: Bools
+) -> list[Gap]:
+    """Return the gaps of all devices, in order of time."""
     long = [
         gap
         for device in devices
         for gap in long_gaps(columns, device.device.busy, everything.busy, launches, communicates, device.index)
     ]
-    long.sort(key=lambda gap: (gap.begin_ns, gap.device))
+    return sorted(long, key=lambda gap: (gap.begin_ns, gap.device))
+
+
+def _attributed(
+    columns: Columns, long: list[Gap], launches: Launches, reads: Ints, scope: Scope, code: CodePlaces
+) -> tuple[AttributedGap, ...]:
     begins, ends = (np.array([getattr(gap, key) for gap in long], np.int64) for key in ("begin_ns", "end_ns"))
     order = np.argsort(columns.end_ns[reads])
     read_ends, read_begins = columns.end_ns[reads][order], columns.begin_ns[reads][order]
@@ -272,6 +293,8 @@ def _gaps(
     labels = ("", *(step.name for step in scope.parts))
     in_scope_ns = covered(scope.windows, begins, ends).tolist()
     stalls = stalls_of(columns, long, launches)
+    nowhere = ("",) * len(long)
+    modules, lines = code.gap_modules or nowhere, code.gap_lines or nowhere
     return tuple(
         AttributedGap(
             gap,
@@ -279,11 +302,20 @@ def _gaps(
             name(int(launches.operator[gap.next_row])),
             name(int(launches.section[gap.next_row])),
             labels[step + 1],
+            module,
+            line,
             bool(is_after),
             within_ns,
             stall,
         )
-        for gap, step, is_after, within_ns, stall in zip(
-            long, _step_of(scope.parts, begins).tolist(), follows.tolist(), in_scope_ns, stalls, strict=True
+        for gap, step, module, line, is_after, within_ns, stall in zip(
+            long,
+            _step_of(scope.parts, begins).tolist(),
+            modules,
+            lines,
+            follows.tolist(),
+            in_scope_ns,
+            stalls,
+            strict=True,
         )
     )

@@ -48,6 +48,8 @@ def _events(columns: Columns, analysis: Analysis) -> Iterator[dict[str, Any]]:
         gap = place.gap
         details = {
             "step": place.step,
+            "module": place.module,
+            "line": place.line,
             "host in": place.stall.by,
             "ended by": place.next_name,
             "launched by": place.operator,

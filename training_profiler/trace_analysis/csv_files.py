@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from training_profiler.trace_analysis.analysis import Analysis
-from training_profiler.trace_analysis.trace_json import ms
+from training_profiler.trace_analysis.trace_json import ms, place_data
 
 Row = Mapping[str, float | int | str | None]
 _FORMULA: Final = ("=", "+", "-", "@")  # a spreadsheet would compute a name that begins so
@@ -58,6 +58,8 @@ def gap_rows(trace: Analysis) -> list[Row]:
             "share_of_cause": place.gap.part,
             "step": place.step,
             "section": place.section,
+            "module": place.module,
+            "line": place.line,
             "host_in": place.stall.by,
             "ended_by": place.next_name,
             "launched_by": place.operator,
@@ -96,12 +98,36 @@ def collective_rows(trace: Analysis) -> list[Row]:
     ]
 
 
+def section_rows(trace: Analysis) -> list[Row]:
+    """Return the sections."""
+    return [place_data(place, trace.has_gpu) for place in trace.code.sections.rows]
+
+
+def module_rows(trace: Analysis) -> list[Row]:
+    """Return the modules, where the trace has them."""
+    return [place_data(place, trace.has_gpu) for place in trace.code.modules.rows]
+
+
+def line_rows(trace: Analysis) -> list[Row]:
+    """Return the lines of the program, where the trace has stacks."""
+    return [place_data(place, trace.has_gpu) for place in trace.code.lines.rows]
+
+
+def sampled_rows(trace: Analysis) -> list[Row]:
+    """Return the lines that our own captures sampled."""
+    return [{"line": row.name, "samples": row.samples, "in_gaps": row.in_gaps} for row in trace.code.sampled.rows]
+
+
 TABLES: Final[Mapping[str, Callable[[Analysis], list[Row]]]] = {
     "steps": step_rows,
     "operators": operator_rows,
     "kernels": kernel_rows,
     "gaps": gap_rows,
     "collectives": collective_rows,
+    "sections": section_rows,
+    "modules": module_rows,
+    "lines": line_rows,
+    "sampled_lines": sampled_rows,
 }
 
 

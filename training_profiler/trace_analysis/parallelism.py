@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from training_profiler.trace_analysis.communication import Collective
 from training_profiler.trace_analysis.launches import Launches
 from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns
 from training_profiler.trace_analysis.nesting import Nesting, nearest
@@ -39,16 +40,17 @@ def parallelism_of(
     nesting: Nesting,
     launches: Launches,
     communicates: Bools,
-    collectives: Sequence[str],
+    collectives: Sequence[Collective],
     repetitions: int,
 ) -> tuple[str, ...]:
-    """Return the kinds of parallelism that the trace shows; ``collectives`` are the kinds that it has."""
+    """Return the kinds of parallelism that the trace shows."""
+    kinds = {collective.kind for collective in collectives}
     is_host = columns.is_of("cpu_op", "user_annotation")
     names = [columns.names[i] for i in np.unique(columns.name[is_host]).tolist()] if communicates.any() else []
     seen = [kind for kind, pattern in _NAMES.items() if any(map(pattern.search, names))]
-    if FSDP not in seen and set(collectives) >= _SHARDED:
+    if FSDP not in seen and kinds >= _SHARDED:
         seen.append(FSDP)
-    if "all_to_all" in collectives or "dispatch_combine" in collectives:
+    if "all_to_all" in kinds or "dispatch_combine" in kinds:
         seen.append(EXPERT)
     if FSDP not in seen and _in_forward(columns, nesting, launches, communicates) >= LEAST_IN_FORWARD * max(
         1, repetitions

@@ -9,6 +9,7 @@ from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
 from training_profiler.trace_analysis.checklist import checks
+from training_profiler.trace_analysis.code_places import PlaceTimes
 from training_profiler.trace_analysis.critical_path.graph import Graph
 from training_profiler.trace_analysis.critical_path.path import critical_path
 from training_profiler.trace_analysis.critical_path.what_if import outcomes
@@ -48,6 +49,7 @@ def trace_data(
     data = _figures(analysis, sort, thresholds) | {
         "roofline": [_rate(rate) for rate in analysis.roofline.rates],
         "critical_path": _critical_path(analysis.graph),
+        "code": _code(analysis),
     }
     return data if analysis.has_gpu else data | dict.fromkeys(OF_DEVICE)
 
@@ -222,6 +224,8 @@ def _gap(analysis: Analysis, place: AttributedGap) -> dict[str, Any]:
         "operator": place.operator[:MOST_NAME] or None,
         "section": place.section[:MOST_NAME] or None,
         "step": place.step or None,
+        "module": place.module[:MOST_NAME] or None,
+        "line": place.line[:MOST_NAME] or None,
         "stall_by": place.stall.by or None,
     }
 
@@ -245,6 +249,28 @@ def _rate(rate: Rate) -> dict[str, Any]:
         "of_roof_pct": _percent(rate.share_of_roof),
         "is_above_roof": rate.is_above_roof,
         "lacks": list(rate.lacks),
+    }
+
+
+def _code(analysis: Analysis) -> dict[str, Any]:
+    found = analysis.code
+    kinds = {"sections": found.sections, "modules": found.modules, "lines": found.lines}
+    data: dict[str, Any] = {
+        kind: [place_data(place, analysis.has_gpu) for place in places.rows] for kind, places in kinds.items()
+    }
+    return data | {"sampled_lines": [asdict(line) for line in found.sampled.rows]}
+
+
+def place_data(place: PlaceTimes, has_gpu: bool) -> dict[str, Any]:
+    """Return the times of a place of the code."""
+    return {
+        "name": place.name,
+        "calls": place.calls,
+        "host_self_ms": ms(place.host_self_ns),
+        "host_total_ms": ms(place.host_total_ns),
+        "device_self_ms": ms(place.device_self_ns) if has_gpu else None,
+        "device_total_ms": ms(place.device_total_ns) if has_gpu else None,
+        "gaps_ms": ms(place.idle_ns) if has_gpu else None,
     }
 
 

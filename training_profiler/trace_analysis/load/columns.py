@@ -58,6 +58,23 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """A text that some events have."""
+
+    texts: tuple[str, ...]
+    index: Ints  # of the text of each event; -1 for none
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The lines of the program that the training thread ran, as our own captures sample them; in order of time."""
+
+    at_ns: Ints
+    line: Ints  # index into lines
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Columns:
     """Events with a duration, in order of their begin; row i of each array is one event."""
 
@@ -81,9 +98,12 @@ class Columns:
     shape_texts: tuple[str, ...]
     inputs: Ints  # index into input_texts: shapes, types and values of the operator's inputs
     input_texts: tuple[tuple[str, ...], ...]
+    call_stacks: Recorded  # of Python, of operators and annotations
+    script_modules: Recorded  # of TorchScript, of operators
     occupancy: Floats  # %; NaN unknown
     blocks_per_sm: Floats
     memory: Memory
+    samples: Samples
     device_names: tuple[str, ...]
     device_bytes: dict[int, int]  # of memory, by index; only known ones
     world_size: int | None

@@ -4,6 +4,7 @@ import codecs
 import os
 import re
 import zlib
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -52,6 +53,8 @@ class Args(msgspec.Struct, gc=False):
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
     values: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Concrete Inputs")
+    stack: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Call stack")
+    module: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Module Hierarchy")
     collective: str | None = msgspec.field(default=None, name="Collective name")
     kernel: Number = None  # that a call of HIP launches
     direction: Number = None  # of a copy of MTIA
@@ -97,11 +100,6 @@ class RawTrace(msgspec.Struct, gc=False):
     devices: list[dict[str, Any]]
     distributed: dict[str, Any]
     notes: tuple[str, ...] = ()  # what of the file could not be read
-
-    @property
-    def kinds(self) -> set[Number]:
-        """The phases of its events ("X", "i", "B", ...)."""
-        return {event.ph for event in self.events}
 
 
 def read_events(path: Path, most_bytes: int = MOST_BYTES) -> RawTrace:
@@ -154,7 +152,8 @@ def _without_mark(text: bytes) -> tuple[bytes, list[str]]:
 
 def _of_any_times(path: Path, text: bytes) -> _File:
     file = _decoded(path, text, _FileAsWritten if _LARGE_FLOAT.search(text[:_SNIFFED]) else _File)
-    if any(type(event.ts) is float and abs(event.ts) >= EXACT_BELOW_US for event in file.events):
+    times = [time for time in map(attrgetter("ts"), file.events) if type(time) is float]
+    if times and max(max(times), -min(times)) >= EXACT_BELOW_US:
         file = _decoded(path, text, _FileAsWritten)
     return file
 

@@ -1,6 +1,6 @@
 """Turns decoded events into columns. Of each event only the fields of its category are read."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
@@ -11,6 +11,7 @@ import numpy as np
 
 from training_profiler.errors import TraceError
 from training_profiler.findings.tables import counted
+from training_profiler.recording.known_sections import SAMPLED_LINE
 from training_profiler.text import printable
 from training_profiler.trace_analysis.load.begin_end import pairs_of
 from training_profiler.trace_analysis.load.columns import (
@@ -23,12 +24,16 @@ from training_profiler.trace_analysis.load.columns import (
     Floats,
     Ints,
     Memory,
+    Recorded,
+    Samples,
 )
 from training_profiler.trace_analysis.load.reader import Args, Event, RawTrace
 from training_profiler.trace_analysis.load.times import TimeProblemError, times_ns
 
 _NO_ARGS: Final = Args()
 MOST_NAME: Final = 2_000  # characters; kernels of templates have long names
+_EMPTY_STRING: Final = 2  # bytes of its JSON
+MOST_STACK: Final = 20_000
 NO_NAME: Final = "(no name)"
 MTIA_WORK: Final = "mtia_ccp_events"
 _MTIA_COPY: Final = "dma_request"
@@ -64,22 +69,23 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
     Raises:
         TraceError: a time is missing, no number or negative, or no event has a duration.
     """
-    events, begin_ns, end_ns, lost_halves = _with_duration(raw, where)
+    kinds = set(map(attrgetter("ph"), raw.events))
+    events, begin_ns, end_ns, lost_halves = _with_duration(raw, kinds, where)
     order = np.argsort(begin_ns, kind="stable")
     names, name, nameless = _names(events)
-    threads, thread = numbered(list(map(attrgetter("pid", "tid"), events)))
-    _check_number(len(threads), "threads and streams", MOST_THREADS, where)
+    threads, thread = _threads(events, where)
     category, args = _of_mtia(events, _categories(events, names, name))
     is_gpu = np.isin(category, [CATEGORY_IDS[category_name] for category_name in GPU_CATEGORIES])
     is_kernel = category == CATEGORY_IDS["kernel"]
     is_call = category == CATEGORY_IDS["cuda_runtime"]
     is_operator = category == CATEGORY_IDS["cpu_op"]
-    devices = {event.args.device for event in events if event.args is not None}
-    _check_number(len(devices), "devices", MOST_DEVICES, where)
     reader = _Reader(args, order)
-    collective, collectives = reader.texts(is_kernel, attrgetter("collective"))
-    shapes, shape_texts = reader.texts(is_operator, lambda args: bytes(args.dims))
-    input_parts, inputs = reader.numbered(is_operator, _input_parts)
+    device = reader.integers(is_gpu, "device")
+    _check_number(len(np.unique(device)), "devices", MOST_DEVICES, where)
+    instants = [event for event in raw.events if event.ph == "i"] if "i" in kinds else []
+    collectives = reader.texts(is_kernel, "collective")
+    shapes = reader.written(is_operator, "dims", _text)
+    inputs, input_texts = _inputs(shapes, reader, is_operator)
     return Columns(
         names=tuple(names),
         threads=tuple(threads),
@@ -88,28 +94,26 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         thread=thread[order],
         begin_ns=begin_ns[order],
         end_ns=end_ns[order],
-        device=reader.integers(is_gpu, attrgetter("device")),
-        stream=reader.integers(is_gpu, attrgetter("stream")),
-        correlation=reader.integers(is_gpu | is_call, attrgetter("correlation")),
-        external=reader.integers(
-            is_gpu | is_call | is_operator,
-            lambda args: args.external_id if args.external_id is not None else args.external_id_old,
-        ),
-        bytes=reader.integers(
-            is_gpu & ~is_kernel, lambda args: args.bytes if args.bytes is not None else args.memory_bytes
-        ),
-        launches=reader.among(names, is_call, attrgetter("kernel")),
-        sent_bytes=reader.integers(is_kernel, _sent_bytes),
-        collective=collective,
-        collectives=collectives,
-        shapes=shapes,
-        shape_texts=shape_texts,
+        device=device,
+        stream=reader.integers(is_gpu, "stream"),
+        correlation=reader.integers(is_gpu | is_call, "correlation"),
+        external=reader.integers(is_gpu | is_call | is_operator, "external_id", "external_id_old"),
+        bytes=reader.integers(is_gpu & ~is_kernel, "bytes", "memory_bytes"),
+        launches=reader.among(names, is_call, "kernel"),
+        sent_bytes=reader.filled(is_kernel, _sent_bytes(reader.values(is_kernel))),
+        collective=collectives.index,
+        collectives=collectives.texts,
+        shapes=shapes.index,
+        shape_texts=shapes.texts,
         inputs=inputs,
-        input_texts=tuple(tuple(map(_text, parts)) for parts in input_parts),
+        input_texts=input_texts,
+        call_stacks=reader.written(is_operator | (category == CATEGORY_IDS["user_annotation"]), "stack", _string),
+        script_modules=reader.written(is_operator, "module", _string),
         # Kineto writes 0 if it cannot estimate the occupancy.
-        occupancy=reader.floats(is_kernel, lambda args: args.occupancy or None),
-        blocks_per_sm=reader.floats(is_kernel, attrgetter("blocks_per_sm")),
-        memory=_memory(_memory_events(raw), where),
+        occupancy=reader.floats(is_kernel, "occupancy", unknown=0),
+        blocks_per_sm=reader.floats(is_kernel, "blocks_per_sm"),
+        memory=_memory([event for event in instants if event.name == "[memory]"], where),
+        samples=_samples([event for event in instants if event.cat == SAMPLED_LINE], where),
         device_names=tuple(printable(str(device.get("name", ""))) for device in raw.devices),
         device_bytes=_memory_of_devices(raw.devices),
         world_size=_integer_or_none(raw.distributed.get("world_size")),
@@ -118,6 +122,16 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         lost_halves=lost_halves,
         notes=raw.notes + nameless,
     )
+
+
+def _threads(events: Sequence[Event], where: str) -> tuple[list[tuple[Any, Any]], Ints]:
+    """Return the distinct threads and streams, and the index of that of each event."""
+    processes, process = numbered(list(map(attrgetter("pid"), events)))
+    numbers, number = numbered(list(map(attrgetter("tid"), events)))
+    pairs, thread = np.unique(process * len(numbers) + number, return_inverse=True)
+    _check_number(len(pairs), "threads and streams", MOST_THREADS, where)
+    threads = [(processes[pair // len(numbers)], numbers[pair % len(numbers)]) for pair in pairs.tolist()]
+    return threads, thread
 
 
 def _check_number(count: int, what: str, most: int, where: str) -> None:
@@ -140,52 +154,64 @@ class _Reader:
     args: Sequence[Args]
     order: Ints
 
-    def _values(self, which: Bools, read: Callable[[Args], Any]) -> list[Any]:
-        return list(map(read, compress(self.args, which.tolist())))
+    def values(self, which: Bools) -> list[Args]:
+        """Return the arguments of the events of ``which``."""
+        return list(compress(self.args, which.tolist()))
 
-    def integers(self, which: Bools, read: Callable[[Args], Any]) -> Ints:
-        """Return whole numbers of the events of ``which``; -1 if missing."""
-        return self._filled(which, _integers(self._values(which, read)))
+    def integers(self, which: Bools, field: str, older: str = "") -> Ints:
+        """Return whole numbers of the events of ``which``, else of the field's older name; -1 if both are missing."""
+        args = self.values(which)
+        values = list(map(attrgetter(field), args))
+        if older and None in values:
+            values = [
+                other if value is None else value
+                for value, other in zip(values, map(attrgetter(older), args), strict=True)
+            ]
+        return self.filled(which, _integers(values))
 
-    def floats(self, which: Bools, read: Callable[[Args], Any]) -> Floats:
-        """Return numbers of the events of ``which``; NaN if missing."""
+    def floats(self, which: Bools, field: str, unknown: float | None = None) -> Floats:
+        """Return numbers of the events of ``which``; NaN if missing or ``unknown``."""
         column = np.full(len(self.args), np.nan)
-        column[which] = _floats(self._values(which, read))
+        values = _floats(map(attrgetter(field), self.values(which)))
+        column[which] = np.where(values == unknown, np.nan, values)
         return column[self.order]
 
-    def texts(self, which: Bools, read: Callable[[Args], Any]) -> tuple[Ints, tuple[str, ...]]:
-        """Return the index of the text of each event of ``which``, and the distinct texts."""
-        values, index = self.numbered(which, read)
-        return index, tuple(map(_text, values))
+    def texts(self, which: Bools, field: str) -> Recorded:
+        """Return texts of the events of ``which``; "" if missing."""
+        values, index = numbered(list(map(attrgetter(field), self.values(which))))
+        return Recorded(tuple(map(_text, values)), self.filled(which, index))
 
-    def numbered(self, which: Bools, read: Callable[[Args], Any]) -> tuple[list[Any], Ints]:
-        """Return the distinct values, and the index of that of each event of ``which``."""
-        values, index = numbered(self._values(which, read))
-        return values, self._filled(which, index)
+    def written(self, which: Bools, field: str, text_of: Callable[[bytes], str]) -> Recorded:
+        """Return the text of what the file has for a field; "" if it is missing."""
+        raws = list(map(attrgetter(field), self.values(which)))
+        if max(map(len, raws), default=0) <= (_EMPTY_STRING if text_of is _string else 0):
+            return Recorded(("",), np.where(which[self.order], 0, NONE))
+        values, index = numbered(list(map(bytes, raws)))
+        return Recorded(tuple(map(text_of, values)), self.filled(which, index))
 
-    def among(self, names: Sequence[str], which: Bools, read: Callable[[Args], Any]) -> Ints:
+    def among(self, names: Sequence[str], which: Bools, field: str) -> Ints:
         """Return the index of each text among ``names``; -1 if it is missing or not among them."""
+        values, index = numbered(list(map(attrgetter(field), self.values(which))))
         number = {name: i for i, name in enumerate(names)}
-        values = self._values(which, read)
         found = [NONE if value is None else number.get(printable(str(value), MOST_NAME), NONE) for value in values]
-        return self._filled(which, np.array(found, np.int64))
+        return self.filled(which, np.array(found, np.int64)[index])
 
-    def _filled(self, which: Bools, values: Ints) -> Ints:
+    def filled(self, which: Bools, values: Ints) -> Ints:
+        """Return a column with these values of the events of ``which``; -1 for all others."""
         column = np.full(len(self.args), NONE, np.int64)
         column[which] = values
         return column[self.order]
 
 
-def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints, int]:
+def _with_duration(raw: RawTrace, kinds: Set[Any], where: str) -> tuple[list[Event], Ints, Ints, int]:
     events = [event for event in raw.events if event.ph == "X"]
-    begin_ns = _times(events, lambda event: event.ts, where)
-    duration_ns = _times(events, lambda event: event.dur, where)
+    begin_ns, duration_ns = _times(events, "ts", where), _times(events, "dur", where)
     if len(events) and duration_ns.min() < 0:
         raise TraceError(f"{where} has a negative duration: {_described(events[int(np.argmin(duration_ns))])}")
     if float(duration_ns.sum(dtype=np.float64)) > MOST_SUM_NS:
         raise TraceError(f"{where} has durations of over 146 years in all")
     lost_halves = 0
-    if not raw.kinds.isdisjoint("BE"):
+    if not kinds.isdisjoint("BE"):
         try:
             paired, begins, ends, lost_halves = pairs_of(raw.events)
         except TimeProblemError:
@@ -199,9 +225,9 @@ def _with_duration(raw: RawTrace, where: str) -> tuple[list[Event], Ints, Ints, 
     return events, begin_ns, begin_ns + duration_ns, lost_halves
 
 
-def _times(events: Sequence[Event], read: Callable[[Event], Any], where: str) -> Ints:
+def _times(events: Sequence[Event], field: str, where: str) -> Ints:
     try:
-        return times_ns([read(event) for event in events])
+        return times_ns(list(map(attrgetter(field), events)))
     except TimeProblemError as problem:
         raise TraceError(f"{where} has an event without a usable time: {_described(events[problem.index])}") from None
 
@@ -222,8 +248,9 @@ def numbered(values: Sequence[Any]) -> tuple[list[Any], Ints]:
 
 def _of_mtia(events: Sequence[Event], category: Ints) -> tuple[Ints, list[Args]]:
     """Return the categories and arguments of events; the device of MTIA's work is its process."""
-    changed = [event.args or _NO_ARGS for event in events]
-    for i in [i for i, event in enumerate(events) if event.cat == MTIA_WORK]:
+    changed = [args or _NO_ARGS for args in map(attrgetter("args"), events)]
+    kernels = np.flatnonzero(category == CATEGORY_IDS["kernel"]).tolist()
+    for i in [i for i in kernels if events[i].cat == MTIA_WORK]:
         event, given = events[i], changed[i]
         if event.name in _MTIA_EVENTS:
             category[i] = CATEGORY_IDS["other"]
@@ -254,15 +281,36 @@ def _text(value: str | bytes | None) -> str:
     return printable(value or "", MOST_NAME)
 
 
-def _input_parts(args: Args) -> tuple[bytes, bytes, bytes]:
-    return bytes(args.dims), bytes(args.types), bytes(args.values)
+def _string(value: bytes) -> str:
+    """Return a string of JSON; "" for anything else."""
+    try:
+        return printable(msgspec.json.decode(value, type=str), MOST_STACK)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # includes values of other types
+        return ""
 
 
-def _sent_bytes(args: Args) -> int | None:
-    if not isinstance(args.elements_in, int) or args.dtype is None:
-        return None
-    size = element_bytes(args.dtype)
-    return None if size is None else args.elements_in * size
+def _inputs(shapes: Recorded, reader: _Reader, is_operator: Bools) -> tuple[Ints, tuple[tuple[str, ...], ...]]:
+    """Return the distinct shapes, types and values of operators' inputs, and the index of those of each event."""
+    parts = (shapes, reader.written(is_operator, "types", _text), reader.written(is_operator, "values", _text))
+    rows = np.flatnonzero(shapes.index != NONE)
+    index = np.zeros(len(rows), np.int64)
+    firsts = index[:1]
+    for part in parts:
+        if len(part.texts) > 1:
+            _, firsts, index = np.unique(
+                index * len(part.texts) + part.index[rows], return_index=True, return_inverse=True
+            )
+    inputs = np.full(len(shapes.index), NONE, np.int64)
+    inputs[rows] = index
+    columns = ([part.texts[i] for i in part.index[rows[firsts]].tolist()] for part in parts)
+    return inputs, tuple(zip(*columns, strict=True))
+
+
+def _sent_bytes(kernels: Sequence[Args]) -> Ints:
+    """Return the bytes that collectives send; -1 if the trace does not have them."""
+    sizes = {dtype: None if dtype is None else element_bytes(dtype) for dtype in {args.dtype for args in kernels}}
+    found = [(args.elements_in, sizes[args.dtype]) for args in kernels]
+    return _integers([None if size is None or not isinstance(count, int) else count * size for count, size in found])
 
 
 def element_bytes(dtype: str) -> int | None:
@@ -304,14 +352,15 @@ def _floats(values: Iterable[Any]) -> Floats:
     return np.array([value if isinstance(value, (int, float)) else np.nan for value in values], np.float64)
 
 
-def _memory_events(raw: RawTrace) -> list[Event]:
-    if "i" not in raw.kinds:
-        return []
-    return [event for event in raw.events if event.ph == "i" and event.name == "[memory]"]
+def _samples(events: Sequence[Event], where: str) -> Samples:
+    at_ns = _times(events, "ts", where)
+    order = np.argsort(at_ns, kind="stable")
+    lines, line = numbered([event.name for event in events])
+    return Samples(at_ns[order], line[order], tuple(printable(str(text), MOST_NAME) for text in lines))
 
 
 def _memory(events: Sequence[Event], where: str) -> Memory:
-    at_ns = _times(events, lambda event: event.ts, where)
+    at_ns = _times(events, "ts", where)
     order = np.argsort(at_ns, kind="stable")
     arguments = [events[i].args or _NO_ARGS for i in order.tolist()]
     return Memory(

@@ -39,12 +39,23 @@ def times_ns(times_us: Sequence[Any]) -> Ints:
                 pass
         times_us = [time.decode() for time in written]
     elif kinds <= {int}:
-        return _checked([time * NS_PER_US for time in times_us])
+        return _in_ns(times_us)
     elif kinds <= {int, float}:
         array = np.array(times_us, np.float64)  # JSON has neither NaN nor infinity
         if (np.abs(array) < EXACT_BELOW_US).all():
             return np.rint(array * NS_PER_US).astype(np.int64)
     return _checked([_ns_of(time, index) for index, time in enumerate(times_us)])
+
+
+def _in_ns(times_us: Sequence[int]) -> Ints:
+    try:
+        array = np.array(times_us, np.int64)
+    except OverflowError:
+        return _checked([time * NS_PER_US for time in times_us])
+    most_us = MOST_NS // NS_PER_US
+    if len(array) and (array.max() > most_us or array.min() < -most_us):
+        return _checked([time * NS_PER_US for time in times_us])
+    return array * NS_PER_US
 
 
 def _checked(times: list[int]) -> Ints:

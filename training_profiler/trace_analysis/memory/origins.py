@@ -5,18 +5,17 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from training_profiler.text import printable
+from training_profiler.trace_analysis.program_frames import is_of_program
 
 NO_STACK: Final = "no stack recorded"
 MOST_TEXT: Final = 1_000  # characters of a name: the patterns take long on longer ones
 MOST_FRAMES: Final = 1_000
 BEFORE: Final = "before the history"
 ELSEWHERE: Final = "elsewhere"
-_TORCH: Final = re.compile(r"(^|/)torch/")
 _OF_PROFILE: Final = re.compile(
     r"(.+)\((\d+)\): (.+)"
 )  # a snapshot made from a profile has the whole frame in its name
 _NATIVE: Final = re.compile(r"^$|^\?\?$|^none$|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|pyx|so)(?:[.:]|$)")
-_STANDARD: Final = re.compile(r"/lib/python3[^/]*/(?!site-packages/|dist-packages/)")
 _MODULE: Final = "torch/nn/modules/module.py"
 # The first phase that matches any frame of a stack counts: a backward pass may compute a forward pass again.
 _PHASES: Final[Sequence[tuple[str, re.Pattern[str]]]] = tuple(
@@ -70,7 +69,7 @@ def _origin(frames: Any) -> Origin:
     words = [f"{file}:{name}" for file, _, name in stack]
     phase = next((phase for phase, pattern in _PHASES if any(pattern.search(word) for word in words)), ELSEWHERE)
     python = [frame for frame in stack if not _NATIVE.search(frame[0])]
-    own = [frame for frame in python if not _TORCH.search(frame[0]) and not _STANDARD.search(frame[0])]
+    own = [frame for frame in python if is_of_program(frame[0])]
     if own or python:
         file, line, name = (own or python)[0]
         return Origin(f"{'/'.join(file.split('/')[-2:])}:{line} in {name}", phase)

@@ -7,7 +7,17 @@ from training_profiler.findings.finding import Finding
 from training_profiler.page.document import document
 from training_profiler.page.html import Cell, Html, element, joined, part, table
 from training_profiler.trace_analysis.analysis import Analysis
-from training_profiler.trace_analysis.csv_files import Row, gap_rows, kernel_rows, operator_rows, step_rows
+from training_profiler.trace_analysis.csv_files import (
+    Row,
+    gap_rows,
+    kernel_rows,
+    line_rows,
+    module_rows,
+    operator_rows,
+    sampled_rows,
+    section_rows,
+    step_rows,
+)
 from training_profiler.trace_analysis.rules.recommendations import THRESHOLDS, not_checked, recommendations
 from training_profiler.trace_analysis.trace_json import saving_ms
 
@@ -17,6 +27,10 @@ _TABLES: Final = (
     ("operators", "Operators", operator_rows, "host_self_ms"),
     ("kernels", "Kernels", kernel_rows, "total_ms"),
     ("gaps", "Gaps of the device", gap_rows, "length_ms"),
+    ("sections", "Sections", section_rows, "host_total_ms"),
+    ("modules", "Modules", module_rows, "host_total_ms"),
+    ("lines", "Lines of the program", line_rows, "host_total_ms"),
+    ("sampled", "Sampled lines", sampled_rows, "samples"),
 )
 
 

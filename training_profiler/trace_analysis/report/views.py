@@ -5,10 +5,11 @@ from typing import Final
 
 from training_profiler.findings.check import check_lines
 from training_profiler.findings.tables import WIDTH, counted, shortened, table, with_details, wrapped
-from training_profiler.trace_analysis.analysis import Analysis
+from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.operators import sorted_by
+from training_profiler.trace_analysis.report.code import code
 from training_profiler.trace_analysis.report.critical_path import render_critical_path
 from training_profiler.trace_analysis.report.formats import (
     amount,
@@ -34,6 +35,7 @@ CRITICAL_PATH: Final = "critical-path"  # needs the graph of the trace
 VIEWS: Final = (
     "overview",
     "operators",
+    "code",
     "kernels",
     "roofline",
     "trace",
@@ -211,13 +213,8 @@ def _trace(analysis: Analysis) -> str:
     rows = [
         (ms(gap.gap.begin_ns - analysis.begin_ns), ms(gap.gap.length_ns), gap.gap.cause, gap.step) for gap in longest
     ]
-    ended_by = [
-        (f"host in {gap.stall.by}, " if gap.stall.by else "")
-        + f"ended by {kernel(gap.next_name)}"
-        + (f", launched by {gap.operator}" if gap.operator else "")
-        for gap in longest
-    ]
-    lines += ["", with_details(table(("at", "length", "cause", "step"), rows, left=(2, 3), name=3), ended_by)]
+    gaps = table(("at", "length", "cause", "step"), rows, left=(2, 3), name=3)
+    lines += ["", with_details(gaps, [_around(gap) for gap in longest])]
     copies = [(copy.name, copy.count, ms(copy.total_ns), amount(copy.bytes)) for copy in analysis.copies]
     if copies:
         lines += ["", table(("copy", "count", "time", "amount"), copies)]
@@ -225,6 +222,18 @@ def _trace(analysis: Analysis) -> str:
     if calls:
         lines += ["", table(("call of the host", "count", "time"), calls)]
     return "\n".join(lines)
+
+
+def _around(gap: AttributedGap) -> str:
+    """Return where the host was in a gap, and what ended it."""
+    is_known = gap.where and gap.operator  # then the name of the kernel says least
+    parts = (
+        gap.stall.by and f"host in {gap.stall.by}",
+        gap.where,
+        "" if is_known else f"ended by {kernel(gap.next_name)}",
+        gap.operator and f"launched by {gap.operator}",
+    )
+    return ", ".join(filter(None, parts))
 
 
 def _memory(analysis: Analysis) -> str:
@@ -286,6 +295,7 @@ def _recommendations(analysis: Analysis, thresholds: Mapping[str, float]) -> str
 
 _RENDERERS: Final[Mapping[str, Callable[[Analysis], str]]] = {
     "overview": _overview,
+    "code": code,
     "kernels": _kernels,
     "roofline": roofline,
     "trace": _trace,

@@ -50,6 +50,9 @@ def idle(analysis: Analysis, threshold: float) -> Finding | None:
     if not causes.get(main):
         main = ""
     cause = f"; main cause of idle time: {main}" if main else ""
+    longest = max(analysis.gaps, key=lambda place: place.in_scope_ns, default=None)
+    if longest is not None and longest.in_scope_ns and longest.where:
+        cause += f"; the longest gap, {longest.in_scope_ns / NS_PER_MS:.1f} ms, is {longest.where}"
     where = "the steps" if analysis.scope.is_steps else analysis.scope.time
     verdict = "serious" if used < 0.5 else "the CPU probably cannot keep up" if used < 0.7 else "could be higher"
     return Finding(
@@ -91,7 +94,9 @@ def stalls(analysis: Analysis, threshold: float) -> Finding | None:
 
 def _stall_text(place: AttributedGap) -> str:
     what = place.stall.by or "Python code"
-    if place.section:
+    if place.where:
+        what += f" {place.where}"
+    elif place.section:
         what += f" in {place.section}"
     when = " (before the first run of a kernel)" if place.stall.is_first else ""
     return f"{place.in_scope_ns / NS_PER_MS:.1f} ms {what}{when}"

@@ -1,0 +1,308 @@
+"""Where in the code time goes: by section, nn.Module and line, on the host, on the device and in gaps."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from training_profiler.recording.known_sections import CLOCK_MARK
+from training_profiler.trace_analysis.gaps import Gap
+from training_profiler.trace_analysis.intervals import covered, union
+from training_profiler.trace_analysis.launches import Launches, is_section
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
+from training_profiler.trace_analysis.load.table import numbered
+from training_profiler.trace_analysis.nesting import nesting_of, with_children
+from training_profiler.trace_analysis.program_frames import is_of_program
+from training_profiler.trace_analysis.timeline import Timeline, main_thread, timeline_of
+
+_MODULE: Final = "nn.Module: "
+_FRAME: Final = re.compile(r"(.+)\((\d+)\): (.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceTimes:
+    """One place of the code; ns. On each thread and each device, a moment has one place: the innermost."""
+
+    name: str
+    calls: int
+    host_self_ns: int  # in no inner place; the sum over threads
+    host_total_ns: int  # a place within itself counts once
+    device_self_ns: int  # of work launched there; where works overlap, of the newest
+    device_total_ns: int
+    idle_ns: int  # of the gaps of 30 us or more
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The places of one kind, the longest on the host first."""
+
+    rows: tuple[PlaceTimes, ...] = ()
+    of_gaps: tuple[str, ...] = ()  # the place of most of each gap; "" for none
+    elsewhere_idle_ns: int = 0  # of gaps, while no place was open
+
+
+@dataclass(frozen=True, slots=True)
+class SampledLine:
+    """A line of the program, as often as it was sampled on the thread of the loop."""
+
+    name: str
+    samples: int
+    in_gaps: int  # of them, in gaps of 30 us or more, until the next work is launched
+
+
+@dataclass(frozen=True, slots=True)
+class SampledLines:
+    """Lines as our own captures sample them, the most frequent first."""
+
+    rows: tuple[SampledLine, ...] = ()
+    of_gaps: tuple[str, ...] = ()  # sampled most often in each gap; "" if none was
+
+
+@dataclass(frozen=True, slots=True)
+class CodePlaces:
+    """The places of a trace by kind; a kind that was not recorded has no rows."""
+
+    sections: Places
+    modules: Places
+    lines: Places
+    sampled: SampledLines
+
+    @property
+    def gap_modules(self) -> Sequence[str]:
+        """The module of most of each gap; empty if the trace has no modules."""
+        return self.modules.of_gaps
+
+    @property
+    def gap_lines(self) -> Sequence[str]:
+        """The line of most of each gap; empty if the trace has neither stacks nor samples."""
+        return self.lines.of_gaps or self.sampled.of_gaps
+
+
+def code_places(columns: Columns, launches: Launches, gaps: Sequence[Gap]) -> CodePlaces:
+    """Return the places of the code, as far as the trace has annotations, modules and stacks."""
+    device_ns = _device_ns(columns)
+
+    def places(labels: Sequence[str], label: Ints) -> Places:
+        return _places(replace(columns, names=tuple(labels), name=label), launches, gaps, device_ns)
+
+    is_mark = columns.named(lambda name: name.startswith(CLOCK_MARK))
+    of_sections = np.where(is_section(columns) & ~is_mark, columns.name, NONE)
+    return CodePlaces(
+        places(columns.names, of_sections),
+        places(*_modules(columns)),
+        places(*_lines(columns)),
+        _sampled(columns, launches, gaps),
+    )
+
+
+def _sampled(columns: Columns, launches: Launches, gaps: Sequence[Gap]) -> SampledLines:
+    at_ns, line = columns.samples.at_ns, columns.samples.line
+    if not len(at_ns):
+        return SampledLines()
+    begin_ns, launched_ns = _host_part(columns, launches, gaps)
+    first, end = np.searchsorted(at_ns, begin_ns), np.searchsorted(at_ns, launched_ns)
+    names = columns.samples.lines
+    of_gaps = tuple(
+        names[np.bincount(line[at:until]).argmax()] if at < until else ""
+        for at, until in zip(first.tolist(), end.tolist(), strict=True)
+    )
+    is_in_gap = covered(union(begin_ns, launched_ns), at_ns, at_ns + 1) > 0
+    samples = np.bincount(line, minlength=len(names)).tolist()
+    in_gaps = np.bincount(line[is_in_gap], minlength=len(names)).tolist()
+    rows = [SampledLine(*row) for row in zip(names, samples, in_gaps, strict=True)]
+    return SampledLines(tuple(sorted(rows, key=lambda row: (-row.samples, row.name))), of_gaps)
+
+
+def _host_part(columns: Columns, launches: Launches, gaps: Sequence[Gap]) -> tuple[Ints, Ints]:
+    """Return the part of each gap until the end of the call that launches the next work; all of it if unknown."""
+    begin_ns, end_ns, following = (
+        np.array([getattr(gap, key) for gap in gaps], np.int64) for key in ("begin_ns", "end_ns", "next_row")
+    )
+    call = launches.call[following]
+    return begin_ns, np.where(call == NONE, end_ns, np.clip(columns.end_ns[call], begin_ns, end_ns))
+
+
+def _modules(columns: Columns) -> tuple[list[str], Ints]:
+    """Return the names of modules, and that of each event; -1 for none."""
+    names = [name.removeprefix(_MODULE) if name.startswith(_MODULE) else "" for name in columns.names]
+    return _numbered_of_functions(columns, names) or _numbered(
+        columns.script_modules.texts, columns.script_modules.index
+    )
+
+
+def _lines(columns: Columns) -> tuple[list[str], Ints]:
+    """Return the lines of the program, and that of each event; -1 for none."""
+    found = _numbered_of_functions(columns, [line_of(name) for name in columns.names])
+    if found is not None:
+        return found
+    # The innermost frame comes first.
+    texts = [next(filter(None, map(line_of, stack.split(";"))), "") for stack in columns.call_stacks.texts]
+    is_known = columns.is_of("cpu_op") | is_section(columns)  # a step has the line that ended the one before
+    return _numbered(texts, np.where(is_known, columns.call_stacks.index, NONE))
+
+
+def line_of(frame: str) -> str:
+    """Return a frame as "train.py:41 in main"; "" if it is not of the program.
+
+    Of a function, a trace has the line of its definition; of operators with a call stack, the line that runs.
+    """
+    match = _FRAME.fullmatch(frame)
+    if match is None:
+        return ""
+    file = match[1].replace("\\", "/")
+    return f"{file}:{match[2]} in {match[3]}" if is_of_program(file) else ""
+
+
+def shortened_line(line: str) -> str:
+    """Return a line with its file and the folder of that alone."""
+    return "/".join(line.split("/")[-2:])
+
+
+def _numbered_of_functions(columns: Columns, texts: Sequence[str]) -> tuple[list[str], Ints] | None:
+    is_function = columns.is_of("python_function")
+    labels, label = _numbered(texts, np.where(is_function, columns.name, NONE))
+    return (labels, label) if (label != NONE).any() else None
+
+
+def _numbered(texts: Sequence[str], text: Ints) -> tuple[list[str], Ints]:
+    """Return the distinct texts, and the index of that of each event; an empty text is none."""
+    labels, index = numbered(texts)
+    index = np.where([bool(label) for label in labels], np.arange(len(labels)), NONE)[index] if len(labels) else index
+    return labels, np.append(index, NONE)[text]
+
+
+def _device_ns(columns: Columns) -> Ints:
+    """Return how long each work is the newest on its device: the sum is the time in which devices are busy."""
+    ns = np.zeros(len(columns.begin_ns), np.int64)
+    works = columns.is_gpu()
+    for device in np.unique(columns.device[works]).tolist():
+        of_device = timeline_of(columns, works & (columns.device == device))
+        is_work = of_device.row[:-1] != NONE
+        np.add.at(ns, of_device.row[:-1][is_work], np.diff(of_device.begin_ns)[is_work])
+    return ns
+
+
+def _places(columns: Columns, launches: Launches, gaps: Sequence[Gap], device_ns: Ints) -> Places:
+    """Return the times of the places; ``columns`` has them in place of names."""
+    which = columns.name != NONE
+    if not which.any():
+        return Places()
+    stacks = _Stacks(columns, which)
+    size = len(columns.names)
+    # A place within itself is one whatever it is: an operator in an annotation on the same line, for example.
+    nesting = nesting_of(replace(columns, category=np.full_like(columns.category, NONE)), which)
+    by = np.where(launches.call != NONE, launches.call, launches.operator)
+    works = np.flatnonzero((device_ns > 0) & (by != NONE))
+    at = stacks.at(columns.thread[by[works]], columns.begin_ns[by[works]])
+    own_ns = np.zeros(len(device_ns), np.int64)
+    np.add.at(own_ns, at[at != NONE], device_ns[works][at != NONE])
+    total_ns = with_children(nesting, own_ns)
+    rows = np.flatnonzero(which)
+    outer = rows[nesting.is_outermost[rows]]
+    of_gaps, idle_ns, elsewhere_ns = _idle(columns, stacks, launches, gaps)
+    sums = (
+        stacks.self_ns(size),
+        _summed(columns, outer, columns.end_ns - columns.begin_ns),
+        _summed(columns, rows, own_ns),
+        _summed(columns, outer, total_ns),
+        idle_ns,
+    )
+    calls = np.bincount(columns.name[rows], minlength=size).tolist()
+    listed = [
+        PlaceTimes(columns.names[i], calls[i], *values)
+        for i, values in enumerate(zip(*(values.tolist() for values in sums), strict=True))
+        if calls[i]
+    ]
+    listed.sort(key=lambda place: (-place.host_total_ns, place.name))
+    return Places(tuple(listed), of_gaps, elsewhere_ns)
+
+
+def _summed(columns: Columns, rows: Ints, values: Ints) -> Ints:
+    total = np.zeros(len(columns.names), np.int64)
+    np.add.at(total, columns.name[rows], values[rows])
+    return total
+
+
+class _Stacks:
+    """The innermost place that is open on a thread at a time."""
+
+    def __init__(self, columns: Columns, which: Bools) -> None:
+        self._columns = columns
+        self._main = main_thread(columns)
+        self._timelines = {
+            thread: timeline_of(columns, which & (columns.thread == thread))
+            for thread in np.unique(columns.thread[which]).tolist()
+        }
+
+    def at(self, threads: Ints, at_ns: Ints) -> Ints:
+        """Return the row of the place, else of that on the thread of the loop, which waits for others; -1 for none."""
+        row = self._timeline(self._main).at(at_ns)
+        for thread, timeline in self._timelines.items():
+            is_on = threads == thread
+            inner = timeline.at(at_ns[is_on])
+            row[is_on] = np.where(inner != NONE, inner, row[is_on])
+        return row
+
+    def self_ns(self, size: int) -> Ints:
+        """Return for each name the time in which its place is the innermost."""
+        total = np.zeros(size, np.int64)
+        for timeline in self._timelines.values():
+            row = timeline.row[:-1]  # the last is the end
+            is_open = row != NONE
+            np.add.at(total, self._columns.name[row[is_open]], np.diff(timeline.begin_ns)[is_open])
+        return total
+
+    def changes_ns(self, thread: int) -> Ints:
+        """Return when the place may change on that thread or on the thread of the loop."""
+        return np.concatenate([self._timeline(number).begin_ns for number in (thread, self._main)])
+
+    def _timeline(self, thread: int) -> Timeline:
+        return self._timelines.get(thread, Timeline(np.empty(0, np.int64), np.empty(0, np.int64)))
+
+
+def _idle(
+    columns: Columns, stacks: _Stacks, launches: Launches, gaps: Sequence[Gap]
+) -> tuple[tuple[str, ...], Ints, int]:
+    """Return the place of most of each gap, the idle time of each place, and that of none.
+
+    A gap belongs to the places that the host is in until the end of the call that launches the next work, and from then
+    on to the place of that call.
+    """
+    size = len(columns.names)
+    gap, row, ns = _pieces(columns, stacks, launches, gaps)
+    label = np.where(row == NONE, NONE, columns.name[row])
+    idle_ns = np.zeros(size + 1, np.int64)  # the last is of no place
+    np.add.at(idle_ns, label, ns)
+    cells, cell = np.unique(gap * (size + 1) + label + 1, return_inverse=True)
+    cell_ns = np.zeros(len(cells), np.int64)
+    np.add.at(cell_ns, cell, ns)
+    most = cells[np.lexsort((cell_ns, cells // (size + 1)))]  # of each gap, the longest comes last
+    of_gaps = [""] * len(gaps)
+    for which, place in zip(*(part.tolist() for part in np.divmod(most, size + 1)), strict=True):
+        of_gaps[which] = columns.names[place - 1] if place else ""
+    return tuple(of_gaps), idle_ns[:-1], int(idle_ns[-1])
+
+
+def _pieces(columns: Columns, stacks: _Stacks, launches: Launches, gaps: Sequence[Gap]) -> tuple[Ints, Ints, Ints]:
+    """Return the pieces of gaps: the index of the gap, the row of the place, and the length."""
+    end_ns, device, following = (
+        np.array([getattr(gap, key) for gap in gaps], np.int64) for key in ("end_ns", "device", "next_row")
+    )
+    begin_ns, launched_ns = _host_part(columns, launches, gaps)
+    call = launches.call[following]
+    thread = np.where(call == NONE, NONE, columns.thread[call])
+    rest = np.flatnonzero(launched_ns < end_ns)
+    pieces = [(rest, stacks.at(thread[rest], columns.begin_ns[call[rest]]), (end_ns - launched_ns)[rest])]
+    for on_thread, on_device in np.unique(np.stack([thread, device]), axis=1).T.tolist():
+        which = np.flatnonzero((thread == on_thread) & (device == on_device))  # these do not overlap
+        begins, ends = begin_ns[which], launched_ns[which]
+        cuts = np.unique(np.concatenate([stacks.changes_ns(on_thread), begins, ends]))
+        cut_ns, length_ns = cuts[:-1], np.diff(cuts)
+        inside = np.searchsorted(begins, cut_ns, side="right") - 1
+        is_idle = (inside >= 0) & (cut_ns < ends[inside])
+        at = stacks.at(np.full(int(is_idle.sum()), on_thread), cut_ns[is_idle])
+        pieces.append((which[inside[is_idle]], at, length_ns[is_idle]))
+    gap, row, ns = (np.concatenate(part) for part in zip(*pieces, strict=True))
+    return gap, row, ns

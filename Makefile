@@ -10,6 +10,9 @@ PIP := -m pip install --quiet --disable-pip-version-check --constraint constrain
 JOBS ?= auto
 SHARED := -n $(JOBS) --dist loadgroup
 
+# The recorder in C is built by an installation, and by no test; see setup.py.
+NATIVE := setup.py $(wildcard native/*)
+
 .PHONY: profile test test-programs test-chaos fuzz test-gpu test-integrations lint bench docs dist audit dev venv clean
 
 profile: venv
@@ -85,7 +88,7 @@ dev: venv
 
 venv: $(VENV)/.made
 
-$(VENV)/.made: constraints.txt pyproject.toml
+$(VENV)/.made: constraints.txt pyproject.toml $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "training_profiler needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -95,11 +98,12 @@ $(VENV)/.made: constraints.txt pyproject.toml
 # rectified-flow-pytorch asks for torchvision, which has no wheel for the CPU build of torch: hence no dependencies
 # with it; traceinsight asks for JupyterLab, which no benchmark needs. The extra lists the others, and
 # tests/integrations/stand_ins stands in for torchvision.
-$(INTEGRATIONS)/.made: constraints.txt pyproject.toml
+$(INTEGRATIONS)/.made: constraints.txt pyproject.toml $(NATIVE)
 	$(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python $(PIP) --editable '.[examples,integrations]'
 	$(INTEGRATIONS)/bin/python $(PIP) --no-deps rectified-flow-pytorch traceinsight
 	@touch $@
 
 clean:
+	rm -f training_profiler/recording/*.so
 	rm -rf $(VENV) $(INTEGRATIONS) $(AUDIT) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,5 +1,43 @@
-"""Lets tools that still call setup.py build the package; everything is said in pyproject.toml."""
+"""Builds the recorder in C where that is possible; everything else is said in pyproject.toml.
 
-from setuptools import setup
+Without a compiler or the headers of Python, the installation succeeds all the same, and Python records.
+"""
 
-setup()
+import os
+import sys
+import sysconfig
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+
+NATIVE = Extension(
+    "training_profiler.recording._native",
+    [f"native/{name}.c" for name in ("events", "module", "section_lookup", "section_writers")],
+    depends=["native/native.h"],
+    optional=True,
+    py_limited_api=True,
+)
+
+
+class TruthfulWheel(bdist_wheel):
+    """A wheel for this platform if it has the recorder in C, and for every platform if it has not."""
+
+    def run(self) -> None:
+        """Build the package, then decide."""
+        self.run_command("build")
+        if not any(map(os.path.exists, self.get_finalized_command("build_ext").get_outputs())):
+            self.distribution.ext_modules = []
+            self.root_is_pure = True
+        super().run()
+
+
+def has_limited_api() -> bool:
+    """Return whether this Python has the part of its API that the recorder needs."""
+    return sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+setup(
+    ext_modules=[NATIVE] if has_limited_api() else [],
+    cmdclass={"bdist_wheel": TruthfulWheel},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)

@@ -2,6 +2,7 @@
 
     python -m benchmarks.comparison                     # 1,000 simulated pairs of equal runs, and 1,000 that differ
     python -m benchmarks.comparison --real 20 --busy 4  # pairs of real runs of one program, beside 4 busy processes
+    python -m benchmarks.comparison --real 20 --steps 2000  # longer runs, beside whatever else the machine does
 
 Step times are simulated as factors around 1: an autoregressive process (a slow step follows a slow one more often than
 not), drift of its own in each run, rare long steps, and a machine whose speed wanders while the runs last, or lies
@@ -26,6 +27,7 @@ import numpy as np
 
 from training_profiler.comparison.compare import FASTER, SLOWER, compare
 from training_profiler.comparison.run_series import RunSeries, Stretch
+from training_profiler.units import MS_PER_S
 
 STEPS = 500
 SPREAD = 0.05
@@ -129,26 +131,29 @@ def count_verdicts(pairs: int, seed: int) -> None:
         print(f"  {kind.name:40}{wrong:8.1%}{''.join(f'{part:11.1%}' for part in found)}", flush=True)
 
 
-def compare_real_runs(pairs: int, busy: int) -> None:
-    """Run one program twice for each pair, and print the verdicts."""
+def compare_real_runs(pairs: int, busy: int, steps: int) -> None:
+    """Run one program twice for each pair, and print the verdicts: any that names a difference is false."""
     verdicts: Counter[str] = Counter()
     command = [sys.executable, "-m", "training_profiler"]
     with tempfile.TemporaryDirectory() as folder, _busy_processes(busy):
         environment = {**os.environ, "RECTIFIED_FLOW_PROFILE_DIR": folder, "RECTIFIED_FLOW_PROFILE_LOG_EVERY": "0"}
         for pair in range(pairs):
             for _ in range(2):
-                run = [*command, "run", str(PROGRAM)]
+                run = [*command, "run", str(PROGRAM), str(steps)]
                 subprocess.run(run, env=environment, check=True, stdout=subprocess.DEVNULL)
             done = subprocess.run([*command, "compare", "--json"], env=environment, check=True, capture_output=True)
             data = json.loads(done.stdout)
             verdicts[data["verdict"]] += 1
-            typical, lost = data["typical"], [data["steps"][side]["lost_to_others"] for side in ("before", "after")]
+            typical, mean = data["typical"], data["mean"]
+            step_ms = " and ".join(f"{typical[side] * MS_PER_S:.3g}" for side in ("before_s", "after_s"))
+            lost = " and ".join(f"{data['steps'][side]['lost_to_others'] or 0:.0%}" for side in ("before", "after"))
             print(
                 f"  pair {pair + 1}: {data['verdict']}: {typical['relative']:+.1%} "
-                f"({typical['low']:+.1%} to {typical['high']:+.1%}), mean {data['mean']['relative']:+.1%}, lost {lost}",
+                f"({typical['low']:+.1%} to {typical['high']:+.1%}), mean {mean['relative']:+.1%}, "
+                f"steps of {step_ms} ms, lost {lost}",
                 flush=True,
             )
-    print(dict(verdicts))
+    print(f"{verdicts[FASTER] + verdicts[SLOWER]} false verdicts of {pairs}")
 
 
 @contextmanager
@@ -174,10 +179,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--real", type=int, default=0, metavar="PAIRS")
+    parser.add_argument("--steps", type=int, default=400, help="of a real run")
     parser.add_argument("--busy", type=int, default=0, metavar="PROCESSES")
     arguments = parser.parse_args()
     if arguments.real:
-        compare_real_runs(arguments.real, arguments.busy)
+        compare_real_runs(arguments.real, arguments.busy, arguments.steps)
     else:
         count_verdicts(arguments.pairs, arguments.seed)
 

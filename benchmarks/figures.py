@@ -50,8 +50,9 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
     return lower, median(values), upper
 
 
-def median_cells(ratios: Sequence[float]) -> list[str]:
+def median_cells(ratios: Sequence[float], decimals: int = 4) -> list[str]:
     """Return the median of at least one value and its standard error."""
     lower, middle, upper = spread(ratios)
     # of a median of n values that are normally distributed: 1.253 sigma / sqrt(n), sigma = quartile range / 1.349
-    return [f"{middle:.4f}", f"{1.253 * (upper - lower) / 1.349 / sqrt(len(ratios)):.4f}"]
+    error = 1.253 * (upper - lower) / 1.349 / sqrt(len(ratios))
+    return [f"{middle:.{decimals}f}", f"{error:.{decimals}f}"]

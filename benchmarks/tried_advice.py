@@ -1,7 +1,7 @@
 """How often `training-profiler try` names a gain that is none, and how often it finds a gain of 5%.
 
     python -m benchmarks.tried_advice                   # 1,000 simulated sessions of 8 changes of each kind
-    python -m benchmarks.tried_advice --sessions 200
+    python -m benchmarks.tried_advice --sessions 200 --machines pauses,busy
 
 Each session is simulated as it runs: 30 rounds of blocks of 10 steps, one of each training, in random order, then the
 same with fresh processes for the changes that seemed to help. Step times are factors around 1: a slow step follows a
@@ -95,12 +95,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--machines", default="", help="words in their names, with commas between; default: all")
     arguments = parser.parse_args()
-    random = np.random.default_rng(arguments.seed)
+    wanted = arguments.machines.split(",")
     steps = f"{ROUNDS * BLOCK} steps of each, which vary by {SPREAD:.0%}"
     print(f"{arguments.sessions} sessions of {CHANGES} changes, {steps}")
     print(f"{'':34}{'A/A: a gain named':>18}{'5% found':>10}{'others named':>14}")
-    for machine in MACHINES:
+    for number, machine in enumerate(MACHINES):
+        if not any(word in machine.name for word in wanted):
+            continue
+        random = np.random.default_rng([arguments.seed, number])
         false = sum(bool(simulated_session(machine, random, {})) for _ in range(arguments.sessions))
         found = [simulated_session(machine, random, {"change 3": 1 - GAIN}) for _ in range(arguments.sessions)]
         true = sum("change 3" in names for names in found)

@@ -280,7 +280,22 @@ def test_known_variables_are_not_reported():
 
 
 def test_list_of_variables():
-    assert variables() == ["RECTIFIED_FLOW_PROFILE", *(PREFIX + suffix for suffix in SUFFIXES)]
+    assert variables() == ["RECTIFIED_FLOW_PROFILE", PREFIX + "NATIVE", *(PREFIX + suffix for suffix in SUFFIXES)]
+
+
+@pytest.mark.parametrize(("given", "may_be"), [("0", False), ("no", False), ("1", True), ("", True)])
+@pytest.mark.parametrize("prefix", [PREFIX, SHORT + "_"])
+def test_a_variable_refuses_the_recorder_in_c(given, may_be, prefix):
+    assert read_settings(environ={prefix + "NATIVE": given}).may_be_native is may_be
+
+
+def test_an_unusable_word_about_the_recorder_is_one_clear_line():
+    with pytest.raises(SettingsError) as raised:
+        read_settings(environ={PREFIX + "NATIVE": "never"})
+    assert str(raised.value) == (
+        "RECTIFIED_FLOW_PROFILE_NATIVE='never' is neither yes nor no "
+        "(whether the recorder in C is used where it was built); example: 0"
+    )
 
 
 def test_launch_id_is_not_an_unknown_variable():

@@ -1,6 +1,6 @@
 import pytest
 
-from training_profiler.units import duration_text, ms_column, ms_text, rounded, three_digits
+from training_profiler.units import duration_text, ms_column, ms_text, rounded, three_digits, unit_of_steps
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,9 @@ def test_column_has_one_number_of_decimals():
 
 def test_rounding_never_makes_zero_of_something():
     assert (rounded(0.0004, 3), rounded(0.0, 3), rounded(0.0006, 3)) == ("<0.001", "0.000", "0.001")
+
+
+def test_steps_of_ten_seconds_are_in_seconds():
+    for seconds, text in ((42.666, "42.7 s"), (9.99, "9990 ms")):
+        unit, number = unit_of_steps(seconds)
+        assert f"{number(seconds)} {unit}" == text

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from training_profiler.errors import ProfilerWarning
 from training_profiler.recording.data_loader import FetchTimer, profiled
 from training_profiler.recording.known_sections import VALIDATION_EPOCH
-from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.process import Process, usable_settings
 from training_profiler.runtime.shutdown import at_fork, is_being_spawned, is_worker
 from training_profiler.sampling.startup_sampler import ImportOfTorch
@@ -25,7 +24,7 @@ from training_profiler.snapshot.snapshot import Snapshot
 T = TypeVar("T")
 
 
-_process = Process(Recorder())
+_process = Process()
 profile_section = _process.recorder.section
 at_fork(lambda: _process.before_fork(), lambda: _process.after_fork_in_parent(), lambda: _process.after_fork_in_child())
 _process.install_rank_patches()

@@ -30,6 +30,7 @@ TIMINGS: Final = ("auto", "host", "events", "sync")
 MAX_SAMPLE_HZ: Final = 1000  # a sample takes 0.1 ms
 LOOPBACK: Final = "127.0.0.1"
 DEFAULT_LOG_EVERY: Final = 50
+NATIVE: Final = PREFIX + "NATIVE"  # no argument: the recorder is chosen when the profiler is imported
 MAX_NAMES: Final = 4000  # each name needs 15 kB of histograms in each of four totals
 
 
@@ -273,11 +274,18 @@ class Settings:
     """This process's rank. Only rank 0 reports."""
     launch: Launch = field(default_factory=Launch)
     """The other values of the launcher's variables."""
+    may_be_native: bool = True
+    """Whether the recorder in C is used where it was built."""
 
     @property
     def interval_steps(self) -> int:
         """Steps between two rows for trackers, and two periodic reports where there are any."""
         return self.log_every or DEFAULT_LOG_EVERY
+
+    @property
+    def asks_for_reports(self) -> bool:
+        """Whether the user has said how often to report."""
+        return self.is_log_every_given or self.log_every != DEFAULT_LOG_EVERY
 
     @property
     def is_quiet(self) -> bool:
@@ -308,6 +316,10 @@ def read_settings(arguments: Mapping[str, object] | None = None, environ: Mappin
     """
     arguments = {name: value for name, value in (arguments or {}).items() if value is not None}
     values: dict[str, Any] = {"rank": _number(environ, "RANK") or 0, "launch": _launch(environ)}
+    native = _given_variable(NATIVE, environ)
+    if native is not None:
+        parser = Parser(_yes_or_no, "whether the recorder in C is used where it was built", "0", "yes")
+        values["may_be_native"] = _parsed(f"{native}={environ[native]!r}", parser, environ[native])
     for name in arguments:
         if name not in _PARSERS:
             raise SettingsError(f"start_training_profiling({name}=...) is not a setting{_nearest(name, _PARSERS)}")
@@ -381,7 +393,7 @@ def _launch(environ: Mapping[str, str]) -> Launch:
 
 def variables() -> list[str]:
     """Return the names of all variables the profiler reads."""
-    return [SWITCH, *map(_variable, _PARSERS)]
+    return [SWITCH, NATIVE, *map(_variable, _PARSERS)]
 
 
 def given_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

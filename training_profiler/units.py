@@ -1,6 +1,6 @@
 """Every conversion factor of the project, and how durations and amounts of memory are written."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -13,6 +13,7 @@ BYTES_PER_GIB = 2**30
 BYTES_PER_MIB = 2**20
 FLOPS_PER_TFLOP = 1e12
 BYTES_PER_GB = 10**9
+SLOW_STEP_S = 10.0  # longer steps are shown in seconds
 
 
 def seconds_text(seconds: float) -> str:
@@ -28,6 +29,11 @@ def ms_number(seconds: float) -> str:
 def ms_text(seconds: float) -> str:
     """Return a duration in ms: 7.62 ms."""
     return f"{ms_number(seconds)} ms"
+
+
+def unit_of_steps(seconds: float) -> tuple[str, Callable[[float], str]]:
+    """Return the unit for steps of about this duration, and the function that writes a number of it."""
+    return ("s", three_digits) if seconds >= SLOW_STEP_S else ("ms", ms_number)
 
 
 def ms_column(seconds: Sequence[float | None], digits: int = 4) -> list[str]:

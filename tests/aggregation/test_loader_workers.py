@@ -39,6 +39,15 @@ def test_stats_are_means_of_a_batch_and_shares() -> None:
     assert (stats.memory_bytes, stats.memory_growth_bytes) == (210, 110)
 
 
+def test_waiting_for_a_cpu_between_batches_is_not_of_a_batch() -> None:
+    stats = worker_stats(SUMS._replace(queued_ns=1_800 * MS))
+    assert stats is not None
+    assert stats.queued_avg_s == pytest.approx(stats.batch_avg_s - stats.cpu_avg_s)
+    busy = worker_stats(SUMS._replace(queued_ns=10 * MS, cpu_ns=1_900 * MS))
+    assert busy is not None
+    assert busy.queued_avg_s == 0
+
+
 def test_lines_are_shares_of_the_work_without_waiting_for_requests() -> None:
     stats = worker_stats(SUMS)
     assert stats is not None

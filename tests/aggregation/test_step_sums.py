@@ -118,6 +118,14 @@ def test_without_steps_there_are_no_stats():
     assert (sums.median_ns(), sums.spread(), sums.warmup_steps(), sums.series()) == (None, None, 0, [])
 
 
+def test_the_median_of_few_steps_is_exact():
+    sums = StepSums()
+    sums.add([37_588_000_001, 47_744_000_000])
+    assert sums.median_ns() == (37_588_000_001 + 47_744_000_000) / 2
+    sums.add([37_588_000_003], slowed=[0])
+    assert sums.median_ns() == (37_588_000_001 + 47_744_000_000) / 2
+
+
 def coupling_of(self_ns, chunk=9):
     coupling = Coupling(rows=1)
     for begin in range(0, len(self_ns), chunk):

@@ -6,7 +6,7 @@ import pytest
 
 from training_profiler.aggregation.step_totals import StepSums
 from training_profiler.aggregation.trend import Series
-from training_profiler.aggregation.work import StepPoint, work_growth
+from training_profiler.aggregation.work import StepPoint, explained_by_calls, work_growth
 
 
 def points(calls_of, ns_of, steps=200):
@@ -66,3 +66,16 @@ def test_forward_passes_stay_with_their_steps(chunk):
     assert len(series) <= 1024
     assert sum(point.calls for point in series) / len(series) == pytest.approx(sum(calls) / 5000, rel=0.05)
     assert [point.calls for point in series] == sorted(point.calls for point in series)
+
+
+def test_episodes_of_different_length_explain_step_times():
+    draw = random.Random(1)
+    lengths = [draw.randint(10, 300) for _ in range(201)]
+    assert explained_by_calls(points(lambda step: lengths[step], lambda step: 1e6 * lengths[step])) > 0.9
+    assert explained_by_calls(points(lambda step: lengths[step], lambda step: 1e6 * lengths[-step])) < 0.1
+
+
+@pytest.mark.parametrize("calls", [0, 4])
+def test_the_same_number_of_calls_explains_nothing(calls):
+    assert explained_by_calls(points(lambda step: calls, lambda step: 1e6 * step)) == 0
+    assert explained_by_calls([]) == 0

@@ -115,6 +115,29 @@ def test_what_cannot_be_compared_is_one_line_and_status_2(runs, capsys):
         assert words in err
 
 
+def test_a_page_is_written_beside_the_text_and_alone_beside_json(runs, capsys):
+    write_run(runs, "20261121-142530", 0.1)
+    write_run(runs, "20261121-142531", 0.12)
+    assert main(["compare", "--html", "comparison.html"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("=== Comparison ===")
+    assert out.endswith("\nPage: comparison.html\n")
+    page = (runs.parent / "comparison.html").read_text(encoding="utf-8")
+    assert "SLOWER: a step takes 20.0% longer" in page
+    assert main(["compare", "--html", "again.html", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "slower"
+    assert (runs.parent / "again.html").read_text(encoding="utf-8") == page
+
+
+def test_a_page_that_cannot_be_written_is_one_line_and_status_2(runs, capsys):
+    write_run(runs, "20261121-142530", 0.1)
+    write_run(runs, "20261121-142531", 0.12)
+    assert main(["compare", "--html", "nowhere/comparison.html"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "nowhere" in err
+
+
 def test_too_few_runs_are_refused(runs, capsys):
     assert main(["compare"]) == 2
     write_run(runs, "20261121-142530")

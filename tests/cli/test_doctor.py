@@ -38,6 +38,13 @@ def test_settings_show_where_they_come_from(here, monkeypatch, capsys):
     }
 
 
+def test_the_recorder_and_why_it_serves(here, monkeypatch, capsys):
+    monkeypatch.setenv("RECTIFIED_FLOW_PROFILE_NATIVE", "0")
+    assert main(["doctor", "--json"]) == 0
+    recorder = json.loads(capsys.readouterr().out)["Instrumentation"]["recorder"]
+    assert recorder == "Python (RECTIFIED_FLOW_PROFILE_NATIVE refuses the recorder in C)"
+
+
 def test_what_would_keep_it_from_working_is_a_problem(here, monkeypatch, capsys):
     (here / "file").write_text("")
     monkeypatch.setenv("RECTIFIED_FLOW_PROFILE_DIR", str(here / "file"))

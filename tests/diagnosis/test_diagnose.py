@@ -37,6 +37,12 @@ def test_warm_up_alone_leaves_a_run_healthy():
     assert found[:2] == ["warm-up", "healthy"]
 
 
+def test_what_advises_nothing_says_nothing_of_the_losses():
+    found = diagnose(snapshot_of(HEALTHY, warmup_count=1, warmup_s=5.0, settled_count=99))[0]
+    assert "torch.compile" in found.fix
+    assert found.losses == ""
+
+
 def test_largest_saving_comes_first():
     found = diagnose(snapshot_of({"data_loading": 0.2, "optimizer_step": 0.3, "synchronization": 0.5}))
     worth = [(finding.code, round(finding.potential_saving_s, 6)) for finding in found if finding.potential_saving_s]

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.recording import snapshot_of
 from training_profiler.diagnosis import Finding, diagnose
+from training_profiler.snapshot.program import OptimizerFacts, ProgramFacts
 from training_profiler.snapshot.snapshot import LineStats, Snapshot
 
 
@@ -32,6 +33,13 @@ def test_wait_for_the_device_names_its_lines():
     )
     assert finding.potential_saving_s == 2.0
     assert (finding.step_s, finding.step_if_gone_s) == (0.125, 0.09375)
+
+
+def test_on_the_cpu_nothing_waits_for_a_device():
+    facts = ProgramFacts(OptimizerFacts("SGD", 12, ("float32",), ("cpu",)))
+    finding = found(replace(run_with(line(42, 0.25, 0.25)), program=facts))
+    assert finding.message.startswith("Reading numbers out of tensors takes 25.0% of step time (31.2 ms per step): ")
+    assert finding.fix.endswith(".tolist() all of them at once")
 
 
 def test_waits_within_a_section_of_the_step_count():

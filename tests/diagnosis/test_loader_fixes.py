@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.recording import snapshot_of
+from tests.support.recording import section_stats, snapshot_of
 from training_profiler.diagnosis import diagnose
 from training_profiler.diagnosis.loader_fixes import first_batch_fix, free_cpus, transfer_fix, waiting_fix
 from training_profiler.snapshot.machine import Level, MachineStats
@@ -53,8 +53,17 @@ def test_pinned_memory_needs_an_accelerator():
 
 def test_loader_that_is_made_for_each_pass_keeps_no_workers():
     arguments = {"num_workers": 2, "is_remade": True}
-    assert "make the dataloader once" in waiting_fix(run(**arguments))
+    assert "; make the DataLoader once" in waiting_fix(run(**arguments))
     assert first_batch_fix(run(**arguments)).startswith("Make the DataLoader once, before the loop")
+
+
+@pytest.mark.parametrize(("first_s", "is_first"), [(1.0, False), (3.0, True)])
+def test_new_workers_for_each_pass_come_first_where_passes_are_short(first_s, is_first):
+    short = run(num_workers=2, is_remade=True)
+    rows = [section_stats("data_loading", total_s=8.0), section_stats("first_fetch", total_s=first_s)]
+    fix = waiting_fix(replace(short, sections={**short.sections, **{row.name: row for row in rows}}))
+    assert fix.startswith("Make the DataLoader once") is is_first
+    assert fix.lower().count("make the dataloader once") == 1
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ HEAVY = {"forward_pass": 0.2, "backward_pass": 0.2, "optimizer_step": 0.6}
         (ADAM._replace(has_fused=False, foreach=True), "Nothing is left to set", "=True"),
         (ADAM._replace(has_fused=False, has_foreach=False, name="Own"), "Own updates 20 tensors one by one", "Pass"),
         (ADAM._replace(devices=("cpu", "cuda")), "Pass foreach=True", "fused=True"),
+        (ADAM._replace(has_fused=False, has_foreach=False, name="LBFGS"), "lower history_size", "batch"),
     ],
 )
 def test_fix_of_the_optimizer_is_none_that_is_set(optimizer, said, unsaid):

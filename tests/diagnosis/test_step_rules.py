@@ -45,6 +45,11 @@ def test_variation_without_cost_has_no_finding():
     assert step_time_varies(run_of(std_s=0.1, median_s=0.1)) is None
 
 
+def test_steps_that_vary_as_their_forward_passes_do_have_no_finding():
+    assert step_time_varies(run_of(std_s=0.1, median_s=0.05, explained_by_calls=0.5)) is None
+    assert step_time_varies(run_of(std_s=0.1, median_s=0.05, explained_by_calls=0.49)) is not None
+
+
 def test_section_that_varies_is_named_with_its_fix():
     explained = {"forward_pass": 0.2, "data_loading": 0.7}
     finding = step_time_varies(run_of(std_s=0.05, median_s=0.05, explained=explained))

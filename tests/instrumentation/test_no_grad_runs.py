@@ -3,9 +3,11 @@
 import sys
 
 import pytest
+import torch
+from torch import nn
 
 from tests.support.fake_training import FakeLoader, FakeModule, FakeOptimizer
-from training_profiler.instrumentation.loop_detection.callers import Callers, Purpose, purpose_of_name
+from training_profiler.instrumentation.loop_detection.callers import MAX_FRAMES, Callers, Purpose, purpose_of_name
 from training_profiler.instrumentation.loop_detection.no_grad_runs import MAX_TEACHER_CALLS
 from training_profiler.instrumentation.loop_detection.pending_events import MAX_PENDING
 
@@ -107,17 +109,95 @@ def test_evaluation_by_its_name_is_none_of_the_rollouts(training, model, optimiz
     assert (stats.counts["rollout"], stats.counts["forward_without_grad"]) == (4, 12)
 
 
+def compute_with_fixed_layers(training, model, calls=4):
+    """Calls that nothing says anything of."""
+    model.eval()
+    with training.no_grad():
+        for _ in range(calls):
+            model(0)
+    model.train()
+
+
 def test_eval_mode_without_a_loader_is_evaluation(training, model, optimizer):
     for _ in range(3):
-        model.eval()
-        with training.no_grad():
-            for _ in range(4):
-                model(0)
-        model.train()
         learn(training, model, optimizer)
+        compute_with_fixed_layers(training, model)
     stats = training.finish()
     assert (stats.counts["validation_epoch"], stats.counts["validation_epoch/forward_pass"]) == (3, 12)
     assert stats.step_s == [6.0] * 3
+
+
+def test_eval_mode_before_each_single_update_feeds_it(training, model, optimizer):
+    def make_data():
+        compute_with_fixed_layers(training, model)
+
+    for _ in range(5):
+        make_data()
+        learn(training, model, optimizer)
+    stats = training.finish()
+    assert stats.counts["validation_epoch"] == 1  # only the second shows what the first was
+    assert stats.counts["forward_without_grad"] == 16
+    assert stats.step_s == [6.0] + [14.0] * 4
+
+
+@pytest.mark.parametrize(("updates", "calls"), [(2, 4), (1, 2)])
+def test_eval_mode_before_some_updates_or_in_few_calls_is_evaluation(training, model, optimizer, updates, calls):
+    for _ in range(4):
+        compute_with_fixed_layers(training, model, calls)
+        for _ in range(updates):
+            learn(training, model, optimizer)
+    assert training.finish().counts["validation_epoch"] == 4
+
+
+def gather(training, model, environment):
+    observations, rewards = [], []
+    model.eval()
+    with training.no_grad():
+        for _ in range(4):
+            model(0)
+            training.spend(1)
+            observations.append(environment)
+            rewards.append(1)
+    model.train()
+    return observations, rewards
+
+
+def test_variables_show_that_a_model_in_eval_mode_acts(training, model, optimizer):
+    for _ in range(2):
+        gather(training, model, 0)
+        for _ in range(3):
+            learn(training, model, optimizer)
+    stats = training.finish()
+    assert "validation_epoch" not in stats.counts
+    assert (stats.counts["rollout"], stats.counts["forward_without_grad"]) == (2, 8)
+    assert stats.step_s == [18.0, 6.0, 6.0] * 2
+
+
+def test_other_functions_with_such_variables_evaluate(training, model, optimizer):
+    def score():
+        gather(training, model, 0)
+
+    for _ in range(4):
+        gather(training, model, 0)
+        learn(training, model, optimizer)
+        score()
+        learn(training, model, optimizer)
+    stats = training.finish()
+    assert (stats.counts["rollout"], stats.counts["validation_epoch"]) == (4, 4)
+
+
+def test_variables_of_both_kinds_say_evaluation(training, model, optimizer):
+    def compare(rewards, correct):
+        model.eval()
+        with training.no_grad():
+            for _ in range(rewards + correct):
+                model(0)
+        model.train()
+
+    for _ in range(4):
+        compare(1, 2)
+        learn(training, model, optimizer)
+    assert training.finish().counts["validation_epoch"] == 4
 
 
 def test_calls_that_the_first_update_did_without_are_evaluation(training, model, optimizer):
@@ -203,6 +283,77 @@ def test_frozen_features_of_the_whole_data_set_are_no_step(training, model, opti
     for _ in range(3):
         learn(training, model, optimizer)
     assert training.finish().step_s == [6.0] * 3
+
+
+def without_a_name(call, frames=MAX_FRAMES):
+    """Call where the name of the test, which says that it evaluates, is too far away to be read."""
+    return without_a_name(call, frames - 1) if frames else call()
+
+
+class Agent(nn.Module):
+    """A policy that is not called itself: one of its methods calls two modules, which are one forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.actor, self.critic = nn.Linear(2, 2), nn.Linear(2, 1)
+
+    def get_action_and_value(self, seen):
+        return self.actor(seen), self.critic(seen)
+
+    def get_value(self, seen):
+        return self.critic(seen)
+
+
+def train_agent(agent, has_bootstrap):
+    seen, optimizer = torch.ones(4, 2), torch.optim.SGD(agent.parameters(), lr=0.1)
+    for _ in range(3):
+        with torch.no_grad():
+            for _ in range(5):
+                agent.get_action_and_value(seen)
+            if has_bootstrap:  # the module called most often is the second one then
+                agent.get_value(seen)
+        actions, values = agent.get_action_and_value(seen)
+        (actions.sum() + values.sum()).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("has_bootstrap", [True, False])
+def test_rollout_contains_calls_that_are_one_forward_pass(instrumented, has_bootstrap):
+    without_a_name(lambda: train_agent(Agent(), has_bootstrap))
+    instrumented.instrumentation.close()
+    sections = instrumented.run.totals().sections
+    ids = {name: id for id, name in instrumented.run.names.names.items()}
+    acting, calls = ids["rollout"], ids["forward_without_grad"]
+    assert (sections.count[acting], sections.count[calls]) == (3, 18 if has_bootstrap else 15)
+    assert (calls, acting) not in sections.parents
+    assert sections.parents[acting, calls] >= 15
+
+
+def make_data(training, solver, calls=MAX_TEACHER_CALLS + 1):
+    with training.no_grad():
+        for _ in range(calls):
+            solver(0)
+
+
+@pytest.mark.parametrize("calls", [MAX_TEACHER_CALLS + 1, MAX_PENDING // 4 + 1_000])
+def test_data_made_before_the_first_step_is_neither_a_step_nor_an_evaluation(training, model, optimizer, calls):
+    solver = FakeModule(training, seconds=0.25)
+    without_a_name(lambda: make_data(training, solver, calls))
+    for _ in range(3):
+        learn(training, model, optimizer)
+    stats = training.finish()
+    assert stats.step_s == [6.0] * 3
+    assert stats.counts["forward_without_grad"] == calls
+    assert "validation_epoch" not in stats.counts
+
+
+def test_evaluation_before_the_first_step_shows_by_eval_mode(training, model, optimizer):
+    model.training = False
+    make_data(training, model)
+    model.training = True
+    for _ in range(3):
+        learn(training, model, optimizer)
+    assert training.finish().counts["validation_epoch"] == 1
 
 
 class AdjointFunction:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.page.runs import HOSTILE, page_of
+from tests.page.test_comparison import pair
 from tests.support.browser import BROWSER, Page, browser
+from training_profiler.page.comparison import render_comparisons
 
 pytestmark = [
     pytest.mark.integrations,
@@ -71,6 +73,22 @@ def test_a_click_on_an_outlier_shows_what_it_consists_of(page: Page) -> None:
     assert "data loading" in shown
 
 
+def test_a_recorded_step_is_drawn_span_by_span_and_a_click_zooms(page: Page) -> None:
+    page.evaluate(
+        "(s => { s.value = 1; s.dispatchEvent(new Event('change')); })(document.querySelector('#recorded-step'))"
+    )
+    boxes = """[...document.querySelectorAll('#lanes button')].filter(b => !b.hidden).map(b => {
+      const r = b.getBoundingClientRect(), l = b.parentElement.getBoundingClientRect();
+      return [b.textContent, Math.round(100 * (r.left - l.left) / l.width), Math.round(100 * r.width / l.width),
+        Math.round(r.top - l.top) > 5]; })"""
+    assert page.evaluate(boxes) == [["a", 0, 50, False], ["b", 25, 25, True], ["prefetch", 0, 25, False]]
+    assert page.evaluate("document.querySelector('#lanes-to').textContent") == "315 ms"
+    page.evaluate("document.querySelectorAll('#lanes button')[1].click()")
+    assert page.evaluate(boxes)[:2] == [["a", 0, 98, False], ["b", 2, 96, True]]
+    page.evaluate("document.querySelector('#recorded-whole').click()")
+    assert page.evaluate(boxes)[1] == ["b", 25, 25, True]
+
+
 def test_the_keyboard_moves_from_step_to_step(page: Page) -> None:
     page.evaluate("document.querySelector('#step-chart').focus()")
     before = page.evaluate("Number(document.querySelector('#goto').value || 0)")
@@ -87,6 +105,27 @@ def test_a_column_sorts_by_its_numbers(page: Page) -> None:
     assert down == sorted(down, reverse=True)
     page.evaluate(button)
     assert page.evaluate(column) == down[::-1]
+
+
+def test_a_step_that_took_many_times_as_long_leaves_the_others_no_flat_line(page: Page) -> None:
+    painted = "new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))"
+    shown = {}
+    for click in ("[data-zoom=all]", "#whole", "#whole"):
+        page.evaluate(f"document.querySelector('{click}').click()")
+        page.evaluate(painted)
+        is_whole = page.evaluate("document.querySelector('#whole').checked")
+        shown[is_whole] = page.evaluate("document.querySelector('#cut').textContent")
+    assert shown == {False: "1 longer step is beyond the upper end.", True: ""}
+
+
+def test_numbers_stay_beside_their_units_where_there_is_little_room(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(page_of(ranks=2), encoding="utf-8")
+    with browser(tmp_path, width=640) as page:
+        page.open(path)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        rows = "[...document.querySelectorAll('#sections tbody tr')].map(r => Math.round(r.offsetHeight))"
+        assert len(set(page.evaluate(rows))) == 1
 
 
 def test_search_leaves_the_rows_with_the_words(page: Page) -> None:
@@ -120,6 +159,18 @@ def test_hostile_names_run_nothing_and_are_shown(tmp_path: Path) -> None:
         assert page.evaluate("document.querySelectorAll('img, iframe, object, link').length") == 0
         assert HOSTILE in page.evaluate("document.querySelector('#sections').innerText")
         assert HOSTILE in page.evaluate("document.querySelector('#legend').innerText")
+        assert page.complaints == []
+
+
+def test_a_comparison_draws_the_steps_of_both_runs_and_hostile_names_run_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "comparison.html"
+    path.write_text(render_comparisons([pair(), pair(0.8, name=HOSTILE)]), encoding="utf-8")
+    with browser(tmp_path) as page:
+        page.open(path)
+        assert len(page.evaluate(DRAWN)) == 2
+        assert min(page.evaluate(DRAWN)) > 3
+        assert "Steps that are not compared" in page.evaluate("document.querySelector('#pair2-note').textContent")
+        assert page.evaluate("window.harmed") is None
         assert page.complaints == []
 
 

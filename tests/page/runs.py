@@ -9,7 +9,7 @@ from training_profiler.diagnosis import Finding
 from training_profiler.page.findings import Excerpt
 from training_profiler.page.render import Origin, render_page
 from training_profiler.snapshot.ranks import AllRanksStats, RankId, RankStats
-from training_profiler.snapshot.series import EpochSpan, RankSeries, SampledLine, Stretch
+from training_profiler.snapshot.series import EpochSpan, Lane, RankSeries, SampledLine, Span, StepLanes, Stretch
 from training_profiler.snapshot.snapshot import EpochStats, Health, LineStats, LoaderStats, Snapshot
 
 HOSTILE = '</script><img src=x onerror="window.harmed=1">\'&{{data}}<!--'
@@ -39,7 +39,17 @@ def series_of(rank: int, steps: int, name: str = "a", steps_a_block: int = 4) ->
         at_ns = end_ns
     line = SampledLine("train.py", 3, "loss", inside=f"lib/x.py:3 {name}")
     samples = {each: {line: 40 + at, None: 3} for at, each in enumerate(names)}
-    return RankSeries(rank, f"node{rank // 8}", 0, 0, tuple(stretches), (EpochSpan(0, 0, at_ns),), {}, samples)
+    recorded = (recorded_step(1, "first", 15 * MS, name), recorded_step(LONGEST, "slow", 315 * MS, name))
+    epochs = (EpochSpan(0, 0, at_ns),)
+    return RankSeries(rank, f"node{rank // 8}", 0, 0, tuple(stretches), epochs, {}, samples, recorded)
+
+
+def recorded_step(number: int, why: str, ns: int, name: str) -> StepLanes:
+    """Return a step whose first half is a section called ``name``, with a nested one, beside another thread."""
+    begin_ns = number * 100 * MS
+    own = (Span(name, begin_ns, begin_ns + ns // 2), Span("b", begin_ns + ns // 4, begin_ns + ns // 2))
+    other = (Span("prefetch", begin_ns - ns // 4, begin_ns + ns // 4),)
+    return StepLanes(number, why, begin_ns, begin_ns + ns, ns, 7, (Lane("MainThread", own), Lane(name, other)))
 
 
 def snapshot(ranks: int = 1, steps: int = 400, name: str = "a") -> Snapshot:

@@ -2,21 +2,24 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from tests.page.runs import HOSTILE, page_of, series_of, snapshot
+from tests.page.runs import HOSTILE, MS, page_of, recorded_step, series_of, snapshot
 from training_profiler.page.charts import MOST_BLOCKS, MOST_STEPS, chart_data
 from training_profiler.page.flame import flame
 from training_profiler.page.html import Cell, element, table, text
+from training_profiler.page.recorded import recorded_data, rows_of
 from training_profiler.page.render import Origin, render_page
 from training_profiler.reports.stacks import stacks_of
+from training_profiler.snapshot.series import Span
 from training_profiler.snapshot.snapshot import Snapshot
 
 VOID = {"meta", "link", "input", "img", "br", "hr"}
-EXPECTED = {"findings", "steps", "sections", "flame", "lines", "epochs", "loaders", "machine", "ranks", "captures",
-            "checklist", "health", "about"}  # fmt: skip
+EXPECTED = {"findings", "steps", "recorded", "sections", "flame", "lines", "epochs", "loaders", "machine", "ranks",
+            "captures", "checklist", "health", "about"}  # fmt: skip
 
 
 class Parsed(HTMLParser):
@@ -120,6 +123,38 @@ def test_ranks_are_rows_of_the_heat_map_and_one_rank_has_none():
     assert ranks["ranks"] == ["rank 0 (node0)", "rank 1 (node0)", "rank 2 (node0)"]
     assert {(len(metric), len(metric[0])) for metric in ranks["ms"]} == {(3, 100)}
     assert chart_data([series_of(0, 400)], None)["ranks"] is None
+
+
+def test_nested_spans_are_in_the_row_of_their_depth_and_overlapping_ones_below_each_other():
+    spans = [Span("a", 0, 10), Span("b", 2, 6), Span("c", 3, 4), Span("d", 6, 10), Span("late", 8, 12)]
+    assert [(span.section, row) for span, row in rows_of(spans[::-1])] == [
+        ("a", 0),
+        ("b", 1),
+        ("c", 2),
+        ("d", 1),
+        ("late", 2),
+    ]
+
+
+def test_recorded_steps_are_in_the_data_with_times_since_their_begin():
+    data = chart_data([series_of(0, 400)], None)["recorded"]
+    assert [(step["step"], step["why"], step["ms"], step["us"]) for step in data["steps"]] == [
+        (1, "first", 15.0, 15_000),
+        (201, "slow", 315.0, 315_000),
+    ]
+    own, other = data["steps"][1]["lanes"]
+    a, b, prefetch = (data["names"].index(name) for name in ("a", "b", "prefetch"))
+    assert own["spans"] == [[a, 0, 157_500, 0], [b, 78_750, 78_750, 1]]
+    assert other["spans"] == [[prefetch, -78_750, 157_500, 0]]
+
+
+def test_beyond_the_limit_the_shortest_slow_steps_are_left_out(monkeypatch):
+    monkeypatch.setattr("training_profiler.page.recorded.MOST_SPANS", 9)
+    steps = [recorded_step(number, "slow", number * MS, "a") for number in range(1, 6)]
+    steps[0] = recorded_step(1, "first", MS, "a")
+    data = recorded_data(replace(series_of(0, 4), recorded=tuple(steps)))
+    assert [step["step"] for step in data["steps"]] == [1, 4, 5]
+    assert data["left_out"] == 2
 
 
 def test_boxes_of_the_flame_view_are_as_wide_as_their_samples():

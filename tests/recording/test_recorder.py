@@ -146,7 +146,7 @@ def test_section_without_session_is_not_recorded(recorder):
 
 def test_later_events_are_left_for_the_next_drain(recorder, clock):
     alive = threading.Event()
-    other = ThreadBuffer("other", weakref.ref(alive))
+    other = ThreadBuffer("other", weakref.ref(alive), recorder.implementation)
     other.events += [900, 1, 1001, -1]  # the clock stands at 1000, so the last event comes later
     recorder.buffers.append(other)
 
@@ -176,8 +176,7 @@ def test_decorator_without_name_raises_with_example(recorder):
             pass
 
 
-def test_names_beyond_the_limit_share_one_row(clock):
-    recorder = Recorder(clock=clock)
+def test_names_beyond_the_limit_share_one_row(recorder):
     recorder.names.limit = 2
     for name in ("a", "b", "c", "d"):
         with recorder.section(name):
@@ -186,7 +185,7 @@ def test_names_beyond_the_limit_share_one_row(clock):
     assert shown == ["a", "b", "(other names)", "(other names)"]
 
 
-def test_section_disappears_while_dynamo_traces(clock, monkeypatch):
+def test_section_disappears_while_dynamo_traces(clock, monkeypatch, implementation):
     class Compiler:
         @staticmethod
         def is_dynamo_compiling():
@@ -196,13 +195,13 @@ def test_section_disappears_while_dynamo_traces(clock, monkeypatch):
         compiler = Compiler
 
     monkeypatch.setitem(sys.modules, "torch", Torch)
-    recorder = Recorder(clock=clock)
+    recorder = Recorder(clock=clock, implementation=implementation)
     with recorder.section("a"):
         pass
     assert events_of(recorder) == []
 
 
-def test_torch_imported_later_is_found(clock, monkeypatch):
+def test_torch_imported_later_is_found(monkeypatch, implementation):
     class Compiler:
         tracing = False
 
@@ -214,7 +213,7 @@ def test_torch_imported_later_is_found(clock, monkeypatch):
         compiler = Compiler
 
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    recorder = Recorder(clock=FakeClock())
+    recorder = Recorder(clock=FakeClock(), implementation=implementation)
     with recorder.section("a"):
         pass
     monkeypatch.setitem(sys.modules, "torch", Torch)

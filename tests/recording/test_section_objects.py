@@ -12,22 +12,22 @@ from training_profiler import api, api_disabled
 from training_profiler.recording.recorder import Recorder
 
 SECTIONS = {
-    "off": lambda: api_disabled.profile_section("a"),
-    "on": lambda: Recorder().section("a"),
-    "before a run": lambda: waiting().section("a"),
+    "off": lambda implementation: api_disabled.profile_section("a"),
+    "on": lambda implementation: Recorder(implementation=implementation).section("a"),
+    "before a run": lambda implementation: waiting(implementation).section("a"),
 }
 API = ("profile_epoch", "profile_phase", "profile_step", "start_training_profiling", "profile_dataloader", "snapshot")
 
 
-def waiting():
-    recorder = Recorder()
+def waiting(implementation):
+    recorder = Recorder(implementation=implementation)
     recorder.wait_for_first_section(lambda: None)
     return recorder
 
 
 @pytest.fixture(params=SECTIONS)
-def section(request):
-    return SECTIONS[request.param]()
+def section(request, implementation):
+    return SECTIONS[request.param](implementation)
 
 
 def test_with_and_exit_stack_enter_a_section_alike(section):
@@ -54,8 +54,7 @@ def test_copies_of_a_section_are_itself(section):
     assert copy.deepcopy({"kept": [section]})["kept"][0] is section
 
 
-def test_sections_are_equal_on_and_off():
-    recorder = Recorder()
+def test_sections_are_equal_on_and_off(recorder):
     first, second = recorder.section("a"), recorder.section("b")
     assert (first == second, hash(first) == hash(second), first == 3) == (True, True, False)
     off = api_disabled.profile_section("a")
@@ -68,8 +67,8 @@ def test_disabled_section_survives_pickle(protocol):
     assert pickle.loads(pickle.dumps(section, protocol)) is section
 
 
-def test_section_that_outlives_its_run_records_on_the_thread_that_enters_it():
-    recorder = waiting()
+def test_section_that_outlives_its_run_records_on_the_thread_that_enters_it(implementation):
+    recorder = waiting(implementation)
     section = recorder.section("a")
     recorder.listen(recorder.discard)
     with section, section:
@@ -87,16 +86,18 @@ def test_public_functions_take_the_same_arguments_on_and_off(name):
 
 
 @pytest.mark.parametrize("kind", [staticmethod, classmethod])
-@pytest.mark.parametrize("decorate", [api_disabled.profile_section("a"), Recorder().section("a")])
-def test_decorated_static_and_class_methods_stay_methods(decorate, kind):
+@pytest.mark.parametrize("state", ["off", "on"])
+def test_decorated_static_and_class_methods_stay_methods(state, kind, implementation):
+    decorate = SECTIONS[state](implementation)
+
     class Trainer:
         method = decorate(kind(lambda *arguments: len(arguments)))
 
     assert Trainer.method() == Trainer().method() == (kind is classmethod)
 
 
-def test_decorated_class_stays_a_class():
-    @Recorder().section("a")
+def test_decorated_class_stays_a_class(recorder):
+    @recorder.section("a")
     class Model:
         pass
 

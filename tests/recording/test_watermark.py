@@ -55,14 +55,14 @@ def test_future_watermark_releases_everything(held, clock):
 
 def test_watermark_applies_to_all_threads(held, clock):
     alive = threading.Event()
-    other = ThreadBuffer("other", weakref.ref(alive))
+    other = ThreadBuffer("other", weakref.ref(alive), held.implementation)
     other.events += [1002, 1, 1012, -1]
     held.buffers.append(other)
     assert [thread.events for thread in held.drain().threads if thread.name == "other"] == [[1002, 1]]
 
 
 def test_ended_thread_keeps_events_after_the_watermark(held):
-    other = ThreadBuffer("other", lambda: None)
+    other = ThreadBuffer("other", lambda: None, held.implementation)
     other.events += [1002, 1, 1012, -1]
     held.buffers.append(other)
 

@@ -17,6 +17,8 @@ from training_profiler.snapshot.snapshot import (
     LineStats,
     MachineStats,
     Snapshot,
+    StartupPart,
+    StartupStats,
     Throughput,
 )
 
@@ -202,6 +204,30 @@ def test_no_verdict_without_steps():
         " VERDICT  no training step was recorded",
         "=" * 80,
     ]
+
+
+def test_a_run_without_steps_shows_what_it_prepared():
+    parts = (StartupPart("imports", 6.0), StartupPart("validation_epoch", 2.0), StartupPart("model", 2.0))
+    validation = section_stats("validation_epoch", 0.2, count=1, avg_s=2.0, self_s=2.0)
+    other = section_stats("other", 0.8, count=0, avg_s=None, self_s=8.0)
+    snapshot = Snapshot(
+        wall_s=10.0,
+        sections={row.name: row for row in (validation, other)},
+        startup=StartupStats(10.0, False, parts),
+    )
+    rows = [line.split() for line in screen(snapshot) if line.endswith("%")]
+    assert [(name, share) for name, _, share in rows] == [
+        ("imports", "60.0%"),
+        ("model", "20.0%"),
+        ("validation", "20.0%"),
+    ]
+
+
+def test_the_bars_of_a_mean_step_leave_out_warm_up():
+    snapshot = snapshot_of({"forward_pass": 0.5, "backward_pass": 0.5})
+    forward = replace(snapshot.sections["forward_pass"], step_self_s=45.0)  # 40 s of it in warm-up
+    rows = screen(replace(snapshot, sections={**snapshot.sections, "forward_pass": forward}))
+    assert [line.split()[2] for line in rows if line.startswith("   forward ")] == ["50.0"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from training_profiler.reports.stacks import NOT_YOURS, collapsed, speedscope, stacks_of
 from training_profiler.reports.step_positions import placed_steps
 from training_profiler.reports.timeline_trace import timeline_trace
-from training_profiler.snapshot.series import EpochSpan, RankSeries, SampledLine, Stretch
+from training_profiler.snapshot.series import EpochSpan, Lane, RankSeries, SampledLine, Span, StepLanes, Stretch
 
 MS = 1_000_000
 
@@ -30,8 +30,8 @@ def stretch(begin_ms, end_ms, steps_ms, first=0, *, outside_ms=0, epoch_ms=None,
     )
 
 
-def series(*stretches, rank=0, wall_ns=0, epochs=(), samples=None, parents=None):
-    return RankSeries(rank, "node", wall_ns, 0, stretches, epochs, parents or {}, samples or {})
+def series(*stretches, rank=0, wall_ns=0, epochs=(), samples=None, parents=None, recorded=()):
+    return RankSeries(rank, "node", wall_ns, 0, stretches, epochs, parents or {}, samples or {}, recorded)
 
 
 def positions(*stretches):
@@ -91,6 +91,26 @@ def test_epochs_are_slices():
         if each["name"] == "epoch 3"
     ]
     assert (epoch["ts"], epoch["dur"], epoch["args"]) == (10_000.0, 90_000.0, {"is_complete": False})
+
+
+def recorded(number=7, **others):
+    spans = (Span("attention", 10_003_000, 10_006_000), Span("forward_pass", 10_003_000, 10_009_000))
+    lanes = (Lane("MainThread", spans), Lane("reader", (Span("prefetch", 9_000_000, 10_005_000),)))
+    return StepLanes(number, "slow", 10_000_000, 10_010_000, 9_000, 3, lanes, **others)
+
+
+def test_recorded_steps_have_their_spans_on_the_lanes_of_their_threads():
+    found = events(series(recorded=(recorded(),)))
+    lanes = {each["tid"]: each["args"]["name"] for each in found if each["name"] == "thread_name"}
+    slices = [(lanes[each["tid"]], each["name"], each["ts"], each["dur"]) for each in found if each["ph"] == "X"]
+    assert slices == [
+        ("recorded steps", "step 7", 10_000.0, 10.0),
+        ("MainThread", "forward_pass", 10_003.0, 6.0),
+        ("MainThread", "attention", 10_003.0, 3.0),
+        ("reader", "prefetch", 9_000.0, 1_005.0),
+    ]
+    (step,) = [each for each in found if each["name"] == "step 7"]
+    assert step["args"] == {"why": "slow", "step_ms": 0.009, "spans_left_out": 3}
 
 
 LINE = SampledLine("train.py", 7, "loss", "item", "lib/a.py:3 f > lib/b.py:4 g", "callback on_step_end")

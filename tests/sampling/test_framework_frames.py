@@ -152,6 +152,7 @@ ACTIVITIES = [
     ([(f"{SITE}/datasets/load.py", "load_dataset")], "data set"),
     ([("/project/data.py", "TextDataset.__init__"), (f"{SITE}/numpy/core.py", "load")], "data set"),
     ([("/project/data.py", "load_data"), ("/project/data.py", "parse")], "data set"),
+    ([("/project/data.py", "Data.__init__")], "data set"),
     ([("/project/model.py", "build_model")], "model"),
     ([(f"{TORCH}/utils/data/dataloader.py", "_MultiProcessingDataLoaderIter.__init__")], "workers"),
     ([(f"{TORCH}/utils/data/dataloader.py", "DataLoader.__init__")], ""),

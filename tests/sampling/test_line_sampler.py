@@ -113,7 +113,8 @@ def test_functions_go_by_their_class_and_comprehensions_by_the_function_around_t
 
     assert Trainer().step() == "Trainer.step"
     assert Trainer().nested() == "inner"
-    assert function_name(compile("0", "train.py", "exec")) == "<module>"
+    script = compile("(0 for _ in x)", "train.py", "exec")
+    assert [function_name(code) for code in (script, script.co_consts[0])] == ["<module>", "<module>"]
     assert function_name((lambda: 0).__code__) == "<lambda>"
 
 

@@ -2,18 +2,33 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import pytest
 
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.aggregation.run import RunSums
 from training_profiler.aggregation.totals import Totals
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
+from training_profiler.recording.implementation import Implementation, native_implementation, python_implementation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.location import Location, Sample
 from training_profiler.snapshot.snapshot import OTHER, EpochStats, Health, SectionStats, Snapshot, StepStats
 from training_profiler.storage.journal import Journal
+
+IMPLEMENTATIONS: Final = ("Python", "C")
+
+
+def implementation_of(name: str) -> Implementation:
+    """Return one of ``IMPLEMENTATIONS``; skip the test if it was not built."""
+    if name == "Python":
+        return python_implementation("a test asks for it")
+    try:
+        return native_implementation()
+    except ImportError as error:
+        pytest.skip(f"the recorder in C cannot be loaded: {error}")
 
 
 class FakeClock:
@@ -35,7 +50,7 @@ class FakeClock:
 class FakeRun:
     """A recorder with its sums, as a session wires them, on a fake clock; optionally with a journal."""
 
-    def __init__(self, warmup: int | None = None, journal: Path | None = None) -> None:
+    def __init__(self, warmup: int | None = None, journal: Path | None = None, spans: bool = False) -> None:
         self.clock = FakeClock()
         self.names = SectionNames()
         self.recorder = Recorder(clock=self.clock, names=self.names)
@@ -43,6 +58,7 @@ class FakeRun:
         self.section = self.recorder.section
         self.accumulator = Accumulator(self.names, self.clock(), warmup)
         self.sums = RunSums(self.names, self.clock(), warmup)
+        self.writes_spans = spans
         self.loaders: list[LoaderCounts] = []
         self.samples: list[Sample] = []
         self.journal = None if journal is None else Journal(journal, 0, self.names, self.clock(), warmup)
@@ -80,13 +96,16 @@ class FakeRun:
         samples, self.samples = self.samples, []
         self.accumulator.add(self.recorder.drain(), self.recorder.thread_id(), samples)
 
-    def flush(self) -> None:
+    def flush(self, is_last: bool = False) -> None:
         """Drain, and add the totals to the run and the journal."""
         self.drain()
         totals, step_ns = self.accumulator.pop_totals()
         self.sums.add(totals, step_ns)
         if self.journal:
             self.journal.write_interval(totals, step_ns, Health(), self.loaders)
+            steps = self.accumulator.step_spans.pop(step_ns, is_last)
+            if steps and self.writes_spans:
+                self.journal.write_spans(steps)
 
     def totals(self) -> Totals:
         """Return the totals since the last flush."""
@@ -159,6 +178,8 @@ def snapshot_of(shares: Mapping[str, float], *, steps: int = 100, step_s: float 
             rest_s / total_s if total_s else 0.0,
             count=0,
             avg_s=None,
+            total_s=rest_s,
+            step_total_s=rest_s,
             self_s=rest_s,
             step_self_s=rest_s,
             settled_total_s=rest_s,

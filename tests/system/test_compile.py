@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.scripts import run
+from training_profiler.settings import NATIVE
 
 SCRIPT = """
 {imports}
@@ -46,17 +47,22 @@ ORDERS = {
 
 
 @pytest.mark.parametrize(
-    ("order", "profile"),
+    ("order", "profile", "native"),
     [
-        ("before torch", "1"),
-        pytest.param("after torch", "1", marks=pytest.mark.programs),
-        pytest.param("before torch", "0", marks=pytest.mark.programs),
-        pytest.param("after torch", "0", marks=pytest.mark.programs),
+        ("before torch", "1", "1"),
+        pytest.param("before torch", "1", "0", marks=pytest.mark.programs),
+        pytest.param("after torch", "1", "1", marks=pytest.mark.programs),
+        pytest.param("before torch", "0", "1", marks=pytest.mark.programs),
+        pytest.param("after torch", "0", "1", marks=pytest.mark.programs),
     ],
 )
-def test_sections_inside_a_compiled_function_cost_no_graph_break(tmp_path: Path, order: str, profile: str) -> None:
-    outcome = run(tmp_path, SCRIPT.replace("{imports}", ORDERS[order]), profile=profile)
+def test_sections_inside_a_compiled_function_cost_no_graph_break(
+    tmp_path: Path, order: str, profile: str, native: str
+) -> None:
+    script = SCRIPT.replace("{imports}", ORDERS[order])
+    outcome = run(tmp_path, script, profile=profile, variables={NATIVE: native})
     assert outcome.status == 0, outcome.stderr
     assert outcome.stdout == "0 {}\n"
     if profile == "1":
         assert "sections inside compiled code are not recorded" in outcome.stderr
+        assert (f"{NATIVE} refuses the recorder in C" in outcome.stderr) == (native == "0")

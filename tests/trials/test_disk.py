@@ -3,12 +3,14 @@
 import pytest
 
 from tests.trials.test_interleaved import FakeTraining
-from tests.trials.test_session import first_run
+from tests.trials.test_planning import first_run
 from training_profiler.trials import session
 from training_profiler.trials.child import Plan
 from training_profiler.trials.disk import DiskSpaceError, DiskWatch, free_bytes_of
+from training_profiler.trials.launcher import Program
 from training_profiler.trials.process import TrialProcess
 from training_profiler.trials.results import FASTER, NOT_CONFIRMED, NOT_SHOWN
+from training_profiler.trials.state import Wishes
 
 GIB = 2**30
 FULL = DiskSpaceError("stopped before the disk is full")
@@ -46,8 +48,7 @@ class FakeLauncher:
     """Starts trainings of which the first, unchanged ones find the disk full in a block."""
 
     def __init__(self, full_in):
-        self.program = self
-        self.shown = "train.py"
+        self.program = Program(["python", "train.py"], True, "train.py")
         self.trainings = []
         self._full_in = iter(full_in)  # one for each wave of trainings
 
@@ -64,7 +65,7 @@ class FakeLauncher:
 def run(monkeypatch, tmp_path, *full_in):
     monkeypatch.setattr(session, "run_first", lambda *given: (first_run(), tmp_path))
     launcher = FakeLauncher(full_in)
-    wishes = session.Wishes(300.0, only=("sleep*0.5",))
+    wishes = Wishes(300.0, only=("sleep*0.5",))
     try:
         return session.TrialSession(launcher, "tests.trials.changes", wishes, tmp_path, clock=lambda: 0.0).run()
     finally:

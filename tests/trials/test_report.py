@@ -3,7 +3,7 @@ from dataclasses import replace
 from tests.trials.test_results import COMPILED, CONTROL, FUSED, PINNED, RESULTS, WORKERS
 from training_profiler.reports.layout import Layout
 from training_profiler.trials.report import render_results
-from training_profiler.trials.results import FAILED, NO_VERDICT, NOT_CONFIRMED
+from training_profiler.trials.results import FAILED, NO_VERDICT, NOT_CONFIRMED, NOT_SHOWN
 
 
 def rendered(results, width=80):
@@ -78,3 +78,18 @@ def test_a_failed_change_is_a_row_with_its_reason():
 def test_a_session_that_was_stopped_says_so():
     text = rendered(replace(RESULTS, is_interrupted=True, control=CONTROL))
     assert text.startswith("=== Tried on train.py: 3 changes, 4 min 12 s, stopped early ===")
+
+
+def test_a_change_without_a_last_word_is_not_finished():
+    rows = (replace(WORKERS, verdict=NOT_SHOWN), replace(PINNED, name="compile", label="compile"))
+    text = rendered(replace(RESULTS, rows=rows, together=None, left=("num_workers=2", "compile")))
+    assert "    not finished\n" in text
+    assert "No change is shown to help so far.\nNot finished: num_workers=2, compile.\n" in text
+    assert "To go on: training-profiler try --resume runs/20261121-142530\n" in text
+
+
+def test_what_few_very_slow_blocks_do_to_the_time_of_all_is_said():
+    slow = replace(WORKERS, verdict=NOT_SHOWN, effect=replace(WORKERS.effect, total=0.031))
+    assert "    no gain shown; +3.1% in all blocks together\n" in rendered(replace(RESULTS, rows=(slow,)))
+    same = replace(WORKERS, effect=replace(WORKERS.effect, total=-0.39))
+    assert "in all blocks" not in rendered(replace(RESULTS, rows=(same,)))

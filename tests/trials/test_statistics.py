@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,34 +14,11 @@ from training_profiler.trials.statistics import (
     beyond_control,
     effect_of,
     gains,
-    median_interval,
 )
 
 
 def effect(relative, p, low=-0.9, high=-0.001):
     return Effect(relative, low, high, p, 30)
-
-
-def test_the_interval_of_six_values_reaches_from_the_least_to_the_largest():
-    assert median_interval(np.array([3.0, 1, 2, 6, 5, 4]), 0.05) == (1, 6)
-
-
-def test_five_values_have_no_interval():
-    assert median_interval(np.arange(5.0), 0.05) == (-np.inf, np.inf)
-
-
-@pytest.mark.parametrize(("count", "left_out"), [(9, 1), (20, 5), (30, 9)])  # tables of the sign test
-def test_the_interval_leaves_out_as_many_values_as_the_sign_test(count, left_out):
-    assert median_interval(np.arange(float(count)), 0.05) == (left_out, count - 1 - left_out)
-
-
-def test_the_interval_holds_the_median_as_often_as_it_says():
-    random = np.random.default_rng(0)
-    held = 0
-    for _ in range(2000):
-        low, high = median_interval(random.exponential(size=25), 0.05)
-        held += low <= np.log(2) <= high
-    assert 0.95 <= held / 2000 <= 0.975  # of the exponential distribution; the sign test's own level is 95.7%
 
 
 def test_a_drift_that_all_trainings_share_cancels_out():
@@ -54,6 +33,25 @@ def test_a_round_in_which_a_training_did_not_run_is_left_out():
     assert shown is not None
     assert shown.rounds == 2
     assert effect_of([float("nan")], [1.0]) is None
+
+
+def test_a_faster_typical_block_does_not_count_where_all_blocks_together_are_slower():
+    unchanged = np.linspace(1.0, 1.1, 30)
+    changed = np.where(np.arange(30) % 5, 0.9, 3.0) * unchanged  # every fifth block has a long pause
+    shown = effect_of(changed, unchanged, unchanged)
+    assert shown is not None
+    assert shown.relative == pytest.approx(-0.1, abs=0.01)
+    assert shown.total == pytest.approx(0.32, abs=0.02)
+    assert shown.faster_p < 0.03
+    assert gains({"a": shown}, 0.05) == set()
+    assert gains({"a": replace(shown, total=-0.05)}, 0.05) == {"a"}
+
+
+def test_noise_is_what_two_unchanged_trainings_hardly_ever_show():
+    assert effect(0.03, 0.999).is_noise
+    assert effect(-0.03, 0.001).is_noise
+    assert not effect(-0.03, 0.02).is_noise
+    assert not effect(-0.015, 0.0001).is_noise
 
 
 def test_ratios_that_go_together_count_as_fewer():
@@ -128,3 +126,35 @@ def test_fewer_rounds_than_the_fewest_could_show_nothing():
     factors = {f"change {number}": 0.6 for number in range(8)}
     assert len(run_wave(factors, FEWEST_ROUNDS, SCREEN_ERROR).shown) == 8
     assert run_wave(factors, 3, SCREEN_ERROR).shown == set()
+
+
+def test_a_wave_goes_on_from_its_record_as_if_it_had_not_stopped():
+    random = np.random.default_rng(5)
+    blocks = [{name: float(np.exp(random.normal(0, 0.02))) for name in (UNCHANGED, AGAIN, "a")} for _ in range(30)]
+    whole, wave = Wave(["a"], 30), Wave(["a"], 30)
+    for block in blocks:
+        whole.add_round(block)
+        wave = Wave.from_record(wave.record())
+        wave.add_round(block)
+    assert wave.record() == whole.record()
+
+
+def test_interruptions_do_not_add_to_the_gains_that_are_none():
+    random = np.random.default_rng(6)
+    named = 0
+    for _ in range(300):
+        wave = Wave(["a"], 30)
+        while wave.open:
+            wave.add_round({name: float(np.exp(random.normal(0, 0.1))) for name in wave.open})
+            wave.pause()
+            wave = Wave.from_record(wave.record()) if wave.open else wave
+        named += bool(wave.shown)
+    assert named <= 0.05 * 300
+
+
+def test_a_clear_gain_is_known_after_an_interruption():
+    wave = Wave(["a"], 30)
+    for _ in range(20):
+        wave.add_round({UNCHANGED: 1.0, AGAIN: 1.0, "a": 0.5})
+    wave.pause()
+    assert (wave.shown, wave.open) == ({"a"}, [])

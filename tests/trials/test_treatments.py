@@ -29,6 +29,14 @@ def workers_have_ended():
             thread.join(30)
 
 
+@pytest.fixture(autouse=True)
+def as_many_threads_as_before():
+    """Restore the number of threads, on which the last digits of the losses depend: no treatment has to."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
 class Images(Dataset):
     def __init__(self, noise: float = 0.0) -> None:
         self.noise = noise

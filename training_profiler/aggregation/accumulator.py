@@ -23,6 +23,7 @@ from training_profiler.aggregation.span_matching import (
     rename_leaf_spans,
     stretches_between,
 )
+from training_profiler.aggregation.step_spans import StepSpans
 from training_profiler.aggregation.step_timeline import OUTSIDE, Cuts, Timeline
 from training_profiler.aggregation.step_totals import FIRST_STEPS, CaptureAffectedSteps
 from training_profiler.aggregation.totals import Totals, rows_for
@@ -55,6 +56,7 @@ class Accumulator:
         self.on_samples: Callable[[Sequence[Sample]], None] | None = None
         self.slowed_by_capture = CaptureAffectedSteps()
         self.loaders = LoaderAttribution(names)
+        self.step_spans = StepSpans()
         self._lines = LineAttribution(names)
         self._names = names
         self.warmup_steps = warmup_steps
@@ -110,7 +112,8 @@ class Accumulator:
     def preview(self) -> "Accumulator":
         """Return a copy that goes on for itself and sends no spans."""
         # The training thread may begin a capture meanwhile, so the receivers of spans are left out before the copy.
-        state = {**vars(self), "on_spans": None, "on_every_span": None, "on_samples": None}
+        receivers = {"on_spans": None, "on_every_span": None, "on_samples": None}
+        state = {**vars(self), **receivers, "step_spans": StepSpans()}
         copy = object.__new__(type(self))
         vars(copy).update(deepcopy(state, {id(self._names): self._names}))
         copy.loaders.configure_intervals(False, None)
@@ -146,6 +149,7 @@ class Accumulator:
                 self._add_thread(thread.thread_id, events[thread.thread_id], cuts, None)
             if not thread.is_alive:
                 self.totals.unended += len(self._open.pop(thread.thread_id, no_events()).codes)
+        self.step_spans.end_batch(batch, self.warmup_steps, until_ns)
         self.at_ns = self.totals.end_ns = until_ns
 
     def add_gradient_sync(self, synced: GradientSyncTotals) -> None:
@@ -200,9 +204,10 @@ class Accumulator:
             self._add_elsewhere(leaf_spans, stretches, leaves_per_stretch)
         else:
             step_rows = self._rows_of_pieces(cuts, first_step)
-            self._add_self_times(
+            durations_ns, slowed = self._add_self_times(
                 leaf_spans, leaf_is_outside, stretches, leaves_per_stretch, step_rows[pieces], first_step
             )
+            self.step_spans.add_steps(cuts.ends_ns, step_rows, self.at_ns, first_step, durations_ns, slowed)
             self._lines.attribute(
                 self.totals.lines,
                 leaf_spans,
@@ -212,6 +217,7 @@ class Accumulator:
                 int(cuts.ends_ns[-1]),
                 self._timeline.begun_ns,
             )
+        self.step_spans.add_spans(thread_id, result)
         self._add_spans(result, leaf_is_outside, stretches, leaves_per_stretch, cuts, pieces, step_rows)
 
     def _add_self_times(
@@ -222,8 +228,11 @@ class Accumulator:
         leaves_per_stretch: Ints,
         step_row: Ints,
         first_step: int,
-    ) -> None:
-        """Add the training thread's time; ``step_row[i]`` is the row of the step that stretch i is in, -1 for none."""
+    ) -> tuple[Ints, list[int]]:
+        """Add the training thread's time, and return the durations of the steps, and which a capture slowed.
+
+        ``step_row[i]`` is the row of the step that stretch i is in, -1 for none.
+        """
         rows = self.totals.sections.rows
         complete = self._complete
         # One row for each complete step, one for the unfinished step, one for time outside steps.
@@ -238,11 +247,12 @@ class Accumulator:
         self.totals.sections.self_ns += self_ns.sum(axis=0)
         self_ns[0, : len(self._unfinished)] += self._unfinished
         self._unfinished = self_ns[complete].copy()
+        durations_ns = self_ns[:complete].sum(axis=1)
+        slowed = self.slowed_by_capture.among(first_step, complete)
         if complete:
-            durations_ns = self_ns[:complete].sum(axis=1).tolist()
-            self.step_ns += durations_ns
-            slowed = self.slowed_by_capture.among(first_step, complete)
-            self.totals.add_steps(durations_ns, self_ns[:complete], first_step, slowed)
+            self.step_ns += durations_ns.tolist()
+            self.totals.add_steps(self.step_ns[-complete:], self_ns[:complete], first_step, slowed)
+        return durations_ns, slowed
 
     def _rows_of_pieces(self, cuts: Cuts, first_step: int) -> Ints:
         """Return for each piece its step's row, counted from the first step of the batch; -1 for no step."""

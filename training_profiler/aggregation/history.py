@@ -17,9 +17,10 @@ class _Block(NamedTuple):
     sections_ns: Ints  # exclusive time, by section; the first is time in none
 
     def together(self, following: "_Block") -> "_Block":
-        width = max(len(self.sections_ns), len(following.sections_ns))
-        padded = [np.pad(each.sections_ns, (0, width - len(each.sections_ns))) for each in (self, following)]
-        return _Block(self.steps + following.steps, padded[0] + padded[1])
+        shorter, longer = sorted((self.sections_ns, following.sections_ns), key=len)
+        sums_ns = longer.copy()
+        sums_ns[: len(shorter)] += shorter
+        return _Block(self.steps + following.steps, sums_ns)
 
 
 class _Stretch(NamedTuple):

@@ -17,6 +17,8 @@ def worker_stats(sums: WorkerSums | None) -> WorkerStats | None:
         return None
     of_batches_ns = sums.batches * NS_PER_S
     work = sum(line.samples for line in sums.lines)
+    # A worker also waits for a CPU between batches; of a batch it is at most the time that is not CPU time.
+    queued_ns = min(sums.queued_ns, max(0, sums.fetch_ns - sums.cpu_ns))
     return WorkerStats(
         workers=sums.workers,
         batches=sums.batches,
@@ -24,7 +26,7 @@ def worker_stats(sums: WorkerSums | None) -> WorkerStats | None:
         batch_avg_s=sums.fetch_ns / of_batches_ns,
         batch_max_s=sums.slowest_ns / NS_PER_S,
         cpu_avg_s=sums.cpu_ns / of_batches_ns,
-        queued_avg_s=sums.queued_ns / of_batches_ns,
+        queued_avg_s=queued_ns / of_batches_ns,
         samples=sums.samples,
         phases=_phases(sums) if sums.samples >= SAMPLES_NEEDED else {},
         lines=_lines(sums, work) if work >= SAMPLES_NEEDED else (),

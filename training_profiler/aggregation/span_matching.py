@@ -63,7 +63,11 @@ class MatchedSpans(NamedTuple):
 
 def read_events(flat: list[int]) -> Events:
     """Return the recorder's flat list of times and codes as two arrays."""
-    pairs = np.fromiter(flat, np.int64, len(flat)).reshape(-1, 2)
+    if isinstance(flat, list):
+        integers: Ints = np.fromiter(flat, np.int64, len(flat))
+    else:  # of the recorder in C: read in place
+        integers = np.frombuffer(flat, np.int64)
+    pairs = integers.reshape(-1, 2)
     # A clock may step back between cores, which would give negative durations.
     return Events(np.maximum.accumulate(pairs[:, 0]), pairs[:, 1])
 

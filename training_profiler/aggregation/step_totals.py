@@ -150,7 +150,10 @@ class StepSums:
             self._steps_a_point *= 2
 
     def median_ns(self) -> float | None:
-        """Return the median normal step, within 1 %; None without steps."""
+        """Return the median normal step; None without steps. It is exact for 64 steps, and within 1 % for more."""
+        if 0 < self.count == len(self.first_ns):
+            normal = [ns for ns, _ in self._first_normal()] if self._is_mostly_normal else self.first_ns
+            return float(np.median(normal))
         return quantile_ns(self.bins if self._is_mostly_normal else self.bins + self._slowed_bins, 0.5)
 
     def p95_ns(self, without_first: int = 0) -> float | None:
@@ -213,7 +216,7 @@ class StepSums:
             steps = [*first, self._later.longest]
         return max(steps, key=lambda step: step[0])
 
-    def _first_normal(self, without_first: int) -> list[tuple[int, int]]:
+    def _first_normal(self, without_first: int = 0) -> list[tuple[int, int]]:
         return [(ns, i + 1) for i, ns in enumerate(self.first_ns) if i >= without_first and i not in self._slowed_first]
 
     def series(self, without_first: int = 0) -> list[tuple[float, float]]:

@@ -15,7 +15,7 @@ from training_profiler.aggregation.step_change import step_change
 from training_profiler.aggregation.step_totals import WARMUP_NEEDS
 from training_profiler.aggregation.totals import Totals
 from training_profiler.aggregation.trend import trend
-from training_profiler.aggregation.work import work_growth
+from training_profiler.aggregation.work import explained_by_calls, work_growth
 from training_profiler.recording.known_sections import ACTING_SECTIONS, DATA_LOADING, STEP_PARTS, SYNCHRONIZATION
 from training_profiler.sampling.location import Location
 from training_profiler.snapshot.snapshot import (
@@ -243,6 +243,7 @@ def step_stats(
         work_rise=work.rise if work else 0.0,
         unit_rise=work.unit_rise if work else 0.0,
         unit_rise_p_value=work.unit_p_value if work else 1.0,
+        explained_by_calls=0.0 if is_interval else explained_by_calls(steps.work_series(warmup)),
         change=change,
         explained={
             names.get(id) or OTHER: float(part) for id, part in enumerate(explained) if part >= EXPLAINS_AT_LEAST

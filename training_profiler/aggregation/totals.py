@@ -38,7 +38,7 @@ class Totals:
         # Exclusive times of single steps, which ranks compare. Of this stretch only: ``add`` does not sum them.
         self.compared: dict[int, Ints] = {}
         self.series = SectionSeries()  # of this stretch only
-        self.history = RunHistory()  # of the stretches that were added
+        self.history = RunHistory()  # of the run alone
         # Indices of this stretch's steps, counted from 0, that a capture window slowed. Of this stretch only.
         self.slowed_by_capture: list[int] = []
         self.step_calls: list[int] = []  # forward passes in each complete step of this stretch alone
@@ -93,7 +93,6 @@ class Totals:
         """Add the stretch that follows this one; ``durations_ns`` are the durations of its steps."""
         self.end_ns = later.end_ns
         self.sections.add(later.sections)
-        self.history.add(later.series, len(durations_ns), later.machine)
         self.steps.add(durations_ns, later.slowed_by_capture, later.step_calls)
         self.input_sizes.add_points(later.input_sizes.points)
         self.coupling.add(later.coupling)

@@ -11,6 +11,7 @@ from training_profiler.snapshot.snapshot import FORWARD_PASSES, INPUT_ELEMENTS
 GROWS_FROM: Final = 0.05  # over the run; less is the chance of a mean
 P_VALUE: Final = 0.001
 SIZES_NEEDED: Final = 8
+POINTS_NEEDED: Final = 10
 
 
 class StepPoint(NamedTuple):
@@ -28,6 +29,18 @@ class WorkGrowth(NamedTuple):
     rise: float  # of the work of a step over the run; 1: twice as much
     unit_rise: float  # of the time for one unit of work
     unit_p_value: float
+
+
+def explained_by_calls(points: Sequence[StepPoint]) -> float:
+    """Return the part of the variance of step times that the number of forward passes explains, 0 to 1.
+
+    That part is the squared correlation. 0 where the number is always the same.
+    """
+    if len(points) < POINTS_NEEDED:
+        return 0.0
+    _, ns, calls = np.asarray(points, np.float64).T
+    apart = (ns.var() * calls.var()) ** 0.5
+    return float(((ns - ns.mean()) * (calls - calls.mean())).mean() / apart) ** 2 if apart else 0.0
 
 
 def work_growth(points: Sequence[StepPoint], sizes: Series) -> WorkGrowth | None:

@@ -8,6 +8,7 @@ or compared. Where the intervals leave open whether a run is slower by so much, 
 
     training-profiler compare
     training-profiler compare baseline runs/20261121-142530 --fail-if-slower 3%
+    training-profiler compare baseline candidate --html comparison.html
 """
 
 import argparse
@@ -21,8 +22,10 @@ from training_profiler.comparison.differences import differing
 from training_profiler.comparison.lines import line_of
 from training_profiler.comparison.run_series import RunSeries
 from training_profiler.errors import RunFolderError
+from training_profiler.page.comparison import render_comparisons
 from training_profiler.reports.comparison import ComparedRuns, comparison_data, render_comparison
 from training_profiler.reports.report_json import as_data
+from training_profiler.safety.files import replace_file
 from training_profiler.settings import read_settings
 from training_profiler.sinks.console import stream_layout
 from training_profiler.snapshot.snapshot import Snapshot
@@ -30,7 +33,7 @@ from training_profiler.storage.run_choice import choose_run, newest_runs, run_na
 from training_profiler.storage.run_lookup import read_meta, typed_path
 from training_profiler.storage.run_reader import read_run
 from training_profiler.storage.series_reader import SeriesReader
-from training_profiler.text import encodable, printable
+from training_profiler.text import encodable, one_line, printable
 
 SLOWER_STATUS = 1
 _QUOTED = ("the run ", "1 torn line", "the figures above", "left out")  # notes that concern what can be compared
@@ -52,6 +55,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="exit with status 1 if a run is shown to be slower by at least that much, e.g. 3%%",
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each pair instead of text")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the steps of both runs as well")
 
 
 def _part(word: str) -> float:
@@ -82,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         RunFolderError: a folder cannot be read as a run, or two runs cannot be compared.
+        OSError: the page cannot be written.
     """
     runs = [ReadRun(folder) for folder in _chosen(arguments.runs)]
     before, *others = runs
@@ -91,6 +96,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         layout = stream_layout(sys.stdout, "table")
         text = "\n".join(render_comparison(each, layout) for each in pairs)
+    if arguments.html is not None:
+        replace_file(arguments.html, render_comparisons(pairs).encode("utf-8", "backslashreplace"))
+        text += "" if arguments.json else f"\nPage: {one_line(arguments.html)}\n"
     sys.stdout.write(encodable(text, sys.stdout.encoding))
     sys.stdout.flush()
     limit = arguments.fail_if_slower

@@ -1,8 +1,9 @@
 """Write a run's timeline for Perfetto, or its line samples as stacks.
 
-The chrome format has a process for each rank: its steps, its epochs, each section's mean time in a step as a
-counter, and counters for the machine. Open it at https://ui.perfetto.dev. Spans of single sections are not
-recorded during a run; training-profiler capture records some.
+The chrome format has a process for each rank: its steps, its epochs, the sections of the recorded steps on the
+lanes of their threads, each section's mean time in a step as a counter, and counters for the machine. Open it at
+https://ui.perfetto.dev. Recorded are the first steps, slow ones and the last; training-profiler capture records
+operators.
 
 The formats speedscope and collapsed have the samples of running lines, for https://www.speedscope.app and for
 programs that draw flame graphs.

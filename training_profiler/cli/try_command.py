@@ -6,6 +6,7 @@ own, which are gone afterwards. Without --only or --all, the findings of a first
     training-profiler try train.py --lr 1e-3
     training-profiler try --budget 10m --only num_workers,fused train.py
     training-profiler try -m package.module
+    training-profiler try --resume runs/20261121-142530
     training-profiler try --show-diff runs/20261121-142530 | patch -p1
 """
 
@@ -18,6 +19,8 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -27,15 +30,18 @@ from training_profiler.errors import ProfilerError, RunFolderError
 from training_profiler.settings import read_settings
 from training_profiler.sinks.console import stream_layout
 from training_profiler.storage.run_choice import choose_run
+from training_profiler.storage.run_folder import MASK, describe_process
 from training_profiler.storage.run_lookup import typed_path
 from training_profiler.storage.run_reader import read_run
 from training_profiler.text import encodable, one_line
 from training_profiler.trials.edits import edited
 from training_profiler.trials.facts import facts_of
+from training_profiler.trials.identity import identity_of, why_another
 from training_profiler.trials.launcher import Launcher, Program
 from training_profiler.trials.report import render_results
 from training_profiler.trials.results import Results, as_data, load, save
-from training_profiler.trials.session import TrialSession, Wishes
+from training_profiler.trials.session import TrialSession
+from training_profiler.trials.state import Wishes, load_state
 from training_profiler.trials.treatments import TREATMENTS
 from training_profiler.units import S_PER_HOUR, S_PER_MINUTE, duration_text
 
@@ -66,6 +72,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of text")
     parser.add_argument(
         "--show-diff", type=Path, metavar="RUN", help="print the edit of what helped, for `patch -p1`, or of --only"
+    )
+    parser.add_argument(
+        "--resume", type=Path, metavar="RUN", help="go on with a session that was interrupted, or had too little time"
     )
     parser.epilog = "changes:\n" + "\n".join(f"  {each.name:<24} {each.label}" for each in TREATMENTS)
 
@@ -102,20 +111,54 @@ def run(arguments: argparse.Namespace) -> int:
     runs = Path(read_settings().dir)
     if arguments.show_diff is not None:
         return _show_diff(choose_run(arguments.show_diff, runs), arguments.only)
-    words = [word for word in arguments.words[:1] if word != "--"] + arguments.words[1:]
-    if arguments.module is not None:
-        words = ["-m", arguments.module, *words]
+    if arguments.resume is not None:
+        return _resume(choose_run(arguments.resume, runs), arguments)
+    words = _words(arguments)
     if not words:
         raise ProfilerError("try needs a program; example: training-profiler try train.py --lr 1e-3")
+    wishes = Wishes(arguments.budget, arguments.only, arguments.all, arguments.numerics, arguments.steps)
+    return _session(_program(words), wishes, runs, arguments.json, lambda session: session.run())
+
+
+def _words(arguments: argparse.Namespace) -> list[str]:
+    """Return the words of the program; none if it was left out."""
+    words = [word for word in arguments.words[:1] if word != "--"] + arguments.words[1:]
+    return words if arguments.module is None else ["-m", arguments.module, *words]
+
+
+def _program(words: list[str]) -> Program:
     if words[0].endswith(".py") and not os.path.exists(words[0]):
         raise ProfilerError(f"{words[0]} does not exist")
     program, command, is_python = resolve(words)
     if not program:
         raise ProfilerError("this Python does not know its own path; put it in front of the script")
-    script = next((word for word in words if word.endswith(".py")), words[0])  # also behind a launcher
-    name = arguments.module or os.path.basename(script)
-    wishes = Wishes(arguments.budget, arguments.only, arguments.all, arguments.numerics, arguments.steps)
-    return _try(Program([program, *command[1:]], is_python, name), wishes, runs, arguments.json)
+    return Program([program, *command[1:]], is_python, _shown(words))
+
+
+def _shown(words: Sequence[str]) -> str:
+    """Return the name of a program in reports."""
+    if "-m" in words[:-1] and not any(word.endswith(".py") for word in words):
+        return words[words.index("-m") + 1]
+    return os.path.basename(next((word for word in words if word.endswith(".py")), words[0]))  # also behind a launcher
+
+
+def _resume(folder: Path, arguments: argparse.Namespace) -> int:
+    """Go on with the session in a run folder."""
+    state = load_state(folder)
+    if arguments.only or arguments.all or arguments.numerics:
+        raise RunFolderError("--resume goes on with the changes of the session: leave out --only, --all and --numerics")
+    words = _words(arguments)
+    if not words and MASK in " ".join(state.words):
+        raise RunFolderError("arguments that resemble secrets were not kept: write the program after --resume RUN")
+    program = _program(words) if words else Program(state.words, state.is_python, _shown(state.words[1:]))
+    different = why_another(state.identity, identity_of(program, describe_process(read_settings())))
+    if different is not None:
+        raise RunFolderError(f"{folder} cannot go on: {different}")
+    if not state.progress.left:
+        return _print(_loaded(folder), folder, arguments.json)
+    steps = arguments.steps or state.wishes.total_steps
+    wishes = replace(state.wishes, budget_s=arguments.budget, total_steps=steps)
+    return _session(program, wishes, folder.parent, arguments.json, lambda session: session.resume(folder, state))
 
 
 def _loaded(folder: Path) -> Results:
@@ -142,14 +185,18 @@ def _show_diff(folder: Path, only: tuple[str, ...]) -> int:
     return 0
 
 
-def _try(program: Program, wishes: Wishes, runs: Path, is_json: bool) -> int:
+def _session(
+    program: Program, wishes: Wishes, runs: Path, is_json: bool, run: Callable[[TrialSession], Results]
+) -> int:
+    """Run a session of trials or go on with one, print its results, and return the exit status."""
     scratch = Path(tempfile.mkdtemp(prefix="training-profiler-try-"))
     before = signal.signal(signal.SIGTERM, _interrupt)
     progress = _Progress(wishes.budget_s)
     try:
         launcher = Launcher(program, scratch, TABLE, progress.note_lines)
-        session = TrialSession(launcher, TABLE, wishes, runs, progress.show)
-        results = session.run()
+        identity = identity_of(program, describe_process(read_settings()))
+        session = TrialSession(launcher, TABLE, wishes, runs, progress.show, identity=identity)
+        results = run(session)
     except KeyboardInterrupt:
         progress.note("stopped before anything was known")
         return INTERRUPTED

@@ -13,6 +13,7 @@ from training_profiler.diagnosis.program import (
     SMALL_OPERATORS,
 )
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
+from training_profiler.diagnosis.samplers import SAMPLER_SLOW
 from training_profiler.diagnosis.shares import RUN_SHARES, STEP_SHARES
 from training_profiler.diagnosis.threads import LOCK_HELD
 from training_profiler.findings.finding import Finding
@@ -40,6 +41,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     **{row.code: (row.section,) for row in (*STEP_SHARES, *RUN_SHARES)},
     "loader-slow": (DATA_LOADING,),
     "first-batch-slow": (DATA_LOADING,),
+    SAMPLER_SLOW: (DATA_LOADING,),
     BACKWARD_SLOW: (BACKWARD_PASS,),
     SYNCHRONIZATION_HEAVY: (SYNCHRONIZATION,),
     "unexplained": (OTHER,),
@@ -50,7 +52,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     LOCK_HELD: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
 }
 # A cause that is measured is named before what only says where the time lies.
-_CAUSES: Final = (LOCK_HELD, RECOMPILES, DOUBLE_PRECISION, SMALL_OPERATORS, REPEATED_BACKWARD)
+_CAUSES: Final = (LOCK_HELD, SAMPLER_SLOW, RECOMPILES, DOUBLE_PRECISION, SMALL_OPERATORS, REPEATED_BACKWARD)
 _INSIDE: Final = {FIRST_FETCH: DATA_LOADING, WORKER_START: DATA_LOADING}
 SAYS_MORE_FROM: Final = 0.3  # of its own saving, beside a known cause
 _EXPLAINED_FROM: Final = 0.5  # of the variance of step time

@@ -8,6 +8,7 @@ from training_profiler.snapshot.snapshot import Snapshot
 
 HALF: Final = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 FEW_TENSORS: Final = 8  # below it there is little to put together
+LBFGS: Final = "LBFGS"  # computes the loss itself, often of all data at once
 FUSED_SAVES: Final = 0.85  # of an optimizer that updates many tensors one by one
 OTHERWISE_SAVES: Final = 0.5
 
@@ -35,6 +36,8 @@ def optimizer_fix(snapshot: Snapshot) -> str:
     accumulate = "accumulate gradients over several batches"
     if facts is None:
         return f"Pass fused=True or foreach=True to an optimizer of torch.optim, or {accumulate}"
+    if facts.name == LBFGS:
+        return "LBFGS goes through its history for each evaluation: lower history_size, or train fewer parameters"
     if facts.fused:
         return f"{facts.name} is fused already: {accumulate}, or train fewer parameters"
     if can_fuse(facts):

@@ -47,15 +47,23 @@ def waits_for_device(snapshot: Snapshot, threshold: float) -> Finding | None:
         for line in waiting[:3]
     )
     evidence: Evidence = {"share_of_step": share, "threshold": threshold, "seconds": waited_s, "lines": line_texts}
+    what = f"Python waits for the device for {share:.1%} of step time"
+    why = ".item(), .cpu(), .tolist() and .numpy() wait until the device has finished all work queued before"
+    if snapshot.device is None and _trains_on_cpu(snapshot):
+        what = f"Reading numbers out of tensors takes {share:.1%} of step time"
+        why = "each .item() reads one number, .tolist() all of them at once"
     return Finding(
         code="waits-for-device",
-        message=f"Python waits for the device for {share:.1%} of step time "
-        f"({ms_text(waited_s / step.count)} per step): {line_texts}",
+        message=f"{what} ({ms_text(waited_s / step.count)} per step): {line_texts}",
         evidence=evidence,
         potential_saving_s=potential_saving_s,
-        fix="Keep the tensor (.detach()) and read it every n-th step: .item(), .cpu(), .tolist() and .numpy() "
-        "wait until the device has finished all work queued before",
+        fix=f"Keep the tensor (.detach()) and read it every n-th step: {why}",
     )
+
+
+def _trains_on_cpu(snapshot: Snapshot) -> bool:
+    optimizer = snapshot.program.optimizer
+    return optimizer is not None and optimizer.devices == ("cpu",)
 
 
 @RULES.rule("unexplained", threshold=0.10)

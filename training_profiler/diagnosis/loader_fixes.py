@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from training_profiler.diagnosis.worker_plan import FREE_CPUS, PREPROCESS_LESS, WorkerPlan, worker_plan
+from training_profiler.recording.known_sections import DATA_LOADING, FIRST_FETCH, WORKER_START
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 
 MOST_WORKERS: Final = 8  # to begin with
+BEGINS_FROM: Final = 0.25  # of the waiting; the end of a pass with workers takes about as long as its begin
 HELD_FROM: Final = 0.3  # of the waiting; workers of even speed reach a tenth
 NOT_BUSY: Final = 0.85  # workers that are busier than this gain nothing from another order
 UNKNOWN_LOADER: Final = (
@@ -42,6 +44,8 @@ def waiting_fix(snapshot: Snapshot) -> str:
         return UNKNOWN_LOADER
     words = [word for word in (_more_workers(snapshot, loader), *_other_arguments(snapshot, loader)) if word]
     is_said = words[0].endswith(PREPROCESS_LESS)
+    if loader.is_remade and _begins_often(snapshot):
+        words = [f"{REMADE}, with new workers", *(_as_next(word) for word in words if word != _as_next(REMADE))]
     return "; ".join([*words, "otherwise use faster storage" + ("" if is_said else " or preprocess less")])
 
 
@@ -75,7 +79,7 @@ def _other_arguments(snapshot: Snapshot, loader: LoaderStats) -> Iterator[str]:
     if snapshot.device is not None and loader.pin_memory is False:
         yield "set pin_memory=True"
     if loader.num_workers and loader.persistent_workers is False and len(snapshot.epochs) != 1:
-        yield REMADE.lower() if loader.is_remade else "set persistent_workers=True"
+        yield _as_next(REMADE) if loader.is_remade else "set persistent_workers=True"
     workers = loader.workers
     if workers is not None and (workers.held or 0) >= HELD_FROM and workers.busy <= NOT_BUSY:
         yield (
@@ -84,6 +88,20 @@ def _other_arguments(snapshot: Snapshot, loader: LoaderStats) -> Iterator[str]:
         )
     if loader.num_workers and loader.prefetch_factor is not None:
         yield f"raise prefetch_factor from {loader.prefetch_factor} if single samples are slow"
+
+
+def _begins_often(snapshot: Snapshot) -> bool:
+    """Return whether a good part of the waiting is for the begin of a pass: new workers and their first batch."""
+    first_s, waited_s = (
+        sum(snapshot.sections[name].total_s for name in names if name in snapshot.sections)
+        for names in ((FIRST_FETCH, WORKER_START), (DATA_LOADING,))
+    )
+    return first_s >= BEGINS_FROM * waited_s > 0
+
+
+def _as_next(sentence: str) -> str:
+    """Return a sentence as a part of another one."""
+    return sentence[0].lower() + sentence[1:]
 
 
 def transfer_fix(snapshot: Snapshot) -> str:

@@ -16,6 +16,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     memory,
     program,
     ranks,
+    samplers,
     shares,
     steps,
     stragglers,
@@ -45,7 +46,7 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
     left = claims.each_second_once(device.with_cause(shares.with_specifics(left)), snapshot)
     findings = [with_step_time(worth.with_uncertainty(finding, snapshot), snapshot) for finding in left]
     findings = [
-        calls.with_call(replace(finding, losses=losses_text(finding.fix)), snapshot)
+        calls.with_call(finding if finding.code in HARMLESS else _with_losses(finding), snapshot)
         for finding in lines.with_lines(findings, snapshot)
     ]
     problems = [finding for finding in findings if finding.code not in HARMLESS]
@@ -57,6 +58,10 @@ def diagnose(snapshot: Snapshot) -> list[Finding]:
     findings.sort(key=lambda finding: (finding.code not in FIRST, -finding.potential_saving_s))
     findings = claims.cause_first(findings)
     return [*findings, *(remark for remark in remarks if remark is not None)]
+
+
+def _with_losses(finding: Finding) -> Finding:
+    return replace(finding, losses=losses_text(finding.fix))
 
 
 def _slowest_component(snapshot: Snapshot, findings: list[Finding]) -> Finding | None:

@@ -29,6 +29,7 @@ FIRST_FETCH_SHARE: Final = 0.01  # of the epoch
 MOSTLY: Final = 0.5  # of a section's time
 ACTS_AT_TIMES: Final = 0.05  # of the variance of step time, the least that is known
 UNEVEN_WORK: Final = 0.25  # of the time of a forward pass: later passes may differ a little
+BY_WORK: Final = 0.50  # of the variance of step time; from here on steps vary because their work does
 COUPLED: Final = 0.30  # of the variance of step time; from here on the section is named as the cause
 
 _FIXES: Final[dict[str, str | Callable[[Snapshot], str]]] = {
@@ -49,7 +50,8 @@ _FIXES: Final[dict[str, str | Callable[[Snapshot], str]]] = {
 def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     """Flag step times whose deviation is above 10 % of their mean; None below 20 steps after warm-up.
 
-    Steps before which the model acts are longer than others by the order of the program.
+    Steps before which the model acts are longer than others by the order of the program, and so are those with more
+    forward passes, as of longer episodes.
     """
     step = snapshot.step
     if step is None or step.settled_count - step.disturbed_count < VARIATION_NEEDS or not step.avg_s:
@@ -62,7 +64,7 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     if any(step.explained.get(name, 0.0) >= ACTS_AT_TIMES for name in ACTING_SECTIONS):
         return None
-    if steps_do_more(snapshot, snapshot.thresholds) is not None:
+    if steps_do_more(snapshot, snapshot.thresholds) is not None or step.explained_by_calls >= BY_WORK:
         return None
     cause, part = max(step.explained.items(), key=lambda item: item[1], default=("", 0.0))
     cause, part = _waits_in(snapshot, cause), min(1.0, part)

@@ -67,6 +67,7 @@ ADVISED: Final = (
     Price("other batches", CHANGES, words=r"(larger|smaller) batch(?! size)|bucket them|pad batches"),
     Price("another order of batches", CHANGES, words="in_order=False"),
     Price("accumulated gradients", CHANGES, words="accumulat"),
+    Price("shorter history", CHANGES, words="history_size"),
     Price("another model", CHANGES, words="(smaller|faster) model|fewer parameters|optimizer of torch"),
     Price("float32 instead of float64", CLOSE, words="use float32"),
     Price("one backward pass", CLOSE, words=r"backward\(\) once"),

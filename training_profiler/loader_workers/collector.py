@@ -8,6 +8,7 @@ from training_profiler.loader_workers.mailbox import Mailbox
 from training_profiler.recording.data_loader import LoaderCounts
 from training_profiler.recording.worker_sums import WorkerSums, added
 from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.cost_budget import WORKERS, Pace, unlimited
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER
 from training_profiler.units import NS_PER_S
@@ -66,7 +67,9 @@ class WorkerCollector:
         guard: Guard,
         awaited: Callable[[], tuple[LoaderCounts, Any] | None] = no_wait,
         mailbox: Callable[[], Mailbox] = lambda: Mailbox(os.getpid()),
+        pace: Pace | None = None,
     ) -> None:
+        self._pace = pace or unlimited(WORKERS)
         self._guard, self._awaited, self._make_mailbox = guard, awaited, mailbox
         self._is_on = False
         self._mailbox: Mailbox | None = None
@@ -103,7 +106,9 @@ class WorkerCollector:
         if self._mailbox is not None:
             self._mailbox.remove_left_over()
         phase, until_read_s = 0.5, READ_S
-        while not thread.wait_for_stop(pause_s := LOOK_S * (1 + JITTER * (2 * phase - 1))):
+        while not thread.wait_for_stop(
+            pause_s := self._pace.pause_s(LOOK_S, thread.cpu_ns) * (1 + JITTER * (2 * phase - 1))
+        ):
             phase, until_read_s = (phase + GOLDEN) % 1, until_read_s - pause_s
             self.sample()
             if until_read_s <= 0:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from training_profiler.page.recorded import recorded_data
 from training_profiler.reports.labels import bar_label
 from training_profiler.snapshot.series import RankSeries
 from training_profiler.snapshot.snapshot import StepStats
@@ -52,6 +53,7 @@ def chart_data(ranks: Sequence[RankSeries], step: StepStats | None) -> dict[str,
         "blocks": _blocks(_merged(blocks), names),
         "longest": _longest(series, blocks, names),
         "histogram": _histogram(series),
+        "recorded": recorded_data(series),
         "machine": _machine(series),
         "ranks": _ranks(ranks),
     }

@@ -80,6 +80,33 @@
     return best;
   }
 
+  // A few steps that took many times as long would leave the others a flat line.
+  function highest(chart, longest) {
+    const { min, max } = chart.series[0]; // the scale itself is not yet set
+    const from = Math.max(0, Math.floor((min - steps.first) / steps.group));
+    const shown = steps.ms.slice(from, Math.ceil((max - steps.first) / steps.group) + 1).sort((a, b) => a - b);
+    const most = byId("whole").checked || shown.length < 100 ? Infinity : 3 * shown[Math.floor(0.99 * (shown.length - 1))];
+    return Math.min(longest * 1.05, most) || 1;
+  }
+
+  // Steps beyond the upper end have a mark there.
+  function markBeyond(chart) {
+    const { ctx, bbox } = chart, size = 6 * devicePixelRatio;
+    const [from, to] = chart.series[0].idxs;
+    const beyond = steps.ms.slice(from, to + 1).filter((time) => time > chart.scales.y.max).length;
+    byId("cut").textContent = beyond ? `${beyond} longer ${beyond > 1 ? "steps are" : "step is"} beyond the upper end.` : "";
+    ctx.fillStyle = color(1);
+    for (const long of data.longest) {
+      const x = chart.valToPos(long.step, "x", true);
+      if (long.ms <= chart.scales.y.max || x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x - size, bbox.top + 1.5 * size);
+      ctx.lineTo(x + size, bbox.top + 1.5 * size);
+      ctx.fill();
+    }
+  }
+
   const zoomHooks = { setScale: [syncZoom], ready: [clickable] };
 
   function drawSteps() {
@@ -101,8 +128,8 @@
         points: { show: false } });
       values.push(numbers.map(() => steps.median));
     }
-    stepChart = draw(target, { series, axes: axes("step", "ms"), hooks: zoomHooks,
-      scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range: isLog ? undefined : (_, low, high) => [0, high * 1.05 || 1] } },
+    stepChart = draw(target, { series, axes: axes("step", "ms"), hooks: { ...zoomHooks, draw: [markBeyond] },
+      scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range: isLog ? undefined : (chart, low, high) => [0, highest(chart, high)] } },
       cursor: { drag: { x: true, y: false } } }, values);
     target.setAttribute("aria-label",
       `Step time over ${steps.count} steps, median ${ms(steps.median)}, longest ${ms(data.longest[0] ? data.longest[0].ms : null)}`
@@ -130,7 +157,7 @@
       value: (_, v, __, i) => (i === null || i === undefined || i >= data.blocks.ms[at].length ? "" : ms(data.blocks.ms[at][i])) }));
     const bands = data.sections.slice(1).map((_, at) => ({ series: [at + 2, at + 1], fill: color(at + 1) }));
     sectionChart = draw(target, { series, bands, axes: axes("step", "ms a step"), hooks: zoomHooks, legend: { show: false },
-      scales: { x: { time: false }, y: { range: (_, low, high) => [0, high * 1.05 || 1] } },
+      scales: { x: { time: false }, y: { range: (chart, low, high) => [0, highest(chart, high)] } },
       cursor: { drag: { x: true, y: false } } }, stacked());
     const legend = byId("legend");
     data.sections.forEach((name, at) => {
@@ -188,6 +215,9 @@
     }
     if (count > 1) panel.append(make("p", `Sections are known for steps ${first} to ${first + count - 1} together; these are their means.`, { class: "note" }));
     bars(panel, values);
+    if (recorded.steps.length && showRecorded(chosen)) {
+      panel.append(make("a", "This step span by span", { href: "#recorded" }));
+    }
     byId("goto").value = String(chosen);
     stepChart.setCursor({ left: stepChart.valToPos(chosen, "x"), top: 20 });
   }
@@ -231,6 +261,82 @@
     axes: axes("ms", "steps"), scales: { x: { time: false }, y: { range: (_, low, high) => [0, high * 1.05 || 1] } },
     cursor: { drag: { x: false, y: false } } }, [spread.ms, spread.counts]);
     if (spread.beyond) byId("beyond").textContent = `${spread.beyond} longer steps are beyond the right end.`;
+  }
+
+  // --- steps span by span ------------------------------------------------------
+  const recorded = data.recorded;
+  const at = (us) => ms(us / 1000);
+  let view = [0, 1];
+
+  function nameColor(name) {
+    const known = data.sections.indexOf(recorded.names[name]);
+    return known < 0 ? color(data.sections.length + name) : color(known);
+  }
+
+  const isLight = (hex) => [0.299, 0.587, 0.114].reduce((sum, weight, part) =>
+    sum + weight * parseInt(hex.slice(1 + 2 * part, 3 + 2 * part), 16), 0) > 130;
+
+  function showRecorded(number) {
+    const index = recorded.steps.findIndex((each) => each.step === number);
+    if (index < 0) return false;
+    byId("recorded-step").value = String(index);
+    drawLanes();
+    return true;
+  }
+
+  function drawLanes() {
+    const step = recorded.steps[Number(byId("recorded-step").value)], holder = byId("lanes");
+    holder.replaceChildren();
+    for (const lane of step.lanes) {
+      const row = make("div", undefined, { class: "lane" }), room = make("div");
+      row.append(make("span", lane.thread, { title: lane.thread }), room);
+      room.style.height = `${1.4 * (1 + lane.spans.reduce((most, span) => Math.max(most, span[3]), 0))}rem`;
+      for (const [name, begin, us, depth] of lane.spans) {
+        const text = `${recorded.names[name]}: ${at(us)}, from ${at(begin)}`;
+        const box = make("button", recorded.names[name], { type: "button", title: text, "aria-label": text });
+        box.style.top = `${1.4 * depth}rem`;
+        box.style.background = nameColor(name);
+        box.style.color = isLight(nameColor(name)) ? "#1c2024" : "#fff";
+        Object.assign(box.dataset, { begin, us });
+        room.append(box);
+      }
+      holder.append(row);
+    }
+    byId("recorded-left-out").textContent = step.left_out ? `${step.left_out} shorter spans of this step were not recorded.` : "";
+    view = [0, Math.max(1, step.us)];
+    placeSpans();
+  }
+
+  function placeSpans() {
+    const [from, to] = view, width = to - from;
+    document.querySelectorAll("#lanes button").forEach((box) => {
+      const begin = Math.max(from, Number(box.dataset.begin));
+      const end = Math.min(to, Number(box.dataset.begin) + Number(box.dataset.us));
+      box.hidden = end < begin || (end === begin && box.dataset.us !== "0");
+      box.style.left = `${(100 * (begin - from)) / width}%`;
+      box.style.width = `${(100 * (end - begin)) / width}%`;
+    });
+    byId("lanes-from").textContent = at(from);
+    byId("lanes-to").textContent = at(to);
+    byId("recorded-shown").textContent = `${at(width)} of the step`;
+  }
+
+  function drawRecorded() {
+    const choice = byId("recorded-step"), why = { first: "one of the first", slow: "slow", last: "one of the last" };
+    recorded.steps.forEach((step, index) =>
+      choice.append(make("option", `${step.step}: ${ms(step.ms)}, ${why[step.why]}`, { value: String(index) })));
+    const slow = recorded.steps.findIndex((step) => step.why === "slow");
+    choice.value = String(Math.max(0, slow));
+    choice.addEventListener("change", drawLanes);
+    byId("recorded-whole").addEventListener("click", drawLanes);
+    byId("lanes").addEventListener("click", (event) => {
+      const box = event.target.closest("button");
+      if (!box || box.dataset.us === "0") return;
+      const begin = Number(box.dataset.begin), us = Number(box.dataset.us);
+      view = [begin - 0.02 * us, begin + 1.02 * us];
+      placeSpans();
+    });
+    drawLanes();
   }
 
   // --- machine and ranks -----------------------------------------------------
@@ -282,6 +388,23 @@
     choice.addEventListener("change", paint);
     holder.append(label, canvas, where);
     paint();
+  }
+
+  // --- two runs ---------------------------------------------------------------------
+  function drawCompared(pair) {
+    const numbers = pair.before.map((_, at) => 1 + at * pair.group + (pair.group - 1) / 2);
+    const known = [...pair.before, ...pair.after].filter((value) => value !== null).sort((a, b) => a - b);
+    const most = 3 * known[Math.floor(0.99 * (known.length - 1))];
+    const series = ["before", "after"].map((label, at) =>
+      ({ label, stroke: color(at), width: 1.2, value: (_, v) => ms(v), points: { show: numbers.length < 200, size: 4 } }));
+    draw(byId(`${pair.id}-chart`), { series: [{ label: "step", value: (_, v) => (v === null ? "" : String(Math.round(v))) }, ...series],
+      axes: axes("step", "ms"), cursor: { drag: { x: true, y: false } },
+      scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.min(high * 1.05, most) || 1] } } },
+    [numbers, pair.before, pair.after]);
+    const beyond = known.filter((value) => value > most).length;
+    byId(`${pair.id}-note`).textContent = "Steps that are not compared are left out. Drag to zoom, double-click to see everything."
+      + (pair.group > 1 ? ` Each point is the mean of ${pair.group} steps.` : "")
+      + (beyond ? ` ${beyond} longer ${beyond > 1 ? "points are" : "point is"} beyond the upper end.` : "");
   }
 
   // --- flame view ---------------------------------------------------------------
@@ -341,6 +464,11 @@
       box.classList.toggle("hit", isHit);
       found += isHit;
     });
+    document.querySelectorAll("#lanes button").forEach((box) => {
+      const isHit = words !== "" && box.textContent.toLowerCase().includes(words);
+      box.classList.toggle("hit", isHit);
+      found += isHit;
+    });
     byId("found").textContent = words === "" ? "" : `${found} found`;
   }
 
@@ -374,6 +502,9 @@
     document.querySelectorAll("[data-zoom]").forEach((button) => button.addEventListener("click", () => zoom(button.dataset.zoom)));
     byId("goto").addEventListener("change", (event) => choose(Number(event.target.value)));
     byId("goto").max = String(steps.first + steps.count - 1);
+    byId("whole").addEventListener("change", () => {
+      for (const chart of [stepChart, sectionChart]) if (chart) chart.setScale("x", { ...chart.scales.x });
+    });
     byId("log").addEventListener("change", () => {
       const at = charts.findIndex(({ chart }) => chart === stepChart);
       stepChart.destroy();
@@ -381,18 +512,26 @@
       drawSteps();
     });
   }
+  if (recorded && recorded.steps.length && byId("lanes")) drawRecorded();
   if (data.machine && byId("machine-charts")) drawMachine();
   if (data.ranks && byId("rank-map")) drawRanks();
+  if (data.compared) data.compared.forEach(drawCompared);
   flame();
   sortable();
   byId("search").addEventListener("input", search);
   byId("theme").addEventListener("click", theme);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach(({ chart }) => chart.redraw()));
-  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = true; }));
+  const fit = (most) => charts.forEach(({ chart, target }) =>
+    chart.setSize({ width: Math.min(most, Math.max(280, target.clientWidth)), height: chart.height }));
+  addEventListener("beforeprint", () => {
+    document.querySelectorAll("details").forEach((each) => { each.open = true; });
+    fit(640); // A page of paper has less room than the window, and only the window is known here.
+  });
+  addEventListener("afterprint", () => fit(Infinity));
   let waiting = 0;
   addEventListener("resize", () => {
     clearTimeout(waiting);
-    waiting = setTimeout(() => charts.forEach(({ chart, target }) => chart.setSize({ width: Math.max(280, target.clientWidth), height: chart.height })), 100);
+    waiting = setTimeout(() => fit(Infinity), 100);
   });
   document.documentElement.dataset.drawn = String(charts.length);
 })();

@@ -42,6 +42,7 @@ def render_page(
             _figures(snapshot),
             findings_part(snapshot, findings, sources),
             _steps(snapshot),
+            _recorded(ranks),
             tables.sections_part(snapshot),
             _flame(ranks),
             tables.lines_part(snapshot),
@@ -92,6 +93,12 @@ def _steps(snapshot: Snapshot) -> Html:
     if not snapshot.steps:
         return Html("")
     return part("steps", "Steps", Html(part_file("steps.html")))
+
+
+def _recorded(ranks: Sequence[RankSeries]) -> Html:
+    if not ranks or not ranks[0].recorded:
+        return Html("")
+    return part("recorded", "Steps span by span", Html(part_file("recorded.html")))
 
 
 def _flame(ranks: Sequence[RankSeries]) -> Html:

@@ -103,6 +103,11 @@ class RankChannel:
                 self._transport.fail(str(error))
 
     @property
+    def cpu_ns(self) -> int:
+        """CPU time of the thread, in ns."""
+        return 0 if self._thread is None else self._thread.cpu_ns
+
+    @property
     def every_s(self) -> float:
         """Time between two heartbeats of a rank, in s."""
         return self._transport.every_s
@@ -179,6 +184,7 @@ class RankChannel:
     def _run(self, thread: BackgroundThread) -> None:
         try:
             while not self.poll_once():
+                thread.measure_cpu()
                 self._sleep()
         finally:
             self._transport.close()

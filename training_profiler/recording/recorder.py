@@ -4,11 +4,13 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import update_wrapper
 from time import perf_counter_ns
 from typing import NamedTuple
 
 from training_profiler.recording.dynamo import tracing_test
 from training_profiler.recording.event_codes import LOOP_BEGIN, is_inferred, is_loader, section_id, time_only
+from training_profiler.recording.implementation import Implementation, best_implementation
 from training_profiler.recording.section import (
     FLUSH_AT_LEAST,
     FLUSH_AT_MOST,
@@ -80,7 +82,13 @@ class Recorder:
     ``on_first_section`` when a section is entered before a session exists.
     """
 
-    def __init__(self, clock: Clock = perf_counter_ns, names: SectionNames | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock = perf_counter_ns,
+        names: SectionNames | None = None,
+        implementation: Implementation | None = None,
+    ) -> None:
+        self.implementation = implementation or best_implementation()
         self.clock = clock
         self.names = names or SectionNames()
         self.marks: list[tuple[int, int]] = []
@@ -91,7 +99,8 @@ class Recorder:
         self.on_full: Callable[[], None] = self.discard
         self.on_first_section: Callable[[], None] = _nothing
         self.buffers: list[ThreadBuffer] = []
-        self._local = _local_sections(self.buffers)
+        self._local = _local_sections(self.buffers, self.implementation)
+        self._lookup = None if self.implementation.lookup is None else self.implementation.lookup(self._find)
         self._marking_thread = 0
         self._last_drain_ns = clock()
         self.section: Callable[[str], Section] = self._section_function()
@@ -126,10 +135,30 @@ class Recorder:
             except (KeyError, TypeError):
                 return self._make(name)
 
+        function = profile_section
+        if self._lookup is not None:
+            find = self._lookup.find
+
+            # Still a function of Python, because dynamo follows it to the nullcontext, and never sees the lookup.
+            def profile_section_natively(name: str) -> Section:
+                return nullcontext() if is_tracing() else find(name)  # type: ignore[return-value]
+
+            function = update_wrapper(profile_section_natively, profile_section)
+            del function.__wrapped__
         # By this name others find it again, such as pickle.
-        profile_section.__qualname__ = "profile_section"
-        profile_section.__module__ = "training_profiler"
-        return profile_section
+        function.__qualname__ = "profile_section"
+        function.__module__ = "training_profiler"
+        return function
+
+    def _find(self, name: str) -> Section:
+        """Return the section of a name for the lookup in C, which does not find it on this thread."""
+        sections = self._local.sections
+        if self._lookup is not None:
+            self._lookup.use(sections)
+        try:
+            return sections[name]
+        except (KeyError, TypeError):
+            return self._make(name)
 
     def _make(self, name: str) -> Section:
         if callable(name):
@@ -200,6 +229,8 @@ class Recorder:
             threads.append(ThreadEvents(buffer.thread_id, buffer.name, is_alive, events))
             if not is_alive:
                 self.buffers.remove(buffer)
+                if self._lookup is not None:
+                    self._lookup.drop(buffer.sections)
         count = len(self.marks)
         while count and self.marks[count - 1][1] > until_ns:
             count -= 1
@@ -310,13 +341,13 @@ class _LocalSections(threading.local):
     sections: dict[object, Section]
 
 
-def _local_sections(buffers: list[ThreadBuffer]) -> _LocalSections:
+def _local_sections(buffers: list[ThreadBuffer], implementation: Implementation) -> _LocalSections:
     class Local(_LocalSections):
         """The calling thread's sections, made when the thread first uses one."""
 
         def __init__(self) -> None:
             self.alive = _Alive()
-            self.buffer = ThreadBuffer(threading.current_thread().name, weakref.ref(self.alive))
+            self.buffer = ThreadBuffer(threading.current_thread().name, weakref.ref(self.alive), implementation)
             self.sections = self.buffer.sections
             buffers.append(self.buffer)
 

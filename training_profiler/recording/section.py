@@ -3,24 +3,21 @@
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from itertools import repeat, starmap
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from training_profiler.recording.context_type import SectionBase
-from training_profiler.recording.event_codes import DISCARDED, LOADER
+from training_profiler.recording.event_codes import LOADER
+from training_profiler.recording.implementation import Implementation
+from training_profiler.recording.python_recorder import Clock as Clock
 from training_profiler.recording.timed_function import timed
-from training_profiler.recording.tracebacks import hide_our_frames
 
 F = TypeVar("F", bound=Callable[..., Any])
-Clock = Callable[[], int]
 SectionLookup = Callable[[str], "Section"]  # returns the section of a name on the calling thread
 Writers = Callable[[Clock], tuple[Any, Any, Any]]
 
 FLUSH_AT_MOST = 2 * 2 * 4096  # integers; with fewer, fixed costs show; with more, caches miss (section_cost.py)
 FLUSH_AT_LEAST = 2 * 2 * 16  # integers; a slow script is drained by time, not at every section
-MAX_UNCHECKED_EXITS = 63  # then a section in a tight loop checks whether its buffer is full
-
 
 _thread_ids = itertools.count(1)
 
@@ -37,6 +34,7 @@ class ThreadBuffer:
         "events",
         "flush_at",
         "ident",
+        "implementation",
         "is_fetching",
         "loader_id",
         "name",
@@ -47,12 +45,13 @@ class ThreadBuffer:
         "thread_id",
     )
 
-    def __init__(self, name: str, owner: "weakref.ref[object]") -> None:
+    def __init__(self, name: str, owner: "weakref.ref[object]", implementation: Implementation) -> None:
         self.thread_id = next(_thread_ids)
         self.name = name
         self.owner = owner  # dead when the thread is; threading's idents are reused
         self.ident = threading.get_ident()
-        self.events: list[int] = []
+        self.implementation = implementation
+        self.events = implementation.new_events()
         self.loader_id = 0  # of the data loader that batches come from; 0 for none yet
         self.is_fetching = False  # in a fetch of profile_dataloader, in which patches count no loader
         self.flush_at = FLUSH_AT_LEAST
@@ -157,47 +156,9 @@ class SessionStartingSection(Section):
 SessionStartingSection.__name__ = Section.__name__  # in Python's messages
 
 
-def event_writer(events: list[int], clock: Clock, code: int) -> Callable[[], None]:
-    """Return a function that appends the clock's time and ``code``.
-
-    A chain of C iterators does it in one call that no signal handler or other thread can interrupt. It needs no Python
-    frame, which saves 15 % of a section's cost (benchmarks/section_cost.py).
-    """
-    return map(events.extend, zip(starmap(clock, repeat(())), repeat(code), strict=False)).__next__
-
-
 def make_section(
     name: str, code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], None], lookup: SectionLookup
 ) -> Section:
     """Return the section that appends to ``buffer`` and calls ``flush`` when that is full."""
-    return Section(name, lookup, lambda clock: _writers(code, buffer, clock, flush), clock)
-
-
-def _writers(code: int, buffer: ThreadBuffer, clock: Clock, flush: Callable[[], None]) -> tuple[Any, Any, Any]:
-    events = buffer.events
-    enter = event_writer(events, clock, code)
-    leave = event_writer(events, clock, -code)
-    discard = event_writer(events, clock, -code - DISCARDED)
-
-    def exits_before_check() -> Iterator[None]:
-        unchecked = min(MAX_UNCHECKED_EXITS, buffer.flush_at // 256)
-        # The bound is on the clock's arguments, so the exhausted iterator does not read the clock once more.
-        times = starmap(clock, repeat((), unchecked))
-        return map(events.extend, zip(times, repeat(-code), strict=False))
-
-    unchecked_exits = exits_before_check()
-
-    def __exit__(exc_type: object = None, exc: object = None, traceback: object = None) -> None:  # noqa: N807
-        nonlocal unchecked_exits
-        for _ in unchecked_exits:  # the loop itself records the exit without a call, which saves another 8 %
-            return
-        try:
-            leave()
-            unchecked_exits = exits_before_check()
-            if len(events) > buffer.flush_at:
-                flush()
-        except BaseException as error:  # Ctrl-C, or what a signal handler of the program raises
-            hide_our_frames(error)
-            raise
-
-    return enter, __exit__, discard
+    section_writers = buffer.implementation.section_writers
+    return Section(name, lookup, lambda clock: section_writers(code, buffer, clock, flush), clock)

@@ -89,8 +89,15 @@ def _share_rows(snapshot: Snapshot, layout: Layout) -> list[str]:
 
     The shares of those lines are parts of the section's own, so they stand right of the column that adds up to 100.
     """
+    has_steps = snapshot.steps > 0
     rows = [
-        (INDENT * depth + table_label(section.name), share, section, lines_under(snapshot, section, share), depth)
+        (
+            INDENT * depth + table_label(section.name, has_steps),
+            share,
+            section,
+            lines_under(snapshot, section, share),
+            depth,
+        )
         for depth, section, share in distribution(snapshot)
     ]
     width = min(layout.width - 10, max((len(label) for label, *_ in rows), default=0))

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from training_profiler.comparison.compare import (
     FASTER,
     NOT_SHOWN,
     SECTIONS_LEVEL,
+    SLOWER,
     Comparison,
     Difference,
     SectionDifference,
@@ -25,6 +26,8 @@ LEAST_ROW: Final = 0.001  # of a step: shorter sections have no row of their own
 MOST_ROWS: Final = 20
 NAME_WIDTH: Final = 26
 MOST_DIFFERING: Final = 30
+TOGETHER: Final = f"the intervals of the sections hold together at {SECTIONS_LEVEL:.0%}"
+VERDICT_COLORS: Final = {FASTER: "green", SLOWER: "red", NOT_SHOWN: "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +53,43 @@ def render_comparison(runs: ComparedRuns, layout: Layout) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _verdict(runs: ComparedRuns, layout: Layout) -> list[str]:
+class VerdictWords(NamedTuple):
+    """The verdict on two runs."""
+
+    headline: str  # faster, slower, or no difference shown
+    what: str  # which step takes how much longer
+    interval: str
+    carried: list[str]  # a sentence for each section that carries the difference
+
+
+def verdict_words(runs: ComparedRuns) -> VerdictWords:
+    """Return the verdict in words."""
     comparison = runs.comparison
     shown = comparison.shown
     if comparison.verdict == NOT_SHOWN:
-        headline = layout.color("NO DIFFERENCE SHOWN", "yellow", is_bold=True)
-        first = layout.wrap(f"{_interval_words(shown)}; {'; '.join(comparison.reasons)}.", "", "")
-        return [f"{headline}: a step takes {_percent(shown.relative)}", *first]
-    is_faster = comparison.verdict == FASTER
-    headline = layout.color(comparison.verdict.upper(), "green" if is_faster else "red", is_bold=True)
+        interval = f"{_interval_words(shown)}; {'; '.join(comparison.reasons)}."
+        return VerdictWords(NOT_SHOWN, f"a step takes {_percent(shown.relative)}", interval, [])
     which = "the mean step, with its rare long ones," if comparison.is_by_mean else "a step"
     work = " for the same samples" if comparison.is_by_work else ""
-    lines = [f"{headline}: {which} takes {_percent(shown.relative)}{work}", _interval_words(shown) + "."]
     sections = {row.name: row for row in comparison.sections}
+    carried = []
     for name in comparison.carriers:
         row, place = sections[name], runs.lines.get(name)
         at = ""
         if place is not None:
-            at = f", most of it in {place.file}:{place.line} {place.function} ({_signed_ms(place.seconds)})"
-        lines += layout.wrap(f"Carried by {table_label(name)}: {_signed_ms(row.seconds)} a step{at}")
-    if not comparison.carriers and comparison.sections:
-        lines.append("No section alone is shown to carry it.")
-    return lines
+            at = f", most of it in {place.file}:{place.line} {place.function} ({signed_ms(place.seconds)})"
+        carried.append(f"Carried by {table_label(name)}: {signed_ms(row.seconds)} a step{at}")
+    if not carried and comparison.sections:
+        carried = ["No section alone is shown to carry it."]
+    what = f"{which} takes {_percent(shown.relative)}{work}"
+    return VerdictWords(comparison.verdict, what, f"{_interval_words(shown)}.", carried)
+
+
+def _verdict(runs: ComparedRuns, layout: Layout) -> list[str]:
+    words = verdict_words(runs)
+    headline = layout.color(words.headline.upper(), VERDICT_COLORS[words.headline], is_bold=True)
+    interval = layout.wrap(words.interval, "", "")
+    return [f"{headline}: {words.what}", *interval, *(line for each in words.carried for line in layout.wrap(each))]
 
 
 def _interval_words(shown: Difference) -> str:
@@ -84,7 +102,8 @@ def _percent(relative: float) -> str:
     return f"{abs(relative):.1%} {'longer' if relative > 0 else 'less'}"
 
 
-def _signed_ms(seconds: float) -> str:
+def signed_ms(seconds: float) -> str:
+    """Return a difference, such as +1.2 ms."""
     return f"{'+' if seconds >= 0 else '-'}{ms_text(abs(seconds))}"
 
 
@@ -94,17 +113,21 @@ def _table(comparison: Comparison, layout: Layout) -> list[str]:
          f"{each.low:+.1%} to {each.high:+.1%}", "*" if each.is_shown else ""]
         for label, each in (("typical step", comparison.typical), ("mean step", comparison.mean))
     ]  # fmt: skip
-    long = [row for row in comparison.sections if _has_row(row, comparison)][:MOST_ROWS]
     rows += [
         ["  " + shortened(table_label(row.name), NAME_WIDTH - 2), ms_text(row.before_s), ms_text(row.after_s),
-         _signed_ms(row.seconds), f"{row.low_s * MS_PER_S:+.3g} to {row.high_s * MS_PER_S:+.3g} ms",
+         signed_ms(row.seconds), f"{row.low_s * MS_PER_S:+.3g} to {row.high_s * MS_PER_S:+.3g} ms",
          "*" if row.is_shown else ""]
-        for row in long
+        for row in shown_sections(comparison)
     ]  # fmt: skip
     headers = ["per step", "before", "after", "change", "interval", ""]
     if layout.is_lines:
         return [", ".join(cell for cell in row if cell) for row in rows]
     return table(headers, rows)
+
+
+def shown_sections(comparison: Comparison) -> list[SectionDifference]:
+    """Return the sections that get a row: those with a difference, and those that are not very short."""
+    return [row for row in comparison.sections if _has_row(row, comparison)][:MOST_ROWS]
 
 
 def _has_row(row: SectionDifference, comparison: Comparison) -> bool:
@@ -113,9 +136,13 @@ def _has_row(row: SectionDifference, comparison: Comparison) -> bool:
 
 
 def _notes(runs: ComparedRuns, layout: Layout) -> list[str]:
+    return [line for note in (f"* beyond chance; {TOGETHER}", *notes_on(runs)) for line in layout.wrap(note, "- ")]
+
+
+def notes_on(runs: ComparedRuns) -> list[str]:
+    """Return sentences on what was compared, and how."""
     comparison = runs.comparison
-    notes = [f"* beyond chance; the intervals of the sections hold together at {SECTIONS_LEVEL:.0%}"]
-    notes += [_steps(name, run) for name, run in (("before", comparison.before), ("after", comparison.after))]
+    notes = [_steps(name, run) for name, run in (("before", comparison.before), ("after", comparison.after))]
     if comparison.work_ratio is None:
         notes.append("the samples of a step are unknown in at least one run: step times are compared as they are")
     elif comparison.is_by_work:
@@ -125,8 +152,7 @@ def _notes(runs: ComparedRuns, layout: Layout) -> list[str]:
         notes.append("steps are compared pair by pair: their times go together in the two runs")
     if not comparison.sections:
         notes.append("the journals have too few series of sections to compare these")
-    notes += runs.notes
-    return [line for note in notes for line in layout.wrap(note, "- ")]
+    return [*notes, *runs.notes]
 
 
 def _steps(name: str, run: SettledSteps) -> str:

@@ -19,7 +19,7 @@ from training_profiler.reports.startup import startup_lines
 from training_profiler.reports.verdict import GOOD, verdict
 from training_profiler.snapshot.snapshot import HOT_SHARE, EpochStats, Snapshot
 from training_profiler.text import printable_lines
-from training_profiler.units import S_PER_HOUR, duration_text, ms_number, ms_text
+from training_profiler.units import S_PER_HOUR, duration_text, unit_of_steps
 
 FILE: Final = Layout()  # 80 columns, ASCII, no color
 _RULE: Final = "=" * 50
@@ -163,10 +163,11 @@ def _step_lines(snapshot: Snapshot) -> list[str]:
     notes = f" ({' and '.join(excluded)} excluded)" if excluded else ""
     if step.disturbed_count and not step.has_own_pace:
         notes += f" ({step.disturbed_count} steps in or after a capture window included)"
-    high = "" if step.p95_s is None else f", p95 {ms_number(step.p95_s)}"
+    unit, number = unit_of_steps(step.avg_s)
+    high = "" if step.p95_s is None else f", p95 {number(step.p95_s)}"
     return [
-        f"Step time: {ms_text(step.avg_s)} mean +- {ms_number(step.std_s)}{notes}; "
-        f"median {ms_number(step.median_s)}{high}, max {ms_number(step.max_s)} at step {step.max_step}"
+        f"Step time: {number(step.avg_s)} {unit} mean +- {number(step.std_s)}{notes}; "
+        f"median {number(step.median_s)}{high}, max {number(step.max_s)} at step {step.max_step}"
     ]
 
 

@@ -12,7 +12,7 @@ from training_profiler.reports.layout import Layout, shortened
 from training_profiler.reports.machine import steps_per_s_text
 from training_profiler.reports.verdict import verdict
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER, Snapshot
-from training_profiler.units import duration_text, ms_column, ms_number, ms_text, three_digits
+from training_profiler.units import duration_text, ms_column, three_digits, unit_of_steps
 
 MOST_BARS: Final = 9
 WIDEST: Final = 110  # columns; longer bars show no more
@@ -22,7 +22,7 @@ INDENT: Final = 10  # of what follows VERDICT
 
 
 class Bar(NamedTuple):
-    """One bar: self time of a section and all nested in it. ``step_s`` is None for time outside steps."""
+    """One bar: self time of a section and all nested in it. ``step_s``, of a mean step, is None outside steps."""
 
     name: str
     self_s: float
@@ -86,8 +86,9 @@ def _speed(snapshot: Snapshot) -> Iterator[str]:
     """Yield how fast the training is; figures that are unknown are left out."""
     step, rates, machine = snapshot.step, snapshot.throughput, snapshot.machine
     if step is not None and step.settled_count:
-        other = f"median {ms_number(step.median_s)}" if step.p95_s is None else f"p95 {ms_number(step.p95_s)}"
-        yield f"step {ms_text(step.avg_s)} ({other})"
+        unit, number = unit_of_steps(step.avg_s)
+        other = f"median {number(step.median_s)}" if step.p95_s is None else f"p95 {number(step.p95_s)}"
+        yield f"step {number(step.avg_s)} {unit} ({other})"
     if rates is not None:
         yield steps_per_s_text(snapshot)
         if rates.samples_per_s is not None:
@@ -112,9 +113,28 @@ def _bars(snapshot: Snapshot) -> list[Bar]:
         self_s, step_s = sum(part.self_s for part in parts), sum(part.step_self_s for part in parts)
         if top == OTHER:
             step_s = self_s
-        if self_s > 0:
-            bars.append(Bar(top, self_s, step_s if step_s > 0 else None))
+        if top == OTHER and not snapshot.steps and (prepared := _prepared_bars(snapshot, self_s)):
+            bars += prepared
+        elif self_s > 0:
+            bars.append(Bar(top, self_s, _of_a_step_s(snapshot, top, step_s) if step_s > 0 else None))
     return sorted(bars, key=lambda bar: (_group(bar), -bar.self_s, bar.name))
+
+
+def _of_a_step_s(snapshot: Snapshot, name: str, in_steps_s: float) -> float | None:
+    """Return a section's time in a mean step; warm-up is left out, as in the mean step itself."""
+    step = snapshot.step
+    if step is None or not step.count:
+        return None
+    settled_s = snapshot.sections[name].settled_total_s
+    return settled_s / step.settled_count if step.settled_count and settled_s else in_steps_s / step.count
+
+
+def _prepared_bars(snapshot: Snapshot, self_s: float) -> list[Bar]:
+    """Return what a run without steps did in no section, in place of one bar of ``self_s``; nothing if unknown."""
+    parts = [] if snapshot.startup is None else snapshot.startup.parts
+    seconds = {part.name: part.seconds for part in parts if part.name not in snapshot.sections}
+    all_s = sum(seconds.values())
+    return [Bar(name, self_s * part_s / all_s, None) for name, part_s in seconds.items()] if all_s else []
 
 
 def _top(snapshot: Snapshot, name: str) -> str:
@@ -147,7 +167,7 @@ def _bar_lines(snapshot: Snapshot, changes: Sequence[Finding], layout: Layout) -
     steps = 0 if snapshot.step is None else snapshot.step.count
     title = " where the time went".ljust(label_width + bar_width + 4)
     lines = [f"{title}{'ms/step' if steps else '':>10}{'of run':>9}"]
-    times = ms_column([None if bar.step_s is None or not steps else bar.step_s / steps for bar in bars], digits=3)
+    times = ms_column([bar.step_s for bar in bars], digits=3)
     for label, share, mark, time in zip(labels, shares, marks, times, strict=True):
         per_step = time or ("-" if steps else "")
         drawn = layout.color(_drawn(share / max(shares), bar_width, layout).ljust(bar_width), "cyan")

@@ -27,6 +27,7 @@ _IN_TABLES: Final = {
     FIRST_FETCH: "first batch of an epoch",
     FORWARD_WITHOUT_GRAD: "no-grad forward",
 }
+_WITHOUT_STEPS: Final = {**_IN_TABLES, OTHER: "unattributed"}
 # In bars, which are read and not searched.
 _IN_BARS: Final = {
     **_IN_TABLES,
@@ -45,9 +46,9 @@ _IN_BARS: Final = {
 }
 
 
-def table_label(name: str) -> str:
-    """Return the name of a section's row in a table."""
-    return _IN_TABLES.get(name, name)
+def table_label(name: str, has_steps: bool = True) -> str:
+    """Return the name of a section's row in a table, of a run with steps or without."""
+    return (_IN_TABLES if has_steps else _WITHOUT_STEPS).get(name, name)
 
 
 def bar_label(name: str) -> str:

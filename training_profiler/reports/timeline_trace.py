@@ -1,22 +1,29 @@
 """A run's timeline as a Chrome trace, which Perfetto opens: ranks as processes, and counters for the machine."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from training_profiler.reports.step_positions import placed_steps
-from training_profiler.snapshot.series import RankSeries, Stretch
+from training_profiler.snapshot.series import RankSeries, StepLanes, Stretch
 from training_profiler.text import printable_data
 from training_profiler.units import BYTES_PER_MIB, NS_PER_MS, NS_PER_US
 
-STEPS, EPOCHS, STRETCHES = 1, 2, 3  # lanes of a rank
-LANES: Final = {STEPS: "steps", EPOCHS: "epochs", STRETCHES: "between two lines of the journal"}
+STEPS, EPOCHS, STRETCHES, RECORDED = 1, 2, 3, 4  # lanes of a rank
+LANES: Final = {
+    STEPS: "steps",
+    EPOCHS: "epochs",
+    STRETCHES: "between two lines of the journal",
+    RECORDED: "recorded steps",
+}
+THREADS: Final = 10  # the first lane of a thread
 SECTIONS: Final = "sections, mean ms in a step"
 NOTE: Final = (
-    "The journal has the duration and the order of every step, and each section's time by blocks of steps; spans of "
-    "sections are not in it. So sections are counters, and steps are drawn where they can have begun first: see "
-    "begins_later_by_at_most_ms of each. Steps whose position is not known to within their duration are only in the "
-    "slices of the journal. Ranks are placed by the wall clocks of their machines."
+    "The journal has the spans of some steps: the first, slow ones and the last, on the lanes of their threads. Of all "
+    "steps it has duration and order, and each section's time by blocks of steps, which are counters. The lane of all "
+    "steps has each where it can have begun first: see begins_later_by_at_most_ms. Steps whose position is not known "
+    "to within their duration are only in the slices of the journal. Ranks are placed by the wall clocks of their "
+    "machines."
 )
 
 
@@ -68,6 +75,32 @@ def _rank_events(series: RankSeries, shift_ns: int) -> Iterator[dict[str, Any]]:
     for stretch in series.stretches:
         begin_us, end_us = at(stretch.begin_ns), at(stretch.end_ns)
         yield from _stretch_events(stretch, pid, begin_us, end_us)
+    threads = list(dict.fromkeys(lane.thread for recorded in series.recorded for lane in recorded.lanes))
+    for number, thread in enumerate(threads, start=THREADS):
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": number, "args": {"name": thread}}
+    for recorded in series.recorded:
+        for event in _recorded_events(recorded, {thread: at for at, thread in enumerate(threads, start=THREADS)}):
+            yield {"ph": "X", "pid": pid, **event, "ts": at(event["ts"]), "dur": event["dur"] / NS_PER_US}
+
+
+def _recorded_events(step: StepLanes, thread_ids: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    """Yield slices with times in ns, in each lane by their begins and the outermost first."""
+    yield {
+        "name": f"step {step.number}",
+        "tid": RECORDED,
+        "ts": step.begin_ns,
+        "dur": step.end_ns - step.begin_ns,
+        "args": {"why": step.why, "step_ms": step.duration_ns / NS_PER_MS, "spans_left_out": step.left_out},
+    }
+    for lane in step.lanes:
+        for span in sorted(lane.spans, key=lambda span: (span.begin_ns, -span.end_ns)):
+            yield {
+                "name": span.section,
+                "tid": thread_ids[lane.thread],
+                "ts": span.begin_ns,
+                "dur": span.end_ns - span.begin_ns,
+                "args": {"step": step.number},
+            }
 
 
 def _stretch_events(stretch: Stretch, pid: int, begin_us: float, end_us: float) -> Iterator[dict[str, Any]]:

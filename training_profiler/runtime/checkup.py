@@ -16,6 +16,7 @@ from training_profiler.errors import SettingsError
 from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.health import measure_section_cost_ns
+from training_profiler.runtime.recorder_choice import new_recorder
 from training_profiler.settings import Settings, given_variables, read_settings, unknown_variables
 from training_profiler.sinks.registry import TRACKERS
 from training_profiler.storage.run_folder import masked
@@ -56,7 +57,7 @@ def check_up() -> Iterator[Section]:
     if torch is None:
         yield Section("Instrumentation", (), ("torch cannot be imported: nothing can be profiled",))
     else:
-        yield _instrumentation(torch)
+        yield _instrumentation(torch, settings)
     yield _folder(settings)
 
 
@@ -128,10 +129,10 @@ def _tracker(name: str) -> str:
     return f"ready: {tracker.package} {_version(tracker.package or '') or ''}".rstrip()
 
 
-def _instrumentation(torch: Any) -> Section:
+def _instrumentation(torch: Any, settings: Settings) -> Section:
+    recorder = new_recorder(settings)
     # The least of several: other programs make some of them longer.
-    section_us = min(measure_section_cost_ns() for _ in range(ROUNDS)) / NS_PER_US
-    recorder = Recorder()
+    section_us = min(measure_section_cost_ns(recorder.implementation) for _ in range(ROUNDS)) / NS_PER_US
     instrumentation = Instrumentation(recorder, lambda: lambda at_ns: None)
     try:
         added_us, step_us = _measure_step(torch, instrumentation, recorder)
@@ -142,7 +143,7 @@ def _instrumentation(torch: Any) -> Section:
         "Instrumentation",
         (
             ("patches", "all that this torch has a place for" if not missing else f"all but {len(missing)}"),
-            ("recorder", "Python"),
+            ("recorder", recorder.implementation.describe()),
             ("cost of a section", f"{section_us:.2f} us"),
             ("cost of a step", f"{added_us:.0f} us of CPU, on a step of {step_us:.0f} us of the smallest model"),
         ),

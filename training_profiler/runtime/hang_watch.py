@@ -103,6 +103,11 @@ class HangWatch:
         self._collection: _Collection | None = None
         self._suspicion: _Suspicion | None = None
 
+    @property
+    def cpu_ns(self) -> int:
+        """CPU time of the thread, in ns."""
+        return 0 if self._thread is None else self._thread.cpu_ns
+
     def start(self) -> None:
         """Start the thread."""
         if self._thread is None:

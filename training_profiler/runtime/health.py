@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from training_profiler.aggregation.totals import Totals
+from training_profiler.recording.implementation import Implementation
 from training_profiler.recording.recorder import Recorder
-from training_profiler.recording.section import Clock
 from training_profiler.recording.section_names import OTHER_NAMES
+from training_profiler.safety.cost_budget import SHARE
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.snapshot.snapshot import PROFILER, Health
 from training_profiler.units import NS_PER_S
@@ -16,13 +17,13 @@ CALIBRATION_SPANS: Final = 2000  # about 1 ms
 # Cost of a patched call in empty sections. Measured: 8 with steps of 0.1 ms, and 18 with steps of 5 ms, where the
 # training evicts the code of the patches from the caches (benchmarks/switched.py).
 PATCH_COST: Final = 12
-REPORTS_FREE: Final = 20  # first periodic reports of a run, without a limit on their cost
-REPORTS_SHARE: Final = 0.0015  # share of the run that later reports may cost
+REPORTS_FREE: Final = 20  # first periodic reports that the user has asked for, and first epochs, at any cost
+REPORTS_SHOWN: Final = 3  # the same where the user has not set how often
 
 
-def measure_section_cost_ns() -> float:
+def measure_section_cost_ns(implementation: Implementation) -> float:
     """Return the cost of recording an empty section on this machine, in ns."""
-    recorder = Recorder()
+    recorder = Recorder(implementation=implementation)
     section, clock = recorder.section, recorder.clock
     with section("a"):
         begin_ns = clock()
@@ -32,35 +33,12 @@ def measure_section_cost_ns() -> float:
         return (clock() - begin_ns) / CALIBRATION_SPANS
 
 
-class Budget:
-    """Thins out work that would cost more than a fixed share of the run."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.left_out = 0
-        self._done = 0
-        self._clock = clock
-        self._begin_ns = clock()
-        self._spent_ns = 0
-
-    def allows(self) -> bool:
-        """Return whether the work may run once more. Count each refusal."""
-        if self._done < REPORTS_FREE or self._spent_ns <= REPORTS_SHARE * (self._clock() - self._begin_ns):
-            self._done += 1
-            return True
-        self.left_out += 1
-        return False
-
-    def spend(self, ns: int) -> None:
-        """Add the cost of the work."""
-        if self._done > REPORTS_FREE:
-            self._spent_ns += ns
-
-
 class ProfilerHealth:
     """Adds up the cost of the profiler on the training thread and keeps notes for the report."""
 
     def __init__(self, recorder: Recorder, section_cost_ns: float, guard: FaultGuard) -> None:
         self.spent_ns = 0
+        self.collecting_ns = 0
         self.notes: list[str] = []
         self._guard = guard
         self._recorder = recorder
@@ -69,6 +47,14 @@ class ProfilerHealth:
     def spend(self, ns: int) -> None:
         """Add profiler cost that lies within the time of the training thread."""
         self.spent_ns += ns
+
+    def collect(self, cpu_ns: int) -> None:
+        """Add CPU time of collecting events on the training thread."""
+        self.collecting_ns += cpu_ns
+
+    def sections_ns(self, run: Totals) -> float:
+        """Return what recording the sections of a run has cost so far."""
+        return run.training_spans * self._section_cost_ns
 
     def add_note(self, sentence: str) -> None:
         """Keep a sentence for the report."""
@@ -88,12 +74,13 @@ class ProfilerHealth:
         return Health(
             dropped=run.dropped,
             disabled=tuple(f"{part} ({reason})" for part, reason in self._guard.disabled.items()),
-            overhead_s=(self.spent_ns + run.training_spans * self._section_cost_ns) / NS_PER_S,
+            overhead_s=(self.spent_ns + self.sections_ns(run)) / NS_PER_S,
             notes=(
                 *self.notes,
                 *self._names_notes(),
                 *_of_run(run, reports_left_out),
                 *_compiled(),
+                f"recorder: {self._recorder.implementation.describe()}",
                 *costs,
             ),
         )
@@ -122,7 +109,7 @@ def _of_run(run: Totals, reports_left_out: int) -> list[str]:
         notes.append(f"entered and never left by threads that have ended: {_number(run.unended, 'section')}")
     if reports_left_out:
         notes.append(
-            f"{reports_left_out} periodic reports left out: at this pace they would cost over {REPORTS_SHARE:.2%} "
+            f"{reports_left_out} periodic reports left out: at this pace the profiler would cost over {SHARE:.1%} "
             f"of the run; raise log_every"
         )
     return notes

@@ -97,6 +97,11 @@ class OutputThread:
         """Number of jobs that are not done."""
         return self._given - self._done
 
+    @property
+    def cpu_ns(self) -> int:
+        """CPU time of the thread up to its latest job, in ns."""
+        return 0 if self._thread is None else self._thread.cpu_ns
+
     def is_alive(self) -> bool:
         """Return whether the thread runs."""
         return self._thread is not None and self._thread.is_alive()
@@ -144,7 +149,9 @@ class OutputThread:
     def _run(self, thread: BackgroundThread) -> None:
         while True:
             try:
-                job, size = self._jobs.get(timeout=self._next_tick_s())
+                timeout_s = self._next_tick_s()
+                thread.measure_cpu()
+                job, size = self._jobs.get(timeout=timeout_s)
             except Empty:
                 continue
             if job is None:

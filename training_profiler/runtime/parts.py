@@ -11,10 +11,11 @@ from training_profiler.ranks.identity import Rank
 from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.hang_watch import HangWatch
-from training_profiler.runtime.health import Budget, ProfilerHealth
+from training_profiler.runtime.health import ProfilerHealth
 from training_profiler.runtime.outputs import Outputs
 from training_profiler.runtime.progress import TrainingProgress
 from training_profiler.runtime.samplers import Samplers
+from training_profiler.safety.cost_budget import CostBudget
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.torch_capture.controller import Captures
 
@@ -28,8 +29,7 @@ class Parts:
     rank_patches: RankPatches | Instrumentation | None  # records synchronization with other ranks
     guard: FaultGuard
     health: ProfilerHealth
-    report_budget: Budget
-    epoch_budget: Budget
+    budget: CostBudget
     rank: Rank
     progress: TrainingProgress
     accumulator: Accumulator

@@ -9,9 +9,9 @@ from training_profiler.diagnosis import diagnose
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
 from training_profiler.ranks.summary import RankSummary
 from training_profiler.recording.recorder import MAX_MARKS
-from training_profiler.runtime.health import REPORTS_SHARE
 from training_profiler.runtime.parts import Parts
 from training_profiler.runtime.shutdown import waited_for_children
+from training_profiler.safety.cost_budget import EPOCHS, REPORTS, SHARE
 from training_profiler.sampling.cpu_speed import budget_s, measure
 from training_profiler.settings import Settings
 from training_profiler.sinks.sink import MetricRow
@@ -125,6 +125,7 @@ class Pipeline:
             self.announce()
         inside = self._open_sections()
         self._journal_interval(totals, step_ns, inside, is_beside)
+        self._guard.run("recorded steps", lambda: self._journal_spans(step_ns, is_beside))
         self._exchange.add(totals, step_ns, synchronized)
         self._publish(self._exchange.due_summary(self._sums.run, inside=inside), polls=not is_beside)
         if is_beside and self._recorder.watermark_ns is not None:
@@ -140,6 +141,11 @@ class Pipeline:
             ),
             polls=not is_beside,
         )
+
+    def _journal_spans(self, step_ns: Sequence[int], is_beside: bool) -> None:
+        steps = self._accumulator.step_spans.pop(step_ns, is_last=self._is_closing)
+        if steps:
+            self._outputs.journal(lambda lines: lines.spans(steps), polls=not is_beside)
 
     def _journal_pending(self) -> None:
         """Write what the training thread may still rewrite: a reader uses it if nothing follows."""
@@ -307,14 +313,16 @@ class Pipeline:
         self._exchange.after_fork_in_child()
 
     def notes(self) -> list[str]:
-        """Return a sentence on the epochs without figures."""
-        if not self._parts.epoch_budget.left_out or self._instrumentation is None:
-            return []
+        """Return what the profiler costs, and a sentence on the epochs without figures."""
+        budget = self._parts.budget
+        if not budget.pace(EPOCHS).refused or self._instrumentation is None:
+            return budget.notes()
         number = self._instrumentation.epochs.number
         missing = number - len(self._sums.epochs) - self._sums.is_in_epoch
         return [
-            f"{missing} of {number} epochs have no figures: at this pace they would cost over {REPORTS_SHARE:.2%} of "
-            f"the run"
+            *budget.notes(),
+            f"{missing} of {number} epochs have no figures: at this pace the profiler would cost over {SHARE:.1%} of "
+            f"the run",
         ]
 
     def stats(self, ended_by: str | None = None) -> Snapshot:
@@ -364,5 +372,5 @@ class Pipeline:
         components = (self._samplers, self._outputs, self._exchange, self)
         notes = [note for component in components for note in component.notes()]
         is_unseen = self._settings.is_quiet and not self._settings.sinks
-        left_out = 0 if is_unseen else self._parts.report_budget.left_out
+        left_out = 0 if is_unseen else self._parts.budget.pace(REPORTS).refused
         return self._health_of_profiler.health(self._sums.run, left_out, notes)

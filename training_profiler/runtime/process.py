@@ -10,8 +10,8 @@ from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.rank_patches import RankPatches
 from training_profiler.loader_workers.observer import observe_worker
 from training_profiler.recording.data_loader import LoaderCounts, LoaderRegistry
-from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.health import measure_section_cost_ns
+from training_profiler.runtime.recorder_choice import new_recorder
 from training_profiler.runtime.session import Session
 from training_profiler.runtime.shutdown import is_loader_worker, is_worker
 from training_profiler.runtime.wiring import RunContext, build_session
@@ -36,12 +36,12 @@ def usable_settings(arguments: Mapping[str, object] | None = None) -> Settings:
 class Process:
     """The recorder, the settings and the session of this process."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        recorder.wait_for_first_section(self.begin_at_first_section)
+    def __init__(self) -> None:
+        self.settings = usable_settings()  # a wrong variable must fail here, not in the training
+        self.recorder = new_recorder(self.settings)
+        self.recorder.wait_for_first_section(self.begin_at_first_section)
         self.session: Session | None = None
         self._trainers_session: Session | None = None  # begun for a framework's trainer
-        self.settings = usable_settings()  # a wrong variable must fail here, not in the training
         self.is_silent = False  # a forked child stays silent; another worker may start a run itself
         self.was_stopped = False
         self.is_bystander = False  # a child of a process that trains
@@ -49,7 +49,7 @@ class Process:
         self.instrumentation: Instrumentation | None = None
         self.process_begin_ns: int | None = None
         self._startup: StartupSampler | None = None
-        self.manual_patches = RankPatches(recorder)
+        self.manual_patches = RankPatches(self.recorder)
         self._beginning = threading.RLock()
 
     def start(self, settings: Settings) -> None:
@@ -161,7 +161,7 @@ class Process:
 
     def begin(self, opens_files: bool) -> Session:
         """Begin a session with the current settings."""
-        cost_ns = measure_section_cost_ns()
+        cost_ns = measure_section_cost_ns(self.recorder.implementation)
         if self.instrumentation is None:
             self.manual_patches.install()
         patches = self.instrumentation or self.manual_patches

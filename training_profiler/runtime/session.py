@@ -11,11 +11,13 @@ from training_profiler.recording.dynamo import without_tracing
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
 from training_profiler.recording.section import FLUSH_AT_MOST
 from training_profiler.runtime.component import Component
+from training_profiler.runtime.health import REPORTS_FREE, REPORTS_SHOWN
 from training_profiler.runtime.notebook import NotebookCells
 from training_profiler.runtime.outputs import PROGRAM
 from training_profiler.runtime.parts import Parts
 from training_profiler.runtime.pipeline import Pipeline
 from training_profiler.runtime.shutdown import Shutdown
+from training_profiler.safety.cost_budget import EPOCHS, REPORTS
 from training_profiler.settings import Settings
 from training_profiler.sinks.sink import MetricRow
 from training_profiler.snapshot.snapshot import PROFILER, Snapshot
@@ -26,7 +28,8 @@ OVERFULL: Final = 4 * FLUSH_AT_MOST  # integers in a thread's buffer
 POLL_NS: Final = NS_PER_S // 50  # shortest time between two checks for a due flush
 PATIENCE_S: Final = 1.0  # for another thread's drain, which takes milliseconds
 WAIT_FOR_DRAIN_S: Final = 5.0  # at the end, for another thread's drain
-FIRST_FLUSH_S: Final = 0.02  # after the begin; each later one after twice the time, until they are ``flush_s`` apart
+FIRST_FLUSH_S: Final = 0.02  # after the begin
+EARLY_FLUSHES: Final = 5  # each after so many times the time, until they are ``flush_s`` apart
 SLACK: Final = 0.25  # of ``flush_s``, at most SLACK_S: a flush must be on the disk in time
 SLACK_S: Final = 1.0
 WAIT_FOR_DISK_S: Final = 0.2  # at the begin and in a snapshot; once, if the disk does not respond
@@ -67,7 +70,8 @@ class Session:
         self._gradient_sync = None if parts.rank_patches is None else parts.rank_patches.context.gradient_sync
         self._captures, self._pipeline, self._shutdown = parts.captures, pipeline, shutdown
         self._exchange = parts.exchange
-        self._budget, self._epoch_budget = parts.report_budget, parts.epoch_budget
+        self._reports = parts.budget.pace(REPORTS)
+        self._epochs = parts.budget.pace(EPOCHS)
         self._busy = threading.Lock()
         self._busy_thread: int | None = None
         self._waiting = 0  # threads that wait for _busy
@@ -134,8 +138,8 @@ class Session:
         steps += self._steps_ahead
         if steps >= self._next_report:
             self._next_report += self.settings.interval_steps
-            if self._budget.allows():
-                self._exclusively(self._report, PATIENCE_S)
+            if self._reports.allows(REPORTS_FREE if self.settings.asks_for_reports else REPORTS_SHOWN):
+                self._exclusively(self._report, PATIENCE_S, self._reports.spend)
             return
         if steps + 1 == self._next_report:
             self._exchange.read_soon()
@@ -154,10 +158,9 @@ class Session:
     def _roll_over_epoch(self, boundary: EpochBoundary) -> None:
         """End an epoch and begin the next at a time above the watermark."""
         held_ns = self._recorder.move_watermark(boundary.at_ns)
-        is_shown = self._epoch_budget.allows()
-        begin_ns = time.thread_time_ns()
-        self._exclusively(lambda: self._pipeline.roll_over_epoch(boundary if is_shown else None), PATIENCE_S)
-        self._epoch_budget.spend(time.thread_time_ns() - begin_ns)
+        shown = boundary if self._epochs.allows(1 + REPORTS_FREE) else None  # the first only begins an epoch
+        spend = self.profiler_health.collect if shown is None else self._epochs.spend
+        self._exclusively(lambda: self._pipeline.roll_over_epoch(shown), PATIENCE_S, spend)
         self._recorder.move_watermark(held_ns)
 
     def move_to_this_thread(self) -> None:
@@ -279,7 +282,7 @@ class Session:
         is_early = now_ns < self._beside_ns
         self._pipeline.flush(is_beside=True, is_early=is_early)
         if self._next_early_ns is not None and now_ns >= self._next_early_ns:
-            self._next_early_ns = self._begun_ns + 2 * (now_ns - self._begun_ns)
+            self._next_early_ns = self._begun_ns + EARLY_FLUSHES * (now_ns - self._begun_ns)
             if self._next_early_ns - now_ns >= self._flush_ns:
                 self._next_early_ns = None
         self._flushed(now_ns)
@@ -298,14 +301,22 @@ class Session:
         is_due = self._recorder.clock() >= self._next_flush_ns or not self._pipeline.has_room()
         self._exclusively(self._flush if is_due else self._pipeline.drain, patience_s)
 
-    def _exclusively(self, work: Callable[[], None], patience_s: float = 0.0) -> None:
-        """Do ``work`` unless another thread drains. Wait for that thread for at most ``patience_s``."""
+    def _exclusively(
+        self, work: Callable[[], None], patience_s: float = 0.0, spend: Callable[[int], None] | None = None
+    ) -> None:
+        """Do ``work`` unless another thread drains.
+
+        Args:
+            work: what only one thread may do at a time.
+            patience_s: how long to wait for another thread that drains.
+            spend: called with the CPU time, in ns; None for the cost of collecting events.
+        """
         thread = threading.get_ident()
         if self._busy_thread == thread:  # a signal handler, or a finalizer, in the middle of a drain
             return
         if not patience_s and self._waiting:  # waiting threads go first
             return
-        begin_ns = self._recorder.clock()
+        begin_ns, begin_cpu_ns = self._recorder.clock(), time.thread_time_ns()
         self._waiting += patience_s > 0
         try:
             is_free = self._busy.acquire(timeout=patience_s)
@@ -322,6 +333,7 @@ class Session:
         finally:
             self._busy_thread = None
             self._busy.release()
+            (spend or self.profiler_health.collect)(time.thread_time_ns() - begin_cpu_ns)
             if self._recorder.thread_id() == self._progress.thread_id:  # other threads do not delay the training
                 self.profiler_health.spend(self._recorder.clock() - begin_ns)
         if self._ended_by is not None:
@@ -337,10 +349,8 @@ class Session:
         self._beside_ns = covered_ns + self._flush_ns
 
     def _report(self) -> None:
-        begin_ns = time.thread_time_ns()  # CPU time of this thread, without other work on the machine
         self._pipeline.report()
         self._flushed(self._pipeline.covered_ns)
-        self._budget.spend(time.thread_time_ns() - begin_ns)
 
     def send_last_row(self, tracker: str) -> None:
         """Send the metrics since the last report to a tracker: the program is about to end its run."""

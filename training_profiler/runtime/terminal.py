@@ -65,6 +65,11 @@ class Terminal:
         self._detail = detail
 
     @property
+    def cpu_ns(self) -> int:
+        """CPU time of its thread, in ns."""
+        return self._thread.cpu_ns
+
+    @property
     def has_status(self) -> bool:
         """Whether there is a status line."""
         return self._status.is_active

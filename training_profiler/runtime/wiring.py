@@ -19,7 +19,7 @@ from training_profiler.ranks.identity import Rank
 from training_profiler.recording.data_loader import LoaderRegistry
 from training_profiler.recording.recorder import Recorder
 from training_profiler.runtime.hang_watch import HangWatch
-from training_profiler.runtime.health import PATCH_COST, Budget, ProfilerHealth
+from training_profiler.runtime.health import PATCH_COST, ProfilerHealth
 from training_profiler.runtime.notebook import NotebookCells
 from training_profiler.runtime.output_thread import OutputThread
 from training_profiler.runtime.outputs import Outputs
@@ -30,6 +30,7 @@ from training_profiler.runtime.samplers import Samplers
 from training_profiler.runtime.session import Session
 from training_profiler.runtime.shutdown import Shutdown
 from training_profiler.runtime.terminal import Terminal
+from training_profiler.safety.cost_budget import LINES, MACHINE, WORKERS, CostBudget
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.sampling.line_sampler import LineSampler
 from training_profiler.sampling.machine_sampler import MachineSampler
@@ -89,14 +90,15 @@ def build_session(settings: Settings, context: RunContext) -> Session:
     )
     outputs = _build_outputs(settings, context, rank, guard, terminal, exchange, files_thread, trackers)
     hang_watch = _build_hang_watch(context, hang_detector, channel, rank, guard, progress, outputs, terminal)
+    counted = _costs(health, sums, files_thread, terminal, trackers, channel, hang_watch)
+    budget = CostBudget(recorder.clock, begin_ns, counted)
     parts = Parts(
         recorder=recorder,
         instrumentation=context.instrumentation,
         rank_patches=context.rank_patches,
         guard=guard,
         health=health,
-        report_budget=Budget(recorder.clock),
-        epoch_budget=Budget(recorder.clock),
+        budget=budget,
         rank=rank,
         progress=progress,
         accumulator=accumulator,
@@ -104,7 +106,7 @@ def build_session(settings: Settings, context: RunContext) -> Session:
         loaders=LoaderRegistry(),
         exchange=exchange,
         outputs=outputs,
-        samplers=_build_samplers(settings, context, guard, health, accumulator, lambda: sums.run.wall_ns),
+        samplers=_build_samplers(settings, context, guard, health, accumulator, lambda: sums.run.wall_ns, budget),
         captures=_build_captures(
             settings, recorder, guard, health, accumulator, outputs, terminal, lambda: session.flush_soon()
         ),
@@ -114,6 +116,27 @@ def build_session(settings: Settings, context: RunContext) -> Session:
     cells = NotebookCells(lambda: progress.steps, lambda: session.show_so_far())
     session = Session(settings, begin_ns, parts, Pipeline(settings, parts), shutdown, cells)
     return session
+
+
+def _costs(
+    health: ProfilerHealth,
+    sums: RunSums,
+    files: OutputThread,
+    terminal: Terminal,
+    trackers: Trackers,
+    channel: RankChannel,
+    hangs: HangWatch,
+) -> dict[str, Callable[[], float]]:
+    """Return functions that return the CPU time so far of each part that cannot wait, in ns."""
+    return {
+        "sections and patches": lambda: health.sections_ns(sums.run),
+        "collecting": lambda: health.collecting_ns,
+        "files": lambda: files.cpu_ns,
+        "terminal": lambda: terminal.cpu_ns,
+        "trackers": lambda: trackers.cpu_ns,
+        "other ranks": lambda: channel.cpu_ns,
+        "hangs": lambda: hangs.cpu_ns,
+    }
 
 
 def rank_of(settings: Settings) -> Rank:
@@ -224,13 +247,23 @@ def _build_samplers(
     health: ProfilerHealth,
     accumulator: Accumulator,
     run_ns: Callable[[], int],
+    budget: CostBudget,
 ) -> Samplers:
     recorder = context.recorder
     return Samplers(
-        LineSampler(recorder.clock, guard.run, startup=context.startup),
+        LineSampler(recorder.clock, guard.run, startup=context.startup, pace=budget.pace(LINES)),
         DeviceTime(recorder, accumulator, guard.run, health.spend, settings.launch.cuda_connections),
-        MachineSampler(recorder.clock, guard.run, local_ranks=settings.launch.local_world_size or 1),
-        WorkerCollector(guard.run, no_wait if context.instrumentation is None else context.instrumentation.awaited),
+        MachineSampler(
+            recorder.clock,
+            guard.run,
+            local_ranks=settings.launch.local_world_size or 1,
+            pace=budget.pace(MACHINE),
+        ),
+        WorkerCollector(
+            guard.run,
+            no_wait if context.instrumentation is None else context.instrumentation.awaited,
+            pace=budget.pace(WORKERS),
+        ),
         settings,
         recorder.clock,
         context.begin_ns,

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 # It collects between two instructions, and never inside of a call.
 COLLECTS_LATER: Final = sys.version_info >= (3, 12)
-DEPTHS: Final = (32, 96, 288)  # of the stacks that are read; a deeper one is not read at all
+DEPTHS: Final = (12, 32, 96, 288)  # of the stacks that are read; a deeper one is not read at all
 READS_PER_DEPTH: Final = 64  # then a shorter stack is expected again
 
 

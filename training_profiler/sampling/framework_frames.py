@@ -16,6 +16,7 @@ SAVING: Final = "saving"
 PROGRESS: Final = "progress bar"
 ENVIRONMENT: Final = "environment"
 REPLAY: Final = "replay buffer"
+SAMPLER: Final = "sampler"
 
 ANY: Final = "*"
 # Trainers call what users add to them by such names: on_step_end, on_train_batch_start, _on_rollout_end.
@@ -52,6 +53,7 @@ def _lightning(package: str) -> tuple[LibraryFrame, ...]:
 
 # The first row that matches a frame holds. A frame of no row whose function is named like a hook is a callback.
 FRAMES: Final[tuple[LibraryFrame, ...]] = (
+    LibraryFrame("/torch/utils/data/dataloader.py", ("_BaseDataLoaderIter._next_index",), SAMPLER),
     *_rows(
         "/transformers/trainer.py",
         loop="_inner_training_loop _run_epoch _maybe_log_save_evaluate",

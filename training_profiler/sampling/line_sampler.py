@@ -7,6 +7,7 @@ from typing import Final
 
 from training_profiler.recording.section import Clock
 from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.cost_budget import Pace, unlimited
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.frames import StackOfThread, frame_of
 from training_profiler.sampling.location import Location, Sample
@@ -22,6 +23,7 @@ PART: Final = "line sampler"
 # ratio modulo 1 spread evenly and never repeat (Weyl). They vary the interval by 30 % without random numbers.
 GOLDEN: Final = 0.6180339887498949
 JITTER: Final = 0.3
+FIRST_SAMPLES: Final = 150  # at any cost: the lines of a short run are of use, too
 MOST_WAITING: Final = 100_000  # samples not yet drained, half an hour of them
 PATIENCE_S: Final = 1.0  # for the end of the thread, which takes microseconds
 
@@ -40,12 +42,14 @@ class LineSampler:
         places: Callable[[], Places] = places_of_this_process,
         startup: StartupSampler | None = None,
         watch: Callable[[], LockWatch | None] = lock_watch,
+        pace: Pace | None = None,
     ) -> None:
         self.samples = 0
         self._sampled = StackOfThread(threading.get_ident())
         self._clock = clock
         self._guard = guard
         self._places = places
+        self._pace = pace or unlimited()
         self._startup = startup
         self._early: list[Sample] = []  # of the time before this sampler started
         self._waiting: list[tuple[int, Place | None]] = []
@@ -126,9 +130,13 @@ class LineSampler:
 
     def _run(self, thread: BackgroundThread) -> None:
         phase = 0.5
-        while not thread.wait_for_stop((1 + JITTER * (2 * phase - 1)) / max(1, self._hz)):
+        while not thread.wait_for_stop(self._pause_s(thread) * (1 + JITTER * (2 * phase - 1))):
             phase = (phase + GOLDEN) % 1
             self._sample()
+
+    def _pause_s(self, thread: BackgroundThread) -> float:
+        thread.measure_cpu()
+        return self._pace.pause_s(1 / max(1, self._hz), self._ended_cpu_ns + thread.cpu_ns, FIRST_SAMPLES)
 
     def _sample(self) -> None:
         # This thread holds the GIL from here on, so clock and frame show the same moment. No frame may outlive this

@@ -70,8 +70,8 @@ def line_of(code: CodeType, instruction: int) -> int:
 def function_name(code: CodeType) -> str:
     """Return the name of the function, such as ``Trainer.step``. A comprehension belongs to its enclosing function."""
     name = code.co_qualname
-    while name.endswith((".<listcomp>", ".<setcomp>", ".<dictcomp>", ".<genexpr>")):
-        name = name.rpartition(".")[0].removesuffix(".<locals>")
+    while name.endswith(("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")):
+        name = name.rpartition(".")[0].removesuffix(".<locals>") or "<module>"
     name = name.rpartition("<locals>.")[2]
     if name.startswith(_RESUMED):
         name = name.removeprefix(_RESUMED).rpartition("_at_")[0]

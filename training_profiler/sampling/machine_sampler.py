@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from training_profiler.recording.section import Clock
 from training_profiler.safety.background_thread import BackgroundThread
+from training_profiler.safety.cost_budget import MACHINE, Pace, unlimited
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.cgroup import Container, find_container, read_usage
 from training_profiler.sampling.gpu import ENERGY, Gpus
@@ -17,6 +18,7 @@ from training_profiler.units import NS_PER_S
 
 PART: Final = "system monitor"
 MOST_WAITING: Final = 36_000  # samples not yet drained, ten hours of them
+FIRST_SAMPLES: Final = 6  # at any cost: rules about the machine need some in a short run, too
 PATIENCE_S: Final = 1.0  # for the end of the thread, which takes one more sample
 LEAST_S: Final = 0.1  # between two readings of CPU time, which the kernel counts in hundredths of a second
 
@@ -42,8 +44,10 @@ class MachineSampler:
         gpus: Callable[[], Any] = Gpus,
         root: Path = Path("/"),
         local_ranks: int = 1,
+        pace: Pace | None = None,
     ) -> None:
         self.samples = 0
+        self._pace = pace or unlimited(MACHINE)
         self._clock = clock
         self._guard = guard
         self._make_host, self._make_gpus, self._root = host, gpus, root
@@ -133,7 +137,10 @@ class MachineSampler:
                 self.samples += 1
                 if is_over:
                     return
-                is_over = thread.wait_for_stop(every_s)
+                thread.measure_cpu()
+                is_over = thread.wait_for_stop(
+                    self._pace.pause_s(every_s, self._ended_cpu_ns + thread.cpu_ns, FIRST_SAMPLES)
+                )
         finally:
             reader.gpus.close()
 

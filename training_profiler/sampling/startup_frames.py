@@ -52,7 +52,7 @@ STARTUP: Final[tuple[LibraryFrame, ...]] = (
 )
 # Functions of the user's, by their qualified names.
 _OF_USERS: Final = (
-    (re.compile(r"\w*Data(set|Module)\w*\.|\w*Dataset$|(load|get|build|make|prepare)_data(set)?s?$"), DATA_SET),
+    (re.compile(r"\w*Data(set\w*|Module\w*|)\.|\w*Dataset$|(load|get|build|make|prepare)_data(set)?s?$"), DATA_SET),
     (re.compile(r"(load|get|build|make|create)_(model|net|network)$"), MODEL),
 )
 

@@ -41,6 +41,11 @@ class TrackerThread:
         )
         self._thread.start()
 
+    @property
+    def cpu_ns(self) -> int:
+        """CPU time of the thread, in ns."""
+        return self._thread.cpu_ns
+
     def poll(self) -> None:
         """Poll the sink on the calling thread, and wake its own thread if there is something to do."""
         if self.sink.poll():

@@ -42,6 +42,33 @@ class EpochSpan:
     end_ns: int | None
 
 
+class Span(NamedTuple):
+    """An execution of a section. Moments are on the rank's clock, in ns, to the microsecond."""
+
+    section: str
+    begin_ns: int
+    end_ns: int
+
+
+class Lane(NamedTuple):
+    """What a thread did in a step."""
+
+    thread: str
+    spans: tuple[Span, ...]  # in no particular order; they may begin before the step and end after it
+
+
+class StepLanes(NamedTuple):
+    """A step that was recorded with its spans."""
+
+    number: int  # counted from 1
+    why: str  # first, slow or last
+    begin_ns: int
+    end_ns: int
+    duration_ns: int  # without time outside steps that lies between
+    left_out: int  # spans, the shortest
+    lanes: tuple[Lane, ...]  # the training thread's first
+
+
 @dataclass(frozen=True, slots=True)
 class RankSeries:
     """One rank over time."""
@@ -54,6 +81,7 @@ class RankSeries:
     epochs: tuple[EpochSpan, ...]
     parents: Mapping[str, str]  # section -> the section around most of its spans
     samples: Mapping[str, Mapping[SampledLine | None, int]]  # section -> line -> samples; None: no line of the user's
+    recorded: tuple[StepLanes, ...] = ()  # steps with their spans, by number
 
     @property
     def steps(self) -> int:

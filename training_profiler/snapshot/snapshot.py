@@ -145,6 +145,7 @@ class StepStats:
     work_rise: float = 0.0  # of the work of a step over the run; 1: twice as much at the end
     unit_rise: float = 0.0  # of the time for one unit of this work
     unit_rise_p_value: float = 1.0
+    explained_by_calls: float = 0.0  # part of the variance of step time, by the number of forward passes
     change: StepChange | None = None  # None with too few steps, or where chance may explain it
     explained: Mapping[str, float] = field(default_factory=dict)  # section -> its part of the variance of step time
 
@@ -340,7 +341,7 @@ class Snapshot:
         work and waiting for it makes no step longer.
         """
         section, step = self.sections.get(name), self.step
-        if section is None or not section.count:
+        if section is None or not (section.count or section.total_s):  # no span of OTHER is counted
             return None
         if self.is_by_device(name) and section.device_avg_s is not None and section.total_s and step and step.count:
             # Not by the host's mean, which may include a minute of compiling in the first step.

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from training_profiler.aggregation.step_spans import RecordedStep
 from training_profiler.aggregation.totals import Totals
 from training_profiler.recording.data_loader import TRAIN, VAL, LoaderCounts
 from training_profiler.recording.section_names import SectionNames
@@ -14,6 +15,7 @@ from training_profiler.safety.own_file import OwnFile
 from training_profiler.snapshot.program import ProgramFacts
 from training_profiler.snapshot.snapshot import DeviceTimingStats, Health
 from training_profiler.storage.journal_codec import totals_to_data
+from training_profiler.storage.span_lines import spans_to_data
 
 MOST_LINES: Final = 2_000
 MOST_BYTES: Final = 8_000_000
@@ -107,6 +109,10 @@ class JournalLines:
     def epoch_end(self, batches: int | None, samples: int | None, is_complete: bool) -> Line:
         """Return the end of the epoch, at the end of the last interval."""
         return line_of("epoch_end", batches=batches, samples=samples, is_complete=is_complete)
+
+    def spans(self, steps: Sequence[RecordedStep]) -> Line:
+        """Return single steps with their spans."""
+        return line_of("spans", **spans_to_data(steps, self._names.names))
 
     def rank(self, summary: dict[str, Any]) -> Line:
         """Return the summary that this rank sends to the others: sums of the run so far."""
@@ -203,6 +209,10 @@ class Journal:
     def write_epoch_end(self, batches: int | None, samples: int | None, is_complete: bool) -> None:
         """Append ``JournalLines.epoch_end``."""
         self.append(self._lines.epoch_end(batches, samples, is_complete))
+
+    def write_spans(self, steps: Sequence[RecordedStep]) -> None:
+        """Append ``JournalLines.spans``."""
+        self.append(self._lines.spans(steps))
 
     def write_rank(self, summary: dict[str, Any]) -> None:
         """Append ``JournalLines.rank``."""

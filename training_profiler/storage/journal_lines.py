@@ -14,6 +14,7 @@ from training_profiler.snapshot.snapshot import DeviceTimingStats
 from training_profiler.storage.facts_codec import checked_facts
 from training_profiler.storage.journal_codec import IntervalRecord, check_interval
 from training_profiler.storage.limits import MOST_LOADERS, MOST_NOTES, Count, Moment, Real
+from training_profiler.storage.span_lines import SpansLine, check_spans
 from training_profiler.text import one_line, printable
 
 Share = Annotated[float, Meta(ge=0, le=1e9)]
@@ -137,7 +138,9 @@ class BeginLine(Struct, tag_field="kind", tag="begin"):
     warmup: Count | None
 
 
-Line = IntervalLine | PendingLine | LostLine | EpochBeginLine | EpochEndLine | HeldLine | EndLine | BeginLine
+Line = (
+    IntervalLine | PendingLine | LostLine | EpochBeginLine | EpochEndLine | HeldLine | SpansLine | EndLine | BeginLine
+)
 _LINES: Final = msgspec.json.Decoder(Line)
 
 
@@ -146,7 +149,7 @@ class _Kind(Struct):
 
 
 _KINDS: Final = msgspec.json.Decoder(_Kind)
-_KNOWN: Final = ("interval", "pending", "lost", "epoch_begin", "epoch_end", "held", "end", "begin")
+_KNOWN: Final = ("interval", "pending", "lost", "epoch_begin", "epoch_end", "held", "spans", "end", "begin")
 _OBJECTS: Final = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -162,6 +165,8 @@ def decode_line(line: bytes) -> Line | None:
         record: Line = _LINES.decode(line)
         if isinstance(record, IntervalLine):
             check_interval(record)
+        elif isinstance(record, SpansLine):
+            check_spans(record)
     except (msgspec.ValidationError, RecursionError) as error:
         if isinstance(error, RecursionError) or _kind(line) in _KNOWN:
             raise BadLineError(one_line(error)) from None

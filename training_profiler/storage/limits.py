@@ -12,6 +12,7 @@ MOST_META_BYTES: Final = 4 * BYTES_PER_MIB
 MOST_NAMES: Final = 600  # of sections; a run has at most 500, the rest is summed up under "(other names)"
 MOST_LOADERS: Final = 1_000
 MOST_EPOCHS: Final = 10_000
+MOST_SPANS: Final = 50_000  # of steps that were recorded with their spans; a run has some 10,000
 MOST_NOTES: Final = 100
 MOST_DEVICES: Final = 256
 MOST_SUM: Final = 2**62  # of any column over all lines; in ns 146 years

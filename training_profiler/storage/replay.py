@@ -101,7 +101,7 @@ class Replay:
             sums.end_epoch(record.batches, record.samples, record.is_complete)
         elif isinstance(record, HeldLine):
             self._unsaved = record.dropped
-        else:
+        elif isinstance(record, EndLine):
             self._end = record
 
     def _add_interval(self, sums: RunSums, record: IntervalLine) -> None:

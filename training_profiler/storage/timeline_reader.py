@@ -9,7 +9,7 @@ from pathlib import Path
 from training_profiler.recording.known_sections import OUTSIDE_STEPS_SECTIONS
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.safety.files import lines_of, may_follow, open_file
-from training_profiler.snapshot.series import EpochSpan, RankSeries, SampledLine, Stretch
+from training_profiler.snapshot.series import EpochSpan, RankSeries, SampledLine, StepLanes, Stretch
 from training_profiler.snapshot.snapshot import OTHER, OUTSIDE_STEPS, PROFILER
 from training_profiler.storage.journal_codec import NO_SECTION, LineRow
 from training_profiler.storage.journal_discovery import (
@@ -27,9 +27,10 @@ from training_profiler.storage.journal_lines import (
     PendingLine,
     decode_line,
 )
-from training_profiler.storage.limits import MOST_EPOCHS, MOST_JOURNAL_BYTES, MOST_LINE_BYTES, MOST_NAMES
+from training_profiler.storage.limits import MOST_EPOCHS, MOST_JOURNAL_BYTES, MOST_LINE_BYTES, MOST_NAMES, MOST_SPANS
 from training_profiler.storage.rank_reader import attempt_of
 from training_profiler.storage.section_blocks import section_blocks
+from training_profiler.storage.span_lines import SpansLine
 from training_profiler.text import printable
 
 
@@ -77,6 +78,8 @@ class _Reading:
         self._edges: Counter[tuple[str, str]] = Counter()  # (section, parent)
         self._samples: dict[str, Counter[SampledLine | None]] = {}
         self._pending: PendingLine | None = None
+        self._recorded: dict[int, StepLanes] = {}
+        self._spans = 0  # in them
 
     def add(self, line: bytes) -> None:
         """Add the next line."""
@@ -98,6 +101,8 @@ class _Reading:
         elif isinstance(record, IntervalLine):
             self._pending = None
             self._add_interval(record)
+        elif isinstance(record, SpansLine):
+            self._add_spans(record)
         elif isinstance(record, EpochBeginLine) and len(self._epochs) < MOST_EPOCHS:
             self._epochs.append(EpochSpan(record.number, self._end_ns, None))
             self._epoch_begin_ns = self._end_ns
@@ -126,6 +131,7 @@ class _Reading:
             tuple(self._epochs),
             {section: parent for section, parent in parents.items() if parent},
             self._samples,
+            tuple(self._recorded[number] for number in sorted(self._recorded)),
         )
 
     def _add_interval(self, record: IntervalLine) -> None:
@@ -152,6 +158,12 @@ class _Reading:
         )
         self._epoch_begin_ns, self._end_ns = None, record.end_ns
         self._add_lines(record)
+
+    def _add_spans(self, record: SpansLine) -> None:
+        for step in record.step_lanes(self._name, printable):
+            self._spans += 1 + sum(len(lane.spans) for lane in step.lanes)
+            if self._spans <= MOST_SPANS:
+                self._recorded[step.number] = step
 
     def _add_lines(self, record: IntervalLine) -> None:
         for parent, section, spans in record.parents:

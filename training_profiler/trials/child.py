@@ -21,6 +21,7 @@ from training_profiler.device.backends import BACKENDS
 from training_profiler.instrumentation.instrumentation import Instrumentation
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.recording.event_codes import STEP_END
+from training_profiler.recording.implementation import python_implementation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.units import NS_PER_S
 
@@ -204,7 +205,7 @@ def apply(table: str, names: Sequence[str]) -> None:
 
 
 def _instrument(runner: BlockRunner, torch: Any, pid: int) -> None:
-    recorder = Recorder()
+    recorder = Recorder(implementation=python_implementation("it is a trial's"))
     recorder.listen(recorder.discard)
     threads: set[int] = set()
     steps = 0

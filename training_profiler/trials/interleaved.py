@@ -1,7 +1,7 @@
 """Runs trainings side by side, block by block, in rounds of random order, until their differences are known."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Final, Protocol
@@ -81,6 +81,8 @@ class Interleaved:
         at_once: trainings that may start at the same time.
         on_progress: called with the part of the work that is done.
         must_end: whether the time is up.
+        on_round: called after the start and after each round, when all trainings have run the same blocks.
+        outcomes: of a wave that goes on, what its trainings have shown before.
     """
 
     def __init__(
@@ -91,12 +93,15 @@ class Interleaved:
         at_once: int = 1,
         on_progress: Callable[[float, str], None] = lambda part, doing: None,
         must_end: Callable[[], bool] = lambda: False,
+        on_round: Callable[[], None] = lambda: None,
+        outcomes: Mapping[str, Outcome] | None = None,
     ) -> None:
         self._start, self._schedule, self.wave = start, schedule, wave
         self._at_once, self._on_progress, self._must_end = at_once, on_progress, must_end
-        self.outcomes: dict[str, Outcome] = {name: Outcome() for name in wave.block_s}
+        self._on_round = on_round
+        self.outcomes: dict[str, Outcome] = dict(outcomes or {name: Outcome() for name in wave.block_s})
         self.trainings: dict[str, Any] = {}
-        self._order = random.Random(0)
+        self._order = random.Random(wave.done)
 
     def run(self) -> None:
         """Run all rounds; a training that fails, or whose effect is known, runs no further.
@@ -108,20 +113,29 @@ class Interleaved:
             self._start_all()
             while self.wave.open and not self._must_end():
                 self._run_round()
-            self.wave.end()
+            self.wave.pause()
         finally:
             for training in self.trainings.values():
                 training.close()
 
     def _start_all(self) -> None:
-        names = list(self.outcomes)
+        names, patience_s = self.wave.open, self._patience_s(self._schedule.startup_s)
+        blocks: dict[str, Block | None] = {}
         for first in range(0, len(names), self._at_once):
             batch = names[first : first + self._at_once]
             self._on_progress(0.0, f"starts training {first + 1} of {len(names)}")
             for name in batch:
                 self.trainings[name] = self._start(name)
             for name in batch:
-                self._receive(name, lambda process: process.wait_for_block(self._patience_s(self._schedule.startup_s)))
+                blocks[name] = self._receive(name, lambda process: process.wait_for_block(patience_s))
+        self._add(blocks)
+
+    def _add(self, blocks: Mapping[str, Block | None]) -> None:
+        """Add the blocks of a whole round: one that was interrupted would leave losses of some trainings alone."""
+        for name, block in blocks.items():
+            if block is not None:
+                self.outcomes[name].add(block)
+        self._on_round()
 
     def _patience_s(self, expected_s: float) -> float:
         return max(LEAST_PATIENCE_S, SLOWEST * expected_s)
@@ -131,20 +145,16 @@ class Interleaved:
         self._order.shuffle(names)
         steps = self._schedule.block_steps
         patience_s = self._patience_s(steps * self._schedule.step_s)
-        block_s = {}
-        for name in names:
-            block = self._receive(name, lambda process: process.run_block(steps, patience_s))
-            if block is not None and block.step_s is not None:
-                block_s[name] = block.step_s
-        self.wave.add_round(block_s)
+        blocks = {name: self._receive(name, lambda process: process.run_block(steps, patience_s)) for name in names}
+        self.wave.add_round({name: block.step_s for name, block in blocks.items() if block and block.step_s})
+        self._add(blocks)
         self._on_progress(self.wave.done / self.wave.rounds, f"round {self.wave.done} of {self.wave.rounds}")
         for name in [name for name in self.trainings if name not in self.wave.open]:
             self.trainings.pop(name).close()
 
     def _receive(self, name: str, wait: Callable[[BlockSource], Block]) -> Block | None:
-        outcome = self.outcomes[name]
         try:
-            block = wait(self.trainings[name].process)
+            return wait(self.trainings[name].process)
         except TrialError as error:
             self.trainings.pop(name).close()
             if isinstance(error, EndedError) and self.wave.done:
@@ -152,8 +162,6 @@ class Interleaved:
                 return None
             if name in (UNCHANGED, AGAIN):
                 raise
-            outcome.fail(str(error))
+            self.outcomes[name].fail(str(error))
             self.wave.drop(name)
             return None
-        outcome.add(block)
-        return block

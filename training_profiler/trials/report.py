@@ -3,7 +3,7 @@
 from typing import Final
 
 from training_profiler.reports.layout import Layout, shortened, table
-from training_profiler.trials.results import FAILED, FASTER, NOT_TRIED, SLOWER, Results, Row
+from training_profiler.trials.results import FAILED, FASTER, NOT_SHOWN, NOT_TRIED, SLOWER, Results, Row
 from training_profiler.units import duration_text, ms_text
 
 PER_STEPS: Final = 1000  # where the length of the training is unknown
@@ -21,6 +21,9 @@ def render_results(results: Results, run: str, layout: Layout) -> str:
     if results.unchanged_s is not None or results.rows:
         lines += _table(results, layout)
     lines += _answer(results, run, layout)
+    if results.left:
+        lines += layout.wrap(f"Not finished: {', '.join(results.left)}.")
+        lines.append(f"To go on: training-profiler try --resume {run}")
     lines += [line for note in results.notes for line in layout.wrap(note, "- ")]
     return "\n".join(lines) + "\n"
 
@@ -47,7 +50,8 @@ def _table(results: Results, layout: Layout) -> list[str]:
     text = table(HEADERS, all_cells, left=(0, 2, 3, 4))
     lines = text[:2]
     for row, line in zip(rows, text[2:], strict=True):
-        remark = _remark(row)
+        is_left = row.verdict == NOT_SHOWN and row.name in results.left
+        remark = "not finished" if is_left else _remark(row)
         if row.effect is None:
             lines += layout.wrap(remark, f"{line}  ", " " * (len(line) + 2))
         elif remark and len(line) + 2 + len(remark) <= layout.width:
@@ -71,6 +75,9 @@ def _remark(row: Row) -> str:
     parts = [] if row.verdict == FASTER or row.name.startswith("unchanged") else [row.verdict]
     if row.is_ceiling:
         parts.append("a ceiling: no edit has this")
+    total = row.effect.total
+    if total is not None and not row.effect.low <= total <= row.effect.high:
+        parts.append(f"{total:+.1%} in all blocks together")
     if row.warmup_s >= LONG_WARMUP_S and row.verdict in (FASTER, SLOWER):
         parts.append(f"{duration_text(row.warmup_s)} longer to start")
     return "; ".join(parts)
@@ -81,7 +88,8 @@ def _answer(results: Results, run: str, layout: Layout) -> list[str]:
     best = results.best
     if best is None or best.effect is None or results.unchanged_s is None:
         tried = [row for row in results.rows if row.verdict != NOT_TRIED]
-        return ["No change is shown to help."] if tried else []
+        so_far = " so far" if results.left else ""
+        return [f"No change is shown to help{so_far}."] if tried else []
     # The effect is measured in pairs; the two typical steps alone would say less.
     steps = results.total_steps or PER_STEPS
     before_s = steps * results.unchanged_s

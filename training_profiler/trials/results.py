@@ -59,6 +59,7 @@ class Results:
     total_steps: int | None = None  # of the whole training
     is_interrupted: bool = False
     notes: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()  # changes without a last word, with which the session can go on
 
     @property
     def tried(self) -> list[Row]:

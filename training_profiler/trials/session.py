@@ -3,20 +3,22 @@
 import importlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
+from training_profiler.diagnosis import diagnose
+from training_profiler.storage.run_folder import masked
+from training_profiler.storage.run_reader import read_run
 from training_profiler.trials.child import SEED
 from training_profiler.trials.disk import DiskSpaceError
 from training_profiler.trials.facts import ProgramFacts, facts_of
 from training_profiler.trials.first_run import FEWEST_STEPS, FirstRun, TryError, run_first
-from training_profiler.trials.interleaved import Interleaved, Outcome, Schedule, steps_of_a_block
+from training_profiler.trials.interleaved import Interleaved, Outcome, Schedule
 from training_profiler.trials.launcher import Launcher
 from training_profiler.trials.losses import compare_losses
+from training_profiler.trials.planning import at_once_of, groups_of, most_trainings, schedule_of
 from training_profiler.trials.process import TrialError
 from training_profiler.trials.results import (
     FAILED,
@@ -28,11 +30,13 @@ from training_profiler.trials.results import (
     SLOWER,
     Results,
     Row,
+    as_data,
     best_of_each,
+    from_data,
 )
+from training_profiler.trials.state import SCHEMA, Progress, SessionState, UnderWay, Wishes, held, save_state
 from training_profiler.trials.statistics import (
     AGAIN,
-    FEWEST_ROUNDS,
     GAIN_ERROR,
     SCREEN_ERROR,
     SCREEN_LOOKS,
@@ -44,28 +48,12 @@ from training_profiler.trials.workers import workers_that_would_do
 from training_profiler.units import duration_text
 
 TOGETHER, TOGETHER_LABEL = "all together", "all that helped, together"
-MOST_ROUNDS: Final = 30
-SWITCH_S: Final = 0.03  # between two blocks
-LEAST_WARMUP, MOST_WARMUP = 3, 20  # steps
 SCREEN_PART: Final = 0.6  # of the budget that is left after the first run; fresh trials take the rest
-MEMORY_PART: Final = 0.7  # of what is free, for the trainings that wait
-MOST_AT_ONCE: Final = 4  # trainings that start at the same time
-NUMERICS: Final = "changes numerics"
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What the user asked for."""
-
-    budget_s: float
-    only: tuple[str, ...] = ()  # families or names of changes
-    tries_all: bool = False
-    numerics: bool = False  # whether changes of the numerics may be part of all together
-    total_steps: int | None = None  # of the whole training
+NOISY: Final = "no verdict: the unchanged training differs from itself; try again while the machine does less"
 
 
 class TrialSession:
-    """Tries changes on one program.
+    """Tries changes on one program, and keeps in the run folder how far it has come.
 
     Args:
         launcher: starts its trainings.
@@ -74,6 +62,7 @@ class TrialSession:
         runs: folder for the run folder of the first run.
         on_progress: called with the part that is done, and with what is under way.
         clock: in s.
+        identity: of the program and the machine, for a session that goes on later.
     """
 
     def __init__(
@@ -84,14 +73,17 @@ class TrialSession:
         runs: Path,
         on_progress: Callable[[float, str], None] = lambda part, doing: None,
         clock: Callable[[], float] = time.monotonic,
+        identity: dict[str, Any] | None = None,
     ) -> None:
         self._launcher, self._wishes, self._runs = launcher, wishes, runs
         module = importlib.import_module(table)
-        self._treatments: tuple[Treatment, ...] = module.TREATMENTS
+        self._treatments: dict[str, Treatment] = {each.name: each for each in module.TREATMENTS}
         self._exclusive: Sequence[Sequence[str]] = module.EXCLUSIVE
         self._suggested: Callable[[Any, ProgramFacts], list[Treatment]] = module.suggested
         self._on_progress, self._clock = on_progress, clock
+        self._identity = identity or {}
         self._begin_s = clock()
+        self._before_s = 0.0  # that earlier parts of the session took
         self._rows: dict[str, Row] = {}
         self._control: Row | None = None
         self._together: Row | None = None
@@ -100,6 +92,8 @@ class TrialSession:
         self._steps = 0
         self._notes: list[str] = []
         self._is_interrupted = False
+        self._progress = Progress()
+        self._first: FirstRun | None = None
         self.folder: Path | None = None
         """The run folder, once the first run has ended."""
 
@@ -110,9 +104,31 @@ class TrialSession:
             TryError: nothing can be tried on this program.
             DiskSpaceError: it writes too much for any result.
         """
-        first, self.folder = run_first(self._launcher, self._wishes.budget_s, self._runs, self._on_progress)
+        self._first, self.folder = run_first(self._launcher, self._wishes.budget_s, self._runs, self._on_progress)
+        return self._run(self._first, self.folder, is_new=True)
+
+    def resume(self, folder: Path, state: SessionState) -> Results:
+        """Go on with a session, and return what it has shown in all its parts.
+
+        What was confirmed, refuted or failed stays so: what is tried until it helps does so by chance.
+
+        Raises:
+            TryError, DiskSpaceError: as ``run`` does.
+            RunFolderError: the first run cannot be read, or another process goes on with the session.
+        """
+        snapshot, self.folder, self._progress = read_run(folder), folder, state.progress
+        startup_s = 0.0 if snapshot.step is None else snapshot.step.before_s or 0.0
+        self._first = FirstRun(snapshot, diagnose(snapshot), startup_s, state.memory_bytes, state.has_ended)
+        before = from_data(state.results)
+        self._before_s, self._rows = before.seconds, {row.name: row for row in before.rows}
+        self._control, self._together, self._together_names = before.control, before.together, before.together_names
+        self._unchanged_s, self._steps = before.unchanged_s, before.steps
+        return self._run(self._first, folder, is_new=False)
+
+    def _run(self, first: FirstRun, folder: Path, is_new: bool) -> Results:
         try:
-            self._try(first, facts_of(first.snapshot))
+            with held(folder):
+                self._try(first, facts_of(first.snapshot), is_new)
         except KeyboardInterrupt:
             self._is_interrupted = True
         except (TryError, DiskSpaceError) as error:
@@ -121,12 +137,14 @@ class TrialSession:
             self._is_interrupted |= isinstance(error, DiskSpaceError)
             self._notes.append(str(error))
         self._notes += [f"left behind, and not removed: {left}" for left in self._launcher.left()]
+        self._save()
         return self._results()
 
     def _results(self) -> Results:
+        is_noisy = any(row.verdict == NO_VERDICT for row in self._rows.values())
         return Results(
             self._launcher.program.shown,
-            self._clock() - self._begin_s,
+            self._before_s + self._clock() - self._begin_s,
             tuple(self._rows.values()),
             self._unchanged_s,
             self._control,
@@ -135,35 +153,65 @@ class TrialSession:
             self._steps,
             self._wishes.total_steps,
             self._is_interrupted,
-            tuple(dict.fromkeys(self._notes)),
+            tuple(dict.fromkeys([*([NOISY] if is_noisy else []), *self._notes])),
+            tuple(self._progress.left),
         )
+
+    def _save(self) -> None:
+        """Keep how far the session has come."""
+        assert self._first is not None
+        assert self.folder is not None
+        program = self._launcher.program
+        state = SessionState(
+            SCHEMA,
+            self._identity,
+            masked(program.words),
+            program.is_python,
+            self._wishes,
+            self._first.memory_bytes,
+            self._first.has_ended,
+            as_data(self._results()),
+            self._progress,
+        )
+        try:
+            save_state(self.folder, state)
+        except OSError as error:
+            self._notes.append(f"the session cannot go on later: {error}")
 
     @property
     def _left_s(self) -> float:
         return self._wishes.budget_s - (self._clock() - self._begin_s)
 
-    def _try(self, first: FirstRun, facts: ProgramFacts) -> None:
-        chosen = self._choose(first, facts)
+    def _try(self, first: FirstRun, facts: ProgramFacts, is_new: bool) -> None:
+        progress = self._progress
+        if is_new:
+            progress.choose([each.name for each in self._choose(first, facts)])
         workers = workers_that_would_do(first.snapshot, facts.loader)
         if workers is not None:
             self._notes.append(workers)
-        groups = _groups(chosen, most_trainings(first) - 2)
+        if progress.under_way is not None:
+            self._run_side_by_side(progress.under_way, first)
+        chosen = [self._treatments[name] for name in progress.chosen if name not in progress.screened]
+        groups = [] if progress.under_way is not None else groups_of(chosen, most_trainings(first) - 2)
         for number, group in enumerate(groups):
             if self._is_interrupted:
                 return
+            if progress.under_way is not None:  # the time is up
+                self._leave_out(group)
+                continue
             seconds = SCREEN_PART * self._left_s / (len(groups) - number)
             names, schedule = self._fit([each.name for each in group], first, seconds)
             self._leave_out([each for each in group if each.name not in names])
             if schedule is not None:
                 self._screen([each for each in group if each.name in names], schedule, first, facts)
-        self._confirm([each for each in chosen if self._is_winner(each.name)], first)
+        self._confirm(first)
 
     def _choose(self, first: FirstRun, facts: ProgramFacts) -> list[Treatment]:
         wanted = set(self._wishes.only)
         if wanted:
-            candidates = [each for each in self._treatments if {each.family, each.name} & wanted]
+            candidates = [each for each in self._treatments.values() if {each.family, each.name} & wanted]
         elif self._wishes.tries_all:
-            candidates = list(self._treatments)
+            candidates = list(self._treatments.values())
         else:
             candidates = self._suggested(first.findings, facts)
         reasons = {each.name: each.reason_not(facts) for each in candidates}
@@ -210,28 +258,31 @@ class TrialSession:
             )
         return [], None
 
-    def _run_wave(
-        self, wave: Wave, changes: dict[str, Sequence[Treatment]], schedule: Schedule, at_once: int, doing: str
-    ) -> Interleaved:
+    def _run_side_by_side(self, under_way: UnderWay, first: FirstRun) -> None:
+        """Run trainings in turns until their differences are known, from where they have come to."""
+        wave, schedule, progress = Wave.from_record(under_way.record), under_way.schedule, self._progress
+        doing = "fresh trials of what helped" if under_way.is_fresh else f"{len(wave.changes)} changes"
         interleaved = Interleaved(
-            lambda name: self._launcher.start(changes.get(name, ()), schedule.warmup),
+            lambda name: self._launcher.start(self._treatments_of(name, under_way), schedule.warmup),
             schedule,
             wave,
-            at_once,
+            at_once_of(first),
             lambda part, what: self._on_progress(part, f"{doing}: {what}"),
             lambda: self._left_s <= 0,
+            lambda: self._keep(under_way, interleaved),
+            under_way.outcomes,
         )
         try:
             interleaved.run()
         except KeyboardInterrupt:
             self._is_interrupted = True
-            wave.end()
+            wave.pause()
         except DiskSpaceError as error:
             if not wave.done:
                 raise
             self._is_interrupted = True
             self._notes.append(str(error))
-            wave.end()
+            wave.pause()
         except TrialError as error:
             raise TryError(f"{self._launcher.program.shown} failed without a change: {error}") from None
         finally:
@@ -239,68 +290,68 @@ class TrialSession:
             self._unchanged_s = wave.step_s(UNCHANGED) or self._unchanged_s
         if interleaved.outcomes[UNCHANGED].seed == SEED:
             self._notes.append("the program sets no seed: all trials began with the same random numbers")
-        return interleaved
+        self._take(under_way, interleaved)
+        self._keep(under_way, interleaved)
+        if not wave.open:
+            may_help = [] if under_way.is_fresh else wave.changes
+            progress.end(wave.changes, [name for name in may_help if self._rows[name].verdict == NOT_CONFIRMED])
+
+    def _keep(self, under_way: UnderWay, interleaved: Interleaved) -> None:
+        """Keep how far these trainings have come."""
+        record, outcomes = interleaved.wave.record(), interleaved.outcomes
+        self._progress.keep(replace(under_way, record=record, outcomes=outcomes))
+        self._save()
+
+    def _treatments_of(self, name: str, under_way: UnderWay) -> list[Treatment]:
+        names = under_way.together if name == TOGETHER else [name]
+        return [self._treatments[each] for each in names if each not in (UNCHANGED, AGAIN)]
 
     def _screen(
         self, treatments: Sequence[Treatment], schedule: Schedule, first: FirstRun, facts: ProgramFacts
     ) -> None:
         """Run each change beside the unchanged training, and keep those that seem to help for fresh trials."""
-        wave = Wave([each.name for each in treatments], schedule.rounds, SCREEN_ERROR, SCREEN_LOOKS)
         for each in treatments:
             self._put(each, facts, reason="the session ended before")
-        changes: dict[str, Sequence[Treatment]] = {each.name: (each,) for each in treatments}
-        interleaved = self._run_wave(wave, changes, schedule, at_once_of(first), f"{len(treatments)} changes")
+        wave = Wave([each.name for each in treatments], schedule.rounds, SCREEN_ERROR, SCREEN_LOOKS)
+        self._run_side_by_side(UnderWay(False, [], schedule, wave.record()), first)
+
+    def _take(self, under_way: UnderWay, interleaved: Interleaved) -> None:
+        """Take what trainings side by side have shown into the rows of the table."""
+        wave = interleaved.wave
         self._control = _row_of(Row(AGAIN, "", AGAIN, NOT_SHOWN), wave, interleaved, AGAIN)
-        is_noisy = self._is_noisy()
-        for each in treatments:
-            row = _row_of(self._rows[each.name], wave, interleaved, each.name)
-            if is_noisy and row.verdict not in (FAILED, NOT_TRIED):
+        is_noisy = self._control.effect is not None and self._control.effect.is_noise
+        for name in wave.changes:
+            row = self._rows.get(name, Row(TOGETHER, "", TOGETHER_LABEL, NOT_SHOWN))
+            row = _row_of(row, wave, interleaved, name)
+            if row.verdict in (FAILED, NOT_TRIED):
+                pass
+            elif is_noisy:
                 row = replace(row, verdict=NO_VERDICT)
-            elif each.name in wave.shown:
+            elif under_way.is_fresh:
+                row = replace(row, verdict=FASTER if name in wave.shown else NOT_CONFIRMED)
+            elif name in wave.shown:
                 row = replace(row, verdict=NOT_CONFIRMED)  # until fresh trials show it again
-            self._rows[each.name] = row
+            if name == TOGETHER and (row.effect is not None or row.verdict == FAILED):
+                self._together, self._together_names = row, tuple(under_way.together)
+            elif name != TOGETHER:
+                self._rows[name] = row
 
-    def _is_noisy(self) -> bool:
-        control = self._control
-        is_noisy = control is not None and control.effect is not None and control.effect.differs
-        if is_noisy:
-            self._notes.append(
-                "no verdict: the unchanged training differs from itself; try again while the machine does less"
-            )
-        return is_noisy
-
-    def _is_winner(self, name: str) -> bool:
-        row = self._rows.get(name)
-        return row is not None and row.verdict == NOT_CONFIRMED
-
-    def _confirm(self, winners: Sequence[Treatment], first: FirstRun) -> None:
+    def _confirm(self, first: FirstRun) -> None:
         """Run fresh trainings with each change that seemed to help, and with all of them: those decide."""
-        if not winners or self._is_interrupted:
+        progress = self._progress
+        if not progress.winners or progress.under_way is not None or self._is_interrupted:
             return
-        by_name = {each.name: each for each in winners}
-        changes: dict[str, Sequence[Treatment]] = {each.name: (each,) for each in winners}
-        rows = [self._rows[name] for name in by_name]
+        helped = [name for name, row in self._rows.items() if row.verdict == FASTER]
+        rows = [self._rows[name] for name in (*helped, *progress.winners)]
         can_be_had = [row for row in rows if not row.is_ceiling and (self._wishes.numerics or not row.changes_numerics)]
-        best = best_of_each(can_be_had, self._exclusive)
-        if len(best) > 1:
-            changes = {TOGETHER: tuple(by_name[row.name] for row in best), **changes}
-        names, schedule = self._fit(list(changes), first, self._left_s)
+        best = [row.name for row in best_of_each(can_be_had, self._exclusive)]
+        wanted = [TOGETHER] if len(best) > 1 and set(best) != set(self._together_names) else []
+        names, schedule = self._fit([*wanted, *progress.winners], first, self._left_s)
         if schedule is None:
             self._notes.append("no time was left for fresh trials, so no gain is confirmed")
             return
-        wave = Wave(names, schedule.rounds, GAIN_ERROR)
-        interleaved = self._run_wave(wave, changes, schedule, at_once_of(first), "fresh trials of what helped")
-        self._control = _row_of(Row(AGAIN, "", AGAIN, NOT_SHOWN), wave, interleaved, AGAIN)
-        is_noisy = self._is_noisy()
-        for name in names:
-            row = self._rows.get(name, Row(TOGETHER, "", TOGETHER_LABEL, NOT_SHOWN))
-            row = _row_of(row, wave, interleaved, name)
-            verdict = NO_VERDICT if is_noisy else FASTER if name in wave.shown else NOT_CONFIRMED
-            row = replace(row, verdict=row.verdict if row.verdict == FAILED else verdict)
-            if name == TOGETHER:
-                self._together, self._together_names = row, tuple(each.name for each in best)
-            else:
-                self._rows[name] = row
+        wave = Wave(names, schedule.rounds, progress.error_for(names, GAIN_ERROR))
+        self._run_side_by_side(UnderWay(True, best if TOGETHER in names else [], schedule, wave.record()), first)
 
 
 def _row_of(row: Row, wave: Wave, interleaved: Interleaved, name: str) -> Row:
@@ -327,51 +378,3 @@ def _longer_warmup(outcome: Outcome, unchanged: Outcome) -> float:
     if outcome.warmup_s is None or unchanged.warmup_s is None:
         return 0.0
     return max(0.0, outcome.warmup_s - unchanged.warmup_s)
-
-
-def at_once_of(first: FirstRun) -> int:
-    """Return how many trainings start at the same time."""
-    machine = first.snapshot.machine
-    cores = 1.0 if machine is None or machine.cores is None else machine.cores
-    return max(1, min(MOST_AT_ONCE, int(cores)))
-
-
-def most_trainings(first: FirstRun) -> int:
-    """Return how many trainings fit into memory at the same time; at least three.
-
-    Raises:
-        TryError: not even three do.
-    """
-    free = MEMORY_PART * psutil.virtual_memory().available
-    fits = int(free / first.memory_bytes) if first.memory_bytes else 1000
-    for gpu in () if first.snapshot.machine is None else first.snapshot.machine.gpus:
-        held = gpu.held_bytes
-        if held is not None and held.max and gpu.total_bytes:
-            fits = min(fits, int(gpu.total_bytes / held.max))
-    if fits < 3:
-        raise TryError("memory has no room for three trainings at a time, which a comparison needs")
-    return fits
-
-
-def _groups(treatments: Sequence[Treatment], most: int) -> list[Sequence[Treatment]]:
-    count = ceil(len(treatments) / most)
-    size = ceil(len(treatments) / max(1, count))
-    return [treatments[begin : begin + size] for begin in range(0, len(treatments), max(1, size))]
-
-
-def schedule_of(first: FirstRun, trainings: int, at_once: int, seconds: float) -> Schedule | None:
-    """Return what so many trainings can run in that time; None if it is too little to show anything."""
-    assert first.snapshot.step is not None
-    step_s = first.step_s
-    warmup = max(LEAST_WARMUP, min(MOST_WARMUP, first.snapshot.step.warmup_count))
-    startup_s = first.startup_s + max(first.snapshot.step.warmup_s, warmup * step_s)
-    block_steps = steps_of_a_block(step_s)
-    steps = first.snapshot.steps - warmup - 1 if first.has_ended else None
-    if steps is not None:
-        block_steps = max(2, min(block_steps, steps // FEWEST_ROUNDS))
-    left_s = seconds - startup_s * ceil(trainings / at_once)
-    rounds = int(left_s / (trainings * (block_steps * step_s + SWITCH_S)))
-    rounds = min(MOST_ROUNDS, rounds, steps // block_steps if steps is not None else MOST_ROUNDS)
-    if rounds < FEWEST_ROUNDS:
-        return None
-    return Schedule(warmup, rounds, block_steps, step_s, startup_s)

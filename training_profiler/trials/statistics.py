@@ -8,18 +8,19 @@ against the first one is the control.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from math import comb, exp, expm1, inf, log1p
+from math import exp, expm1, isnan, log1p
 from typing import Final
 
 import numpy as np
 
 from training_profiler.aggregation.arrays import Floats
 from training_profiler.comparison.compare import LEAST_SHOWN
+from training_profiler.trials.aligned_ranks import faster_p, shift_of
 
 INTERVAL_ERROR: Final = 0.05  # of each interval that is shown
 GAIN_ERROR: Final = 0.05  # of all gains that a session names together: fresh processes have to show them again
 SCREEN_ERROR: Final = 0.3  # of the choice of what they show again
+CONTROL_ERROR: Final = 0.01  # of "no verdict": each takes a session's gains away, and there are two controls
 FUTILE_BELOW: Final = 0.01  # a gain that cannot be larger is not measured further
 FEWEST_ROUNDS: Final = 12  # with 8 changes, fewer could show no gain at the last look
 SCREEN_LOOKS: Final = (1 / 3, 2 / 3, 1.0)  # the fresh trials run all rounds, for narrow intervals
@@ -38,6 +39,7 @@ class Effect:
     high: float
     faster_p: float  # probability of such a result, or a clearer one, from a change without a gain
     rounds: int
+    total: float | None = None  # of all blocks together; unlike ``relative``, a few very slow blocks decide it
 
     def __str__(self) -> str:
         low, high = 100 * self.low, 100 * self.high
@@ -48,6 +50,11 @@ class Effect:
     def differs(self) -> bool:
         """Whether the change does more than chance, and than two runs of the same program differ by."""
         return abs(self.relative) >= LEAST_SHOWN and not self.low <= 0 <= self.high
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether two unchanged trainings differ so much that nothing can be said of changes."""
+        return abs(self.relative) >= LEAST_SHOWN and min(self.faster_p, 1 - self.faster_p) < CONTROL_ERROR / 2
 
     @property
     def is_futile(self) -> bool:
@@ -63,24 +70,24 @@ def effect_of(changed: Sequence[float], *unchanged: Sequence[float]) -> Effect |
         unchanged: the same of each unchanged training.
     """
     rounds = min(len(changed), *map(len, unchanged))
-    with np.errstate(invalid="ignore"):
-        logs = [np.log(np.asarray(each[:rounds], np.float64)) for each in (changed, *unchanged)]
-    ratios = logs[0] - np.mean(logs[1:], axis=0)
-    ratios = ratios[np.isfinite(ratios)]
-    if not len(ratios):
+    seconds = np.column_stack([np.asarray(each[:rounds], np.float64) for each in (changed, *unchanged)])
+    seconds = seconds[np.isfinite(seconds).all(axis=1)]
+    if not len(seconds):
         return None
-    values = _independent(ratios)
-    low, high = median_interval(values, INTERVAL_ERROR)
-    return Effect(expm1(float(np.median(values))), expm1(low), _expm1(high), _sign_test(values), len(ratios))
+    logs = _independent(np.log(seconds))
+    shift, low, high = shift_of(logs, INTERVAL_ERROR)
+    total = float(seconds[:, 0].sum() / seconds[:, 1:].mean(axis=1).sum()) - 1
+    return Effect(expm1(shift), expm1(low), _expm1(high), faster_p(logs), len(seconds), total)
 
 
 def _expm1(value: float) -> float:
     return expm1(min(value, 50.0))
 
 
-def _independent(ratios: Floats) -> Floats:
-    """Return means of so many consecutive ratios that neighbours no longer go together."""
-    while len(ratios) >= 2 * _FEWEST_GROUPS:
+def _independent(logs: Floats) -> Floats:
+    """Return means of so many consecutive rounds that the ratios of neighbours no longer go together."""
+    while len(logs) >= 2 * _FEWEST_GROUPS:
+        ratios = logs[:, 0] - logs[:, 1:].mean(axis=1)
         shifted = ratios - np.median(ratios)
         bound = max(float(np.median(np.abs(shifted))) * 4, 1e-12)
         near = np.clip(shifted, -bound, bound)
@@ -88,36 +95,9 @@ def _independent(ratios: Floats) -> Floats:
         whole = float(near @ near)
         if whole <= 0 or float(near[1:] @ near[:-1]) < _DEPENDENT_FROM * whole:
             break
-        pairs = len(ratios) // 2
-        ratios = ratios[-2 * pairs :].reshape(pairs, 2).mean(axis=1)
-    return ratios
-
-
-def median_interval(values: Floats, error: float) -> tuple[float, float]:
-    """Return the interval of the median by the sign test, which assumes no distribution; infinite with few values."""
-    ordered = np.sort(values)
-    left_out = _left_out(len(ordered), error / 2)
-    if left_out is None:
-        return -inf, inf
-    return float(ordered[left_out]), float(ordered[-1 - left_out])
-
-
-@lru_cache(1024)
-def _left_out(count: int, error: float) -> int | None:
-    """Return how many values at one end are outside of the interval; None where no interval is wide enough."""
-    below = 0.0
-    for left_out in range(count // 2 + 1):
-        below += comb(count, left_out) / 2**count
-        if below > error:
-            return left_out - 1 if left_out else None
-    return None
-
-
-def _sign_test(values: Floats) -> float:
-    """Return the probability of so many negative values, or more, if either sign is as likely."""
-    count = int((values != 0).sum())
-    positive = int((values > 0).sum())
-    return float(sum(comb(count, k) for k in range(positive + 1)) / 2**count)
+        pairs = len(logs) // 2
+        logs = logs[-2 * pairs :].reshape(pairs, 2, -1).mean(axis=1)
+    return logs
 
 
 def spent_until(part: float, error: float) -> float:
@@ -132,7 +112,7 @@ def gains(effects: Mapping[str, Effect], error: float) -> set[str]:
     for at, name in enumerate(in_order):
         if effects[name].faster_p > error / (len(in_order) - at):
             break
-        if effects[name].relative <= -LEAST_SHOWN:
+        if effects[name].relative <= -LEAST_SHOWN and not (effects[name].total or 0.0) > 0:
             shown.add(name)
     return shown
 
@@ -142,8 +122,25 @@ def beyond_control(effect: Effect, control: Effect) -> bool:
     return log1p(effect.relative) < -abs(log1p(control.relative))
 
 
+@dataclass(frozen=True, slots=True)
+class WaveRecord:
+    """A wave as plain data, for a session that goes on later. None is a block that did not run."""
+
+    block_s: dict[str, list[float | None]]
+    rounds: int
+    done: int
+    error: float
+    looks: tuple[float, ...]
+    spent: float
+    dropped: list[str]
+    shown: list[str]
+    futile: list[str]
+
+
 class Wave:
     """The blocks of trainings that run interleaved, and what they have shown so far.
+
+    It may stop after any round and go on later: the error that a look spends depends on the rounds that have run.
 
     Args:
         names: of the changes.
@@ -162,7 +159,32 @@ class Wave:
         self._has_ended = False
         self.shown: set[str] = set()
         self.futile: set[str] = set()
-        self._error, self._looks, self._spent = error, looks, 0.0
+        self._error, self._looks, self._spent = error, tuple(looks), 0.0
+
+    @classmethod
+    def from_record(cls, record: WaveRecord) -> "Wave":
+        """Return a wave that goes on where another one has stopped."""
+        wave = cls((), record.rounds, record.error, record.looks)
+        wave._restore(record)
+        return wave
+
+    def _restore(self, record: WaveRecord) -> None:
+        nan = float("nan")
+        self.block_s = {name: [nan if s is None else s for s in blocks] for name, blocks in record.block_s.items()}
+        self.done, self._spent = record.done, record.spent
+        self.dropped, self.shown, self.futile = set(record.dropped), set(record.shown), set(record.futile)
+
+    def record(self) -> WaveRecord:
+        """Return the wave as plain data."""
+        return WaveRecord(
+            {name: [None if isnan(s) else s for s in blocks] for name, blocks in self.block_s.items()},
+            self.rounds,
+            self.done,
+            self._error,
+            self._looks,
+            self._spent,
+            *(sorted(names) for names in (self.dropped, self.shown, self.futile)),
+        )
 
     @property
     def changes(self) -> list[str]:
@@ -183,15 +205,20 @@ class Wave:
         self.done += 1
         if self.done >= self.rounds:
             self.end()
-        elif self.done in [round(part * self.rounds) for part in self._looks]:
+        elif not self._has_ended and self.done in [round(part * self.rounds) for part in self._looks]:
             self._look(self.done / self.rounds)
 
     def drop(self, name: str) -> None:
         """Leave a change out: its training failed."""
         self.dropped.add(name)
 
+    def pause(self) -> None:
+        """Look at the results so far; the wave may go on later with the error that is left."""
+        if self.done and not self._has_ended:
+            self._look(self.done / self.rounds)
+
     def end(self) -> None:
-        """Look at the results for the last time, before the last round if the time is up."""
+        """Look at the results for the last time, before the last round if a training has no more steps."""
         if not self._has_ended:
             self._has_ended = True
             self._look(1.0)
@@ -201,7 +228,7 @@ class Wave:
         error, self._spent = spent - self._spent, spent
         effects = self.effects()
         control = effects.pop(AGAIN, None)
-        if control is not None and not control.differs:
+        if control is not None and not control.is_noise:
             found = gains(effects, error)
             self.shown |= {name for name in found if beyond_control(effects[name], control)}
         self.shown -= self.dropped

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-import training_profiler.runtime.health
+import training_profiler.runtime.session
 from training_profiler import profile_section, profile_step, start_training_profiling
 
-training_profiler.runtime.health.REPORTS_FREE = 10**9  # or reports are thinned out
+training_profiler.runtime.session.REPORTS_FREE = 10**9  # or reports are thinned out
 start_training_profiling(log_every=1)
 for _ in tqdm(range(int(sys.argv[1])), mininterval=0, file=sys.stderr):
     with profile_section("forward_pass"):

@@ -36,9 +36,9 @@ class Net(torch.nn.Module):
 class Events(transformers.TrainerCallback):
     """Writes down what it is called for, as a user's callback would."""
 
-    def __init__(self, fails_at: int = 0) -> None:
+    def __init__(self, fails_at: int = 0, failure: type[BaseException] = RuntimeError) -> None:
         self.seen: list[tuple[Any, ...]] = []
-        self.fails_at = fails_at
+        self.fails_at, self.failure = fails_at, failure
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         self.seen.append(("log", state.global_step, *sorted(logs), float(logs.get("loss", 0)).hex()))
@@ -46,7 +46,7 @@ class Events(transformers.TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.seen.append(("step", state.global_step))
         if state.global_step == self.fails_at:
-            raise RuntimeError("as planned")
+            raise self.failure("as planned")
 
 
 def train(*callbacks: Any, report_to: str = "none", epochs: int = EPOCHS, **arguments: Any) -> list[tuple[Any, ...]]:
@@ -128,6 +128,14 @@ def test_training_that_failed_ends_before_the_next_begins(runs: Runs) -> None:
     callback = profiler()
     with pytest.raises(RuntimeError, match="as planned"):
         train(callback, Events(fails_at=5))
+    train(callback)
+    assert [report["steps"] for report in runs.reports()] == [5, EPOCHS * UPDATES]
+
+
+def test_ctrl_c_is_raised_as_without_the_callback_and_the_next_training_is_a_run(runs: Runs) -> None:
+    callback = profiler()
+    with pytest.raises(KeyboardInterrupt, match="as planned"):
+        train(callback, Events(fails_at=5, failure=KeyboardInterrupt))
     train(callback)
     assert [report["steps"] for report in runs.reports()] == [5, EPOCHS * UPDATES]
 

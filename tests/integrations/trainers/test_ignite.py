@@ -34,6 +34,7 @@ def attach(engine: Any, **settings: Any) -> None:
 def train(
     has_profiler: bool = True,
     fails_at: int = 0,
+    failure: type[BaseException] = RuntimeError,
     metrics: list[Any] | None = None,
     at_epoch_end: Callable[[], Any] = int,
     **settings: Any,
@@ -49,7 +50,7 @@ def train(
 
     def update(engine: Any, batch: Any) -> float:
         if engine.state.iteration == fails_at:
-            raise RuntimeError("as planned")
+            raise failure("as planned")
         optimizer.zero_grad()
         loss = (model(batch[0]) - batch[1]).square().mean()
         loss.backward()
@@ -147,3 +148,10 @@ def test_exception_of_the_training_is_raised_as_without_the_handler(runs: Runs) 
         train(fails_at=5)
     runs.end()
     assert runs.report()["steps"] == 4
+
+
+def test_ctrl_c_is_raised_as_without_the_handler_and_the_next_training_is_a_run(runs: Runs) -> None:
+    with pytest.raises(KeyboardInterrupt, match="as planned"):
+        train(fails_at=5, failure=KeyboardInterrupt)
+    train()
+    assert [report["steps"] for report in runs.reports()] == [4, EPOCHS * BATCHES]

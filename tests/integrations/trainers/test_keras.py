@@ -106,3 +106,13 @@ def test_evaluation_alone_is_a_run(runs: Runs, keras: Any) -> None:
     report = runs.report()
     assert report["steps"] == 0
     assert any(name.startswith("validation_epoch") for name in report["sections"])
+
+
+def test_ctrl_c_is_raised_as_without_the_callback_and_the_next_training_is_a_run(runs: Runs, keras: Any) -> None:
+    def interrupt(epoch: int, logs: Any) -> None:
+        raise KeyboardInterrupt("as planned")
+
+    with pytest.raises(KeyboardInterrupt, match="as planned"):
+        fit(keras, profiler(), keras.callbacks.LambdaCallback(on_epoch_end=interrupt))
+    fit(keras, profiler())
+    assert [report["steps"] for report in runs.reports()] == [BATCHES, EPOCHS * BATCHES]

@@ -2,8 +2,11 @@
 
 import csv
 import logging
+import os
 import pickle
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from tests.integrations.trainers.conftest import Runs
 pytestmark = pytest.mark.integrations
 lightning = pytest.importorskip("lightning")
 EPOCHS, BATCHES = 2, 6
+ROOT = Path(__file__).parents[3]
 
 
 def make(name: str, **settings: Any) -> dict[str, Any]:
@@ -208,6 +212,31 @@ def test_ctrl_c_exits_as_without_the_profiler(runs: Runs) -> None:
     signal.signal(signal.SIGINT, handler)  # Lightning ignores Ctrl-C from the first on
     runs.end()
     assert runs.report()["steps"] == 4
+
+
+SPAWNING = """
+from tests.integrations.trainers.test_lightning import fit, make
+
+if __name__ == "__main__":
+    fit(strategy="ddp_spawn", devices=2, num_sanity_val_steps=0, **make("profiler"))
+    print("trained", flush=True)
+"""
+
+
+def test_ranks_that_lightning_spawns_are_one_run(runs: Runs) -> None:
+    Path("program.py").write_text(SPAWNING)
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "trained" in done.stdout
+    report = runs.report()
+    assert report["steps"] == EPOCHS * BATCHES // 2
+    assert [rank["steps"] for rank in report["ranks"]["ranks"]] == [EPOCHS * BATCHES // 2] * 2
 
 
 def test_logger_that_fails_leaves_the_training_and_the_report(runs: Runs) -> None:

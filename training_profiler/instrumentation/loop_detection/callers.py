@@ -31,6 +31,12 @@ _PURPOSES: Final = {
     | {ROLLOUT, "rollouts", "selfplay", "trajectories", "trajectory"},
     Purpose.GENERATING: {"completions", "decode", "generate", "generation", "sample", "samples", SAMPLING},
 }
+# Words of the variables, attributes and constants of a function whose own name says nothing.
+_OF_VARIABLES: Final = {
+    Purpose.EVALUATING: {"acc", "accuracy", "correct", "perplexity", "test", "val", "validation"},
+    Purpose.ACTING: {"action", "actions", "episode", "episodes", "env", "envs", "obs", "observation", "observations"}
+    | {"reward", "rewards", "trajectory", "trajectories"},
+}
 # A program that has imported one of these lets its model act, unless its names say otherwise.
 _SIMULATORS: Final = ("gymnasium", "gym", "pettingzoo", "dm_env", "dm_control", "envpool", "brax", "procgen")
 
@@ -43,12 +49,27 @@ def purpose_of_name(name: str) -> Purpose:
     return next((purpose for purpose, known in _PURPOSES.items() if words & known), Purpose.UNKNOWN)
 
 
+def purpose_of_variables(code: CodeType) -> Purpose:
+    """Return what the words of a function's variables, attributes and texts say; evaluating, if they say both.
+
+    That is weaker than its name: a function with rewards may act to learn from them, or to evaluate.
+    """
+    texts = [text for text in code.co_consts if isinstance(text, str) and text.isidentifier()]
+    words = {
+        word.lower()
+        for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars, *code.co_names, *texts)
+        for word in _WORD.findall(name)
+    }
+    return next((purpose for purpose, known in _OF_VARIABLES.items() if words & known), Purpose.UNKNOWN)
+
+
 class Callers:
     """Reads the names of functions, each once."""
 
     def __init__(self) -> None:
         # By id, because hashing a code object reads all of it. The code is kept so that its id is not reused.
         self._known: dict[int, tuple[CodeType, Purpose]] = {}
+        self._hints: dict[int, tuple[CodeType, Purpose]] = {}
 
     def named(self, frame: FrameType | None) -> tuple[NamedFrame, ...]:
         """Return the frames from ``frame`` outwards whose names say something."""
@@ -66,6 +87,18 @@ class Callers:
                 found.append((id(frame), code, known[1]))
             frame = frame.f_back
         return tuple(found)
+
+    def hint(self, frame: FrameType | None) -> Purpose:
+        """Return what the variables of the function say, see ``purpose_of_variables``."""
+        if frame is None:
+            return Purpose.UNKNOWN
+        code = frame.f_code
+        known = self._hints.get(id(code))
+        if known is None:
+            if len(self._hints) >= MAX_CODES:
+                self._hints.clear()
+            known = self._hints[id(code)] = (code, purpose_of_variables(code))
+        return known[1]
 
     def purpose(self, frames: tuple[NamedFrame, ...], *, has_training_event: bool) -> Purpose:
         """Return the purpose of calls made from these frames.
@@ -88,6 +121,7 @@ class Callers:
     def clear(self) -> None:
         """Release the code objects."""
         self._known.clear()
+        self._hints.clear()
 
 
 def nearest(frame: FrameType | None) -> tuple[int, ...]:

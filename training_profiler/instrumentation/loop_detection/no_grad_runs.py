@@ -41,12 +41,17 @@ class ModuleUse:
 class NoGradRun:
     """The calls without gradients since the last training event."""
 
-    def __init__(self, begin_ns: int, key: tuple[int, ...], named: tuple[NamedFrame, ...]) -> None:
+    def __init__(
+        self, begin_ns: int, key: tuple[int, ...], named: tuple[NamedFrame, ...], hint: Purpose = Purpose.UNKNOWN
+    ) -> None:
         self.key = key  # of the functions around its latest call
+        self.begun_in = key  # of those around its first call
+        self.hint = hint  # from the variables of the function that made it
         self.begin_ns = begin_ns
         self.calls = 0
         self.is_final = False  # its first events were handed out, so they cannot become an evaluation
         self.is_rollout_open = False
+        self.acts = False  # by its variables, although no name says so
         self.named = named
         self._uses: dict[int, ModuleUse] = {}  # by id of the module
         self._latest = ModuleUse(begin_ns)
@@ -54,6 +59,10 @@ class NoGradRun:
     def hand_out(self, *, is_rollout: bool) -> None:
         """Make the run final: it is part of the step, and a rollout from its begin on if the model acts."""
         self.is_final, self.is_rollout_open = True, is_rollout
+
+    def feeds_in_eval_mode(self) -> None:
+        """Take the run for acting if its variables say so: it makes the data of an update."""
+        self.acts = self.hint is Purpose.ACTING
 
     def call_begins(self, module: Any, now_ns: int) -> None:
         """Add a call of ``module``."""
@@ -82,6 +91,16 @@ class NoGradRun:
     def of_trained(self, was_trained: Callable[[int], bool]) -> list[ModuleUse]:
         """Return the calls of each module that is trained."""
         return [use for module, use in self._uses.items() if was_trained(module)]
+
+    @property
+    def has_eval_mode(self) -> bool:
+        """Whether a module was called in eval mode."""
+        return any(use.is_evaluated for use in self._uses.values())
+
+    @property
+    def is_long_in_eval_mode(self) -> bool:
+        """Whether a module was in eval mode, in enough calls for a model that acts."""
+        return self.calls >= ROLLOUT_CALLS and self.has_eval_mode
 
     def rollout(self, was_trained: Callable[[int], bool]) -> ModuleUse | None:
         """Return the stretch in which the trained model acts; None if it is called too seldom.
@@ -137,17 +156,20 @@ class EvalModeCalls:
 class NoGradDecisions:
     """Decides whether calls without gradients that no loader explains feed the next update.
 
-    They do not if the names in the program or eval mode say that they evaluate, or if the first update did without.
+    They do not if the names in the program say that they evaluate, or if the first update did without. Eval mode says
+    so too, unless the same functions made the data of the updates before.
     """
 
     def __init__(self, was_trained: Callable[[int], bool]) -> None:
         self.was_trained = was_trained  # takes the id of a module
         self.callers = Callers()
         self._is_first_update_fed = False
+        self._acting: tuple[int, ...] | None = None  # key of the functions that act in eval mode
+        self._recurring: tuple[tuple[int, ...], int] | None = None  # key of those that may, and the updates before
 
     def begin(self, frame: FrameType | None, now_ns: int) -> NoGradRun:
         """Return a new run, whose first call is made in ``frame``."""
-        return NoGradRun(now_ns, nearest(frame), self.callers.named(frame))
+        return NoGradRun(now_ns, nearest(frame), self.callers.named(frame), self.callers.hint(frame))
 
     def goes_on(self, run: NoGradRun, frame: FrameType | None) -> bool:
         """Return whether a call made in ``frame`` has the purpose of ``run``."""
@@ -158,21 +180,25 @@ class NoGradDecisions:
         """Return what the names of the calling functions say, see ``Callers``."""
         return self.callers.purpose(run.named, has_training_event=has_training_event)
 
-    def feeds_update(self, run: NoGradRun, purpose: Purpose, is_within_batch: bool, is_first_update: bool) -> bool:
+    def feeds_update(self, run: NoGradRun, purpose: Purpose, is_within_batch: bool, updates: int) -> bool:
         """Return whether ``run`` is part of the step.
 
         Args:
             run: the calls before a training event.
             purpose: of these calls, from the names.
             is_within_batch: several updates learn from one batch of a loader, and the run lies between two of them.
-            is_first_update: no update has been made so far.
+            updates: how many have been made so far.
         """
+        is_first_update = not updates
         is_needed = self._is_first_update_fed or is_first_update
         trained = run.of_trained(self.was_trained)
         if purpose is Purpose.EVALUATING:
             feeds = False
         elif purpose is Purpose.ACTING:
             feeds = True
+        elif self._acts_in_eval_mode(run, updates):
+            feeds = True
+            run.feeds_in_eval_mode()
         elif not trained:
             feeds = self._is_first_update_fed or run.calls <= MAX_TEACHER_CALLS
         elif any(use.is_evaluated for use in trained):
@@ -181,3 +207,27 @@ class NoGradDecisions:
             feeds = is_needed or is_within_batch
         self._is_first_update_fed |= is_first_update and feeds
         return feeds
+
+    def is_preparation(self, run: NoGradRun, purpose: Purpose, updates: int) -> bool:
+        """Return whether ``run``, which does not feed the update, made data before the training.
+
+        Such calls look like an evaluation, except that an evaluation is named so, or puts the model in eval mode.
+        """
+        return not updates and Purpose.EVALUATING not in (purpose, run.hint) and not run.has_eval_mode
+
+    def _acts_in_eval_mode(self, run: NoGradRun, updates: int) -> bool:
+        """Return whether calls in eval mode made the data of the next update, although no name says so.
+
+        They did in the functions that did so before the first update, by their variables, or before each single update
+        from the first one on: an evaluation is not that frequent.
+        """
+        if not run.is_long_in_eval_mode:
+            return False
+        key = run.begun_in
+        if self._acting is None:
+            is_said = not updates and run.hint is Purpose.ACTING
+            if is_said or (run.hint is not Purpose.EVALUATING and self._recurring == (key, updates - 1)):
+                self._acting = key
+            elif not updates:
+                self._recurring = key, updates
+        return key == self._acting

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container
 
 from training_profiler.recording.event_codes import LOOP_BEGIN, discarded_exit
 from training_profiler.recording.recorder import Recorder
-from training_profiler.recording.section import FLUSH_AT_MOST, Clock, ThreadBuffer, event_writer
+from training_profiler.recording.section import FLUSH_AT_MOST, Clock, ThreadBuffer
 
 NS_PER_DRAIN = 1_000_000_000  # in an evaluation, in which no step ends
 MAX_PENDING = 1 << 16  # integers; with more, the best guess has to do
@@ -52,7 +52,7 @@ class PendingEvents:
 
     def writer(self, code: int) -> Callable[[], None]:
         """Return a fast equivalent of ``record(code)``, without a Python frame, for events of every step."""
-        return event_writer(self.events, self.clock, code)
+        return self._buffer.implementation.event_writer(self.events, self.clock, code)
 
     def record(self, code: int) -> int:
         """Append an event and return its time in ns."""
@@ -143,6 +143,19 @@ class PendingEvents:
         """Return the time of the last event of these codes; 0 without one."""
         events = self.events
         return next((events[at - 1] for at in range(len(events) - 1, 0, -2) if events[at] in codes), 0)
+
+    def around(self, begin_ns: int, end_ns: int, codes: Container[int]) -> tuple[int, int]:
+        """Return when the span of these codes began that is open at ``begin_ns``, and when the one at ``end_ns`` ended.
+
+        Calls that are one forward pass are one span, so a call may begin and end within it.
+        """
+        events, at = self.events, len(self.events) - 1
+        ended_ns = end_ns
+        while at > 0 and events[at - 1] >= end_ns:
+            ended_ns = events[at - 1] if -events[at] in codes else ended_ns
+            at -= 2
+        begun = (events[i - 1] for i in range(at, 0, -2) if events[i] in codes and events[i - 1] <= begin_ns)
+        return next(begun, begin_ns), ended_ns
 
     def recode_last(self, old: int, new: int) -> None:
         """Give the last event of code ``old`` the code ``new``; do nothing if it was drained already."""

@@ -362,18 +362,24 @@ class PhaseDetector:
             is_in_step = purpose is Purpose.ACTING and fed_by.begin_ns >= run.begin_ns
         else:
             is_within_batch = fed_by is not None and not fed_by.has_ended
-            is_in_step = self._no_grad.feeds_update(run, purpose, is_within_batch, self.cycle == 0)
-        if is_in_step or run.is_final:
+            is_in_step = self._no_grad.feeds_update(run, purpose, is_within_batch, self.cycle)
+        is_preparation = not is_in_step and self._no_grad.is_preparation(run, purpose, self.cycle)
+        if is_preparation and not run.is_rollout_open:
+            self._run = None
+        elif is_in_step or run.is_final:
             self._keep_in_step(run, purpose)
             return min(step_begin_ns, run.begin_ns)
-        self._open_run(run, run.begin_ns)
+        else:
+            self._open_run(run, run.begin_ns)
         return step_begin_ns
 
     def _end_run(self, run: NoGradRun) -> None:
         """Decide what a run is that ends before the next training event: other calls without gradients follow."""
         purpose = self._no_grad.purpose(run)
-        if run.is_final or self._no_grad.feeds_update(run, purpose, False, self.cycle == 0):
+        if run.is_final or self._no_grad.feeds_update(run, purpose, False, self.cycle):
             self._keep_in_step(run, purpose)
+        elif self._no_grad.is_preparation(run, purpose, self.cycle):
+            self._run = None
         else:
             self._open_run(run, run.begin_ns)
             self._close()
@@ -383,23 +389,25 @@ class PhaseDetector:
         self._run = None
         if run.is_rollout_open:
             self._pending.insert_exit(self._run_end_ns, self._codes.rollout)
-        elif purpose is Purpose.ACTING and not run.is_final:
+        elif (run.acts or purpose is Purpose.ACTING) and not run.is_final:
             acting = run.rollout(self._no_grad.was_trained)
             if acting is not None:
-                no_grad = self._codes.no_grad
-                self._pending.insert_before(acting.begin_ns, (no_grad, time_only(no_grad)), self._codes.rollout)
-                self._pending.insert_exit(acting.end_ns, self._codes.rollout)
+                codes = (self._codes.no_grad, time_only(self._codes.no_grad))
+                begin_ns, end_ns = self._pending.around(acting.begin_ns, acting.end_ns, codes)
+                self._pending.insert_before(begin_ns, codes, self._codes.rollout)
+                self._pending.insert_exit(end_ns, self._codes.rollout)
 
     def _decide_early(self, run: NoGradRun, now_ns: int) -> None:
         """Decide what a run is that has too many calls to wait for the next training event."""
         purpose = self._no_grad.purpose(run)
         if not run.is_final:
-            if not self._no_grad.feeds_update(run, purpose, False, self.cycle == 0):
+            is_fed = self._no_grad.feeds_update(run, purpose, False, self.cycle)
+            if not is_fed and not self._no_grad.is_preparation(run, purpose, self.cycle):
                 self._open_run(run, now_ns)
                 self._continue(now_ns)
                 return
-            run.hand_out(is_rollout=purpose is Purpose.ACTING)
-            if purpose is Purpose.ACTING:
+            run.hand_out(is_rollout=run.acts or purpose is Purpose.ACTING)
+            if run.is_rollout_open:
                 no_grad = self._codes.no_grad
                 self._pending.insert_before(run.begin_ns, (no_grad, time_only(no_grad)), self._codes.rollout)
         self._pending.release(now_ns)
@@ -414,7 +422,7 @@ class PhaseDetector:
             purpose = self._no_grad.purpose(run)
             if is_end and (run.is_final or purpose is Purpose.ACTING):
                 self._keep_in_step(run, purpose)
-            elif is_end or not (run.is_final or self._no_grad.feeds_update(run, purpose, False, self.cycle == 0)):
+            elif is_end or not (run.is_final or self._no_grad.feeds_update(run, purpose, False, self.cycle)):
                 self._open_run(run, run.begin_ns)
         first = self._eval_mode.first
         if first is not None and self._no_grad.purpose(first) is not Purpose.ACTING:

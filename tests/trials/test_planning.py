@@ -4,7 +4,7 @@ import pytest
 
 from training_profiler.snapshot.snapshot import Snapshot, StepStats
 from training_profiler.trials.first_run import FirstRun, TryError
-from training_profiler.trials.session import most_trainings, schedule_of
+from training_profiler.trials.planning import most_trainings, schedule_of
 
 
 def first_run(step_s=0.04, startup_s=5.0, steps=60, has_ended=False, memory_bytes=0):

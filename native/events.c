@@ -1,0 +1,293 @@
+/* A list of 64-bit integers, of which numpy reads a slice in place. */
+
+#include "native.h"
+
+#include <string.h>
+
+#define LEAST_CAPACITY 64
+#define KEPT_CAPACITY (1 << 15) /* integers; a longer array shrinks once it is mostly empty */
+#define FEW 8                   /* integers that are read without allocating */
+
+static Events *events_new(PyTypeObject *type, Py_ssize_t length, int is_slice)
+{
+    Events *events = (Events *)PyType_GenericAlloc(type, 0);
+    if (events == NULL)
+        return NULL;
+    events->is_slice = is_slice;
+    if (length) {
+        events->items = PyMem_Malloc((size_t)length * sizeof(int64_t));
+        if (events->items == NULL) {
+            Py_DECREF((PyObject *)events);
+            return (Events *)PyErr_NoMemory();
+        }
+        events->length = events->capacity = length;
+    }
+    return events;
+}
+
+static void events_dealloc(Events *events)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)events);
+    PyMem_Free(events->items);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(events);
+    Py_DECREF(type);
+}
+
+static int events_allocate(Events *events, Py_ssize_t capacity)
+{
+    if (capacity > PY_SSIZE_T_MAX / (Py_ssize_t)sizeof(int64_t)) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    int64_t *items = PyMem_Realloc(events->items, (size_t)capacity * sizeof(int64_t));
+    if (items == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    events->items = items;
+    events->capacity = capacity;
+    return 0;
+}
+
+int events_grow(Events *events, Py_ssize_t more)
+{
+    Py_ssize_t needed = events->length + more;
+    return events_allocate(events, needed < LEAST_CAPACITY ? LEAST_CAPACITY : needed + needed / 2);
+}
+
+/* Replace `removed` integers at `at` by `added` others; `values` is not memory of `events`. */
+static int events_splice(Events *events, Py_ssize_t at, Py_ssize_t removed, const int64_t *values, Py_ssize_t added)
+{
+    if (added > removed && events_reserve(events, added - removed) < 0)
+        return -1;
+    Py_ssize_t behind = events->length - at - removed;
+    if (behind && added != removed)
+        memmove(events->items + at + added, events->items + at + removed, (size_t)behind * sizeof(int64_t));
+    if (added)
+        memcpy(events->items + at, values, (size_t)added * sizeof(int64_t));
+    events->length += added - removed;
+    if (events->capacity > KEPT_CAPACITY && events->length < events->capacity / 4)
+        return events_allocate(events, KEPT_CAPACITY > 2 * events->length ? KEPT_CAPACITY : 2 * events->length);
+    return 0;
+}
+
+int events_check_not_slice(Events *events)
+{
+    if (events->is_slice)
+        PyErr_SetString(PyExc_TypeError, "a slice of events does not change");
+    return events->is_slice ? -1 : 0;
+}
+
+/* Return how many integers `values` has, and put them into `few`, or into allocated memory if there are more. */
+static Py_ssize_t read_integers(PyObject *values, int64_t few[FEW], int64_t **read)
+{
+    PyObject *tuple = PySequence_Tuple(values); /* a tuple as it is */
+    *read = few;
+    if (tuple == NULL)
+        return -1;
+    Py_ssize_t count = PyTuple_Size(tuple);
+    if (count > FEW && (*read = PyMem_Malloc((size_t)count * sizeof(int64_t))) == NULL) {
+        PyErr_NoMemory();
+        count = -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int64_t value = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
+        if (value == -1 && PyErr_Occurred()) {
+            if (*read != few)
+                PyMem_Free(*read);
+            count = -1;
+            break;
+        }
+        (*read)[i] = value;
+    }
+    Py_DECREF(tuple);
+    return count;
+}
+
+static PyObject *events_extend(Events *events, PyObject *values)
+{
+    int64_t few[FEW], *read;
+    Py_ssize_t count = read_integers(values, few, &read);
+    if (count < 0)
+        return NULL;
+    int result = events_check_not_slice(events);
+    if (result == 0)
+        result = events_splice(events, events->length, 0, read, count);
+    if (read != few)
+        PyMem_Free(read);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *events_add_in_place(Events *events, PyObject *values)
+{
+    PyObject *none = events_extend(events, values);
+    if (none == NULL)
+        return NULL;
+    Py_DECREF(none);
+    return Py_NewRef((PyObject *)events);
+}
+
+static Py_ssize_t events_length(Events *events)
+{
+    return events->length;
+}
+
+static PyObject *events_item(Events *events, Py_ssize_t at)
+{
+    if (at < 0 || at >= events->length) {
+        PyErr_SetString(PyExc_IndexError, "index of events out of range");
+        return NULL;
+    }
+    return PyLong_FromLongLong(events->items[at]);
+}
+
+/* Return the index that `key` stands for, which may still be out of range; -1 with an exception. */
+static Py_ssize_t index_of(Events *events, PyObject *key)
+{
+    Py_ssize_t at = PyNumber_AsSsize_t(key, PyExc_IndexError);
+    if (at == -1 && PyErr_Occurred())
+        return -1;
+    return at < 0 ? at + events->length : at;
+}
+
+static PyObject *events_subscript(Events *events, PyObject *key)
+{
+    Py_ssize_t begin, end, step;
+    if (!PySlice_Check(key)) {
+        Py_ssize_t at = index_of(events, key);
+        return at == -1 && PyErr_Occurred() ? NULL : events_item(events, at);
+    }
+    if (PySlice_Unpack(key, &begin, &end, &step) < 0)
+        return NULL;
+    Py_ssize_t count = PySlice_AdjustIndices(events->length, &begin, &end, step);
+    Events *slice = events_new(Py_TYPE((PyObject *)events), count, 1);
+    if (slice != NULL && step == 1 && count)
+        memcpy(slice->items, events->items + begin, (size_t)count * sizeof(int64_t));
+    else if (slice != NULL)
+        for (Py_ssize_t i = 0; i < count; i++)
+            slice->items[i] = events->items[begin + i * step];
+    return (PyObject *)slice;
+}
+
+static int events_assign_slice(Events *events, PyObject *key, PyObject *values)
+{
+    Py_ssize_t begin, end, step, count = 0;
+    int64_t few[FEW], *read = few;
+    if (PySlice_Unpack(key, &begin, &end, &step) < 0)
+        return -1;
+    if (step != 1) {
+        PyErr_SetString(PyExc_ValueError, "only neighbouring events can be replaced");
+        return -1;
+    }
+    if (values != NULL && (count = read_integers(values, few, &read)) < 0)
+        return -1;
+    /* Not before the values are read, which may run Python code. */
+    Py_ssize_t removed = PySlice_AdjustIndices(events->length, &begin, &end, step);
+    int result = events_splice(events, begin, removed, read, count);
+    if (read != few)
+        PyMem_Free(read);
+    return result;
+}
+
+static int events_assign(Events *events, PyObject *key, PyObject *value)
+{
+    if (events_check_not_slice(events) < 0)
+        return -1;
+    if (PySlice_Check(key))
+        return events_assign_slice(events, key, value);
+    if (value == NULL) {
+        PyErr_SetString(PyExc_TypeError, "an event is removed by a slice: it consists of two integers");
+        return -1;
+    }
+    int64_t number = PyLong_AsLongLong(value);
+    if (number == -1 && PyErr_Occurred())
+        return -1;
+    Py_ssize_t at = index_of(events, key);
+    if (at < 0 || at >= events->length) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_IndexError, "index of events out of range");
+        return -1;
+    }
+    events->items[at] = number;
+    return 0;
+}
+
+/* Equal to a list of the same integers. */
+static PyObject *events_compare(Events *events, PyObject *other, int operation)
+{
+    if (!PyList_Check(other) && Py_TYPE(other) != Py_TYPE((PyObject *)events))
+        return Py_NewRef(Py_NotImplemented);
+    PyObject *ours = PySequence_List((PyObject *)events), *theirs = PySequence_List(other), *result = NULL;
+    if (ours != NULL && theirs != NULL)
+        result = PyObject_RichCompare(ours, theirs, operation);
+    Py_XDECREF(ours);
+    Py_XDECREF(theirs);
+    return result;
+}
+
+static PyObject *events_repr(Events *events)
+{
+    PyObject *list = PySequence_List((PyObject *)events), *text = NULL;
+    if (list != NULL)
+        text = PyUnicode_FromFormat("Events(%R)", list);
+    Py_XDECREF(list);
+    return text;
+}
+
+/* Only a slice lends its memory, because an array must not move while another reads it. */
+static int events_get_buffer(Events *events, Py_buffer *view, int flags)
+{
+    if (!events->is_slice) {
+        PyErr_SetString(PyExc_BufferError, "events lend no memory while they are written; take a slice");
+        view->obj = NULL;
+        return -1;
+    }
+    static int64_t nothing; /* a view has an address, also of no bytes */
+    void *memory = events->items == NULL ? &nothing : events->items;
+    return PyBuffer_FillInfo(view, (PyObject *)events, memory, events->length * (Py_ssize_t)sizeof(int64_t), 1, flags);
+}
+
+static PyObject *events_make(PyTypeObject *type, PyObject *args, PyObject *named)
+{
+    PyObject *values = NULL;
+    if (!PyArg_ParseTuple(args, "|O:Events", &values))
+        return NULL;
+    Events *events = events_new(type, 0, 0);
+    PyObject *none = events == NULL || values == NULL ? NULL : events_extend(events, values);
+    if (values != NULL && none == NULL) {
+        Py_XDECREF((PyObject *)events);
+        return NULL;
+    }
+    Py_XDECREF(none);
+    return (PyObject *)events;
+}
+
+static PyMethodDef events_methods[] = {
+    {"extend", (PyCFunction)events_extend, METH_O, "Append integers."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot events_slots[] = {
+    {Py_tp_doc, "A list of 64-bit integers; numpy reads a slice of it in place."},
+    {Py_tp_new, events_make},
+    {Py_tp_dealloc, events_dealloc},
+    {Py_tp_repr, events_repr},
+    {Py_tp_richcompare, events_compare},
+    {Py_tp_hash, PyObject_HashNotImplemented},
+    {Py_tp_methods, events_methods},
+    {Py_sq_length, events_length},
+    {Py_sq_item, events_item},
+    {Py_sq_inplace_concat, events_add_in_place},
+    {Py_mp_length, events_length},
+    {Py_mp_subscript, events_subscript},
+    {Py_mp_ass_subscript, events_assign},
+    {Py_bf_getbuffer, events_get_buffer},
+    {0, NULL},
+};
+
+PyType_Spec events_spec = {
+    .name = "training_profiler.recording._native.Events",
+    .basicsize = sizeof(Events),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = events_slots,
+};

@@ -1,0 +1,61 @@
+/* The module `_native`. */
+
+#include "native.h"
+
+static int module_fill(PyObject *module)
+{
+    ModuleState *state = PyModule_GetState(module);
+    state->events_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &events_spec, NULL);
+    state->writer_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &writer_spec, NULL);
+    state->lookup_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &lookup_spec, NULL);
+    if (state->events_type == NULL || state->writer_type == NULL || state->lookup_type == NULL)
+        return -1;
+    if (PyModule_AddType(module, state->events_type) < 0 || PyModule_AddType(module, state->lookup_type) < 0)
+        return -1;
+    return PyModule_AddIntConstant(module, "INTERFACE", INTERFACE);
+}
+
+static int module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    ModuleState *state = PyModule_GetState(module);
+    Py_VISIT(state->events_type);
+    Py_VISIT(state->writer_type);
+    Py_VISIT(state->lookup_type);
+    return 0;
+}
+
+static int module_clear(PyObject *module)
+{
+    ModuleState *state = PyModule_GetState(module);
+    Py_CLEAR(state->events_type);
+    Py_CLEAR(state->writer_type);
+    Py_CLEAR(state->lookup_type);
+    return 0;
+}
+
+static PyMethodDef module_methods[] = {
+    {"event_writer", event_writer, METH_VARARGS, "Return a function that writes the clock's time and a code."},
+    {"section_writers", section_writers, METH_VARARGS, "Return the functions of a section."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_fill},
+    {0, NULL},
+};
+
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "training_profiler.recording._native",
+    .m_doc = "The recorder in C.",
+    .m_size = sizeof(ModuleState),
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    return PyModuleDef_Init(&module_definition);
+}

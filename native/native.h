@@ -1,0 +1,45 @@
+/* The recorder in C: events of a thread as 64-bit integers, the functions that write them, and the sections of a thread.
+
+Each has its equal in Python: python_recorder.py serves where this was not built, and tests hold them equal.
+_native.pyi has the signatures. Everything runs under the GIL, and nothing here calls Python code between a check and
+the write that relies on it. */
+
+#ifndef TRAINING_PROFILER_NATIVE_H
+#define TRAINING_PROFILER_NATIVE_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000 /* one build serves Python 3.11 and later */
+#include <Python.h>
+
+#include <stdint.h>
+
+#define INTERFACE 1 /* raised when a signature or its meaning changes; see implementation.py */
+
+typedef struct {
+    PyObject_HEAD
+    int64_t *items;
+    Py_ssize_t length, capacity;
+    int is_slice; /* then it never changes, and others may read its memory */
+} Events;
+
+typedef struct {
+    PyTypeObject *events_type, *writer_type, *lookup_type;
+} ModuleState;
+
+extern PyType_Spec events_spec, writer_spec, lookup_spec;
+
+/* Return 0 if `events` may change; -1 with an exception if it is a slice. */
+int events_check_not_slice(Events *events);
+
+/* Make room for `more` integers at the end. Return -1 with an exception if there is no memory. */
+int events_grow(Events *events, Py_ssize_t more);
+
+static inline int events_reserve(Events *events, Py_ssize_t more)
+{
+    return events->capacity - events->length >= more ? 0 : events_grow(events, more);
+}
+
+PyObject *event_writer(PyObject *module, PyObject *args);
+PyObject *section_writers(PyObject *module, PyObject *args);
+
+#endif

@@ -1,0 +1,242 @@
+"""Single steps keep their spans: the first, slow ones and the last, whole, in bounded number."""
+
+import random
+import threading
+
+import pytest
+
+from tests.support.recording import FakeRun
+from training_profiler.aggregation import step_spans
+from training_profiler.aggregation.step_spans import FIRST, LAST, SLOW
+
+S = 1_000_000_000
+
+
+def numbers(steps):
+    return [(step.bounds.number, step.why) for step in steps]
+
+
+def pop(run, is_last=False):
+    run.drain()
+    _, step_ns = run.accumulator.pop_totals()
+    return run.accumulator.step_spans.pop(step_ns, is_last)
+
+
+def spans_of(run, step, thread=0):
+    """Return the spans of a step as (name, begin, end) in s since its begin, by begin and the outermost first."""
+    lane = list(step.threads.values())[thread]
+    names = [run.names.names[id] for id in lane.ids.tolist()]
+    times = (((column - step.bounds.begin_ns) / S).tolist() for column in (lane.begin_ns, lane.end_ns))
+    return sorted(zip(names, *times, strict=True), key=lambda span: (span[1], -span[2]))
+
+
+def nested_step(run, seconds=1.0):
+    with run.section("forward_pass"):
+        run.clock.advance(0.25 * seconds)
+        run.spend("attention", 0.5 * seconds)
+        run.clock.advance(0.25 * seconds)
+    run.clock.advance(seconds)
+    run.step()
+
+
+def test_a_step_has_its_nested_spans_at_their_times():
+    run = FakeRun(warmup=0)
+    nested_step(run)
+    nested_step(run)
+    first, second = pop(run)
+    assert spans_of(run, first) == [("forward_pass", 0.0, 1.0), ("attention", 0.25, 0.75)]
+    assert spans_of(run, second) == spans_of(run, first)
+    assert (second.bounds.begin_ns, second.bounds.duration_ns) == (first.bounds.end_ns, 2 * S)
+
+
+@pytest.mark.parametrize(("warmup", "expected"), [(None, [1, 11, 12]), (0, [1, 2]), (5, [1, 6, 7])])
+def test_the_first_steps_are_the_very_first_and_those_after_warm_up(warmup, expected):
+    run = FakeRun(warmup=warmup)
+    for _ in range(20):
+        run.step(forward_pass=1.0)
+    assert numbers(pop(run)) == [(number, FIRST) for number in expected]
+
+
+def test_a_step_that_takes_far_longer_is_kept_and_one_a_little_longer_is_not():
+    run = FakeRun(warmup=0)
+    for number in range(1, 41):
+        run.step(forward_pass=1.4 if number == 20 else 1.0)
+    assert numbers(pop(run)) == [(1, FIRST), (2, FIRST)]
+    for number in range(41, 81):
+        run.step(forward_pass=3.0 if number == 60 else 1.0)
+    (slow,) = pop(run)
+    assert numbers([slow]) == [(60, SLOW)]
+    assert spans_of(run, slow) == [("forward_pass", 0.0, 3.0)]
+
+
+def test_slow_steps_are_found_where_every_interval_has_one_step():
+    run = FakeRun(warmup=0)
+    found = []
+    for number in range(1, 21):
+        run.step(forward_pass=30.0 if number == 15 else 10.0)
+        found += numbers(pop(run))
+    assert found == [(1, FIRST), (2, FIRST), (15, SLOW)]
+
+
+def test_a_step_that_a_capture_slowed_is_not_a_slow_step():
+    run = FakeRun(warmup=0)
+    run.accumulator.slowed_by_capture.begin(30)
+    run.accumulator.slowed_by_capture.end(30)
+    for number in range(1, 41):
+        run.step(forward_pass={30: 9.0, 35: 3.0}.get(number, 1.0))
+    assert numbers(pop(run))[2:] == [(35, SLOW)]
+
+
+def test_the_last_steps_are_written_at_the_end_and_none_twice():
+    run = FakeRun(warmup=0)
+    for _ in range(2):
+        run.step(forward_pass=1.0)
+    assert numbers(pop(run)) == [(1, FIRST), (2, FIRST)]
+    for _ in range(5):
+        run.step(forward_pass=1.0)
+    assert numbers(pop(run)) == []
+    assert numbers(pop(run, is_last=True)) == [(6, LAST), (7, LAST)]
+    assert numbers(pop(run, is_last=True)) == []
+
+
+def test_a_step_over_several_drains_is_whole():
+    run = FakeRun(warmup=0)
+    run.step(forward_pass=1.0)
+    run.spend("data_loading", 1.0)
+    run.drain()
+    with run.section("forward_pass"):
+        run.clock.advance(1.0)
+        run.drain()
+        run.spend("attention", 1.0)
+        run.drain()
+    run.step()
+    _, second = pop(run)
+    assert spans_of(run, second) == [("data_loading", 0.0, 1.0), ("forward_pass", 1.0, 3.0), ("attention", 2.0, 3.0)]
+    assert second.bounds.end_ns - second.bounds.begin_ns == 3 * S
+
+
+def test_the_step_after_an_epoch_begins_with_the_next_epoch():
+    run = FakeRun(warmup=0)
+    run.begin_epoch(1)
+    run.step(forward_pass=1.0)
+    run.spend("forward_pass", 5.0)  # of a step that does not end
+    run.end_epoch()
+    run.clock.advance(7.0)
+    run.begin_epoch(2)
+    run.step(forward_pass=2.0)
+    steps = pop(run, is_last=True)
+    assert [(step.bounds.end_ns - step.bounds.begin_ns) / S for step in steps] == [1.0, 2.0]
+    assert spans_of(run, steps[1]) == [("forward_pass", 0.0, 2.0)]
+
+
+def test_other_threads_have_lanes_of_their_own_and_reach_over_the_ends_of_a_step():
+    run = FakeRun(warmup=0)
+    entered, leave = threading.Event(), threading.Event()
+
+    def beside():
+        with run.section("prefetch"):
+            entered.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=beside, name="reader")
+    run.step(forward_pass=1.0)
+    thread.start()
+    entered.wait(30)
+    run.step(forward_pass=1.0)
+    run.spend("forward_pass", 0.5)
+    leave.set()
+    thread.join(30)
+    run.clock.advance(0.5)
+    run.step()
+    steps = pop(run)
+    assert [list(step.threads) for step in steps] == [["MainThread"], ["MainThread", "reader"]]
+    assert spans_of(run, steps[1], thread=1) == [("prefetch", 0.0, 1.5)]
+
+
+def test_of_very_many_spans_the_longest_are_kept_and_the_others_counted(monkeypatch):
+    monkeypatch.setattr(step_spans, "MOST_SPANS", 10)
+    run = FakeRun(warmup=0)
+    run.step(forward_pass=1.0)  # shows where the loop begins
+    for at in range(50):
+        run.spend(f"part{at}", 1.0 + at)
+    run.step()
+    _, step = pop(run)
+    assert [name for name, _, _ in spans_of(run, step)] == [f"part{at}" for at in range(40, 50)]
+    assert step.left_out == 40
+
+
+def test_a_step_that_does_not_end_keeps_a_bounded_number_of_spans(monkeypatch):
+    monkeypatch.setattr(step_spans, "KEPT", 10)
+    run = FakeRun(warmup=0)
+    run.step(forward_pass=1.0)
+    for at in range(200):
+        run.spend("forward_pass", 1.0 + at)
+        run.drain()
+    run.step()
+    *_, step = pop(run)
+    assert len(spans_of(run, step)) <= 10 + step_spans.MOST_PARTS
+    assert spans_of(run, step)[-1][2] - spans_of(run, step)[-1][1] == 200.0
+
+
+def slow_steps(run, seconds):
+    """Return which steps are written as slow if every tenth takes one of these times, and the others a second."""
+    found = []
+    for slow_s in seconds:
+        for _ in range(9):
+            run.step(forward_pass=1.0)
+        run.step(forward_pass=slow_s)
+        found += [number for number, why in numbers(pop(run)) if why == SLOW]
+    return found
+
+
+def test_once_some_slow_steps_are_written_only_slower_ones_are(monkeypatch):
+    monkeypatch.setattr(step_spans, "MOST_SLOW", 3)
+    assert slow_steps(FakeRun(warmup=0), [3, 4, 5, 3, 3, 3.5, 6, 4, 7]) == [10, 20, 30, 60, 70, 90]
+
+
+def test_slow_steps_keep_to_their_budget(monkeypatch):
+    monkeypatch.setattr(step_spans, "BUDGET", 10)
+    assert slow_steps(FakeRun(warmup=0), range(3, 30)) == [10, 20, 30, 40, 50]
+
+
+def test_what_is_kept_is_what_was_recorded_whatever_the_drains():
+    """Random nesting, drained at random: each recorded step has exactly the spans that ran in it."""
+    rng = random.Random(0)
+    run, truth, found = FakeRun(warmup=0), {}, []
+
+    def section(depth):
+        begin_ns = run.clock()
+        name = rng.choice("abc") + str(depth)
+        with run.section(name):
+            for _ in range(rng.randint(0, 2) if depth < 3 else 0):
+                run.clock.advance_ns(rng.randint(1, 9))
+                section(depth + 1)
+                if rng.random() < 0.2:
+                    run.drain()
+            run.clock.advance_ns(rng.randint(1, 9))
+        spans.append((name, begin_ns, run.clock()))
+
+    spans = truth[1] = [("forward_pass", run.clock(), run.clock() + S)]
+    run.step(forward_pass=1.0)  # shows where the loop begins
+    for number in range(2, 201):
+        spans = []
+        for _ in range(rng.randint(1, 4) * (20 if number % 23 == 0 else 1)):
+            section(0)
+        run.step()
+        truth[number] = sorted(spans)
+        if rng.random() < 0.3:
+            found += pop(run)
+    found += pop(run, is_last=True)
+    assert {step.why for step in found} == {FIRST, SLOW, LAST}
+    for step in found:
+        (lane,) = step.threads.values()
+        rows = zip(lane.ids.tolist(), lane.begin_ns.tolist(), lane.end_ns.tolist(), strict=True)
+        assert sorted((run.names.names[id], begin, end) for id, begin, end in rows) == truth[step.bounds.number]
+
+
+def test_without_steps_nothing_is_kept():
+    run = FakeRun()
+    for _ in range(100):
+        run.spend("forward_pass", 1.0)
+        run.drain()
+    assert pop(run, is_last=True) == []

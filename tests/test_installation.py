@@ -1,0 +1,60 @@
+"""An installation has the recorder in C where there is a compiler, and succeeds without one."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NATIVE = "training_profiler/recording/_native"
+HEADER = Path(sysconfig.get_paths()["include"], "Python.h")
+COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Return a copy of what a wheel is built from, small because of one package alone."""
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "native", tmp_path / "native")
+    package = ROOT / "training_profiler" / "recording"
+    shutil.copytree(package, tmp_path / "training_profiler" / "recording", ignore=shutil.ignore_patterns("*.so"))
+    (tmp_path / "training_profiler" / "__init__.py").touch()
+    return tmp_path
+
+
+def build(source: Path, **variables: str) -> tuple[str, set[str]]:
+    """Return the tag of a wheel that is built with these variables, and the names of its files."""
+    words = [sys.executable, "setup.py", "--quiet", "bdist_wheel"]
+    built = subprocess.run(words, cwd=source, env={**os.environ, **variables}, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = (source / "dist").iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        return wheel.stem.split("-", 2)[2], set(archive.namelist())
+
+
+# The second makes Python.h an empty file to the compiler.
+@pytest.mark.parametrize(
+    "variables", [{"CC": "/bin/false"}, {"CFLAGS": "-DPy_PYTHON_H"}], ids=["no compiler", "no headers"]
+)
+def test_without_what_it_takes_a_wheel_is_for_every_platform(source: Path, variables: dict[str, str]) -> None:
+    tag, files = build(source, **variables)
+    assert tag == "py3-none-any"
+    assert {f"{NATIVE}.pyi", "training_profiler/recording/recorder.py"} <= files  # not in a folder of a platform
+    assert not [name for name in files if name.endswith((".so", ".c", ".h"))]
+
+
+@pytest.mark.skipif(
+    not HEADER.exists() or shutil.which(COMPILER) is None, reason="no compiler, or no headers of Python"
+)
+def test_with_a_compiler_one_wheel_is_for_this_platform_and_every_python(source: Path) -> None:
+    tag, files = build(source)
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert tag == f"cp311-abi3-{platform}"
+    assert [name for name in files if name.startswith(NATIVE) and not name.endswith(".pyi")] == [f"{NATIVE}.abi3.so"]
+    assert not [name for name in files if name.endswith((".c", ".h"))]

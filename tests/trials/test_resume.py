@@ -1,0 +1,181 @@
+"""A session that was interrupted goes on: what has a last word keeps it, and the rest is tried to the end."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.trials.test_interleaved import FakeTraining
+from tests.trials.test_planning import first_run
+from training_profiler.errors import RunFolderError
+from training_profiler.trials import session
+from training_profiler.trials.launcher import Program
+from training_profiler.trials.process import TrialError
+from training_profiler.trials.results import FAILED, FASTER, NOT_CONFIRMED, NOT_SHOWN, NOT_TRIED
+from training_profiler.trials.session import TrialSession
+from training_profiler.trials.state import FILE, Wishes, held, load_state, save_state
+
+UNCHANGED = ()
+HALF, DOUBLE, NOTHING, OTHER = ("sleep*0.5",), ("sleep*2",), ("nothing",), ("losses",)
+ONLY = {"only": ("sleep*0.5",)}
+TWO = {"only": ("sleep*0.5", "losses")}
+
+
+class FakeLauncher:
+    """Starts trainings whose steps take a time by their changes; those of a name in ``ends`` raise in a round.
+
+    Args:
+        step_s: by the changes of a training.
+        ends: by the changes: the start, the round and the error of a training that raises.
+    """
+
+    def __init__(self, step_s=None, ends=None):
+        self.program = Program(["python", "train.py"], True, "train.py")
+        self.starts = []
+        self.trainings = []
+        self._step_s = {HALF: 0.02, DOUBLE: 0.08, OTHER: 0.03} | (step_s or {})
+        self._ends = ends or {}
+
+    def start(self, treatments, warmup):
+        changes = tuple(each.name for each in treatments)
+        self.starts.append(changes)
+        start, fails_at, error = self._ends.get(changes, (0, None, None))
+        step_s = self._step_s.get(changes, 0.01 if len(changes) > 1 else 0.04)
+        step_s = step_s[min(self.starts.count(changes), len(step_s)) - 1] if isinstance(step_s, list) else step_s
+        is_this = self.starts.count(changes) == start
+        self.trainings.append(FakeTraining(step_s, fails_at if is_this else None, error))
+        return self.trainings[-1]
+
+    def left(self):
+        return []
+
+
+@pytest.fixture
+def part(monkeypatch, tmp_path):
+    """Return a function that runs the next part of a session: the first, or one that goes on."""
+    monkeypatch.setattr(session, "run_first", lambda *given: (first_run(), tmp_path))
+    monkeypatch.setattr(session, "read_run", lambda folder: first_run().snapshot)
+
+    def run(launcher, budget_s=300.0, is_resumed=False, clock=lambda: 0.0, **wishes):
+        one = TrialSession(launcher, "tests.trials.changes", Wishes(budget_s, **wishes), tmp_path, clock=clock)
+        try:
+            return one.resume(tmp_path, load_state(tmp_path)) if is_resumed else one.run()
+        finally:
+            assert all(training.is_closed for training in launcher.trainings)
+
+    return run
+
+
+def rows(results):
+    return {row.name: row for row in results.rows}
+
+
+def interrupted_at(start, number):
+    return {UNCHANGED: (start, number, KeyboardInterrupt())}
+
+
+@pytest.mark.parametrize("number", [0, 1, 7, 9])
+def test_an_interrupted_session_ends_as_if_it_had_not_been(part, tmp_path, number):
+    whole = part(FakeLauncher(), **ONLY)
+    first = part(FakeLauncher(ends=interrupted_at(1, number)), **ONLY)
+    assert first.is_interrupted
+    assert first.left == ("sleep*0.5",)
+    second = part(FakeLauncher(), is_resumed=True)
+    assert rows(second)["sleep*0.5"].verdict == FASTER
+    assert (second.left, second.is_interrupted) == ((), False)
+    assert rows(second)["sleep*0.5"].effect == rows(whole)["sleep*0.5"].effect
+    assert rows(second)["sleep*0.5"].losses.kind == "identical"
+
+
+def test_the_rounds_go_on_where_they_stopped(part, tmp_path):
+    part(FakeLauncher(ends=interrupted_at(3, 5)), **ONLY)  # of the fresh trials
+    stopped = load_state(tmp_path).progress.under_way
+    assert (stopped.is_fresh, stopped.record.done, len(stopped.record.block_s["unchanged"])) == (True, 5, 5)
+    launcher = FakeLauncher()
+    results = part(launcher, is_resumed=True)
+    assert max(training.blocks for training in launcher.trainings) == stopped.record.rounds - 5
+    assert rows(results)["sleep*0.5"].effect.rounds == stopped.record.rounds
+    assert results.control.losses.kind == "identical"
+
+
+def test_losses_of_an_incomplete_round_are_not_compared(part, tmp_path):
+    # The change is stopped in a round in which an unchanged training may have run.
+    part(FakeLauncher(ends={HALF: (1, 2, KeyboardInterrupt())}), **ONLY)
+    outcomes = load_state(tmp_path).progress.under_way.outcomes
+    assert len({len(outcome.losses) for outcome in outcomes.values()}) == 1
+
+
+def test_a_refuted_winner_is_not_tried_again(part):
+    by_chance = {HALF: [0.02, 0.04, 0.02]}  # fast beside the others, not in the fresh trial, fast again
+    first = part(FakeLauncher(by_chance, ends={OTHER: (2, 15, KeyboardInterrupt())}), **TWO)
+    assert rows(first)["sleep*0.5"].verdict == NOT_CONFIRMED
+    launcher = FakeLauncher({HALF: 0.04})
+    assert rows(part(launcher, is_resumed=True))["sleep*0.5"].verdict == NOT_CONFIRMED
+    later = FakeLauncher()
+    results = part(later, is_resumed=True)
+    assert rows(results)["sleep*0.5"].verdict == NOT_CONFIRMED
+    assert (later.starts, results.left) == ([], ())
+
+
+def test_what_failed_or_does_not_help_is_not_tried_again(part):
+    ends = {NOTHING: (1, 2, TrialError("out of memory")), **interrupted_at(3, 4)}
+    part(FakeLauncher(ends=ends), only=("sleep", "nothing"))
+    launcher = FakeLauncher()
+    found = rows(part(launcher, is_resumed=True))
+    assert (found["nothing"].verdict, found["nothing"].reason) == (FAILED, "out of memory")
+    assert found["sleep*2"].verdict == "slower"
+    assert found["sleep*0.5"].verdict == FASTER
+    assert set(launcher.starts) == {UNCHANGED, HALF}
+
+
+def test_a_confirmed_change_is_only_run_together_with_later_ones(part, tmp_path):
+    part(FakeLauncher(), **ONLY)
+    state = load_state(tmp_path)
+    left = replace(state.progress, chosen=["sleep*0.5", "losses"], gain_error=0.025)
+    save_state(tmp_path, replace(state, progress=left))
+    launcher = FakeLauncher()
+    results = part(launcher, is_resumed=True)
+    assert rows(results)["sleep*0.5"].verdict == rows(results)["losses"].verdict == FASTER
+    assert results.together_names == ("sleep*0.5", "losses")
+    assert HALF not in launcher.starts
+    assert HALF + OTHER in launcher.starts
+
+
+def test_what_there_was_no_time_for_goes_on_with_its_part_of_the_error(part, tmp_path):
+    first = part(FakeLauncher(), budget_s=60.0, only=("sleep", "nothing", "losses"))
+    untried = {name for name, row in rows(first).items() if row.verdict == NOT_TRIED}
+    assert untried
+    assert untried <= set(first.left)
+    spent = load_state(tmp_path).progress.gain_error
+    assert 0 < spent < 0.05
+    second = part(FakeLauncher(), budget_s=600.0, is_resumed=True)
+    assert (second.left, rows(second)["nothing"].verdict) == ((), NOT_SHOWN)
+    assert load_state(tmp_path).progress.gain_error <= 0.05 + 1e-12
+
+
+def test_a_budget_that_is_used_up_in_the_middle_is_an_interruption(part):
+    times = iter([0.0] * 12)
+    first = part(FakeLauncher(), clock=lambda: next(times, 1000.0), **ONLY)
+    assert first.left == ("sleep*0.5",)
+    assert part(FakeLauncher(), is_resumed=True).left == ()
+
+
+def test_the_time_of_all_parts_counts(part):
+    clock = iter([0.0, *[10.0] * 1000])
+    assert part(FakeLauncher(), clock=lambda: next(clock), **ONLY).seconds == 10
+    clock = iter([0.0, *[5.0] * 1000])
+    assert part(FakeLauncher(), is_resumed=True, clock=lambda: next(clock)).seconds == 15
+
+
+def test_two_sessions_do_not_go_on_in_the_same_folder(part, tmp_path):
+    part(FakeLauncher(ends=interrupted_at(1, 3)), **ONLY)
+    with held(tmp_path), pytest.raises(RunFolderError, match="another session"):
+        part(FakeLauncher(), is_resumed=True)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": "x"}', "[" * 100_000])
+def test_a_damaged_state_is_one_line(tmp_path, text):
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(RunFolderError) as error:
+        load_state(tmp_path)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300

@@ -1,0 +1,42 @@
+"""The recorder in C (native/), which is built where there is a compiler."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+INTERFACE: int
+
+def Events(values: Iterable[int] = ()) -> list[int]:  # noqa: N802 - a class, which serves as a list does
+    """Return events, of which a slice lends its memory to numpy."""
+
+def event_writer(events: list[int], clock: Callable[[], int] | None, code: int) -> Callable[[], None]:
+    """Return a function that appends the clock's time and ``code``; without a clock, the system's monotonic one."""
+
+def section_writers(
+    buffer: Any,
+    clock: Callable[[], int] | None,
+    codes: tuple[int, int, int],
+    flush: Callable[[], None],
+    hide: Callable[[BaseException], None],
+) -> tuple[Any, Any, Any]:
+    """Return the functions that write an enter, an exit and an exit that does not count, of these codes.
+
+    An exit calls ``flush`` when ``buffer.events`` has more integers than ``buffer.flush_at``, and ``hide`` with what
+    that raises.
+    """
+
+class SectionLookup:
+    """Finds the section of a name on the calling thread.
+
+    Args:
+        missing: is called with a name that is not found, and returns its section.
+    """
+
+    def __init__(self, missing: Callable[[Any], Any]) -> None: ...
+    def find(self, name: Any) -> Any:
+        """Return the section of ``name`` on the calling thread."""
+
+    def use(self, sections: dict[Any, Any]) -> None:
+        """Find the sections of the calling thread in ``sections`` from now on."""
+
+    def drop(self, sections: dict[Any, Any]) -> None:
+        """Let go of the sections of a thread that has ended."""

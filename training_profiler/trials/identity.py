@@ -1,0 +1,137 @@
+"""What has to be the same for a session of trials to go on: the program, its arguments, settings, machine, versions."""
+
+import ast
+import hashlib
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from training_profiler.comparison.differences import differing
+from training_profiler.sampling.cgroup import find_container
+from training_profiler.sampling.host import Host
+from training_profiler.storage.run_folder import masked
+from training_profiler.trials.launcher import Program
+
+MOST_READ_BYTES: Final = 64 << 20  # a larger file is known by its size and time
+# They decide how fast the same program is.
+VARIABLES: Final = (
+    "CUDA_VISIBLE_DEVICES",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "LD_PRELOAD",
+    "MALLOC_CONF",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OMP_PROC_BIND",
+    "OPENBLAS_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
+
+
+def identity_of(program: Program, process: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what identifies a session, as data of JSON. ``process`` is the content of a meta.json."""
+    words = list(program.words)
+    identity = {
+        "meta": dict(process) | {"command": shlex.join(masked(words))},
+        "report": {"machine": _machine()},  # as a run's report has it
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "arguments": hashlib.sha256("\0".join(words).encode()).hexdigest(),  # with what is masked in the command
+        "files": {str(path): _digest(path) for path in program_files(words, Path.cwd())},
+    }
+    return dict(json.loads(json.dumps(identity)))
+
+
+def why_another(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Return the first difference between two identities, as a clause; None if there is none."""
+    different = differing((before["meta"], before["report"]), (now["meta"], now["report"]))
+    for what, old, new in different:
+        return f"{what} was {old or 'unknown'}, and is {new or 'unknown'}"
+    for name in (name for name in VARIABLES if before["variables"].get(name) != now["variables"].get(name)):
+        values = (each["variables"].get(name, "not set") for each in (before, now))
+        return f"{name} was {', and is '.join(values)}"
+    if before["arguments"] != now["arguments"]:
+        return "the arguments differ in a part that resembles a secret"
+    old, new = before["files"], now["files"]
+    # A changed file may import others; it is the reason for those that came or went.
+    for path in (*(path for path in old if path in new), *(old.keys() ^ new.keys())):
+        if old.get(path) != new.get(path):
+            return f"{path} has changed"
+    return None
+
+
+def _machine() -> dict[str, Any]:
+    cores, quota = Host(psutil).cores(), find_container().cpu_quota
+    known = [number for number in (cores, quota) if number is not None]
+    return {
+        "cores": min(known, default=None),
+        "ram_host_total_bytes": psutil.virtual_memory().total,
+        "gpus": [{"index": index, "name": name} for index, name in enumerate(_gpus())],
+    }
+
+
+def _gpus() -> Iterator[str]:
+    """Yield the models of the graphics cards, without a library that would take part of their memory."""
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        with suppress(OSError):
+            yield path.read_text("utf-8", "replace").partition("Model:")[2].partition("\n")[0].strip()
+
+
+def program_files(words: Sequence[str], folder: Path) -> list[Path]:
+    """Return the files that a command names, and the modules beside a script that it imports, however deep."""
+    named = [folder / part for word in words[1:] for part in (word, word.partition("=")[2]) if part]
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+    left = [path for path in named if path.is_file()] + list(_files_of(module, folder))
+    found: dict[Path, None] = {}
+    while left:
+        path = left.pop()
+        if path not in found:
+            found[path] = None
+            left += _imported(path, folder) if path.suffix == ".py" else ()
+    return list(found)
+
+
+def _imported(path: Path, folder: Path) -> Iterator[Path]:
+    """Yield the files of the modules that a file imports, as far as they lie beside the program."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names, level = [alias.name for alias in node.names], 0
+        elif isinstance(node, ast.ImportFrom):
+            start = node.module or ""
+            names, level = [start, *(f"{start}.{alias.name}".lstrip(".") for alias in node.names)], node.level
+        else:
+            continue
+        roots = [path.parents[level - 1]] if level else [path.parent, folder, *path.parent.parents[:2]]
+        for name in names:
+            yield from (found for root in roots for found in _files_of(name, root))
+
+
+def _files_of(module: str, folder: Path) -> Iterator[Path]:
+    """Yield the files of a module and of the packages that it is in, from a folder on."""
+    parts = [part for part in module.split(".") if part]
+    for length in range(1, len(parts) + 1):
+        inside = folder.joinpath(*parts[:length])
+        for path in (inside.with_suffix(".py"), inside / "__init__.py", inside / "__main__.py"):
+            if path.is_file():
+                yield path
+
+
+def _digest(path: Path) -> str:
+    try:
+        status = path.stat()
+        if status.st_size > MOST_READ_BYTES:
+            return f"{status.st_size} bytes of {status.st_mtime_ns}"
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return "unreadable"

@@ -1,0 +1,67 @@
+"""How much of a session fits into its time and into memory."""
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Final
+
+import psutil
+
+from training_profiler.trials.first_run import FirstRun, TryError
+from training_profiler.trials.interleaved import Schedule, steps_of_a_block
+from training_profiler.trials.statistics import FEWEST_ROUNDS
+from training_profiler.trials.treatment import Treatment
+
+MOST_ROUNDS: Final = 30
+SWITCH_S: Final = 0.03  # between two blocks
+LEAST_WARMUP, MOST_WARMUP = 3, 20  # steps
+MEMORY_PART: Final = 0.7  # of what is free, for the trainings that wait
+MOST_AT_ONCE: Final = 4  # trainings that start at the same time
+
+
+def at_once_of(first: FirstRun) -> int:
+    """Return how many trainings start at the same time."""
+    machine = first.snapshot.machine
+    cores = 1.0 if machine is None or machine.cores is None else machine.cores
+    return max(1, min(MOST_AT_ONCE, int(cores)))
+
+
+def most_trainings(first: FirstRun) -> int:
+    """Return how many trainings fit into memory at the same time; at least three.
+
+    Raises:
+        TryError: not even three do.
+    """
+    free = MEMORY_PART * psutil.virtual_memory().available
+    fits = int(free / first.memory_bytes) if first.memory_bytes else 1000
+    for gpu in () if first.snapshot.machine is None else first.snapshot.machine.gpus:
+        held = gpu.held_bytes
+        if held is not None and held.max and gpu.total_bytes:
+            fits = min(fits, int(gpu.total_bytes / held.max))
+    if fits < 3:
+        raise TryError("memory has no room for three trainings at a time, which a comparison needs")
+    return fits
+
+
+def groups_of(treatments: Sequence[Treatment], most: int) -> list[Sequence[Treatment]]:
+    """Return the changes in groups of nearly the same size, of which each fits into memory."""
+    count = ceil(len(treatments) / most)
+    size = ceil(len(treatments) / max(1, count))
+    return [treatments[begin : begin + size] for begin in range(0, len(treatments), max(1, size))]
+
+
+def schedule_of(first: FirstRun, trainings: int, at_once: int, seconds: float) -> Schedule | None:
+    """Return what so many trainings can run in that time; None if it is too little to show anything."""
+    assert first.snapshot.step is not None
+    step_s = first.step_s
+    warmup = max(LEAST_WARMUP, min(MOST_WARMUP, first.snapshot.step.warmup_count))
+    startup_s = first.startup_s + max(first.snapshot.step.warmup_s, warmup * step_s)
+    block_steps = steps_of_a_block(step_s)
+    steps = first.snapshot.steps - warmup - 1 if first.has_ended else None
+    if steps is not None:
+        block_steps = max(2, min(block_steps, steps // FEWEST_ROUNDS))
+    left_s = seconds - startup_s * ceil(trainings / at_once)
+    rounds = int(left_s / (trainings * (block_steps * step_s + SWITCH_S)))
+    rounds = min(MOST_ROUNDS, rounds, steps // block_steps if steps is not None else MOST_ROUNDS)
+    if rounds < FEWEST_ROUNDS:
+        return None
+    return Schedule(warmup, rounds, block_steps, step_s, startup_s)

@@ -125,7 +125,7 @@ def test_links_are_known_by_the_name_of_the_device(name, gb_s):
         max_size=8,
     )
 )
-def test_rows_add_up_to_all_communication_and_the_best_is_no_less_than_the_mean(tmp_path, runs):
+def test_rows_add_up_to_all_communication_and_no_mean_exceeds_the_best(tmp_path, runs):
     trace = node()
     for name, elements, size, dur in runs:
         collective(trace, name, elements, elements, dur, 2, **{"Group size": size})
@@ -133,6 +133,14 @@ def test_rows_add_up_to_all_communication_and_the_best_is_no_less_than_the_mean(
     assert sum(row.total_ns for row in found) == sum(dur for *_, dur in runs) * 1000
     assert sum(row.count for row in found) == len(runs)
     assert all(row.best_gb_s >= row.mean_gb_s for row in found if row.mean_gb_s is not None)
+
+
+def test_an_all_reduce_in_the_switch_has_no_share_above_100_percent(tmp_path):
+    trace = collective(node(), "allreduce", 2**25, 2**25, 250)
+    found = trace.analysed(tmp_path)
+    (row,) = found.bus_bandwidths
+    assert (row.share_of_link, row.is_above_link) == (None, True)
+    assert "over 100%" in render_view("communication", found, "host_self")
 
 
 def test_view_names_the_link_and_what_is_unknown_in_80_columns(tmp_path):

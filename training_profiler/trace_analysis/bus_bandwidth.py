@@ -7,6 +7,7 @@ limit for all of them: message / time x factor, with n devices.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import msgspec
@@ -55,9 +56,14 @@ class BusBandwidth:
 
     @property
     def share_of_link(self) -> float | None:
-        """The best as a share of what the link can do."""
+        """The best as a share of what the link can do; None if that is unknown, or less than the best."""
         best = self.best_gb_s
-        return None if best is None or self.link is None else best / self.link.gb_s
+        return None if best is None or self.link is None or self.is_above_link else best / self.link.gb_s
+
+    @property
+    def is_above_link(self) -> bool:
+        """Whether devices cannot have sent what the formula counts, because the switch added the values."""
+        return self.link is not None and (self.best_gb_s or 0) > self.link.gb_s
 
     def _gb_s(self, ns: float) -> float | None:
         if self.message_bytes is None or self.group_size is None or self.kind not in FACTORS or not ns:
@@ -112,9 +118,13 @@ def _message(columns: Columns, row: int, kind: str, size: int | None) -> int | N
 def _ranks(columns: Columns, row: int) -> list[int] | None:
     """Return the ranks of the group; None if the trace does not have them, or not all of them."""
     written = columns.messages.group_ranks
-    text = written.texts[written.index[row]].strip('"')
+    return _decoded(written.texts[written.index[row]].strip('"'))
+
+
+@cache
+def _decoded(ranks: str) -> list[int] | None:
     try:
-        return msgspec.json.decode(text, type=list[int])
+        return msgspec.json.decode(ranks, type=list[int])
     except msgspec.DecodeError:
         return None
 

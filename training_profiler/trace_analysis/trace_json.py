@@ -288,6 +288,7 @@ def bandwidth_data(row: BusBandwidth) -> dict[str, Any]:
         "best_gb_per_s": row.best_gb_s,
         "link_gb_per_s": None if row.link is None else row.link.gb_s,
         "best_of_link_pct": _percent(row.share_of_link),
+        "is_above_link": row.is_above_link,
         "lacks": ", ".join(row.lacks) or None,
     }
 

@@ -23,7 +23,7 @@ def bus_bandwidth(found: Sequence[BusBandwidth]) -> str:
             row.count,
             _gb_s(row.mean_gb_s),
             _gb_s(row.best_gb_s),
-            percent(row.share_of_link) or UNKNOWN,
+            percent(row.share_of_link) or ("over 100%" if row.is_above_link else UNKNOWN),
         )
         for row in shown
     ]

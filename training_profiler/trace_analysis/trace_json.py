@@ -48,7 +48,7 @@ def trace_data(
 ) -> dict[str, Any]:
     """Return all figures of a trace; unknown ones are None. ``sort`` is the order of the operators."""
     data = _figures(analysis, sort, thresholds) | {
-        "roofline": [_rate(rate) for rate in analysis.roofline.rates],
+        "roofline": [rate_data(rate) for rate in analysis.roofline.rates],
         "critical_path": _critical_path(analysis.graph),
         "bus_bandwidth": [bandwidth_data(row) for row in analysis.bus_bandwidths],
         "code": _code(analysis),
@@ -232,7 +232,8 @@ def _gap(analysis: Analysis, place: AttributedGap) -> dict[str, Any]:
     }
 
 
-def _rate(rate: Rate) -> dict[str, Any]:
+def rate_data(rate: Rate) -> dict[str, Any]:
+    """Return what an operator achieves with the same inputs."""
     return {
         "name": rate.name,
         "kind": rate.kind,

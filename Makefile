@@ -13,7 +13,7 @@ SHARED := -n $(JOBS) --dist loadgroup
 # The recorder in C is built by an installation, and by no test; see setup.py.
 NATIVE := setup.py $(wildcard native/*)
 
-.PHONY: profile test test-programs test-chaos fuzz test-gpu test-integrations lint bench docs dist audit dev venv clean
+.PHONY: profile test test-programs test-chaos test-native fuzz test-gpu test-integrations lint bench docs dist audit dev venv clean
 
 profile: venv
 	$(VENV)/bin/python profile_training.py
@@ -36,6 +36,15 @@ CASES ?= 10000
 SEED ?= 0
 fuzz: venv
 	$(VENV)/bin/python -m tests.support.fuzz --cases $(CASES) --seed $(SEED) $(if $(KIND),--kind $(KIND))
+
+# The tests of recording with the recorder in C under AddressSanitizer, then with Python's debug allocator. Needs gcc.
+SANITIZED := build/sanitized
+test-native: venv
+	CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover" \
+	  $(VENV)/bin/python setup.py --quiet build_ext --force --build-lib $(SANITIZED) --build-temp $(SANITIZED)
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+	  NATIVE_BUILD=$(SANITIZED) $(VENV)/bin/python -m pytest -p tests.support.native_build tests/recording
+	$(VENV)/bin/python -X dev -m pytest tests/recording
 
 # Tests that need an accelerator; skipped, with the reason, where torch finds none. -rP shows the figures.
 test-gpu: venv

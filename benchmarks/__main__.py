@@ -2,6 +2,7 @@
 
 from benchmarks import (
     capture,
+    cost_by_part,
     device,
     import_off,
     line_sampler,
@@ -10,6 +11,7 @@ from benchmarks import (
     patches,
     ranks_merge,
     ranks_store,
+    recorders,
     section_cost,
     start_up,
     switched,
@@ -24,6 +26,7 @@ ALL = (
     memory,
     ranks_merge,
     ranks_store,
+    recorders,
     patches,
     section_cost,
     start_up,
@@ -31,6 +34,7 @@ ALL = (
     machine_monitor,
     trace_analysis,
     switched,
+    cost_by_part,
     device,
     capture,
     training_ratio,

@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
 PAGES = [ROOT / "README.md", ROOT / "PROFILING.md", *sorted(DOCS.rglob("*.md"))]
-SWITCH, *VARIABLES = settings.variables()
+# The first two are read when the profiler is imported, and are no settings of a run.
+SWITCH, NATIVE, *VARIABLES = settings.variables()
 SETTINGS = [name.removeprefix(f"{SWITCH}_").lower() for name in VARIABLES]
 LEAST_METRICS = 30
 NAMES = ("{name}", "data_generation", "data_transfer", "other")  # of sections
@@ -36,6 +37,10 @@ def test_every_setting_has_a_row_and_a_paragraph_and_no_other_has():
     assert sorted(re.findall(r"^\| \[`(\w+)`\]", text, re.M)) == sorted(SETTINGS)
     headings = re.findall(r"^### (\w+)\n\n`(\w+)`\.", text, re.M)
     assert sorted(headings) == sorted(zip(SETTINGS, VARIABLES, strict=True))
+
+
+def test_variables_that_are_no_settings_of_a_run_are_on_the_page_of_settings():
+    assert [name for name in (SWITCH, NATIVE) if f"`{name}" not in page("settings.md")] == []
 
 
 def test_defaults_of_settings_equal_the_code():
@@ -61,7 +66,7 @@ def as_typed(value: object) -> str:
 
 def test_every_variable_on_any_page_exists():
     named = {name for path in PAGES for name in re.findall(rf"\b{SWITCH}_[A-Z_]*[A-Z]", path.read_text("utf-8"))}
-    assert named - set(VARIABLES) == set()
+    assert named - {NATIVE, *VARIABLES} == set()
 
 
 def documented_thresholds(name: str) -> dict[str, float]:

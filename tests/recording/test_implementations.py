@@ -183,7 +183,7 @@ def changed(events, what, *arguments):
 
 
 @pytest.mark.parametrize("wrong", [(1, "a"), (1, 2**63), 3, None, (None,)])
-def test_what_is_no_event_is_refused_and_nothing_changes(native, wrong):
+def test_anything_else_than_integers_is_refused_and_nothing_changes(native, wrong):
     events = native.new_events()
     events.extend((1, 2))
     with pytest.raises((TypeError, OverflowError)):

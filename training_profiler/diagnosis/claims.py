@@ -6,6 +6,7 @@ from typing import Final
 
 from training_profiler.diagnosis.change import SLOWER_SINCE
 from training_profiler.diagnosis.device import CAUSES, GPU_UTILIZATION
+from training_profiler.diagnosis.garbage import GARBAGE, GARBAGE_COLLECTION
 from training_profiler.diagnosis.program import (
     DOUBLE_PRECISION,
     PYTHON_IN_FORWARD,
@@ -25,6 +26,7 @@ from training_profiler.recording.known_sections import (
     FIRST_FETCH,
     FORWARD_PASS,
     OPTIMIZER_STEP,
+    STEP_PARTS,
     SYNCHRONIZATION,
     WORKER_START,
 )
@@ -52,9 +54,11 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     REPEATED_BACKWARD: (BACKWARD_PASS,),
     RECOMPILES: (FORWARD_PASS, BACKWARD_PASS),
     LOCK_HELD: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
+    GARBAGE: (GARBAGE_COLLECTION, OTHER, *STEP_PARTS),
 }
 # A cause that is measured is named before what only says where the time lies.
 _CAUSES: Final = (
+    GARBAGE,
     LOCK_HELD,
     SAMPLER_SLOW,
     RECOMPILES,

@@ -42,7 +42,7 @@ def native_implementation() -> Implementation:
     Raises:
         ImportError: it was not built, or cannot be loaded.
     """
-    # This form of import tells a missing module from one that fails to load.
+    # By this form of import, a missing module is another error than one that fails to load.
     import training_profiler.recording._native as _native
 
     if _native.INTERFACE != _INTERFACE:  # a source tree that has changed since

@@ -54,6 +54,7 @@ _CLASSES: Final = {
     "small-operators": "SMALL OPERATORS",
     "python-in-forward": "PYTHON",
     "lock-held-by-thread": "LOCK HELD",
+    "garbage-collection": "GARBAGE COLLECTION",
     "double-precision": "FLOAT64",
     "repeated-backward": "REPEATED BACKWARD",
     "recompiles": "RECOMPILES",

@@ -68,6 +68,16 @@ def test_each_section_has_both_times_and_its_interval_on_one_scale():
     assert (min(left for left, _ in ends), max(right for _, right in ends)) == (pytest.approx(0), pytest.approx(100))
 
 
+def test_with_other_numbers_of_samples_changes_are_those_for_the_same_number():
+    steps = 0.1 * noise(300, np.random.default_rng(0))
+    comparison = compare(run_of(steps, samples=50 * 32), run_of(1.5 * steps, samples=50 * 64))
+    page = render_comparisons([ComparedRuns("a", "b", comparison, {}, [], [])])
+    row = rows_of(page, "pair1-sections")[0]
+    assert float(row[2]) == pytest.approx(1.5 * float(row[1]), rel=0.01)
+    assert row[4] == "-25.0%"
+    assert float(row[3].split()[0]) == pytest.approx(-0.25 * float(row[1]), rel=0.01)
+
+
 def test_steps_of_both_runs_are_drawn_at_their_numbers_without_those_left_out():
     (data,) = data_in(render_comparisons([pair(steps=200)]))["compared"]
     assert (data["group"], len(data["before"]), len(data["after"])) == (1, 300, 300)

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,10 @@ from training_profiler.aggregation.span_matching import MatchedSpans
 from training_profiler.aggregation.step_totals import SETTLED_AFTER
 from training_profiler.recording.recorder import Batch
 
-FIRST, SLOW, LAST = "first", "slow", "last"
+Why = Literal["first", "slow", "last"]
+FIRST: Final[Why] = "first"
+SLOW: Final[Why] = "slow"
+LAST: Final[Why] = "last"
 MOST_SPANS: Final = 400  # of one step: the longest, which take some 6 kB of the journal
 BUDGET: Final = 8_000  # spans of all slow steps together; the others have 2,000 at most
 KEPT: Final = 4_000  # spans of a step that goes on, of each part of them
@@ -59,7 +62,7 @@ class RecordedStep(NamedTuple):
     """A step with its spans. Those of other threads may begin before it and end after it."""
 
     bounds: StepBounds
-    why: str  # FIRST, SLOW or LAST
+    why: Why
     threads: dict[str, ThreadSpans]  # the training thread first
     left_out: int  # spans, the shortest
 
@@ -196,7 +199,7 @@ class StepSpans:
         self._slowest_ns = sorted([*self._slowest_ns, duration_ns])[-MOST_SLOW:]
         return True
 
-    def _recorded(self, bounds: StepBounds, spans: Sequence[ThreadSpans], why: str) -> RecordedStep:
+    def _recorded(self, bounds: StepBounds, spans: Sequence[ThreadSpans], why: Why) -> RecordedStep:
         within = [each.between(bounds.begin_ns, bounds.end_ns) for each in spans]
         kept = _longest(within, MOST_SPANS)
         left_out = sum(len(each.ids) for each in within) - sum(len(each.ids) for each in kept)

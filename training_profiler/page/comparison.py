@@ -1,9 +1,9 @@
 """The page of a comparison: for each pair the verdict, the steps of both runs, the sections, and what differs."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from training_profiler.comparison.compare import Comparison, Difference
+from training_profiler.comparison.compare import Comparison
 from training_profiler.comparison.run_series import SettledSteps
 from training_profiler.page.document import document, part_file
 from training_profiler.page.html import Cell, Html, element, joined, part, table
@@ -70,35 +70,51 @@ def _verdict(runs: ComparedRuns) -> Html:
     return element("div", headline, *rest, class_=f"verdict {VERDICT_COLORS[words.headline]}", role="status")
 
 
+class _Row(NamedTuple):
+    """A row of the table: times of one step, and the interval of their difference, in s."""
+
+    label: str
+    before_s: float
+    after_s: float
+    change_s: float  # for the same samples
+    low_s: float
+    high_s: float
+    is_shown: bool
+
+
 def _sections(comparison: Comparison) -> Html:
+    steps = (("typical step", comparison.typical), ("mean step", comparison.mean))
     rows = [
-        _step_row(label, each) for label, each in (("typical step", comparison.typical), ("mean step", comparison.mean))
+        _Row(
+            label,
+            each.before_s,
+            each.after_s,
+            each.relative * each.before_s,
+            each.low * each.before_s,
+            each.high * each.before_s,
+            each.is_shown,
+        )
+        for label, each in steps
     ]
     rows += [
-        (table_label(row.name), row.before_s, row.after_s, row.low_s, row.high_s, row.is_shown)
+        _Row(table_label(row.name), row.before_s, row.after_s, row.seconds, row.low_s, row.high_s, row.is_shown)
         for row in shown_sections(comparison)
     ]
-    ends = [0.0, *(end for row in rows for end in row[3:5])]
-    return table("Times of a step and of its sections", HEADERS, [_row(row, min(ends), max(ends)) for row in rows])
+    least_s, most_s = min(0.0, *(row.low_s for row in rows)), max(0.0, *(row.high_s for row in rows))
+    cells = [_cells(row, least_s, most_s) for row in rows]
+    return table("Times of a step and of its sections", HEADERS, cells)
 
 
-def _step_row(label: str, each: Difference) -> tuple[str, float, float, float, float, bool]:
-    return label, each.before_s, each.after_s, each.low * each.before_s, each.high * each.before_s, each.is_shown
-
-
-def _row(row: tuple[str, float, float, float, float, bool], least_s: float, most_s: float) -> list[object]:
-    label, before_s, after_s, low_s, high_s, is_shown = row
-    change_s = after_s - before_s
-    part_of = Cell(f"{change_s / before_s:+.1%}", change_s / before_s) if before_s else Cell("")
+def _cells(row: _Row, least_s: float, most_s: float) -> list[object]:
     return [
-        label,
-        Cell(ms_number(before_s), before_s),
-        Cell(ms_number(after_s), after_s),
-        Cell(signed_ms(change_s), change_s),
-        part_of,
-        f"{low_s * MS_PER_S:+.3g} to {high_s * MS_PER_S:+.3g} ms",
-        _interval(change_s, low_s, high_s, least_s, most_s),
-        "yes" if is_shown else "",
+        row.label,
+        Cell(ms_number(row.before_s), row.before_s),
+        Cell(ms_number(row.after_s), row.after_s),
+        Cell(signed_ms(row.change_s), row.change_s),
+        Cell(f"{row.change_s / row.before_s:+.1%}", row.change_s / row.before_s) if row.before_s else Cell(""),
+        f"{row.low_s * MS_PER_S:+.3g} to {row.high_s * MS_PER_S:+.3g} ms",
+        _interval(row.change_s, row.low_s, row.high_s, least_s, most_s),
+        "yes" if row.is_shown else "",
     ]
 
 
@@ -108,19 +124,21 @@ def _interval(change_s: float, low_s: float, high_s: float, least_s: float, most
     def at(seconds: float) -> float:
         return 100 * (seconds - least_s) / (most_s - least_s or 1.0)
 
+    zero = element("s", style=f"left:{at(0.0):.2f}%")
     line = element("i", style=f"left:{at(low_s):.2f}%;width:{at(high_s) - at(low_s):.2f}%")
-    marks = [element(tag, style=f"left:{at(value):.2f}%") for tag, value in (("s", 0.0), ("b", change_s))]
-    return element("div", *marks[:1], line, *marks[1:], class_="interval", aria_hidden="true")
+    change = element("b", style=f"left:{at(change_s):.2f}%")
+    return element("div", zero, line, change, class_="interval", aria_hidden="true")
 
 
 def _steps(comparison: Comparison, id: str) -> dict[str, Any]:
-    runs = (comparison.before, comparison.after)
-    last = max(int(run.numbers[-1]) for run in runs)
-    group = -(-(last + 1) // MOST_POINTS)
+    before, after = comparison.before, comparison.after
+    last = int(max(before.numbers[-1], after.numbers[-1]))
+    group = last // MOST_POINTS + 1
     return {
         "id": id,
         "group": group,
-        **{name: _means_ms(run, group, last) for name, run in zip(("before", "after"), runs, strict=True)},
+        "before": _means_ms(before, group, last),
+        "after": _means_ms(after, group, last),
     }
 
 

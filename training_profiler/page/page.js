@@ -302,7 +302,9 @@
       }
       holder.append(row);
     }
-    byId("recorded-left-out").textContent = step.left_out ? `${step.left_out} shorter spans of this step were not recorded.` : "";
+    byId("recorded-left-out").textContent =
+      (step.left_out ? `${step.left_out} shorter spans of this step were not recorded. ` : "")
+      + (recorded.left_out ? `${recorded.left_out} more slow steps are only in the timeline of training-profiler timeline.` : "");
     view = [0, Math.max(1, step.us)];
     placeSpans();
   }

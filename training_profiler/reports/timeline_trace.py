@@ -75,11 +75,12 @@ def _rank_events(series: RankSeries, shift_ns: int) -> Iterator[dict[str, Any]]:
     for stretch in series.stretches:
         begin_us, end_us = at(stretch.begin_ns), at(stretch.end_ns)
         yield from _stretch_events(stretch, pid, begin_us, end_us)
-    threads = list(dict.fromkeys(lane.thread for recorded in series.recorded for lane in recorded.lanes))
-    for number, thread in enumerate(threads, start=THREADS):
+    threads = dict.fromkeys(lane.thread for recorded in series.recorded for lane in recorded.lanes)
+    thread_ids = {thread: number for number, thread in enumerate(threads, start=THREADS)}
+    for thread, number in thread_ids.items():
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": number, "args": {"name": thread}}
     for recorded in series.recorded:
-        for event in _recorded_events(recorded, {thread: at for at, thread in enumerate(threads, start=THREADS)}):
+        for event in _recorded_events(recorded, thread_ids):
             yield {"ph": "X", "pid": pid, **event, "ts": at(event["ts"]), "dur": event["dur"] / NS_PER_US}
 
 

@@ -1,18 +1,17 @@
 """The journal's record of single steps with their spans, and conversion to it and back."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
-from training_profiler.aggregation.step_spans import FIRST, LAST, SLOW, RecordedStep
+from training_profiler.aggregation.step_spans import RecordedStep, Why
 from training_profiler.snapshot.series import Lane, Span, StepLanes
 from training_profiler.storage.limits import Count, Moment
 from training_profiler.units import NS_PER_US
 
 Offset = Annotated[int, Meta(ge=-(2**43), le=2**43)]  # 2^53 ns
-WHYS: Final = (FIRST, SLOW, LAST)
 
 
 class LaneRow(Struct, array_like=True):
@@ -28,7 +27,7 @@ class StepRow(Struct, array_like=True):
     """A step; see ``RecordedStep``."""
 
     number: Count
-    why: Literal["first", "slow", "last"]
+    why: Why
     begin_ns: Moment
     end_ns: Moment
     duration_ns: Count
@@ -84,7 +83,7 @@ def _step_row(step: RecordedStep, place: Mapping[int, int]) -> StepRow:
         # Both ends are rounded in the same way, so what is nested stays nested.
         begins_us, ends_us = ((times - begin_ns) // NS_PER_US for times in (spans.begin_ns, spans.end_ns))
         lanes.append(LaneRow(thread, [place[id] for id in spans.ids.tolist()], begins_us.tolist(), ends_us.tolist()))
-    return StepRow(number, step.why, begin_ns, end_ns, duration_ns, step.left_out, lanes)  # type: ignore[arg-type]
+    return StepRow(number, step.why, begin_ns, end_ns, duration_ns, step.left_out, lanes)
 
 
 def check_spans(line: SpansLine) -> None:

@@ -2,6 +2,7 @@
 
 from benchmarks import (
     capture,
+    cost_by_part,
     device,
     import_off,
     line_sampler,
@@ -33,6 +34,7 @@ ALL = (
     machine_monitor,
     trace_analysis,
     switched,
+    cost_by_part,
     device,
     capture,
     training_ratio,

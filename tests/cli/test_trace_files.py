@@ -34,7 +34,7 @@ def test_csv_has_a_row_for_each_gap_kernel_operator_and_step(path, tmp_path, cap
     folder = tmp_path / "new" / "tables"
     write(path, "--csv", folder)
     assert capsys.readouterr().out.split() == [
-        str(folder / f"{name}.csv") for name in ("steps", "operators", "kernels", "gaps", "sections")
+        str(folder / f"{name}.csv") for name in ("steps", "operators", "kernels", "gaps", "roofline", "sections")
     ]
     found = analyse(path)
     gaps = rows(folder / "gaps.csv")
@@ -46,6 +46,10 @@ def test_csv_has_a_row_for_each_gap_kernel_operator_and_step(path, tmp_path, cap
     (kernel,) = rows(folder / "kernels.csv")
     assert (kernel["kind"], int(kernel["calls"])) == ("matmul", LOOP.steps * LOOP.kernels)
     assert {row["operator"] for row in rows(folder / "operators.csv")} == {"aten::mm", "cudaLaunchKernel"}
+    (rate,) = rows(folder / "roofline.csv")
+    assert (rate["name"], float(rate["device_ms"])) == ("aten::mm", float(kernel["total_ms"]))
+    assert rate["tflop_per_s"] == ""
+    assert "shapes" in rate["lacks"]
 
 
 def test_csv_of_several_traces_has_files_of_each(tmp_path, capsys):
@@ -72,7 +76,7 @@ def test_page_loads_nothing_and_has_findings_and_tables(path, tmp_path, capsys):
     assert "default-src &#x27;none&#x27;" in text or "default-src 'none'" in text
     assert "is spent waiting for batches" in text
     assert "Not checked, because the trace lacks:" in text
-    assert text.count("<table>") == 5
+    assert text.count("<table>") == 6
     assert text.count("<td>data loader</td>") == len(analyse(path).gaps)
 
 

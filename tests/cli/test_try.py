@@ -96,3 +96,9 @@ def test_a_run_without_a_session_is_refused(session, capsys):
     status, _, err = outcome(capsys, str(session))
     assert (status, len(err.splitlines())) == (2, 1)
     assert "no session of trials to go on with" in err
+
+
+def test_a_word_that_names_no_program_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["try", "torchrunn", "--nproc_per_node=2", "train.py"]) == 2
+    assert capsys.readouterr().err == "training-profiler: torchrunn is neither a file nor a command\n"

@@ -153,6 +153,18 @@ def test_busy_stretches_are_set_aside_where_enough_is_left():
     assert comparison.mean.relative == pytest.approx(0, abs=0.03)
 
 
+def test_stretches_set_aside_say_that_the_others_may_be_slower_as_well():
+    random = np.random.default_rng(13)
+    before = run_of(0.1 * noise(400, random), lost=0.0)
+    run = run_of(0.118 * noise(400, random))
+    busy = RunSeries([replace(part, lost=0.6 if i in (2, 3) else 0.03) for i, part in enumerate(run.stretches)])
+    comparison = compare(before, busy)
+    assert (comparison.verdict, comparison.after.busy) == (NOT_SHOWN, 100)
+    assert "others took 17% of the time" in comparison.reasons[0]
+    quiet = RunSeries([replace(part, lost=0.03) for part in run.stretches])
+    assert compare(before, quiet).verdict == SLOWER
+
+
 def test_a_few_steps_show_nothing_and_one_cannot_be_compared():
     random = np.random.default_rng(12)
     run = run_of(0.1 * noise(300, random))

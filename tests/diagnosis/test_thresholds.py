@@ -55,6 +55,7 @@ def test_these_are_the_thresholds():
         "repeated-backward": 0.10,
         "recompiles": 0.03,
         "lock-held-by-thread": 0.10,
+        "garbage-collection": 0.03,
     }
 
 

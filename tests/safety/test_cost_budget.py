@@ -127,7 +127,7 @@ def test_what_gives_way_is_said_with_how_much():
     assert costs.startswith("profiler itself: 0.")
     assert "patches 0.20%" in costs
     assert lines.startswith(
-        f"line sampler: {made:.2g} times a second and not 50, so that the profiler stays within 0.5%"
+        f"line sampler: {made:.2g} times a second and not 50, because the profiler's budget is 0.5%"
     )
 
 

@@ -154,3 +154,12 @@ def test_malformed_files_are_ignored(tmp_path):
 def test_where_there_are_no_control_groups_nothing_is_known(tmp_path):
     assert find_container(tmp_path) == Container(None, None, None, None)
     assert read_usage(find_container(tmp_path)) == Usage(None, None)
+
+
+def test_stalls_are_those_of_the_group_and_else_of_the_host(tmp_path):
+    stalls = "some avg10=0.00 avg60=0.00 avg300=0.00 total=9000000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={}\n"
+    host = {f"proc/pressure/{resource}": stalls.format(1_000_000) for resource in ("memory", "io")}
+    inside = {"sys/fs/cgroup/io.pressure": stalls.format(2_500_000)}
+    usage = read_usage(find_container(made(docker_v2(tmp_path), host | inside)))
+    assert (usage.memory_stall_s, usage.disk_stall_s) == (1.0, 2.5)
+    assert read_usage(find_container(docker_v1(tmp_path / "without"))).disk_stall_s is None

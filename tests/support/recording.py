@@ -14,6 +14,7 @@ from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP
 from training_profiler.recording.implementation import Implementation, native_implementation, python_implementation
 from training_profiler.recording.recorder import Recorder
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.sampling.garbage_watch import Collection
 from training_profiler.sampling.location import Location, Sample
 from training_profiler.snapshot.snapshot import OTHER, EpochStats, Health, SectionStats, Snapshot, StepStats
 from training_profiler.storage.journal import Journal
@@ -61,6 +62,8 @@ class FakeRun:
         self.writes_spans = spans
         self.loaders: list[LoaderCounts] = []
         self.samples: list[Sample] = []
+        self.collections: list[Collection] = []
+        self.collected_since_ns: int | None = None  # since when all of them are recorded
         self.journal = None if journal is None else Journal(journal, 0, self.names, self.clock(), warmup)
 
     def spend(self, name: str, seconds: float) -> None:
@@ -71,6 +74,12 @@ class FakeRun:
     def sample_line(self, location: Location | None, times: int = 1) -> None:
         """Sample the training thread at ``location``, now."""
         self.samples += [(self.clock(), location)] * times
+
+    def collect(self, seconds: float, generation: int = 2, is_asked: bool = False) -> None:
+        """Record a garbage collection on the training thread, now."""
+        begin_ns = self.clock()
+        self.clock.advance(seconds)
+        self.collections.append(Collection(begin_ns, self.clock(), generation, is_asked))
 
     def step(self, **seconds: float) -> None:
         """Record one step with the given sections."""
@@ -94,6 +103,8 @@ class FakeRun:
 
     def drain(self) -> None:
         samples, self.samples = self.samples, []
+        collections, self.collections = self.collections, []
+        self.accumulator.add_collections(collections, self.collected_since_ns)
         self.accumulator.add(self.recorder.drain(), self.recorder.thread_id(), samples)
 
     def flush(self, is_last: bool = False) -> None:
@@ -115,6 +126,13 @@ class FakeRun:
     def snapshot(self, **options: Any) -> Snapshot:
         self.flush()
         return self.sums.snapshot(Health(), loaders=self.loaders, **options)
+
+
+def collecting(**options: Any) -> FakeRun:
+    """Return a run in which all garbage collections are recorded."""
+    run = FakeRun(**options)
+    run.collected_since_ns = run.clock()
+    return run
 
 
 def section_stats(

@@ -23,6 +23,11 @@ def findings_of(
     program: str, cwd: Path, thresholds: str = f"step-time-varies=1,slowing-down=9,{SHARED_MACHINE}", **variables: str
 ) -> list[dict[str, Any]]:
     """Run a planted training under the profiler and return its findings in order."""
+    return list(outcome_of(program, cwd, thresholds, **variables)[1]["insights"])
+
+
+def outcome_of(program: str, cwd: Path, thresholds: str, **variables: str) -> tuple[str, dict[str, Any]]:
+    """Run a planted training under the profiler; return what it printed, and its report."""
     variables |= {"RECTIFIED_FLOW_PROFILE_THRESHOLDS": thresholds, "PYTHONFAULTHANDLER": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "training_profiler", "run", sys.executable, str(PLANTED / f"{program}.py")],
@@ -40,8 +45,7 @@ def findings_of(
     assert process.returncode == 0, stderr
     assert "Final Profiling Summary" in stdout + stderr
     (folder,) = (cwd / "runs").iterdir()
-    report = json.loads((folder / "report.json").read_text())
-    return list(report["insights"])
+    return stdout, json.loads((folder / "report.json").read_text())
 
 
 def find(findings: list[dict[str, Any]], code: str) -> dict[str, Any]:
@@ -85,3 +89,17 @@ def test_slowing_steps_are_found(tmp_path: Path) -> None:
 def test_memory_leak_is_found(tmp_path: Path) -> None:
     findings = findings_of("leaking_losses", tmp_path, RECTIFIED_FLOW_PROFILE_MONITOR_S="0.05")
     assert find(findings, "memory-growth")["evidence"]["growth_bytes"] > 100 * 2**20
+
+
+def test_full_garbage_collections_have_the_time_that_the_program_sees(tmp_path: Path) -> None:
+    thresholds = f"step-time-varies=9,{SHARED_MACHINE}"
+    stdout, report = outcome_of("full_collections", tmp_path, thresholds, OMP_NUM_THREADS="1")
+    truth = json.loads(stdout.partition("TRUTH ")[2].partition("\n")[0])
+    by_kind = report["garbage"]["by_kind"]
+    assert by_kind["generation 2"]["step_total_s"] == pytest.approx(truth["generation 2"], rel=0.01)
+    # The program's own callback takes a part of a short collection.
+    assert by_kind["generation 1"]["step_total_s"] == pytest.approx(truth["generation 1"], rel=0.2)
+    assert report["garbage"]["explained"] > 0.5
+    finding = find(report["insights"], "garbage-collection")
+    assert finding["evidence"]["kind"] == "full"
+    assert 0.8 * truth["generation 2"] < finding["worth_s"] < 1.05 * truth["generation 2"]

@@ -13,8 +13,8 @@ import pytest
 
 from .scripts import ROOT, TIMEOUT_S, environment
 
-PLANTED = ROOT / "tests" / "planted"
-SLEEPING = ROOT / "tests" / "trials" / "programs" / "sleeping.py"
+PROGRAMS = ROOT / "tests" / "trials" / "programs"
+SLEEPING = PROGRAMS / "sleeping.py"
 TRY = [sys.executable, "-m", "training_profiler", "try"]
 
 
@@ -42,46 +42,53 @@ def files_in(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """Return the results of one session on a training with two planted costs, and the folder where it ran."""
+    cwd = tmp_path_factory.mktemp("try")
+    (cwd / "checkpoint.txt").write_text("mine")
+    changes = "num_workers=2,fused,gc_freeze"
+    return results_of(cwd, "--budget", "5m", "--only", changes, str(PROGRAMS / "slow_twice.py")), cwd
+
+
 @pytest.mark.programs
-def test_workers_help_a_slow_loader_and_keep_the_losses(tmp_path: Path) -> None:
-    results = results_of(tmp_path, "--budget", "4m", "--only", "num_workers=2", str(PLANTED / "waiting_dataset.py"))
+def test_workers_help_a_slow_loader_and_keep_the_losses(session: tuple[dict[str, Any], Path]) -> None:
+    results, cwd = session
     found = rows(results)
     assert found["num_workers=2"]["verdict"] == "faster", results
     assert found["num_workers=2"]["effect"]["relative"] < -0.3
     assert found["num_workers=2"]["losses"]["kind"] == "identical"
-    assert found["num_workers=2"]["where"].startswith("waiting_dataset.py:")
-    folder = tmp_path / results["run_folder"]
-    shown = tried(tmp_path, "--show-diff", str(folder), "--only", "num_workers=2")
+    assert found["num_workers=2"]["where"].startswith("slow_twice.py:")
+    shown = tried(cwd, "--show-diff", results["run_folder"], "--only", "num_workers=2")
     assert "num_workers=2" in shown.stdout + shown.stderr
 
 
 @pytest.mark.programs
-def test_fused_helps_an_optimizer_of_many_small_tensors(tmp_path: Path) -> None:
-    results = results_of(tmp_path, "--budget", "3m", "--only", "fused", str(PLANTED / "many_tensors.py"))
+def test_fused_helps_an_optimizer_of_many_small_tensors(session: tuple[dict[str, Any], Path]) -> None:
+    results, _ = session
     row = rows(results)["fused"]
     assert row["verdict"] == "faster", results
     assert row["effect"]["relative"] < -0.1
     assert row["losses"]["kind"] in ("identical", "apart")
+    assert results["together"]["effect"]["relative"] < row["effect"]["relative"]
 
 
 @pytest.mark.programs
-def test_changes_that_do_nothing_are_no_gain_and_no_file_stays(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint.txt").write_text("mine")
-    before = files_in(tmp_path)
-    results = results_of(tmp_path, "--budget", "3m", "--only", "gc_freeze", str(SLEEPING))
-    assert [row["verdict"] for row in results["rows"]].count("faster") == 0, results
+def test_changes_that_do_nothing_are_no_gain_and_no_file_stays(session: tuple[dict[str, Any], Path]) -> None:
+    results, cwd = session
+    assert rows(results)["gc_freeze"]["verdict"] != "faster", results
     assert results["control"]["effect"]["low"] <= 0.02
     assert results["control"]["losses"]["kind"] == "identical"
-    assert files_in(tmp_path) == before
-    assert [name for name in os.listdir(tmp_path) if name not in ("runs", "checkpoint.txt")] == []
+    assert files_in(cwd) == {"checkpoint.txt": b"mine"}
+    assert sorted(os.listdir(cwd)) == ["checkpoint.txt", "runs"]
 
 
 @pytest.mark.programs
-def test_ctrl_c_gives_the_results_so_far_and_leaves_no_process(tmp_path: Path) -> None:
+def test_ctrl_c_gives_the_results_so_far_leaves_no_process_and_the_session_goes_on(tmp_path: Path) -> None:
     scratch = tmp_path / ("folder-with-a-long-name" * 4)
     scratch.mkdir()
     process = subprocess.Popen(
-        [*TRY, "--budget", "10m", "--only", "gc_freeze", str(SLEEPING)],
+        [*TRY, "--budget", "10m", "--only", "gc_freeze", str(SLEEPING), "150"],
         cwd=tmp_path,
         env=environment(None, TMPDIR=str(scratch)),
         stdout=subprocess.PIPE,
@@ -89,16 +96,35 @@ def test_ctrl_c_gives_the_results_so_far_and_leaves_no_process(tmp_path: Path) -
         text=True,
     )
     deadline_s = time.monotonic() + TIMEOUT_S
-    while not list(scratch.glob("*/1")) and time.monotonic() < deadline_s:  # until the first run has ended
-        time.sleep(0.1)
+    while not list(tmp_path.glob("runs/*/trials-state.json")) and time.monotonic() < deadline_s:
+        time.sleep(0.05)  # until its trainings are about to run in turns
     started = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     stdout, stderr = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, stderr
     assert "stopped early ===" in stdout
+    assert "To go on: training-profiler try --resume runs" in stdout
     _, alive = psutil.wait_procs(started, timeout=10)  # a process that was killed ends when the system gets to it
     assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
     assert list(scratch.iterdir()) == []
+    (folder,) = (tmp_path / "runs").iterdir()
+    results = results_of(tmp_path, "--resume", str(folder), "--budget", "2m")
+    (row,) = results["rows"]
+    assert (results["left"], results["is_interrupted"]) == ([], False), results
+    assert row["verdict"] != "faster"
+    assert row["effect"]["rounds"] >= 12
+    assert row["losses"]["kind"] == "identical"
+
+
+@pytest.mark.programs
+def test_a_change_is_tried_on_all_ranks_of_torchrun_and_the_slowest_counts(tmp_path: Path) -> None:
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc_per_node=2", str(PROGRAMS / "two_ranks.py")]
+    results = results_of(tmp_path, "--budget", "4m", "--only", "gradient_as_bucket_view", *torchrun)
+    (row,) = results["rows"]
+    assert row["verdict"] in ("no gain shown", "slower"), results
+    assert row["effect"]["rounds"] >= 12
+    assert row["losses"]["kind"] == "identical"
+    assert results["unchanged_s"] > 0.04  # that rank 1 sleeps; rank 0 sleeps 0.02
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from tests.support.simulated_training import KERNEL, Loop, simulated
 from tests.support.traces import Trace, gpu
 from training_profiler.errors import TraceError
 from training_profiler.trace_analysis.analysis import analyse
-from training_profiler.trace_analysis.communication import over_ranks
+from training_profiler.trace_analysis.communication import Runs, RunsOf, over_ranks
 from training_profiler.trace_analysis.compare import compare
 from training_profiler.trace_analysis.comparison_json import comparison_data
 from training_profiler.trace_analysis.report.comparison import render_comparison
@@ -209,8 +209,11 @@ def test_json_has_every_row_and_text_fits_the_terminal(tmp_path):
     assert f"    runs 10 before, 12 after: {KERNEL}" in lines
 
 
-def runs(**durations):
-    return {kind: np.array(values, np.int64) for kind, values in durations.items()}
+def runs(group="", members="", sequence=None, **durations):
+    return {
+        RunsOf(kind, group, members): Runs(np.array(values), np.array(sequence or [-1] * len(values)))
+        for kind, values in durations.items()
+    }
 
 
 def test_waiting_is_the_time_beyond_the_last_rank_to_arrive():
@@ -231,3 +234,30 @@ def test_rank_that_waits_least_is_the_awaited_rank():
 )
 def test_collectives_missing_on_a_rank_are_left_out(ranks):
     assert over_ranks(ranks) == []
+
+
+def test_runs_of_process_groups_match_within_their_group():
+    pairs = {0: "[0, 1]", 1: "[0, 1]", 2: "[2, 3]", 3: "[2, 3]"}
+    lengths = {0: [10, 10], 1: [30, 10], 2: [100], 3: [50]}
+    (found,) = over_ranks({rank: runs("1", pairs[rank], all_reduce=lengths[rank]) for rank in pairs})
+    # Rank 0 comes last; with the k-th run over all ranks, rank 2 would seem to wait for it.
+    assert (found.transfer_ns, found.waiting_ns) == ((2 * 20 + 2 * 50) / 6, (20 + 50) / 6)
+    assert dict(found.late) == {0: 20 / 70, 3: 50 / 70}
+
+
+def test_groups_whose_ranks_are_unknown_must_be_on_all_ranks():
+    assert over_ranks({0: runs("tp", a=[1]), 1: runs("tp", a=[2]), 2: runs("dp", a=[3])}) == []
+
+
+def test_runs_match_by_their_number_where_the_trace_has_it():
+    first = runs("0", "[0, 1]", [7, 8, 9], all_reduce=[50, 60, 70])
+    second = runs("0", "[0, 1]", [9, 10, 8], all_reduce=[20, 5, 60])
+    (found,) = over_ranks({0: first, 1: second})
+    assert (found.count, found.transfer_ns, found.waiting_ns) == (2, 40.0, 12.5)
+    assert found.latest_rank == 1
+
+
+def test_numbers_that_recur_do_not_match_runs():
+    first, second = (runs("0", "[0, 1]", [3, 3], all_reduce=lengths) for lengths in ([10, 50], [30, 20]))
+    (found,) = over_ranks({0: first, 1: second})
+    assert (found.count, found.transfer_ns) == (2, 15.0)

@@ -150,7 +150,7 @@ def test_eight_ranks_wait_for_the_last_rank():
     ranks = {trace.rank: trace for trace in (analysed(name) for name in EXPECTED if "8ranks" in name)}
     found = {
         collective.kind: collective
-        for collective in over_ranks({rank: trace.collective_runs_ns for rank, trace in ranks.items()})
+        for collective in over_ranks({rank: trace.collective_runs for rank, trace in ranks.items()})
     }
     assert sorted(ranks) == list(range(8))
     assert found["send_recv"].count == 5

@@ -26,7 +26,7 @@ def test_the_probability_is_that_of_all_exchanges(seed, columns):
 
 
 @pytest.mark.parametrize("columns", [2, 3])
-def test_no_difference_at_all_is_no_gain(columns):
+def test_equal_blocks_show_nothing(columns):
     logs = np.tile(np.linspace(0, 1, 20)[:, np.newaxis], columns)
     assert faster_p(logs) == 0.5
     assert shift_of(logs, 0.05) == (0, 0, 0)

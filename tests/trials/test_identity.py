@@ -1,9 +1,10 @@
 """A session goes on only with the same program, arguments, settings, machine and versions."""
 
-import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from training_profiler.settings import read_settings
@@ -52,10 +53,14 @@ def test_the_files_are_those_that_are_named_and_what_they_import_beside_them():
 
 
 @pytest.mark.usefixtures("project")
-def test_the_same_program_is_the_same_also_after_json():
-    before = json.loads(json.dumps(found()))
-    assert why_another(before, found()) is None
-    assert "abc" not in json.dumps(before)
+def test_the_same_program_is_the_same_and_secrets_are_not_kept():
+    assert why_another(found(), found()) is None
+    assert b"abc" not in msgspec.json.encode(found())
+
+
+@pytest.mark.usefixtures("project")
+def test_arguments_may_be_longer_than_a_name_of_a_file():
+    assert why_another(found("train.py", "x" * 5000), found("train.py", "x" * 5000)) is None
 
 
 @pytest.mark.parametrize("name", ["train.py", "data/sizes.py", "conf/small.yaml"])
@@ -101,17 +106,15 @@ def test_threads_and_settings_count(monkeypatch):
         ("meta", "python", "2.7", "and is 2.7"),
         ("meta", "folder", "/elsewhere", "and is /elsewhere"),
         ("meta", "versions", {"training-profiler": None}, "and is unknown"),
-        ("report", "machine", {"cores": 99}, "and is 99"),
-        ("report", "machine", {"gpus": [{"index": 0, "name": "A100"}]}, "gpu 0 was unknown, and is A100"),
+        ("machine", "cores", 99, "and is 99"),
+        ("machine", "gpus", [{"index": 0, "name": "A100"}], "gpu 0 was unknown, and is A100"),
     ],
 )
 def test_another_machine_or_version_counts(part, name, value, message):
     before = found()
-    now = {
-        **before,
-        part: {**before[part], name: {**before[part][name], **value} if isinstance(value, dict) else value},
-    }
-    assert why_another(before, now).endswith(message)
+    old = getattr(before, part)
+    value = {**old[name], **value} if isinstance(value, dict) else value
+    assert why_another(before, replace(before, **{part: {**old, name: value}})).endswith(message)
 
 
 @pytest.mark.usefixtures("project")

@@ -172,6 +172,14 @@ def test_two_sessions_do_not_go_on_in_the_same_folder(part, tmp_path):
         part(FakeLauncher(), is_resumed=True)
 
 
+def test_changes_of_another_version_are_refused(part, tmp_path):
+    part(FakeLauncher(ends=interrupted_at(1, 3)), **ONLY)
+    state = load_state(tmp_path)
+    save_state(tmp_path, replace(state, progress=replace(state.progress, chosen=["unheard"])))
+    with pytest.raises(RunFolderError, match="another version"):
+        part(FakeLauncher(), is_resumed=True)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": "x"}', "[" * 100_000])
 def test_a_damaged_state_is_one_line(tmp_path, text):
     (tmp_path / FILE).write_text(text)

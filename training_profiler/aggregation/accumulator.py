@@ -6,6 +6,7 @@ from copy import deepcopy
 import numpy as np
 
 from training_profiler.aggregation.arrays import Bools, Ints
+from training_profiler.aggregation.garbage import GarbageAttribution
 from training_profiler.aggregation.gradient_sync import GradientSyncAttribution
 from training_profiler.aggregation.lines import LineAttribution
 from training_profiler.aggregation.loaders import LoaderAttribution
@@ -18,6 +19,7 @@ from training_profiler.aggregation.span_matching import (
     Stretches,
     first_span_ns,
     match_spans,
+    moments_in,
     no_events,
     read_events,
     rename_leaf_spans,
@@ -32,6 +34,7 @@ from training_profiler.recording.gradient_sync import GradientSyncTotals
 from training_profiler.recording.known_sections import DATA_LOADING, FORWARD_SECTIONS, LOOP_SECTIONS
 from training_profiler.recording.recorder import Batch
 from training_profiler.recording.section_names import SectionNames
+from training_profiler.sampling.garbage_watch import Collection
 from training_profiler.sampling.location import Sample
 from training_profiler.snapshot.snapshot import PROFILER
 
@@ -58,6 +61,7 @@ class Accumulator:
         self.loaders = LoaderAttribution(names)
         self.step_spans = StepSpans()
         self._lines = LineAttribution(names)
+        self._garbage = GarbageAttribution()
         self._names = names
         self.warmup_steps = warmup_steps
         self._timeline = Timeline()
@@ -118,6 +122,13 @@ class Accumulator:
         vars(copy).update(deepcopy(state, {id(self._names): self._names}))
         copy.loaders.configure_intervals(False, None)
         return copy
+
+    def add_collections(self, collections: Sequence[Collection], since_ns: int | None) -> None:
+        """Add garbage collections on the training thread, before the batch of their time.
+
+        ``since_ns`` is the time since which all of them are known; None if they are not.
+        """
+        self._garbage.add(collections, since_ns is not None and (since_ns <= self.at_ns or not self.steps))
 
     def add(self, batch: Batch, training_thread: int, samples: Sequence[Sample] = ()) -> None:
         """Add a batch. The run's time is that of the thread ``training_thread``; ``samples`` are of that thread."""
@@ -204,8 +215,20 @@ class Accumulator:
             self._add_elsewhere(leaf_spans, stretches, leaves_per_stretch)
         else:
             step_rows = self._rows_of_pieces(cuts, first_step)
+            row_of = step_rows[pieces]
+
+            def rows_at(times_ns: Ints) -> Ints:
+                stretch, leaf = moments_in(times_ns, leaf_spans, stretches)
+                is_outside = stretches.outer_ids[stretch] > 0
+                if len(leaf_spans.ids):
+                    is_outside |= (leaf >= 0) & leaf_is_outside[leaf]
+                return np.where(is_outside, -1, row_of[stretch])
+
+            in_collections = self._garbage.attribute(
+                self.totals.garbage, rows_at, self._complete, first_step, int(cuts.ends_ns[-1])
+            )
             durations_ns, slowed = self._add_self_times(
-                leaf_spans, leaf_is_outside, stretches, leaves_per_stretch, step_rows[pieces], first_step
+                leaf_spans, leaf_is_outside, stretches, leaves_per_stretch, row_of, first_step, in_collections
             )
             self.step_spans.add_steps(cuts.ends_ns, step_rows, self.at_ns, first_step, durations_ns, slowed)
             self._lines.attribute(
@@ -228,6 +251,7 @@ class Accumulator:
         leaves_per_stretch: Ints,
         step_row: Ints,
         first_step: int,
+        in_collections: Ints | None,
     ) -> tuple[Ints, list[int]]:
         """Add the training thread's time, and return the durations of the steps, and which a capture slowed.
 
@@ -251,7 +275,7 @@ class Accumulator:
         slowed = self.slowed_by_capture.among(first_step, complete)
         if complete:
             self.step_ns += durations_ns.tolist()
-            self.totals.add_steps(self.step_ns[-complete:], self_ns[:complete], first_step, slowed)
+            self.totals.add_steps(self.step_ns[-complete:], self_ns[:complete], first_step, slowed, in_collections)
         return durations_ns, slowed
 
     def _rows_of_pieces(self, cuts: Cuts, first_step: int) -> Ints:
@@ -261,6 +285,7 @@ class Accumulator:
             rows[: piece + 1][rows[: piece + 1] == rows[piece]] = -1
             if cuts.steps[piece] == first_step:
                 self._lines.of_unfinished_step.clear()
+                self._garbage.discard_unfinished()
                 self._unfinished[:] = 0
                 self._unfinished_total[:] = 0
                 self._unfinished_calls = 0

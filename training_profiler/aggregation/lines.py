@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from training_profiler.aggregation.arrays import Ints
-from training_profiler.aggregation.span_matching import LeafSpans, Stretches
+from training_profiler.aggregation.span_matching import LeafSpans, Stretches, moments_in
 from training_profiler.recording.section_names import SectionNames
 from training_profiler.sampling.line_sampler import MOST_WAITING
 from training_profiler.sampling.location import Location, Sample
@@ -89,13 +89,8 @@ def _prepared(location: Location | None, section: str) -> Location | None:
 
 def _owners(times_ns: Ints, leaf_spans: LeafSpans, stretches: Stretches, step_row: Ints) -> tuple[Ints, Ints]:
     """Return the section that owns each moment, 0 for none, and the row of its step."""
-    # A sample may arrive after the drain it belongs to; it then counts at the begin of this one.
-    stretch = np.maximum(
-        np.searchsorted(stretches.begin_ns, np.maximum(times_ns, stretches.begin_ns[0]), side="right") - 1, 0
-    )
+    stretch, leaf = moments_in(times_ns, leaf_spans, stretches)
     owners = stretches.owners[stretch]
     if len(leaf_spans.ids):
-        leaf = np.maximum(np.searchsorted(leaf_spans.begin_ns, times_ns, side="right") - 1, 0)
-        since_ns = times_ns - leaf_spans.begin_ns[leaf]
-        owners = np.where((since_ns >= 0) & (since_ns < leaf_spans.durations_ns[leaf]), leaf_spans.ids[leaf], owners)
+        owners = np.where(leaf >= 0, leaf_spans.ids[leaf], owners)
     return owners, step_row[stretch]

@@ -20,6 +20,7 @@ LEVELS: Final = (
     "cpu_steal",
     "cpu_allowed",
     "memory_stall",
+    "disk_stall",
     "ram_process_bytes",
     "ram_container_bytes",
     "ram_host_bytes",

@@ -126,6 +126,7 @@ class RunSums:
             device=device,
             program=program or ProgramFacts(),
             machine=totals.machine.stats(has_growth=not of_interval),
+            garbage=totals.garbage.stats(),
             throughput=throughput(totals, self._names.names, self.warmup_steps),
             loaders=loader_stats(loaders, totals.loaders),
             health=health,

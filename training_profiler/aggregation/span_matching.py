@@ -308,3 +308,15 @@ def first_span_ns(result: MatchedSpans, ids: Ints) -> int | None:
         rows = np.flatnonzero(spans.ids == id)
         durations += zip(spans.begin_ns[rows], spans.end_ns[rows] - spans.begin_ns[rows], strict=True)
     return int(min(durations)[1]) if durations else None
+
+
+def moments_in(times_ns: Ints, leaf_spans: LeafSpans, stretches: Stretches) -> tuple[Ints, Ints]:
+    """Return the stretch of each moment, and the leaf span that it lies in, -1 for none."""
+    # A moment may be known only after the drain it belongs to; it then counts at the begin of this one.
+    at_ns = np.maximum(times_ns, stretches.begin_ns[0])
+    stretch = np.maximum(np.searchsorted(stretches.begin_ns, at_ns, side="right") - 1, 0)
+    if not len(leaf_spans.ids):
+        return stretch, np.full(len(times_ns), -1)
+    leaf = np.maximum(np.searchsorted(leaf_spans.begin_ns, times_ns, side="right") - 1, 0)
+    since_ns = times_ns - leaf_spans.begin_ns[leaf]
+    return stretch, np.where((since_ns >= 0) & (since_ns < leaf_spans.durations_ns[leaf]), leaf, -1)

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from training_profiler.aggregation.arrays import Floats, Ints
+from training_profiler.aggregation.arrays import Bools, Floats, Ints
 from training_profiler.aggregation.histogram import BIN_COUNT, bins_of, quantile_ns
 from training_profiler.aggregation.work import StepPoint
 
@@ -245,6 +245,13 @@ def _spread(first_ns: Sequence[int], later: Moments) -> Spread | None:
     return Spread(count, float(mean * count), float(mean), std)
 
 
+def settled(first_step: int, count: int, slowed: Sequence[int]) -> Bools:
+    """Return which of ``count`` steps, the first of them ``first_step``, enter correlations; ``slowed`` do not."""
+    is_settled = np.arange(count) >= SETTLED_AFTER - first_step
+    is_settled[list(slowed)] = False
+    return is_settled
+
+
 class Coupling:
     """Correlation of each section's time with the step's, from running sums.
 
@@ -271,9 +278,7 @@ class Coupling:
             self_ns: exclusive time within each step, shape (steps, sections), column 0 for time in no section.
             slowed: indices of steps to leave out, counted from 0.
         """
-        is_added = np.arange(len(self_ns)) >= SETTLED_AFTER - first_step
-        is_added[list(slowed)] = False
-        seconds = self_ns[is_added] * 1e-9
+        seconds = self_ns[settled(first_step, len(self_ns), slowed)] * 1e-9
         step_s = seconds.sum(axis=1)
         self.count += len(step_s)
         self.step += (step_s.sum(), (step_s**2).sum())

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from training_profiler.aggregation.arrays import Ints
+from training_profiler.aggregation.garbage import GarbageSums
 from training_profiler.aggregation.history import RunHistory
 from training_profiler.aggregation.lines import LineCounts
 from training_profiler.aggregation.loaders import LoaderSums
 from training_profiler.aggregation.machine import MachineSums
 from training_profiler.aggregation.section_series import SectionSeries
 from training_profiler.aggregation.section_totals import SectionSums
-from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, StepSums
+from training_profiler.aggregation.step_totals import FIRST_STEPS, Coupling, StepSums, settled
 from training_profiler.aggregation.trend import Series
 from training_profiler.recording.gradient_sync import BLOCK_STEPS, is_compared
 from training_profiler.recording.step_flops import StepFlops
@@ -30,6 +31,7 @@ class Totals:
         self.sections = SectionSums()
         self.steps = StepSums()
         self.coupling = Coupling()
+        self.garbage = GarbageSums()
         self.loop_begin_ns: int | None = None  # begin of the run's first step, which may precede this stretch
         self.first_fetch_ns: int | None = None  # the first wait for a batch, if it ended in this stretch
         # Time of each section (column) in each of the run's first steps, nested sections included. Warm-up is only
@@ -63,9 +65,22 @@ class Totals:
         return self.end_ns - self.begin_ns
 
     def add_steps(
-        self, durations_ns: Sequence[int], self_ns: Ints, first_step: int, slowed: Sequence[int] = ()
+        self,
+        durations_ns: Sequence[int],
+        self_ns: Ints,
+        first_step: int,
+        slowed: Sequence[int],
+        in_collections: Ints | None = None,
     ) -> None:
-        """Add complete steps with exclusive times in the rows of ``self_ns``; ``slowed`` are indices among them."""
+        """Add complete steps.
+
+        Args:
+            durations_ns: of the steps.
+            self_ns: exclusive times of the sections in each.
+            first_step: number of the first of them, counted from 0.
+            slowed: indices of those that a capture slowed.
+            in_collections: time in garbage collections in each; None if it is not known.
+        """
         self.slowed_by_capture += [self.steps.count + at for at in slowed]
         self.steps.add(durations_ns, slowed)
         early = max(0, min(len(self_ns), FIRST_STEPS - first_step))
@@ -73,6 +88,9 @@ class Totals:
         self.add_early(steps, np.zeros(early, np.int64), self_ns[:early, 0])  # column 0 has no spans
         self.coupling.grow(self_ns.shape[1])
         self.coupling.add_steps(first_step, self_ns, slowed)
+        if in_collections is not None:
+            is_settled = settled(first_step, len(self_ns), slowed)
+            self.garbage.add_steps(in_collections[is_settled], self_ns[is_settled].sum(axis=1))
         self.series.add(self_ns)
         self.sections.step_self_ns[: self_ns.shape[1]] += self_ns.sum(axis=0)
         end = first_step + len(self_ns)
@@ -96,6 +114,7 @@ class Totals:
         self.steps.add(durations_ns, later.slowed_by_capture, later.step_calls)
         self.input_sizes.add_points(later.input_sizes.points)
         self.coupling.add(later.coupling)
+        self.garbage.add(later.garbage)
         if later.early_ns.any():
             steps, ids = np.nonzero(later.early_ns)
             self.add_early(steps, ids, later.early_ns[steps, ids])

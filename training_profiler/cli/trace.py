@@ -292,7 +292,7 @@ def _files(given: Path) -> list[Path]:
 
 
 def _over_ranks(traces: Sequence[Analysis]) -> list[RankCollective]:
-    runs = {trace.rank: trace.collective_runs_ns for trace in traces if trace.rank is not None}
+    runs = {trace.rank: trace.collective_runs for trace in traces if trace.rank is not None}
     return over_ranks(runs) if are_ranks(traces) else []
 
 

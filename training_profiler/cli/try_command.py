@@ -130,6 +130,8 @@ def _program(words: list[str]) -> Program:
     if words[0].endswith(".py") and not os.path.exists(words[0]):
         raise ProfilerError(f"{words[0]} does not exist")
     program, command, is_python = resolve(words)
+    if command[0] != words[0] and not words[0].startswith("-") and not os.path.exists(words[0]):
+        raise ProfilerError(f"{words[0]} is neither a file nor a command")
     if not program:
         raise ProfilerError("this Python does not know its own path; put it in front of the script")
     return Program([program, *command[1:]], is_python, _shown(words))

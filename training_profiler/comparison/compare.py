@@ -177,8 +177,9 @@ def _reasons(old: SettledSteps, new: SettledSteps, usual: Difference) -> tuple[s
         needed = f"needs about {ceil(usual.needed_s)} s of steps in each"
         return (f"runs of {short} are too short to show {size}: the machine's drift does as much ({needed})",)
     width = max(usual.high - usual.relative, usual.relative - usual.low)
-    lost = max(old.lost or 0.0, new.lost or 0.0)
-    busy = f"; the machine was busy: others took {lost:.0%} of the time" if _allowance(lost) > LEAST_SHOWN else ""
+    lost = max(old.lost_of_run or 0.0, new.lost_of_run or 0.0)
+    is_busy = _explained((old, new))[1] > LEAST_SHOWN
+    busy = f"; the machine was busy: others took {lost:.0%} of the time" if is_busy else ""
     return (f"a difference below {max(width, LEAST_SHOWN):.1%} would not stand out from noise{busy}",)
 
 
@@ -197,7 +198,7 @@ def _difference(
         terms = [(each.variance / each.mean**2, each.freedom) for each in (old, new)]
     ratio = log(new.mean * scale / old.mean)
     # A busy machine explains a difference up to that between the lost times, and lost times are known only roughly.
-    explained, allowance = _explained((runs[0].lost, runs[1].lost))
+    explained, allowance = _explained(runs)
     scatter = _width(level, terms)
     width = _width(level, [*terms, *map(_unseen, runs)])
     low = ratio - width - allowance - max(0.0, explained)
@@ -221,14 +222,16 @@ def _width(level: float, terms: Sequence[tuple[float, float]]) -> float:
     return student_t(level, max(1, int(freedom_of_sum(*terms)))) * sqrt(variance)
 
 
-def _explained(lost: tuple[float | None, float | None]) -> tuple[float, float]:
-    """Return the logarithm of the ratio that lost time explains, and by how much that may be wrong."""
-    losses = [-log1p(-min(MOST_LOST, part or 0.0)) for part in lost]
-    return losses[1] - losses[0], OF_LOSS * max(losses)
+def _explained(runs: tuple[SettledSteps, SettledSteps]) -> tuple[float, float]:
+    """Return the logarithm of the ratio that lost time explains, and by how much that may be wrong.
 
-
-def _allowance(lost: float) -> float:
-    return _explained((lost, lost))[1]
+    Others that took CPUs from a part of a run were there in the rest as well, where they slowed the CPUs down.
+    """
+    of_steps, of_runs = (
+        [-log1p(-min(MOST_LOST, part or 0.0)) for part in lost]
+        for lost in ([run.lost for run in runs], [run.lost_of_run for run in runs])
+    )
+    return of_steps[1] - of_steps[0], OF_LOSS * max(*of_steps, *of_runs)
 
 
 class _Pairs(NamedTuple):
@@ -266,7 +269,7 @@ def _sections(old: SettledSteps, new: SettledSteps, scale: float, is_by_mean: bo
     rows = []
     weights = [np.ones(len(run.block_s)) if is_by_mean else _weights(run) for run in (old, new)]
     level = 1 - (1 - SECTIONS_LEVEL) / max(1, len(names))
-    explained, allowance = _explained((old.lost, new.lost))
+    explained, allowance = _explained((old, new))
     for name in names:
         was, now = (_section(run, weight, name) for run, weight in zip((old, new), weights, strict=True))
         terms = [(was.variance, was.freedom), (scale**2 * now.variance, now.freedom)]

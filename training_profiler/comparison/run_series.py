@@ -50,6 +50,7 @@ class SettledSteps:
     block_s: Floats  # their time
     sections: Mapping[str, Floats]  # section -> time in each block
     lost: float | None  # mean of the stretches
+    lost_of_run: float | None  # the same with the steps that were set aside
     samples_a_step: float | None
     warmup: int
     slowed: int
@@ -99,8 +100,6 @@ def _gather(kept: Sequence[tuple[int, Stretch, Bools]], warmup: int, slowed: int
     step_s = np.concatenate([np.zeros(0), *(stretch.step_s[is_kept] for _, stretch, is_kept in kept)])
     used = [(stretch, is_kept) for _, stretch, is_kept in kept if is_kept.any()]
     block_steps, block_s, sections = _blocks(used)
-    known = [(stretch.lost, int(is_kept.sum())) for stretch, is_kept in used if stretch.lost is not None]
-    weight = sum(count for _, count in known)
     sampled = [stretch for stretch, _ in used if len(stretch.step_s)]
     samples = [stretch.samples for stretch in sampled if stretch.samples is not None]
     is_known = bool(sampled) and len(samples) == len(sampled)
@@ -110,12 +109,19 @@ def _gather(kept: Sequence[tuple[int, Stretch, Bools]], warmup: int, slowed: int
         block_steps=block_steps,
         block_s=block_s,
         sections=sections,
-        lost=sum(lost * count for lost, count in known) / weight if weight else None,
+        lost=_mean_lost([(stretch.lost, int(is_kept.sum())) for _, stretch, is_kept in kept]),
+        lost_of_run=_mean_lost([(stretch.lost, len(is_kept)) for _, stretch, is_kept in kept]),
         samples_a_step=sum(samples) / sum(len(stretch.step_s) for stretch in sampled) if is_known else None,
         warmup=warmup,
         slowed=slowed,
         busy=busy,
     )
+
+
+def _mean_lost(stretches: Sequence[tuple[float | None, int]]) -> float | None:
+    known = [(lost, count) for lost, count in stretches if lost is not None]
+    weight = sum(count for _, count in known)
+    return sum(lost * count for lost, count in known) / weight if weight else None
 
 
 def _blocks(used: Sequence[tuple[Stretch, Bools]]) -> tuple[Ints, Floats, dict[str, Floats]]:

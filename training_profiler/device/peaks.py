@@ -76,6 +76,35 @@ PEAKS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What one accelerator can send to the others of its node, while it receives as much."""
+
+    words: tuple[str, ...]  # all of them occur in the device's name
+    gb_s: float  # 1e9 bytes per second, half of the printed figure, which adds both directions
+    source: str
+
+
+# Only where the name says how devices are connected: those on PCIe may have bridges.
+LINKS: Final = (
+    Link(("B200",), 900.0, "NVIDIA Blackwell (HGX B200) data sheet, NVLink"),
+    Link(("H200",), 450.0, "NVIDIA H200 data sheet, NVLink"),
+    Link(("H100", "HBM3"), 450.0, "NVIDIA H100 data sheet, NVLink"),
+    Link(("A100", "SXM4"), 300.0, "NVIDIA A100 data sheet, NVLink"),
+    Link(("V100", "SXM2"), 150.0, "NVIDIA V100 data sheet, NVLink"),
+    Link(("MI300X",), 448.0, "AMD MI300X data sheet, seven Infinity Fabric links"),
+)
+BRIDGED: Final = ("nvl", "pcie")  # words of variants without a switch between all devices
+
+
+def link_of(device: str) -> Link | None:
+    """Return the link between the named devices of a node; None if the name does not show it."""
+    words = _words(device)
+    if any(word in (*ANOTHER, *BRIDGED) for word in words):
+        return None
+    return next((link for link in LINKS if all(word.casefold() in words for word in link.words)), None)
+
+
 def peak_of(device: str, dtype: str) -> tuple[float, str] | None:
     """Return the dense peak of the named device in 1e12 per second, and its source; None if unknown."""
     peak = _peak(device)
@@ -90,7 +119,11 @@ def peak_memory_of(device: str) -> float | None:
 
 
 def _peak(device: str) -> Peak | None:
-    words = device.replace("-", " ").replace("_", " ").casefold().split()
+    words = _words(device)
     if any(word in ANOTHER for word in words):
         return None
     return next((peak for peak in PEAKS if all(word.casefold() in words for word in peak.words)), None)
+
+
+def _words(device: str) -> list[str]:
+    return device.replace("-", " ").replace("_", " ").casefold().split()

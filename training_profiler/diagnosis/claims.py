@@ -6,6 +6,7 @@ from typing import Final
 
 from training_profiler.diagnosis.change import SLOWER_SINCE
 from training_profiler.diagnosis.device import CAUSES, GPU_UTILIZATION
+from training_profiler.diagnosis.garbage import GARBAGE, GARBAGE_COLLECTION
 from training_profiler.diagnosis.program import (
     DOUBLE_PRECISION,
     RECOMPILES,
@@ -24,6 +25,7 @@ from training_profiler.recording.known_sections import (
     FIRST_FETCH,
     FORWARD_PASS,
     OPTIMIZER_STEP,
+    STEP_PARTS,
     SYNCHRONIZATION,
     WORKER_START,
 )
@@ -50,9 +52,18 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     REPEATED_BACKWARD: (BACKWARD_PASS,),
     RECOMPILES: (FORWARD_PASS, BACKWARD_PASS),
     LOCK_HELD: (FORWARD_PASS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER),
+    GARBAGE: (GARBAGE_COLLECTION, OTHER, *STEP_PARTS),
 }
 # A cause that is measured is named before what only says where the time lies.
-_CAUSES: Final = (LOCK_HELD, SAMPLER_SLOW, RECOMPILES, DOUBLE_PRECISION, SMALL_OPERATORS, REPEATED_BACKWARD)
+_CAUSES: Final = (
+    GARBAGE,
+    LOCK_HELD,
+    SAMPLER_SLOW,
+    RECOMPILES,
+    DOUBLE_PRECISION,
+    SMALL_OPERATORS,
+    REPEATED_BACKWARD,
+)
 _INSIDE: Final = {FIRST_FETCH: DATA_LOADING, WORKER_START: DATA_LOADING}
 SAYS_MORE_FROM: Final = 0.3  # of its own saving, beside a known cause
 _EXPLAINED_FROM: Final = 0.5  # of the variance of step time

@@ -10,6 +10,7 @@ from training_profiler.diagnosis import (  # noqa: F401
     change,
     claims,
     device,
+    garbage,
     lines,
     loaders,
     machine,

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Final
 
 from training_profiler.diagnosis.change import abrupt_rise, when_text, work_of
+from training_profiler.diagnosis.garbage import FREEZE, GARBAGE_COLLECTION
 from training_profiler.diagnosis.loader_fixes import first_batch_fix
+from training_profiler.diagnosis.pauses import lost_in_long_steps_s
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
@@ -42,6 +44,7 @@ _FIXES: Final[dict[str, str | Callable[[Snapshot], str]]] = {
     FIRST_FETCH: first_batch_fix,
     WORKER_START: first_batch_fix,
     SYNCHRONIZATION: "Check for a rank that is sometimes late",
+    GARBAGE_COLLECTION: FREEZE,
     OTHER: "Check the code outside all sections: logging, garbage collection, other work on the machine",
 }
 
@@ -59,7 +62,7 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
     if not step.has_own_pace:
         return None
     variation = step.std_s / step.avg_s
-    potential_saving_s = max(0.0, step.avg_s - step.median_s) * step.settled_count
+    potential_saving_s = lost_in_long_steps_s(snapshot)
     if variation <= threshold or potential_saving_s < MIN_SAVING_S:
         return None
     if any(step.explained.get(name, 0.0) >= ACTS_AT_TIMES for name in ACTING_SECTIONS):
@@ -68,6 +71,8 @@ def step_time_varies(snapshot: Snapshot, threshold: float) -> Finding | None:
         return None
     cause, part = max(step.explained.items(), key=lambda item: item[1], default=("", 0.0))
     cause, part = _waits_in(snapshot, cause), min(1.0, part)
+    if snapshot.garbage is not None and snapshot.garbage.explained >= COUPLED:
+        cause, part = GARBAGE_COLLECTION, snapshot.garbage.explained  # a cause, which lies in some section
     named = f"; {part:.0%} of the variation comes from {cause}" if part >= COUPLED else ""
     evidence: dict[str, float | int | str] = {
         "coefficient_of_variation": variation,

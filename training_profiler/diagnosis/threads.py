@@ -1,6 +1,6 @@
 """The rule about a thread of the program that holds Python's lock."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from training_profiler.diagnosis.machine import cpu_loss
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
@@ -14,9 +14,16 @@ SAMPLES_NEEDED: Final = 10  # of a line that has the lock; fewer may be chance
 _WAITING: Final = (*INPUT_SECTIONS, SYNCHRONIZATION)  # sections in which the training waits for something else
 
 
-@RULES.rule(LOCK_HELD, threshold=0.10)  # of step time
-def lock_held_by_thread(snapshot: Snapshot, threshold: float) -> Finding | None:
-    """Flag a thread of the program that runs Python code while the training thread waits for Python's lock.
+class LockWait(NamedTuple):
+    """What the training waits for Python's lock within steps."""
+
+    seconds: float
+    samples: int
+    place: str  # of the line that has it the longest
+
+
+def lock_wait(snapshot: Snapshot) -> LockWait | None:
+    """Return how long the training waits for Python's lock; None with too few samples.
 
     A thread that waits uses no CPU, whatever it waits for. So the time in which the training waits for batches, ranks,
     a CPU or the device is taken off.
@@ -39,10 +46,19 @@ def lock_held_by_thread(snapshot: Snapshot, threshold: float) -> Finding | None:
     idle_s = snapshot.idle_device_s()
     if idle_s is not None:
         held_s = min(held_s, idle_s)
+    return LockWait(max(0.0, held_s), samples, max(seconds, key=lambda place: seconds[place]))
+
+
+@RULES.rule(LOCK_HELD, threshold=0.10)  # of step time
+def lock_held_by_thread(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a thread of the program that runs Python code while the training thread waits for Python's lock."""
+    step, wait = snapshot.step, lock_wait(snapshot)
+    if step is None or wait is None:
+        return None
+    held_s, place = wait.seconds, wait.place
     share = held_s / step.total_s
     if share <= threshold or held_s < MIN_SAVING_S:
         return None
-    place = max(seconds, key=lambda place: seconds[place])
     return Finding(
         code=LOCK_HELD,
         message=f"The training waits for Python's lock for {share:.0%} of step time "

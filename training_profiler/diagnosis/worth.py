@@ -29,6 +29,7 @@ _PARTS: Final[dict[str, tuple[float, float]]] = {
     "unexplained": (0.5, 1.0),
     "recompiles": (0.7, 1.0),
     "lock-held-by-thread": (0.7, 1.5),
+    "garbage-collection": (0.0, 1.0),
 }
 _UNLISTED: Final = (0.5, 1.0)
 

@@ -14,6 +14,7 @@ from training_profiler.reports.first_screen import first_screen
 from training_profiler.reports.layout import Layout, shortened
 from training_profiler.reports.loaders import loader_lines
 from training_profiler.reports.machine import machine_lines
+from training_profiler.reports.pauses import pause_lines
 from training_profiler.reports.ranks import attempt_lines, exchange_lines, rank_lines
 from training_profiler.reports.startup import startup_lines
 from training_profiler.reports.verdict import GOOD, verdict
@@ -117,6 +118,7 @@ def _run_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
         *_phase_lines(snapshot),
         *device_lines(snapshot),
         *machine_lines(snapshot),
+        *pause_lines(snapshot),
     ]
     lines = [line for sentence in sentences for line in layout.wrap(sentence)]
     lines += loader_lines(snapshot, layout)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from training_profiler.diagnosis import Finding
+from training_profiler.diagnosis.pauses import pauses
 from training_profiler.recording.known_sections import DATA_LOADING
 from training_profiler.reports.checklist import checklist
 from training_profiler.reports.verdict import verdict
@@ -62,6 +63,8 @@ def _data(snapshot: Snapshot, findings: Iterable[Finding]) -> dict[str, Any]:
         "calls": [_call(call) for call in snapshot.program.calls],
         "throughput": None if snapshot.throughput is None else asdict(snapshot.throughput),
         "machine": None if snapshot.machine is None else asdict(snapshot.machine),
+        "garbage": None if snapshot.garbage is None else asdict(snapshot.garbage),
+        "pauses": [asdict(pause) for pause in pauses(snapshot)],
         "ranks": None if snapshot.ranks is None else _ranks(snapshot.ranks),
         "exchange": None if snapshot.exchange is None else asdict(snapshot.exchange),
         "attempts": [asdict(attempt) for attempt in snapshot.attempts],

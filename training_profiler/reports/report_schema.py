@@ -7,11 +7,13 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from training_profiler.findings.check import Check
 from training_profiler.reports.report_json import SCHEMA
+from training_profiler.snapshot.pauses import Pause
 from training_profiler.snapshot.snapshot import (
     AllRanksStats,
     AttemptStats,
     DeviceTimingStats,
     EpochStats,
+    GarbageStats,
     GradientSyncStats,
     Health,
     LineStats,
@@ -51,6 +53,8 @@ def report_schema(trials: type) -> Schema:
         "calls": _list_of(_call()),
         "throughput": _or_null(_object_of(Throughput)),
         "machine": _or_null(_object_of(MachineStats)),
+        "garbage": _or_null(_object_of(GarbageStats)),
+        "pauses": _list_of(_object_of(Pause)),
         "ranks": _or_null(_ranks()),
         "exchange": _or_null(_object_of(GradientSyncStats)),
         "attempts": _list_of(_object_of(AttemptStats)),

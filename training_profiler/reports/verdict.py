@@ -53,6 +53,7 @@ _CLASSES: Final = {
     "gpu-utilization": "GPU IDLE",
     "small-operators": "SMALL OPERATORS",
     "lock-held-by-thread": "LOCK HELD",
+    "garbage-collection": "GARBAGE COLLECTION",
     "double-precision": "FLOAT64",
     "repeated-backward": "REPEATED BACKWARD",
     "recompiles": "RECOMPILES",

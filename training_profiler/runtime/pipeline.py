@@ -89,9 +89,9 @@ class Pipeline:
 
     def drain(self, is_beside: bool = False) -> None:
         """Add up the events recorded since the last drain."""
-        self._accumulator.add(
-            self._recorder.drain(is_beside), self._progress.thread_id, self._samplers.lines.pop_samples()
-        )
+        batch, garbage = self._recorder.drain(is_beside), self._samplers.garbage
+        self._accumulator.add_collections(garbage.pop(), garbage.since_ns)
+        self._accumulator.add(batch, self._progress.thread_id, self._samplers.lines.pop_samples())
         self._samplers.add_to(self._accumulator)
         self._send_loader_rows()
 

@@ -7,6 +7,7 @@ from training_profiler.device.device_time import DeviceTime
 from training_profiler.loader_workers.collector import WorkerCollector
 from training_profiler.recording.section import Clock
 from training_profiler.sampling.compilations import Compilations
+from training_profiler.sampling.garbage_watch import GarbageWatch
 from training_profiler.sampling.line_sampler import LineSampler
 from training_profiler.sampling.machine_sampler import MachineSampler
 from training_profiler.settings import Settings
@@ -20,6 +21,7 @@ class Samplers:
         lines: samples the training thread's stack.
         device: measures time on the accelerator.
         machine: samples processors, memory and accelerators.
+        garbage: times garbage collections.
         workers: collects what the workers of data loaders do.
         settings: the settings at the start of the run.
         clock: the recorder's.
@@ -32,13 +34,14 @@ class Samplers:
         lines: LineSampler,
         device: DeviceTime,
         machine: MachineSampler,
+        garbage: GarbageWatch,
         workers: WorkerCollector,
         settings: Settings,
         clock: Clock,
         begin_ns: int,
         run_ns: Callable[[], int],
     ) -> None:
-        self.lines, self.device, self.machine, self.workers = lines, device, machine, workers
+        self.lines, self.device, self.machine, self.garbage, self.workers = lines, device, machine, garbage, workers
         self.compilations = Compilations()
         self._settings, self._clock = settings, clock
         self._begin_ns, self._run_ns = begin_ns, run_ns
@@ -55,6 +58,7 @@ class Samplers:
         self.lines.start(settings.sample_hz, since_ns)
         self.device.start(settings.timing)
         self.machine.start(settings.monitor_s)
+        self.garbage.start(is_on=settings.monitor_s > 0)
         self.workers.start(is_on=settings.sample_hz > 0)
         self.compilations.start()
 
@@ -63,11 +67,13 @@ class Samplers:
         self.lines.sample_this_thread()
         self.device.sample_this_thread()
         self.machine.sample_this_thread()
+        self.garbage.sample_this_thread()
 
     def poll(self, now_ns: int) -> None:
         """Check for an accelerator and for the cost of device timing, at the end of a step."""
         self.device.poll(now_ns)
         self.compilations.keep_listening()
+        self.garbage.poll()
 
     def add_to(self, accumulator: Accumulator) -> None:
         """Add the device times and machine samples that belong to the last drain."""
@@ -79,6 +85,7 @@ class Samplers:
         self.lines.close()
         self.device.close()
         self.machine.close()
+        self.garbage.close()
         self.workers.close()
         self.compilations.close()
 
@@ -87,6 +94,7 @@ class Samplers:
         self.lines.after_fork_in_child()
         self.device.after_fork_in_child()
         self.machine.after_fork_in_child()
+        self.garbage.after_fork_in_child()
         self.workers.after_fork_in_child()
         self.compilations.close()
 
@@ -98,4 +106,4 @@ class Samplers:
         """Return a sentence for each sampler: number of samples and cost."""
         run_ns = self._run_ns()
         costs = [cost for cost in (self.lines.cost(run_ns), self.machine.cost(run_ns)) if cost]
-        return [*costs, *self.workers.notes(), *self.device.notes()]
+        return [*costs, *self.garbage.notes(), *self.workers.notes(), *self.device.notes()]

@@ -32,6 +32,7 @@ from training_profiler.runtime.shutdown import Shutdown
 from training_profiler.runtime.terminal import Terminal
 from training_profiler.safety.cost_budget import LINES, MACHINE, WORKERS, CostBudget
 from training_profiler.safety.fault_guard import FaultGuard
+from training_profiler.sampling.garbage_watch import GarbageWatch
 from training_profiler.sampling.line_sampler import LineSampler
 from training_profiler.sampling.machine_sampler import MachineSampler
 from training_profiler.sampling.startup_sampler import StartupSampler
@@ -259,6 +260,7 @@ def _build_samplers(
             local_ranks=settings.launch.local_world_size or 1,
             pace=budget.pace(MACHINE),
         ),
+        GarbageWatch(guard.run),
         WorkerCollector(
             guard.run,
             no_wait if context.instrumentation is None else context.instrumentation.awaited,

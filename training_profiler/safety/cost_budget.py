@@ -114,7 +114,7 @@ class Pace:
             return None
         made, wanted = self._pauses / self._paused_s, self._pauses / self._wanted_s
         return (
-            f"{self._part}: {made:.2g} times a second and not {wanted:.2g}, so that the profiler stays within "
+            f"{self._part}: {made:.2g} times a second and not {wanted:.2g}, because the profiler's budget is "
             f"{SHARE:.1%} of the run"
         )
 

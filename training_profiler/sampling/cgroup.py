@@ -18,6 +18,7 @@ class Container(NamedTuple):
     cpu_quota: float | None  # CPUs
     quota_group: Path | None = None  # has the quota
     pressure: Path | None = None  # file on stalls for memory: of the group, else of the host
+    disk_pressure: Path | None = None  # the same for disks
 
 
 class Usage(NamedTuple):
@@ -26,6 +27,7 @@ class Usage(NamedTuple):
     memory_bytes: int | None  # without file pages that the kernel can drop
     cpu_ns: int | None  # since the container began
     memory_stall_s: float | None = None  # in which all its tasks waited for memory pages, since it began
+    disk_stall_s: float | None = None  # the same for disks
     periods: tuple[int, int] | None = None  # of its CPU quota: those in which it was stopped, and all
 
 
@@ -43,16 +45,21 @@ def find_container(root: Path = Path("/")) -> Container:
     limit, memory_group = min(limits, default=(None, None), key=lambda entry: entry[0])
     quota, cpu_group = min(quotas, default=(None, None), key=lambda entry: entry[0])
     inside = memory[-1] if memory and (memory[-1] / "memory.current").exists() else None
-    groups = [group / "memory.pressure" for group in (memory_group or inside,) if group is not None]
-    pressures = [*groups, root / "proc/pressure/memory"]
     return Container(
         memory_group or inside,
         limit,
         _same(cpu_group, cpu, cpu_use) or _same(memory_group or inside, memory, cpu_use),
         quota,
         cpu_group,
-        next((path for path in pressures if path.is_file()), None),
+        _pressure(root, memory_group or inside, "memory"),
+        _pressure(root, memory_group or inside, "io"),
     )
+
+
+def _pressure(root: Path, group: Path | None, resource: str) -> Path | None:
+    """Return the file on stalls for a resource: of the group, else of the host."""
+    own = [] if group is None else [group / f"{resource}.pressure"]
+    return next((path for path in (*own, root / "proc/pressure" / resource) if path.is_file()), None)
 
 
 def _same(group: Path | None, groups: list[Path], others: list[Path]) -> Path | None:
@@ -72,6 +79,7 @@ def read_usage(container: Container) -> Usage:
         None if memory is None else _memory_use(memory),
         None if cpu is None else _cpu_use(cpu),
         None if container.pressure is None else _full_stall_s(container.pressure),
+        None if container.disk_pressure is None else _full_stall_s(container.disk_pressure),
         None if container.quota_group is None else _periods(container.quota_group),
     )
 

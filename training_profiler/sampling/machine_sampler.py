@@ -231,6 +231,8 @@ class MachineReader:
             self._rate(sample, "cpu_container", usage.cpu_ns / NS_PER_S, sample.at_ns / NS_PER_S)
         if usage.memory_stall_s is not None:
             self._rate(sample, "memory_stall", usage.memory_stall_s, sample.at_ns / NS_PER_S)
+        if usage.disk_stall_s is not None:
+            self._rate(sample, "disk_stall", usage.disk_stall_s, sample.at_ns / NS_PER_S)
         if usage.periods is not None:
             self._rate(sample, "cpu_throttled", *usage.periods, least=1)
         available = reading.host_available_bytes

@@ -63,6 +63,7 @@ class MachineStats:
     cpu_throttled: Level | None = None  # part of the periods in which the container's quota stopped it, 0 to 1
     cpu_steal: Level | None = None  # part of the host's CPU time that its hypervisor gave to others, 0 to 1
     memory_stall: Level | None = None  # part of the time in which every program waited for memory pages, 0 to 1
+    disk_stall: Level | None = None  # part of the time in which every program waited for a disk, 0 to 1
     ram_process_bytes: Level | None = None  # resident memory of this process and its children
     ram_container_bytes: Level | None = None
     ram_limit_bytes: int | None = None  # of the container; None without a limit

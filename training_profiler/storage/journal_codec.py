@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from training_profiler.aggregation.arrays import Ints
+from training_profiler.aggregation.garbage import GarbageSums
 from training_profiler.aggregation.histogram import BIN_COUNT
 from training_profiler.aggregation.lines import BEFORE_STEPS, IN_STEPS
 from training_profiler.aggregation.loaders import KINDS
@@ -41,6 +42,7 @@ Cell = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 Bin = Annotated[int, Meta(ge=0, lt=BIN_COUNT)]
 Micros = Annotated[int, Meta(ge=0, le=2**43)]  # 2^53 ns
 Samples = Annotated[int, Meta(ge=1, le=2**53)]
+GarbageRow = tuple[Count, Count, Count, Count, Count, Count, Count]
 Squares = Annotated[float, Meta(ge=0, le=1e60)]
 
 
@@ -91,6 +93,14 @@ class MachineRecord(Struct):
     facts: dict[str, Real | str] = {}
 
 
+class GarbageRecord(Struct):
+    """The sums of garbage collections; see ``GarbageSums``. A row each of its kinds: its table, and the longest."""
+
+    steps: Count
+    rows: tuple[GarbageRow, GarbageRow, GarbageRow, GarbageRow]
+    coupling: tuple[Count, Real, Real, Real, Real]
+
+
 class IntervalRecord(Struct, kw_only=True):
     """The totals of a flush interval. Fields with a default are missing in journals of earlier versions."""
 
@@ -119,6 +129,7 @@ class IntervalRecord(Struct, kw_only=True):
     step_calls: list[tuple[Count, Count]] | UnsetType = UNSET
     input_sizes: list[tuple[Count, Real, Real]] | UnsetType = UNSET  # see ``Series``
     with_grad: tuple[Count, Count] | UnsetType = UNSET
+    garbage: GarbageRecord | UnsetType = UNSET
     late_exchange_ns: Count | UnsetType = UNSET
     dropped: Count
     unended: Count
@@ -158,6 +169,7 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
         step_calls=_call_rows(totals.step_calls),
         input_sizes=totals.input_sizes.points or UNSET,
         with_grad=totals.with_grad if totals.with_grad[0] else UNSET,
+        garbage=_garbage_record(totals.garbage),
         late_exchange_ns=totals.late_exchange_ns or UNSET,
         dropped=totals.dropped,
         unended=totals.unended,
@@ -169,6 +181,13 @@ def totals_to_data(totals: Totals, step_ns: Sequence[int], names: SectionNames) 
 def _call_rows(step_calls: Sequence[int]) -> list[tuple[int, int]] | UnsetType:
     rows = [(len(list(steps)), calls) for calls, steps in groupby(step_calls)]
     return UNSET if all(calls == 1 for _, calls in rows) else rows
+
+
+def _garbage_record(sums: GarbageSums) -> GarbageRecord | UnsetType:
+    rows: Any = tuple(sums.rows())
+    count, *products = sums.coupling.tolist()
+    coupling: Any = (int(count), *products)
+    return GarbageRecord(sums.steps, rows, coupling) if sums.steps or sums.table.any() else UNSET
 
 
 def _section_record(totals: Totals, id: int) -> SectionRecord:
@@ -268,6 +287,8 @@ def totals_from_data(
     ]
     totals.input_sizes.add_points(record.input_sizes or ())
     totals.with_grad = record.with_grad or (0, 0)
+    if record.garbage:
+        totals.garbage.restore(record.garbage.steps, record.garbage.rows, record.garbage.coupling)
     totals.late_exchange_ns = record.late_exchange_ns or 0
     totals.flops = None if record.flops is None else _flops(record.flops)
     totals.dropped, totals.unended = record.dropped, record.unended
@@ -323,6 +344,7 @@ def largest_sum(record: IntervalRecord) -> int:
         + sum(value or 0 for value in (record.batches, record.samples, record.tokens, record.dropped, record.unended))
         + (record.late_exchange_ns or 0)
         + sum(record.with_grad or ())
+        + (0 if not record.garbage else record.garbage.steps + sum(sum(row) for row in record.garbage.rows))
         + sum(calls for _, calls in record.step_calls or ())
     )
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from training_profiler.trace_analysis import host_activity
+from training_profiler.trace_analysis.bus_bandwidth import BusBandwidth, bus_bandwidths
 from training_profiler.trace_analysis.code_places import CodePlaces, code_places, shortened_line
-from training_profiler.trace_analysis.communication import Collective, collective_runs, collectives
+from training_profiler.trace_analysis.communication import Collective, Runs, RunsOf, collective_runs, collectives
 from training_profiler.trace_analysis.completeness import Doubt, doubts_of
 from training_profiler.trace_analysis.critical_path.graph import Graph, graph_of
 from training_profiler.trace_analysis.device_activity import (
@@ -107,7 +108,8 @@ class Analysis:
     kernels: Kernels
     roofline: Roofline
     collectives: tuple[Collective, ...]
-    collective_runs_ns: Mapping[str, Ints]  # of each run, by kind, in order of time
+    collective_runs: Mapping[RunsOf, Runs]
+    bus_bandwidths: tuple[BusBandwidth, ...]
     copies: tuple[host_activity.ModuleCalls, ...]
     conversions: host_activity.ModuleCalls
     synchronizations: tuple[host_activity.ModuleCalls, ...]
@@ -182,8 +184,7 @@ def analyse_columns(
     by_name, by_shape = operators(columns, nesting, launches)
     met = tuple(collectives(columns, device, communicates))
     doubts = doubts_of(columns, launches, communicates, steps)
-    found = _long_gaps(columns, device, devices, launches, communicates)
-    code = code_places(columns, launches, found)
+    long, code = _gaps_and_code(columns, device, devices, launches, communicates)
     return Analysis(
         path=path,
         events=events,
@@ -204,14 +205,15 @@ def analyse_columns(
         doubts=doubts,
         notes=columns.notes,
         gap_lengths_ns=_gap_lengths(device),
-        gaps=_attributed(columns, found, launches, reads, scope, code),
+        gaps=_attributed(columns, long, launches, reads, scope, code),
         operators=by_name,
         operators_by_shape=by_shape,
         code=code,
         kernels=kernels_of(columns, launches),
         roofline=roofline_of(columns, launches, communicates),
         collectives=met,
-        collective_runs_ns=collective_runs(columns, communicates),
+        collective_runs=collective_runs(columns, communicates),
+        bus_bandwidths=bus_bandwidths(columns, communicates),
         copies=tuple(host_activity.copies(columns)),
         conversions=host_activity.conversions(columns, nesting, launches),
         synchronizations=tuple(host_activity.synchronizations(columns)),
@@ -266,16 +268,17 @@ def _waiting(columns: Columns, scope: Scope, in_scope: Bools, reads: Ints) -> Wa
     )
 
 
-def _long_gaps(
+def _gaps_and_code(
     columns: Columns, everything: Device, devices: tuple[OneDevice, ...], launches: Launches, communicates: Bools
-) -> list[Gap]:
-    """Return the gaps of all devices, in order of time."""
+) -> tuple[list[Gap], CodePlaces]:
+    """Return the gaps of all devices, in order of time, and where in the code time and gaps are."""
     long = [
         gap
         for device in devices
         for gap in long_gaps(columns, device.device.busy, everything.busy, launches, communicates, device.index)
     ]
-    return sorted(long, key=lambda gap: (gap.begin_ns, gap.device))
+    long.sort(key=lambda gap: (gap.begin_ns, gap.device))
+    return long, code_places(columns, launches, long)
 
 
 def _attributed(

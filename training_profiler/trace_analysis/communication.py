@@ -3,14 +3,14 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Final
+from functools import cache, reduce
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from training_profiler.trace_analysis.device_activity import Device
 from training_profiler.trace_analysis.intervals import covered
-from training_profiler.trace_analysis.load.columns import Bools, Columns, Ints
+from training_profiler.trace_analysis.load.columns import NONE, Bools, Columns, Ints
 
 _KINDS: Final = (
     ("all_reduce", r"all_?reduce|cross_device_reduce|one_?shot|two_?shot"),
@@ -42,7 +42,7 @@ class RankCollective:
     """One kind of collective over ranks; means per run, in ns."""
 
     kind: str
-    count: int
+    count: int  # of each rank, in the mean
     transfer_ns: float  # the shortest over ranks: the last rank to arrive does not wait
     waiting_ns: float  # the mean beyond that
     latest_rank: int  # waited least in total: the others wait for it
@@ -66,9 +66,9 @@ def collectives(columns: Columns, device: Device, communicates: Bools) -> list[C
     sums: dict[str, list[int]] = {}
     has_bytes: dict[str, bool] = {}
     for row, hidden_ns in zip(rows.tolist(), hidden, strict=True):
-        kind = _kind(columns, row)
+        kind = kind_of(columns, row)
         entry = sums.setdefault(kind, [0, 0, 0, 0])
-        size = int(columns.sent_bytes[row])
+        size = int(columns.messages.sent_bytes[row])
         entry[0] += 1
         entry[1] += int(columns.end_ns[row] - columns.begin_ns[row])
         entry[2] += hidden_ns
@@ -81,47 +81,94 @@ def collectives(columns: Columns, device: Device, communicates: Bools) -> list[C
     return sorted(collectives, key=lambda collective: -collective.total_ns)
 
 
-def collective_runs(columns: Columns, communicates: Bools) -> dict[str, Ints]:
-    """Return the length of each run by kind of collective, in order of time; ns."""
-    runs: dict[str, list[int]] = {}
+class RunsOf(NamedTuple):
+    """What runs that may match each other have in common."""
+
+    kind: str
+    group: str  # the name of the process group; "" if the trace does not have it, as below
+    members: str  # its ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs of collectives on one rank, in order of time."""
+
+    length_ns: Ints
+    sequence: Ints  # the number of each in its group; -1 if unknown
+
+
+def collective_runs(columns: Columns, communicates: Bools) -> dict[RunsOf, Runs]:
+    """Return the runs of each kind of collective in each process group."""
+    messages = columns.messages
     duration = columns.end_ns - columns.begin_ns
+    rows_of: dict[RunsOf, list[int]] = {}
     for row in np.flatnonzero(communicates).tolist():
-        runs.setdefault(_kind(columns, row), []).append(int(duration[row]))
-    return {kind: np.array(durations, np.int64) for kind, durations in runs.items()}
+        name, members = (part.texts[part.index[row]] for part in (messages.group_name, messages.group_ranks))
+        rows_of.setdefault(RunsOf(kind_of(columns, row), name, members), []).append(row)
+    return {key: Runs(duration[rows], messages.sequence[rows]) for key, rows in rows_of.items()}
 
 
-def over_ranks(runs: Mapping[int, Mapping[str, Ints]]) -> list[RankCollective]:
+def over_ranks(runs: Mapping[int, Mapping[RunsOf, Runs]]) -> list[RankCollective]:
     """Return waiting and transfer for each kind of collective; ``runs`` holds the runs of each rank.
 
-    The k-th run of a kind on one rank matches the k-th on every other; kinds whose counts differ are left out.
+    Runs of one process group match by their numbers, else the k-th on one rank matches the k-th on every other; groups
+    in which ranks differ in the number of runs are left out. A group whose ranks are unknown must be on all of them.
     """
-    if len(runs) < 2:
-        return []
-    ranks = sorted(runs)
-    matched = []
-    for kind in sorted(set.intersection(*(set(rank_runs) for rank_runs in runs.values()))):
-        if len({len(runs[rank][kind]) for rank in ranks}) != 1:
-            continue
-        table = np.stack([runs[rank][kind] for rank in ranks])
+    matched: dict[str, list[tuple[list[int], Ints]]] = {}
+    for key in sorted(set().union(*runs.values())) if len(runs) > 1 else []:
+        ranks = sorted(rank for rank in runs if key in runs[rank])
+        table = _matched([runs[rank][key] for rank in ranks])
+        if table is not None and len(ranks) > 1 and (key.members or len(ranks) == len(runs)):
+            matched.setdefault(key.kind, []).append((ranks, table))
+    return [_over_groups(kind, groups) for kind, groups in matched.items()]
+
+
+def _matched(runs: Sequence[Runs]) -> Ints | None:
+    """Return the lengths of the runs that all ranks have, one row a rank; None if they cannot be matched."""
+    numbers = [run.sequence for run in runs]
+    if all((number != NONE).all() and len(np.unique(number)) == len(number) for number in numbers):
+        common = reduce(np.intersect1d, numbers)
+        if len(common):
+            rows = (np.argsort(run.sequence)[np.searchsorted(np.sort(run.sequence), common)] for run in runs)
+            return np.stack([run.length_ns[row] for run, row in zip(runs, rows, strict=True)])
+    if len({len(run.length_ns) for run in runs}) != 1:
+        return None
+    return np.stack([run.length_ns for run in runs])
+
+
+def _over_groups(kind: str, groups: Sequence[tuple[list[int], Ints]]) -> RankCollective:
+    """Return waiting and transfer over process groups; each table of runs has one row a rank."""
+    ranks = sorted({rank for members, _ in groups for rank in members})
+    place = {rank: i for i, rank in enumerate(ranks)}
+    waited, caused, count = (np.zeros(len(ranks), np.int64) for _ in range(3))
+    transfer_ns = 0
+    for members, table in groups:
+        at = np.array([place[rank] for rank in members])
         shortest = table.min(axis=0)
         waiting = table - shortest
-        latest = ranks[int(waiting.sum(axis=1).argmin())]
-        late = _late(ranks, table.argmin(axis=0), waiting.sum(axis=0))
-        matched.append(
-            RankCollective(kind, table.shape[1], float(shortest.mean()), float(waiting.mean()), latest, late)
-        )
-    return matched
+        transfer_ns += int(shortest.sum()) * len(members)
+        waited[at] += waiting.sum(axis=1)
+        count[at] += table.shape[1]
+        np.add.at(caused, at[table.argmin(axis=0)], waiting.sum(axis=0))
+    each = int(count.sum())
+    return RankCollective(
+        kind,
+        round(each / len(ranks)),
+        transfer_ns / each,
+        int(waited.sum()) / each,
+        ranks[int((waited / count).argmin())],
+        _late(ranks, caused),
+    )
 
 
-def _late(ranks: Sequence[int], last: Ints, waiting_ns: Ints) -> tuple[tuple[int, float], ...]:
+def _late(ranks: Sequence[int], caused_ns: Ints) -> tuple[tuple[int, float], ...]:
     """Return the ranks that were last in runs with a tenth of all waiting or more, the one with most first."""
-    total = int(waiting_ns.sum())
-    caused = np.zeros(len(ranks), np.int64)
-    np.add.at(caused, last, waiting_ns)
-    shares = [(rank, ns / total) for rank, ns in zip(ranks, caused.tolist(), strict=True) if total]
+    total = int(caused_ns.sum())
+    shares = [(rank, ns / total) for rank, ns in zip(ranks, caused_ns.tolist(), strict=True) if total]
     return tuple(sorted((pair for pair in shares if pair[1] >= LEAST_CAUSED), key=lambda pair: -pair[1]))
 
 
-def _kind(columns: Columns, row: int) -> str:
+def kind_of(columns: Columns, row: int) -> str:
+    """Return the kind of collective of the kernel in that row."""
     recorded = columns.collectives[columns.collective[row]] if columns.collective[row] >= 0 else None
     return collective_kind(columns.names[columns.name[row]], recorded)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from training_profiler.trace_analysis.analysis import Analysis
-from training_profiler.trace_analysis.trace_json import ms, place_data
+from training_profiler.trace_analysis.trace_json import bandwidth_data, ms, place_data, rate_data
 
 Row = Mapping[str, float | int | str | None]
 _FORMULA: Final = ("=", "+", "-", "@")  # a spreadsheet would compute a name that begins so
@@ -118,12 +118,24 @@ def sampled_rows(trace: Analysis) -> list[Row]:
     return [{"line": row.name, "samples": row.samples, "in_gaps": row.in_gaps} for row in trace.code.sampled.rows]
 
 
+def roofline_rows(trace: Analysis) -> list[Row]:
+    """Return what operators achieve, beside the peak of the device."""
+    return [rate_data(rate) | {"lacks": ", ".join(rate.lacks)} for rate in trace.roofline.rates]
+
+
+def bandwidth_rows(trace: Analysis) -> list[Row]:
+    """Return the bus bandwidth of collectives."""
+    return [bandwidth_data(row) for row in trace.bus_bandwidths]
+
+
 TABLES: Final[Mapping[str, Callable[[Analysis], list[Row]]]] = {
     "steps": step_rows,
     "operators": operator_rows,
     "kernels": kernel_rows,
     "gaps": gap_rows,
     "collectives": collective_rows,
+    "roofline": roofline_rows,
+    "bus_bandwidth": bandwidth_rows,
     "sections": section_rows,
     "modules": module_rows,
     "lines": line_rows,

@@ -8,6 +8,7 @@ from typing import Any, Final
 from training_profiler.findings.finding import Finding
 from training_profiler.findings.registry import Saving
 from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
+from training_profiler.trace_analysis.bus_bandwidth import BusBandwidth
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.code_places import PlaceTimes
 from training_profiler.trace_analysis.critical_path.graph import Graph
@@ -47,8 +48,9 @@ def trace_data(
 ) -> dict[str, Any]:
     """Return all figures of a trace; unknown ones are None. ``sort`` is the order of the operators."""
     data = _figures(analysis, sort, thresholds) | {
-        "roofline": [_rate(rate) for rate in analysis.roofline.rates],
+        "roofline": [rate_data(rate) for rate in analysis.roofline.rates],
         "critical_path": _critical_path(analysis.graph),
+        "bus_bandwidth": [bandwidth_data(row) for row in analysis.bus_bandwidths],
         "code": _code(analysis),
     }
     return data if analysis.has_gpu else data | dict.fromkeys(OF_DEVICE)
@@ -230,7 +232,8 @@ def _gap(analysis: Analysis, place: AttributedGap) -> dict[str, Any]:
     }
 
 
-def _rate(rate: Rate) -> dict[str, Any]:
+def rate_data(rate: Rate) -> dict[str, Any]:
+    """Return what an operator achieves with the same inputs."""
     return {
         "name": rate.name,
         "kind": rate.kind,
@@ -271,6 +274,23 @@ def place_data(place: PlaceTimes, has_gpu: bool) -> dict[str, Any]:
         "device_self_ms": ms(place.device_self_ns) if has_gpu else None,
         "device_total_ms": ms(place.device_total_ns) if has_gpu else None,
         "gaps_ms": ms(place.idle_ns) if has_gpu else None,
+    }
+
+
+def bandwidth_data(row: BusBandwidth) -> dict[str, Any]:
+    """Return the bus bandwidth of one kind of collective."""
+    return {
+        "collective": row.kind,
+        "message_bytes": row.message_bytes,
+        "group_size": row.group_size,
+        "runs": row.count,
+        "total_ms": ms(row.total_ns),
+        "mean_gb_per_s": row.mean_gb_s,
+        "best_gb_per_s": row.best_gb_s,
+        "link_gb_per_s": None if row.link is None else row.link.gb_s,
+        "best_of_link_pct": _percent(row.share_of_link),
+        "is_above_link": row.is_above_link,
+        "lacks": ", ".join(row.lacks) or None,
     }
 
 

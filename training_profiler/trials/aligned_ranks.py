@@ -57,11 +57,13 @@ def _scores(logs: Floats, shifts: Floats) -> Floats:
     expected = ranks.mean(axis=2, keepdims=True)
     variance = ((ranks - expected) ** 2).mean(axis=2).sum(axis=1)
     below = (expected[:, :, 0] - ranks[:, :, 0]).sum(axis=1)
-    return below / np.sqrt(np.maximum(variance, 1.0))
+    scores: Floats = below / np.sqrt(np.maximum(variance, 1.0))
+    return scores
 
 
 def _ranks(values: Floats) -> Floats:
     """Return the rank of each value of a row; equal values share the mean of theirs."""
     forward = values.argsort(axis=1, kind="stable").argsort(axis=1)
     backward = values[:, ::-1].argsort(axis=1, kind="stable").argsort(axis=1)[:, ::-1]
-    return (forward + backward) / 2
+    ranks: Floats = (forward + backward) / 2
+    return ranks

@@ -2,14 +2,15 @@
 
 import ast
 import hashlib
-import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import psutil
 
 from training_profiler.comparison.differences import differing
@@ -36,33 +37,42 @@ VARIABLES: Final = (
 )
 
 
-def identity_of(program: Program, process: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what identifies a session, as data of JSON. ``process`` is the content of a meta.json."""
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What has to be the same."""
+
+    meta: dict[str, Any] = field(default_factory=dict)  # as in the run folder, with the program's command
+    machine: dict[str, Any] = field(default_factory=dict)  # as in a run's report
+    variables: dict[str, str] = field(default_factory=dict)
+    arguments: str = ""  # digest of the command with what is masked in ``meta``
+    files: dict[str, str] = field(default_factory=dict)  # their digests
+
+
+def identity_of(program: Program, process: Mapping[str, Any]) -> Identity:
+    """Return the identity of a session. ``process`` is the content of a meta.json."""
     words = list(program.words)
-    identity = {
-        "meta": dict(process) | {"command": shlex.join(masked(words))},
-        "report": {"machine": _machine()},  # as a run's report has it
-        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
-        "arguments": hashlib.sha256("\0".join(words).encode()).hexdigest(),  # with what is masked in the command
-        "files": {str(path): _digest(path) for path in program_files(words, Path.cwd())},
-    }
-    return dict(json.loads(json.dumps(identity)))
+    identity = Identity(
+        dict(process) | {"command": shlex.join(masked(words))},
+        _machine(),
+        {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest(),
+        {str(path): _digest(path) for path in program_files(words, Path.cwd())},
+    )
+    return msgspec.json.decode(msgspec.json.encode(identity), type=Identity)  # as it comes back from a file
 
 
-def why_another(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+def why_another(before: Identity, now: Identity) -> str | None:
     """Return the first difference between two identities, as a clause; None if there is none."""
-    different = differing((before["meta"], before["report"]), (now["meta"], now["report"]))
-    for what, old, new in different:
+    for what, old, new in differing((before.meta, {"machine": before.machine}), (now.meta, {"machine": now.machine})):
         return f"{what} was {old or 'unknown'}, and is {new or 'unknown'}"
-    for name in (name for name in VARIABLES if before["variables"].get(name) != now["variables"].get(name)):
-        values = (each["variables"].get(name, "not set") for each in (before, now))
+    for name in (name for name in VARIABLES if before.variables.get(name) != now.variables.get(name)):
+        values = (each.variables.get(name, "not set") for each in (before, now))
         return f"{name} was {', and is '.join(values)}"
-    if before["arguments"] != now["arguments"]:
+    if before.arguments != now.arguments:
         return "the arguments differ in a part that resembles a secret"
-    old, new = before["files"], now["files"]
     # A changed file may import others; it is the reason for those that came or went.
-    for path in (*(path for path in old if path in new), *(old.keys() ^ new.keys())):
-        if old.get(path) != new.get(path):
+    for path in (*(path for path in before.files if path in now.files), *(before.files.keys() ^ now.files.keys())):
+        if before.files.get(path) != now.files.get(path):
             return f"{path} has changed"
     return None
 
@@ -88,7 +98,7 @@ def program_files(words: Sequence[str], folder: Path) -> list[Path]:
     """Return the files that a command names, and the modules beside a script that it imports, however deep."""
     named = [folder / part for word in words[1:] for part in (word, word.partition("=")[2]) if part]
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
-    left = [path for path in named if path.is_file()] + list(_files_of(module, folder))
+    left = [path for path in named if os.path.isfile(path)] + list(_files_of(module, folder))
     found: dict[Path, None] = {}
     while left:
         path = left.pop()
@@ -112,7 +122,11 @@ def _imported(path: Path, folder: Path) -> Iterator[Path]:
             names, level = [start, *(f"{start}.{alias.name}".lstrip(".") for alias in node.names)], node.level
         else:
             continue
-        roots = [path.parents[level - 1]] if level else [path.parent, folder, *path.parent.parents[:2]]
+        roots = (
+            [path.parents[min(level, len(path.parents)) - 1]]
+            if level
+            else [path.parent, folder, *path.parent.parents[:2]]
+        )
         for name in names:
             yield from (found for root in roots for found in _files_of(name, root))
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from training_profiler.reports.layout import Layout, shortened, table
-from training_profiler.trials.results import FAILED, FASTER, NOT_SHOWN, NOT_TRIED, SLOWER, Results, Row
+from training_profiler.trials.results import FAILED, FASTER, NOT_CONFIRMED, NOT_SHOWN, NOT_TRIED, SLOWER, Results, Row
 from training_profiler.units import duration_text, ms_text
 
 PER_STEPS: Final = 1000  # where the length of the training is unknown
@@ -50,7 +50,7 @@ def _table(results: Results, layout: Layout) -> list[str]:
     text = table(HEADERS, all_cells, left=(0, 2, 3, 4))
     lines = text[:2]
     for row, line in zip(rows, text[2:], strict=True):
-        is_left = row.verdict == NOT_SHOWN and row.name in results.left
+        is_left = row.verdict in (NOT_SHOWN, NOT_CONFIRMED) and row.name in results.left
         remark = "not finished" if is_left else _remark(row)
         if row.effect is None:
             lines += layout.wrap(remark, f"{line}  ", " " * (len(line) + 2))

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from training_profiler.diagnosis import diagnose
+from training_profiler.errors import RunFolderError
 from training_profiler.storage.run_folder import masked
 from training_profiler.storage.run_reader import read_run
 from training_profiler.trials.child import SEED
 from training_profiler.trials.disk import DiskSpaceError
 from training_profiler.trials.facts import ProgramFacts, facts_of
 from training_profiler.trials.first_run import FEWEST_STEPS, FirstRun, TryError, run_first
+from training_profiler.trials.identity import Identity
 from training_profiler.trials.interleaved import Interleaved, Outcome, Schedule
 from training_profiler.trials.launcher import Launcher
 from training_profiler.trials.losses import compare_losses
@@ -73,7 +75,7 @@ class TrialSession:
         runs: Path,
         on_progress: Callable[[float, str], None] = lambda part, doing: None,
         clock: Callable[[], float] = time.monotonic,
-        identity: dict[str, Any] | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self._launcher, self._wishes, self._runs = launcher, wishes, runs
         module = importlib.import_module(table)
@@ -81,7 +83,7 @@ class TrialSession:
         self._exclusive: Sequence[Sequence[str]] = module.EXCLUSIVE
         self._suggested: Callable[[Any, ProgramFacts], list[Treatment]] = module.suggested
         self._on_progress, self._clock = on_progress, clock
-        self._identity = identity or {}
+        self._identity = identity or Identity()
         self._begin_s = clock()
         self._before_s = 0.0  # that earlier parts of the session took
         self._rows: dict[str, Row] = {}
@@ -116,6 +118,8 @@ class TrialSession:
             TryError, DiskSpaceError: as ``run`` does.
             RunFolderError: the first run cannot be read, or another process goes on with the session.
         """
+        if not set(state.progress.chosen) <= set(self._treatments):
+            raise RunFolderError(f"{folder}: the session has changes of another version of training-profiler")
         snapshot, self.folder, self._progress = read_run(folder), folder, state.progress
         startup_s = 0.0 if snapshot.step is None else snapshot.step.before_s or 0.0
         self._first = FirstRun(snapshot, diagnose(snapshot), startup_s, state.memory_bytes, state.has_ended)

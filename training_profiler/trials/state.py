@@ -12,7 +12,9 @@ import msgspec
 
 from training_profiler.errors import RunFolderError
 from training_profiler.safety.files import read_file, replace_file
+from training_profiler.trials.identity import Identity
 from training_profiler.trials.interleaved import Outcome, Schedule
+from training_profiler.trials.results import from_data
 from training_profiler.trials.statistics import WaveRecord
 
 FILE: Final = "trials-state.json"
@@ -88,7 +90,7 @@ class SessionState:
     """A session that can go on."""
 
     schema: int
-    identity: dict[str, Any]
+    identity: Identity
     words: list[str]  # the program's command, without secrets
     is_python: bool
     wishes: Wishes
@@ -115,9 +117,10 @@ def load_state(folder: Path) -> SessionState:
     """
     try:
         state = msgspec.json.decode(read_file(folder / FILE, MOST_BYTES), type=SessionState)
+        from_data(state.results)
     except FileNotFoundError:
         raise RunFolderError(f"{folder}: no session of trials to go on with") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunFolderError(f"{folder / FILE} cannot be read: {error}") from None
     if state.schema != SCHEMA:
         raise RunFolderError(f"{folder / FILE} is of another version of training-profiler")

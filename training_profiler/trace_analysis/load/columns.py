@@ -75,6 +75,18 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
+class Messages:
+    """What a trace records of the collective that a kernel is a part of; -1 if unknown, and for all other events."""
+
+    sent_bytes: Ints  # the input
+    received_bytes: Ints  # the output
+    group_size: Ints
+    group_name: Recorded  # as in the file
+    group_ranks: Recorded  # as in the file: a list, or the text of one
+    sequence: Ints  # the number of the collective in its group
+
+
+@dataclass(frozen=True, slots=True)
 class Columns:
     """Events with a duration, in order of their begin; row i of each array is one event."""
 
@@ -91,7 +103,7 @@ class Columns:
     external: Ints  # the operator that launched it
     launches: Ints  # index into names: the kernel that a call launches, where the trace has it
     bytes: Ints  # copied
-    sent_bytes: Ints  # by a collective
+    messages: Messages
     collective: Ints  # index into collectives: what the trace records of the kernel, beside its name
     collectives: tuple[str, ...]
     shapes: Ints  # index into shape_texts: of the operator's inputs

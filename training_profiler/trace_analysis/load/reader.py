@@ -60,6 +60,11 @@ class Args(msgspec.Struct, gc=False):
     direction: Number = None  # of a copy of MTIA
     size: Number = None
     elements_in: Number = msgspec.field(default=None, name="In msg nelems")
+    elements_out: Number = msgspec.field(default=None, name="Out msg nelems")
+    group_size: Number = msgspec.field(default=None, name="Group size")
+    group_name: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Process Group Name")
+    group_ranks: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Process Group Ranks")
+    sequence: Number = msgspec.field(default=None, name="Seq")
     dtype: str | None = None
 
 

@@ -24,6 +24,7 @@ from training_profiler.trace_analysis.load.columns import (
     Floats,
     Ints,
     Memory,
+    Messages,
     Recorded,
     Samples,
 )
@@ -40,6 +41,7 @@ _MTIA_COPY: Final = "dma_request"
 _MTIA_EVENTS: Final = ("event_wait", "event_record")  # occupy a stream, compute nothing
 MOST_THREADS: Final = 1_000
 MOST_DEVICES: Final = 256
+MOST_ELEMENTS: Final = 2**58  # of a message; more would not fit into 64 bits of bytes
 MOST_SUM_NS: Final = 2**62
 _BEYOND_64_BITS: Final = 2**63
 # Old versions give these the category of operators.
@@ -100,7 +102,7 @@ def columns_of(raw: RawTrace, where: str) -> Columns:
         external=reader.integers(is_gpu | is_call | is_operator, "external_id", "external_id_old"),
         bytes=reader.integers(is_gpu & ~is_kernel, "bytes", "memory_bytes"),
         launches=reader.among(names, is_call, "kernel"),
-        sent_bytes=reader.filled(is_kernel, _sent_bytes(reader.values(is_kernel))),
+        messages=_messages(reader, is_kernel),
         collective=collectives.index,
         collectives=collectives.texts,
         shapes=shapes.index,
@@ -306,11 +308,24 @@ def _inputs(shapes: Recorded, reader: _Reader, is_operator: Bools) -> tuple[Ints
     return inputs, tuple(zip(*columns, strict=True))
 
 
-def _sent_bytes(kernels: Sequence[Args]) -> Ints:
-    """Return the bytes that collectives send; -1 if the trace does not have them."""
-    sizes = {dtype: None if dtype is None else element_bytes(dtype) for dtype in {args.dtype for args in kernels}}
-    found = [(args.elements_in, sizes[args.dtype]) for args in kernels]
-    return _integers([None if size is None or not isinstance(count, int) else count * size for count, size in found])
+def _messages(reader: _Reader, is_kernel: Bools) -> Messages:
+    dtypes, dtype = numbered([args.dtype for args in reader.values(is_kernel)])
+    sizes = [None if name is None else element_bytes(name) for name in dtypes]
+    size = reader.filled(is_kernel, np.array([NONE if known is None else known for known in sizes], np.int64)[dtype])
+
+    def bytes_of(field: str) -> Ints:
+        elements = reader.integers(is_kernel, field)
+        is_known = (elements >= 0) & (elements < MOST_ELEMENTS) & (size > 0)
+        return np.where(is_known, elements, NONE) * np.where(is_known, size, 1)
+
+    return Messages(
+        bytes_of("elements_in"),
+        bytes_of("elements_out"),
+        reader.integers(is_kernel, "group_size"),
+        reader.written(is_kernel, "group_name", _text),
+        reader.written(is_kernel, "group_ranks", _text),
+        reader.integers(is_kernel, "sequence"),
+    )
 
 
 def element_bytes(dtype: str) -> int | None:

@@ -9,11 +9,13 @@ from training_profiler.page.html import Cell, Html, element, joined, part, table
 from training_profiler.trace_analysis.analysis import Analysis
 from training_profiler.trace_analysis.csv_files import (
     Row,
+    bandwidth_rows,
     gap_rows,
     kernel_rows,
     line_rows,
     module_rows,
     operator_rows,
+    roofline_rows,
     sampled_rows,
     section_rows,
     step_rows,
@@ -26,6 +28,8 @@ _TABLES: Final = (
     ("steps", "Steps", step_rows, ""),
     ("operators", "Operators", operator_rows, "host_self_ms"),
     ("kernels", "Kernels", kernel_rows, "total_ms"),
+    ("roofline", "What operators achieve", roofline_rows, "device_ms"),
+    ("bandwidth", "Bus bandwidth of collectives", bandwidth_rows, "total_ms"),
     ("gaps", "Gaps of the device", gap_rows, "length_ms"),
     ("sections", "Sections", section_rows, "host_total_ms"),
     ("modules", "Modules", module_rows, "host_total_ms"),

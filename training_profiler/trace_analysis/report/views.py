@@ -9,6 +9,7 @@ from training_profiler.trace_analysis.analysis import Analysis, AttributedGap
 from training_profiler.trace_analysis.checklist import checks
 from training_profiler.trace_analysis.communication import RankCollective
 from training_profiler.trace_analysis.operators import sorted_by
+from training_profiler.trace_analysis.report.bus_bandwidth import bus_bandwidth
 from training_profiler.trace_analysis.report.code import code
 from training_profiler.trace_analysis.report.critical_path import render_critical_path
 from training_profiler.trace_analysis.report.formats import (
@@ -269,6 +270,7 @@ def _communication(analysis: Analysis, over_ranks: Sequence[RankCollective]) -> 
         for row in analysis.collectives
     ]
     lines = [table(("collective", "count", "sent", "time", "hidden behind compute"), rows)]
+    lines += ["", bus_bandwidth(analysis.bus_bandwidths)]
     if over_ranks:
         lines += ["", communication_over_ranks(over_ranks)]
     return "\n".join(lines)

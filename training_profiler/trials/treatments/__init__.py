@@ -108,6 +108,7 @@ WORTH_TRYING: Final = {
     "first-batch-slow": ("persistent_workers",),
     "data-generation-bound": ("num_threads",),
     "data-transfer": ("pin_memory",),
+    "garbage-collection": ("gc_freeze",),
     "step-time-varies": ("prefetch_factor", "gc_freeze", "jemalloc", "tcmalloc"),
     "optimizer-heavy": ("fused", "foreach", "set_to_none"),
     "forward-dominates": _COMPUTING,

@@ -1,0 +1,15 @@
+"""Changes that do nothing: what a session of trials says of them is noise. Trials import this module by its name."""
+
+from collections.abc import Iterable
+
+from training_profiler.findings.losses import Losses
+from training_profiler.trials.facts import ProgramFacts
+from training_profiler.trials.treatment import Treatment
+
+TREATMENTS = tuple(Treatment(f"nothing {number}", f"nothing {number}", "nothing", Losses.EXACT) for number in range(4))
+EXCLUSIVE = ()
+
+
+def suggested(findings: Iterable[object], facts: ProgramFacts) -> list[Treatment]:
+    """Return all of them."""
+    return list(TREATMENTS)

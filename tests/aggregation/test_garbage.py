@@ -1,0 +1,164 @@
+"""Garbage collections belong to the step in which they begin, and explain a part of the variance of step time."""
+
+import json
+
+import pytest
+
+from tests.support.recording import FakeRun, collecting
+from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END
+from training_profiler.snapshot.pauses import ASKED, CollectionStats
+from training_profiler.snapshot.snapshot import GarbageStats
+from training_profiler.storage.run_reader import read_run
+
+
+def garbage_of(run: FakeRun) -> GarbageStats:
+    garbage = run.snapshot().garbage
+    assert garbage is not None
+    return garbage
+
+
+def test_a_run_without_collections_has_no_stats() -> None:
+    run = collecting()
+    run.step(forward_pass=1)
+    assert run.snapshot().garbage is None
+
+
+def test_collections_are_counted_by_generation_and_step() -> None:
+    run = collecting()
+    for step in range(20):
+        with run.section("forward_pass"):
+            run.clock.advance(0.1)
+            run.collect(0.01, 0)
+            if step % 5 == 4:
+                run.collect(0.2 + 0.01 * step)
+                run.collect(0.02, 1)
+                run.collect(0.02, 1)
+        run.step()
+        if step % 3 == 0:
+            run.flush()
+    by_kind = garbage_of(run).by_kind
+    assert by_kind["generation 0"] == CollectionStats(20, pytest.approx(0.2), 20, pytest.approx(0.2), 20, 0.01, 20)
+    assert by_kind["generation 1"] == CollectionStats(8, pytest.approx(0.16), 8, pytest.approx(0.16), 4, 0.02, 20)
+    assert by_kind["generation 2"] == CollectionStats(4, pytest.approx(1.26), 4, pytest.approx(1.26), 4, 0.39, 20)
+    assert ASKED not in by_kind
+    assert garbage_of(run).step_total_s == pytest.approx(1.62)
+
+
+def test_a_collection_belongs_to_its_step_over_many_drains() -> None:
+    run = collecting()
+    run.step(forward_pass=1)
+    with run.section("forward_pass"):
+        run.collect(0.5)
+        for _ in range(3):
+            run.flush()
+            run.clock.advance(1)
+        run.collect(0.25, is_asked=True)
+        run.flush()
+    assert garbage_of(run).by_kind["generation 2"].step_count == 0  # nothing says yet that it is a step
+    run.step()
+    by_kind = garbage_of(run).by_kind
+    assert by_kind["generation 2"] == CollectionStats(1, 0.5, 1, 0.5, 1, 0.5, 2)
+    assert by_kind[ASKED] == CollectionStats(1, 0.25, 1, 0.25, 1, 0.25, 2)
+
+
+def test_collections_in_validation_and_after_the_last_step_are_outside_steps() -> None:
+    run = collecting()
+    run.begin_epoch(1)
+    run.step(forward_pass=1)
+    with run.section("validation_epoch"):
+        run.clock.advance(1)
+        run.collect(0.5)
+        with run.section("forward_pass"):
+            run.collect(0.5)
+    with run.section("checkpointing"):  # without another section inside
+        run.collect(0.5)
+    run.step(forward_pass=1)
+    run.clock.advance(1)
+    run.collect(0.5)
+    run.end_epoch()
+    run.collect(0.5)
+    run.clock.advance(1)
+    run.begin_epoch(2)
+    run.step(forward_pass=1)
+    assert garbage_of(run).by_kind["generation 2"] == CollectionStats(5, 2.5)
+
+
+def test_collections_of_a_step_that_was_none_do_not_move_to_the_next() -> None:
+    run = collecting()
+    for _ in range(2):
+        run.recorder.mark(EPOCH_BEGIN)
+        run.collect(0.5)
+        run.flush()
+        run.recorder.mark(EPOCH_END)
+    run.begin_epoch(1)
+    run.step(forward_pass=1)
+    assert garbage_of(run).by_kind["generation 2"] == CollectionStats(2, 1.0)
+
+
+def test_collections_explain_the_variance_that_they_cause() -> None:
+    run = collecting()
+    for step in range(200):
+        with run.section("forward_pass"):
+            run.clock.advance(0.1 + 0.002 * (step % 2))
+            if step % 10 == 9:
+                run.collect(0.3)
+        run.step()
+    assert garbage_of(run).explained == pytest.approx(1.0, abs=0.01)
+    assert run.snapshot().step.explained == {"forward_pass": pytest.approx(1.0)}
+
+
+def test_equal_collections_in_each_step_explain_nothing() -> None:
+    run = collecting()
+    for step in range(200):
+        with run.section("forward_pass"):
+            run.clock.advance(0.5 if step % 10 == 9 else 0.1)
+            run.collect(0.02, 0)
+        run.step()
+    assert garbage_of(run).explained == pytest.approx(0.0, abs=1e-6)
+
+
+def test_only_steps_of_which_all_collections_are_known_count() -> None:
+    run = collecting()
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            with run.section("forward_pass"):
+                run.clock.advance(0.1)
+                run.collect(0.1)
+            run.step()
+        run.flush()
+
+    steps(20)
+    run.collected_since_ns = None
+    steps(15)
+    run.collected_since_ns = run.clock()
+    with run.section("forward_pass"):  # a step that began before is in the same batch as the first ones after
+        run.clock.advance(0.1)
+        run.flush()
+    run.step()
+    steps(5)
+    garbage = garbage_of(run)
+    assert garbage.steps == 26
+    assert garbage.share_of_step == pytest.approx(0.5, abs=0.02)
+    full = garbage.by_kind["generation 2"]
+    assert (full.count, full.step_count, full.steps) == (40, 25, 25)
+
+
+def test_a_journal_has_the_same_stats(tmp_path) -> None:
+    run = collecting(journal=tmp_path / "rank0.jsonl")
+    for step in range(40):
+        with run.section("forward_pass"):
+            run.clock.advance(0.1)
+            if step % 8 == 7:
+                run.collect(0.3, step % 3, is_asked=step == 15)
+        run.step()
+        if step % 5 == 0:
+            run.flush()
+    live = garbage_of(run)
+    run.flush()
+    assert run.journal is not None
+    run.journal.close(run.snapshot().health, None)
+    assert read_run(tmp_path).garbage == live
+    lines = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
+    assert any("garbage" in line for line in lines)
+    assert any("sections" in line and "garbage" not in line for line in lines)

@@ -1,0 +1,21 @@
+import sys
+
+import torch
+from parts import BATCH, Net, Samples
+from torch import nn
+from torch.utils.data import DataLoader
+
+CONFIG = {"loader": {"batch_size": BATCH, "num_workers": 0, "shuffle": True}}
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    loader = DataLoader(Samples(int(sys.argv[1])), **CONFIG["loader"])
+    model = Net(40)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for features, targets in loader:
+        loss = nn.functional.mse_loss(model(features), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print("loss", loss.item().hex(), flush=True)

@@ -1,0 +1,149 @@
+"""Attributes garbage collections to training steps."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from training_profiler.aggregation.arrays import Ints
+from training_profiler.aggregation.step_totals import VARIES_AT_LEAST
+from training_profiler.sampling.garbage_watch import Collection
+from training_profiler.snapshot.pauses import ASKED, FULL, YOUNG, CollectionStats, GarbageStats
+from training_profiler.units import NS_PER_S
+
+KINDS: Final = (*YOUNG, FULL, ASKED)
+MOST_WAITING: Final = 65_536  # collections, in case the clock stands still
+COUNT, TOTAL_NS, STEP_COUNT, STEP_NS, STEPS = range(5)  # columns
+COLUMNS: Final = 5
+
+
+class GarbageSums:
+    """Sums over collections; rows are ``KINDS``. The sums of consecutive stretches add up."""
+
+    def __init__(self) -> None:
+        self.table = np.zeros((len(KINDS), COLUMNS), np.int64)
+        self.longest = [(0, 0)] * len(KINDS)  # (ns, step counted from 1), within steps
+        self.steps = 0  # in which all collections are known
+        # Of those after the first ten: their number, and the sums of s, x, s*s, s*x of step seconds s with x in them.
+        self.coupling = np.zeros(5)
+
+    def add(self, later: "GarbageSums") -> None:
+        """Add the sums of another stretch."""
+        self.table += later.table
+        self.longest = [max(pair) for pair in zip(self.longest, later.longest, strict=True)]
+        self.steps += later.steps
+        self.coupling += later.coupling
+
+    def add_steps(self, collected_ns: Ints, step_ns: Ints) -> None:
+        """Add steps to the correlation: time in collections, and of the whole step."""
+        step_s, collected_s = step_ns / NS_PER_S, collected_ns / NS_PER_S
+        sums = (len(step_s), step_s.sum(), collected_s.sum(), step_s @ step_s, step_s @ collected_s)
+        self.coupling += np.array(sums, np.float64)
+
+    def add_anywhere(self, kinds: Ints, ns: Ints) -> None:
+        """Add collections of these kinds and times, whether in a step or not."""
+        self.table[:, COUNT] += np.bincount(kinds, minlength=len(KINDS))
+        self.table[:, TOTAL_NS] += _sums(kinds, ns)
+
+    def add_in_steps(self, count: int, steps: Ints, kinds: Ints, ns: Ints) -> None:
+        """Add so many complete steps, and the collections in them; ``steps`` are their numbers, counted from 0."""
+        self.steps += count
+        self.table[:, STEP_COUNT] += np.bincount(kinds, minlength=len(KINDS))
+        self.table[:, STEP_NS] += _sums(kinds, ns)
+        for kind in np.unique(kinds).tolist():
+            of_kind = kinds == kind
+            self.table[kind, STEPS] += len(np.unique(steps[of_kind]))
+            at = int(ns[of_kind].argmax())
+            longest = (int(ns[of_kind][at]), int(steps[of_kind][at]) + 1)
+            self.longest[kind] = max(self.longest[kind], longest)
+
+    def rows(self) -> list[tuple[int, ...]]:
+        """Return a row of numbers for each kind: its table, and the longest."""
+        return [(*row, *longest) for row, longest in zip(self.table.tolist(), self.longest, strict=True)]
+
+    def restore(self, steps: int, rows: Sequence[Sequence[int]], coupling: Sequence[float]) -> None:
+        """Become the sums of which these figures are known."""
+        self.steps = steps
+        self.table[:] = [row[:COLUMNS] for row in rows]
+        self.longest = [(row[COLUMNS], row[COLUMNS + 1]) for row in rows]
+        self.coupling[:] = coupling
+
+    def stats(self) -> GarbageStats | None:
+        """Return the stats; None where there was no collection."""
+        rows = zip(KINDS, self.rows(), strict=True)
+        by_kind = {kind: _stats(row) for kind, row in rows if row[COUNT] or row[STEP_COUNT]}
+        count, step_s, collected_s, _, _ = self.coupling.tolist()
+        if not by_kind:
+            return None
+        return GarbageStats(self.steps, by_kind, collected_s / step_s if count else 0.0, self._explained())
+
+    def _explained(self) -> float:
+        """Return the part of the variance of step time: cov(step, collections) / var(step); see ``Coupling``."""
+        count, *sums = self.coupling.tolist()
+        if count < 2:
+            return 0.0
+        step_s, collected_s, squares, products = (value / count for value in sums)
+        variance = squares - step_s**2
+        if variance <= VARIES_AT_LEAST * step_s**2:
+            return 0.0
+        return min(1.0, max(0.0, (products - step_s * collected_s) / variance))
+
+
+def _stats(row: Sequence[int]) -> CollectionStats:
+    count, total_ns, step_count, step_ns, steps, longest_ns, longest_step = row
+    seconds = (ns / NS_PER_S for ns in (total_ns, step_ns, longest_ns))
+    total_s, step_s, longest_s = seconds
+    return CollectionStats(count, total_s, step_count, step_s, steps, longest_s, longest_step)
+
+
+class GarbageAttribution:
+    """Keeps collections until the events of their time arrive, and those of a step until it ends."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Collection] = []
+        self._unfinished = np.empty((0, 2), np.int64)  # kind and ns
+        self._is_complete = False
+
+    def add(self, collections: Sequence[Collection], is_complete: bool) -> None:
+        """Keep collections, in time order, until their events arrive; ``is_complete`` if these are all of them."""
+        self._is_complete = is_complete
+        self._waiting += collections[: MOST_WAITING - len(self._waiting)]
+
+    def discard_unfinished(self) -> None:
+        """Forget the step in progress: it turned out not to be one."""
+        self._unfinished = self._unfinished[:0]
+
+    def attribute(
+        self, sums: GarbageSums, rows_of: Callable[[Ints], Ints], complete: int, first_step: int, until_ns: int
+    ) -> Ints | None:
+        """Add the collections before ``until_ns`` to the sums.
+
+        Return their time in each complete step, in ns; None if not all are known.
+
+        Args:
+            sums: the sums to add to.
+            rows_of: returns the row of the step at each time; -1 for no step, ``complete`` for the unfinished step.
+            complete: number of steps that have ended since the last call.
+            first_step: number of the first of them, counted from 0.
+            until_ns: the end of the events that have arrived.
+        """
+        waiting = np.array(self._waiting, np.int64).reshape(-1, 4)
+        due = int(np.searchsorted(waiting[:, 0], until_ns))
+        del self._waiting[:due]
+        begins_ns, ends_ns, generations, is_asked = waiting[:due].T
+        arrived = np.stack((np.where(is_asked, KINDS.index(ASKED), generations), ends_ns - begins_ns), axis=1)
+        sums.add_anywhere(*arrived.T)
+        if not self._is_complete:
+            self.discard_unfinished()
+            return None
+        rows = np.concatenate((np.zeros(len(self._unfinished), np.int64), rows_of(begins_ns)))
+        known = np.concatenate((self._unfinished, arrived))
+        self._unfinished = known[rows == complete]
+        has_ended = (rows >= 0) & (rows < complete)
+        rows, (kinds, ns) = rows[has_ended], known[has_ended].T
+        sums.add_in_steps(complete, first_step + rows, kinds, ns)
+        return np.bincount(rows, ns, complete).astype(np.int64)
+
+
+def _sums(kinds: Ints, ns: Ints) -> Ints:
+    return np.bincount(kinds, ns, len(KINDS)).astype(np.int64)

@@ -92,6 +92,16 @@ def test_a_cost_that_rises_is_paid_by_fewer_samples():
     assert work.share() <= 1.05 * SHARE
 
 
+def test_lines_are_sampled_four_times_a_second_while_the_first_samples_are_paid_for():
+    work = Work(0.05, 300 * NS_PER_US)
+    lines = work.budget.pace(LINES)
+    work.clock.advance(6)
+    lines.spend(300 * 150 * NS_PER_US)
+    assert lines.pause_s(1 / HZ, 301 * 150 * NS_PER_US) == pytest.approx(0.25)
+    work.run(600, 150 * NS_PER_US, 0)
+    assert work.share() <= LEAST
+
+
 def test_what_a_step_pays_leaves_less_to_the_rest():
     costs_ns = [0, 100 * NS_PER_US, 200 * NS_PER_US]
     works = [Work(0.05, cost_ns) for cost_ns in costs_ns]

@@ -19,6 +19,8 @@ MACHINE: Final = "system monitor"
 WORKERS: Final = "loader workers' collector"
 PARTS: Final = {LINES: 0.6, REPORTS: 0.1, EPOCHS: 0.1, MACHINE: 0.1, WORKERS: 0.1}  # of what is left
 LONGEST_PAUSE_S: Final = 10.0
+# Not so for lines: a phase of a few seconds, such as a validation, would have none.
+LONGEST_OF: Final = {LINES: 0.25}
 _S: Final = 1_000_000_000
 
 
@@ -74,6 +76,7 @@ class Pace:
         self._budget, self._part = budget, part
         self._allowed = self._latest_ns = 0
         self._pauses = 0
+        self._longest_s = LONGEST_OF.get(part, LONGEST_PAUSE_S)
         self._wanted_s = self._paused_s = 0.0
 
     def spend(self, ns: int) -> None:
@@ -97,12 +100,14 @@ class Pace:
             spent_ns: what the part has cost so far.
             free: so many first pauses are as long as wanted.
         """
-        self.spent_ns = spent_ns
+        latest_ns, self.spent_ns = spent_ns - self.spent_ns, spent_ns
         may_ns = self._may_ns()
         pause_s, over_ns = wanted_s, self.spent_ns - may_ns
         if over_ns > 0 and self._pauses >= free:
             share = may_ns / max(1, self._budget.run_ns) or PARTS[self._part] * LEAST
-            pause_s = max(wanted_s, min(LONGEST_PAUSE_S, over_ns / share / _S))
+            # Half of its part at most, so that the part is even at some time.
+            longest_s = max(self._longest_s, 2 * latest_ns / share / _S)
+            pause_s = max(wanted_s, min(LONGEST_PAUSE_S, longest_s, over_ns / share / _S))
         self._pauses += 1
         self._wanted_s += wanted_s
         self._paused_s += pause_s

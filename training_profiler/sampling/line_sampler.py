@@ -23,7 +23,7 @@ PART: Final = "line sampler"
 # ratio modulo 1 spread evenly and never repeat (Weyl). They vary the interval by 30 % without random numbers.
 GOLDEN: Final = 0.6180339887498949
 JITTER: Final = 0.3
-FIRST_SAMPLES: Final = 150  # at any cost: the lines of a short run are of use, too
+FIRST_SAMPLES: Final = 300  # at any cost: the lines of a short run are of use, too
 MOST_WAITING: Final = 100_000  # samples not yet drained, half an hour of them
 PATIENCE_S: Final = 1.0  # for the end of the thread, which takes microseconds
 

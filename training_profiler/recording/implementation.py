@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from types import BuiltinFunctionType
 from typing import Any, Final, NamedTuple
 
 from training_profiler.recording import python_recorder
@@ -49,7 +50,9 @@ def native_implementation() -> Implementation:
         raise ImportError("it was built from other sources; install the package again")
 
     def own_clock(clock: Clock) -> Clock | None:
-        return None if clock is time.perf_counter_ns and _IS_MONOTONIC else clock
+        # A program may have put a clock of its own in this place, such as one that stands still in its tests.
+        is_pythons = clock is time.perf_counter_ns and isinstance(clock, BuiltinFunctionType)
+        return None if is_pythons and _IS_MONOTONIC else clock
 
     def event_writer(events: list[int], clock: Clock, code: int) -> Callable[[], None]:
         return _native.event_writer(events, own_clock(clock), code)

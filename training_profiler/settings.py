@@ -30,6 +30,7 @@ TIMINGS: Final = ("auto", "host", "events", "sync")
 MAX_SAMPLE_HZ: Final = 1000  # a sample takes 0.1 ms
 LOOPBACK: Final = "127.0.0.1"
 DEFAULT_LOG_EVERY: Final = 50
+DEFAULT_MONITOR_S: Final = 1.0
 NATIVE: Final = PREFIX + "NATIVE"  # no argument: the recorder is chosen when the profiler is imported
 MAX_NAMES: Final = 4000  # each name needs 15 kB of histograms in each of four totals
 
@@ -230,7 +231,7 @@ class Settings:
     )
     timing: str = _setting("auto", "how sections are timed on an accelerator", partial(_word, words=TIMINGS), "auto")
     monitor_s: float = _setting(
-        1.0,
+        DEFAULT_MONITOR_S,
         "time between two samples of CPU, memory and GPU, in s, 0 for none",
         partial(_seconds, may_be_zero=True),
         1,
@@ -286,6 +287,11 @@ class Settings:
     def asks_for_reports(self) -> bool:
         """Whether the user has said how often to report."""
         return self.is_log_every_given or self.log_every != DEFAULT_LOG_EVERY
+
+    @property
+    def asks_for_monitor(self) -> bool:
+        """Whether the user has said how often to sample the machine."""
+        return self.monitor_s != DEFAULT_MONITOR_S
 
     @property
     def is_quiet(self) -> bool:

@@ -45,15 +45,17 @@ def names(prof):
 """
 # Time passes only in ``advance``, so the length of a step does not depend on the machine.
 FAKE_CLOCK = """
-import time
-now_ns = time.perf_counter_ns()
+import threading, time
+now_ns, moving = time.perf_counter_ns(), threading.RLock()  # threads of the profiler read it, too
 def fake_clock():
     global now_ns
-    now_ns += 1000
-    return now_ns
+    with moving:
+        now_ns += 1000
+        return now_ns
 def advance(seconds):
     global now_ns
-    now_ns += int(seconds * 1e9)
+    with moving:
+        now_ns += int(seconds * 1e9)
 time.perf_counter_ns = fake_clock
 """
 PLAN = "RECTIFIED_FLOW_PROFILE_CAPTURE"

@@ -112,7 +112,7 @@ def test_ctrl_c_gives_the_results_so_far_leaves_no_process_and_the_session_goes_
     (row,) = results["rows"]
     assert (results["left"], results["is_interrupted"]) == ([], False), results
     assert row["verdict"] != "faster"
-    assert row["effect"]["rounds"] >= 12
+    assert row["effect"]["rounds"] >= 4  # the first look, after which a slower change is not run any more
     assert row["losses"]["kind"] == "identical"
 
 
@@ -122,7 +122,7 @@ def test_a_change_is_tried_on_all_ranks_of_torchrun_and_the_slowest_counts(tmp_p
     results = results_of(tmp_path, "--budget", "4m", "--only", "gradient_as_bucket_view", *torchrun)
     (row,) = results["rows"]
     assert row["verdict"] in ("no gain shown", "slower"), results
-    assert row["effect"]["rounds"] >= 12
+    assert row["effect"]["rounds"] >= 4  # the first look, after which a slower change is not run any more
     assert row["losses"]["kind"] == "identical"
     assert results["unchanged_s"] > 0.04  # that rank 1 sleeps; rank 0 sleeps 0.02
 

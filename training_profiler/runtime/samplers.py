@@ -57,7 +57,7 @@ class Samplers:
     def _apply(self, settings: Settings, since_ns: int) -> None:
         self.lines.start(settings.sample_hz, since_ns)
         self.device.start(settings.timing)
-        self.machine.start(settings.monitor_s)
+        self.machine.start(settings.monitor_s, is_paced=not settings.asks_for_monitor)
         self.garbage.start(is_on=settings.monitor_s > 0)
         self.workers.start(is_on=settings.sample_hz > 0)
         self.compilations.start()

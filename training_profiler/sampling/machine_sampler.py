@@ -1,5 +1,6 @@
 """The system monitor: samples processors, memory and accelerators on a thread of its own."""
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from training_profiler.units import NS_PER_S
 
 PART: Final = "system monitor"
 MOST_WAITING: Final = 36_000  # samples not yet drained, ten hours of them
-FIRST_SAMPLES: Final = 6  # at any cost: rules about the machine need some in a short run, too
+FIRST_SAMPLES: Final = 30  # at any cost: rules about the machine need some in a short run, too
 PATIENCE_S: Final = 1.0  # for the end of the thread, which takes one more sample
 LEAST_S: Final = 0.1  # between two readings of CPU time, which the kernel counts in hundredths of a second
 
@@ -54,6 +55,7 @@ class MachineSampler:
         self._local_ranks = local_ranks
         self._run_queue = RunQueue(root)
         self._every_s = 0.0
+        self._is_paced = True
         self._waiting: list[MachineSample] = []
         self._thread: BackgroundThread | None = None
         self._ended_cpu_ns = 0  # of threads that have ended
@@ -65,8 +67,12 @@ class MachineSampler:
         """CPU time that sampling took so far, in ns."""
         return self._ended_cpu_ns + (0 if self._thread is None else self._thread.cpu_ns)
 
-    def start(self, seconds: float) -> None:
-        """Sample every ``seconds`` seconds from now on; 0 stops sampling. Never raises."""
+    def start(self, seconds: float, *, is_paced: bool = True) -> None:
+        """Sample every ``seconds`` seconds from now on; 0 stops sampling. Never raises.
+
+        Paced, it samples more seldom where it costs too much; a user who says how often gets that.
+        """
+        self._is_paced = is_paced
         if seconds == self._every_s and self._thread is not None:
             return
         self.close()
@@ -129,6 +135,7 @@ class MachineSampler:
 
     def _run(self, thread: BackgroundThread, every_s: float, reader: "MachineReader") -> None:
         is_over = False
+        free = FIRST_SAMPLES if self._is_paced else sys.maxsize
         try:
             while True:
                 sample = reader.sample()
@@ -138,9 +145,7 @@ class MachineSampler:
                 if is_over:
                     return
                 thread.measure_cpu()
-                is_over = thread.wait_for_stop(
-                    self._pace.pause_s(every_s, self._ended_cpu_ns + thread.cpu_ns, FIRST_SAMPLES)
-                )
+                is_over = thread.wait_for_stop(self._pace.pause_s(every_s, self._ended_cpu_ns + thread.cpu_ns, free))
         finally:
             reader.gpus.close()
 

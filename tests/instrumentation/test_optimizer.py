@@ -1,6 +1,7 @@
 import sys
 
 import pytest
+import torch
 
 from training_profiler.instrumentation.patches.optimizer import OpenUpdates
 
@@ -91,3 +92,18 @@ def test_end_without_begin_is_ignored(updates):
 def test_update_without_frame_is_outermost(updates):
     assert updates.begin(self_made := object(), None) == (True, False)
     assert updates.end(self_made)
+
+
+def test_code_between_an_update_and_clearing_gradients_is_not_the_optimizers(instrumented):
+    weight = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()  # at the begin of a step, as most programs do
+        weight.sum().backward()
+        optimizer.step()
+        instrumented.clock.advance(1.0)
+    instrumented.instrumentation.close()
+    sections = instrumented.run.totals().sections
+    update = next(id for id, name in instrumented.run.names.names.items() if name == "optimizer_step")
+    assert sections.count[update] == 3
+    assert sections.total_ns[update] < 1e9

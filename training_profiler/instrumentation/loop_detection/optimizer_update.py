@@ -39,11 +39,10 @@ class OptimizerUpdate:
         self._clearing_begins, self._clearing_ends = writer(code), writer(-code)
 
     def clearing_begins(self) -> Callable[[], None]:
-        """Record that clearing of gradients begins; return a function that records its end."""
-        events = self._pending.events
-        if events and events[-1] == -self._code:  # right after the update, so both are one span
-            del events[-2:]
-            return self.span_ends
+        """Record that clearing of gradients begins; return a function that records its end.
+
+        It may follow an update, but at the begin of the next step: what lies between is not the optimizer's time.
+        """
         self._clearing_begins()
         return self._clearing_ends
 

@@ -1,9 +1,12 @@
 """The span of an optimizer update, without the loss that its closure computes."""
 
 from collections.abc import Callable
+from typing import Final
 
 from training_profiler.instrumentation.loop_detection.pending_events import PendingEvents
 from training_profiler.recording.event_codes import time_only
+
+AT_ONCE_NS: Final = 50_000  # from one call to the next in the same program, with what the patches take
 
 
 class OptimizerUpdate:
@@ -41,8 +44,13 @@ class OptimizerUpdate:
     def clearing_begins(self) -> Callable[[], None]:
         """Record that clearing of gradients begins; return a function that records its end.
 
-        It may follow an update, but at the begin of the next step: what lies between is not the optimizer's time.
+        Right after the update, both are one span. At the begin of the next step, what lies between is not the
+        optimizer's time.
         """
+        pending = self._pending
+        if pending.ends_with(-self._code) and pending.host_clock() - pending.events[-2] <= AT_ONCE_NS:
+            pending.remove_last()
+            return self.span_ends
         self._clearing_begins()
         return self._clearing_ends
 

@@ -111,7 +111,7 @@ def test_modules_of_torchscript_are_read_from_operators(tmp_path):
     ("frame", "line"),
     [
         ("train.py(41): main", "train.py:41 in main"),
-        ("C:\\work\\train.py(41): main", "C:/work/train.py:41 in main"),
+        ("D:\\net\\train.py(41): main", "D:/net/train.py:41 in main"),
         ("transformers/trainer.py(2): step", "transformers/trainer.py:2 in step"),
         ("torch/nn/modules/module.py(1): _call_impl", ""),
         ("/venv/lib/python3.11/site-packages/torch/_ops.py(3): __call__", ""),
@@ -130,7 +130,7 @@ def test_lines_are_of_the_program_not_of_torch_or_python(frame, line):
 
 
 def test_a_shortened_line_keeps_its_number():
-    assert shortened_line("/home/me/work/model/net.py:41 in forward") == "model/net.py:41 in forward"
+    assert shortened_line("/home/me/project/model/net.py:41 in forward") == "model/net.py:41 in forward"
     assert shortened_line("net.py:41 in forward") == "net.py:41 in forward"
 
 

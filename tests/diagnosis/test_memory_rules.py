@@ -125,3 +125,23 @@ def test_growth_on_a_device_comes_before_the_host():
     assert finding.message == (
         "Memory allocated on GPU 0 keeps growing: by 2.0 GiB in 60 min; at this rate the remaining 4.0 GiB last 120 min"
     )
+
+
+def retrying(retries: float, steps: int = 100) -> Snapshot:
+    device = GpuStats(index=1, alloc_retries=Level(mean=1.0, max=retries, last=retries))
+    return run_on(MachineStats(samples=10, gpus=(device,)), steps)
+
+
+def test_allocator_that_often_runs_out_of_memory_is_found():
+    finding = found(retrying(12), "allocator-retries")
+    assert finding.message.startswith("GPU 1 ran out of memory 12 times in 100 steps: ")
+    assert finding.potential_saving_s == 0
+
+
+@pytest.mark.parametrize(("retries", "steps"), [(2, 100), (10, 1000), (0, 100), (5, 5)])
+def test_few_retries_are_no_finding(retries: float, steps: int):
+    assert found(retrying(retries, steps), "allocator-retries") is None
+
+
+def test_retries_that_are_not_counted_are_no_finding():
+    assert found(run_on(gpu(0.5)), "allocator-retries") is None

@@ -58,6 +58,8 @@ def test_these_are_the_thresholds():
         "recompiles": 0.03,
         "lock-held-by-thread": 0.10,
         "garbage-collection": 0.03,
+        "page-faults": 0.05,
+        "allocator-retries": 0.01,
     }
 
 

@@ -11,6 +11,7 @@ from training_profiler.units import S_PER_HOUR, S_PER_MINUTE, bytes_text
 
 OUT_OF_MEMORY_RISK: Final = 0.98  # of the device
 SAMPLES_NEEDED: Final = 5  # of the system monitor
+RETRIES_NEEDED: Final = 3  # one or two are part of finding how much memory a training needs
 GROWTH_NEEDS: Final = 10  # points
 GROWTH_P_VALUE: Final = 0.001
 GROWTH_AT_LEAST: Final = 16 * 2**20  # bytes; caches and fragmentation come and go by that much
@@ -74,6 +75,30 @@ def gpu_memory_low(snapshot: Snapshot, threshold: float) -> Finding | None:
         evidence={"gpu": gpu.index, "memory_share": share, "threshold": threshold},
         potential_saving_s=0.0,
         fix="Use a larger batch, if the training allows it",
+    )
+
+
+@RULES.rule("allocator-retries", threshold=0.01, saving=Saving.UNKNOWN)  # in a step
+def allocator_retries(snapshot: Snapshot, threshold: float) -> Finding | None:
+    """Flag a device whose allocator had to free its cache and try again in over one of 100 steps, three times or more.
+
+    What a retry takes is not known.
+    """
+    machine = snapshot.machine
+    if machine is None or not has_enough_steps(snapshot):
+        return None
+    counts = [(gpu.alloc_retries.max, gpu.index) for gpu in machine.gpus if gpu.alloc_retries is not None]
+    retries, index = max(counts, default=(0.0, 0))
+    if retries < RETRIES_NEEDED or retries / snapshot.steps <= threshold:
+        return None
+    return Finding(
+        code="allocator-retries",
+        message=f"GPU {index} ran out of memory {retries:.0f} times in {snapshot.steps} steps: each time torch's "
+        "allocator waited for the device, freed all that it had cached, and allocated again",
+        evidence={"gpu": index, "retries": retries, "steps": snapshot.steps, "threshold": threshold},
+        potential_saving_s=0.0,
+        fix="Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which leaves fewer gaps in memory; or use a smaller "
+        "batch or gradient checkpointing (torch.utils.checkpoint)",
     )
 
 

@@ -87,8 +87,12 @@ def test_slow_checkpoint_is_the_costliest_finding(tmp_path: Path) -> None:
 
 
 def test_slowing_steps_are_found(tmp_path: Path) -> None:
-    finding = find(findings_of("slowing_step", tmp_path, f"step-time-varies=9,{SHARED_MACHINE}"), "slowing-down")
-    assert finding["evidence"]["rise"] > 0.3
+    _, report = outcome_of("slowing_step", tmp_path, f"step-time-varies=9,{SHARED_MACHINE}")
+    assert find(report["insights"], "slowing-down")["evidence"]["rise"] > 0.3
+    grown = report["step_time"]["change"] or report["step_time"]["halves"]
+    source = (PLANTED / "slowing_step.py").read_text().splitlines()
+    line = next(number for number, text in enumerate(source, 1) if text.startswith("        mean = sum("))
+    assert grown["lines"]["other"][0]["line"] == f"slowing_step.py:{line} main"
 
 
 def test_memory_leak_is_found(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ GPU_LEVELS: Final = (
     "utilization",
     "temperature_c",
     "power_w",
+    "clock_mhz",
     "alloc_retries",
 )
 

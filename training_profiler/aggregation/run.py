@@ -60,7 +60,7 @@ class RunSums:
             if sums is not None:
                 sums.add(totals, step_ns)
                 move_late(sums, self._names, totals)
-        self.run.history.add(totals.series, len(step_ns), totals.machine)
+        self.run.history.add(totals.series, len(step_ns), totals.machine, totals.lines)
 
     def new_interval(self) -> None:
         """Start the interval of the next periodic report."""

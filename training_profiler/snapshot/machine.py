@@ -35,6 +35,7 @@ class GpuStats:
     utilization: Level | None = None  # part of the time in which a kernel ran, 0 to 1
     temperature_c: Level | None = None
     power_w: Level | None = None
+    clock_mhz: Level | None = None  # of its processors
     allocated_growth: Growth | None = None
     alloc_retries: Level | None = None  # times so far that torch's allocator had to free its cache and try again
     energy_j: float | None = None  # counted by the device over ``energy_s``

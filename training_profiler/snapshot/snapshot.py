@@ -107,6 +107,16 @@ class LineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class LineChange:
+    """A line before and after a change of the steps."""
+
+    line: str  # "train.py:41 main"
+    before_s: float  # of a step
+    after_s: float
+    samples: int  # of it after the change
+
+
+@dataclass(frozen=True, slots=True)
 class StepChange:
     """Steps that take another time from one of them on, and what else differs. Pairs are before and after it."""
 
@@ -117,6 +127,7 @@ class StepChange:
     after_s: float
     is_abrupt: bool  # explains the steps better than a straight line
     sections: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # exclusive s a step
+    lines: Mapping[str, tuple[LineChange, ...]] = field(default_factory=dict)  # of sections: what rose most, first
     forward_passes: tuple[float, float] | None = None  # a step
     input_elements: tuple[float, float] | None = None  # of a forward pass
     machine: tuple[MachineStats | None, MachineStats | None] = (None, None)
@@ -148,6 +159,7 @@ class StepStats:
     unit_rise_p_value: float = 1.0
     explained_by_calls: float = 0.0  # part of the variance of step time, by the number of forward passes
     change: StepChange | None = None  # None with too few steps, or where chance may explain it
+    halves: StepChange | None = None  # of a run whose steps rise without such a change
     explained: Mapping[str, float] = field(default_factory=dict)  # section -> its part of the variance of step time
 
     @property

@@ -40,7 +40,7 @@ def test_a_name_may_contain_anything(tmp_path: Path, faults: PageFaults) -> None
     assert faults.read() == Faults(7, 0, 0.0)
 
 
-def test_another_thread_begins_anew(tmp_path: Path, faults: PageFaults) -> None:
+def test_another_thread_begins_again(tmp_path: Path, faults: PageFaults) -> None:
     write(tmp_path, TRAINING, 1, 0, 0)
     write(tmp_path, 11, 900_000, 0, 9000)
     faults.read()

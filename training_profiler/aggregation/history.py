@@ -15,6 +15,13 @@ MOST_PARTS: Final = 256
 MOST_LINES: Final = 48  # of a part of the run; the others count as lines that are not known
 
 
+class MemoryPoint(NamedTuple):
+    """Mean memory over some steps."""
+
+    step: int  # the number of steps before the last of them
+    bytes: float
+
+
 class _Block(NamedTuple):
     steps: int
     sections_ns: Ints  # exclusive time, by section; the first is time in none
@@ -111,6 +118,16 @@ class RunHistory:
         for each in self._stretches.within(first, end):
             sums.add_levels(each.machine)
         return sums
+
+    def memory(self, quantity: str) -> list[MemoryPoint]:
+        """Return the means of a quantity of the machine over consecutive steps."""
+        points, steps = [], 0
+        for stretch in self._stretches.parts:
+            steps += stretch.steps
+            weight, weighted, _, _ = stretch.machine.levels.get(quantity, (0.0, 0.0, 0.0, 0.0))
+            if weight and stretch.steps:
+                points.append(MemoryPoint(steps - 1, weighted / weight))
+        return points
 
     def lines(self, first: int, end: int) -> LineCounts:
         """Return the samples of lines in the stretches that lie in these steps."""

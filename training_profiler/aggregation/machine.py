@@ -106,6 +106,10 @@ class MachineSums:
             **{name: self._level(name) for name in LEVELS},
         )
 
+    def memory_quantities(self) -> list[tuple[int | None, str]]:
+        """Return the quantities whose growth matters, each with the index of its device; None for the process."""
+        return [*((index, f"gpu{index}{ALLOCATED}") for index in self._indexes()), (None, RAM)]
+
     def _indexes(self) -> list[int]:
         names = [fact.partition(".")[0] for fact in self.facts if fact.startswith("gpu") and fact.endswith(".name")]
         return sorted(int(name.removeprefix("gpu")) for name in names)

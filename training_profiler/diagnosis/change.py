@@ -5,7 +5,7 @@ from typing import Final
 from training_profiler.diagnosis.machine import EXPLAINS, HYPERVISOR, MEMORY, OTHERS, QUOTA, SAMPLES_NEEDED, cpu_loss
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES
 from training_profiler.findings.finding import Finding
-from training_profiler.snapshot.snapshot import OTHER, PROFILER, GpuStats, Snapshot, StepChange
+from training_profiler.snapshot.snapshot import OTHER, PROFILER, GpuStats, MemoryChange, Snapshot, StepChange
 from training_profiler.units import time_text
 
 SLOWER_SINCE: Final = "slower-since"
@@ -80,7 +80,7 @@ def abrupt_rise(snapshot: Snapshot, threshold: float) -> StepChange | None:
     return change if change.is_abrupt and is_rise else None
 
 
-def when_text(change: StepChange) -> str:
+def when_text(change: StepChange | MemoryChange) -> str:
     """Return "step 400 (95%: 390 to 412)"."""
     interval = f"{change.first_step} to {change.last_step}"
     return f"step {change.step}" + ("" if change.first_step == change.last_step else f" (95%: {interval})")

@@ -30,6 +30,7 @@ _CLASSES: Final = {
     "gpu-memory-high": "MEMORY",
     "memory-growth": "MEMORY",
     "allocator-retries": "MEMORY",
+    "memory-rises-since": "MEMORY",
     "synchronization-heavy": "SYNC-BOUND",
     "waits-for-device": "SYNC-BOUND",
     "machine-busy": "MACHINE BUSY",

@@ -23,6 +23,19 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryChange:
+    """Memory that grows, or is more, from a step on."""
+
+    step: int  # the first of them, counted from 1
+    first_step: int  # 95 % interval of ``step``
+    last_step: int
+    before_bytes: float  # at that step, or the median before it
+    after_bytes: float  # at the end, or the median after it
+    grows: bool  # on and on; else it is more once
+    device: int | None = None  # index of the accelerator; None for the process
+
+
+@dataclass(frozen=True, slots=True)
 class GpuStats:
     """One accelerator. None means unknown."""
 

@@ -13,6 +13,7 @@ from training_profiler.snapshot.machine import GpuStats as GpuStats
 from training_profiler.snapshot.machine import Growth as Growth
 from training_profiler.snapshot.machine import Level as Level
 from training_profiler.snapshot.machine import MachineStats as MachineStats
+from training_profiler.snapshot.machine import MemoryChange as MemoryChange
 from training_profiler.snapshot.pauses import GarbageStats as GarbageStats
 from training_profiler.snapshot.program import NOTHING_KNOWN, ProgramFacts
 from training_profiler.snapshot.ranks import AllRanksStats as AllRanksStats
@@ -285,6 +286,7 @@ class Snapshot:
     epochs: tuple[EpochStats, ...] = ()
     loaders: tuple[LoaderStats, ...] = ()
     machine: MachineStats | None = None
+    memory_changes: tuple[MemoryChange, ...] = ()  # of accelerators, and of the process
     garbage: GarbageStats | None = None  # None without a garbage collection
     device: DeviceTimingStats | None = None
     throughput: Throughput | None = None

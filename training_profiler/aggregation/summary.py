@@ -246,6 +246,7 @@ def step_stats(
         unit_rise_p_value=work.unit_p_value if work else 1.0,
         explained_by_calls=0.0 if is_interval else explained_by_calls(steps.work_series(warmup)),
         change=change,
+        around_capture=None if is_interval else steps.around_capture.compared(),
         halves=halves(totals, names, warmup) if rises else None,
         explained={
             names.get(id) or OTHER: float(part) for id, part in enumerate(explained) if part >= EXPLAINS_AT_LEAST

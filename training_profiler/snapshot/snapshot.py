@@ -135,6 +135,15 @@ class StepChange:
 
 
 @dataclass(frozen=True, slots=True)
+class AroundCapture:
+    """Median steps right before the first capture and after it, without those that it slowed."""
+
+    before_s: float
+    after_s: float
+    error_s: float  # standard error of their difference
+
+
+@dataclass(frozen=True, slots=True)
 class StepStats:
     """Durations of training steps, without validation, sampling and checkpoints between them."""
 
@@ -161,6 +170,7 @@ class StepStats:
     explained_by_calls: float = 0.0  # part of the variance of step time, by the number of forward passes
     change: StepChange | None = None  # None with too few steps, or where chance may explain it
     halves: StepChange | None = None  # of a run whose steps rise without such a change
+    around_capture: AroundCapture | None = None  # None without a capture, or with too few steps on a side
     explained: Mapping[str, float] = field(default_factory=dict)  # section -> its part of the variance of step time
 
     @property

@@ -21,12 +21,16 @@ def points(mib):
     return [MemoryPoint(10 * at + 9, float(value) * MIB) for at, value in enumerate(mib)]
 
 
+def _is_found(mib):
+    return memory_change(points(mib)) is not None
+
+
 def test_at_most_one_in_twenty_stationary_runs_has_a_change():
     rng = np.random.default_rng(20)
     found = 0
     for run in range(200):
         correlation, tail = (0.0, 0.5, 0.8, 0.9)[run % 4], (np.inf, 3)[run // 4 % 2]
-        found += memory_change(points(1000 + wandering(rng, (60, 120, 250)[run % 3], correlation, tail))) is not None
+        found += _is_found(1000 + 50 * wandering(rng, (60, 120, 250)[run % 3], correlation, tail))
     assert found <= 10
 
 
@@ -57,12 +61,13 @@ def test_jump_is_found_with_both_levels():
         1000 + 500 * (1 - np.exp(-np.arange(COUNT) / 10)) + NOISE,  # a cache that fills
         np.where(np.arange(COUNT) < AT, 1600, 1000) + NOISE,  # falls
         1000 + 200 * (np.arange(COUNT) % 10 == 9) + NOISE,  # validation
+        np.where(np.arange(COUNT) < AT, 1000, 1010) + 0.1 * NOISE,  # too little to matter
         np.full(COUNT, 1000.0),
         np.full(20, 1000.0),
         np.array([1000.0]),
         np.array([]),
     ],
-    ids=["steady leak", "cache", "fall", "validation", "constant", "short", "one", "none"],
+    ids=["steady leak", "cache", "fall", "validation", "little", "constant", "short", "one", "none"],
 )
 def test_others_have_no_change(mib):
     assert memory_change(points(mib)) is None

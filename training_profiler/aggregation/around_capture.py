@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
+from math import sqrt
 from typing import Final
 
 import numpy as np
@@ -49,4 +50,4 @@ class AroundFirstCapture:
 
 
 def _error_of(values: Floats, median: float) -> float:
-    return _ERROR_OF_MEDIAN * float(np.median(np.abs(values - median))) / len(values) ** 0.5
+    return _ERROR_OF_MEDIAN * float(np.median(np.abs(values - median))) / sqrt(len(values))

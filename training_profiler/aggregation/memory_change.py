@@ -9,6 +9,7 @@ from training_profiler.aggregation.change_point import ChangePoint, change_point
 from training_profiler.aggregation.history import MemoryPoint
 from training_profiler.snapshot.machine import MemoryChange
 
+LEAST_BYTES: Final = 16 * 2**20  # between the least and the most; looking for a change of less takes time in vain
 LAST: Final = 3  # thirds of the time after a change: growth goes on in the last of them
 
 
@@ -21,7 +22,7 @@ def memory_change(points: list[MemoryPoint], device: int | None = None) -> Memor
     """
     steps = np.array([point.step for point in points], np.float64)
     memory = np.array([point.bytes for point in points], np.float64)
-    if len(points) < 2 or not (np.diff(steps) > 0).all():
+    if len(points) < 2 or np.ptp(memory) < LEAST_BYTES or not (np.diff(steps) > 0).all():
         return None
     growth = np.diff(memory) / np.diff(steps)  # bytes a step
     onset = change_point(growth)

@@ -19,12 +19,12 @@ LOGGED: Final = tuple(
     f"profiling/{name}" for name in ("batch_time_avg", "batches_per_second", "steps_per_second", "samples_per_second")
 )
 ROW_EVERY_S: Final = 1.0
-# The hooks of callbacks; some have an older name as well, which Keras calls through the newer one.
 HOOKS: Final = (
     *(f"on_{kind}_{moment}" for kind in ("epoch", "train", "test", "predict") for moment in ("begin", "end")),
     *(f"on_{kind}_batch_{moment}" for kind in ("train", "test", "predict") for moment in ("begin", "end")),
 )
 RUN_ENDS_IN: Final = ("on_train_end", "on_test_end", "on_predict_end")
+# Keras calls a hook of the older name in the newer one, which the callback then does not have.
 OLDER_HOOKS: Final = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "on_batch_end"}
 
 

@@ -8,12 +8,14 @@ import pytest
 from tests.support.device import FakeDevice
 from tests.support.recording import FakeClock
 from training_profiler.device.event_clock import DeviceClock
+from training_profiler.instrumentation.patches.dynamo import hide_from_dynamo
 from training_profiler.recording.recorder import Recorder
 
 torch = pytest.importorskip("torch")
 
 
-def test_a_kept_section_in_a_compiled_function_is_stamped_and_the_stamping_is_not_compiled():
+@pytest.mark.parametrize("is_dynamo_first", [True, False])
+def test_a_kept_section_in_a_compiled_function_is_stamped_and_the_stamping_is_not_compiled(is_dynamo_first):
     device, recorder = FakeDevice(FakeClock()), Recorder(perf_counter_ns)
     is_compiled = []
 
@@ -22,7 +24,11 @@ def test_a_kept_section_in_a_compiled_function_is_stamped_and_the_stamping_is_no
         return False
 
     clock = DeviceClock(replace(device.accelerator(), is_capturing=is_capturing), recorder.clock)
+    if is_dynamo_first:
+        hide_from_dynamo()
     recorder.use_clock(recorder.buffer(), clock.stamping())
+    if not is_dynamo_first:  # a profiled program imports it with its first ``torch.compile``, after the clock was made
+        hide_from_dynamo()
     kept = recorder.section("forward_pass")
 
     def step(x):

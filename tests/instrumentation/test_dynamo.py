@@ -13,11 +13,15 @@ from training_profiler.instrumentation.patches import dynamo, module_call
 def skipped(monkeypatch):
     """The code that a fake dynamo is asked to skip."""
     codes = []
-    frames = types.ModuleType(dynamo.DYNAMO)
-    frames.skip_code = codes.append
-    monkeypatch.setitem(sys.modules, dynamo.DYNAMO, frames)
+    use_torch(monkeypatch, skip_code=codes.append)
     dynamo.hide_from_dynamo()
     return codes
+
+
+def use_torch(monkeypatch, **functions):
+    """Load a torch whose private module has these functions."""
+    private = types.SimpleNamespace(eval_frame=types.SimpleNamespace(**functions))
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(_C=types.SimpleNamespace(_dynamo=private)))
 
 
 def test_functions_and_methods_of_the_package_are_skipped(skipped):
@@ -35,6 +39,6 @@ def test_functions_of_other_packages_are_not_skipped(skipped):
     assert {code.co_filename for code in skipped if folder not in Path(code.co_filename).parents} == set()
 
 
-def test_dynamo_without_skip_code_is_left_alone(monkeypatch):
-    monkeypatch.setitem(sys.modules, dynamo.DYNAMO, types.ModuleType(dynamo.DYNAMO))
+def test_dynamo_without_its_private_functions_is_left_alone(monkeypatch):
+    use_torch(monkeypatch)
     dynamo.hide_from_dynamo()

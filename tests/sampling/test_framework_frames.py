@@ -141,6 +141,20 @@ def test_a_file_of_the_same_name_elsewhere_is_not_a_trainer() -> None:
 MODULE = f"{TORCH}/nn/modules/module.py"
 IMPORT = ("<frozen importlib._bootstrap>", "_find_and_load")
 PRETRAINED = (f"{SITE}/transformers/modeling_utils.py", "PreTrainedModel.from_pretrained")
+SB3 = f"{SITE}/stable_baselines3/common"
+
+
+def test_modules_that_are_imported_are_no_phases() -> None:
+    modules = IMPORT, (f"{SB3}/buffers.py", "<module>"), IMPORT, (f"{SB3}/logger.py", "<module>")
+    assert read(TRAIN, *modules).phase == ""
+    trainer = (HF, "Trainer._inner_training_loop"), (CALLBACKS, "WandbCallback.on_train_begin")
+    assert read(TRAIN, *trainer, IMPORT, (f"{SITE}/wandb/__init__.py", "<module>")).phase == (
+        "callback on_train_begin (WandbCallback)"
+    )
+    users = IMPORT, ("/project/task.py", "<module>"), (f"{SB3}/logger.py", "Logger.dump")
+    assert read(TRAIN, *users).phase == "logging"  # a module of the user's that trains while it is imported
+
+
 ACTIVITIES = [
     ([IMPORT, (f"{SITE}/pandas/__init__.py", "<module>")], "imports"),
     ([PRETRAINED, IMPORT], "imports"),

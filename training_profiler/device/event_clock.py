@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Callable
-from types import CodeType
-from typing import Any, Final
+from typing import Final
 
 from training_profiler.device.backends import Accelerator, Event
 from training_profiler.recording.section import Clock
+from training_profiler.recording.untraced import skip_with_callees
 
 POOL_SIZE: Final = 4096  # events of one device, more than the limit on cost allows to use
 POOL_EMPTY: Final = "the pool of events was empty"
@@ -95,7 +95,9 @@ class DeviceClock:
             return now_ns
 
         for function in (read, note, self._make, self.accelerator.make_event):
-            _leave_untraced(getattr(function, "__code__", None))
+            code = getattr(function, "__code__", None)
+            if code is not None:
+                skip_with_callees(code)
         return read
 
     def _record(self) -> DeviceEvent:
@@ -144,21 +146,3 @@ class DeviceClock:
         """Release the stamp, and reuse its event if no span needs it."""
         if stamp.event is not None and stamp.release():
             self._free.setdefault(stamp.device, []).append(stamp)
-
-
-def _leave_untraced(code: CodeType | None) -> None:
-    """Keep dynamo from compiling a function of the profiler.
-
-    A compiled function that enters a section would do so. The functions of torch used here are private and may be
-    missing.
-    """
-    frames: Any = sys.modules.get("torch")
-    for name in ("_C", "_dynamo", "eval_frame"):
-        frames = getattr(frames, name, None)
-    if code is None or frames is None:
-        return
-    if hasattr(frames, "skip_code"):  # torch before 2.7
-        frames.skip_code(code)
-    elif hasattr(frames, "set_code_exec_strategy"):
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))

@@ -6,20 +6,25 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
+from training_profiler.integrations.phases import Phases
 from training_profiler.integrations.trainer_run import TrainerRun
+from training_profiler.recording.known_sections import CHECKPOINTING, LOGGING
 
 if TYPE_CHECKING:
     from training_profiler.sinks.sink import MetricRow
 
 REPORTERS: Final = "transformers.integrations."  # modules of the callbacks that ``report_to`` adds
+CALL_EVENT: Final = CallbackHandler.call_event.__code__
 LAST_LOG: Final = "train_runtime"  # in what the trainer logs after its last step, while the reporters still listen
 
 
 class TrainingProfilerCallback(TrainerCallback):  # type: ignore[misc]
     """Profiles ``trainer.train()``, and sends the metrics to the trackers of ``report_to``.
+
+    The trainer's phases are sections: ``callback on_step_end``, ``logging``, ``checkpointing``, ``progress bar``.
 
     Args:
         log_metrics: whether these trackers get the metrics.
@@ -37,6 +42,7 @@ class TrainingProfilerCallback(TrainerCallback):  # type: ignore[misc]
         """Begin the run."""
         self._run.count_tokens(_tokens_seen(args, state))  # of a training that is resumed
         self._run.begin()
+        self._run.show_phases(_show_phases)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the metrics of a report since the last step."""
@@ -62,6 +68,14 @@ class TrainingProfilerCallback(TrainerCallback):  # type: ignore[misc]
         self._run.log(write, is_last)
 
 
+def _show_phases(phases: Phases) -> None:
+    phases.show_hooks(
+        CallbackHandler, "call_event", lambda handler, event, *_: (handler.callbacks, (event,)), {"on_train_end"}
+    )
+    phases.show_calls(Trainer, "log", LOGGING)
+    phases.show_calls(Trainer, "_save_checkpoint", CHECKPOINTING)
+
+
 def _tokens_seen(args: Any, state: Any) -> int:
     # 0 without ``include_num_input_tokens_seen``. The trainer adds up all ranks; our figures are of one.
     return int(state.num_input_tokens_seen) // int(args.world_size)
@@ -70,7 +84,7 @@ def _tokens_seen(args: Any, state: Any) -> int:
 def _reporters() -> Iterator[Any]:
     """Return the callbacks of ``report_to``, known to the trainer's handler, which calls us."""
     frame = sys._getframe()
-    while frame is not None and frame.f_code is not CallbackHandler.call_event.__code__:
+    while frame is not None and frame.f_code is not CALL_EVENT:
         frame = frame.f_back  # type: ignore[assignment]
     handler = None if frame is None else frame.f_locals["self"]
     callbacks = [] if handler is None else handler.callbacks

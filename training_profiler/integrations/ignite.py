@@ -4,11 +4,15 @@ from typing import Any
 
 from ignite.engine import Engine, Events
 
+from training_profiler.integrations.phases import Phases
 from training_profiler.integrations.trainer_run import TrainerRun
 
 
 class TrainingProfilerHandler:
     """Profiles the runs of an engine: ``TrainingProfilerHandler().attach(trainer)``.
+
+    Handlers are sections by their event: ``handlers EPOCH_COMPLETED``; Ignite's own are ``logging`` or
+    ``progress bar``.
 
     Args:
         log_metrics: whether ``engine.state.metrics`` gets the metrics, which loggers with ``metric_names="all"`` write.
@@ -33,6 +37,7 @@ class TrainingProfilerHandler:
 
     def _begin(self, engine: Engine) -> None:
         self._run.begin()
+        self._run.show_phases(_show_phases)
 
     def _iteration_completed(self, engine: Engine) -> None:
         self._run.step_ended(engine.state.iteration)
@@ -45,3 +50,11 @@ class TrainingProfilerHandler:
     def _end(self, engine: Engine) -> None:
         self._run.log(lambda row: engine.state.metrics.update(row.metrics), is_last=True)
         self._run.end()
+
+
+def _show_phases(phases: Phases) -> None:
+    phases.show_hooks(Engine, "_fire_event", _handlers, {Events.COMPLETED.name, Events.TERMINATE.name})
+
+
+def _handlers(engine: Engine, event: Any, *_: Any) -> tuple[list[Any], tuple[str]]:
+    return [handler for handler, *_ in engine._event_handlers[event]], (getattr(event, "name", str(event)),)

@@ -1,13 +1,17 @@
 """A callback for Keras on the torch backend."""
 
+import functools
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 import keras
-from keras.callbacks import Callback
+from keras.callbacks import Callback, CallbackList
 
 from training_profiler.errors import SettingsError
+from training_profiler.integrations.phases import Phases
 from training_profiler.integrations.trainer_run import TrainerRun
+from training_profiler.recording.known_sections import CHECKPOINTING
 from training_profiler.switch import is_switched_off
 
 # Those of the whole step: the progress bar prints all logs of an epoch in one line.
@@ -15,10 +19,20 @@ LOGGED: Final = tuple(
     f"profiling/{name}" for name in ("batch_time_avg", "batches_per_second", "steps_per_second", "samples_per_second")
 )
 ROW_EVERY_S: Final = 1.0
+HOOKS: Final = (
+    *(f"on_{kind}_{moment}" for kind in ("epoch", "train", "test", "predict") for moment in ("begin", "end")),
+    *(f"on_{kind}_batch_{moment}" for kind in ("train", "test", "predict") for moment in ("begin", "end")),
+)
+RUN_ENDS_IN: Final = ("on_train_end", "on_test_end", "on_predict_end")
+# Keras calls a hook of the older name in the newer one, which the callback then does not have.
+OLDER_HOOKS: Final = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "on_batch_end"}
 
 
 class TrainingProfilerCallback(Callback):  # type: ignore[misc]
     """Profiles ``model.fit()``, and ``evaluate`` and ``predict`` where it is given to them.
+
+    Callbacks are sections by their hook: ``callback on_epoch_end``; Keras' own are ``logging`` or ``progress bar``, and
+    ``checkpointing`` is where the model is saved.
 
     Args:
         log_metrics: whether the logs of an epoch get the rates and the time of a step; callbacks that log come after.
@@ -46,6 +60,7 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
         """Begin the run of a ``fit``."""
         self._newest, self._batches, self._is_in_batch = {}, 0, False
         self._run.begin()
+        self._run.show_phases(_show_phases)
 
     # Not at its end: a callback with that method makes Keras call those of all others on the training thread.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -79,6 +94,7 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
         """Begin the run of an ``evaluate``, unless it is the validation of a ``fit``."""
         self._end_batch()
         self._run.begin()
+        self._run.show_phases(_show_phases)
 
     def on_test_end(self, logs: Any = None) -> None:
         """End the run of an ``evaluate``."""
@@ -87,7 +103,20 @@ class TrainingProfilerCallback(Callback):  # type: ignore[misc]
     def on_predict_begin(self, logs: Any = None) -> None:
         """Begin the run of a ``predict``, unless a callback of a ``fit`` predicts."""
         self._run.begin()
+        self._run.show_phases(_show_phases)
 
     def on_predict_end(self, logs: Any = None) -> None:
         """End the run of a ``predict``."""
         self._run.end()
+
+
+def _show_phases(phases: Phases) -> None:
+    for hook in HOOKS:
+        names = (hook, OLDER_HOOKS[hook]) if hook in OLDER_HOOKS else (hook,)
+        phases.show_hooks(CallbackList, hook, functools.partial(_callbacks, names), RUN_ENDS_IN)
+    for method in ("save", "save_weights"):
+        phases.show_calls(keras.Model, method, CHECKPOINTING)
+
+
+def _callbacks(names: tuple[str, ...], callbacks: CallbackList, *_: Any) -> tuple[Sequence[Any], tuple[str, ...]]:
+    return callbacks.callbacks, names

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from training_profiler.integrations.phases import Phases
 from training_profiler.integrations.trainer_call import TrainerCall
 from training_profiler.safety.fault_guard import FaultGuard
 from training_profiler.switch import is_switched_off
@@ -42,6 +43,7 @@ class TrainerRun:
         self._updates = 0  # of the trainer, at the end of the last step
         self._tokens = 0  # of the trainer, when they were counted last
         self._text = ""
+        self._phases = Phases(package, self.section, lambda work: self.guarded("phases", work))
         if not is_switched_off():
             self._api = _imported_api()
             self._api.check_settings(self._settings)
@@ -92,10 +94,16 @@ class TrainerRun:
     def _end_run(self, api: ModuleType) -> None:
         global _owner
         self._calls, self._is_on, self._marks_steps = [], False, False
+        self._phases.undo()
         if _owner is self:
             _owner = None
             api.stop_for_trainer()
             self._text = api.report_text()
+
+    def show_phases(self, show: Callable[[Phases], None]) -> None:
+        """Call ``show``, which names the phases of the framework, if a training is under way and profiled."""
+        if self._is_on:
+            self.guarded("phases", lambda: show(self._phases))
 
     def step_ended(self, updates: int) -> None:
         """End a step where no patch of torch finds its end, unless the trainer made no update since the last call."""

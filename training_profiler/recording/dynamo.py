@@ -39,16 +39,3 @@ def tracing_test(replace: Callable[[TracingTest], None]) -> TracingTest:
 
 def _cheap(compiler: object) -> TracingTest:
     return getattr(compiler, "is_dynamo_compiling", None) or compiler.is_compiling  # type: ignore[attr-defined,no-any-return]
-
-
-def without_tracing(work: Callable[[], None]) -> None:
-    """Do ``work`` of ours without dynamo, which otherwise compiles every function called between two graphs."""
-    frames = getattr(getattr(sys.modules.get("torch"), "_C", None), "_dynamo", None)
-    set_callback = getattr(getattr(frames, "eval_frame", None), "set_eval_frame", None)  # private: may be gone
-    if set_callback is None:
-        return work()
-    before = set_callback(None)
-    try:
-        work()
-    finally:
-        set_callback(before)

@@ -7,9 +7,9 @@ from typing import Final
 
 from training_profiler.instrumentation.flops.counter import COUNTED_BY
 from training_profiler.instrumentation.loop_detection.epoch_detector import EpochBoundary
-from training_profiler.recording.dynamo import without_tracing
 from training_profiler.recording.event_codes import EPOCH_BEGIN, EPOCH_END, STEP_END
 from training_profiler.recording.section import FLUSH_AT_MOST
+from training_profiler.recording.untraced import without_tracing
 from training_profiler.runtime.component import Component
 from training_profiler.runtime.health import REPORTS_FREE, REPORTS_SHOWN
 from training_profiler.runtime.notebook import NotebookCells

@@ -17,6 +17,7 @@ PROGRESS: Final = "progress bar"
 ENVIRONMENT: Final = "environment"
 REPLAY: Final = "replay buffer"
 SAMPLER: Final = "sampler"
+HANDLERS: Final = "handlers"
 
 ANY: Final = "*"
 # Trainers call what users add to them by such names: on_step_end, on_train_batch_start, _on_rollout_end.
@@ -100,7 +101,7 @@ FRAMES: Final[tuple[LibraryFrame, ...]] = (
     LibraryFrame("/keras/src/utils/progbar.py", (ANY,), PROGRESS),
     LibraryFrame("/keras/src/saving/", (ANY,), SAVING),
     LibraryFrame("/ignite/engine/engine.py", ("_run_once_on_dataset*",), LOOP),
-    LibraryFrame("/ignite/engine/engine.py", ("_fire_event",), "handlers"),
+    LibraryFrame("/ignite/engine/engine.py", ("_fire_event",), HANDLERS),
     LibraryFrame("/ignite/handlers/checkpoint.py", (ANY,), SAVING),
     LibraryFrame("/ignite/handlers/tqdm_logger.py", (ANY,), PROGRESS),
     *_rows(

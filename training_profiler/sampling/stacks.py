@@ -86,7 +86,9 @@ class StackReader:
                 activity = activity or its_activity
             else:
                 if users is None:
-                    is_import |= imports
+                    if imports:
+                        is_import = True
+                        phases.clear()  # the code of a library's modules, in files that match a row
                     activity = its_activity or activity
                 if is_library:
                     if hook:  # a callback of the user's, which a library calls

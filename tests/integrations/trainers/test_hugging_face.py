@@ -12,6 +12,7 @@ from tests.integrations.trainers.conftest import Runs
 
 pytestmark = pytest.mark.integrations
 transformers = pytest.importorskip("transformers")
+CallbackHandler = transformers.trainer_callback.CallbackHandler
 EPOCHS, MICRO_BATCHES, UPDATES = 3, 16, 8  # an epoch
 
 
@@ -49,7 +50,14 @@ class Events(transformers.TrainerCallback):
             raise self.failure("as planned")
 
 
-def train(*callbacks: Any, report_to: str = "none", epochs: int = EPOCHS, **arguments: Any) -> list[tuple[Any, ...]]:
+def train(
+    *callbacks: Any,
+    report_to: str = "none",
+    epochs: int = EPOCHS,
+    save: str = "no",
+    bars: bool = False,
+    **arguments: Any,
+) -> list[tuple[Any, ...]]:
     """Train a small network; return what the callback of the user saw, with the losses."""
     transformers.set_seed(0)
     examples = [{"x": torch.randn(8), "labels": torch.randn(())} for _ in range(4 * MICRO_BATCHES)]
@@ -62,11 +70,11 @@ def train(*callbacks: Any, report_to: str = "none", epochs: int = EPOCHS, **argu
             per_device_train_batch_size=4,
             gradient_accumulation_steps=MICRO_BATCHES // UPDATES,
             eval_strategy="epoch",
-            save_strategy="no",
+            save_strategy=save,
             logging_steps=UPDATES,
             report_to=report_to,
             use_cpu=True,
-            disable_tqdm=True,
+            disable_tqdm=not bars,
             **arguments,
         ),
         train_dataset=examples,
@@ -90,6 +98,20 @@ def test_training_is_a_run_of_its_own_and_stays_the_same(runs: Runs) -> None:
     plain = train()
     assert train(profiler()) == plain
     check_counts(runs)
+
+
+def test_phases_of_the_trainer_are_sections(runs: Runs) -> None:
+    before = CallbackHandler.call_event, transformers.Trainer.log, transformers.Trainer._save_checkpoint
+    train(profiler(), save="epoch", bars=True)
+    counts = {name: section["count"] for name, section in runs.report()["sections"].items()}
+    assert counts["callback on_step_end"] == EPOCHS * UPDATES
+    assert counts["logging"] == counts["callback on_log"] == 2 * EPOCHS + 1  # losses, evaluations, the summary
+    assert counts["checkpointing"] == EPOCHS  # each of several files
+    assert counts["validation_epoch"] == EPOCHS
+    assert counts["progress bar"] == 2 * EPOCHS  # the batch of an evaluation, and its end
+    assert "Still inside" not in runs.text()
+    assert "callback on_substep_end" not in counts  # the user's callback has no such hook
+    assert (CallbackHandler.call_event, transformers.Trainer.log, transformers.Trainer._save_checkpoint) == before
 
 
 def test_under_run_nothing_is_counted_twice(runs: Runs) -> None:

@@ -37,6 +37,7 @@ def train(
     failure: type[BaseException] = RuntimeError,
     metrics: list[Any] | None = None,
     at_epoch_end: Callable[[], Any] = int,
+    add_handlers: Callable[[Any], Any] = id,
     **settings: Any,
 ) -> list[str]:
     """Train a small network with an engine; return its losses."""
@@ -62,6 +63,7 @@ def train(
         attach(engine, **settings)
     engine.add_event_handler(Events.ITERATION_COMPLETED, lambda engine: losses.append(engine.state.output.hex()))
     engine.add_event_handler(Events.EPOCH_COMPLETED, lambda: at_epoch_end())
+    add_handlers(engine)
     if metrics is not None:
         engine.add_event_handler(Events.COMPLETED, lambda engine: metrics.append(dict(engine.state.metrics)))
     engine.run(data, max_epochs=EPOCHS)
@@ -79,6 +81,29 @@ def test_training_is_a_run_of_its_own_and_stays_the_same(runs: Runs) -> None:
     plain = train(has_profiler=False)
     assert train() == plain
     check_counts(runs)
+
+
+def test_handlers_are_sections_by_their_event(runs: Runs) -> None:
+    from ignite.engine import Engine, Events
+    from ignite.handlers import Checkpoint, DiskSaver, ProgressBar
+
+    evaluator = Engine(lambda engine, batch: batch)
+    evaluator.add_event_handler(Events.COMPLETED, lambda: None)
+
+    def add_handlers(trainer: Any) -> None:
+        saver = Checkpoint({"model": torch.nn.Linear(2, 2)}, DiskSaver("saved"), n_saved=None)
+        trainer.add_event_handler(Events.ITERATION_COMPLETED(every=2), saver)
+        ProgressBar().attach(trainer, event_name=Events.ITERATION_STARTED, closing_event_name=Events.COMPLETED)
+
+    before = Engine._fire_event
+    train(at_epoch_end=lambda: evaluator.run(range(3)), add_handlers=add_handlers)
+    counts = {name: section["count"] for name, section in runs.report()["sections"].items()}
+    assert counts["handlers ITERATION_COMPLETED"] == counts["progress bar"] == EPOCHS * BATCHES
+    assert counts["checkpointing"] == EPOCHS * BATCHES // 2
+    assert counts["handlers EPOCH_COMPLETED"] == EPOCHS
+    assert counts["handlers COMPLETED"] == EPOCHS  # of the evaluator: with the trainer's, the run ends
+    assert not any("STARTED" in name for name in counts)
+    assert Engine._fire_event is before
 
 
 def test_under_run_nothing_is_counted_twice(runs: Runs) -> None:
@@ -147,7 +172,8 @@ def test_exception_of_the_training_is_raised_as_without_the_handler(runs: Runs) 
     with pytest.raises(RuntimeError, match="as planned"):
         train(fails_at=5)
     runs.end()
-    assert runs.report()["steps"] == 4
+    train(has_profiler=False)
+    assert runs.report()["steps"] == 4  # the training after the end of the run begins no other one
 
 
 def test_ctrl_c_is_raised_as_without_the_handler_and_the_next_training_is_a_run(runs: Runs) -> None:

@@ -54,6 +54,24 @@ def test_training_is_a_run_of_its_own_and_stays_the_same(runs: Runs, keras: Any)
     assert not any("steps were inferred" in note for note in report["health"]["notes"])
 
 
+def test_callbacks_are_sections_by_their_hook(runs: Runs, keras: Any) -> None:
+    class Older(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_batch_end(self, batch: int, logs: Any = None) -> None:
+            pass
+
+    before = keras.callbacks.CallbackList.on_epoch_end, keras.Model.save
+    own = (keras.callbacks.ModelCheckpoint("model.keras"), keras.callbacks.CSVLogger("log.csv"))
+    fit(keras, profiler(), *own, Older(), keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: None))
+    counts = {name: section["count"] for name, section in runs.report()["sections"].items()}
+    assert counts["callback on_train_batch_end"] == EPOCHS * BATCHES
+    assert counts["callback on_epoch_begin"] == EPOCHS
+    assert counts["logging"] == EPOCHS
+    assert counts["checkpointing"] == EPOCHS
+    assert not any("test" in name or "begin" in name.replace("epoch_begin", "") for name in counts)
+    assert "Still inside" not in runs.text()
+    assert (keras.callbacks.CallbackList.on_epoch_end, keras.Model.save) == before
+
+
 def test_under_run_nothing_is_counted_twice(runs: Runs, keras: Any) -> None:
     runs.profile_as_run()
     fit(keras, profiler())

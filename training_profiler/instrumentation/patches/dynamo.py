@@ -6,12 +6,12 @@ fail and warn.
 
 import os
 import sys
-from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.patching import Patches
+from training_profiler.recording.untraced import skip
 
 PACKAGE: Final = "training_profiler"
 FOLDER: Final = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep  # of the package
@@ -23,11 +23,8 @@ def install(patches: Patches, context: PatchContext, torch: Any) -> None:
     context.after_import(DYNAMO, hide_from_dynamo, patches)
 
 
-def hide_from_dynamo(name: str = DYNAMO) -> None:
+def hide_from_dynamo(_: str = DYNAMO) -> None:
     """Make dynamo skip the functions of this package. It still inlines some, and those call ``is_compiling``."""
-    skip: Callable[[CodeType], None] | None = getattr(sys.modules[name], "skip_code", None)  # private: may be gone
-    if skip is None:
-        return
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == PACKAGE and isinstance(module, ModuleType):
             for value in list(vars(module).values()):

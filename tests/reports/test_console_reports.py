@@ -298,6 +298,13 @@ def test_open_sections_are_named():
     assert "\nStill inside: forward_pass > attention\n" in text
 
 
+def test_a_single_step_has_no_median_and_does_not_vary():
+    text = render_final(replace(SNAPSHOT, step=step_stats(1, 0.132)), [])
+    assert "\n step 132 ms\n" in text
+    assert "1 step 0.13 s" in text
+    assert "\nStep time: 132 ms in 1 step\n" in text
+
+
 def test_large_saving_is_in_minutes():
     finding = Finding("x", "message", {}, 150.0, "fix")
     text = render_final(replace(SNAPSHOT, wall_s=1500.0), [finding])

@@ -297,7 +297,7 @@ class Instrumentation:
             )
         elif self._backwards and not self._updates and not self._has_manual_steps:
             notes.append(
-                f"steps could not be detected: gradients were computed {self._backwards} times, but no optimizer of "
+                f"steps could not be detected: gradients were computed {_times(self._backwards)}, but no optimizer of "
                 f"torch.optim made an update; call profile_step() after each update"
             )
         if self.context.updates_on_other_threads:
@@ -333,6 +333,10 @@ class Instrumentation:
         self.context.reset_rank_observations()
         self._recorder.move_watermark(None)
         self.context.training_thread.reset()
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _unwrap_with(torch: Any) -> Callable[[Any], Any]:

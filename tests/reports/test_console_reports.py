@@ -263,7 +263,7 @@ def test_final_summary():
         "- events dropped: 3\n"
         "- switched off: console (OSError: gone)\n"
         "- a note\n"
-        "- cost of the profiler: 0.023 s (0.10% of the run)\n"
+        "- cost of the profiler: 0.023 s of the training thread (0.10% of the run)\n"
         "\n"
         "Run folder: /home/me/runs/20261121-142530\n"
         "Next:\n"

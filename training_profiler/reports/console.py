@@ -181,7 +181,7 @@ def _health_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     notes = [f"events dropped: {health.dropped}"] if health.dropped else []
     notes += [f"switched off: {part}" for part in health.disabled]
     notes += health.notes
-    cost = f"cost of the profiler: {health.overhead_s:.3f} s"
+    cost = f"cost of the profiler: {health.overhead_s:.3f} s of the training thread"
     if snapshot.wall_s:
         cost += f" ({health.overhead_s / snapshot.wall_s:.2%} of the run)"
     lines = [line for note in [*notes, cost] for line in layout.wrap(note, first="- ")]

@@ -187,9 +187,12 @@ def test_a_folder_without_runs_is_refused(runs, capsys):
     assert main(["list"]) == 2
     runs.mkdir()
     assert main(["list", str(runs)]) == 2
+    (runs / "rank0.jsonl").touch()
+    assert main(["list", str(runs)]) == 2
     err = capsys.readouterr().err
     assert "runs does not exist" in err
     assert "holds no run folder" in err
+    assert "is a run folder itself" in err
 
 
 def test_the_states_of_runs_without_a_summary(runs, capsys):

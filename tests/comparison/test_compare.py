@@ -118,6 +118,12 @@ def test_with_twice_the_samples_a_step_the_time_of_a_sample_counts():
     assert (unknown.verdict, unknown.work_ratio) == (SLOWER, None)
 
 
+def test_the_batch_of_the_first_step_may_be_fetched_before_its_stretch_begins():
+    step_s = np.full(38, 0.1)
+    stretches = [Stretch(step_s[:1], samples=2 * 8), Stretch(step_s[1:], samples=36 * 8)]
+    assert settle(RunSeries(stretches, warmup=4)).samples_a_step == 8.0
+
+
 def test_batches_of_different_sizes_in_the_same_order_are_compared_pair_by_pair():
     random = np.random.default_rng(9)
     sizes = random.uniform(0.2, 2.0, 300)

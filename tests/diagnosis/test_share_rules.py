@@ -70,6 +70,33 @@ def test_share_of_a_tiny_time_has_no_finding():
     assert "data-loading-bound" not in codes(snapshot_of({"data_loading": 0.9}, step_s=0.0001))
 
 
+def run_of_validation(*inner: str) -> Snapshot:
+    snapshot = snapshot_of({"forward_pass": 0.5})
+    names = ("validation_epoch", *(f"validation_epoch/{name}" for name in inner))
+    sections = {name: section_stats(name, 0.2, count=4, total_s=2.0, avg_s=0.5) for name in names}
+    return replace(snapshot, sections=snapshot.sections | sections)
+
+
+@pytest.mark.parametrize("inner", [(), ("data_loading",), ("data_loading", "forward_pass")])
+def test_validation_with_batches_or_by_name_is_validation(inner):
+    finding = find(run_of_validation(*inner), "validation-heavy")
+    assert finding.message.startswith("20.0% of the run is spent validating (validation_epoch: 4 times")
+    assert finding.fix.startswith("Validate less often")
+
+
+def test_forward_passes_in_eval_mode_without_batches_may_generate_samples():
+    finding = find(run_of_validation("forward_pass"), "validation-heavy")
+    assert finding.message.startswith("20.0% of the run is spent validating or generating samples (")
+    assert finding.fix.startswith("Validate or generate samples less often")
+
+
+def test_no_advice_clips_gradients_less_often():
+    finding = find(snapshot_of({"metrics_computation": 0.2}, steps=100, step_s=0.125), "metrics-heavy")
+    assert "foreach=True to clip_grad_norm_" in finding.fix
+    assert "compute other norms and metrics every n-th step" in finding.fix
+    assert finding.potential_saving_s == 1.25  # half: the gradients are still clipped
+
+
 def test_share_finding_has_its_numbers():
     finding = find(snapshot_of({"data_loading": 0.25}, steps=64, step_s=0.125), "data-loading-bound")
     assert finding.message == "25.0% of step time is spent waiting for the next batch (data_loading: 31.2 ms per step)"

@@ -70,6 +70,11 @@ def test_each_fix_has_its_price():
         ),
         ("More workers would not help: all 2 CPUs are busy", ""),
         ("Adam is fused already: train fewer parameters", "differ"),
+        (
+            "Validate or generate samples less often, on less data, or with a larger batch size",
+            "same bit for bit, if it draws no random numbers",
+        ),
+        ("or average every n-th step with a decay to match", "same bit for bit, if no loss uses the average"),
         ("Validate less often, or with a larger batch size", "same bit for bit, if it draws no random numbers"),
         ("Save less often", "same bit for bit"),
     ],

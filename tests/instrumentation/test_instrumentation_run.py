@@ -84,6 +84,7 @@ def train(steps=2):
     for _ in range(steps):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
+    return model
 
 
 def test_recorded_training_has_no_notes(instrumented):
@@ -109,6 +110,19 @@ def test_gradients_without_updates_are_fine_with_manual_steps(instrumented):
     instrumented.instrumentation.use_manual_steps()
     instrumented.instrumentation.close()
     assert instrumented.instrumentation.notes() == []
+
+
+def test_what_the_last_evaluation_did_is_known_after_the_end(instrumented):
+    model = train()
+    instrumented.instrumentation.pop_work()
+    model.eval()
+    for batch in torch.utils.data.DataLoader(torch.ones(3, 2)):
+        model(batch)
+    instrumented.instrumentation.close()
+    work = instrumented.instrumentation.pop_work()
+    assert work.with_grad_count == 3
+    assert [elements for _, elements in work.input_sizes] == [2, 2, 2]
+    assert instrumented.instrumentation.pop_work().with_grad_count == 0
 
 
 def test_without_gradients_the_reason_counts_forward_passes(instrumented):

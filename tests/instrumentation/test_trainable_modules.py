@@ -1,8 +1,24 @@
 import pytest
+import torch
 
 from tests.support.fake_training import FakeModule
 from training_profiler.instrumentation.loop_detection import modules
-from training_profiler.instrumentation.loop_detection.modules import CALLS_PER_CHECK, TrainableModules, is_bare
+from training_profiler.instrumentation.loop_detection.modules import (
+    CALLS_PER_CHECK,
+    TrainableModules,
+    is_bare,
+    modules_within,
+)
+
+
+class CountedParameters(dict):
+    """Counts how often its values are asked for."""
+
+    checked = 0
+
+    def values(self):
+        self.checked += 1
+        return super().values()
 
 
 class Counted(FakeModule):
@@ -10,11 +26,11 @@ class Counted(FakeModule):
 
     def __init__(self, *inner, parameters=1, requires_grad=True):
         super().__init__(None, *inner, parameters=parameters, requires_grad=requires_grad)
-        self.checked = 0
+        self._parameters = CountedParameters(self._parameters)
 
-    def parameters(self):
-        self.checked += 1
-        return super().parameters()
+    @property
+    def checked(self):
+        return self._parameters.checked
 
 
 @pytest.fixture
@@ -98,6 +114,30 @@ def test_module_without_parameters_is_bare():
     assert is_bare(Counted(Counted(parameters=0), parameters=0))
     assert not is_bare(Counted(requires_grad=False))
     assert not is_bare(Counted(Counted(), parameters=0))
+
+
+@pytest.mark.parametrize("returned", [[], None, {"weight": 1}])
+def test_the_methods_of_a_module_may_return_anything(trainable, returned):
+    class Learner(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.ReLU()])
+            self.absent = None
+            self.register_module("later", None)
+            self.register_parameter("bias", None)
+            self.again = self.layers[0]
+
+        def parameters(self, required):
+            return returned
+
+        modules = named_parameters = named_modules = children = parameters
+
+    learner = Learner()
+    assert trainable.is_trainable(learner)
+    assert not is_bare(learner)
+    assert is_bare(torch.nn.Sequential(torch.nn.ReLU()))
+    assert set(modules_within(learner)) == {learner, learner.layers, *learner.layers}
+    assert len(list(modules_within(learner))) == 4
 
 
 def test_modules_are_not_kept_alive(trainable):

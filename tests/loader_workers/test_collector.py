@@ -76,7 +76,7 @@ def test_the_cost_in_the_workers_is_reported_after_the_end_too(collector: Worker
     work = WorkerSums(workers=1, batches=9, wall_ns=4_000_000_000, sampling_ns=5_000_000, idle_samples=20)
     mailbox.write(1, work)
     collector.read()
-    note = "loader workers: 20 samples, 0.005s of CPU (0.12% of their time)"
+    note = "loader workers: 20 samples, 5.00 ms of CPU (0.12% of their time)"
     assert collector.notes() == [note]
     collector.close()
     assert collector.notes() == [note]

@@ -263,7 +263,7 @@ def test_final_summary():
         "- events dropped: 3\n"
         "- switched off: console (OSError: gone)\n"
         "- a note\n"
-        "- cost of the profiler: 0.023 s (0.10% of the run)\n"
+        "- cost of the profiler: 0.023 s of the training thread (0.10% of the run)\n"
         "\n"
         "Run folder: /home/me/runs/20261121-142530\n"
         "Next:\n"
@@ -296,6 +296,13 @@ def test_steps_of_a_capture_window_are_excluded_or_named():
 def test_open_sections_are_named():
     text = render_final(replace(SNAPSHOT, open_sections=("forward_pass", "attention")), [])
     assert "\nStill inside: forward_pass > attention\n" in text
+
+
+def test_a_single_step_has_no_median_and_does_not_vary():
+    text = render_final(replace(SNAPSHOT, step=step_stats(1, 0.132)), [])
+    assert "\n step 132 ms\n" in text
+    assert "1 step 0.13 s" in text
+    assert "\nStep time: 132 ms in 1 step\n" in text
 
 
 def test_large_saving_is_in_minutes():

@@ -1,3 +1,5 @@
+import pytest
+
 from training_profiler.reports import layout
 from training_profiler.reports.layout import Layout, column_width, shortened, table
 
@@ -7,6 +9,14 @@ def test_wrapped_text_has_the_width():
         "- one two three four five six seven",
         "  eight",
     ]
+
+
+@pytest.mark.parametrize("quantity", ["7.58 ms", "1 min 01 s", "12 h 05 min", "0.25 GiB"])
+def test_no_line_ends_between_a_number_and_its_unit(quantity):
+    for before in range(24, 40):
+        first, *rest = Layout(width=40).wrap(f"{'x' * before} {quantity} more")
+        assert quantity in first or quantity in rest[0], before
+        assert len(first) <= 40
 
 
 def test_lines_to_grep_are_not_wrapped():

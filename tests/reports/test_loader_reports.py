@@ -26,6 +26,10 @@ def test_single_loader_has_one_line():
     assert lines(loader("0", 30, 0.12, samples=480)) == ["DataLoader 0: 30 batches, 480 samples, 0.12 s waiting"]
 
 
+def test_one_batch_and_one_sample_are_in_the_singular():
+    assert lines(loader("0", 1, 0.12, samples=1)) == ["DataLoader 0: 1 batch, 1 sample, 0.12 s waiting"]
+
+
 def test_training_and_validation_loader_have_a_line_each():
     assert lines(loader("0", 30, 0.12), loader("1", 5, 0.01, phase="val")) == [
         "DataLoader 0: 30 batches, 0.12 s waiting",

@@ -134,7 +134,7 @@ def test_what_gives_way_is_said_with_how_much():
     work.run(60, 200 * NS_PER_US, 0)
     costs, lines = work.budget.notes()
     made = work.samples / 60
-    assert costs.startswith("profiler itself: 0.")
+    assert costs.startswith("CPU time of the profiler, on all its threads: 0.")
     assert "patches 0.20%" in costs
     assert lines.startswith(
         f"line sampler: {made:.2g} times a second and not 50, because the profiler's budget is 0.5%"

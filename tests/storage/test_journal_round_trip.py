@@ -306,6 +306,16 @@ def test_an_epoch_cut_by_a_kill_is_not_complete(tmp_path):
     assert (epoch.number, epoch.steps, epoch.is_complete) == (1, 1, False)
 
 
+def test_a_run_that_was_killed_while_its_first_interval_was_written_has_no_steps_yet(tmp_path):
+    train(journal_in(tmp_path))
+    path = tmp_path / JOURNAL
+    begin, first = path.read_bytes().splitlines(keepends=True)[:2]
+    path.write_bytes(begin + first[:100])
+    read = read_run(tmp_path)
+    assert (read.steps, read.wall_s) == (0, 0.0)
+    assert "1 torn line in the journal left out" in read.health.notes
+
+
 def test_a_torn_last_line_is_left_out_with_a_note(tmp_path):
     run = journal_in(tmp_path)
     train(run)

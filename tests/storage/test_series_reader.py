@@ -59,3 +59,13 @@ def test_lost_time_is_known_from_three_samples_on_and_guessed_at_the_end(tmp_pat
     (tmp_path / "short").mkdir()
     write(tmp_path / "short", [[0.4]])
     assert [round(stretch.lost, 3) for stretch in series_in(tmp_path / "short").stretches] == [0.4]
+
+
+def test_a_batch_fetched_before_the_interval_of_its_step_is_one_of_its_samples(tmp_path):
+    run = FakeRun(journal=tmp_path / "rank0.jsonl")
+    for fetched, steps in ((8, 0), (8, 1), (0, 1), (16, 2)):
+        for _ in range(steps):
+            run.step(forward_pass=1.0)
+        run.accumulator.totals.samples = fetched
+        run.flush()
+    assert [stretch.samples for stretch in series_in(tmp_path).stretches] == [16, 0, 16]

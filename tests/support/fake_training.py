@@ -178,11 +178,6 @@ class FakeModule:
         self._modules = {str(i): module for i, module in enumerate(inner)}
         self._parameters = {str(i): FakeParameter(requires_grad) for i in range(parameters)}
 
-    def parameters(self) -> Iterator[FakeParameter]:
-        yield from self._parameters.values()
-        for module in self._modules.values():
-            yield from module.parameters()
-
     def train(self, mode: bool = True) -> None:
         self.training = mode
 

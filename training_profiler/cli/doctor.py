@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Final
 
-from training_profiler.reports.layout import table
+from training_profiler.reports.layout import Layout
 from training_profiler.runtime.checkup import Section, check_up
 from training_profiler.text import encodable, one_line, printable, printable_data
 
@@ -35,9 +35,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _text(section: Section) -> str:
-    rows = [[f"  {printable(name)}", one_line(value)] for name, value in section.rows]
-    problems = [f"  ! {one_line(problem)}" for problem in section.problems]
-    lines = [section.title, *(table(rows[0], rows[1:], left=(0, 1)) if rows else []), *problems]
+    names = [f"  {printable(name)}" for name, _ in section.rows]
+    width = max(map(len, names), default=0) + 2
+    lines = [section.title]
+    for name, (_, value) in zip(names, section.rows, strict=True):
+        lines += Layout().wrap(one_line(value), first=f"{name:<{width}}", rest=" " * width)
+    lines += [f"  ! {one_line(problem)}" for problem in section.problems]
     return "\n".join(lines) + "\n"
 
 

@@ -53,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise RunFolderError(f"{folder} {'is a file' if folder.exists() else 'does not exist'}; give a folder of runs")
     runs = list_runs(folder)
     if not runs:
-        raise RunFolderError(f"{folder} holds no run folder, such as 20261121-142530")
+        what = "is a run folder itself" if list(folder.glob("rank*.jsonl")) else "holds no run folder"
+        raise RunFolderError(f"{folder} {what}; give the folder around folders such as 20261121-142530")
     if arguments.sort:
         key = _KEYS[arguments.sort]
         known = sorted((each for each in runs if key(each) is not None), key=key)

@@ -100,9 +100,6 @@ def _gather(kept: Sequence[tuple[int, Stretch, Bools]], warmup: int, slowed: int
     step_s = np.concatenate([np.zeros(0), *(stretch.step_s[is_kept] for _, stretch, is_kept in kept)])
     used = [(stretch, is_kept) for _, stretch, is_kept in kept if is_kept.any()]
     block_steps, block_s, sections = _blocks(used)
-    sampled = [stretch for stretch, _ in used if len(stretch.step_s)]
-    samples = [stretch.samples for stretch in sampled if stretch.samples is not None]
-    is_known = bool(sampled) and len(samples) == len(sampled)
     return SettledSteps(
         step_s=step_s,
         numbers=numbers,
@@ -111,11 +108,19 @@ def _gather(kept: Sequence[tuple[int, Stretch, Bools]], warmup: int, slowed: int
         sections=sections,
         lost=_mean_lost([(stretch.lost, int(is_kept.sum())) for _, stretch, is_kept in kept]),
         lost_of_run=_mean_lost([(stretch.lost, len(is_kept)) for _, stretch, is_kept in kept]),
-        samples_a_step=sum(samples) / sum(len(stretch.step_s) for stretch in sampled) if is_known else None,
+        samples_a_step=_samples_a_step([stretch for _, stretch, _ in kept]),
         warmup=warmup,
         slowed=slowed,
         busy=busy,
     )
+
+
+def _samples_a_step(stretches: Sequence[Stretch]) -> float | None:
+    """Return samples a step of the whole run: the batch of a stretch's first step may be fetched before it begins."""
+    steps = sum(len(stretch.step_s) for stretch in stretches)
+    if not steps or any(stretch.samples is None for stretch in stretches if len(stretch.step_s)):
+        return None
+    return sum(stretch.samples or 0 for stretch in stretches) / steps
 
 
 def _mean_lost(stretches: Sequence[tuple[float | None, int]]) -> float | None:

@@ -98,8 +98,8 @@ class RunShare:
     code: str
     section: str
     threshold: float
-    activity: str  # "% of the run is spent ..."
-    fix: str
+    activity: str | Callable[[Snapshot], str]  # "% of the run is spent ..."
+    fix: str | Callable[[Snapshot], str]
 
     def find(self, snapshot: Snapshot, threshold: float) -> Finding | None:
         """Return a finding if the section takes too much of the run; None below 10 steps, or without the section."""
@@ -109,9 +109,10 @@ class RunShare:
         share = section.total_s / snapshot.wall_s
         if share <= threshold or section.total_s < MIN_SAVING_S:
             return None
+        activity = self.activity if isinstance(self.activity, str) else self.activity(snapshot)
         return Finding(
             code=self.code,
-            message=f"{share:.1%} of the run is spent {self.activity} ({self.section}: {_how_often(section)})",
+            message=f"{share:.1%} of the run is spent {activity} ({self.section}: {_how_often(section)})",
             evidence={
                 "share_of_run": share,
                 "threshold": threshold,
@@ -119,7 +120,7 @@ class RunShare:
                 "count": section.count,
             },
             potential_saving_s=section.total_s * _saved_if_less_often(snapshot, section),
-            fix=self.fix,
+            fix=self.fix if isinstance(self.fix, str) else self.fix(snapshot),
         )
 
 
@@ -127,6 +128,22 @@ def _saved_if_less_often(snapshot: Snapshot, section: SectionStats) -> float:
     """Return the part that is saved by once in each pass over the data, where it is more often; else by half."""
     passes = sum(epoch.is_complete for epoch in snapshot.epochs)
     return max(HALF_AS_OFTEN, 1 - passes / section.count) if passes else HALF_AS_OFTEN
+
+
+def _may_be_sampling(snapshot: Snapshot) -> bool:
+    """Return whether validation was detected by its forward passes alone: generating samples has the same."""
+    of_passes, of_batches = f"{VALIDATION_EPOCH}/{FORWARD_PASS}", f"{VALIDATION_EPOCH}/{DATA_LOADING}"
+    return of_passes in snapshot.sections and of_batches not in snapshot.sections
+
+
+def _validating(snapshot: Snapshot) -> str:
+    return "validating or generating samples" if _may_be_sampling(snapshot) else "validating"
+
+
+def _less_validation(snapshot: Snapshot) -> str:
+    if _may_be_sampling(snapshot):
+        return "Validate or generate samples less often, on less data, or with a larger batch size"
+    return "Validate less often, on fewer batches, or with a larger batch size"
 
 
 def _how_often(section: SectionStats) -> str:
@@ -181,7 +198,10 @@ STEP_SHARES: Final = (
         section=METRICS_COMPUTATION,
         threshold=0.05,
         activity="computing metrics and norms",
-        fix="Compute them every n-th step; for norms, use torch._foreach_norm or the return value of clip_grad_norm_",
+        # Clipping is part of the training, so it cannot be done less often.
+        fix="Pass foreach=True to clip_grad_norm_ and use the norm that it returns; compute other norms and metrics "
+        "every n-th step",
+        saved=0.5,
     ),
     StepShare(
         code="logging-heavy",
@@ -195,7 +215,7 @@ STEP_SHARES: Final = (
         section=EMA_UPDATE,
         threshold=0.05,
         activity="updating the moving average of the weights",
-        fix="Update all parameters at once with torch._foreach_lerp_, or update every n-th step",
+        fix="Update all parameters at once with torch._foreach_lerp_, or average every n-th step with a decay to match",
     ),
 )
 RUN_SHARES: Final = (
@@ -203,8 +223,8 @@ RUN_SHARES: Final = (
         code="validation-heavy",
         section=VALIDATION_EPOCH,
         threshold=0.10,
-        activity="validating",
-        fix="Validate less often, on fewer batches, or with a larger batch size",
+        activity=_validating,
+        fix=_less_validation,
     ),
     RunShare(
         code="sampling-heavy",

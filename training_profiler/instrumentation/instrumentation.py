@@ -5,7 +5,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from training_profiler.instrumentation.call_sites import ReadSite
 from training_profiler.instrumentation.context import NO_HOOKS, Install, PatchContext, WorkerHooks
@@ -59,6 +59,14 @@ PATCHES: Final[dict[str, Install]] = {
 }
 
 
+class Work(NamedTuple):
+    """What the forward passes of some time did."""
+
+    with_grad_count: int  # those of evaluations that recorded gradients
+    with_grad_ns: int
+    input_sizes: list[tuple[int, int]]  # for some updates their number, and the elements of a forward pass's input
+
+
 class Instrumentation:
     """The patches of this process and the events inferred from them.
 
@@ -91,6 +99,7 @@ class Instrumentation:
         self.epochs = EpochDetector()
         self._backwards = self._updates = self._forwards = self._inferred_updates = 0
         self._has_manual_steps = False
+        self._works: list[Work] = []  # of detectors that no longer record
 
     def install(self, torch: Any) -> None:
         """Install all patches; one that this version of torch has no place for is left out alone."""
@@ -118,6 +127,7 @@ class Instrumentation:
         """Remove all patches; calls under way run to their end."""
         self.flops.stop()
         self.program.stop()
+        self._keep_work()
         self.context.use_detector(None)
         for patches in reversed(self._patches.values()):
             patches.undo()
@@ -152,6 +162,7 @@ class Instrumentation:
             if before is not None and before.has_trained:  # on a thread that has ended
                 self._add_up_counts()
                 before.close()
+                self._keep_work()
             end_step = self._begin()
             if end_step is None:
                 self.uninstall()
@@ -221,16 +232,20 @@ class Instrumentation:
         """Whether this process itself is in a training."""
         return self.context.detector is not None and self.context.detector.has_trained
 
-    def pop_work(self) -> tuple[tuple[int, int], list[tuple[int, int]]]:
-        """Return what was observed since the last call.
+    def pop_work(self) -> Work:
+        """Return what was observed since the last call, also by a detector that no longer records."""
+        self._keep_work()
+        works, self._works = self._works, []
+        return Work(
+            sum(work.with_grad_count for work in works),
+            sum(work.with_grad_ns for work in works),
+            [size for work in works for size in work.input_sizes],
+        )
 
-        First the number and the time in ns of evaluations' forward passes with gradients. Then for some updates their
-        number, and how many elements the input of a forward pass had.
-        """
+    def _keep_work(self) -> None:
         detector = self.context.detector
-        if detector is None:
-            return (0, 0), []
-        return detector.phases.with_grad.pop(), detector.input_sizes.pop()
+        if detector is not None:
+            self._works.append(Work(*detector.phases.with_grad.pop(), detector.input_sizes.pop()))
 
     def use_manual_steps(self) -> None:
         """Leave the ends of steps to ``profile_step``."""
@@ -282,7 +297,7 @@ class Instrumentation:
             )
         elif self._backwards and not self._updates and not self._has_manual_steps:
             notes.append(
-                f"steps could not be detected: gradients were computed {self._backwards} times, but no optimizer of "
+                f"steps could not be detected: gradients were computed {_times(self._backwards)}, but no optimizer of "
                 f"torch.optim made an update; call profile_step() after each update"
             )
         if self.context.updates_on_other_threads:
@@ -310,6 +325,7 @@ class Instrumentation:
     def after_fork_in_child(self) -> None:
         """Start again in a forked process; the training before the fork is the parent's."""
         self.context.use_detector(None)
+        self._works.clear()
         self.flops = Flops(self.context)
         self.program = ProgramReader(self.context)
         self._known_loaders = None
@@ -317,6 +333,10 @@ class Instrumentation:
         self.context.reset_rank_observations()
         self._recorder.move_watermark(None)
         self.context.training_thread.reset()
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _unwrap_with(torch: Any) -> Callable[[Any], Any]:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from training_profiler.instrumentation.context import PatchContext
 from training_profiler.instrumentation.loop_detection.loop_detector import LoopDetector
+from training_profiler.instrumentation.loop_detection.modules import parameters_within
 from training_profiler.snapshot.program import OptimizerFacts, ProgramFacts
 
 READ_UNTIL: Final = 1  # complete steps; an optimizer that is used less often is not worth a change
@@ -63,7 +64,7 @@ class ProgramReader:
             self._optimizer = facts
 
     def _read_autocast(self, torch: Any, module: Any) -> None:
-        parameter = next(iter(module.parameters()), None)
+        parameter = next(parameters_within(module), None)
         if parameter is not None and torch.is_autocast_enabled(parameter.device.type):
             self._autocast = _name(torch.get_autocast_dtype(parameter.device.type))
 

@@ -11,7 +11,7 @@ from training_profiler.safety.background_thread import BackgroundThread
 from training_profiler.safety.cost_budget import WORKERS, Pace, unlimited
 from training_profiler.safety.fault_guard import Guard
 from training_profiler.sampling.line_sampler import GOLDEN, JITTER
-from training_profiler.units import NS_PER_S
+from training_profiler.units import NS_PER_S, time_text
 
 PART: Final = "loader workers"
 READ_S: Final = 2.0  # between two readings
@@ -159,7 +159,7 @@ class WorkerCollector:
         if not sums.wall_ns:
             return []
         cost_s, share = sums.sampling_ns / NS_PER_S, sums.sampling_ns / sums.wall_ns
-        return [f"{PART}: {sums.samples} samples, {cost_s:.3f}s of CPU ({share:.2%} of their time)"]
+        return [f"{PART}: {sums.samples} samples, {time_text(cost_s)} of CPU ({share:.2%} of their time)"]
 
     def _so_far(self) -> WorkerSums:
         known = [workers.counts.workers for workers in list(self._loaders.values())]

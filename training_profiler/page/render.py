@@ -76,7 +76,8 @@ def _figures(snapshot: Snapshot) -> Html:
         figures.append(("median", f"{ms_number(step.median_s)} ms"))
         if step.p95_s is not None:
             figures.append(("95th percentile", f"{ms_number(step.p95_s)} ms"))
-        figures.append((f"longest, step {step.max_step}", f"{ms_number(step.max_s)} ms"))
+        longest = "longest after warm-up" if step.warmup_count else "longest"
+        figures.append((f"{longest}, step {step.max_step}", f"{ms_number(step.max_s)} ms"))
     if rates is not None:
         figures.append(("steps a second", f"{rates.steps_per_s:.3g}"))
         if rates.samples_per_s is not None:

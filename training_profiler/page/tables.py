@@ -161,7 +161,7 @@ def checklist_part(snapshot: Snapshot) -> Html:
 def health_part(snapshot: Snapshot) -> Html:
     """Return the state of the profiler itself."""
     health = snapshot.health
-    cost = f"cost of the profiler: {health.overhead_s:.3f} s"
+    cost = f"cost of the profiler: {health.overhead_s:.3f} s of the training thread"
     if snapshot.wall_s:
         cost += f" ({health.overhead_s / snapshot.wall_s:.2%} of the run)"
     lines = [f"events dropped: {health.dropped}"] if health.dropped else []

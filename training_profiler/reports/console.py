@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from training_profiler.diagnosis import Finding
+from training_profiler.findings.tables import counted
 from training_profiler.reports.breakdown import breakdown_lines
 from training_profiler.reports.checklist import checklist_lines
 from training_profiler.reports.device import device_lines
@@ -144,7 +145,7 @@ def _wall_lines(snapshot: Snapshot) -> list[str]:
     if step.before_s is not None and step.before_s <= rest_s:
         parts.append(f"startup {duration_text(step.before_s)}")
         rest_s, rest = rest_s - step.before_s, "between steps"
-    parts.append(f"{step.count} steps {duration_text(in_steps_s)}")
+    parts.append(f"{counted(step.count, 'step')} {duration_text(in_steps_s)}")
     if rest_s >= _SHOWN_FROM_S:
         parts.append(f"{rest} {duration_text(rest_s)}")
     return [f"{line}: {', '.join(parts)}"]
@@ -168,6 +169,8 @@ def _step_lines(snapshot: Snapshot) -> list[str]:
     if step.disturbed_count and not step.has_own_pace:
         notes += f" ({step.disturbed_count} steps in or after a capture window included)"
     unit, number = unit_of_steps(step.avg_s)
+    if step.settled_count == 1:
+        return [f"Step time: {number(step.avg_s)} {unit} in 1 step{notes}"]
     high = "" if step.p95_s is None else f", p95 {number(step.p95_s)}"
     return [
         f"Step time: {number(step.avg_s)} {unit} mean +- {number(step.std_s)}{notes}; "
@@ -196,7 +199,7 @@ def _health_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
     notes = [f"events dropped: {health.dropped}"] if health.dropped else []
     notes += [f"switched off: {part}" for part in health.disabled]
     notes += health.notes
-    cost = f"cost of the profiler: {health.overhead_s:.3f} s"
+    cost = f"cost of the profiler: {health.overhead_s:.3f} s of the training thread"
     if snapshot.wall_s:
         cost += f" ({health.overhead_s / snapshot.wall_s:.2%} of the run)"
     lines = [line for note in [*notes, cost] for line in layout.wrap(note, first="- ")]

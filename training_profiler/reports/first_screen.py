@@ -88,8 +88,8 @@ def _speed(snapshot: Snapshot) -> Iterator[str]:
     step, rates, machine = snapshot.step, snapshot.throughput, snapshot.machine
     if step is not None and step.settled_count:
         unit, number = unit_of_steps(step.avg_s)
-        other = f"median {number(step.median_s)}" if step.p95_s is None else f"p95 {number(step.p95_s)}"
-        yield f"step {number(step.avg_s)} {unit} ({other})"
+        other = f" (median {number(step.median_s)})" if step.p95_s is None else f" (p95 {number(step.p95_s)})"
+        yield f"step {number(step.avg_s)} {unit}{other if step.settled_count > 1 else ''}"
     if rates is not None:
         yield steps_per_s_text(snapshot)
         if rates.samples_per_s is not None:

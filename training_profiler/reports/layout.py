@@ -1,5 +1,6 @@
 """How a report is laid out: width, color, characters, and the two libraries that draw."""
 
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -23,6 +24,11 @@ for _name in {"tabulate", "termcolor"} - set(_imported_before):
 TABLE, LINES = "table", "lines"
 WIDTH: Final = 80  # of files, pipes, and terminals that do not know their own
 MIN_WIDTH: Final = 40
+# The spaces in "7.58 ms", "20 min 49 s" and "2 h 05 min".
+_IN_A_QUANTITY: Final = re.compile(
+    r"(?<=\d) (?=(?:us|ms|s|min|h|MiB|GiB)\b)|(?<= min) (?=\d\d s\b)|(?<= h) (?=\d\d min\b)"
+)
+_KEPT: Final = "\0"  # stands for such a space; names in reports have no control characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +55,21 @@ class Layout:
         return colored(text, color, attrs=["bold"] if is_bold else None, force_color=True)
 
     def wrap(self, text: str, first: str = "", rest: str = "  ", width: int | None = None) -> list[str]:
-        """Return ``text`` in lines of the layout's width, the first after ``first``, the others after ``rest``."""
+        """Return ``text`` in lines of the layout's width, the first after ``first``, the others after ``rest``.
+
+        No line ends between a number and its unit.
+        """
         if self.is_lines:
             return [first + text]
         lines = textwrap.wrap(
-            text,
+            _IN_A_QUANTITY.sub(_KEPT, text),
             max(width or self.width, MIN_WIDTH),
             initial_indent=first,
             subsequent_indent=rest,
             break_long_words=False,
             break_on_hyphens=False,
         )
-        return lines or [first.rstrip()]
+        return [line.replace(_KEPT, " ") for line in lines] or [first.rstrip()]
 
 
 def has_terminal_color() -> bool:

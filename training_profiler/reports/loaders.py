@@ -3,6 +3,7 @@
 from typing import Final
 
 from training_profiler.diagnosis.loaders import loader_mix, loader_slow
+from training_profiler.findings.tables import counted
 from training_profiler.reports.layout import Layout, column_width, shortened, table
 from training_profiler.snapshot.snapshot import LoaderStats, Snapshot
 from training_profiler.units import MS_PER_S, bytes_text, duration_text, ms_text
@@ -50,8 +51,9 @@ def loader_lines(snapshot: Snapshot, layout: Layout) -> list[str]:
 
 
 def _sentence(loader: LoaderStats) -> str:
-    samples = f", {loader.samples} samples" if loader.samples else ""
-    return f"DataLoader {_name(loader)}: {loader.batches} batches{samples}, {duration_text(loader.wait_s)} waiting"
+    batches = "1 batch" if loader.batches == 1 else f"{loader.batches} batches"
+    samples = f", {counted(loader.samples, 'sample')}" if loader.samples else ""
+    return f"DataLoader {_name(loader)}: {batches}{samples}, {duration_text(loader.wait_s)} waiting"
 
 
 def _worker_lines(loader: LoaderStats, layout: Layout) -> list[str]:

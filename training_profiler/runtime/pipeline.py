@@ -116,8 +116,9 @@ class Pipeline:
                 self._instrumentation.flops.counted,
                 self._instrumentation.flops.slow_steps,
             )
-            totals.with_grad, sizes = self._instrumentation.pop_work()
-            for step, elements in sizes:
+            work = self._instrumentation.pop_work()
+            totals.with_grad = work.with_grad_count, work.with_grad_ns
+            for step, elements in work.input_sizes:
                 totals.input_sizes.add(step, elements)
         self._sums.add(totals, step_ns)
         self._has_flushed |= not is_early

@@ -1,7 +1,5 @@
 """The parts that measure beside the training: lines of code, the accelerator, the machine."""
 
-from collections.abc import Callable
-
 from training_profiler.aggregation.accumulator import Accumulator
 from training_profiler.device.device_time import DeviceTime
 from training_profiler.loader_workers.collector import WorkerCollector
@@ -26,7 +24,6 @@ class Samplers:
         settings: the settings at the start of the run.
         clock: the recorder's.
         begin_ns: when the run began, by ``clock``.
-        run_ns: returns the wall time of the run so far.
     """
 
     def __init__(
@@ -39,12 +36,11 @@ class Samplers:
         settings: Settings,
         clock: Clock,
         begin_ns: int,
-        run_ns: Callable[[], int],
     ) -> None:
         self.lines, self.device, self.machine, self.garbage, self.workers = lines, device, machine, garbage, workers
         self.compilations = Compilations()
         self._settings, self._clock = settings, clock
-        self._begin_ns, self._run_ns = begin_ns, run_ns
+        self._begin_ns = begin_ns
 
     def start(self) -> None:
         """Start sampling."""
@@ -105,6 +101,5 @@ class Samplers:
 
     def notes(self) -> list[str]:
         """Return a sentence for each sampler: number of samples and cost."""
-        run_ns = self._run_ns()
-        costs = [cost for cost in (self.lines.cost(run_ns), self.machine.cost(run_ns)) if cost]
+        costs = [cost for cost in (self.lines.cost(), self.machine.cost()) if cost]
         return [*costs, *self.garbage.notes(), *self.workers.notes(), *self.device.notes()]

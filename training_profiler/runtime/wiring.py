@@ -107,7 +107,7 @@ def build_session(settings: Settings, context: RunContext) -> Session:
         loaders=LoaderRegistry(),
         exchange=exchange,
         outputs=outputs,
-        samplers=_build_samplers(settings, context, guard, health, accumulator, lambda: sums.run.wall_ns, budget),
+        samplers=_build_samplers(settings, context, guard, health, accumulator, budget),
         captures=_build_captures(
             settings, recorder, guard, health, accumulator, outputs, terminal, lambda: session.flush_soon()
         ),
@@ -247,7 +247,6 @@ def _build_samplers(
     guard: FaultGuard,
     health: ProfilerHealth,
     accumulator: Accumulator,
-    run_ns: Callable[[], int],
     budget: CostBudget,
 ) -> Samplers:
     recorder = context.recorder
@@ -269,7 +268,6 @@ def _build_samplers(
         settings,
         recorder.clock,
         context.begin_ns,
-        run_ns,
     )
 
 

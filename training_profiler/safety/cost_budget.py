@@ -64,7 +64,7 @@ class CostBudget:
             return []
         costs = [f"{part} {ns / run_ns:.2%}" for part, ns in sorted(spent.items(), key=lambda row: -row[1])]
         text = ", ".join(cost for cost in costs if not cost.endswith(" 0.00%"))
-        notes = [f"profiler itself: {total_ns / run_ns:.2%} of the run's time as CPU time ({text})"]
+        notes = [f"CPU time of the profiler, on all its threads: {total_ns / run_ns:.2%} of the run's time ({text})"]
         return notes + [note for pace in self._paces.values() if (note := pace.note()) is not None]
 
 

@@ -16,7 +16,7 @@ from training_profiler.sampling.stacks import Place, StackReader
 from training_profiler.sampling.startup_sampler import StartupSampler
 from training_profiler.sampling.switch_interval import SwitchInterval
 from training_profiler.sampling.user_code import Places, UserCode, places_of_this_process
-from training_profiler.units import NS_PER_S
+from training_profiler.units import NS_PER_S, time_text
 
 PART: Final = "line sampler"
 # A constant interval could synchronize with the training and sample the same line each time. Multiples of the golden
@@ -113,12 +113,11 @@ class LineSampler:
         self._thread = None
         self._switch_interval.restore()
 
-    def cost(self, run_ns: int) -> str | None:
+    def cost(self) -> str | None:
         """Return a sentence with the number of samples and their cost; None without samples."""
         if self._stacks is None:
             return None
-        share = f" ({self.cpu_ns / run_ns:.2%} of the run)" if run_ns else ""
-        return f"{PART}: {self.samples} samples, {self.cpu_ns / NS_PER_S:.3f}s of CPU{share}"
+        return f"{PART}: {self.samples} samples, {time_text(self.cpu_ns / NS_PER_S)} of CPU"
 
     def _start(self) -> None:
         self._stacks = StackReader(UserCode(self._places()))

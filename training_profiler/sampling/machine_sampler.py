@@ -16,7 +16,7 @@ from training_profiler.sampling.gpu import ENERGY, Gpus
 from training_profiler.sampling.host import Host, HostReading
 from training_profiler.sampling.page_faults import PageFaults, page_cost_s
 from training_profiler.sampling.run_queue import RunQueue
-from training_profiler.units import NS_PER_S
+from training_profiler.units import NS_PER_S, time_text
 
 PART: Final = "system monitor"
 MOST_WAITING: Final = 36_000  # samples not yet drained, ten hours of them
@@ -106,14 +106,13 @@ class MachineSampler:
         self._waiting = []
         self._run_queue, self._faults = RunQueue(self._root), PageFaults(self._root)
 
-    def cost(self, run_ns: int) -> str | None:
+    def cost(self) -> str | None:
         """Return a sentence with the number of samples and their cost; None without samples."""
         if self._missing is not None:
             return f"{PART}: package {self._missing} is not installed; pip install {self._missing}"
         if not self.samples:
             return None
-        share = f" ({self.cpu_ns / run_ns:.3%} of the run)" if run_ns else ""
-        return f"{PART}: {self.samples} samples, {self.cpu_ns / NS_PER_S:.3f}s of CPU{share}"
+        return f"{PART}: {self.samples} samples, {time_text(self.cpu_ns / NS_PER_S)} of CPU"
 
     def _start(self) -> None:
         # Import on this thread: a fork during an import on another thread would leave a lock held.

@@ -102,7 +102,7 @@ class LiveRun:
         begin = primary.begin or {}
         is_alive = is_running(begin.get("host"), begin.get("pid"), primary.wall_ns / NS_PER_S)
         replay, recent = journal.as_of_now(is_alive is not True)
-        if replay.sums is None or (replay.problem and not replay.intervals):
+        if replay.has_failed:
             raise RunFolderError(f"{primary.path} holds a line that is not a journal's: {replay.problem}")
         return Look(
             with_ranks(replay.snapshot(self.folder, primary), primary, found),

@@ -117,6 +117,11 @@ class Replay:
         self.intervals += 1
 
     @property
+    def has_failed(self) -> bool:
+        """Whether lines were read and none can be used. A torn one alone is a run that was killed at its begin."""
+        return self.sums is None or (self._unusable > 0 and not self.intervals)
+
+    @property
     def is_ended(self) -> bool:
         """Whether the end of the run was read."""
         return self._end is not None

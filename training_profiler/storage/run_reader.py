@@ -150,6 +150,6 @@ def _read_journal(folder: Path, found: JournalFile, series: SeriesReader | None)
             replay.end()
     except OSError as error:
         raise RunFolderError(f"{found.path} cannot be read ({error.strerror})") from None
-    if replay.sums is None or (replay.problem and not replay.intervals):
+    if replay.has_failed:
         raise RunFolderError(f"{found.path} holds a line that is not a journal's: {replay.problem}")
     return replay.snapshot(folder, found)

@@ -21,18 +21,23 @@ class SeriesReader:
         self._stretches: list[Stretch] = []
         self._machine = MachineSums()
         self._first_unknown = 0  # stretches from here on do not know what the machine did
+        self._fetched = 0  # samples of intervals in which no step ended, for the next step
 
     def begin(self, rank: int) -> None:
         """Start again, with the journal of this rank."""
         self.rank, self._stretches = rank, []
         self._machine, self._first_unknown = MachineSums(), 0
+        self._fetched = 0
 
     def add(self, record: IntervalRecord) -> None:
         """Add the next interval."""
         if record.machine is not None and record.machine.looks:
             self._machine.add(machine_from_data(machine_data(record.machine)))
         if record.step_ns:
-            self._stretches.append(_stretch(record))
+            self._stretches.append(_stretch(record, self._fetched))
+            self._fetched = 0
+        else:
+            self._fetched += record.samples or 0
         if self._machine.samples >= SAMPLES_NEEDED:
             self._know_loss(cpu_loss(self._machine.stats(has_growth=False)).to_others)
 
@@ -57,7 +62,7 @@ class SeriesReader:
         return RunSeries(tuple(self._stretches), warmup, self.rank)
 
 
-def _stretch(record: IntervalRecord) -> Stretch:
+def _stretch(record: IntervalRecord, fetched_before: int) -> Stretch:
     step_s = np.array(record.step_ns, np.float64) / NS_PER_S
     blocks = section_blocks(record, printable)
     sections = {name: np.array(column, np.float64) / NS_PER_S for name, column in blocks.by_section_ns.items()}
@@ -66,5 +71,5 @@ def _stretch(record: IntervalRecord) -> Stretch:
         tuple(record.slowed_by_capture or ()),
         sections,
         blocks.steps_a_block,
-        samples=record.samples,
+        samples=None if record.samples is None else record.samples + fetched_before,
     )

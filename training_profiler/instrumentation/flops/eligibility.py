@@ -4,6 +4,8 @@ import importlib
 import sys
 from typing import Any
 
+from training_profiler.instrumentation.loop_detection.modules import modules_within
+
 
 def plain_classes(torch: Any) -> tuple[type, ...]:
     """Return the tensor classes without behaviour of their own."""
@@ -46,7 +48,7 @@ def _has_compiled() -> bool:
 
 def _why_not_module(torch: Any, module: Any) -> str | None:
     plain = plain_classes(torch)
-    for inner in module.modules():
+    for inner in modules_within(module):
         if isinstance(inner, torch.jit.ScriptModule):
             return "it calls modules compiled by torch.jit"
         if isinstance(inner, torch.nn.DataParallel):

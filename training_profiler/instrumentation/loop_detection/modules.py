@@ -88,7 +88,7 @@ class TrainableModules:
             self._trainable.clear()
             self._frozen.clear()
         # In train mode it is frozen only for a moment, as a discriminator is while its generator trains.
-        if any(parameter.requires_grad or module.training for parameter in module.parameters()):
+        if any(parameter.requires_grad or module.training for parameter in parameters_within(module)):
             self._trainable.add(key)
             self._frozen.pop(key, None)
             return True
@@ -107,4 +107,22 @@ class TrainableModules:
 
 def is_bare(module: Any) -> bool:
     """Return whether ``module`` has no parameters, as most losses."""
-    return not module._parameters and (not module._modules or next(module.parameters(), None) is None)
+    return not module._parameters and (not module._modules or next(parameters_within(module), None) is None)
+
+
+def modules_within(module: Any) -> Iterator[Any]:
+    """Yield ``module`` and each module inside it once. No method is called: a class may have its own ``modules``."""
+    visited: set[int] = set()
+    waiting = [module]
+    while waiting:
+        inner = waiting.pop()
+        if inner is not None and id(inner) not in visited:
+            visited.add(id(inner))
+            yield inner
+            waiting += inner._modules.values()
+
+
+def parameters_within(module: Any) -> Iterator[Any]:
+    """Yield the parameters of ``module`` and of all modules inside it, whatever its own ``parameters`` returns."""
+    for inner in modules_within(module):
+        yield from (parameter for parameter in inner._parameters.values() if parameter is not None)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training_profiler.instrumentation.loop_detection.modules import parameters_within
 from training_profiler.instrumentation.patching import Patches
 from training_profiler.snapshot.program import OPTIMIZER, CallFacts
 from training_profiler.trials.edits import Edit
@@ -34,7 +35,7 @@ def _on_first_training_call(patches: Patches, torch: Any, act: Callable[[Any], N
 
     def before(module: Any, args: Any) -> None:
         is_training = torch.is_grad_enabled() and module.training
-        if is_training and any(parameter.requires_grad for parameter in module.parameters()):
+        if is_training and any(parameter.requires_grad for parameter in parameters_within(module)):
             handle.remove()  # later calls cost what they did
             act(module)
 
@@ -69,7 +70,7 @@ class ChannelsLast(ModelTreatment):
 
     def change(self, torch: Any, module: Any) -> None:
         """Convert the weights in place."""
-        if not any(parameter.dim() == 4 for parameter in module.parameters()):
+        if not any(parameter.dim() == 4 for parameter in parameters_within(module)):
             raise ValueError("the model has no weights of image convolutions")
         module.to(memory_format=torch.channels_last)
 
@@ -88,5 +89,5 @@ class Autocast(ModelTreatment):
 
     def change(self, torch: Any, module: Any) -> None:
         """Wrap the forward pass; it takes effect with the next call."""
-        device = next(module.parameters()).device.type
+        device = next(parameters_within(module)).device.type
         vars(module)["forward"] = torch.autocast(device, dtype=torch.bfloat16)(module.forward)

@@ -31,7 +31,8 @@ def validation_with_gradients(snapshot: Snapshot, threshold: float) -> Finding |
         "seconds": spent_s,
         "count": count,
     }
-    message = f"Validation records gradients that nothing uses, in {passes} ({duration_text(spent_s)}, {share:.0%} of the run)"
+    spent = f"{duration_text(spent_s)}, {share:.0%} of the run"
+    message = f"Validation records gradients that nothing uses, in {passes} ({spent})"
     # The lines of the loop itself show where to change something; those of its forward passes may be the model's.
     hottest = snapshot.hottest(VALIDATION_EPOCH) or snapshot.hottest(f"{VALIDATION_EPOCH}/{FORWARD_PASS}")
     if hottest:

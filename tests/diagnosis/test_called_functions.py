@@ -56,7 +56,7 @@ def test_two_activities_are_named_with_both_fixes() -> None:
 
 
 @pytest.mark.parametrize("name", ["torch.log", "torch.stack", "f", ".backward", "env.step"])
-def test_what_may_be_work_of_the_training_is_no_activity(name: str) -> None:
+def test_what_may_be_work_of_the_training_has_no_activity(name: str) -> None:
     finding = unexplained(run_with(({name: 0.9}, 0.9)))
     assert "spent" not in finding.message
     assert finding.fix.startswith("Make these lines cheaper")
@@ -80,3 +80,14 @@ def test_functional_code_may_save_what_its_forward_pass_cannot_be() -> None:
 def test_functional_code_that_only_computes_saves_nothing() -> None:
     run = snapshot_of({"backward_pass": 0.5}, steps=64, step_s=0.125)
     assert unexplained(run).potential_saving_s == 0.0
+
+
+def test_a_loop_in_python_is_named() -> None:
+    finding = unexplained(run_with(({"<python>": 0.6, "zip": 0.1}, 0.8)))
+    assert ", most of it spent in loops and functions of Python (60%): train.py:10 main (80% of it)" in finding.message
+
+
+def test_a_loop_of_functional_code_may_be_its_forward_pass() -> None:
+    run = snapshot_of({"backward_pass": 0.25}, steps=64, step_s=0.125)
+    line = LineStats("train.py", 10, "main", 0.7, 100, called={"<python>": 0.7})
+    assert "spent" not in unexplained(replace(run, lines={"other": (line,)})).message

@@ -1,11 +1,12 @@
 """What a line calls is named from its code alone."""
 
+import dis
 import sys
 from types import CodeType
 
 import pytest
 
-from training_profiler.sampling.called_functions import called_function
+from training_profiler.sampling.called_functions import called_function, runs_python
 
 
 def calling_code(source: str) -> tuple[CodeType, int]:
@@ -72,3 +73,11 @@ def test_code_without_columns_has_no_name() -> None:
     code, instruction = calling_code("copy.deepcopy(loss)")
     without = code.replace(co_linetable=b"\xe8\x00" * (len(code.co_code) // 2))  # a line each, no columns
     assert called_function(without, instruction) == ""
+
+
+def test_loops_and_the_begin_of_functions_run_python() -> None:
+    code = compile("for x in y:\n    z = x", "train.py", "exec")
+    names = {step.opname for step in dis.get_instructions(code) if runs_python(code, step.offset)}
+    assert names == {"RESUME", "JUMP_BACKWARD"}
+    assert not runs_python(code, -1)
+    assert not runs_python(code, 10_000)

@@ -10,13 +10,13 @@ from training_profiler.diagnosis.loader_fixes import slowest_loader
 from training_profiler.diagnosis.registry import MIN_SAVING_S, RULES, has_enough_steps
 from training_profiler.findings.finding import Evidence, Finding
 from training_profiler.recording.known_sections import BACKWARD_PASS, FORWARD_PASS
-from training_profiler.snapshot.snapshot import OTHER, LineStats, Snapshot
+from training_profiler.snapshot.snapshot import OTHER, PYTHON, LineStats, Snapshot
 from training_profiler.units import ms_text
 
 SAMPLES_NEEDED: Final = 10  # of lines that wait; fewer may be chance
 LINES_A_FUNCTION: Final = 3  # named, of a function whose time is spread over many
 MOSTLY_CALLED: Final = 0.5  # of a line's time: the function that it calls is named
-SAY_THE_SECTION: Final = ("step", "backward")  # calls that are a section themselves
+SAY_NOTHING: Final = (PYTHON, "step", "backward")  # no call, and calls that are a section themselves
 GUILTY_FROM: Final = 0.25  # of a section's time: a line with less is one of many
 ABOUT_WORKERS: Final = ("data-loading-bound", "loader-slow")
 IN_WORKERS: Final = "line_in_workers"  # of the evidence
@@ -97,7 +97,8 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
     }
     message = f"{share:.1%} of step time is unattributed ({ms_text(per_step_s)} per step)"
     fix = 'Wrap the parts of the loop that have no section yet in profile_section("...")'
-    spent = activities(other, snapshot.lines.get(OTHER, ()))
+    has_forward = _has_hidden_forward(snapshot)
+    spent = activities(other, snapshot.lines.get(OTHER, ()), has_forward)
     if spent:
         evidence["spent_on"] = ", ".join(each.activity.text for each in spent)
         message += f", {spent_text(spent)}"
@@ -112,7 +113,7 @@ def unexplained(snapshot: Snapshot, threshold: float) -> Finding | None:
         fix = 'Make these lines cheaper, or wrap them in profile_section("...") to measure them separately'
     if spent:
         fix = "; ".join(each.activity.fix for each in spent)
-    if _has_hidden_forward(snapshot):
+    if has_forward:
         message += "; it includes the forward pass, which calls no module"
         total_s = max(0.0, total_s - (snapshot.total_of_step_s(BACKWARD_PASS) or 0.0))
     return Finding("unexplained", message, evidence, potential_saving_s=total_s, fix=fix)
@@ -163,7 +164,7 @@ def _of_it(place: LineStats, of: float) -> str:
     """Return a place's part of the share ``of``, with the function that a line calls, or the hottest lines of one."""
     text = f"{min(1.0, place.share / of):.0%} of it"
     name, called = max(place.called.items(), key=lambda item: item[1], default=("", 0.0))
-    is_named = called >= MOSTLY_CALLED * place.share and name.rpartition(".")[2] not in SAY_THE_SECTION
+    is_named = called >= MOSTLY_CALLED * place.share and name.rpartition(".")[2] not in SAY_NOTHING
     if called and is_named and place.lines == 1 and not place.inside:
         return f"{text}, in {name}()"
     if place.lines > 1 and not place.inside:

@@ -1,4 +1,9 @@
-"""The name of the function that a line calls at an instruction, from its code object alone: no source file is read."""
+"""What a line does at an instruction, from its code object alone: no source file is read.
+
+Another thread sees an instruction of a thread only where that gives up Python's lock: in a call or an operator that
+releases it, after a call, at the begin of a function, or at the end of a round of a loop. Before the last two, Python
+ran since the last call, and at most short operators with it.
+"""
 
 import opcode
 import sys
@@ -22,13 +27,15 @@ _ATTRIBUTE: Final = _OF["LOAD_ATTR"]
 _GLOBAL: Final = _OF["LOAD_GLOBAL"]  # its lowest bit marks a function that is called
 _LOCALS: Final = frozenset(_OF[name] for name in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW") if name in _OF)
 
+_OF_PYTHON: Final = frozenset(_OF[name] for name in ("RESUME", "JUMP_BACKWARD"))
+
 _Moment = tuple[int, int]  # a line and a column of the source
 
 
 def called_function(code: CodeType, instruction: int) -> str:
     """Return what the call at this offset calls: "print", "copy.deepcopy", or ".item" of ``loss.mean().item()``.
 
-    "" where the instruction is no call, or where the function has no name, as in ``hooks[0]()``. A function is the
+    "" where the instruction calls nothing, or where the function has no name, as in ``hooks[0]()``. A function is the
     name whose load begins where the call does: ``loss.mean().item`` is the longest one that ends before its brackets.
     """
     raw, at = code.co_code, _at_call(code.co_code, instruction)
@@ -47,6 +54,12 @@ def called_function(code: CodeType, instruction: int) -> str:
             if (name and not parts.get(its_end, ("", False))[0]) or (its_end < end and its_end not in parts):
                 parts[its_end] = name, raw[unit * _UNIT] in (_ATTRIBUTE, _METHOD)
     return _dotted(parts) if parts else ""
+
+
+def runs_python(code: CodeType, instruction: int) -> bool:
+    """Return whether the lock was given up at this offset by a loop or the begin of a function, and by no call."""
+    raw = code.co_code
+    return 0 <= instruction < len(raw) and raw[instruction] in _OF_PYTHON
 
 
 def has_no_arguments(code: CodeType, instruction: int) -> bool:
@@ -75,7 +88,7 @@ def _dotted(parts: dict[_Moment, tuple[str, bool]]) -> str:
 
 def _span(position: tuple[int | None, int | None, int | None, int | None]) -> tuple[_Moment | None, _Moment | None]:
     line, end_line, column, end_column = position
-    if line is None or end_line is None or column is None or end_column is None:  # Python was told to keep none
+    if line is None or end_line is None or column is None or end_column is None:  # Python keeps none if asked to
         return None, None
     return (line, column), (end_line, end_column)
 

@@ -30,7 +30,7 @@ class Location(NamedTuple):
     phase: str = ""  # of a trainer: "callback on_step_end"
     activity: str = ""  # before the first step, what the program prepares: "imports", "model"
     held_by: str = ""  # the line of another thread that has the lock which this one waits for: "load.py:9 decode"
-    called: str = ""  # the function that the line was calling: "copy.deepcopy", ".item"; "" if none or unknown
+    called: str = ""  # the function that the line was calling: "copy.deepcopy", ".item", PYTHON; "" if unknown
 
     def alone(self) -> "Location":
         """Return the line without what happened in it."""

@@ -4,12 +4,12 @@ import re
 from types import CodeType
 from typing import Final, NamedTuple, Protocol
 
-from training_profiler.sampling.called_functions import called_function
+from training_profiler.sampling.called_functions import called_function, runs_python
 from training_profiler.sampling.framework_frames import CALLBACK, LOOP, FileRows, callback_named
 from training_profiler.sampling.location import Location, function_name, line_of, waits_in
 from training_profiler.sampling.startup_frames import IMPORT_SYSTEM, IMPORTS, STARTUP, activity_of_users
 from training_profiler.sampling.user_code import MOST_FILES, UserCode
-from training_profiler.snapshot.snapshot import BETWEEN
+from training_profiler.snapshot.snapshot import BETWEEN, PYTHON
 from training_profiler.text import printable
 
 MOST_LOCATIONS: Final = 5000
@@ -164,7 +164,7 @@ class StackReader:
         if known is None or known[0] is not code:
             if len(self._calls) >= MOST_LOCATIONS:
                 self._calls.clear()
-            called = printable(called_function(code, instruction))
+            called = PYTHON if runs_python(code, instruction) else printable(called_function(code, instruction))
             known = self._calls[key] = (code, waits_in(code, instruction), called)
         return known[1:]
 

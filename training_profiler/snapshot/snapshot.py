@@ -30,6 +30,7 @@ HOT_PLACES: Final = 3  # places shown for each section
 HOT_SHARE: Final = 0.01  # of the run
 FORWARD_PASSES: Final = "forward passes"  # units of the work of a step
 INPUT_ELEMENTS: Final = "input elements"
+PYTHON: Final = "<python>"  # in ``LineStats.called``: no function, but a loop or the begin of one, in Python
 BETWEEN: Final = " > "  # frames in each other, in ``LineStats.inside``
 _LINE_NUMBER: Final = re.compile(r"(?<=[\w>]):\d+(?= )")
 SPANS_NEEDED: Final = 10  # spans with known device time that are enough to stand for all
